@@ -1,0 +1,29 @@
+PYTHON ?= python3
+
+.PHONY: quickstart test test-all check clean
+
+quickstart: .venv/ready
+	.venv/bin/electra quickstart
+
+test: .venv/ready-dev
+	.venv/bin/pytest -n 2 -m "not slow"
+
+test-all: .venv/ready-dev
+	.venv/bin/pytest -n 2
+
+check: .venv/ready-dev
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/mypy
+
+clean:
+	rm -rf .venv
+
+# A stamp is made last, so an interrupted set-up is taken up again.
+.venv/ready: pyproject.toml bootstrap.py
+	$(PYTHON) bootstrap.py
+	@touch $@
+
+.venv/ready-dev: pyproject.toml bootstrap.py
+	$(PYTHON) bootstrap.py dev
+	@touch $@ .venv/ready
