@@ -74,3 +74,344 @@ class PrepareConfig:
         )
         require(self.shard_tokens >= 1, f"shard_tokens must be >= 1, not {self.shard_tokens}")
         require(self.workers >= 0, f"workers must be >= 0, not {self.workers}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderConfig:
+    """Sizes of one encoder, in Hugging Face's ElectraConfig's words. Source: Table 6."""
+
+    vocab_size: int = 30_522
+    """Entries of the vocabulary. Taken from the shards in pre-training, never set by hand."""
+    embedding_size: int
+    """Width of the embedding block; projected to `hidden_size` where the two differ."""
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    intermediate_size: int
+    """Width inside the feed-forward layer."""
+    max_position_embeddings: int = 512
+    """Longest row, in tokens."""
+    type_vocab_size: int = 2
+    """Number of segments."""
+    hidden_dropout_prob: float = 0.1
+    """Dropout on embeddings and on the output of attention and feed-forward."""
+    attention_probs_dropout_prob: float = 0.1
+    """Dropout on attention probabilities."""
+    layer_norm_eps: float = 1e-12
+    initializer_range: float = 0.02
+    """Standard deviation of the normal that weights are drawn from, cut at two deviations."""
+
+    def __post_init__(self) -> None:
+        require(
+            self.hidden_size % self.num_attention_heads == 0,
+            f"hidden_size {self.hidden_size} must be a multiple of num_attention_heads "
+            f"{self.num_attention_heads}",
+        )
+        for name in ("vocab_size", "embedding_size", "hidden_size", "intermediate_size"):
+            require(getattr(self, name) >= 1, f"{name} must be >= 1, not {getattr(self, name)}")
+        require(
+            self.num_hidden_layers >= 1,
+            f"num_hidden_layers must be >= 1, not {self.num_hidden_layers}",
+        )
+        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
+            value = getattr(self, name)
+            require(0 <= value < 1, f"{name} must lie in [0, 1), not {value}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratorConfig:
+    """The generator's size, relative to the discriminator's. Source: section 3.2, Table 6."""
+
+    hidden_fraction: float = 0.25
+    """Width, feed-forward width and heads as a share of the discriminator's; a head is never
+    narrower than the discriminator's, so there is at least one."""
+    layers_fraction: float = 1.0
+    """Number of layers as a share of the discriminator's."""
+
+    def __post_init__(self) -> None:
+        for name in ("hidden_fraction", "layers_fraction"):
+            value = getattr(self, name)
+            require(0 < value <= 1, f"generator.{name} must lie in (0, 1], not {value}")
+
+    def encoder(self, discriminator: EncoderConfig) -> EncoderConfig:
+        """Return the generator's sizes for this discriminator.
+
+        Source: run_pretraining.py get_generator_config.
+        """
+        hidden_size = round(discriminator.hidden_size * self.hidden_fraction)
+        head_size = discriminator.hidden_size // discriminator.num_attention_heads
+        return dataclasses.replace(
+            discriminator,
+            hidden_size=hidden_size,
+            intermediate_size=round(discriminator.intermediate_size * self.hidden_fraction),
+            num_attention_heads=max(1, hidden_size // head_size),
+            num_hidden_layers=max(1, round(discriminator.num_hidden_layers * self.layers_fraction)),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodConfig:
+    """Replaced token detection. Source: section 2, Table 6."""
+
+    mask_prob: float = 0.15
+    """Share of a row's real tokens that the generator predicts; 0.25 for Large."""
+    disc_weight: float = 50.0
+    """Lambda, the weight of the discriminator's loss."""
+
+    def __post_init__(self) -> None:
+        require(0 < self.mask_prob < 1, f"mask_prob must lie in (0, 1), not {self.mask_prob}")
+        require(self.disc_weight >= 0, f"disc_weight must be >= 0, not {self.disc_weight}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExamplesConfig:
+    """How rows are cut from the shards. Source: build_pretraining_dataset.py."""
+
+    sequence_length: int = 128
+    """Tokens in a row, [CLS] and [SEP] included."""
+    single_segment_prob: float = 0.1
+    """Share of rows with one segment instead of two."""
+    short_prob: float = 0.05
+    """Share of rows whose length is drawn from [5, sequence_length] instead of being full."""
+
+    def __post_init__(self) -> None:
+        require(
+            self.sequence_length >= 8, f"sequence_length must be >= 8, not {self.sequence_length}"
+        )
+        for name in ("single_segment_prob", "short_prob"):
+            value = getattr(self, name)
+            require(0 <= value <= 1, f"{name} must lie in [0, 1], not {value}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW, warm-up and linear decay. Source: section 3.1, Table 6, optimization.py."""
+
+    learning_rate: float = 5e-4
+    """Peak."""
+    warmup_steps: int = 10_000
+    """Steps in which the rate climbs from 0 to its peak; it then falls linearly to 0 at the end."""
+    weight_decay: float = 0.01
+    """Decoupled, times the learning rate; none on biases and layer norms."""
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.999
+    adam_epsilon: float = 1e-6
+    max_grad_norm: float = 1.0
+    """Clip of the global gradient norm of both networks together."""
+
+    def __post_init__(self) -> None:
+        require(self.learning_rate > 0, f"learning_rate must be > 0, not {self.learning_rate}")
+        require(self.warmup_steps >= 0, f"warmup_steps must be >= 0, not {self.warmup_steps}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Length, rhythm and machine of a pre-training run."""
+
+    steps: int
+    """Optimizer steps."""
+    batch_size: int
+    """Rows per optimizer step."""
+    seed: int = 0
+    """Seed of weights, order, positions, draws and dropout."""
+    log_every: int = 50
+    """Steps between two records of metrics.jsonl."""
+    evaluate_every: int = 10_000
+    """Steps between two evaluations on the held-out part; one always follows the last step."""
+    evaluate_rows: int = 1024
+    """Held-out rows evaluated, or all there are if fewer."""
+    save_every: int = 10_000
+    """Steps between two checkpoints; one always follows the last step."""
+    keep_checkpoints: int = 2
+    """Newest checkpoints kept."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Dtype of activations and matrix products; parameters are float32. auto: bfloat16 where the
+    hardware multiplies it natively."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to train. auto: a CUDA device if there is one."""
+    threads: int = 0
+    """CPU threads; 0: one for each core this process may use."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "log_every", "evaluate_every", "save_every"):
+            require(getattr(self, name) >= 1, f"{name} must be >= 1, not {getattr(self, name)}")
+        require(
+            self.keep_checkpoints >= 1,
+            f"keep_checkpoints must be >= 1, not {self.keep_checkpoints}",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainConfig:
+    """Everything `electra pretrain` can be told."""
+
+    model: EncoderConfig
+    """The discriminator."""
+    generator: GeneratorConfig = field(default_factory=GeneratorConfig)
+    method: MethodConfig = field(default_factory=MethodConfig)
+    examples: ExamplesConfig = field(default_factory=ExamplesConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    train: TrainConfig
+
+    def __post_init__(self) -> None:
+        require(
+            self.examples.sequence_length <= self.model.max_position_embeddings,
+            f"examples.sequence_length {self.examples.sequence_length} must not exceed "
+            f"model.max_position_embeddings {self.model.max_position_embeddings}",
+        )
+        self.generator.encoder(self.model)
+
+
+def encoder_sizes(
+    hidden_size: int, num_hidden_layers: int, embedding_size: int, **changes: Any
+) -> EncoderConfig:
+    """Return BERT's proportions: heads of 64, feed-forward four times the width."""
+    return EncoderConfig(
+        embedding_size=embedding_size,
+        hidden_size=hidden_size,
+        num_hidden_layers=num_hidden_layers,
+        num_attention_heads=hidden_size // 64,
+        intermediate_size=4 * hidden_size,
+        **changes,
+    )
+
+
+PRESETS: Mapping[str, PretrainConfig] = {
+    # Ours, not the paper's: what two laptop cores can train in minutes.
+    "tiny": PretrainConfig(
+        model=encoder_sizes(
+            128, 4, 128, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+        ),
+        generator=GeneratorConfig(hidden_fraction=0.5),
+        optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=500),
+        train=TrainConfig(steps=10_000, batch_size=64, evaluate_every=1000, save_every=1000),
+    ),
+    "small": PretrainConfig(
+        model=encoder_sizes(256, 12, 128),
+        train=TrainConfig(steps=1_000_000, batch_size=128),
+    ),
+    "base": PretrainConfig(
+        model=encoder_sizes(768, 12, 768),
+        generator=GeneratorConfig(hidden_fraction=1 / 3),
+        examples=ExamplesConfig(sequence_length=512),
+        optimizer=OptimizerConfig(learning_rate=2e-4),
+        train=TrainConfig(steps=766_000, batch_size=256),
+    ),
+    "large": PretrainConfig(
+        model=encoder_sizes(1024, 24, 1024),
+        method=MethodConfig(mask_prob=0.25),
+        examples=ExamplesConfig(sequence_length=512),
+        optimizer=OptimizerConfig(learning_rate=2e-4),
+        train=TrainConfig(steps=400_000, batch_size=2048),
+    ),
+}
+"""Table 6 of the paper, but for `tiny`."""
+
+
+ConfigType = TypeVar("ConfigType")
+
+
+def override(config: ConfigType, assignments: Iterable[str]) -> ConfigType:
+    """Return the config with `section.field=value` assignments applied, in order.
+
+    Values are read by the field's type; nothing is guessed and nothing is ignored.
+
+    Raises:
+        UserError: Unknown section or field, a value of the wrong type or out of range.
+    """
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        require(bool(equals), f"--set takes section.field=value, not {assignment!r}")
+        config = _assign(config, name.strip(), name.strip().split("."), text.strip())
+    return config
+
+
+def override_from_toml(config: ConfigType, path: Path) -> ConfigType:
+    """Return the config with a TOML file's tables and keys applied; they are named as in --set."""
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid TOML: {error}") from None
+    try:
+        for name, value in _flatten(tables):
+            config = _assign(config, name, name.split("."), value)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    return config
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Return the config as nested dictionaries, for JSON; `from_dict` reads it back."""
+    return dataclasses.asdict(config)
+
+
+def from_dict(config_type: type[ConfigType], values: Mapping[str, Any]) -> ConfigType:
+    """Return the config that `to_dict` wrote."""
+    hints = get_type_hints(config_type)
+    arguments = {
+        name: from_dict(hints[name], value) if dataclasses.is_dataclass(hints[name]) else value
+        for name, value in values.items()
+    }
+    return config_type(**arguments)
+
+
+def _flatten(tables: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    for key, value in tables.items():
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _assign(config: Any, name: str, path: list[str], value: Any) -> Any:
+    hints = get_type_hints(type(config))
+    key, *rest = path
+    if key not in hints:
+        what = "section" if any(dataclasses.is_dataclass(hint) for hint in hints.values()) else "field"
+        raise UserError(f"unknown {what} {key!r} in {name!r}{did_you_mean(key, hints)}")
+    is_section = dataclasses.is_dataclass(hints[key])
+    if is_section and not rest:
+        inside = ", ".join(get_type_hints(hints[key]))
+        raise UserError(f"{name!r} is a section; set one of its fields: {inside}")
+    if rest and not is_section:
+        raise UserError(f"{key!r} in {name!r} is a field, not a section")
+    if is_section:
+        new = _assign(getattr(config, key), name, rest, value)
+    else:
+        new = _parse(name, value, hints[key])
+    return dataclasses.replace(config, **{key: new})
+
+
+def _parse(name: str, value: Any, hint: Any) -> Any:
+    """Read a value for a field of type `hint`: from text (--set) or as TOML gave it."""
+    origin = get_origin(hint)
+    if origin in (Union, UnionType):
+        if value == "none":
+            return None
+        return _parse(name, value, next(part for part in get_args(hint) if part is not type(None)))
+    if origin is Literal:
+        choices = get_args(hint)
+        require(value in choices, f"{name} cannot be {value!r}{did_you_mean(str(value), choices)}")
+        return value
+    if hint is bool:
+        words = {"true": True, "false": False}
+        known = isinstance(value, bool) or str(value).lower() in words
+        require(known, f"{name} must be true or false, not {value!r}")
+        return value if isinstance(value, bool) else words[str(value).lower()]
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise UserError(f"{name} must be {_words(hint)}, not {value!r}")
+    if hint is str:
+        return str(value)
+    try:
+        number = float(str(value).replace("_", ""))
+        if hint is int and number != int(number):
+            raise ValueError
+        return int(str(value).replace("_", "")) if hint is int and "e" not in str(value).lower() and "." not in str(value) else hint(number)
+    except (ValueError, OverflowError):
+        raise UserError(f"{name} must be {_words(hint)}, not {value!r}") from None
+
+
+def _words(hint: type) -> str:
+    return {int: "a whole number", float: "a number", str: "text"}.get(hint, str(hint))

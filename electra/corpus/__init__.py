@@ -1,0 +1,1 @@
+"""Text in any format becomes a vocabulary, token shards and training examples."""

@@ -1,0 +1,258 @@
+"""Text becomes token shards: read in one process, tokenised in a pool, written in order.
+
+A word has the same ids wherever it stands, since BERT's normalisation and WordPiece never look past
+a space. So each process remembers the ids of the words it has met, and asks the tokenizer only for
+new ones: the same ids several times faster than tokenising line by line.
+"""
+
+import dataclasses
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from electra.config import PrepareConfig, UserError, require
+from electra.corpus.compression import STDIN
+from electra.corpus.shards import FORMAT, VERSION, ShardWriter, tokens_dtype
+from electra.corpus.text import TextCounts, break_words, find_files, read_documents
+from electra.corpus.tokenizer import Tokenizer, new_folder
+
+Progress = Callable[[int, int | None, int], None]
+"""Told the source bytes read, those in all (None: unknown) and the tokens written so far."""
+
+BATCH_CHARS = 1 << 20
+MAX_WORDS = 1 << 19
+"""Words a process remembers, in about 100 MB; then it starts afresh."""
+MAX_REMEMBERED_CHARS = 64
+SECONDS_BETWEEN_REPORTS = 0.25
+
+
+class Batch(NamedTuple):
+    """Some documents as tokens; those without any are left out."""
+
+    tokens: np.ndarray
+    line_lengths: np.ndarray
+    document_lengths: np.ndarray
+    num_unknown: int
+
+
+class WordEncoder(dict[str, bytes]):
+    """The ids of every word met so far, as bytes; asks the tokenizer for those of a new one."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.dtype = np.dtype(tokens_dtype(tokenizer.vocab_size))
+
+    def __missing__(self, word: str) -> bytes:
+        content = np.array(self.tokenizer.encode(break_words(word)), self.dtype).tobytes()
+        if len(word) <= MAX_REMEMBERED_CHARS:
+            if len(self) >= MAX_WORDS:
+                self.clear()
+            self[word] = content
+        return content
+
+    def encode_documents(self, documents: Sequence[str]) -> Batch:
+        """Return the tokens of documents, each with its lines joined by line feeds."""
+        contents: list[bytes] = []
+        line_sizes: list[int] = []
+        document_sizes: list[int] = []
+        for document in documents:
+            size = 0
+            for line in document.split("\n"):
+                content = b"".join(map(self.__getitem__, line.split(" ")))
+                # A line of nothing but control characters has no tokens.
+                if content:
+                    contents.append(content)
+                    line_sizes.append(len(content))
+                    size += len(content)
+            if size:
+                document_sizes.append(size)
+        tokens = np.frombuffer(b"".join(contents), self.dtype)
+        return Batch(
+            tokens,
+            np.array(line_sizes, np.int64) // self.dtype.itemsize,
+            np.array(document_sizes, np.int64) // self.dtype.itemsize,
+            int(np.count_nonzero(tokens == self.tokenizer.unk_id)),
+        )
+
+
+def prepare(
+    paths: Sequence[str],
+    tokenizer: Tokenizer,
+    out: str | Path,
+    config: PrepareConfig,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Write the shards folder `out` from text, and return its manifest.
+
+    The same text gives the same bytes for any number of workers. On an error or an interrupt
+    nothing is left behind.
+
+    Raises:
+        UserError: a path is wrong or damaged, `out` exists, or there is too little text.
+    """
+    files = find_files(paths)
+    total = None if STDIN in files else sum(path.stat().st_size for path in files)
+    report = _Reporter(progress, total)
+    counts = TextCounts()
+    documents = read_documents(
+        files, border=config.border, text_field=config.text_field, counts=counts
+    )
+    with new_folder(Path(out)) as folder:
+        with ExitStack() as stack:
+            train, heldout = (
+                stack.enter_context(
+                    ShardWriter(
+                        folder,
+                        part,
+                        vocab_size=tokenizer.vocab_size,
+                        shard_tokens=config.shard_tokens,
+                    )
+                )
+                for part in ("train", "heldout")
+            )
+            heldout_rule = "by hash"
+            num_documents = num_tokens = num_unknown = 0
+            for batch, is_last in _mark_last(_encode(documents, tokenizer, config.workers)):
+                is_heldout = choose_heldout(
+                    num_documents, len(batch.document_lengths), config.heldout_prob, config.seed
+                )
+                if is_last:
+                    batch, is_heldout, heldout_rule = _fill_both_parts(
+                        batch, is_heldout, bool(train.shards), bool(heldout.shards), config
+                    )
+                _write_selected(train, batch, ~is_heldout)
+                _write_selected(heldout, batch, is_heldout)
+                num_documents += len(batch.document_lengths)
+                num_tokens += len(batch.tokens)
+                num_unknown += batch.num_unknown
+                report(counts.source_bytes, num_tokens, is_last)
+            require(num_documents > 0, f"no text in {', '.join(paths)}")
+            parts = {"train": train.finish(), "heldout": heldout.finish()}
+        tokenizer.save(folder / "tokenizer")
+        manifest = {
+            "format": FORMAT,
+            "version": VERSION,
+            "dtype": tokens_dtype(tokenizer.vocab_size),
+            "vocab_size": tokenizer.vocab_size,
+            "tokenizer_digest": tokenizer.digest,
+            "source_files": [path.name for path in files],
+            "text": dataclasses.asdict(counts),
+            "unk_tokens": num_unknown,
+            "heldout": heldout_rule,
+            # The number of workers changes nothing, so it is not part of the result.
+            "config": {k: v for k, v in dataclasses.asdict(config).items() if k != "workers"},
+            "parts": parts,
+        }
+        content = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
+        (folder / "manifest.json").write_text(content, encoding="utf-8", newline="\n")
+    return manifest
+
+
+def choose_heldout(first: int, num_documents: int, prob: float, seed: int) -> np.ndarray:
+    """Return which of the documents from number `first` on are held out; a pure function.
+
+    Source: the finaliser of SplitMix64, over the document's number.
+    """
+    with np.errstate(over="ignore"):
+        state = np.arange(first, first + num_documents, dtype=np.uint64)
+        state += np.uint64(seed % 2**64) * np.uint64(0xD1342543DE82EF95)
+        state = (state + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        state ^= state >> np.uint64(31)
+    return state.astype(np.float64) < prob * 2.0**64
+
+
+def _encode(documents: Iterable[list[str]], tokenizer: Tokenizer, workers: int) -> Iterator[Batch]:
+    """Yield batches of tokens in the order of the documents."""
+    batches = _batch_documents(documents)
+    workers = workers or len(os.sched_getaffinity(0))
+    if workers == 1:
+        yield from map(WordEncoder(tokenizer).encode_documents, batches)
+        return
+    pool = ProcessPoolExecutor(
+        workers,
+        # A fork of a process with threads, such as torch's or tokenizers', may hang.
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_start_worker,
+        initargs=(tokenizer,),
+    )
+    pending: deque[Future[Batch]] = deque()
+    try:
+        for batch in batches:
+            pending.append(pool.submit(_encode_in_worker, batch))
+            if len(pending) > 2 * workers:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    except BrokenProcessPool:
+        raise UserError(
+            f"a tokenising process was killed, maybe for lack of memory; try fewer workers than {workers}"
+        ) from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _batch_documents(documents: Iterable[list[str]]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    num_chars = 0
+    for lines in documents:
+        batch.append("\n".join(lines))
+        num_chars += len(batch[-1])
+        if num_chars >= BATCH_CHARS:
+            yield batch
+            batch, num_chars = [], 0
+    if batch:
+        yield batch
+
+
+_worker_encoder: WordEncoder
+
+
+def _start_worker(tokenizer: Tokenizer) -> None:
+    global _worker_encoder
+    # Ctrl-C reaches the whole process group; the parent alone answers it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    _worker_encoder = WordEncoder(tokenizer)
+
+
+def _encode_in_worker(documents: list[str]) -> Batch:
+    return _worker_encoder.encode_documents(documents)
+
+
+def _mark_last(batches: Iterable[Batch]) -> Iterator[tuple[Batch, bool]]:
+    """Yield each batch that has tokens, and whether it is the last one."""
+    previous = None
+    for batch in batches:
+        if len(batch.tokens):
+            if previous is not None:
+                yield previous, False
+            previous = batch
+    if previous is not None:
+        yield previous, True
+
+
+def _fill_both_parts(
+    batch: Batch, is_heldout: np.ndarray, has_train: bool, has_heldout: bool, config: PrepareConfig
+) -> tuple[Batch, np.ndarray, str]:
+    """Return the last batch so chosen that no part is empty, and the rule that was used."""
+    has_train |= bool((~is_heldout).any())
+    has_heldout |= bool(is_heldout.any())
+    if has_train and has_heldout:
+        return batch, is_heldout, "by hash"
+    if len(is_heldout) > 1 or (has_train and not is_heldout[-1]) or (has_heldout and is_heldout[-1]):
+        pass
+    return batch, is_heldout, "by hash"

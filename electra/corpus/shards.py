@@ -1,0 +1,226 @@
+"""Token shards: the artefact between `prepare` and `pretrain`, independent of the sequence length.
+
+A shards folder holds
+
+    manifest.json          what is inside, and the sha256 of every shard file
+    tokenizer/             the tokenizer that made it
+    train-00000.tokens     token ids, uint16 (uint32 when the vocabulary has more than 65,535)
+    train-00000.lines      uint32: the index of the token at which each line begins
+    train-00000.documents  uint32: the index of the token at which each document begins
+    train-00001.tokens ... and heldout-00000.tokens ...: the part kept for evaluation
+
+All numbers are little-endian and read through memory maps. There are no special tokens inside, no
+empty lines and no empty documents; the first line and the first document begin at 0. Nothing in the
+folder tells of the time or the machine: the same input gives the same bytes.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+
+from electra.config import UserError, require
+from electra.corpus.tokenizer import Tokenizer
+
+FORMAT = "electra-shards"
+VERSION = 1
+PARTS = ("train", "heldout")
+COLUMNS = ("tokens", "lines", "documents")
+OFFSET_DTYPE = "<u4"
+MAX_SHARD_TOKENS = 1 << 31
+"""Tokens a shard may be asked to hold: its last document must still have offsets below 2**32."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The tokens of one shard, and the token at which each of its lines and documents begins."""
+
+    tokens: np.ndarray
+    lines: np.ndarray
+    documents: np.ndarray
+
+
+@dataclass(frozen=True)
+class Shards:
+    """A verified shards folder: its tokenizer, its manifest and the shards of both parts."""
+
+    folder: Path
+    tokenizer: Tokenizer
+    manifest: dict[str, Any]
+    digest: str
+    """The sha256 of manifest.json, which holds that of every file: the identity of the data."""
+    train: tuple[Shard, ...]
+    heldout: tuple[Shard, ...]
+
+
+def open_shards(folder: str | Path) -> Shards:
+    """Open a shards folder, after checking that every file is whole.
+
+    Raises:
+        UserError: it is not a shards folder, or a file is missing, truncated, changed or foreign.
+    """
+    folder = Path(folder)
+    path = folder / "manifest.json"
+    require(
+        path.is_file(), f"{folder} is not a shards folder (no manifest.json); see electra prepare"
+    )
+    content = path.read_bytes()
+    try:
+        manifest = json.loads(content)
+        is_ours = manifest["format"] == FORMAT
+        version, dtype = manifest["version"], manifest["dtype"]
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{path} is not the manifest of a shards folder") from None
+    require(is_ours, f"{path} is not the manifest of a shards folder")
+    require(
+        version == VERSION, f"{path} has format version {version}; this electra reads {VERSION}"
+    )
+    tokenizer = Tokenizer.load(folder / "tokenizer")
+    require(
+        tokenizer.digest == manifest.get("tokenizer_digest"),
+        f"{folder / 'tokenizer'} is not the tokenizer these shards were prepared with",
+    )
+    require(
+        dtype == tokens_dtype(tokenizer.vocab_size), f"{path} is damaged: dtype {dtype!r} is wrong"
+    )
+    try:
+        train, heldout = (
+            tuple(
+                _open_shard(folder, shard_name(part, index), entry, dtype)
+                for index, entry in enumerate(manifest["parts"][part]["shards"])
+            )
+            for part in PARTS
+        )
+    except (KeyError, TypeError):
+        raise UserError(f"{path} is damaged: a field is missing") from None
+    digest = hashlib.sha256(content).hexdigest()
+    return Shards(folder, tokenizer, manifest, digest, train, heldout)
+
+
+def tokens_dtype(vocab_size: int) -> str:
+    """Return the numpy dtype that token ids are stored in."""
+    return "<u2" if vocab_size <= 65_535 else "<u4"
+
+
+def shard_name(part: str, index: int) -> str:
+    """Return the name of a shard's files, less the suffix."""
+    return f"{part}-{index:05d}"
+
+
+def _open_shard(folder: Path, name: str, entry: dict[str, Any], dtype: str) -> Shard:
+    columns = {}
+    for column in COLUMNS:
+        path = folder / f"{name}.{column}"
+        column_dtype = np.dtype(dtype if column == "tokens" else OFFSET_DTYPE)
+        size = entry[f"num_{column}"] * column_dtype.itemsize
+        require(path.is_file(), f"{path} is missing")
+        actual = path.stat().st_size
+        require(actual == size, f"{path} is damaged: {actual:,} bytes, not {size:,}")
+        require(
+            _file_digest(path) == entry["sha256"][column],
+            f"{path} is damaged: its sha256 differs from the manifest's",
+        )
+        columns[column] = np.memmap(path, dtype=column_dtype, mode="r")
+    return Shard(**columns)
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class ShardWriter:
+    """Writes the shards of one part into a folder, a batch of documents at a time."""
+
+    def __init__(
+        self, folder: Path, part: Literal["train", "heldout"], *, vocab_size: int, shard_tokens: int
+    ) -> None:
+        """Start with no file: the first document opens the first shard."""
+        require(
+            shard_tokens <= MAX_SHARD_TOKENS,
+            f"shard_tokens must be at most {MAX_SHARD_TOKENS:,}, not {shard_tokens:,}",
+        )
+        self.folder = folder
+        self.part = part
+        self.shard_tokens = shard_tokens
+        self.dtype = tokens_dtype(vocab_size)
+        self.shards: list[_OpenShard] = []
+
+    def write(
+        self, tokens: np.ndarray, line_lengths: np.ndarray, document_lengths: np.ndarray
+    ) -> None:
+        """Append documents.
+
+        Args:
+            tokens: the ids of all the documents, one after another.
+            line_lengths: tokens of each line, all > 0.
+            document_lengths: tokens of each document, all > 0.
+        """
+        line_ends = np.cumsum(line_lengths, dtype=np.int64)
+        document_ends = np.cumsum(document_lengths, dtype=np.int64)
+        start = 0
+        while start < len(tokens):
+            if not self.shards or self.shards[-1].num["tokens"] >= self.shard_tokens:
+                self._next_shard()
+            shard = self.shards[-1]
+            # The document with which this shard reaches its size is the last one in it.
+            goal = start + self.shard_tokens - shard.num["tokens"]
+            last = min(int(np.searchsorted(document_ends, goal)), len(document_ends) - 1)
+            stop = int(document_ends[last])
+            shift = shard.num["tokens"] - start
+            for column, ends in (("lines", line_ends), ("documents", document_ends)):
+                starts = np.concatenate([[0], ends[:-1]])
+                inside = starts[(starts >= start) & (starts < stop)]
+                shard.append(column, (inside + shift).astype(OFFSET_DTYPE))
+            shard.append("tokens", tokens[start:stop].astype(self.dtype, copy=False))
+            start = stop
+
+    def finish(self) -> dict[str, Any]:
+        """Close the files, and return this part of the manifest."""
+        self.close()
+        entries = [shard.entry() for shard in self.shards]
+        totals = {f"num_{c}": sum(entry[f"num_{c}"] for entry in entries) for c in COLUMNS}
+        return {**totals, "shards": entries}
+
+    def close(self) -> None:
+        """Close the files."""
+        for shard in self.shards:
+            shard.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _next_shard(self) -> None:
+        self.close()
+        self.shards.append(_OpenShard(self.folder, shard_name(self.part, len(self.shards))))
+
+
+class _OpenShard:
+    """The three growing files of one shard, hashed as they are written."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.name = name
+        self.files = {column: (folder / f"{name}.{column}").open("wb") for column in COLUMNS}
+        self.hashes = {column: hashlib.sha256() for column in COLUMNS}
+        self.num = dict.fromkeys(COLUMNS, 0)
+
+    def append(self, column: str, values: np.ndarray) -> None:
+        content = values.tobytes()
+        self.files[column].write(content)
+        self.hashes[column].update(content)
+        self.num[column] += len(values)
+
+    def entry(self) -> dict[str, Any]:
+        counts = {f"num_{column}": self.num[column] for column in COLUMNS}
+        digests = {column: self.hashes[column].hexdigest() for column in COLUMNS}
+        return {"name": self.name, **counts, "sha256": digests}
+
+    def close(self) -> None:
+        for file in self.files.values():
+            file.close()

@@ -1,0 +1,314 @@
+"""Reading text in any format: documents of lines, streamed, with nothing of the text lost.
+
+Plain text is read from any file that is not .jsonl or .parquet, each of them also inside .gz, .xz
+or .zst. What would be lost further on is kept here: bytes that are no UTF-8 are replaced and
+counted, a giant line is cut into several lines and a giant document into several documents, so that
+memory is bounded whatever a file expands to; `break_words` keeps a word too long for WordPiece.
+"""
+
+import codecs
+import glob
+import io
+import json
+import re
+import shutil
+import tempfile
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import IO, Literal
+
+from electra.config import UserError, require
+from electra.corpus.compression import STDIN, compression_of, import_extra, open_source
+from electra.corpus.tokenizer import MAX_WORD_CHARS, replace_surrogates
+
+Border = Literal["blank", "line", "file"]
+
+BLOCK_BYTES = 1 << 20
+MAX_LINE_CHARS = 100_000
+MAX_DOCUMENT_CHARS = 1 << 24
+MAX_RECORD_CHARS = 1 << 28
+"""Characters of one .jsonl record, which must be whole in memory to be read."""
+PARQUET_BATCH = 256
+
+JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json-lines", ".jsonlines")
+
+# One code point decomposes into four at most, so a shorter run fits into WordPiece's limit anyway.
+MAX_DECOMPOSITION = 4
+LONG_RUN = re.compile(rf"[^\s!-/:-@\[-`{{-~]{{{MAX_WORD_CHARS // MAX_DECOMPOSITION + 1},}}")
+
+
+@dataclass
+class TextCounts:
+    """What has been read so far."""
+
+    files: int = 0
+    source_bytes: int = 0
+    """Bytes of the files as they are, compressed or not."""
+    text_bytes: int = 0
+    """Bytes after decompression; of a .parquet file, those of the text alone."""
+    characters: int = 0
+    """Characters of the lines, without the white space around them."""
+    lines: int = 0
+    """Lines that are not empty."""
+    documents: int = 0
+    invalid_sequences: int = 0
+    """Places where bytes were no UTF-8, or half a surrogate pair stood, replaced by U+FFFD."""
+
+
+def find_files(paths: Sequence[str]) -> list[Path]:
+    """Return the files that paths, folders and globs stand for, each once; "-" is standard input.
+
+    A folder stands for all files below it, sorted, save hidden and empty ones.
+
+    Raises:
+        UserError: a path stands for nothing, or is an empty file.
+    """
+    require(bool(paths), "no text given; name files, folders or globs, or - for standard input")
+    files: list[Path] = []
+    for name in paths:
+        path = Path(name)
+        if name == "-":
+            files.append(STDIN)
+        elif path.is_dir():
+            inside = sorted(file for file in path.rglob("*") if _is_visible_text(file, path))
+            require(bool(inside), f"the folder {name} holds no files with text")
+            files += inside
+        elif path.exists():
+            require(path.is_fifo() or path.stat().st_size > 0, f"the file {name} is empty")
+            files.append(path)
+        else:
+            # Path.glob takes no absolute pattern.
+            matches = sorted(map(Path, glob.glob(name, recursive=True)))  # noqa: PTH207
+            matches = [file for file in matches if file.is_file() and file.stat().st_size > 0]
+            rule = "no file matches" if glob.has_magic(name) else "there is no file"
+            require(bool(matches), f"{rule} {name}")
+            files += matches
+    return list(dict.fromkeys(files))
+
+
+def read_documents(
+    paths: Iterable[Path], *, border: Border, text_field: str, counts: TextCounts
+) -> Iterator[list[str]]:
+    """Yield each document as its lines, none empty, runs of unusual white space made one space.
+
+    Args:
+        paths: files of `find_files`.
+        border: where a document of plain text ends; a record is a document in any case.
+        text_field: the field or column of a record that holds the text.
+        counts: counted up while reading; whole once the last document has been taken.
+
+    Raises:
+        UserError: a file is damaged, or a record has no such field.
+    """
+    for path in paths:
+        counts.files += 1
+        yield from _read_file(path, border, text_field, counts)
+
+
+def break_words(text: str) -> str:
+    """Return the text with spaces put into words that WordPiece would lose as one [UNK].
+
+    Its limit of MAX_WORD_CHARS counts the characters after accents are decomposed.
+    """
+    return LONG_RUN.sub(_break_run, text)
+
+
+def _break_run(match: re.Match[str]) -> str:
+    run = match[0]
+    if len(run) <= MAX_WORD_CHARS and len(unicodedata.normalize("NFD", run)) <= MAX_WORD_CHARS:
+        return run
+    size = MAX_WORD_CHARS if run.isascii() else MAX_WORD_CHARS // MAX_DECOMPOSITION
+    return " ".join(run[start : start + size] for start in range(0, len(run), size))
+
+
+def _is_visible_text(file: Path, folder: Path) -> bool:
+    is_hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
+    return not is_hidden and file.is_file() and file.stat().st_size > 0
+
+
+def _read_file(
+    path: Path, border: Border, text_field: str, counts: TextCounts
+) -> Iterator[list[str]]:
+    kind = (path.with_suffix("") if compression_of(path) else path).suffix.lower()
+    with open_source(path) as (source, stream):
+        before = counts.source_bytes
+        if kind == ".parquet":
+            records = _read_parquet(path, stream, text_field, counts)
+        else:
+            lines = _read_lines(path, source, stream, counts)
+            if kind not in JSONL_SUFFIXES:
+                yield from _split_documents(lines, border, counts)
+                return
+            records = _read_jsonl(path, lines, text_field, counts)
+        for record in records:
+            yield from _split_documents(io.StringIO(record, newline=None), "file", counts)
+        if kind == ".parquet":
+            counts.source_bytes = before + path.stat().st_size
+
+
+def _read_lines(
+    path: Path, source: IO[bytes], stream: IO[bytes], counts: TextCounts
+) -> Iterator[str]:
+    r"""Yield lines with their "\n"; one without it goes on in the next, or ends the file.
+
+    Where blocks are cut depends on the bytes alone, never on how many a read happened to return.
+    """
+    before = counts.source_bytes
+    is_seekable = source.seekable()
+    rest = b""
+    is_first = True
+    while data := stream.read(BLOCK_BYTES):
+        counts.text_bytes += len(data)
+        counts.source_bytes = before + source.tell() if is_seekable else counts.text_bytes
+        if is_first:
+            is_utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+            require(
+                not is_utf16, f"{path} is UTF-16; convert it to UTF-8 (iconv -f UTF-16 -t UTF-8)"
+            )
+            data = data.removeprefix(codecs.BOM_UTF8)
+            is_first = False
+        data = rest + data
+        cut = _find_cut(data)
+        yield from io.StringIO(_decode(data[:cut], counts), newline=None)
+        rest = data[cut:]
+    yield from io.StringIO(_decode(rest, counts), newline=None)
+
+
+def _find_cut(data: bytes) -> int:
+    """Return where to cut a block: after a line if one ends in it, else where it hurts least."""
+    if (newline := data.rfind(b"\n")) >= 0:
+        return newline + 1
+    # The last byte may be the first half of "\r\n".
+    if (carriage_return := data.rfind(b"\r", 0, len(data) - 1)) >= 0:
+        return carriage_return + 1
+    if len(data) < BLOCK_BYTES:
+        return 0
+    if (space := data.rfind(b" ")) > 0:
+        return space + 1
+    cut = len(data) - 1
+    while cut > len(data) - 4 and data[cut] & 0xC0 == 0x80:
+        cut -= 1
+    return cut
+
+
+def _decode(data: bytes, counts: TextCounts) -> str:
+    text = data.decode("utf-8", "replace")
+    if "\ufffd" in text:
+        counts.invalid_sequences += text.count("\ufffd") - data.count("\ufffd".encode())
+    return text
+
+
+def _split_documents(
+    lines: Iterable[str], border: Border, counts: TextCounts
+) -> Iterator[list[str]]:
+    document: list[str] = []
+    num_chars = 0
+    is_continued = False
+    for line in lines:
+        # Form feeds, no-break spaces and the like: BERT would join the words beside some of them.
+        text = line.strip() if line[:-1].isprintable() else " ".join(line.split())
+        is_blank = not text and not is_continued
+        is_continued = not line.endswith("\n")
+        if text:
+            document += [text] if len(text) <= MAX_LINE_CHARS else _cut_line(text)
+            num_chars += len(text)
+        is_end = (border == "line" and not is_continued) or (border == "blank" and is_blank)
+        if document and (is_end or num_chars >= MAX_DOCUMENT_CHARS):
+            yield _count(document, counts)
+            document, num_chars = [], 0
+    if document:
+        yield _count(document, counts)
+
+
+def _count(document: list[str], counts: TextCounts) -> list[str]:
+    counts.documents += 1
+    counts.lines += len(document)
+    counts.characters += sum(map(len, document))
+    return document
+
+
+def _cut_line(text: str) -> list[str]:
+    """Return a giant line in pieces, cut at spaces where there are any."""
+    pieces = []
+    start = 0
+    while len(text) - start > MAX_LINE_CHARS:
+        space = text.rfind(" ", start, start + MAX_LINE_CHARS + 1)
+        stop = space if space > start else start + MAX_LINE_CHARS
+        pieces.append(text[start:stop].strip())
+        start = stop
+    return [*pieces, text[start:].strip()]
+
+
+def _read_jsonl(
+    path: Path, lines: Iterable[str], text_field: str, counts: TextCounts
+) -> Iterator[str]:
+    number = 0
+    for number, line in enumerate(_join_lines(path, lines), start=1):
+        if not line.strip():
+            continue
+        place = f"{path}, line {number}"
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            raise UserError(f"{place}: not a JSON record") from None
+        require(
+            isinstance(record, dict), f"{place}: not a JSON object, but {type(record).__name__}"
+        )
+        fields = ", ".join(map(repr, record)) or "none"
+        require(text_field in record, f"{place}: no field {text_field!r}; its fields: {fields}")
+        text = record[text_field]
+        require(
+            isinstance(text, str),
+            f"{place}: field {text_field!r} holds no text, but {type(text).__name__}",
+        )
+        whole = replace_surrogates(text)
+        counts.invalid_sequences += whole.count("\ufffd") - text.count("\ufffd")
+        yield whole
+
+
+def _join_lines(path: Path, lines: Iterable[str]) -> Iterator[str]:
+    """Yield whole lines out of the pieces of giant ones."""
+    pieces: list[str] = []
+    size = 0
+    for line in lines:
+        pieces.append(line)
+        size += len(line)
+        require(
+            size <= MAX_RECORD_CHARS,
+            f"{path}: a record of more than {MAX_RECORD_CHARS:,} characters",
+        )
+        if line.endswith("\n"):
+            yield "".join(pieces)
+            pieces, size = [], 0
+    yield "".join(pieces)
+
+
+def _read_parquet(
+    path: Path, stream: IO[bytes], text_field: str, counts: TextCounts
+) -> Iterator[str]:
+    parquet = import_extra("pyarrow.parquet", "parquet", path)
+    pyarrow = import_module("pyarrow")
+    with tempfile.TemporaryFile() as unpacked:
+        if not isinstance(stream, io.BufferedReader) or not stream.seekable():
+            # Its index stands at the end, so a compressed file is unpacked to disk first.
+            shutil.copyfileobj(stream, unpacked)
+            stream = unpacked
+        try:
+            file = parquet.ParquetFile(stream)
+            names = file.schema_arrow.names
+            require(
+                text_field in names,
+                f"{path}: no column {text_field!r}; its columns: {', '.join(map(repr, names))}",
+            )
+            for batch in file.iter_batches(batch_size=PARQUET_BATCH, columns=[text_field]):
+                # As bytes, since a parquet file may hold invalid UTF-8 like any other.
+                for data in batch.column(0).cast(pyarrow.large_binary()).to_pylist():
+                    counts.text_bytes += len(data or b"")
+                    yield _decode(data or b"", counts)
+        except pyarrow.ArrowNotImplementedError:
+            raise UserError(f"{path}: column {text_field!r} does not hold text") from None
+        except pyarrow.ArrowException as error:
+            raise UserError(f"{path} is damaged or cut off: {error}") from None

@@ -1,0 +1,222 @@
+"""The tokenizer: BERT's normalisation and WordPiece, one object that travels as a folder.
+
+A tokenizer is its list of tokens in id order and two facts on normalisation; whatever it was
+loaded from, the same three give the same object, ids and digest.
+
+Text is text: a literal "[MASK]" in a corpus is encoded as `[`, `mask`, `]` and never becomes the
+special id. (transformers, which loads the same folder, reads it as the mask, as its users expect.)
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+
+from electra.config import TokenizerConfig, UserError, require
+from electra.corpus.vocabulary import SPECIAL_TOKENS, replace_surrogates, train_tokens
+
+MAX_WORD_CHARS = 100
+"""Characters after which WordPiece makes a word one [UNK]. Source: BERT."""
+MODEL_MAX_LENGTH = 512
+"""Positions of a published ELECTRA model, told to transformers."""
+
+
+class Tokenizer:
+    """Ids of any text, and the tokens behind them."""
+
+    def __init__(
+        self, tokens: Sequence[str], *, lowercase: bool = True, strip_accents: bool | None = None
+    ) -> None:
+        """Build from the tokens in id order; `strip_accents` unset means as `lowercase`."""
+        self.tokens_by_id = tuple(tokens)
+        self.lowercase = lowercase
+        self.strip_accents = lowercase if strip_accents is None else strip_accents
+        ids = {token: index for index, token in enumerate(self.tokens_by_id)}
+        require(
+            len(ids) == len(self.tokens_by_id),
+            "the vocabulary holds a token twice; every line must be a token of its own",
+        )
+        missing = [token for token in SPECIAL_TOKENS if token not in ids]
+        require(not missing, f"the vocabulary lacks the special tokens {', '.join(missing)}")
+        self.special_ids = tuple(ids[token] for token in SPECIAL_TOKENS)
+        self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = self.special_ids
+        self._backend = _build_backend(ids, lowercase, self.strip_accents)
+
+    @classmethod
+    def train(cls, texts: Iterable[str], config: TokenizerConfig) -> Self:
+        """Train the vocabulary of a corpus; the same corpus always gives the same one."""
+        return cls(
+            train_tokens(texts, config),
+            lowercase=config.lowercase,
+            strip_accents=config.strip_accents,
+        )
+
+    @classmethod
+    def load(cls, path: str | Path, *, lowercase: bool = True) -> Self:
+        """Load a folder with `tokenizer.json`, or BERT's plain `vocab.txt`.
+
+        Args:
+            path: the folder, or the file of tokens, one a line.
+            lowercase: of a plain `vocab.txt`, which does not say it; a folder does.
+
+        Raises:
+            UserError: there is none, or it is not a WordPiece tokenizer with BERT's normalisation.
+        """
+        path = Path(path)
+        if path.is_dir() and (path / "tokenizer.json").is_file():
+            path = path / "tokenizer.json"
+        require(
+            path.is_file(),
+            f"no tokenizer at {path}; expected a folder with tokenizer.json, or a vocab.txt",
+        )
+        try:
+            content = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise UserError(f"{path} is not UTF-8 text, so not a vocabulary") from None
+        try:
+            if path.suffix == ".json":
+                return cls._from_json(content)
+            tokens = content.replace("\r\n", "\n").removesuffix("\n").split("\n")
+            return cls(tokens, lowercase=lowercase)
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from None
+
+    @classmethod
+    def _from_json(cls, content: str) -> Self:
+        try:
+            state = json.loads(content)
+            model, normalizer = state["model"], state["normalizer"]
+            kinds = model["type"], normalizer["type"], state["pre_tokenizer"]["type"]
+            by_id = sorted(model["vocab"].items(), key=lambda item: item[1])
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise UserError("not a tokenizer.json of a WordPiece tokenizer") from None
+        bert = ("WordPiece", "BertNormalizer", "BertPreTokenizer")
+        require(kinds == bert, f"made of {', '.join(kinds)}; only {', '.join(bert)} can be used")
+        require(
+            normalizer["clean_text"] and normalizer["handle_chinese_chars"],
+            "clean_text and handle_chinese_chars must be on, as in BERT",
+        )
+        require(
+            [index for _, index in by_id] == list(range(len(by_id))),
+            "the ids of the vocabulary have gaps",
+        )
+        added = {token["content"] for token in state.get("added_tokens", [])} - model[
+            "vocab"
+        ].keys()
+        require(not added, f"added tokens outside the vocabulary: {', '.join(sorted(added))}")
+        return cls(
+            [token for token, _ in by_id],
+            lowercase=normalizer["lowercase"],
+            strip_accents=normalizer["strip_accents"],
+        )
+
+    def save(self, folder: str | Path) -> None:
+        """Write a folder that `load` and transformers' AutoTokenizer read back alike."""
+        with new_folder(Path(folder)) as incomplete:
+            self._backend.save(str(incomplete / "tokenizer.json"))
+            (incomplete / "vocab.txt").write_text(
+                "".join(f"{token}\n" for token in self.tokens_by_id), encoding="utf-8", newline="\n"
+            )
+            settings = {
+                "tokenizer_class": "BertTokenizer",
+                "do_lower_case": self.lowercase,
+                "strip_accents": self.strip_accents,
+                "tokenize_chinese_chars": True,
+                "model_max_length": MODEL_MAX_LENGTH,
+                **{f"{token[1:-1].lower()}_token": token for token in SPECIAL_TOKENS},
+            }
+            (incomplete / "tokenizer_config.json").write_text(
+                json.dumps(settings, indent=2) + "\n", encoding="utf-8", newline="\n"
+            )
+
+    @property
+    def vocab_size(self) -> int:
+        """Entries, the special tokens included."""
+        return len(self.tokens_by_id)
+
+    @cached_property
+    def digest(self) -> str:
+        """The sha256 of all that decides an id, in hexadecimal."""
+        content = json.dumps([self.tokens_by_id, self.lowercase, self.strip_accents])
+        return hashlib.sha256(content.encode()).hexdigest()
+
+    @cached_property
+    def starts_word(self) -> np.ndarray:
+        """For every id, whether its token begins a word; (vocab_size,) of bool."""
+        return np.array([not token.startswith("##") for token in self.tokens_by_id])
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text, without special tokens."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of each text, without special tokens."""
+        try:
+            encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
+        except TypeError:
+            # Half a surrogate pair is no character; it is read as the replacement character.
+            whole = [replace_surrogates(text) for text in texts]
+            encodings = self._backend.encode_batch_fast(whole, add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
+    def tokens(self, ids: Iterable[int]) -> list[str]:
+        """Return the token behind each id."""
+        return [self.tokens_by_id[index] for index in ids]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the ids as readable text, special tokens shown."""
+        return self._backend.decode([int(index) for index in ids], skip_special_tokens=False)
+
+    def __reduce__(self) -> tuple:
+        """Travel to another process as the three facts it is made of."""
+        return _rebuild, (self.tokens_by_id, self.lowercase, self.strip_accents)
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Give `<folder>.incomplete` to write into, and rename it at the end; on an error, remove it.
+
+    Raises:
+        UserError: the folder exists already.
+    """
+    require(not folder.exists(), f"{folder} exists already; remove it or choose another name")
+    incomplete = folder.with_name(f"{folder.name}.incomplete")
+    shutil.rmtree(incomplete, ignore_errors=True)  # of a run that was killed
+    incomplete.mkdir(parents=True)
+    try:
+        yield incomplete
+        incomplete.rename(folder)
+    except BaseException:
+        shutil.rmtree(incomplete, ignore_errors=True)
+        raise
+
+
+def _rebuild(tokens: tuple[str, ...], lowercase: bool, strip_accents: bool) -> Tokenizer:
+    return Tokenizer(tokens, lowercase=lowercase, strip_accents=strip_accents)
+
+
+def _build_backend(
+    ids: dict[str, int], lowercase: bool, strip_accents: bool
+) -> tokenizers.Tokenizer:
+    backend = tokenizers.Tokenizer(
+        models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=MAX_WORD_CHARS)
+    )
+    backend.normalizer = normalizers.BertNormalizer(
+        lowercase=lowercase, strip_accents=strip_accents
+    )
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece()
+    backend.post_processor = processors.BertProcessing(
+        ("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"])
+    )
+    backend.add_special_tokens(list(SPECIAL_TOKENS))
+    backend.encode_special_tokens = True
+    return backend

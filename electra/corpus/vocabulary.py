@@ -1,0 +1,128 @@
+"""Training a WordPiece vocabulary such that one corpus always gives one and the same file."""
+
+import tempfile
+from collections.abc import Iterable, Iterator
+from typing import IO
+
+import numpy as np
+import tokenizers
+from tokenizers import models, normalizers, pre_tokenizers, trainers
+
+from electra.config import TokenizerConfig, require
+
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+ALPHABET_COVERAGE = 0.99999
+"""Share of a corpus's characters that its alphabet must cover; the rest, noise, becomes [UNK]."""
+SPOOL_CHARS = 1 << 20
+
+
+def train_tokens(texts: Iterable[str], config: TokenizerConfig) -> list[str]:
+    """Return the vocabulary of a corpus, in id order: special tokens, characters, pieces.
+
+    Left alone, `tokenizers` numbers the continuations ("##a") in the order of a hash map, and
+    numbers break ties between equally frequent pairs (huggingface/tokenizers#1794). So the alphabet
+    is counted first and its continuations are named in advance, as special tokens of the trainer
+    alone. The texts are read once; a temporary file keeps them for the second pass.
+
+    Source: the order of ids as in BERT: special tokens, characters, continuations, merges.
+    """
+    backend = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    backend.normalizer = normalizers.BertNormalizer(
+        lowercase=config.lowercase, strip_accents=config.strip_accents
+    )
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    with tempfile.TemporaryFile() as spool:
+        counts = _spool_texts(texts, spool)
+        alphabet, is_dropped = _choose_alphabet(counts, backend, config)
+        require(bool(alphabet), "the corpus holds no text to train a vocabulary on")
+        continuations = [f"##{char}" for char in alphabet if _can_continue(char, backend)]
+        trainer = trainers.WordPieceTrainer(
+            vocab_size=config.vocab_size,
+            min_frequency=config.min_frequency,
+            special_tokens=[*SPECIAL_TOKENS, *continuations],
+            show_progress=False,
+        )
+        backend.train_from_iterator(_read_spool(spool, is_dropped), trainer)
+    vocab = backend.get_vocab()
+    merges = vocab.keys() - {*SPECIAL_TOKENS, *alphabet, *continuations}
+    return [*SPECIAL_TOKENS, *alphabet, *continuations, *sorted(merges, key=vocab.__getitem__)]
+
+
+def replace_surrogates(text: str) -> str:
+    """Return the text with each half of a surrogate pair replaced, since it is no character."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def _spool_texts(texts: Iterable[str], spool: IO[bytes]) -> np.ndarray:
+    """Write the texts to the spool, and return how often each code point occurs in them."""
+    counts = np.zeros(0x110000, dtype=np.int64)
+
+    def write(lines: list[str]) -> None:
+        text = replace_surrogates("\n".join([*lines, ""]))
+        spool.write(text.encode())
+        counts[:] += np.bincount(_code_points(text), minlength=len(counts))
+
+    lines: list[str] = []
+    num_chars = 0
+    for text in texts:
+        lines.append(text)
+        num_chars += len(text)
+        if num_chars >= SPOOL_CHARS:
+            write(lines)
+            lines, num_chars = [], 0
+    write(lines)
+    counts[ord("\n")] = 0
+    return counts
+
+
+def _read_spool(spool: IO[bytes], is_dropped: np.ndarray) -> Iterator[list[str]]:
+    """Yield the spooled lines, each dropped character replaced by a space."""
+    spool.seek(0)
+    while lines := spool.readlines(SPOOL_CHARS):
+        codes = _code_points(b"".join(lines).decode())
+        kept = np.where(is_dropped[codes], ord(" "), codes).astype("<u4")
+        yield kept.tobytes().decode("utf-32-le").split("\n")
+
+
+def _code_points(text: str) -> np.ndarray:
+    return np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
+
+
+def _choose_alphabet(
+    counts: np.ndarray, backend: tokenizers.Tokenizer, config: TokenizerConfig
+) -> tuple[list[str], np.ndarray]:
+    """Return the characters worth an entry, sorted, and which code points are not to be used.
+
+    The most frequent ones are taken, ties in the order of code points, until they cover
+    ALPHABET_COVERAGE of the text or, each with its continuation, fill half of the vocabulary.
+    """
+    normalized = {
+        code: backend.normalizer.normalize_str(chr(code)).split()
+        for code in np.flatnonzero(counts).tolist()
+        if not 0xD800 <= code < 0xE000
+    }
+    frequency: dict[str, int] = {}
+    for code, parts in normalized.items():
+        for char in "".join(parts):
+            frequency[char] = frequency.get(char, 0) + int(counts[code])
+    enough = ALPHABET_COVERAGE * sum(frequency.values())
+    room = (config.vocab_size - len(SPECIAL_TOKENS)) // 2
+    alphabet: set[str] = set()
+    for char in sorted(frequency, key=lambda char: (-frequency[char], char)):
+        room -= 1 + _can_continue(char, backend)
+        if room < 0 or enough <= 0:
+            break
+        alphabet.add(char)
+        enough -= frequency[char]
+    is_dropped = np.zeros(len(counts), dtype=bool)
+    for code, parts in normalized.items():
+        is_dropped[code] = not alphabet.issuperset("".join(parts))
+    return sorted(alphabet), is_dropped
+
+
+def _can_continue(char: str, backend: tokenizers.Tokenizer) -> bool:
+    """Return whether a character may stand inside a word: punctuation and ideographs may not."""
+    return (
+        len(backend.pre_tokenizer.pre_tokenize_str(backend.normalizer.normalize_str(f"a{char}")))
+        == 1
+    )

@@ -1,0 +1,1 @@
+"""Networks: token tensors in, hidden states and logits out."""

@@ -1,0 +1,62 @@
+"""What stands on an encoder: the generator's, the discriminator's and the classifier's output layer.
+
+Shape suffixes as in encoder.py; M chosen positions of all rows together, C classes.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from electra.config import EncoderConfig
+from electra.model.encoder import Dropout, LayerNorm, Linear
+
+
+class GeneratorHead(nn.Module):
+    """From hidden states to what the tied softmax multiplies with the token table.
+
+    logits = forward(h) @ table.T + bias. The product itself is left to the loss (softmax.py), which
+    needs it at the chosen positions only. Source: run_pretraining.py _get_masked_lm_output.
+    """
+
+    def __init__(self, config: EncoderConfig):
+        super().__init__()
+        self.dense = Linear(config.hidden_size, config.embedding_size)
+        self.norm = LayerNorm(config.embedding_size, eps=config.layer_norm_eps)
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+
+    def forward(self, hidden_MH: Tensor) -> Tensor:
+        """Map hidden states (M, H) to features (M, E)."""
+        return self.norm(F.gelu(self.dense(hidden_MH)))
+
+
+class DiscriminatorHead(nn.Module):
+    """One float32 logit per position: positive means replaced.
+
+    Source: run_pretraining.py _get_discriminator_output.
+    """
+
+    def __init__(self, config: EncoderConfig):
+        super().__init__()
+        self.dense = Linear(config.hidden_size, config.hidden_size)
+        self.dense_prediction = Linear(config.hidden_size, 1)
+
+    def forward(self, hidden_BLH: Tensor) -> Tensor:
+        """Map hidden states (B, L, H) to logits (B, L)."""
+        inner_BLH = F.gelu(self.dense(hidden_BLH)).float()  # one column: float32 costs nothing here
+        return self.dense_prediction(inner_BLH).squeeze(-1)
+
+
+class ClassifierHead(nn.Module):
+    """Dropout and one linear layer on the state of [CLS]: (B, L, H) to float32 (B, C).
+
+    Source: finetune/classification/classification_tasks.py get_prediction_module.
+    """
+
+    def __init__(self, hidden_size: int, num_classes: int, dropout_prob: float):
+        super().__init__()
+        self.dropout = Dropout(dropout_prob)
+        self.dense = Linear(hidden_size, num_classes)
+
+    def forward(self, hidden_BLH: Tensor) -> Tensor:
+        """Return a logit for each class."""
+        return self.dense(self.dropout(hidden_BLH[:, 0]).float())

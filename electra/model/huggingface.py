@@ -1,0 +1,152 @@
+"""Hugging Face's names for our parameters, and its config.json, in both directions.
+
+transformers' ElectraForPreTraining is the discriminator with its head, ElectraForMaskedLM the
+generator with its own; each stands in a folder of its own, with its own copy of the embeddings.
+Query, key and value are one matrix here and three there.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from electra.config import EncoderConfig, UserError
+
+# Ours -> theirs, parameter by parameter; {i} is the layer. The order q, k, v is that of our rows.
+_NAMES = {
+    "embeddings.tokens.weight": "electra.embeddings.word_embeddings.weight",
+    "embeddings.positions.weight": "electra.embeddings.position_embeddings.weight",
+    "embeddings.types.weight": "electra.embeddings.token_type_embeddings.weight",
+    "embeddings.norm.{p}": "electra.embeddings.LayerNorm.{p}",
+    "embeddings_project.{p}": "electra.embeddings_project.{p}",
+    "layers.{i}.attention.output.{p}": "electra.encoder.layer.{i}.attention.output.dense.{p}",
+    "layers.{i}.attention_norm.{p}": "electra.encoder.layer.{i}.attention.output.LayerNorm.{p}",
+    "layers.{i}.intermediate.{p}": "electra.encoder.layer.{i}.intermediate.dense.{p}",
+    "layers.{i}.output.{p}": "electra.encoder.layer.{i}.output.dense.{p}",
+    "layers.{i}.output_norm.{p}": "electra.encoder.layer.{i}.output.LayerNorm.{p}",
+}
+_QKV = "layers.{i}.attention.qkv.{p}"
+_QKV_THEIRS = "electra.encoder.layer.{i}.attention.self.{part}.{p}"
+_PARTS = ("query", "key", "value")
+DISCRIMINATOR_HEAD = {
+    "dense.{p}": "discriminator_predictions.dense.{p}",
+    "dense_prediction.{p}": "discriminator_predictions.dense_prediction.{p}",
+}
+GENERATOR_HEAD = {
+    "dense.{p}": "generator_predictions.dense.{p}",
+    "norm.{p}": "generator_predictions.LayerNorm.{p}",
+    "bias": "generator_lm_head.bias",
+}
+
+
+def encoder_to_huggingface(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return an Encoder's parameters under Hugging Face's names."""
+    theirs = {}
+    for name, tensor in tensors.items():
+        layer, parameter = _layer_of(name), name.rpartition(".")[2]
+        generic = _generic(name, layer)
+        if generic == _QKV:
+            for part, rows in zip(_PARTS, tensor.chunk(3), strict=True):
+                key = _QKV_THEIRS.format(i=layer, part=part, p=parameter)
+                theirs[key] = rows.contiguous()
+        else:
+            theirs[_NAMES[generic].format(i=layer, p=parameter)] = tensor
+    return theirs
+
+
+def encoder_from_huggingface(theirs: Mapping[str, Tensor], num_layers: int) -> dict[str, Tensor]:
+    """Return an Encoder's parameters from tensors under Hugging Face's names.
+
+    Raises:
+        UserError: A parameter is missing.
+    """
+    theirs = {
+        name if name.startswith("electra.") else f"electra.{name}": tensor
+        for name, tensor in theirs.items()
+    }
+    try:
+        ours = {}
+        for generic, their_generic in _NAMES.items():
+            if generic.startswith("embeddings_project") and (
+                "electra.embeddings_project.weight" not in theirs
+            ):
+                continue
+            for i, p in _instances(generic, num_layers):
+                ours[generic.format(i=i, p=p)] = theirs[their_generic.format(i=i, p=p)]
+        for i, p in _instances(_QKV, num_layers):
+            parts = [theirs[_QKV_THEIRS.format(i=i, part=part, p=p)] for part in _PARTS]
+            ours[_QKV.format(i=i, p=p)] = torch.cat(parts)
+    except KeyError as error:
+        raise UserError(f"the weights lack {error}; they are not an ELECTRA encoder") from None
+    return ours
+
+
+def head_to_huggingface(
+    tensors: Mapping[str, Tensor], names: Mapping[str, str]
+) -> dict[str, Tensor]:
+    """Return a head's parameters under Hugging Face's names: DISCRIMINATOR_HEAD or GENERATOR_HEAD."""
+    theirs = {}
+    for name, tensor in tensors.items():
+        module, _, parameter = name.rpartition(".")
+        generic = name if name in names else f"{module}.{{p}}"
+        theirs[names[generic].format(p=parameter)] = tensor
+    return theirs
+
+
+def config_to_huggingface(config: EncoderConfig, architecture: str, pad_id: int) -> dict[str, Any]:
+    """Return the contents of config.json."""
+    return {
+        "model_type": "electra",
+        "architectures": [architecture],
+        "vocab_size": config.vocab_size,
+        "embedding_size": config.embedding_size,
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_attention_heads": config.num_attention_heads,
+        "intermediate_size": config.intermediate_size,
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": config.hidden_dropout_prob,
+        "attention_probs_dropout_prob": config.attention_probs_dropout_prob,
+        "max_position_embeddings": config.max_position_embeddings,
+        "type_vocab_size": config.type_vocab_size,
+        "initializer_range": config.initializer_range,
+        "layer_norm_eps": config.layer_norm_eps,
+        "pad_token_id": pad_id,
+        "tie_word_embeddings": True,
+    }
+
+
+def config_from_huggingface(values: Mapping[str, Any]) -> EncoderConfig:
+    """Return our sizes from a config.json.
+
+    Raises:
+        UserError: It is not ELECTRA's, or asks for what the encoder does not have.
+    """
+    if values.get("model_type") != "electra":
+        raise UserError(f"model_type must be 'electra', not {values.get('model_type')!r}")
+    if values.get("hidden_act", "gelu") != "gelu":
+        raise UserError(f"hidden_act must be 'gelu', not {values['hidden_act']!r}")
+    fields = EncoderConfig.__dataclass_fields__
+    return EncoderConfig(**{name: values[name] for name in fields if name in values})
+
+
+def _layer_of(name: str) -> str:
+    found = re.match(r"layers\.(\d+)\.", name)
+    return found.group(1) if found else ""
+
+
+def _generic(name: str, layer: str) -> str:
+    """Return the name with its layer and its last part as placeholders, as the tables have it."""
+    if layer:
+        name = name.replace(f"layers.{layer}.", "layers.{i}.", 1)
+    if name in _NAMES:
+        return name
+    return f"{name.rpartition('.')[0]}.{{p}}"
+
+
+def _instances(generic: str, num_layers: int) -> list[tuple[int, str]]:
+    layers = range(num_layers) if "{i}" in generic else range(1)
+    parameters = ("weight", "bias") if "{p}" in generic else ("",)
+    return [(i, p) for i in layers for p in parameters]

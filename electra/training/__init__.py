@@ -1,0 +1,1 @@
+"""Parts that both loops use: optimizer and schedule, checkpoint, device, run folder."""

@@ -1,0 +1,83 @@
+"""Which device, dtype and threads a run uses, and how its random numbers are seeded."""
+
+import ctypes
+import hashlib
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from electra.config import UserError
+
+
+def choose_device(name: Literal["auto", "cpu", "cuda"]) -> torch.device:
+    """Return the device; "auto" is a CUDA device if there is one.
+
+    Raises:
+        UserError: cuda was asked for and there is none.
+    """
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError("device cuda: this torch sees no CUDA device; use cpu or auto")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def choose_dtype(
+    precision: Literal["auto", "float32", "bfloat16"], device: torch.device
+) -> torch.dtype:
+    """Return the compute dtype; "auto" is bfloat16 where the hardware multiplies it natively."""
+    if precision != "auto":
+        return getattr(torch, precision)
+    if device.type == "cuda":
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        native = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return torch.bfloat16 if native else torch.float32
+
+
+def prepare_process(threads: int) -> None:
+    """Set the CPU threads (0: one per usable core) and keep freed memory in the process.
+
+    glibc hands large blocks back to the system when they are freed, and every step then pays for
+    mapping them in anew: on two cores a softmax over 302 x 30,522 logits took 14.3 ms, with the
+    blocks kept 4.8 ms.
+    """
+    torch.set_num_threads(threads or usable_cores())
+    if platform.libc_ver()[0] == "glibc":
+        libc = ctypes.CDLL(None)
+        mmap_threshold, trim_threshold = -3, -1  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
+        libc.mallopt(mmap_threshold, 1 << 30)
+        libc.mallopt(trim_threshold, 2**31 - 1)
+
+
+def usable_cores() -> int:
+    """Return the number of cores this process may run on."""
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def step_seed(seed: int, stream: str, step: int) -> int:
+    """Return a 63-bit seed that is a pure function of (seed, stream, step), unlike its neighbours'.
+
+    Streams keep apart what must not be correlated: "dropout", "corruption", "order" ...
+    """
+    digest = hashlib.blake2b(f"{seed}/{stream}/{step}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def describe_device(device: torch.device) -> str:
+    """Return the device's own name, for manifests and results."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    name = platform.processor() or platform.machine()
+    if sys.platform == "linux":
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                name = line.partition(":")[2].strip()
+                break
+    return f"{name}, {torch.get_num_threads()} threads"

@@ -1,0 +1,69 @@
+"""A pre-trained encoder, read from where it stands: a run folder or a Hugging Face folder."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from electra.config import EncoderConfig, PretrainConfig, UserError, from_dict
+from electra.corpus.tokenizer import Tokenizer
+from electra.model.huggingface import config_from_huggingface, encoder_from_huggingface
+from electra.training.checkpoint import FILES, find_checkpoint, read_tensors
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """What fine-tuning starts from."""
+
+    encoder: EncoderConfig
+    tokenizer: Tokenizer
+    tensors: dict[str, Tensor]
+    """The encoder's parameters, under our names."""
+    sequence_length: int
+    """Longest row it was trained on, in tokens; positions beyond it never were."""
+    source: str
+    """Folder and step, for manifests."""
+
+
+def load_pretrained(folder: Path) -> Pretrained:
+    """Return the discriminator's encoder of a run folder, or the encoder of a Hugging Face folder.
+
+    Raises:
+        UserError: The folder is neither, or is damaged.
+    """
+    config_path = folder / "config.json"
+    try:
+        values = json.loads(config_path.read_text(encoding="utf-8"))
+    except OSError:
+        raise UserError(
+            f"{folder} is neither a run of `electra pretrain` nor a Hugging Face folder: "
+            "it has no config.json"
+        ) from None
+    except ValueError as error:
+        raise UserError(f"{config_path} is not valid JSON: {error}") from None
+    if "model_type" in values:
+        encoder = config_from_huggingface(values)
+        theirs = read_tensors(folder / "model.safetensors")
+        return Pretrained(
+            encoder,
+            Tokenizer.load(folder),
+            encoder_from_huggingface(theirs, encoder.num_hidden_layers),
+            encoder.max_position_embeddings,
+            str(folder),
+        )
+    config = from_dict(PretrainConfig, values)
+    step, checkpoint = find_checkpoint(folder)
+    prefix = "discriminator."
+    tensors = {
+        name.removeprefix(prefix): tensor
+        for name, tensor in read_tensors(checkpoint / FILES[0]).items()
+        if name.startswith(prefix)
+    }
+    return Pretrained(
+        config.model,
+        Tokenizer.load(folder / "tokenizer"),
+        tensors,
+        config.examples.sequence_length,
+        f"{folder} at step {step}",
+    )
