@@ -9,14 +9,14 @@ import dataclasses
 import json
 import multiprocessing
 import os
-import shutil
+import re
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ import numpy as np
 
 from electra.config import PrepareConfig, UserError, require
 from electra.corpus.compression import STDIN
-from electra.corpus.shards import FORMAT, VERSION, ShardWriter, tokens_dtype
+from electra.corpus.shards import FORMAT, PARTS, VERSION, ShardWriter, tokens_dtype
 from electra.corpus.text import TextCounts, break_words, find_files, read_documents
 from electra.corpus.tokenizer import Tokenizer, new_folder
 
@@ -35,6 +35,7 @@ BATCH_CHARS = 1 << 20
 MAX_WORDS = 1 << 19
 """Words a process remembers, in about 100 MB; then it starts afresh."""
 MAX_REMEMBERED_CHARS = 64
+PARTS_OF_WORD = re.compile(r"[!-/:-@\[-`{-~]|[^!-/:-@\[-`{-~]+")
 SECONDS_BETWEEN_REPORTS = 0.25
 
 
@@ -55,7 +56,12 @@ class WordEncoder(dict[str, bytes]):
         self.dtype = np.dtype(tokens_dtype(tokenizer.vocab_size))
 
     def __missing__(self, word: str) -> bytes:
-        content = np.array(self.tokenizer.encode(break_words(word)), self.dtype).tobytes()
+        # ASCII punctuation is always a word of its own, so most new words are made of known ones.
+        parts = PARTS_OF_WORD.findall(word)
+        if len(parts) > 1:
+            content = b"".join(map(self.__getitem__, parts))
+        else:
+            content = np.array(self.tokenizer.encode(break_words(word)), self.dtype).tobytes()
         if len(word) <= MAX_REMEMBERED_CHARS:
             if len(self) >= MAX_WORDS:
                 self.clear()
@@ -103,13 +109,9 @@ def prepare(
         UserError: a path is wrong or damaged, `out` exists, or there is too little text.
     """
     files = find_files(paths)
-    total = None if STDIN in files else sum(path.stat().st_size for path in files)
-    report = _Reporter(progress, total)
     counts = TextCounts()
-    documents = read_documents(
-        files, border=config.border, text_field=config.text_field, counts=counts
-    )
     with new_folder(Path(out)) as folder:
+        tokenizer.save(folder / "tokenizer")
         with ExitStack() as stack:
             train, heldout = (
                 stack.enter_context(
@@ -120,27 +122,19 @@ def prepare(
                         shard_tokens=config.shard_tokens,
                     )
                 )
-                for part in ("train", "heldout")
+                for part in PARTS
             )
-            heldout_rule = "by hash"
-            num_documents = num_tokens = num_unknown = 0
-            for batch, is_last in _mark_last(_encode(documents, tokenizer, config.workers)):
-                is_heldout = choose_heldout(
-                    num_documents, len(batch.document_lengths), config.heldout_prob, config.seed
-                )
-                if is_last:
-                    batch, is_heldout, heldout_rule = _fill_both_parts(
-                        batch, is_heldout, bool(train.shards), bool(heldout.shards), config
+            documents = stack.enter_context(
+                closing(
+                    read_documents(
+                        files, border=config.border, text_field=config.text_field, counts=counts
                     )
-                _write_selected(train, batch, ~is_heldout)
-                _write_selected(heldout, batch, is_heldout)
-                num_documents += len(batch.document_lengths)
-                num_tokens += len(batch.tokens)
-                num_unknown += batch.num_unknown
-                report(counts.source_bytes, num_tokens, is_last)
-            require(num_documents > 0, f"no text in {', '.join(paths)}")
+                )
+            )
+            batches = stack.enter_context(closing(_encode(documents, tokenizer, config.workers)))
+            report = _throttle(progress, files, counts)
+            num_unknown, heldout_rule = _write_batches(batches, train, heldout, config, report)
             parts = {"train": train.finish(), "heldout": heldout.finish()}
-        tokenizer.save(folder / "tokenizer")
         manifest = {
             "format": FORMAT,
             "version": VERSION,
@@ -160,6 +154,83 @@ def prepare(
     return manifest
 
 
+def _write_batches(
+    batches: Iterable[Batch],
+    train: ShardWriter,
+    heldout: ShardWriter,
+    config: PrepareConfig,
+    report: Callable[[int, bool], None],
+) -> tuple[int, str]:
+    """Write each document into its part; return the number of [UNK] and how the parts were told."""
+    num_documents = num_heldout = num_tokens = num_unknown = 0
+    rule = "documents chosen by a hash of (seed, number)"
+    for batch, is_last in _mark_last(batches):
+        size = len(batch.document_lengths)
+        is_heldout = choose_heldout(num_documents, size, config.heldout_prob, config.seed)
+        num_documents += size
+        num_heldout += int(is_heldout.sum())
+        # Too few documents for the hash: no part may stay empty.
+        if is_last and num_documents == 1:
+            batch, rule = _split_document(batch, config.heldout_prob)
+            is_heldout = np.array([False, True])
+        elif is_last and num_heldout in (0, num_documents):
+            is_heldout[-1] = num_heldout == 0
+            rule = "the last document" if num_heldout == 0 else "all but the last document"
+        train.write(*_select(batch, ~is_heldout))
+        heldout.write(*_select(batch, is_heldout))
+        num_tokens += len(batch.tokens)
+        num_unknown += batch.num_unknown
+        report(num_tokens, is_last)
+    require(num_documents > 0, "the files hold no text, nothing but white space")
+    return num_unknown, rule
+
+
+def _split_document(batch: Batch, heldout_prob: float) -> tuple[Batch, str]:
+    """Return the only document as two, the second of which is to be held out, and the rule."""
+    num_tokens, num_lines = len(batch.tokens), len(batch.line_lengths)
+    require(num_tokens > 1, "the text is a single token; there is nothing to hold out")
+    if num_lines > 1:
+        num_last = max(1, round(heldout_prob * num_lines))
+        line_lengths = batch.line_lengths
+        last_tokens = int(line_lengths[-min(num_last, num_lines - 1) :].sum())
+        rule = "the last lines of the only document"
+    else:
+        last_tokens = min(max(1, round(heldout_prob * num_tokens)), num_tokens - 1)
+        line_lengths = np.array([num_tokens - last_tokens, last_tokens])
+        rule = "the last tokens of the only line"
+    document_lengths = np.array([num_tokens - last_tokens, last_tokens])
+    return Batch(batch.tokens, line_lengths, document_lengths, batch.num_unknown), rule
+
+
+def _select(batch: Batch, is_chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the tokens, line lengths and document lengths of the chosen documents."""
+    if is_chosen.all():
+        return batch.tokens, batch.line_lengths, batch.document_lengths
+    document_ends = np.cumsum(batch.document_lengths)
+    document_of_line = np.searchsorted(document_ends, np.cumsum(batch.line_lengths))
+    return (
+        batch.tokens[np.repeat(is_chosen, batch.document_lengths)],
+        batch.line_lengths[is_chosen[document_of_line]],
+        batch.document_lengths[is_chosen],
+    )
+
+
+def _throttle(
+    progress: Progress | None, files: Sequence[Path], counts: TextCounts
+) -> Callable[[int, bool], None]:
+    """Return what tells the progress a few times a second, and once at the end."""
+    total = None if STDIN in files else sum(path.stat().st_size for path in files)
+    told = 0.0
+
+    def report(num_tokens: int, is_last: bool) -> None:
+        nonlocal told
+        if progress and (is_last or time.monotonic() - told >= SECONDS_BETWEEN_REPORTS):
+            told = time.monotonic()
+            progress(counts.source_bytes, total, num_tokens)
+
+    return report
+
+
 def choose_heldout(first: int, num_documents: int, prob: float, seed: int) -> np.ndarray:
     """Return which of the documents from number `first` on are held out; a pure function.
 
@@ -175,10 +246,10 @@ def choose_heldout(first: int, num_documents: int, prob: float, seed: int) -> np
     return state.astype(np.float64) < prob * 2.0**64
 
 
-def _encode(documents: Iterable[list[str]], tokenizer: Tokenizer, workers: int) -> Iterator[Batch]:
+def _encode(documents: Iterable[list[str]], tokenizer: Tokenizer, workers: int) -> Generator[Batch]:
     """Yield batches of tokens in the order of the documents."""
     batches = _batch_documents(documents)
-    workers = workers or len(os.sched_getaffinity(0))
+    workers = workers or _num_cores()
     if workers == 1:
         yield from map(WordEncoder(tokenizer).encode_documents, batches)
         return
@@ -199,10 +270,18 @@ def _encode(documents: Iterable[list[str]], tokenizer: Tokenizer, workers: int) 
             yield pending.popleft().result()
     except BrokenProcessPool:
         raise UserError(
-            f"a tokenising process was killed, maybe for lack of memory; try fewer workers than {workers}"
+            "a tokenising process was killed, maybe for lack of memory; "
+            f"try fewer workers than {workers}"
         ) from None
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _num_cores() -> int:
+    """Return the cores this process may use, where the system tells, else all."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _batch_documents(documents: Iterable[list[str]]) -> Iterator[list[str]]:
@@ -243,16 +322,3 @@ def _mark_last(batches: Iterable[Batch]) -> Iterator[tuple[Batch, bool]]:
             previous = batch
     if previous is not None:
         yield previous, True
-
-
-def _fill_both_parts(
-    batch: Batch, is_heldout: np.ndarray, has_train: bool, has_heldout: bool, config: PrepareConfig
-) -> tuple[Batch, np.ndarray, str]:
-    """Return the last batch so chosen that no part is empty, and the rule that was used."""
-    has_train |= bool((~is_heldout).any())
-    has_heldout |= bool(is_heldout.any())
-    if has_train and has_heldout:
-        return batch, is_heldout, "by hash"
-    if len(is_heldout) > 1 or (has_train and not is_heldout[-1]) or (has_heldout and is_heldout[-1]):
-        pass
-    return batch, is_heldout, "by hash"

@@ -25,9 +25,11 @@ import numpy as np
 from electra.config import UserError, require
 from electra.corpus.tokenizer import Tokenizer
 
+Part = Literal["train", "heldout"]
+
 FORMAT = "electra-shards"
 VERSION = 1
-PARTS = ("train", "heldout")
+PARTS: tuple[Part, ...] = ("train", "heldout")
 COLUMNS = ("tokens", "lines", "documents")
 OFFSET_DTYPE = "<u4"
 MAX_SHARD_TOKENS = 1 << 31
@@ -135,9 +137,7 @@ def _file_digest(path: Path) -> str:
 class ShardWriter:
     """Writes the shards of one part into a folder, a batch of documents at a time."""
 
-    def __init__(
-        self, folder: Path, part: Literal["train", "heldout"], *, vocab_size: int, shard_tokens: int
-    ) -> None:
+    def __init__(self, folder: Path, part: Part, *, vocab_size: int, shard_tokens: int) -> None:
         """Start with no file: the first document opens the first shard."""
         require(
             shard_tokens <= MAX_SHARD_TOKENS,

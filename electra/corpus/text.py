@@ -14,7 +14,7 @@ import re
 import shutil
 import tempfile
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -91,7 +91,7 @@ def find_files(paths: Sequence[str]) -> list[Path]:
 
 def read_documents(
     paths: Iterable[Path], *, border: Border, text_field: str, counts: TextCounts
-) -> Iterator[list[str]]:
+) -> Generator[list[str]]:
     """Yield each document as its lines, none empty, runs of unusual white space made one space.
 
     Args:

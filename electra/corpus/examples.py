@@ -1,0 +1,195 @@
+"""Rows for pre-training, cut from token shards: [CLS] A [SEP] B [SEP], as a function of (seed, step).
+
+An epoch covers every token of the shards once. Row after row takes the next tokens of the stream,
+as many as it has room for, so nothing is thrown away and only rows that are meant to be short (and
+the last of each shard) are padded: a long line is carried over into the next row, and a row runs on
+across a document's border. The second segment begins at the document border nearest to the row's
+middle if there is one inside, else at the nearest line border, else at a word border.
+
+Source: section 3.1 and build_pretraining_dataset.py, whose example is cut at a fixed length and
+whose remainder is thrown away (docs/DEVIATIONS.md).
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from electra.config import ExamplesConfig, UserError
+from electra.corpus.shards import Shard
+from electra.corpus.tokenizer import Tokenizer
+
+SHORTEST_ROW = 5
+"""Tokens of the shortest row that `short_prob` asks for. Source: ExampleBuilder._create_example."""
+
+
+class Batch(NamedTuple):
+    """Rows of one step; B rows of L tokens."""
+
+    input_ids_BL: Tensor
+    """int64."""
+    attention_mask_BL: Tensor | None
+    """True at tokens, False at padding; None if no row is padded."""
+    token_type_ids_BL: Tensor
+    """0 in [CLS] A [SEP], 1 in B [SEP], 0 at padding; int64."""
+
+    def to(self, device: torch.device) -> "Batch":
+        """Return the batch on a device."""
+        return Batch(*(None if part is None else part.to(device) for part in self))
+
+
+class Examples:
+    """All rows of an epoch, in an order that each epoch draws anew.
+
+    Args:
+        shards: One part of a shards folder.
+        tokenizer: For the special tokens and for where words begin.
+        config: Length of a row, shares of short ones and of single segments.
+        seed: Seed of the cut and of the order.
+    """
+
+    def __init__(
+        self, shards: Sequence[Shard], tokenizer: Tokenizer, config: ExamplesConfig, seed: int
+    ):
+        if not any(len(shard.tokens) for shard in shards):
+            raise UserError("the shards hold no tokens")
+        self.shards = shards
+        self.tokenizer = tokenizer
+        self.config = config
+        self.seed = seed
+        plans = [self._cut(number, len(shard.tokens)) for number, shard in enumerate(shards)]
+        self.starts, self.counts, self.is_pair = (
+            np.concatenate(columns) for columns in zip(*plans, strict=True)
+        )
+        self.shard_ends = np.cumsum([len(plan[0]) for plan in plans])
+
+    def __len__(self) -> int:
+        """Return the number of rows in an epoch."""
+        return len(self.starts)
+
+    def batch(self, step: int, batch_size: int) -> Batch:
+        """Return the rows of a step, counted from 0; epochs follow one another without a gap."""
+        samples = np.arange(step * batch_size, (step + 1) * batch_size, dtype=np.uint64)
+        epochs, places = np.divmod(samples, np.uint64(len(self)))
+        rows = np.empty(batch_size, dtype=np.int64)
+        for epoch in np.unique(epochs):
+            inside = epochs == epoch
+            rows[inside] = permute(places[inside], len(self), self.seed, int(epoch))
+        return self.rows(rows)
+
+    def rows(self, rows: np.ndarray) -> Batch:
+        """Return the rows of these numbers."""
+        length = self.config.sequence_length
+        ids_BL = np.empty((len(rows), length), dtype=np.int64)
+        second_B = np.empty(len(rows), dtype=np.int64)
+        shard_B = np.searchsorted(self.shard_ends, rows, side="right")
+        starts_B, counts_B = self.starts[rows], self.counts[rows]
+        is_pair_B = self.is_pair[rows]
+        for number in np.unique(shard_B):
+            inside = np.flatnonzero(shard_B == number)
+            ids_BL[inside], second_B[inside] = self._fill(
+                self.shards[number], starts_B[inside], counts_B[inside], is_pair_B[inside]
+            )
+        position_L = np.arange(length)
+        length_B1 = (counts_B + 2 + is_pair_B)[:, None]
+        real_BL = position_L < length_B1
+        types_BL = (position_L >= second_B[:, None]) & real_BL
+        return Batch(
+            torch.from_numpy(ids_BL),
+            None if real_BL.all() else torch.from_numpy(real_BL),
+            torch.from_numpy(types_BL.astype(np.int64)),
+        )
+
+    def _cut(self, number: int, num_tokens: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Cut a shard into rows: first token, number of tokens, and whether it has two segments."""
+        config, length = self.config, self.config.sequence_length
+        # Drawn in blocks from a counter-based generator, so that the cut never depends on memory.
+        rng = np.random.Generator(np.random.Philox(key=[self.seed, number]))
+        counts, pairs, covered = [], [], 0
+        while covered < num_tokens:
+            size = max(64, (num_tokens - covered) // length + 1)
+            pair = rng.random(size) >= config.single_segment_prob
+            is_short = rng.random(size) < config.short_prob
+            target = np.where(is_short, rng.integers(SHORTEST_ROW, length + 1, size), length)
+            counts.append(target - 2 - pair)
+            pairs.append(pair)
+            covered += int(counts[-1].sum())
+        count, pair = np.concatenate(counts), np.concatenate(pairs)
+        ends = np.cumsum(count)
+        num_rows = int(np.searchsorted(ends, num_tokens)) + 1 if num_tokens else 0
+        count, pair = count[:num_rows], pair[:num_rows]
+        starts = ends[:num_rows] - count
+        if num_rows:
+            count[-1] = num_tokens - starts[-1]
+        return starts, count, pair & (count >= 2)
+
+    def _fill(
+        self, shard: Shard, starts_B: np.ndarray, counts_B: np.ndarray, is_pair_B: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return ids (B, L) and the position at which each row's second segment begins."""
+        length, tokenizer = self.config.sequence_length, self.tokenizer
+        first_B = np.where(is_pair_B, self._split(shard, starts_B, counts_B), counts_B)
+        position_L = np.arange(length)
+        second_B1 = (first_B + 2)[:, None]
+        # A [SEP] stands between the segments, so what follows it is one token behind its place.
+        source_BL = starts_B[:, None] + position_L - 1 - (position_L >= second_B1)
+        ids_BL = shard.tokens[np.clip(source_BL, 0, len(shard.tokens) - 1)].astype(np.int64)
+        last_B = counts_B + 1 + is_pair_B
+        row_B = np.arange(len(starts_B))
+        ids_BL[position_L > last_B[:, None]] = tokenizer.pad_id
+        ids_BL[:, 0] = tokenizer.cls_id
+        ids_BL[row_B, first_B + 1] = tokenizer.sep_id
+        ids_BL[row_B, last_B] = tokenizer.sep_id
+        return ids_BL, first_B + 2
+
+    def _split(self, shard: Shard, starts_B: np.ndarray, counts_B: np.ndarray) -> np.ndarray:
+        """Return the number of tokens in each row's first segment, at least 1, one left over."""
+        ends_B, middle_B = starts_B + counts_B, starts_B + (counts_B + 1) // 2
+        # By word, from the middle on; where no word begins there, in the middle of one.
+        window_BW = middle_B[:, None] + np.arange(8)
+        tokens_BW = shard.tokens[np.minimum(window_BW, len(shard.tokens) - 1)]
+        begins_BW = self.tokenizer.starts_word[tokens_BW] & (window_BW < ends_B[:, None])
+        split_B = middle_B + begins_BW.argmax(axis=1)
+        for borders in (shard.lines, shard.documents):  # the latter last, so that they win
+            next_B = np.searchsorted(borders, middle_B)
+            before_B, after_B = (
+                borders[place].astype(np.int64)
+                for place in (np.maximum(next_B - 1, 0), np.minimum(next_B, len(borders) - 1))
+            )
+            before_fits = (before_B > starts_B) & (before_B < ends_B)
+            after_fits = (after_B > starts_B) & (after_B < ends_B)
+            is_nearer = middle_B - before_B <= after_B - middle_B
+            take_before = before_fits & (is_nearer | ~after_fits)
+            split_B = np.where(after_fits, after_B, split_B)
+            split_B = np.where(take_before, before_B, split_B)
+        return split_B - starts_B
+
+
+def permute(places: np.ndarray, size: int, seed: int, epoch: int) -> np.ndarray:
+    """Return where a pseudo-random permutation of range(size) puts these places.
+
+    A Feistel network over the next power of four, walked until the result is inside: any place can
+    be asked for without the others. Places and result are arrays of integers.
+    """
+    half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
+    mask = np.uint64((1 << half_bits) - 1)
+    shift = np.uint64(half_bits)
+    keys = np.random.Philox(key=[seed, epoch]).random_raw(4)
+    values = places.astype(np.uint64)
+    outside = np.ones(len(values), dtype=bool)
+    while outside.any():
+        left, right = values[outside] >> shift, values[outside] & mask
+        for key in keys:
+            left, right = right, left ^ (_mix(right ^ key) & mask)
+        values[outside] = left << shift | right
+        outside[outside] = values[outside] >= size
+    return values.astype(np.int64)
+
+
+def _mix(values: np.ndarray) -> np.ndarray:
+    """Scramble 64-bit words (the finaliser of splitmix64)."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))

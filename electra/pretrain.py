@@ -1,0 +1,297 @@
+"""Pre-training: shards in, a run folder out. The loop is here from top to bottom.
+
+Order, positions, draws and dropout are functions of (seed, step), so a run that is interrupted
+anywhere and continued ends, bit for bit on a CPU, where it would have ended.
+"""
+
+import dataclasses
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from electra.config import PretrainConfig, UserError, from_dict, require, to_dict
+from electra.corpus.examples import Batch, Examples, permute
+from electra.corpus.shards import Shards, open_shards
+from electra.corpus.tokenizer import Tokenizer
+from electra.method.measures import Measures
+from electra.method.replaced_token_detection import ReplacedTokenDetection
+from electra.model.encoder import Encoder, init_weights
+from electra.model.heads import DiscriminatorHead, GeneratorHead
+from electra.training.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
+from electra.training.device import (
+    choose_device,
+    choose_dtype,
+    describe_device,
+    prepare_process,
+    step_seed,
+)
+from electra.training.files import write_json
+from electra.training.optimizer import build_optimizer, learning_rate_at, set_learning_rate
+from electra.training.run import MetricsLog, read_metrics, stop_on_signal, write_manifest
+
+Show = Callable[[dict[str, Any]], None]
+
+
+class Interrupted(Exception):  # noqa: N818 (not an error: the run is safe)
+    """The run was asked to stop; its checkpoint is written."""
+
+    def __init__(self, run: Path, step: int):
+        super().__init__(f"stopped at step {step}")
+        self.run = run
+        self.step = step
+
+
+def pretrain(shards_folder: Path, run: Path, config: PretrainConfig, show: Show) -> dict[str, Any]:
+    """Pre-train from scratch into a new run folder; return its results.
+
+    Args:
+        shards_folder: What `prepare` wrote.
+        run: The run folder; must not exist.
+        config: The settings; the vocabulary's size is taken from the shards.
+        show: Is given every record of metrics.jsonl as it is written.
+
+    Raises:
+        UserError: The folders or the settings do not fit.
+        Interrupted: A signal asked to stop; the state is saved.
+    """
+    require(not run.exists(), f"{run} exists already; choose another --out, or --resume {run}")
+    shards = open_shards(shards_folder)
+    config = fit_to_shards(config, shards)
+    device = choose_device(config.train.device)
+    prepare_process(config.train.threads)
+    run.mkdir(parents=True)
+    shards.tokenizer.save(run / "tokenizer")
+    write_manifest(
+        run,
+        device=describe_device(device),
+        dtype=str(choose_dtype(config.train.precision, device)),
+        shards={"folder": str(shards_folder), "sha256": shards.digest},
+        seed=config.train.seed,
+    )
+    # Last, so that a folder with a config.json is one that can be continued.
+    write_json(run / "config.json", to_dict(config))
+    return _train(run, config, shards, device, show, resume=False)
+
+
+def resume(run: Path, show: Show, shards_folder: Path | None = None) -> dict[str, Any]:
+    """Continue an interrupted run from its newest intact checkpoint; return its results.
+
+    Args:
+        run: A run folder; its own config.json is what counts.
+        show: As in `pretrain`.
+        shards_folder: Where the shards are now, if they have moved.
+
+    Raises:
+        UserError: It is no run folder, or the shards are not those it began with.
+        Interrupted: As in `pretrain`.
+    """
+    require((run / "config.json").is_file(), f"{run} is not a run folder: it has no config.json")
+    require(not (run / "results.json").exists(), f"{run} is complete; there is nothing to resume")
+    config = from_dict(PretrainConfig, json.loads((run / "config.json").read_text()))
+    manifest = json.loads((run / "manifest.json").read_text())
+    shards = open_shards(shards_folder or Path(manifest["shards"]["folder"]))
+    require(
+        shards.digest == manifest["shards"]["sha256"],
+        f"{shards.folder} does not hold the shards that {run} was begun with",
+    )
+    device = choose_device(config.train.device)
+    prepare_process(config.train.threads)
+    return _train(run, config, shards, device, show, resume=True)
+
+
+def fit_to_shards(config: PretrainConfig, shards: Shards) -> PretrainConfig:
+    """Return the config with the shards' vocabulary size, after checking that the two fit."""
+    require(
+        bool(shards.heldout), f"{shards.folder} has no held-out part; prepare it with one"
+    )
+    model = dataclasses.replace(config.model, vocab_size=shards.tokenizer.vocab_size)
+    return dataclasses.replace(config, model=model)
+
+
+def build_model(
+    config: PretrainConfig, tokenizer: Tokenizer, compute_dtype: torch.dtype
+) -> ReplacedTokenDetection:
+    """Return both networks with fresh weights, a function of the seed."""
+    discriminator = Encoder(config.model, compute_dtype=compute_dtype)
+    generator_config = config.generator.encoder(config.model)
+    model = ReplacedTokenDetection(
+        discriminator=discriminator,
+        discriminator_head=DiscriminatorHead(config.model),
+        generator=Encoder(
+            generator_config, embeddings=discriminator.embeddings, compute_dtype=compute_dtype
+        ),
+        generator_head=GeneratorHead(generator_config),
+        config=config.method,
+        mask_id=tokenizer.mask_id,
+        never_masked_ids=(
+            tokenizer.pad_id,
+            tokenizer.cls_id,
+            tokenizer.sep_id,
+            tokenizer.mask_id,
+        ),
+    )
+    rng = torch.Generator().manual_seed(step_seed(config.train.seed, "weights", 0))
+    init_weights(model, config.model.initializer_range, rng)
+    return model
+
+
+def _train(
+    run: Path,
+    config: PretrainConfig,
+    shards: Shards,
+    device: torch.device,
+    show: Show,
+    *,
+    resume: bool,
+) -> dict[str, Any]:
+    train, seed = config.train, config.train.seed
+    tokenizer = shards.tokenizer
+    model = build_model(config, tokenizer, choose_dtype(train.precision, device)).to(device)
+    optimizer = build_optimizer(model, config.optimizer)
+    first_step = 0
+    if resume and (run / "checkpoints").is_dir():
+        first_step, checkpoint = find_checkpoint(run)
+        load_checkpoint(checkpoint, model, optimizer)
+    examples = Examples(shards.train, tokenizer, config.examples, seed)
+    heldout = heldout_batches(shards, config)
+    measures = Measures(config.method.disc_weight)
+    log = MetricsLog(run, first_step)
+    clock = _Clock(log.last_train)
+    rng = torch.Generator(device)
+    num_real, grad_norms = torch.zeros((), dtype=torch.int64, device=device), []
+
+    def write(record: dict[str, Any]) -> None:
+        log.write(record)
+        show(record)
+
+    with stop_on_signal() as stop:
+        model.train()
+        for step in range(first_step, train.steps):
+            batch = examples.batch(step, train.batch_size).to(device)
+            rng.manual_seed(step_seed(seed, "corruption", step))
+            torch.manual_seed(step_seed(seed, "dropout", step))
+            set_learning_rate(optimizer, learning_rate_at(step, train.steps, config.optimizer))
+
+            output = model(*batch, rng)
+            output.loss.backward()
+            grad_norms.append(
+                nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.max_grad_norm)
+            )
+            optimizer.step()
+            optimizer.zero_grad()
+
+            measures.add(output)
+            num_real += output.real_BL.sum()
+            done = step + 1
+            is_last, is_stopped = done == train.steps, stop.requested
+            saves = done % train.save_every == 0 or is_last or is_stopped
+            if done % train.log_every == 0 or saves:  # a checkpoint's record ends its window
+                record = {
+                    "part": "train",
+                    "step": done,
+                    **clock.record(done, train.steps, int(num_real)),
+                    **measures.record(),
+                    "learning_rate": learning_rate_at(step, train.steps, config.optimizer),
+                    "grad_norm": torch.stack(grad_norms).mean().item(),
+                }
+                num_real.zero_()
+                grad_norms.clear()
+                require(
+                    math.isfinite(record["loss"]) and math.isfinite(record["grad_norm"]),
+                    f"the loss is no longer finite at step {done}; the last checkpoint is intact: "
+                    "lower optimizer.learning_rate, or set train.precision=float32",
+                )
+                write(record)
+            with clock.paused():
+                if done % train.evaluate_every == 0 or is_last:
+                    evaluation = evaluate(model, heldout, config, device)
+                    write({"part": "heldout", "step": done, **evaluation})
+                if saves:
+                    save_checkpoint(run, done, model, optimizer, train.keep_checkpoints)
+            if is_stopped and not is_last:
+                log.close()
+                raise Interrupted(run, done)
+    log.close()
+    return _write_results(run)
+
+
+def _write_results(run: Path) -> dict[str, Any]:
+    records = read_metrics(run / "metrics.jsonl")
+    train, heldout = (
+        next(record for record in reversed(records) if record["part"] == part)
+        for part in ("train", "heldout")
+    )
+    results = {
+        "steps": train["step"],
+        "tokens": train["tokens"],
+        "seconds": train["seconds"],
+        "heldout": heldout,
+    }
+    write_json(run / "results.json", results)
+    return results
+
+
+def heldout_batches(shards: Shards, config: PretrainConfig) -> list[Batch]:
+    """Return the held-out rows of an evaluation, the same ones whenever it is asked."""
+    examples = Examples(shards.heldout, shards.tokenizer, config.examples, seed=0)
+    count = min(len(examples), config.train.evaluate_rows)
+    rows = permute(torch.arange(count).numpy(), len(examples), seed=0, epoch=0)
+    size = config.train.batch_size
+    return [examples.rows(rows[start : start + size]) for start in range(0, count, size)]
+
+
+@torch.no_grad()
+def evaluate(
+    model: ReplacedTokenDetection,
+    batches: list[Batch],
+    config: PretrainConfig,
+    device: torch.device,
+) -> dict[str, Any]:
+    """Return the measures on held-out rows: dropout off, positions and uniforms always the same."""
+    model.eval()
+    measures = Measures(config.method.disc_weight)
+    rng = torch.Generator(device)
+    for number, batch in enumerate(batches):
+        rng.manual_seed(step_seed(0, "heldout", number))
+        measures.add(model(*batch.to(device), rng))
+    model.train()
+    return measures.record()
+
+
+class _Clock:
+    """Seconds spent training, without evaluations and checkpoints, over all sessions of a run."""
+
+    def __init__(self, last: dict[str, Any] | None):
+        self.seconds, self.tokens, self.step = 0.0, 0, 0
+        if last:
+            self.seconds, self.tokens, self.step = last["seconds"], last["tokens"], last["step"]
+        self.since = time.perf_counter()
+
+    def record(self, step: int, steps: int, new_tokens: int) -> dict[str, Any]:
+        """Return what has been done by this step, the speed since the last call, and what is left."""
+        now = time.perf_counter()
+        seconds, self.since = now - self.since, now
+        seconds_per_step = seconds / (step - self.step)
+        self.seconds += seconds
+        self.tokens += new_tokens
+        self.step = step
+        return {
+            "tokens": self.tokens,
+            "seconds": self.seconds,
+            "tokens_per_second": new_tokens / seconds,
+            "seconds_left": seconds_per_step * (steps - step),
+        }
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave out what happens inside."""
+        began = time.perf_counter()
+        yield
+        self.since += time.perf_counter() - began
