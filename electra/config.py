@@ -308,6 +308,99 @@ PRESETS: Mapping[str, PretrainConfig] = {
 """Table 6 of the paper, but for `tiny`."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class OwnTaskConfig:
+    """What `electra finetune --task own` finds where in the user's TSV or JSONL files."""
+
+    text: str | None = None
+    """Column of the text. Unset: text, sentence, text_a or sentence1, whichever train has first."""
+    text_b: str | None = None
+    """Column of the second text of a pair. Unset: text_b or sentence2 if train has one, but none if
+    `text` is set."""
+    label: str = "label"
+    """Column of the label; a test file may lack it."""
+    train: str | None = None
+    """File, in the data folder or anywhere. Unset: train.tsv or train.jsonl, compressed or not."""
+    dev: str | None = None
+    """Likewise; unset: named dev, validation, valid or val."""
+    test: str | None = None
+    """Likewise; unset: named test, if there is one."""
+    metric: Literal["accuracy", "f1", "mcc"] = "accuracy"
+    """The headline metric; all three are reported."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneConfig:
+    """Everything `electra finetune` can be told. Source: Table 7; sizes: FINETUNE_PRESETS."""
+
+    learning_rate: float = 3e-4
+    """Peak, of the head; layers below it learn at less."""
+    layer_lr_decay: float = 0.8
+    """Each layer learns at this multiple of the rate of the layer above it."""
+    warmup_fraction: float = 0.1
+    """Share of the steps in which the rate climbs from 0; it then falls linearly to 0."""
+    weight_decay: float = 0.0
+    """Decoupled, times the learning rate. Table 7 has 0, the released code 0.01."""
+    max_grad_norm: float = 1.0
+    """Clip of the global norm of the gradient of the mean loss (the released code's is the sum)."""
+    batch_size: int = 32
+    """Examples per optimizer step."""
+    epochs: int = 0
+    """Passes over train. 0: the task's, which is 3, and 10 for GLUE's RTE and STS-B."""
+    sequence_length: int = 0
+    """Longest row in tokens, special ones included; longer texts are cut at their end. 0: 128, or
+    what the encoder was pre-trained on if that is shorter."""
+    dropout_prob: float = 0.1
+    """Dropout in the encoder and before the classifier, whatever pre-training used."""
+    keep_epoch: Literal["last", "best"] = "last"
+    """Whose weights and scores count. "best" chooses by the headline metric on dev, so that the
+    dev score is no longer that of unseen examples; results say which."""
+    own: OwnTaskConfig = field(default_factory=OwnTaskConfig)
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """As in pre-training."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """As in pre-training."""
+    threads: int = 0
+    """CPU threads; 0: one for each core this process may use."""
+
+    def __post_init__(self) -> None:
+        require(self.learning_rate > 0, f"learning_rate must be > 0, not {self.learning_rate}")
+        require(
+            0 < self.layer_lr_decay <= 1,
+            f"layer_lr_decay must lie in (0, 1], not {self.layer_lr_decay}",
+        )
+        for name in ("warmup_fraction", "dropout_prob"):
+            value = getattr(self, name)
+            require(0 <= value < 1, f"{name} must lie in [0, 1), not {value}")
+        require(self.weight_decay >= 0, f"weight_decay must be >= 0, not {self.weight_decay}")
+        require(self.max_grad_norm > 0, f"max_grad_norm must be > 0, not {self.max_grad_norm}")
+        require(self.batch_size >= 1, f"batch_size must be >= 1, not {self.batch_size}")
+        require(
+            self.sequence_length == 0 or self.sequence_length >= 8,
+            f"sequence_length must be 0 or >= 8, not {self.sequence_length}",
+        )
+        for name in ("epochs", "threads"):
+            require(getattr(self, name) >= 0, f"{name} must be >= 0, not {getattr(self, name)}")
+
+
+FINETUNE_PRESETS: Mapping[str, FinetuneConfig] = {
+    # Ours, not the paper's.
+    "tiny": FinetuneConfig(learning_rate=5e-4),
+    "small": FinetuneConfig(),
+    "base": FinetuneConfig(learning_rate=1e-4),
+    "large": FinetuneConfig(learning_rate=5e-5, layer_lr_decay=0.9),
+}
+"""Table 7 of the paper, but for `tiny`."""
+
+
+def finetune_preset(encoder: EncoderConfig) -> FinetuneConfig:
+    """Return the preset of the narrowest size that is at least as wide as the encoder."""
+    for name in FINETUNE_PRESETS:
+        if encoder.hidden_size <= PRESETS[name].model.hidden_size:
+            return FINETUNE_PRESETS[name]
+    return FINETUNE_PRESETS["large"]
+
+
 ConfigType = TypeVar("ConfigType")
 
 

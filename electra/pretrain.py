@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from electra.config import PretrainConfig, UserError, from_dict, require, to_dict
+from electra.config import PretrainConfig, require, to_dict
 from electra.corpus.examples import Batch, Examples, permute
 from electra.corpus.shards import Shards, open_shards
 from electra.corpus.tokenizer import Tokenizer
@@ -34,6 +34,7 @@ from electra.training.device import (
 )
 from electra.training.files import write_json
 from electra.training.optimizer import build_optimizer, learning_rate_at, set_learning_rate
+from electra.training.pretrained import read_run_config
 from electra.training.run import MetricsLog, read_metrics, stop_on_signal, write_manifest
 
 Show = Callable[[dict[str, Any]], None]
@@ -92,9 +93,8 @@ def resume(run: Path, show: Show, shards_folder: Path | None = None) -> dict[str
         UserError: It is no run folder, or the shards are not those it began with.
         Interrupted: As in `pretrain`.
     """
-    require((run / "config.json").is_file(), f"{run} is not a run folder: it has no config.json")
+    config = read_run_config(run)
     require(not (run / "results.json").exists(), f"{run} is complete; there is nothing to resume")
-    config = from_dict(PretrainConfig, json.loads((run / "config.json").read_text()))
     manifest = json.loads((run / "manifest.json").read_text())
     shards = open_shards(shards_folder or Path(manifest["shards"]["folder"]))
     require(

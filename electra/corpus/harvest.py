@@ -10,35 +10,39 @@ import hashlib
 import inspect
 import json
 import multiprocessing
+import os
 import re
 import sys
 import sysconfig
 import warnings
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from electra.config import require
+from electra.corpus.prepare import num_cores
+
 STANDARD_LIBRARY = "python"
 """The package name under which the standard library's docstrings are given."""
-SKIPPED_FOLDERS = {
-    "test", "tests", "testing", "__pycache__", "site-packages", "idlelib", "lib2to3", "node_modules",
+SKIPPED_FOLDERS = frozenset(
+    "test tests testing __pycache__ site-packages dist-packages idlelib lib2to3 "  # noqa: SIM905
     # Copies of other packages, which would be counted twice.
-    "_vendor", "vendor", "vendored", "vendored_packages", "externals", "_external", "extern",
-    "third_party", "array_api_compat", "array_api_extra",
-}  # fmt: skip
+    "_vendor vendor vendored vendored_packages externals _external extern third_party "
+    "array_api_compat array_api_extra".split()
+)
 MIN_DOCSTRING_WORDS = 5
 MIN_STRING_CHARS = 200
 """Characters from which a string that is no docstring may be documentation."""
 MIN_COMMON_SHARE = 0.12
 """Share of COMMON_WORDS among the words of English prose; code and tables lie far below."""
 COMMON_WORDS = frozenset(
-    "a an and are as at be by can for from has if in into is it its not of on only or "
+    "a an and are as at be by can for from has if in into is it its not of on only or "  # noqa: SIM905
     "returns that the then this to used was when which will with you".split()
 )
 WORD = re.compile(r"[A-Za-z]+")
 FILES_PER_TASK = 64
+Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Docstring(NamedTuple):
@@ -51,7 +55,7 @@ class Docstring(NamedTuple):
     text: str
 
 
-def harvest(workers: int = 2) -> Iterator[Docstring]:
+def harvest() -> Iterator[Docstring]:
     """Yield the documentation in the standard library and in all installed packages.
 
     Each text comes once, in an order that depends on nothing but the installed files.
@@ -60,22 +64,39 @@ def harvest(workers: int = 2) -> Iterator[Docstring]:
     tasks = list(_list_modules())
     # Spawned, since a fork of a process with threads (torch's, tokenizers') may hang.
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=spawn) as pool:
-        for found in pool.map(_read_module, *zip(*tasks, strict=True), chunksize=FILES_PER_TASK):
-            for docstring in found:
+    with ProcessPoolExecutor(num_cores(), mp_context=spawn) as pool:
+        for docstrings in pool.map(
+            _read_module, *zip(*tasks, strict=True), chunksize=FILES_PER_TASK
+        ):
+            for docstring in docstrings:
                 digest = hashlib.blake2b(docstring.text.encode(), digest_size=16).digest()
                 if digest not in seen:
                     seen.add(digest)
                     yield docstring
 
 
+def write_jsonl(docstrings: Iterable[Docstring], path: str | Path) -> None:
+    """Write documentation as records that `prepare` reads, one a line.
+
+    Raises:
+        UserError: the file exists already.
+    """
+    path = Path(path)
+    require(not path.exists(), f"{path} exists already; remove it or choose another name")
+    incomplete = path.with_name(f"{path.name}.incomplete")
+    with incomplete.open("w", encoding="utf-8", newline="\n") as file:
+        for docstring in docstrings:
+            file.write(json.dumps(docstring._asdict(), ensure_ascii=False) + "\n")
+    incomplete.rename(path)
+
+
 def _list_modules() -> Iterator[tuple[Path, str, str]]:
     """Yield (file, package, module), sorted by package and module."""
     standard = Path(sysconfig.get_path("stdlib"))
     roots = [Path(entry) for entry in dict.fromkeys(sys.path) if _is_package_folder(Path(entry))]
-    found = {}
+    found: dict[tuple[str, str], Path] = {}
     for root in (standard, *roots):
-        for folder, subfolders, names in _walk(root):
+        for folder, subfolders, names in os.walk(root):
             subfolders[:] = [name for name in subfolders if name not in SKIPPED_FOLDERS]
             for name in names:
                 if name.endswith(".py"):
@@ -87,3 +108,101 @@ def _list_modules() -> Iterator[tuple[Path, str, str]]:
                     found.setdefault((package, module), path)
     for (package, module), path in sorted(found.items()):
         yield path, package, module
+
+
+def _is_package_folder(path: Path) -> bool:
+    return path.name in ("site-packages", "dist-packages") and path.is_dir()
+
+
+def _read_module(path: Path, package: str, module: str) -> list[Docstring]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError, RecursionError, MemoryError, OSError):
+        return []
+    return [
+        Docstring(package, module, name, text)
+        for name, raw in _find_strings(tree, "")
+        if is_english(text := clean_docstring(raw))
+    ]
+
+
+def _find_strings(parent: ast.AST, prefix: str) -> Iterator[tuple[str, str]]:
+    """Yield (name, docstring) of what is defined in a node, and its other long strings."""
+    if isinstance(parent, ast.Module | Definition) and (text := ast.get_docstring(parent, False)):
+        yield prefix, text
+    for block in ("body", "orelse", "handlers", "finalbody"):
+        for node in getattr(parent, block, ()):
+            if isinstance(node, Definition):
+                yield from _find_strings(node, f"{prefix}.{node.name}".removeprefix("."))
+            elif isinstance(node, ast.Assign | ast.AnnAssign | ast.Expr):
+                # Inside functions such strings are messages and templates, and the search costs.
+                if not isinstance(parent, ast.FunctionDef | ast.AsyncFunctionDef):
+                    yield from (("", text) for text in _find_long_strings(node))
+            else:
+                yield from _find_strings(node, prefix)
+
+
+def _find_long_strings(statement: ast.stmt) -> Iterator[str]:
+    if statement.end_lineno == statement.lineno:
+        return
+    for node in ast.walk(statement):
+        value = node.value if isinstance(node, ast.Constant) else None
+        if isinstance(value, str) and len(value) >= MIN_STRING_CHARS:
+            yield value
+
+
+CODE_DIRECTIVES = (
+    "code|code-block|sourcecode|math|plot|doctest|testcode|ipython|image|figure|toctree"
+)
+CODE_BLOCK = re.compile(rf"\.\. ({CODE_DIRECTIVES})::|.*::$")
+DIRECTIVE = re.compile(r"\.\. [\w:-]+::")
+RULER = re.compile(r"[\W_]+$")
+LIST_ITEM = re.compile(r"([-*+•:@]|\d+[.)]|\w+ ?(\(.*\))? ?:) ?")
+ROLE = re.compile(r":[a-z:]+:`~?([^`<]+?)(?: <[^>]*>)?`")
+MARKUP = re.compile(r"(`{1,3}|\*\*)([^`*]+)\1_?")
+MIN_WRAPPED_COLUMNS = 50
+"""Columns of a line that may go on in the next; a shorter one ends its paragraph."""
+
+
+def clean_docstring(text: str) -> str:
+    """Return documentation as paragraphs of prose, one a line, without markup and code."""
+    paragraphs: list[str] = []
+    goes_on = False
+    code_indent: int | None = None
+    in_example = in_fence = False
+    for line in inspect.cleandoc(text).expandtabs().splitlines():
+        stripped = line.strip()
+        indent = len(line) - len(line.lstrip())
+        if stripped.startswith("```"):
+            in_fence = not in_fence
+            goes_on = False
+            continue
+        if not stripped:
+            goes_on = in_example = False
+            continue
+        if code_indent is not None and indent <= code_indent:
+            code_indent = None
+        in_example = in_example or stripped.startswith(">>>")
+        if code_indent is not None or in_example or in_fence:
+            continue
+        if CODE_BLOCK.match(stripped):
+            code_indent = indent
+        if DIRECTIVE.match(stripped) or RULER.match(stripped):
+            goes_on = False
+            continue
+        plain = MARKUP.sub(r"\2", ROLE.sub(r"\1", stripped))
+        if goes_on and not LIST_ITEM.match(stripped):
+            paragraphs[-1] += f" {plain}"
+        else:
+            paragraphs.append(plain)
+        goes_on = len(line) >= MIN_WRAPPED_COLUMNS
+    return "\n".join(paragraphs)
+
+
+def is_english(text: str) -> bool:
+    """Return whether a text is English prose of some length, by the share of common words."""
+    words = WORD.findall(text.lower())
+    num_common = sum(word in COMMON_WORDS for word in words)
+    return len(words) >= MIN_DOCSTRING_WORDS and num_common >= MIN_COMMON_SHARE * len(words)

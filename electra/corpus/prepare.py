@@ -249,7 +249,7 @@ def choose_heldout(first: int, num_documents: int, prob: float, seed: int) -> np
 def _encode(documents: Iterable[list[str]], tokenizer: Tokenizer, workers: int) -> Generator[Batch]:
     """Yield batches of tokens in the order of the documents."""
     batches = _batch_documents(documents)
-    workers = workers or _num_cores()
+    workers = workers or num_cores()
     if workers == 1:
         yield from map(WordEncoder(tokenizer).encode_documents, batches)
         return
@@ -277,7 +277,7 @@ def _encode(documents: Iterable[list[str]], tokenizer: Tokenizer, workers: int) 
         pool.shutdown(cancel_futures=True)
 
 
-def _num_cores() -> int:
+def num_cores() -> int:
     """Return the cores this process may use, where the system tells, else all."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

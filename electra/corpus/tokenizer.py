@@ -121,21 +121,25 @@ class Tokenizer:
     def save(self, folder: str | Path) -> None:
         """Write a folder that `load` and transformers' AutoTokenizer read back alike."""
         with new_folder(Path(folder)) as incomplete:
-            self._backend.save(str(incomplete / "tokenizer.json"))
-            (incomplete / "vocab.txt").write_text(
-                "".join(f"{token}\n" for token in self.tokens_by_id), encoding="utf-8", newline="\n"
-            )
-            settings = {
-                "tokenizer_class": "BertTokenizer",
-                "do_lower_case": self.lowercase,
-                "strip_accents": self.strip_accents,
-                "tokenize_chinese_chars": True,
-                "model_max_length": MODEL_MAX_LENGTH,
-                **{f"{token[1:-1].lower()}_token": token for token in SPECIAL_TOKENS},
-            }
-            (incomplete / "tokenizer_config.json").write_text(
-                json.dumps(settings, indent=2) + "\n", encoding="utf-8", newline="\n"
-            )
+            self.write(incomplete)
+
+    def write(self, folder: Path) -> None:
+        """Write the files of `save` into a folder that is there."""
+        self._backend.save(str(folder / "tokenizer.json"))
+        (folder / "vocab.txt").write_text(
+            "".join(f"{token}\n" for token in self.tokens_by_id), encoding="utf-8", newline="\n"
+        )
+        settings = {
+            "tokenizer_class": "BertTokenizer",
+            "do_lower_case": self.lowercase,
+            "strip_accents": self.strip_accents,
+            "tokenize_chinese_chars": True,
+            "model_max_length": MODEL_MAX_LENGTH,
+            **{f"{token[1:-1].lower()}_token": token for token in SPECIAL_TOKENS},
+        }
+        (folder / "tokenizer_config.json").write_text(
+            json.dumps(settings, indent=2) + "\n", encoding="utf-8", newline="\n"
+        )
 
     @property
     def vocab_size(self) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from electra.config import EncoderConfig, PretrainConfig, UserError, from_dict
+from electra.config import EncoderConfig, PretrainConfig, UserError, from_dict, require
 from electra.corpus.tokenizer import Tokenizer
 from electra.model.huggingface import config_from_huggingface, encoder_from_huggingface
 from electra.training.checkpoint import FILES, find_checkpoint, read_tensors
@@ -52,7 +52,7 @@ def load_pretrained(folder: Path) -> Pretrained:
             encoder.max_position_embeddings,
             str(folder),
         )
-    config = from_dict(PretrainConfig, values)
+    config = read_run_config(folder)
     step, checkpoint = find_checkpoint(folder)
     prefix = "discriminator."
     tensors = {
@@ -67,3 +67,17 @@ def load_pretrained(folder: Path) -> Pretrained:
         config.examples.sequence_length,
         f"{folder} at step {step}",
     )
+
+
+def read_run_config(run: Path) -> PretrainConfig:
+    """Return the settings of a run folder.
+
+    Raises:
+        UserError: It is not one.
+    """
+    path = run / "config.json"
+    require(path.is_file(), f"{run} is not a run folder of `electra pretrain`: no config.json")
+    try:
+        return from_dict(PretrainConfig, json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} is not the config of a run: {error}") from None

@@ -1,0 +1,333 @@
+"""Fine-tuning: an encoder and a task in, a folder of scores out. The loop is here, top to bottom.
+
+Order, new weights and dropout are functions of (seed, step), so a seed's scores are a function of
+data, settings and seed. A seed is the unit of work: a command that was interrupted goes on with the
+seeds that are not finished.
+"""
+
+import dataclasses
+import json
+import math
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from electra.config import (
+    FinetuneConfig,
+    OptimizerConfig,
+    require,
+    to_dict,
+)
+from electra.tasks.classifier import (
+    Classifier,
+    build_classifier,
+    keep_tokens,
+    predict,
+    restore_tokens,
+)
+from electra.tasks.registry import read_task
+from electra.tasks.results import (
+    describe_task,
+    find_failures,
+    finite,
+    score_rows,
+    summarise,
+    write_predictions,
+)
+from electra.tasks.rows import TaskRows, choose_batches, encode_task, make_batch
+from electra.tasks.task import Task
+from electra.training.checkpoint import load_parameters
+from electra.training.device import (
+    choose_device,
+    choose_dtype,
+    describe_device,
+    prepare_process,
+    step_seed,
+)
+from electra.training.files import sha256_file, write_json
+from electra.training.optimizer import build_optimizer, learning_rate_at, set_learning_rate
+from electra.training.pretrained import Pretrained, load_pretrained
+from electra.training.run import write_manifest
+
+Progress = Callable[[dict[str, Any]], None]
+PROGRESS_STEPS = 25
+"""Steps between two records of progress."""
+DEFAULT_LENGTH = 128
+"""Tokens of the longest row if the user does not say. Source: Table 7."""
+
+
+@dataclass(frozen=True)
+class SeedRun:
+    """What one seed gives."""
+
+    model: Classifier
+    dev_logits: Tensor
+    """(N, C), in the order of the dev examples."""
+    test_logits: Tensor
+    record: dict[str, Any]
+    """Its results.json: scores of the epoch that counts, every epoch, speed, failures."""
+
+
+def finetune(
+    start: Path,
+    task: str,
+    data: Path,
+    out: Path,
+    config: FinetuneConfig,
+    *,
+    seeds: int,
+    from_scratch: bool = False,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Fine-tune an encoder with seeds 0, 1, ... and write their folder; return its results.
+
+    What is finished is kept in `<out>.incomplete` until all is: called again, it goes on there.
+
+    Args:
+        start: Run folder of `electra pretrain`, or a Hugging Face folder.
+        task: A name in `registry.TASKS`.
+        data: Folder of the task's files.
+        out: The folder to write; must not exist.
+        config: The settings.
+        seeds: How many runs.
+        from_scratch: Take sizes and vocabulary from `start` but no weights: the comparison that
+            shows what pre-training is worth.
+        progress: Is given records by "part": "task", "train", "dev", "seed".
+
+    Raises:
+        UserError: Folders, files or settings do not fit, or `<out>.incomplete` has other settings.
+    """
+    require(not out.exists(), f"{out} exists already; remove it or choose another --out")
+    require(seeds >= 1, f"seeds must be >= 1, not {seeds}")
+    question = read_task(task, data, config.own)
+    pretrained = load_pretrained(start)
+    config = fit_to_start(config, pretrained, question)
+    prepare_process(config.threads)
+    folder = _begin_folder(
+        out,
+        {
+            "task": question.name,
+            "start": pretrained.source,
+            "from_scratch": from_scratch,
+            "files": {str(path): sha256_file(path) for path in question.files},
+            "config": to_dict(config),
+        },
+        config,
+    )
+    rows = encode_task(question, pretrained.tokenizer, config.sequence_length)
+    facts = {
+        **describe_task(question, rows),
+        "start": pretrained.source,
+        "from_scratch": from_scratch,
+        "keep_epoch": config.keep_epoch,
+    }
+    progress({"part": "task", **facts})
+    for seed in range(seeds):
+        seed_folder = folder / f"seed-{seed}"
+        if not seed_folder.exists():
+            run = train_classifier(
+                pretrained,
+                question,
+                rows,
+                config,
+                seed=seed,
+                from_scratch=from_scratch,
+                progress=progress,
+            )
+            _write_seed(seed_folder, run, question, rows, pretrained, config)
+        record = json.loads((seed_folder / "results.json").read_text(encoding="utf-8"))
+        progress({"part": "seed", **record})
+    results = {**facts, **summarise(folder, question.headline)}
+    write_json(folder / "results.json", results)
+    folder.rename(out)
+    return results
+
+
+def fit_to_start(config: FinetuneConfig, pretrained: Pretrained, task: Task) -> FinetuneConfig:
+    """Return the config with what was unset taken from the encoder and the task.
+
+    Raises:
+        UserError: Rows would be longer than those the encoder was trained on.
+    """
+    longest = pretrained.sequence_length
+    length = config.sequence_length or min(DEFAULT_LENGTH, longest)
+    require(
+        length <= longest,
+        f"sequence_length {length} is more than the {longest} tokens that {pretrained.source} was "
+        "trained on; positions beyond them were never trained",
+    )
+    return dataclasses.replace(config, sequence_length=length, epochs=config.epochs or task.epochs)
+
+
+def train_classifier(
+    pretrained: Pretrained,
+    task: Task,
+    rows: TaskRows,
+    config: FinetuneConfig,
+    *,
+    seed: int,
+    from_scratch: bool = False,
+    progress: Progress,
+) -> SeedRun:
+    """Fine-tune once and measure dev after each epoch; the last counts unless config says best.
+
+    Args:
+        pretrained: The encoder to start from.
+        task: Label names, metrics and the default number of epochs.
+        rows: Its examples, from `encode_task`.
+        config: The settings.
+        seed: Decides the head's weights, the order and dropout.
+        from_scratch: Draw the encoder's weights instead of taking the pre-trained ones.
+        progress: Is given "train" records every PROGRESS_STEPS steps and "dev" records.
+
+    Source: section 3.1, appendix B and Table 7; run_finetuning.py, whose loss is the batch's sum.
+    """
+    epochs, num_train = config.epochs or task.epochs, len(rows.train.labels)
+    steps = epochs * math.ceil(num_train / config.batch_size)
+    optimizer_config = OptimizerConfig(
+        learning_rate=config.learning_rate,
+        warmup_steps=round(config.warmup_fraction * steps),
+        weight_decay=config.weight_decay,
+        max_grad_norm=config.max_grad_norm,
+    )
+    device = choose_device(config.device)
+    model = build_classifier(
+        pretrained,
+        len(task.labels),
+        dropout_prob=config.dropout_prob,
+        compute_dtype=choose_dtype(config.precision, device),
+        seed=seed,
+        from_scratch=from_scratch,
+    )
+    whole_table = keep_tokens(model, rows.token_ids)
+    model.to(device)
+    optimizer = build_optimizer(model, optimizer_config, config.layer_lr_decay)
+    history: list[dict[str, Any]] = []
+    kept: _Kept | None = None
+    step, seconds = 0, 0.0
+
+    for epoch in range(1, epochs + 1):
+        model.train()
+        began, loss_sum = time.perf_counter(), torch.zeros((), device=device)
+        for index in choose_batches(rows.train.lengths, config.batch_size, seed=seed, epoch=epoch):
+            torch.manual_seed(step_seed(seed, "dropout", step))
+            set_learning_rate(optimizer, learning_rate_at(step, steps, optimizer_config))
+            batch = make_batch(rows.train, index, device)
+            loss = F.cross_entropy(model(batch), batch.labels)
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), optimizer_config.max_grad_norm)
+            optimizer.step()
+            optimizer.zero_grad()
+
+            loss_sum += loss.detach() * len(index)
+            step += 1
+            if step % PROGRESS_STEPS == 0:
+                spent = seconds + time.perf_counter() - began
+                speed = num_train * epochs * step / steps / spent
+                left = spent / step * (steps - step)
+                place = {"seed": seed, "epoch": epoch, "step": step, "steps": steps}
+                pace = {"examples_per_second": speed, "seconds_left": left}
+                progress({"part": "train", **place, "loss": finite(loss.item()), **pace})
+        train_loss = loss_sum.item() / num_train
+        seconds += time.perf_counter() - began
+
+        dev_logits = predict(model, rows.dev, device)
+        scores = score_rows(task, rows.dev, dev_logits)
+        history.append({"epoch": epoch, "train_loss": finite(train_loss), "scores": scores})
+        progress({"part": "dev", "seed": seed, **history[-1]})
+        if not kept or config.keep_epoch == "last" or scores[task.headline] > kept.headline:
+            keeps_weights = config.keep_epoch == "best"
+            weights = {k: v.detach().clone() for k, v in model.named_parameters() if keeps_weights}
+            kept = _Kept(epoch, scores[task.headline], dev_logits, weights)
+
+    assert kept is not None
+    if kept.weights:
+        load_parameters(model, kept.weights)
+    test_logits = predict(model, rows.test, device)
+    restore_tokens(model, whole_table, rows.token_ids)
+    record = {
+        "seed": seed,
+        "scores": history[kept.epoch - 1]["scores"],
+        "test_scores": score_rows(task, rows.test, test_logits),
+        "kept_epoch": kept.epoch,
+        **find_failures(task, rows.dev, kept.dev_logits, history),
+        "epochs": history,
+        "steps": steps,
+        "train_seconds": seconds,
+        "examples_per_second": num_train * epochs / seconds,
+    }
+    return SeedRun(model, kept.dev_logits, test_logits, record)
+
+
+class _Kept(NamedTuple):
+    """The epoch that counts, so far."""
+
+    epoch: int
+    headline: float
+    dev_logits: Tensor
+    weights: dict[str, Tensor]
+    """Empty where the model's own are those of this epoch when training ends."""
+
+
+def _begin_folder(out: Path, settings: dict[str, Any], config: FinetuneConfig) -> Path:
+    """Return `<out>.incomplete`, new or begun with the same settings."""
+    folder = out.with_name(out.name + ".incomplete")
+    settings_path = folder / "config.json"
+    if settings_path.exists():
+        begun = json.loads(settings_path.read_text(encoding="utf-8"))
+        different = [key for key in settings if settings[key] != begun.get(key)]
+        require(
+            not different,
+            f"{folder} was begun with another {' and '.join(different)}; remove it or choose "
+            "another --out",
+        )
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    device = choose_device(config.device)
+    write_manifest(
+        folder,
+        device=describe_device(device),
+        dtype=str(choose_dtype(config.precision, device)),
+        scikit_learn=metadata.version("scikit-learn"),
+    )
+    write_json(settings_path, settings)
+    return folder
+
+
+def _write_seed(
+    folder: Path,
+    run: SeedRun,
+    task: Task,
+    rows: TaskRows,
+    pretrained: Pretrained,
+    config: FinetuneConfig,
+) -> None:
+    """Write a seed's folder: model, predictions, results."""
+    incomplete = folder.with_name(folder.name + ".incomplete")
+    shutil.rmtree(incomplete, ignore_errors=True)
+    model = incomplete / "model"
+    model.mkdir(parents=True)
+    pretrained.tokenizer.save(model / "tokenizer")
+    tensors = {k: v.detach().cpu().contiguous() for k, v in run.model.named_parameters()}
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    facts = {
+        "task": task.name,
+        "labels": task.labels,
+        "sequence_length": config.sequence_length,
+        "encoder": to_dict(run.model.encoder.config),
+    }
+    write_json(model / "config.json", facts)
+    write_predictions(incomplete / "predictions.tsv", task, rows.dev, run.dev_logits)
+    if len(rows.test.labels):
+        write_predictions(incomplete / "test_predictions.tsv", task, rows.test, run.test_logits)
+    write_json(incomplete / "results.json", run.record)
+    incomplete.rename(folder)

@@ -1,0 +1,173 @@
+"""The curves of one or more runs: SVG for the page, PNG for everything else."""
+
+import html
+import io
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import EngFormatter
+
+from electra.config import UserError
+from electra.reports.glossary import GLOSSARY
+from electra.reports.runs import Record, Run
+
+# Okabe and Ito's colours, which colour-blind readers can tell apart.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+INK = "#57606a"
+GRID = "#d8dee4"
+
+PAGE_COLOURS = {colour: f"--curve-{i}" for i, colour in enumerate(COLOURS)}
+PAGE_COLOURS |= {INK: "--muted", GRID: "--line"}
+"""The custom property that stands for each colour in an SVG, so that the page can darken it."""
+
+STYLE = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib; a page uses its own
+    "font.size": 9,
+    "svg.fonttype": "none",
+    "axes.edgecolor": GRID,
+    "axes.labelcolor": INK,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.formatter.useoffset": False,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "legend.frameon": False,
+    "legend.labelcolor": INK,
+    "legend.fontsize": 8.5,
+    "text.color": INK,
+    "lines.linewidth": 1.5,
+    "lines.markersize": 4.5,
+}
+
+
+class Panel(NamedTuple):
+    """One pair of axes: what is drawn in it, and what its reader should look for."""
+
+    title: str
+    metrics: tuple[str, ...]
+    caption: str
+
+
+PANELS = (
+    Panel("Generator's loss", ("mlm_loss",), "Falls while the generator learns the language."),
+    Panel(
+        "Discriminator's loss",
+        ("disc_loss", "constant_disc_loss"),
+        "The gap below the constant predictor is what the discriminator has learnt.",
+    ),
+    Panel("Discriminator's AUC", ("disc_auc",), "0.5 is a coin toss, 1 is perfect."),
+    Panel(
+        "Generator's accuracy",
+        ("mlm_accuracy", "sampled_accuracy"),
+        "Its first choice, and the draw that replaces the token.",
+    ),
+    Panel("Replaced rate", ("replaced_rate",), "Falls as the generator's draws get better."),
+    Panel("Learning rate", ("learning_rate",), "Warm-up, then a straight line to 0."),
+    Panel("Speed", ("tokens_per_second",), "A dip means that the machine was busy elsewhere."),
+    Panel("Gradient norm", ("grad_norm",), "Before clipping; a lasting climb means trouble."),
+)
+
+
+def draw_svg(panel: Panel, runs: Sequence[Run]) -> str:
+    """Return one panel as an `<svg>` element to stand inside a page, in the page's colours."""
+    # The salt keeps the names inside apart from those of the page's other panels.
+    with matplotlib.rc_context(STYLE | {"svg.hashsalt": panel.title}):
+        figure = Figure(figsize=(4.6, 2.7), layout="constrained")
+        _draw(figure.subplots(), panel, runs)
+        file = io.StringIO()
+        # Without a date or creator the same run gives the same page.
+        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(file, format="svg", transparent=True, metadata=nothing)
+    # Less the prologue and the style sheet, which would hold for the whole page.
+    svg = file.getvalue().split("</defs>", 1)[1]
+    svg = svg.replace("xlink:href", "href").replace("font-family: 'DejaVu Sans'; ", "")
+    svg = re.sub(r'<g id="[^"]*"', "<g", svg)
+    for colour, name in PAGE_COLOURS.items():
+        svg = svg.replace(colour, f"var({name})")
+    width, height = (round(72 * size, 1) for size in figure.get_size_inches())
+    label = html.escape(f"{panel.title} against optimizer steps")
+    return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{label}">{svg.strip()}'
+
+
+def write_png(path: Path, runs: Sequence[Run]) -> None:
+    """Write all panels into one picture."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(10, 12), layout="constrained", facecolor="white")
+        for axes, panel in zip(figure.subplots(4, 2).flat, PANELS, strict=True):
+            _draw(axes, panel, runs)
+            axes.set_title(panel.title, loc="left", fontsize=10, fontweight="bold")
+        temporary = path.with_name(path.name + ".incomplete")
+        try:
+            figure.savefig(temporary, format="png", dpi=150)
+            temporary.replace(path)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise UserError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _draw(axes: Axes, panel: Panel, runs: Sequence[Run]) -> None:
+    """Draw training as a line and the held-out part as circles on it.
+
+    Of one run each metric has a colour; of several each run has one, and a second metric is dashed.
+    """
+    keys: dict[str, Line2D] = {}
+    for run_number, run in enumerate(runs):
+        for number, metric in enumerate(panel.metrics):
+            is_alone = len(runs) == 1
+            colour = COLOURS[(number if is_alone else run_number) % len(COLOURS)]
+            style = "--" if number else "-"
+            if train := list(_points(run.train, metric)):
+                axes.plot(*zip(*train, strict=True), style, color=colour, alpha=0.75)
+                keys[metric if is_alone else run.name] = Line2D([], [], color=colour)
+            if heldout := list(_points(run.heldout, metric)):
+                axes.plot(*zip(*heldout, strict=True), "o", color=colour, markerfacecolor="none")
+    if len(runs) > 1 and len(panel.metrics) > 1:
+        keys[panel.metrics[1]] = Line2D([], [], color=INK, linestyle="--")
+    if any(record.get(panel.metrics[0]) is not None for run in runs for record in run.heldout):
+        circle = Line2D([], [], color=INK, marker="o", linestyle="", markerfacecolor="none")
+        keys["held-out"] = circle
+    if len(keys) > 1:
+        axes.legend(keys.values(), keys.keys(), handlelength=1.6)
+    unit = GLOSSARY[panel.metrics[0]].unit
+    axes.set_xlabel("optimizer steps")
+    axes.set_ylabel(f"{panel.metrics[0]} ({unit})" if unit else panel.metrics[0])
+    axes.set_xlim(left=0)
+    axes.set_ylim(*_limits(axes, panel))
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    if panel.metrics[0] == "tokens_per_second":
+        axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+
+
+def _points(records: Sequence[Record], metric: str) -> Iterator[tuple[int, float]]:
+    return ((r["step"], r[metric]) for r in records if r.get(metric) is not None)
+
+
+def _limits(axes: Axes, panel: Panel) -> tuple[float, float]:
+    """Return limits that fit all but the first twentieth, whose fall would flatten the rest."""
+    steps = [step for line in axes.lines for step in line.get_xdata()]
+    if not steps or panel.metrics[0] == "learning_rate":
+        return axes.get_ylim()
+    first = max(steps) / 20
+    values = [
+        y
+        for line in axes.lines
+        for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True)
+        if x >= first and y == y
+    ]
+    low, high = min(values), max(values)
+    margin = (high - low) * 0.08 or abs(high) * 0.1 or 1
+    # What is noise around a level must not look like a landscape.
+    is_level = panel.metrics[0] in ("tokens_per_second", "grad_norm")
+    return 0 if is_level else low - margin, high + margin

@@ -1,0 +1,159 @@
+"""The files of runs and fine-tunings, read and checked; see docs/ARTEFACTS.md."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from electra.config import UserError, require
+
+PARTS = ("train", "heldout")
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A pre-training run: what it was told, where it ran, what it measured."""
+
+    name: str
+    config: Mapping[str, Any]
+    manifest: Mapping[str, Any]
+    train: Sequence[Record]
+    heldout: Sequence[Record]
+
+    @property
+    def last_train(self) -> Record:
+        """Return the last training record; empty if there is none yet."""
+        return self.train[-1] if self.train else {}
+
+    @property
+    def last_heldout(self) -> Record:
+        """Return the last held-out record; empty if nothing was held out."""
+        return self.heldout[-1] if self.heldout else {}
+
+
+@dataclass(frozen=True)
+class Finetuning:
+    """The scores of one encoder on one task, over all seeds."""
+
+    task: str
+    metric: str
+    start: str
+    """ "pretrained" or "scratch"."""
+    num_seeds: int
+    median: float
+    std: float
+    majority: float | None
+    """The metric of always answering the commonest label, if it was measured."""
+    values: Mapping[str, Any]
+    """The whole file."""
+
+
+def read_runs(folders: Sequence[Path]) -> list[Run]:
+    """Return the runs in these folders, named by their folder, or by its path where two agree.
+
+    Raises:
+        UserError: A file is missing or damaged; the message names it, and the line.
+    """
+    count = Counter(folder.name for folder in folders)
+    return [_read_run(f, f.name if count[f.name] == 1 else str(f)) for f in folders]
+
+
+def _read_run(folder: Path, name: str) -> Run:
+    require(folder.is_dir(), f"{folder} is not a run folder; see electra pretrain")
+    records = read_metrics(folder / "metrics.jsonl")
+    train, heldout = ([r for r in records if r["part"] == part] for part in PARTS)
+    config, manifest = (read_object(folder / f) for f in ("config.json", "manifest.json"))
+    return Run(name, config, manifest, train, heldout)
+
+
+def read_metrics(path: Path) -> list[Record]:
+    """Return the records of a metrics.jsonl by step, once each: a resumed run repeats some.
+
+    Raises:
+        UserError: It cannot be read, is empty, or has a line that is not a record.
+    """
+    text = _read_text(path)
+    require(bool(text), f"{path} is empty, at line 1: the run has not logged anything yet")
+    records = {}
+    for number, line in enumerate(text.removesuffix("\n").split("\n"), start=1):
+        try:
+            record = json.loads(line)
+            _check_record(record)
+        except ValueError as error:
+            raise UserError(f"{path}, line {number}: not a record ({error})") from None
+        records[record["step"], record["part"]] = record
+    return [records[key] for key in sorted(records)]
+
+
+def _check_record(record: Any) -> None:
+    if not isinstance(record, dict):
+        raise ValueError("it must be an object")
+    if record.get("part") not in PARTS:
+        raise ValueError(f"part must be one of {', '.join(PARTS)}, not {record.get('part')!r}")
+    if not isinstance(record.get("step"), int):
+        raise ValueError(f"step must be a whole number, not {record.get('step')!r}")
+    for key, value in record.items():
+        if key != "part" and not isinstance(value, int | float | None):
+            raise ValueError(f"{key} must be a number, not {value!r}")
+
+
+def read_finetuning(path: Path) -> Finetuning:
+    """Return the scores in a fine-tuning's results.json.
+
+    Raises:
+        UserError: It cannot be read, or lacks a field.
+    """
+    values = read_object(path)
+    try:
+        return Finetuning(
+            task=str(values["task"]),
+            metric=str(values["metric"]),
+            start=str(values["start"]),
+            num_seeds=len(values["seeds"]),
+            median=float(values["median"]),
+            std=float(values["std"]),
+            majority=None if values.get("majority") is None else float(values["majority"]),
+            values=values,
+        )
+    except KeyError as error:
+        raise UserError(f"{path} is not a fine-tuning's results: it lacks {error}") from None
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{path} is not a fine-tuning's results: {error}") from None
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file.
+
+    Raises:
+        UserError: It cannot be read or holds something else.
+    """
+    try:
+        value = json.loads(_read_text(path))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}, line {error.lineno}: not valid JSON ({error.msg})") from None
+    require(isinstance(value, dict), f"{path} must hold an object, not {type(value).__name__}")
+    return value
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise UserError(f"{path}, line {line}: not UTF-8") from None
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a text file through a temporary name: a reader sees the old one or the new one."""
+    temporary = path.with_name(path.name + ".incomplete")
+    try:
+        temporary.write_text(text, encoding="utf-8", newline="\n")
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise UserError(f"cannot write {path}: {error.strerror}") from None

@@ -1,0 +1,137 @@
+"""The tables of runs and fine-tunings; every number comes from a file, none is computed here."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from electra.reports.glossary import format_count, format_metric, format_seconds
+from electra.reports.runs import Finetuning, Run
+
+HELDOUT_METRICS = (
+    "mlm_loss",
+    "mlm_accuracy",
+    "sampled_accuracy",
+    "replaced_rate",
+    "disc_loss",
+    "constant_disc_loss",
+    "disc_auc",
+)
+UNKNOWN = "not recorded"
+
+
+class Table(NamedTuple):
+    """Cells as they are shown."""
+
+    headers: list[str]
+    rows: list[list[str]]
+
+
+def heldout_table(runs: Sequence[Run]) -> Table:
+    """Return the last held-out measures, a column for each run."""
+    rows = [
+        [name, *(format_metric(name, run.last_heldout.get(name)) for run in runs)]
+        for name in HELDOUT_METRICS
+    ]
+    return Table(["held-out part", *(run.name for run in runs)], rows)
+
+
+def pretraining_table(runs: Sequence[Run]) -> Table:
+    """Return what each run cost and what it reached on the held-out part, a row for each."""
+    headers = "run steps tokens time mlm_accuracy disc_loss constant_disc_loss disc_auc".split()
+    rows = []
+    for run in runs:
+        last = run.last_train
+        cost = [
+            format_metric("step", last.get("step")),
+            format_count(last["tokens"]) if "tokens" in last else "-",
+            format_seconds(last["seconds"]) if "seconds" in last else "-",
+        ]
+        reached = [format_metric(name, run.last_heldout.get(name)) for name in headers[4:]]
+        rows.append([run.name, *cost, *reached])
+    return Table(headers, rows)
+
+
+def finetuning_table(finetunings: Sequence[Finetuning]) -> Table:
+    """Return the scores of each task, pre-trained beside from scratch and the majority guess."""
+    tasks: dict[tuple[str, str], dict[str, Finetuning]] = {}
+    for finetuning in finetunings:
+        tasks.setdefault((finetuning.task, finetuning.metric), {})[finetuning.start] = finetuning
+    headers = ["task", "metric", "pre-trained", "from scratch", "majority guess", "seeds"]
+    rows = []
+    for (task, metric), starts in tasks.items():
+        majorities = [f.majority for f in starts.values() if f.majority is not None]
+        rows.append(
+            [
+                task,
+                metric,
+                format_score(starts.get("pretrained")),
+                format_score(starts.get("scratch")),
+                f"{majorities[0]:.3f}" if majorities else "-",
+                # Almost always one number; both where the two starts differ.
+                " and ".join(dict.fromkeys(str(f.num_seeds) for f in starts.values())),
+            ]
+        )
+    return Table(headers, rows)
+
+
+def format_score(finetuning: Finetuning | None) -> str:
+    """Return "median ± standard deviation" over the seeds."""
+    return "-" if finetuning is None else f"{finetuning.median:.3f} ± {finetuning.std:.3f}"
+
+
+def facts_table(runs: Sequence[Run]) -> Table:
+    """Return what each run is and where it ran, a column for each."""
+    facts = [_facts(run) for run in runs]
+    rows = [[name, *(column[name] for column in facts)] for name in facts[0]]
+    return Table(["", *(run.name for run in runs)], rows)
+
+
+def _facts(run: Run) -> dict[str, str]:
+    model, train = _section(run, "model"), _section(run, "train")
+    last, manifest = run.last_train, run.manifest
+    tokens, seconds = last.get("tokens"), last.get("seconds")
+    versions = manifest.get("versions")
+    return {
+        "encoder": f"{model('num_hidden_layers')} layers, width {model('hidden_size')}, "
+        f"{model('num_attention_heads')} heads",
+        "generator": f"{_section(run, 'generator')('hidden_fraction')} of the width, "
+        f"{_section(run, 'generator')('layers_fraction')} of the layers",
+        "vocabulary": f"{model('vocab_size')} tokens",
+        "batch": f"{train('batch_size')} rows of {_section(run, 'examples')('sequence_length')} "
+        "tokens",
+        "hidden tokens": f"{_section(run, 'method')('mask_prob')} of the text",
+        "steps": f"{format_metric('step', last.get('step'))} of {train('steps')}",
+        "tokens seen": UNKNOWN if tokens is None else f"{tokens:,}",
+        "time": UNKNOWN if seconds is None else format_seconds(seconds),
+        "device": str(manifest.get("device") or UNKNOWN),
+        "number type": str(manifest.get("dtype") or UNKNOWN).removeprefix("torch."),
+        "seed": str(manifest.get("seed", UNKNOWN)),
+        "commit": str(manifest.get("commit") or UNKNOWN),
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items())
+        if isinstance(versions, Mapping)
+        else UNKNOWN,
+    }
+
+
+def _section(run: Run, name: str) -> Any:
+    """Return a function that reads a setting of one section of the run's configuration."""
+    section = run.config.get(name) or {}
+
+    def read(key: str) -> str:
+        value = section.get(key, "?")
+        return f"{value:,}" if isinstance(value, int) else str(value)
+
+    return read
+
+
+def to_markdown(table: Table) -> str:
+    """Return the table in Markdown, numbers to the right."""
+    is_number = [
+        bool(table.rows) and all(row[column][:1] in "0123456789-" for row in table.rows)
+        for column in range(len(table.headers))
+    ]
+    lines = [table.headers, ["---:" if right else "---" for right in is_number], *table.rows]
+    return "\n".join("| " + " | ".join(map(_escape, cells)) + " |" for cells in lines)
+
+
+def _escape(cell: str) -> str:
+    return " ".join(cell.split()).replace("|", "\\|").replace("<", "&lt;")

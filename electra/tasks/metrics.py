@@ -1,0 +1,51 @@
+"""Scores of predicted labels, through scikit-learn, which is imported at the first."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+
+def score_accuracy(gold: Sequence[int], predicted: Sequence[int]) -> float:
+    """Return the share of predictions that are right."""
+    from sklearn.metrics import accuracy_score
+
+    return float(accuracy_score(gold, predicted))
+
+
+def score_mcc(gold: Sequence[int], predicted: Sequence[int]) -> float:
+    """Return Matthews' correlation coefficient, in [-1, 1]; 0 where a side has one label only."""
+    from sklearn.metrics import matthews_corrcoef
+
+    if len(set(gold)) == 1 or len(set(predicted)) == 1:
+        return 0.0
+    return float(matthews_corrcoef(gold, predicted))
+
+
+def score_f1(gold: Sequence[int], predicted: Sequence[int]) -> float:
+    """Return F1, in [0, 1]: of label 1 if only 0 and 1 occur, else the mean over labels."""
+    from sklearn.metrics import f1_score
+
+    is_binary = set(gold) | set(predicted) <= {0, 1}
+    average = "binary" if is_binary else "macro"
+    return float(f1_score(gold, predicted, average=average, zero_division=0.0))
+
+
+METRICS: dict[str, Callable[[Sequence[int], Sequence[int]], float]] = {
+    "accuracy": score_accuracy,
+    "f1": score_f1,
+    "mcc": score_mcc,
+}
+
+
+def score(
+    metrics: Iterable[str], gold: Sequence[int], predicted: Sequence[int]
+) -> dict[str, float]:
+    """Return each metric's score by its name, as fractions."""
+    return {metric: METRICS[metric](gold, predicted) for metric in metrics}
+
+
+def score_majority(
+    metrics: Iterable[str], train: Sequence[int], gold: Sequence[int]
+) -> dict[str, float]:
+    """Return the scores of always guessing train's most frequent label: the floor of any model."""
+    guess = Counter(train).most_common(1)[0][0]
+    return score(metrics, gold, [guess] * len(gold))

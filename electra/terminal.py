@@ -1,0 +1,335 @@
+"""What the commands show while they work and when they are done.
+
+Progress goes to standard error and results to standard output, so that a result can be piped while
+its making is watched. On a terminal progress is a panel that stays in place; anywhere else it is
+plain lines without control characters.
+"""
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from electra.reports.glossary import format_count, format_metric, format_seconds
+from electra.reports.tokens import Sentence, TokenView, describe
+
+SECONDS_BETWEEN_REFRESHES = 0.1
+SECONDS_BETWEEN_LINES = 10.0
+LINES_BETWEEN_HEADERS = 20
+
+GENERATOR_ROWS = ("mlm_loss", "mlm_accuracy", "sampled_accuracy")
+DISCRIMINATOR_ROWS = ("disc_loss", "constant_disc_loss", "disc_auc", "replaced_rate")
+
+# Name in metrics.jsonl, the two lines of its header, the width of its column: 78 in all. In a
+# held-out record, which has no speed, "heldout" stands where the time left would.
+COLUMNS = (
+    ("step", "", "step", 7),
+    ("tokens_per_second", "token", "per s", 5),
+    ("seconds_left", "time", "left", 7),
+    ("mlm_loss", "mlm", "loss", 6),
+    ("mlm_accuracy", "mlm", "acc", 5),
+    ("sampled_accuracy", "drawn", "acc", 5),
+    ("replaced_rate", "repl", "rate", 5),
+    ("disc_loss", "disc", "loss", 6),
+    ("constant_disc_loss", "const", "loss", 6),
+    ("disc_auc", "disc", "auc", 5),
+    ("learning_rate", "learn", "rate", 6),
+    ("grad_norm", "grad", "norm", 4),
+)
+
+
+class _Screen:
+    """A renderable kept in place on a terminal; nothing where there is none."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+        # rich takes FORCE_COLOR for a terminal, but a log file cannot be drawn over.
+        is_terminal = sys.stderr.isatty() and not self.console.is_dumb_terminal
+        # Drawn only when there is news: a thread of rich's own would take time from training.
+        self.live = (
+            # A standard output that goes to a file must keep its own way there.
+            Live(console=self.console, auto_refresh=False, redirect_stdout=sys.stdout.isatty())
+            if is_terminal
+            else None
+        )
+
+    def start(self) -> None:
+        if self.live:
+            self.live.start()
+
+    def draw(self, renderable: RenderableType) -> None:
+        if self.live:
+            self.live.update(renderable, refresh=True)
+
+    def stop(self) -> None:
+        """Leave the last picture standing, with the cursor below it and visible again."""
+        if self.live:
+            self.live.stop()
+
+    def print_line(self, line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+
+class Display:
+    """The pre-training display: a context manager that shows the records of metrics.jsonl."""
+
+    def __init__(self, *, steps: int, title: str = "Pre-training") -> None:
+        self._steps = steps
+        self._title = _printable(title)
+        self._train: Mapping[str, Any] = {}
+        self._heldout: Mapping[str, Any] = {}
+        self._num_lines = 0
+        self._screen = _Screen()
+
+    def __enter__(self) -> Self:
+        self._screen.start()
+        if not self._screen.live:
+            self._screen.print_line(f"# {self._title}: {self._steps:,} steps.")
+            self._screen.print_line(
+                "# Learning shows in disc loss below const, the loss of a constant prediction."
+            )
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._screen.stop()
+
+    def show(self, record: Mapping[str, Any]) -> None:
+        """Show a record: a new picture on a terminal, a line of numbers elsewhere."""
+        if self._screen.live:
+            if record["part"] == "heldout":
+                self._heldout = record
+            else:
+                self._train = record
+            self._screen.draw(self._panel())
+            return
+        if self._num_lines % LINES_BETWEEN_HEADERS == 0:
+            for number in (1, 2):
+                header = " ".join(f"{column[number]:>{column[3]}}" for column in COLUMNS)
+                self._screen.print_line(f"#{header[1:]}")
+        self._num_lines += 1
+        cells = (f"{_short(name, record):>{width}}" for name, _, _, width in COLUMNS)
+        self._screen.print_line(" ".join(cells))
+
+    def _panel(self) -> Panel:
+        train = self._train
+        generator = self._measures("generator", GENERATOR_ROWS)
+        discriminator = self._measures("discriminator", DISCRIMINATOR_ROWS)
+        if self._screen.console.width >= 80:
+            measures = Table.grid(expand=True)
+            measures.add_row(generator, Text("   "), discriminator)
+            body: RenderableType = measures
+        else:
+            body = Group(generator, Text(), discriminator)
+        bottom = [f"{n} {format_metric(n, train.get(n))}" for n in ("learning_rate", "grad_norm")]
+        if self._heldout:
+            bottom.append(f"held-out at step {self._heldout['step']:,}")
+        return Panel(
+            Group(self._progress(), Text(), body, Text(), Text(" · ".join(bottom), "dim")),
+            title=Text(self._title, style="bold"),
+            title_align="left",
+            box=box.ROUNDED,
+            border_style="dim",
+            width=min(self._screen.console.width, 100),
+        )
+
+    def _progress(self) -> RenderableType:
+        step = max(self._train.get("step", 0), self._heldout.get("step", 0))
+        facts = [f"step {step:,} of {self._steps:,}"]
+        if self._train:
+            facts.append(f"{format_count(self._train['tokens_per_second'])} tokens/s")
+            facts.append(f"{format_seconds(self._train['seconds_left'])} left")
+        return _bar(facts, step, self._steps)
+
+    def _measures(self, title: str, names: Sequence[str]) -> Table:
+        """Return what one network does: on the last window, and on the last held-out evaluation."""
+        table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="")
+        table.add_column(Text(title, style="bold"), min_width=18)
+        table.add_column(Text("train", style="dim"), justify="right", min_width=6)
+        table.add_column(Text("held-out", style="dim"), justify="right", min_width=8)
+        for name in names:
+            label = "constant predictor" if name == "constant_disc_loss" else name
+            cells = [Text(label)]
+            for part in (self._train, self._heldout):
+                is_good = name == "disc_loss" and part and part[name] < part["constant_disc_loss"]
+                style = "bold green" if is_good else ""
+                cells.append(Text(format_metric(name, part.get(name)), style))
+            table.add_row(*cells, style="dim" if name == "constant_disc_loss" else "")
+        return table
+
+
+class Progress:
+    """The progress of other long work: a context manager whose `update` tells how far it is."""
+
+    def __init__(self, description: str, *, unit: str) -> None:
+        self._description = _printable(description)
+        self._unit = unit
+        self._facts: tuple[float, float | None, str] | None = None
+        self._screen = _Screen()
+        self._began = self._shown = time.monotonic()
+
+    def __enter__(self) -> Self:
+        self._screen.start()
+        self._screen.draw(Text(self._description))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._facts:
+            self._show()
+        self._screen.stop()
+
+    def update(self, done: float, total: float | None, note: str = "") -> None:
+        """Tell how much is done, of how much if that is known, and what else is worth seeing.
+
+        Cheap enough to be called at every step: most calls show nothing.
+        """
+        self._facts = (done, total, _printable(note))
+        now = time.monotonic()
+        pause = SECONDS_BETWEEN_REFRESHES if self._screen.live else SECONDS_BETWEEN_LINES
+        if now - self._shown >= pause:
+            self._shown = now
+            self._show()
+
+    def _show(self) -> None:
+        assert self._facts
+        done, total, note = self._facts
+        self._facts = None
+        facts = [self._description, self._amount(done, total)]
+        seconds = time.monotonic() - self._began
+        if total and 0 < done < total:
+            facts.append(f"{format_seconds(seconds * (total - done) / done)} left")
+        else:
+            facts.append(format_seconds(seconds))
+        if note:
+            facts.append(note)
+        if self._screen.live:
+            self._screen.draw(_bar(facts, done, total))
+        else:
+            share = f" {done / total:4.0%}" if total else ""
+            self._screen.print_line(f"{facts[0]}{share}  {' | '.join(facts[1:])}")
+
+    def _amount(self, done: float, total: float | None) -> str:
+        scale, digits, unit = (1e6, 1, "MB") if self._unit == "bytes" else (1, 0, self._unit)
+        amount = f"{done / scale:,.{digits}f}"
+        if total is not None:
+            amount += f" of {total / scale:,.{digits}f}"
+        return f"{amount} {unit}"
+
+
+def print_table(rows: Sequence[Sequence[object]], headers: Sequence[str]) -> None:
+    """Print rows under headers: ruled on a terminal, plain columns elsewhere; numbers right."""
+    console = Console(highlight=False, markup=False, emoji=False)
+    cells = [[_printable(str(cell)) for cell in row] for row in rows]
+    is_number = [
+        bool(cells) and all(row[column][:1] in "0123456789.-+" for row in cells)
+        for column in range(len(headers))
+    ]
+    if sys.stdout.isatty():
+        table = Table(box=box.ROUNDED, border_style="dim", header_style="bold")
+        for header, right in zip(headers, is_number, strict=True):
+            table.add_column(Text(header), justify="right" if right else "left", overflow="fold")
+        for row in cells:
+            table.add_row(*map(Text, row))
+        console.print(table)
+        return
+    cells = [list(headers), *cells]
+    widths = [max(cell_len(row[column]) for row in cells) for column in range(len(headers))]
+    cells.insert(1, ["-" * width for width in widths])
+    for row in cells:
+        padded = [
+            " " * (width - cell_len(cell)) + cell
+            if right
+            else cell + " " * (width - cell_len(cell))
+            for cell, width, right in zip(row, widths, is_number, strict=True)
+        ]
+        print("  ".join(padded).rstrip(), flush=True)
+
+
+def print_tokens(sentence: Sentence) -> None:
+    """Print a sentence as both networks see it, three lines high, in blocks as wide as the screen.
+
+    Above a replaced token stands the original; below each token, the discriminator's probability
+    that it was replaced.
+    """
+    console = Console(highlight=False, markup=False, emoji=False)
+    labels = ("original", "sentence", "replaced?")
+    margin = max(map(len, labels)) + 2
+    block: list[TokenView] = []
+    blocks = [block]
+    width = margin
+    for view in sentence:
+        width += _column_width(view)
+        if block and width > console.width:
+            block = []
+            blocks.append(block)
+            width = margin + _column_width(view)
+        block.append(view)
+    for block in blocks:
+        lines = [Text(f"{label:<{margin}}", style="dim") for label in labels]
+        for view in block:
+            for line, (cell, style) in zip(lines, _token_cells(view), strict=True):
+                gap = " " * (_column_width(view) - cell_len(cell))
+                line.append(cell, style).append(gap)
+        for line in lines:
+            line.rstrip()
+            console.print(line, soft_wrap=True)
+    console.print(Text(describe(sentence), style="dim"))
+
+
+def _token_cells(view: TokenView) -> tuple[tuple[str, str], ...]:
+    """Return a token's three cells, each with its style."""
+    original = _printable(view.original) if view.is_replaced else ""
+    token = f"[{_printable(view.token)}]" if view.is_replaced else _printable(view.token)
+    style = {"caught": "bold green", "missed": "bold red", "false alarm": "yellow"}.get(
+        view.verdict, ""
+    )
+    return (original, "dim"), (token, style), (f"{view.prob_replaced:.0%}", style or "dim")
+
+
+def _column_width(view: TokenView) -> int:
+    return 1 + max(cell_len(cell) for cell, _ in _token_cells(view))
+
+
+def _bar(facts: Sequence[str], done: float, total: float | None) -> RenderableType:
+    """Return the facts in one line, and below them a bar as wide as there is room."""
+    line = Text(" · ".join(facts), overflow="ellipsis", no_wrap=True)
+    if not total:
+        return line
+    grid = Table.grid(padding=(0, 1), expand=True)
+    grid.add_column(ratio=1)
+    grid.add_column(justify="right", width=4)
+    grid.add_row(ProgressBar(total=total, completed=done), Text(f"{done / total:.0%}"))
+    return Group(line, grid)
+
+
+def _short(name: str, record: Mapping[str, Any]) -> str:
+    """Return a record's value in the few characters that a line of 80 has for it."""
+    if name == "seconds_left" and record["part"] == "heldout":
+        return "heldout"
+    value = record.get(name)
+    if value is None:
+        return "-"
+    if name == "step":
+        return str(value)
+    if name == "tokens_per_second":
+        return format_count(value)
+    if name == "seconds_left":
+        return format_seconds(value)
+    if name == "learning_rate":
+        return f"{value:.1e}".replace("e-0", "e-")
+    if name == "grad_norm":
+        return f"{value:.2f}"[:4].rstrip(".")
+    return format_metric(name, value)
+
+
+def _printable(text: str) -> str:
+    """Return the text without control characters, which could turn the terminal upside down."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)

@@ -1,0 +1,77 @@
+"""Fixtures: the smallest real things of each kind, made once."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from electra.config import (
+    PRESETS,
+    PrepareConfig,
+    PretrainConfig,
+    TokenizerConfig,
+    encoder_sizes,
+    override,
+)
+from electra.corpus.prepare import prepare
+from electra.corpus.tokenizer import Tokenizer
+
+torch.set_num_threads(1)  # the tests run side by side
+
+
+@pytest.fixture(scope="session")
+def toy_text(tmp_path_factory) -> Path:
+    """About 300 documents of grammatical nonsense: learnable, and with borders of every kind."""
+    rng = torch.Generator().manual_seed(7)
+
+    def pick(*words: str) -> str:
+        return words[int(torch.randint(len(words), (), generator=rng))]
+
+    lines = []
+    for _ in range(300):
+        for _ in range(1 + int(torch.randint(6, (), generator=rng))):
+            subject = pick("the old sailor", "a young doctor", "my neighbour", "the queen")
+            verb = pick("repaired", "painted", "admired", "unhesitatingly sold")
+            thing = pick("a boat", "the castle", "an engine", "seven umbrellas")
+            when = pick("yesterday", "in 1912", "before breakfast", "at the harbour")
+            lines.append(f"{subject} {verb} {thing} {when} .")
+        lines.append("")
+    path = tmp_path_factory.mktemp("text") / "toy.txt"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def toy_tokenizer(toy_text) -> Tokenizer:
+    config = TokenizerConfig(vocab_size=120, min_frequency=1)
+    return Tokenizer.train(toy_text.read_text().splitlines(), config)
+
+
+@pytest.fixture(scope="session")
+def toy_shards(toy_text, toy_tokenizer, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("prepared") / "shards"
+    config = PrepareConfig(heldout_prob=0.1, workers=1)
+    prepare([str(toy_text)], toy_tokenizer, folder, config, None)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def toy_config() -> PretrainConfig:
+    """Two layers of 128, dropout on, 12 steps of 8 rows of 32 tokens."""
+    model = encoder_sizes(128, 2, 32)
+    return override(
+        dataclasses.replace(PRESETS["tiny"], model=model),
+        [
+            "examples.sequence_length=32",
+            "optimizer.warmup_steps=4",
+            "train.steps=12",
+            "train.batch_size=8",
+            "train.log_every=4",
+            "train.evaluate_every=6",
+            "train.save_every=6",
+            "train.evaluate_rows=16",
+            "train.precision=float32",
+            "train.threads=1",
+        ],
+    )

@@ -1,0 +1,201 @@
+"""Both networks against transformers' own, on the same random weights: logits and gradients."""
+
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from safetensors.torch import load_file
+
+from electra.config import EncoderConfig
+from electra.export import export
+from electra.model.encoder import Encoder, init_weights
+from electra.model.heads import DiscriminatorHead, GeneratorHead
+from electra.model.huggingface import (
+    DISCRIMINATOR_HEAD,
+    GENERATOR_HEAD,
+    config_from_huggingface,
+    config_to_huggingface,
+    encoder_from_huggingface,
+    encoder_to_huggingface,
+    head_to_huggingface,
+)
+from electra.pretrain import pretrain
+
+SIZES = EncoderConfig(
+    vocab_size=99,
+    embedding_size=24,
+    hidden_size=48,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    intermediate_size=80,
+    max_position_embeddings=40,
+)
+TOLERANCE = {"atol": 1e-5, "rtol": 0}
+
+
+@pytest.fixture(params=[24, 48], ids=["projected", "unprojected"])
+def sizes(request):
+    return dataclasses.replace(SIZES, embedding_size=request.param)
+
+
+@pytest.fixture()
+def rows():
+    rng = torch.Generator().manual_seed(0)
+    ids = torch.randint(5, SIZES.vocab_size, (4, 32), generator=rng)
+    real = torch.arange(32) < torch.tensor([32, 7, 20, 1])[:, None]
+    types = (torch.arange(32) > 10).long() * real
+    return ids * real, real, types
+
+
+def build_theirs(architecture, config, tensors):
+    values = config_to_huggingface(config, architecture, pad_id=0)
+    model = getattr(transformers, architecture)(transformers.ElectraConfig(**values))
+    unused = model.load_state_dict(tensors, strict=False)
+    assert not unused.unexpected_keys
+    assert set(unused.missing_keys) <= {"generator_lm_head.weight"}  # tied
+    return model.eval()
+
+
+def build_ours(config, head_type):
+    encoder, head = Encoder(config).eval(), head_type(config)
+    rng = torch.Generator().manual_seed(1)
+    init_weights(encoder, 0.2, rng)  # ten times the usual, so that differences show
+    init_weights(head, 0.2, rng)
+    with torch.no_grad():  # biases and norms too
+        for parameter in (*encoder.parameters(), *head.parameters()):
+            if parameter.dim() == 1:
+                parameter += 0.1 * torch.randn(parameter.shape, generator=rng)
+    return encoder, head
+
+
+def gradients(module):
+    return {name: parameter.grad for name, parameter in module.named_parameters()}
+
+
+def assert_same_gradients(ours_as_theirs, theirs):
+    expected = gradients(theirs)
+    expected.pop("generator_lm_head.weight", None)
+    assert set(ours_as_theirs) == set(expected)
+    for name, gradient in ours_as_theirs.items():
+        scale = max(1.0, expected[name].abs().max().item())
+        assert (gradient - expected[name]).abs().max() <= 1e-5 * scale, name
+
+
+def test_discriminator(sizes, rows):
+    ids, real, types = rows
+    encoder, head = build_ours(sizes, DiscriminatorHead)
+    theirs = build_theirs(
+        "ElectraForPreTraining",
+        sizes,
+        encoder_to_huggingface(encoder.state_dict())
+        | head_to_huggingface(head.state_dict(), DISCRIMINATOR_HEAD),
+    )
+    labels = torch.randint(2, ids.shape, generator=torch.Generator().manual_seed(2))
+    logits = head(encoder(ids, real, types))
+    output = theirs(
+        input_ids=ids, attention_mask=real.long(), token_type_ids=types, labels=labels
+    )
+    torch.testing.assert_close(logits[real], output.logits[real], **TOLERANCE)
+
+    loss = F.binary_cross_entropy_with_logits(logits[real], labels[real].float())
+    torch.testing.assert_close(loss, output.loss, **TOLERANCE)
+    loss.backward()
+    output.loss.backward()
+    assert_same_gradients(
+        encoder_to_huggingface(gradients(encoder))
+        | head_to_huggingface(gradients(head), DISCRIMINATOR_HEAD),
+        theirs,
+    )
+
+
+def test_generator(sizes, rows):
+    ids, real, types = rows
+    encoder, head = build_ours(sizes, GeneratorHead)
+    theirs = build_theirs(
+        "ElectraForMaskedLM",
+        sizes,
+        encoder_to_huggingface(encoder.state_dict())
+        | head_to_huggingface(head.state_dict(), GENERATOR_HEAD),
+    )
+    chosen = real & (torch.rand(ids.shape, generator=torch.Generator().manual_seed(3)) < 0.3)
+    hidden = encoder(ids, real, types)
+    table = encoder.embeddings.tokens.weight
+    logits = head(hidden) @ table.T + head.bias
+    output = theirs(
+        input_ids=ids,
+        attention_mask=real.long(),
+        token_type_ids=types,
+        labels=ids.masked_fill(~chosen, -100),
+    )
+    torch.testing.assert_close(logits[real], output.logits[real], **TOLERANCE)
+
+    F.cross_entropy(logits[chosen], ids[chosen]).backward()
+    output.loss.backward()
+    assert_same_gradients(
+        encoder_to_huggingface(gradients(encoder))
+        | head_to_huggingface(gradients(head), GENERATOR_HEAD),
+        theirs,
+    )
+
+
+def test_names_round_trip(sizes):
+    encoder, _ = build_ours(sizes, DiscriminatorHead)
+    theirs = encoder_to_huggingface(encoder.state_dict())
+    back = encoder_from_huggingface(theirs, sizes.num_hidden_layers)
+    assert set(back) == set(encoder.state_dict())
+    assert all(torch.equal(back[name], value) for name, value in encoder.state_dict().items())
+    values = config_to_huggingface(sizes, "ElectraForPreTraining", pad_id=0)
+    assert config_from_huggingface(values) == sizes
+
+
+@pytest.fixture(scope="module")
+def exported(toy_shards, toy_config, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("export")
+    pretrain(toy_shards, folder / "run", toy_config, lambda record: None)
+    export(folder / "run", folder / "hf")
+    return folder
+
+
+def test_export_loads_without_our_code(exported, toy_tokenizer, toy_config):
+    from electra.pretrain import build_model
+    from electra.training.checkpoint import find_checkpoint, load_parameters
+
+    model = build_model(toy_config_with_vocab(toy_config, toy_tokenizer), toy_tokenizer, torch.float32)
+    _, checkpoint = find_checkpoint(exported / "run")
+    load_parameters(model, load_file(checkpoint / "model.safetensors"))
+    model.eval()
+    text, pair = "the queen sold a boat .", "my neighbour admired an engine"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(exported / "hf")
+    encoded = tokenizer([text, text], [pair, ""], padding=True, return_tensors="pt")
+    ours = [toy_tokenizer.cls_id, *toy_tokenizer.encode(text), toy_tokenizer.sep_id]
+    assert encoded["input_ids"][0][: len(ours)].tolist() == ours
+    arguments = (encoded["input_ids"], encoded["attention_mask"], encoded["token_type_ids"])
+    real = encoded["attention_mask"].bool()
+
+    discriminator, info = transformers.AutoModelForPreTraining.from_pretrained(
+        exported / "hf", output_loading_info=True
+    )
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    logits = model.discriminator_head(model.discriminator(*arguments))
+    torch.testing.assert_close(discriminator(**encoded).logits[real], logits[real], **TOLERANCE)
+
+    encoder = transformers.AutoModel.from_pretrained(exported / "hf")
+    states = model.discriminator(*arguments)
+    torch.testing.assert_close(
+        encoder(**encoded).last_hidden_state[real], states[real], **TOLERANCE
+    )
+
+    generator, info = transformers.AutoModelForMaskedLM.from_pretrained(
+        exported / "hf" / "generator", output_loading_info=True
+    )
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    features = model.generator_head(model.generator(*arguments))
+    logits = features @ model.generator.embeddings.tokens.weight.T + model.generator_head.bias
+    torch.testing.assert_close(generator(**encoded).logits[real], logits[real], **TOLERANCE)
+
+
+def toy_config_with_vocab(config, tokenizer):
+    model = dataclasses.replace(config.model, vocab_size=tokenizer.vocab_size)
+    return dataclasses.replace(config, model=model)
