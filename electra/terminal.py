@@ -159,7 +159,8 @@ class Display:
             label = "constant predictor" if name == "constant_disc_loss" else name
             cells = [Text(label)]
             for part in (self._train, self._heldout):
-                is_good = name == "disc_loss" and part and part[name] < part["constant_disc_loss"]
+                loss, constant = part.get("disc_loss"), part.get("constant_disc_loss")
+                is_good = name == "disc_loss" and loss and constant and loss < constant
                 style = "bold green" if is_good else ""
                 cells.append(Text(format_metric(name, part.get(name)), style))
             table.add_row(*cells, style="dim" if name == "constant_disc_loss" else "")

@@ -40,15 +40,18 @@ class Finetuning:
 
     task: str
     metric: str
-    start: str
-    """ "pretrained" or "scratch"."""
-    num_seeds: int
+    from_scratch: bool
+    """Whether it is the comparison: the same encoder without its pre-trained weights."""
+    seeds: tuple[str, ...]
     median: float
-    std: float
+    std: float | None
+    """None for a single seed."""
     majority: float | None
-    """The metric of always answering the commonest label, if it was measured."""
-    values: Mapping[str, Any]
-    """The whole file."""
+    """The metric of always answering the commonest label."""
+    num_degenerate: int
+    """Seeds that ended with one answer for everything."""
+    commit: str | None
+    device: str | None
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
@@ -111,16 +114,18 @@ def read_finetuning(path: Path) -> Finetuning:
         return Finetuning(
             task=str(values["task"]),
             metric=str(values["metric"]),
-            start=str(values["start"]),
-            num_seeds=len(values["seeds"]),
+            from_scratch=bool(values["from_scratch"]),
+            seeds=tuple(values["seeds"]),
             median=float(values["median"]),
-            std=float(values["std"]),
-            majority=None if values.get("majority") is None else float(values["majority"]),
-            values=values,
+            std=None if values["std"] is None else float(values["std"]),
+            majority=values["majority"].get(values["metric"]),
+            num_degenerate=int(values["num_degenerate"]),
+            commit=values.get("commit"),
+            device=values.get("device"),
         )
     except KeyError as error:
         raise UserError(f"{path} is not a fine-tuning's results: it lacks {error}") from None
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{path} is not a fine-tuning's results: {error}") from None
 
 

@@ -1,7 +1,7 @@
 """The tables of runs and fine-tunings; every number comes from a file, none is computed here."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from electra.reports.glossary import format_count, format_metric, format_seconds
 from electra.reports.runs import Finetuning, Run
@@ -52,30 +52,51 @@ def pretraining_table(runs: Sequence[Run]) -> Table:
 
 def finetuning_table(finetunings: Sequence[Finetuning]) -> Table:
     """Return the scores of each task, pre-trained beside from scratch and the majority guess."""
-    tasks: dict[tuple[str, str], dict[str, Finetuning]] = {}
-    for finetuning in finetunings:
-        tasks.setdefault((finetuning.task, finetuning.metric), {})[finetuning.start] = finetuning
     headers = ["task", "metric", "pre-trained", "from scratch", "majority guess", "seeds"]
     rows = []
-    for (task, metric), starts in tasks.items():
-        majorities = [f.majority for f in starts.values() if f.majority is not None]
+    for (task, metric), (pretrained, scratch) in pair_finetunings(finetunings).items():
+        both = [f for f in (pretrained, scratch) if f]
+        majority = both[0].majority
         rows.append(
             [
                 task,
                 metric,
-                format_score(starts.get("pretrained")),
-                format_score(starts.get("scratch")),
-                f"{majorities[0]:.3f}" if majorities else "-",
-                # Almost always one number; both where the two starts differ.
-                " and ".join(dict.fromkeys(str(f.num_seeds) for f in starts.values())),
+                format_score(pretrained),
+                format_score(scratch),
+                "-" if majority is None else f"{majority:.3f}",
+                # Almost always one number; both where the two differ.
+                " and ".join(dict.fromkeys(str(len(f.seeds)) for f in both)),
             ]
         )
     return Table(headers, rows)
 
 
+def pair_finetunings(
+    finetunings: Sequence[Finetuning],
+) -> dict[tuple[str, str], tuple[Finetuning | None, Finetuning | None]]:
+    """Return, by task and metric, the fine-tuning of the pre-trained encoder and from scratch."""
+    pairs: dict[tuple[str, str], tuple[Finetuning | None, Finetuning | None]] = {}
+    for finetuning in finetunings:
+        key = finetuning.task, finetuning.metric
+        pretrained, scratch = pairs.get(key, (None, None))
+        pairs[key] = (pretrained, finetuning) if finetuning.from_scratch else (finetuning, scratch)
+    return pairs
+
+
 def format_score(finetuning: Finetuning | None) -> str:
-    """Return "median ± standard deviation" over the seeds."""
-    return "-" if finetuning is None else f"{finetuning.median:.3f} ± {finetuning.std:.3f}"
+    """Return the median over the seeds, and the standard deviation if there are several."""
+    if finetuning is None:
+        return "-"
+    spread = "" if finetuning.std is None else f" ± {finetuning.std:.3f}"
+    return f"{finetuning.median:.3f}{spread}"
+
+
+def format_commit(commit: object) -> str:
+    """Return a commit in ten characters, and whether files differed from it."""
+    if not commit:
+        return UNKNOWN
+    name, plus, changes = str(commit).partition("+")
+    return f"{name[:10]}{plus}{changes}"
 
 
 def facts_table(runs: Sequence[Run]) -> Table:
@@ -89,7 +110,7 @@ def _facts(run: Run) -> dict[str, str]:
     model, train = _section(run, "model"), _section(run, "train")
     last, manifest = run.last_train, run.manifest
     tokens, seconds = last.get("tokens"), last.get("seconds")
-    versions = manifest.get("versions")
+    packages = {"electra": manifest.get("electra", UNKNOWN), **manifest.get("packages", {})}
     return {
         "encoder": f"{model('num_hidden_layers')} layers, width {model('hidden_size')}, "
         f"{model('num_attention_heads')} heads",
@@ -105,14 +126,12 @@ def _facts(run: Run) -> dict[str, str]:
         "device": str(manifest.get("device") or UNKNOWN),
         "number type": str(manifest.get("dtype") or UNKNOWN).removeprefix("torch."),
         "seed": str(manifest.get("seed", UNKNOWN)),
-        "commit": str(manifest.get("commit") or UNKNOWN),
-        "versions": ", ".join(f"{name} {version}" for name, version in versions.items())
-        if isinstance(versions, Mapping)
-        else UNKNOWN,
+        "commit": format_commit(manifest.get("commit")),
+        "packages": ", ".join(f"{name} {version}" for name, version in packages.items()),
     }
 
 
-def _section(run: Run, name: str) -> Any:
+def _section(run: Run, name: str) -> Callable[[str], str]:
     """Return a function that reads a setting of one section of the run's configuration."""
     section = run.config.get(name) or {}
 

@@ -1,0 +1,356 @@
+"""Replaced token detection, detail by detail: what is masked, drawn, labelled, and what is learnt."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy import stats
+
+from electra.config import PRESETS, encoder_sizes
+from electra.method.measures import Measures, area_under_curve, entropy
+from electra.method.replaced_token_detection import (
+    Positions,
+    ReplacedTokenDetection,
+    choose_positions,
+    replace,
+)
+from electra.model.encoder import Dropout, Encoder, init_weights
+from electra.model.heads import DiscriminatorHead, GeneratorHead
+from electra.model.softmax import loss_and_sample, loss_and_sample_plain
+
+PAD, UNK, CLS, SEP, MASK = range(5)
+NEVER_MASKED = (PAD, CLS, SEP, MASK)
+
+
+def generator(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def build(preset="tiny", dropout=None):
+    """A preset's networks; with `dropout`, two layers of 128 and a vocabulary of 60 instead."""
+    config = PRESETS[preset]
+    if dropout is not None:
+        sizes = encoder_sizes(
+            128,
+            2,
+            32,
+            vocab_size=60,
+            hidden_dropout_prob=dropout,
+            attention_probs_dropout_prob=dropout,
+        )
+        config = dataclasses.replace(config, model=sizes)
+    small = config.generator.encoder(config.model)
+    discriminator = Encoder(config.model)
+    model = ReplacedTokenDetection(
+        discriminator=discriminator,
+        discriminator_head=DiscriminatorHead(config.model),
+        generator=Encoder(small, embeddings=discriminator.embeddings),
+        generator_head=GeneratorHead(small),
+        config=config.method,
+        mask_id=MASK,
+        never_masked_ids=NEVER_MASKED,
+    )
+    init_weights(model, 0.02, generator(0))
+    return model
+
+
+@pytest.fixture()
+def rows():
+    """Rows of 32: full, padded, with the shortest possible, with specials in the middle."""
+    ids = torch.randint(5, 60, (4, 32), generator=generator(1))
+    length = torch.tensor([32, 20, 3, 32])
+    real = torch.arange(32) < length[:, None]
+    ids[:, 0] = CLS
+    ids[torch.arange(4), length - 1] = SEP
+    ids[3, 9], ids[3, 10] = SEP, UNK
+    types = (torch.arange(32) > 9).long() * real
+    return ids * real, real, types
+
+
+# Positions
+
+
+def test_number_of_positions():
+    for length, prob, expected in ((128, 0.15, 19), (512, 0.15, 77), (512, 0.25, 128), (3, 0.15, 1)):
+        real = torch.arange(512) < length
+        maskable = real.clone()
+        maskable[0] = maskable[length - 1] = False
+        positions = choose_positions(maskable[None], real[None], prob, generator(0))
+        assert positions.chosen_BS.sum() == expected, (length, prob)
+
+
+def test_positions_are_distinct_and_never_special(rows):
+    ids, real, _ = rows
+    maskable = real & ~torch.isin(ids, torch.tensor(NEVER_MASKED))
+    for seed in range(200):
+        positions = choose_positions(maskable, real, 0.15, generator(seed))
+        assert positions.chosen_BS.sum(dim=1).tolist() == [5, 3, 1, 5]
+        for row in range(4):
+            index = positions.index_BS[row, positions.chosen_BS[row]]
+            assert len(set(index.tolist())) == len(index)
+            assert maskable[row, index].all()
+
+
+def test_row_with_nothing_to_mask_is_left_alone():
+    ids = torch.tensor([[CLS, SEP, PAD, PAD, PAD, PAD, PAD, PAD]])
+    real = ids != PAD
+    positions = choose_positions(torch.zeros_like(real), real, 0.15, generator(0))
+    assert not positions.chosen_BS.any()
+    assert torch.equal(replace(ids, positions, MASK), ids)
+
+
+def test_every_position_is_equally_likely():
+    """Chi-square over 126 places, 20,000 rows of 19 draws; level 1e-4.
+
+    Draws within a row exclude one another, so the statistic is scaled by (n-1)/(n-k) to be a
+    chi-square of n - 1 degrees.
+    """
+    real = torch.ones(20_000, 128, dtype=torch.bool)
+    maskable = real.clone()
+    maskable[:, [0, 127]] = False
+    positions = choose_positions(maskable, real, 0.15, generator(3))
+    counts = torch.bincount(positions.index_BS.flatten(), minlength=128)[1:127].double()
+    expected = 20_000 * 19 / 126
+    statistic = ((counts - expected) ** 2 / expected).sum().item() * 125 / (126 - 19)
+    assert stats.chi2.sf(statistic, 125) > 1e-4
+
+
+def test_replace_touches_only_the_chosen():
+    ids = torch.arange(10, 26).view(2, 8)
+    index = torch.tensor([[3, 5, 0], [1, 0, 0]])
+    chosen = torch.tensor([[True, True, False], [True, False, False]])
+    expected = ids.clone()
+    expected[0, 3] = expected[0, 5] = expected[1, 1] = MASK
+    assert torch.equal(replace(ids, Positions(index, chosen), MASK), expected)
+
+
+# The generator's softmax
+
+
+def softmax_case(num=70, vocab=1000, size=16, dtype=torch.float32, scale=3.0):
+    rng = generator(5)
+    features = (scale * torch.randn(num, size, generator=rng)).to(dtype).requires_grad_()
+    table = (0.3 * torch.randn(vocab, size, generator=rng)).requires_grad_()
+    bias = (0.3 * torch.randn(vocab, generator=rng)).requires_grad_()
+    targets = torch.randint(vocab, (num,), generator=rng)
+    weights = (torch.rand(num, generator=rng) < 0.9).float()
+    return [features, table, bias], (targets, weights, torch.rand(num, generator=rng))
+
+
+@pytest.mark.parametrize("num", [1, 31, 32, 33, 70, 2100])
+def test_one_pass_equals_plain(num):
+    """Loss 1e-6 relative, gradients 1e-5 of their largest element, same draws and hits."""
+    parameters, rest = softmax_case(num)
+    plain = loss_and_sample_plain(*parameters, *rest)
+    expected = torch.autograd.grad(50 * plain.loss, parameters)
+    fused = loss_and_sample(*parameters, *rest)
+    actual = torch.autograd.grad(50 * fused.loss, parameters)
+    torch.testing.assert_close(fused.loss, plain.loss, rtol=1e-6, atol=0)
+    for a, e in zip(actual, expected, strict=True):
+        assert (a - e).abs().max() <= 1e-5 * e.abs().max()
+    assert (fused.sampled_M == plain.sampled_M).float().mean() > 0.999
+    assert torch.equal(fused.correct_M, plain.correct_M)
+
+
+def test_one_pass_in_bfloat16_stays_near_float32():
+    parameters, rest = softmax_case(200, dtype=torch.bfloat16)
+    exact, _ = softmax_case(200)
+    with torch.no_grad():
+        exact[0].copy_(parameters[0])
+    fused = loss_and_sample(*parameters, *rest).loss
+    plain = loss_and_sample_plain(*exact, *rest).loss
+    assert abs(fused - plain) < 0.01 * plain
+
+
+def test_unused_slots_carry_no_gradient():
+    parameters, (targets, _, uniform) = softmax_case(6)
+    weights = torch.tensor([1.0, 0, 1, 0, 0, 1])
+    loss_and_sample(*parameters, targets, weights, uniform).loss.backward()
+    assert (parameters[0].grad.abs().sum(dim=1) > 0).tolist() == [True, False, True, False, False, True]
+
+
+@pytest.mark.parametrize("predict", [loss_and_sample_plain, loss_and_sample])
+@pytest.mark.parametrize("vocab", [5, 128, 300])
+def test_draws_follow_the_softmax(predict, vocab):
+    """Chi-square of 50,000 draws from one distribution against its probabilities; level 1e-4."""
+    num = 50_000
+    features = torch.ones(num, 1)
+    table = torch.randn(vocab, 1, generator=generator(vocab))
+    uniform = torch.rand(num, generator=generator(9))
+    weights, targets = torch.ones(num), torch.zeros(num, dtype=torch.int64)
+    sampled = predict(features, table, torch.zeros(vocab), targets, weights, uniform).sampled_M
+    expected = num * table.squeeze(1).double().softmax(dim=0)
+    counts = torch.bincount(sampled, minlength=vocab).double()
+    assert stats.chisquare(counts, expected).pvalue > 1e-4
+
+
+def test_impossible_tokens_are_never_drawn():
+    """Probability 0 at both ends of the vocabulary, uniforms at both ends of [0, 1)."""
+    bias = torch.zeros(300)
+    bias[:100] = bias[200:] = -1e4
+    uniform = torch.tensor([0.0, 1e-9, 0.5, 1 - 2**-24])
+    targets = torch.full((4,), 150)
+    for predict in (loss_and_sample_plain, loss_and_sample):
+        drawn = predict(
+            torch.zeros(4, 8), torch.zeros(300, 8), bias, targets, torch.ones(4), uniform
+        ).sampled_M
+        assert ((drawn >= 100) & (drawn < 200)).all(), predict.__name__
+
+
+# The whole method
+
+
+def test_parameter_counts():
+    """Source: parameters derived from the reference's code; Large is 354,655,291."""
+    expected = {"small": 14_196_219, "base": 119_386_427, "large": 354_655_291}
+    for preset, count in expected.items():
+        with torch.device("meta"):
+            config = PRESETS[preset]
+            small = config.generator.encoder(config.model)
+            discriminator = Encoder(config.model)
+            model = ReplacedTokenDetection(
+                discriminator=discriminator,
+                discriminator_head=DiscriminatorHead(config.model),
+                generator=Encoder(small, embeddings=discriminator.embeddings),
+                generator_head=GeneratorHead(small),
+                config=config.method,
+                mask_id=MASK,
+                never_masked_ids=NEVER_MASKED,
+            )
+        assert sum(parameter.numel() for parameter in model.parameters()) == count
+    with torch.device("meta"):
+        config = PRESETS["small"].model
+        assert sum(p.numel() for p in Encoder(config).parameters()) == 13_483_008
+        assert sum(p.numel() for p in DiscriminatorHead(config).parameters()) == 66_049
+
+
+def test_small_starts_at_the_derived_loss():
+    """Step 0: ln 30,522 + 50 ln 2 = 44.98, within 0.5."""
+    torch.manual_seed(0)
+    model = build("small").train()
+    ids = torch.randint(1000, 30_000, (4, 128), generator=generator(0))
+    ids[:, 0], ids[:, -1] = CLS, SEP
+    output = model(ids, None, torch.zeros_like(ids), generator(1))
+    assert output.loss.item() == pytest.approx(math.log(30_522) + 50 * math.log(2), abs=0.5)
+    assert output.mlm_loss.item() == pytest.approx(math.log(30_522), abs=0.1)
+
+
+def test_labels_and_losses_are_those_of_the_definition(rows):
+    ids, real, types = rows
+    model = build(dropout=0.0).eval()
+    with torch.no_grad():  # a generator that is sometimes right
+        model.generator_head.bias[5:20] = 3.0
+    seen_correct = False
+    for seed in range(20):
+        output = model(ids, real, types, generator(seed))
+        assert torch.equal(output.is_replaced_BL, output.corrupt_ids_BL != ids)
+        assert not output.is_replaced_BL[~real].any()
+        for special in NEVER_MASKED:
+            assert not output.is_replaced_BL[ids == special].any()
+        assert output.num_chosen == 14
+        assert output.num_chosen - output.num_sampled_correct == output.is_replaced_BL.sum()
+        seen_correct |= bool(output.num_sampled_correct > 0)
+        logits = model.discriminator_head(model.discriminator(output.corrupt_ids_BL, real, types))
+        expected = F.binary_cross_entropy_with_logits(
+            logits[real], output.is_replaced_BL[real].float()
+        )
+        torch.testing.assert_close(output.disc_loss, expected)
+        torch.testing.assert_close(output.loss, output.mlm_loss + 50 * output.disc_loss)
+    assert seen_correct
+
+
+def test_no_discriminator_gradient_reaches_the_generator(rows):
+    """Only what both share, the embedding block, hears of L_Disc."""
+    ids, real, types = rows
+    model = build(dropout=0.0)
+    output = model(ids, real, types, generator(0))
+    model.config = dataclasses.replace(model.config, disc_weight=0.0)
+    without = model(ids, real, types, generator(0))
+    with_disc = torch.autograd.grad(output.loss, list(model.parameters()), allow_unused=True)
+    no_disc = torch.autograd.grad(without.loss, list(model.parameters()), allow_unused=True)
+    for (name, _), a, b in zip(model.named_parameters(), with_disc, no_disc, strict=True):
+        if name.startswith("generator"):
+            assert torch.equal(a, b), name
+        elif name.startswith("discriminator.embeddings."):
+            assert not torch.equal(a, b), name
+        else:  # the discriminator's own parameters hear of nothing else
+            assert b is None or not b.any(), name
+            assert a is not None, name
+
+
+def test_sharing_is_what_the_paper_says():
+    model = build("small")
+    assert model.generator.embeddings is model.discriminator.embeddings
+    names = [name for name, _ in model.named_parameters()]
+    assert len([name for name in names if name.endswith("tokens.weight")]) == 1
+
+
+def test_padding_changes_nothing(rows):
+    ids, _, types = rows
+    model = build(dropout=0.0).eval()
+    short = ids[1:2, :20]
+    states = model.discriminator(short, None, types[1:2, :20])
+    padded = model.discriminator(ids[1:2], ids[1:2] != PAD, types[1:2])
+    torch.testing.assert_close(padded[:, :20], states, atol=1e-5, rtol=0)
+
+
+def test_same_seed_same_everything(rows):
+    outputs = []
+    for _ in range(2):
+        model = build(dropout=0.1).train()
+        torch.manual_seed(3)
+        output = model(*rows, generator(4))
+        output.loss.backward()
+        outputs.append((output, [p.grad for p in model.parameters()]))
+    (a, grads_a), (b, grads_b) = outputs
+    assert torch.equal(a.loss, b.loss)
+    assert torch.equal(a.corrupt_ids_BL, b.corrupt_ids_BL)
+    assert all(torch.equal(x, y) for x, y in zip(grads_a, grads_b, strict=True))
+
+
+# Dropout, measures
+
+
+def test_dropout_keeps_the_share_it_says():
+    """One million elements: kept share within 4 deviations of 0.9, mean within 4 of 1."""
+    torch.manual_seed(0)
+    x = torch.ones(1000, 1000, requires_grad=True)
+    out = Dropout(0.1).train()(x)
+    kept = (out != 0).double().mean().item()
+    assert kept == pytest.approx(0.9, abs=4 * math.sqrt(0.09 / 1e6))
+    assert out.mean().item() == pytest.approx(1.0, abs=4 * math.sqrt(0.09 / 1e6) / 0.9)
+    out.sum().backward()
+    assert torch.equal(x.grad, out)
+    assert torch.equal(Dropout(0.1).eval()(x), x)
+    neighbours = (out[:, :-1] != 0) & (out[:, 1:] != 0)
+    assert neighbours.double().mean().item() == pytest.approx(0.81, abs=0.003)
+
+
+def test_area_under_curve_against_scikit_learn():
+    from sklearn.metrics import roc_auc_score
+
+    for seed in range(20):
+        scores = torch.randn(300, generator=generator(seed)).round(decimals=1)  # with ties
+        labels = torch.rand(300, generator=generator(seed + 99)) < 0.2
+        expected = roc_auc_score(labels.numpy(), scores.numpy())
+        assert area_under_curve(scores[labels], scores[~labels]) == pytest.approx(expected, abs=1e-9)
+    assert math.isnan(area_under_curve(torch.tensor([]), torch.tensor([1.0])))
+
+
+def test_measures_are_means_over_tokens_not_of_means(rows):
+    ids, real, types = rows
+    model = build(dropout=0.0).eval()
+    measures = Measures(disc_weight=50.0)
+    outputs = [model(ids, real, types, generator(0)), model(ids[:1], real[:1], types[:1], generator(1))]
+    for output in outputs:
+        measures.add(output)
+    record = measures.record()
+    tokens = [int(output.real_BL.sum()) for output in outputs]
+    expected = sum(o.disc_loss * n for o, n in zip(outputs, tokens, strict=True)) / sum(tokens)
+    assert record["disc_loss"] == pytest.approx(expected.item(), rel=1e-6)
+    replaced = sum(int(output.is_replaced_BL.sum()) for output in outputs) / sum(tokens)
+    assert record["replaced_rate"] == pytest.approx(replaced)
+    assert record["constant_disc_loss"] == pytest.approx(entropy(replaced))
+    assert entropy(0.138) == pytest.approx(0.402, abs=1e-3)
