@@ -428,7 +428,7 @@ def override_from_toml(config: ConfigType, path: Path) -> ConfigType:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not valid TOML: {error}") from None
     try:
-        for name, value in _flatten(tables):
+        for name, value in flatten(tables):
             config = _assign(config, name, name.split("."), value)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
@@ -450,10 +450,11 @@ def from_dict(config_type: type[ConfigType], values: Mapping[str, Any]) -> Confi
     return config_type(**arguments)
 
 
-def _flatten(tables: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+def flatten(tables: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    """Yield every value of nested dictionaries under its dotted name, as --set takes it."""
     for key, value in tables.items():
         if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{key}.")
+            yield from flatten(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
 
@@ -498,10 +499,11 @@ def _parse(name: str, value: Any, hint: Any) -> Any:
     if hint is str:
         return str(value)
     try:
-        number = float(str(value).replace("_", ""))
-        if hint is int and number != int(number):
-            raise ValueError
-        return int(str(value).replace("_", "")) if hint is int and "e" not in str(value).lower() and "." not in str(value) else hint(number)
+        number = float(value)
+        if hint is float:
+            return number
+        require(number == int(number), f"{name} must be {_words(hint)}, not {value!r}")
+        return int(number)
     except (ValueError, OverflowError):
         raise UserError(f"{name} must be {_words(hint)}, not {value!r}") from None
 

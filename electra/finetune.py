@@ -156,8 +156,14 @@ def fit_to_start(config: FinetuneConfig, pretrained: Pretrained, task: Task) -> 
     """Return the config with what was unset taken from the encoder and the task.
 
     Raises:
-        UserError: Rows would be longer than those the encoder was trained on.
+        UserError: Rows would be longer than those the encoder was trained on, or its tokenizer has
+            tokens it lacks.
     """
+    num_tokens, vocab_size = pretrained.tokenizer.vocab_size, pretrained.encoder.vocab_size
+    require(
+        num_tokens <= vocab_size,
+        f"{pretrained.source}: the tokenizer has {num_tokens} tokens, the encoder {vocab_size}",
+    )
     longest = pretrained.sequence_length
     length = config.sequence_length or min(DEFAULT_LENGTH, longest)
     require(
@@ -291,8 +297,8 @@ def _begin_folder(out: Path, settings: dict[str, Any], config: FinetuneConfig) -
             "another --out",
         )
         return folder
-    folder.mkdir(parents=True, exist_ok=True)
     device = choose_device(config.device)
+    folder.mkdir(parents=True, exist_ok=True)
     write_manifest(
         folder,
         device=describe_device(device),

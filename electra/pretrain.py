@@ -37,6 +37,9 @@ from electra.training.optimizer import build_optimizer, learning_rate_at, set_le
 from electra.training.pretrained import read_run_config
 from electra.training.run import MetricsLog, read_metrics, stop_on_signal, write_manifest
 
+NUM_SAMPLES = 8
+"""Held-out rows shown token by token in samples.json."""
+
 Show = Callable[[dict[str, Any]], None]
 
 
@@ -219,7 +222,31 @@ def _train(
                 log.close()
                 raise Interrupted(run, done)
     log.close()
+    write_json(run / "samples.json", _view_rows(model, heldout[0], tokenizer, device))
     return _write_results(run)
+
+
+@torch.no_grad()
+def _view_rows(
+    model: ReplacedTokenDetection, batch: Batch, tokenizer: Tokenizer, device: torch.device
+) -> list[list[dict[str, Any]]]:
+    """Return the first rows of a batch token by token, as both networks see them."""
+    model.eval()
+    rng = torch.Generator(device).manual_seed(step_seed(0, "heldout", 0))
+    output = model(*batch.to(device), rng)
+    rows = []
+    for row in range(min(NUM_SAMPLES, len(batch.input_ids_BL))):
+        length = int(output.real_BL[row].sum())
+        columns = zip(
+            tokenizer.tokens(output.corrupt_ids_BL[row, :length].tolist()),
+            tokenizer.tokens(batch.input_ids_BL[row, :length].tolist()),
+            output.is_replaced_BL[row, :length].tolist(),
+            output.disc_logits_BL[row, :length].sigmoid().tolist(),
+            strict=True,
+        )
+        names = ("token", "original", "is_replaced", "prob_replaced")
+        rows.append([dict(zip(names, column, strict=True)) for column in columns])
+    return rows
 
 
 def _write_results(run: Path) -> dict[str, Any]:

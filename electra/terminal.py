@@ -13,6 +13,7 @@ from typing import Any, Self
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
+from rich.constrain import Constrain
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -20,31 +21,16 @@ from rich.table import Table
 from rich.text import Text
 
 from electra.reports.glossary import format_count, format_metric, format_seconds
+from electra.reports.lines import header_lines, record_line
 from electra.reports.tokens import Sentence, TokenView, describe
 
 SECONDS_BETWEEN_REFRESHES = 0.1
 SECONDS_BETWEEN_LINES = 10.0
 LINES_BETWEEN_HEADERS = 20
+MAX_WIDTH = 100
 
 GENERATOR_ROWS = ("mlm_loss", "mlm_accuracy", "sampled_accuracy")
 DISCRIMINATOR_ROWS = ("disc_loss", "constant_disc_loss", "disc_auc", "replaced_rate")
-
-# Name in metrics.jsonl, the two lines of its header, the width of its column: 78 in all. In a
-# held-out record, which has no speed, "heldout" stands where the time left would.
-COLUMNS = (
-    ("step", "", "step", 7),
-    ("tokens_per_second", "token", "per s", 5),
-    ("seconds_left", "time", "left", 7),
-    ("mlm_loss", "mlm", "loss", 6),
-    ("mlm_accuracy", "mlm", "acc", 5),
-    ("sampled_accuracy", "drawn", "acc", 5),
-    ("replaced_rate", "repl", "rate", 5),
-    ("disc_loss", "disc", "loss", 6),
-    ("constant_disc_loss", "const", "loss", 6),
-    ("disc_auc", "disc", "auc", 5),
-    ("learning_rate", "learn", "rate", 6),
-    ("grad_norm", "grad", "norm", 4),
-)
 
 
 class _Screen:
@@ -66,9 +52,15 @@ class _Screen:
         if self.live:
             self.live.start()
 
+    @property
+    def width(self) -> int:
+        # A terminal echoes Ctrl-C as ^C behind the picture: without room for it there, the next
+        # picture would be drawn a line too low.
+        return min(self.console.width - 2, MAX_WIDTH)
+
     def draw(self, renderable: RenderableType) -> None:
         if self.live:
-            self.live.update(renderable, refresh=True)
+            self.live.update(Constrain(renderable, self.width), refresh=True)
 
     def stop(self) -> None:
         """Leave the last picture standing, with the cursor below it and visible again."""
@@ -112,18 +104,16 @@ class Display:
             self._screen.draw(self._panel())
             return
         if self._num_lines % LINES_BETWEEN_HEADERS == 0:
-            for number in (1, 2):
-                header = " ".join(f"{column[number]:>{column[3]}}" for column in COLUMNS)
-                self._screen.print_line(f"#{header[1:]}")
+            for line in header_lines():
+                self._screen.print_line(line)
         self._num_lines += 1
-        cells = (f"{_short(name, record):>{width}}" for name, _, _, width in COLUMNS)
-        self._screen.print_line(" ".join(cells))
+        self._screen.print_line(record_line(record))
 
     def _panel(self) -> Panel:
         train = self._train
         generator = self._measures("generator", GENERATOR_ROWS)
         discriminator = self._measures("discriminator", DISCRIMINATOR_ROWS)
-        if self._screen.console.width >= 80:
+        if self._screen.width >= 78:
             measures = Table.grid(expand=True)
             measures.add_row(generator, Text("   "), discriminator)
             body: RenderableType = measures
@@ -138,15 +128,14 @@ class Display:
             title_align="left",
             box=box.ROUNDED,
             border_style="dim",
-            width=min(self._screen.console.width, 100),
         )
 
     def _progress(self) -> RenderableType:
         step = max(self._train.get("step", 0), self._heldout.get("step", 0))
         facts = [f"step {step:,} of {self._steps:,}"]
         if self._train:
-            facts.append(f"{format_count(self._train['tokens_per_second'])} tokens/s")
             facts.append(f"{format_seconds(self._train['seconds_left'])} left")
+            facts.append(f"{format_count(self._train['tokens_per_second'])} tokens/s")
         return _bar(facts, step, self._steps)
 
     def _measures(self, title: str, names: Sequence[str]) -> Table:
@@ -225,6 +214,32 @@ class Progress:
         return f"{amount} {unit}"
 
 
+def print_error(message: str) -> None:
+    """Print a user's mistake as one line, to standard error."""
+    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    line = Text("error: ", "bold red").append(_printable(message), "default not bold")
+    console.print(line, soft_wrap=True)
+
+
+def print_done(what: str, next_command: str = "") -> None:
+    """Print what was written and, on a line of its own to copy, the command that comes next."""
+    console = Console(highlight=False, markup=False, emoji=False)
+    console.print(Text(_printable(what)), soft_wrap=True)
+    if next_command:
+        line = Text("next: ", "dim").append(_printable(next_command), "not dim bold")
+        console.print(line, soft_wrap=True)
+
+
+def print_plan(settings: Mapping[str, object], action: str) -> None:
+    """Print what a dry run would do: every setting on a line as --set takes it, then the deed."""
+    console = Console(highlight=False, markup=False, emoji=False)
+    for name, value in settings.items():
+        word = str(value).lower() if value is None or isinstance(value, bool) else str(value)
+        line = Text(_printable(f"{name}=")).append(_printable(word), "bold")
+        console.print(line, soft_wrap=True)
+    console.print(Text(_printable(f"would {action}; nothing was written")), soft_wrap=True)
+
+
 def print_table(rows: Sequence[Sequence[object]], headers: Sequence[str]) -> None:
     """Print rows under headers: ruled on a terminal, plain columns elsewhere; numbers right."""
     console = Console(highlight=False, markup=False, emoji=False)
@@ -274,7 +289,7 @@ def print_tokens(sentence: Sentence) -> None:
             width = margin + _column_width(view)
         block.append(view)
     for block in blocks:
-        lines = [Text(f"{label:<{margin}}", style="dim") for label in labels]
+        lines = [Text().append(f"{label:<{margin}}", "dim") for label in labels]
         for view in block:
             for line, (cell, style) in zip(lines, _token_cells(view), strict=True):
                 gap = " " * (_column_width(view) - cell_len(cell))
@@ -307,28 +322,9 @@ def _bar(facts: Sequence[str], done: float, total: float | None) -> RenderableTy
     grid = Table.grid(padding=(0, 1), expand=True)
     grid.add_column(ratio=1)
     grid.add_column(justify="right", width=4)
-    grid.add_row(ProgressBar(total=total, completed=done), Text(f"{done / total:.0%}"))
+    bar = ProgressBar(total=total, completed=done, complete_style="blue", finished_style="green")
+    grid.add_row(bar, Text(f"{done / total:.0%}"))
     return Group(line, grid)
-
-
-def _short(name: str, record: Mapping[str, Any]) -> str:
-    """Return a record's value in the few characters that a line of 80 has for it."""
-    if name == "seconds_left" and record["part"] == "heldout":
-        return "heldout"
-    value = record.get(name)
-    if value is None:
-        return "-"
-    if name == "step":
-        return str(value)
-    if name == "tokens_per_second":
-        return format_count(value)
-    if name == "seconds_left":
-        return format_seconds(value)
-    if name == "learning_rate":
-        return f"{value:.1e}".replace("e-0", "e-")
-    if name == "grad_norm":
-        return f"{value:.2f}"[:4].rstrip(".")
-    return format_metric(name, value)
 
 
 def _printable(text: str) -> str:

@@ -93,9 +93,8 @@ def write_jsonl(docstrings: Iterable[Docstring], path: str | Path) -> None:
 def _list_modules() -> Iterator[tuple[Path, str, str]]:
     """Yield (file, package, module), sorted by package and module."""
     standard = Path(sysconfig.get_path("stdlib"))
-    roots = [Path(entry) for entry in dict.fromkeys(sys.path) if _is_package_folder(Path(entry))]
     found: dict[tuple[str, str], Path] = {}
-    for root in (standard, *roots):
+    for root in (standard, *_list_package_folders()):
         for folder, subfolders, names in os.walk(root):
             subfolders[:] = [name for name in subfolders if name not in SKIPPED_FOLDERS]
             for name in names:
@@ -110,8 +109,9 @@ def _list_modules() -> Iterator[tuple[Path, str, str]]:
         yield path, package, module
 
 
-def _is_package_folder(path: Path) -> bool:
-    return path.name in ("site-packages", "dist-packages") and path.is_dir()
+def _list_package_folders() -> list[Path]:
+    entries = map(Path, dict.fromkeys(sys.path))
+    return [entry for entry in entries if entry.name in ("site-packages", "dist-packages")]
 
 
 def _read_module(path: Path, package: str, module: str) -> list[Docstring]:

@@ -79,9 +79,10 @@ def package_question(
         test: list[Question] = parts[True].setdefault(package, [])
         for docstring in by_package[package]:
             text = mask.sub(MASK, IDENTIFIER.sub(MASK, docstring.text))
-            num_words = sum(word != MASK for word in WORD.findall(text))
-            if num_words >= MIN_WORDS and text.lower() not in seen:
-                seen.add(text.lower())
+            key = text.lower()
+            num_words = sum(word != MASK for word in WORD.findall(key))
+            if num_words >= MIN_WORDS and key not in seen:
+                seen.add(key)
                 side = test if _is_test(docstring, seed) else train
                 side.append(Question(text, package))
     num_usable = sum(bool(parts[False][name] and parts[True][name]) for name in packages)
@@ -108,8 +109,9 @@ def _name_pattern(packages: Iterable[str]) -> re.Pattern[str]:
     names: set[str] = set()
     for package in packages:
         names.update((package, *NICKNAMES.get(package, ())))
-    inside = "|".join(sorted(re.escape(name) for name in names if len(name) >= MIN_PART_CHARS))
-    whole = "|".join(sorted(re.escape(name) for name in names if len(name) < MIN_PART_CHARS))
+    escaped = [re.escape(name) for name in sorted(names, reverse=True)]  # the longer one first
+    inside = "|".join(name for name in escaped if len(name) >= MIN_PART_CHARS)
+    whole = "|".join(name for name in escaped if len(name) < MIN_PART_CHARS)
     pattern = rf"\b\w*(?:{inside})\w*" if inside else ""
     pattern += "|" if inside and whole else ""
     pattern += rf"\b(?:{whole})\b" if whole else ""

@@ -3,17 +3,15 @@
 Plain text is read from any file that is not .jsonl or .parquet, each of them also inside .gz, .xz
 or .zst. What would be lost further on is kept here: bytes that are no UTF-8 are replaced and
 counted, a giant line is cut into several lines and a giant document into several documents, so that
-memory is bounded whatever a file expands to; `break_words` keeps a word too long for WordPiece.
+memory is bounded whatever a file expands to.
 """
 
 import codecs
 import glob
 import io
 import json
-import re
 import shutil
 import tempfile
-import unicodedata
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -22,7 +20,7 @@ from typing import IO, Literal
 
 from electra.config import UserError, require
 from electra.corpus.compression import STDIN, compression_of, import_extra, open_source
-from electra.corpus.tokenizer import MAX_WORD_CHARS, replace_surrogates
+from electra.corpus.vocabulary import replace_surrogates
 
 Border = Literal["blank", "line", "file"]
 
@@ -34,10 +32,6 @@ MAX_RECORD_CHARS = 1 << 28
 PARQUET_BATCH = 256
 
 JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json-lines", ".jsonlines")
-
-# One code point decomposes into four at most, so a shorter run fits into WordPiece's limit anyway.
-MAX_DECOMPOSITION = 4
-LONG_RUN = re.compile(rf"[^\s!-/:-@\[-`{{-~]{{{MAX_WORD_CHARS // MAX_DECOMPOSITION + 1},}}")
 
 
 @dataclass
@@ -106,22 +100,6 @@ def read_documents(
     for path in paths:
         counts.files += 1
         yield from _read_file(path, border, text_field, counts)
-
-
-def break_words(text: str) -> str:
-    """Return the text with spaces put into words that WordPiece would lose as one [UNK].
-
-    Its limit of MAX_WORD_CHARS counts the characters after accents are decomposed.
-    """
-    return LONG_RUN.sub(_break_run, text)
-
-
-def _break_run(match: re.Match[str]) -> str:
-    run = match[0]
-    if len(run) <= MAX_WORD_CHARS and len(unicodedata.normalize("NFD", run)) <= MAX_WORD_CHARS:
-        return run
-    size = MAX_WORD_CHARS if run.isascii() else MAX_WORD_CHARS // MAX_DECOMPOSITION
-    return " ".join(run[start : start + size] for start in range(0, len(run), size))
 
 
 def _is_visible_text(file: Path, folder: Path) -> bool:

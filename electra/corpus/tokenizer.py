@@ -21,10 +21,13 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from electra.config import TokenizerConfig, UserError, require
-from electra.corpus.vocabulary import SPECIAL_TOKENS, replace_surrogates, train_tokens
+from electra.corpus.vocabulary import (
+    MAX_WORD_CHARS,
+    SPECIAL_TOKENS,
+    replace_surrogates,
+    train_tokens,
+)
 
-MAX_WORD_CHARS = 100
-"""Characters after which WordPiece makes a word one [UNK]. Source: BERT."""
 MODEL_MAX_LENGTH = 512
 """Positions of a published ELECTRA model, told to transformers."""
 

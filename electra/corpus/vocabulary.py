@@ -1,6 +1,8 @@
 """Training a WordPiece vocabulary such that one corpus always gives one and the same file."""
 
+import re
 import tempfile
+import unicodedata
 from collections.abc import Iterable, Iterator
 from typing import IO
 
@@ -14,6 +16,11 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 ALPHABET_COVERAGE = 0.99999
 """Share of a corpus's characters that its alphabet must cover; the rest, noise, becomes [UNK]."""
 SPOOL_CHARS = 1 << 20
+MAX_WORD_CHARS = 100
+"""Characters after which WordPiece makes a word one [UNK]. Source: BERT."""
+# One code point decomposes into four at most, so a shorter run fits into WordPiece's limit anyway.
+MAX_DECOMPOSITION = 4
+LONG_RUN = re.compile(rf"[^\s!-/:-@\[-`{{-~]{{{MAX_WORD_CHARS // MAX_DECOMPOSITION + 1},}}")
 
 
 def train_tokens(texts: Iterable[str], config: TokenizerConfig) -> list[str]:
@@ -53,12 +60,30 @@ def replace_surrogates(text: str) -> str:
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
+def break_words(text: str) -> str:
+    """Return the text with spaces put into words that WordPiece would lose as one [UNK].
+
+    Its limit of MAX_WORD_CHARS counts the characters after accents are decomposed.
+    """
+    is_short = max(map(len, text.split()), default=0) < MAX_WORD_CHARS // MAX_DECOMPOSITION
+    return text if is_short else LONG_RUN.sub(_break_run, text)
+
+
+def _break_run(match: re.Match[str]) -> str:
+    run = match[0]
+    if len(run) <= MAX_WORD_CHARS and len(unicodedata.normalize("NFD", run)) <= MAX_WORD_CHARS:
+        return run
+    size = MAX_WORD_CHARS if run.isascii() else MAX_WORD_CHARS // MAX_DECOMPOSITION
+    return " ".join(run[start : start + size] for start in range(0, len(run), size))
+
+
 def _spool_texts(texts: Iterable[str], spool: IO[bytes]) -> np.ndarray:
     """Write the texts to the spool, and return how often each code point occurs in them."""
     counts = np.zeros(0x110000, dtype=np.int64)
 
     def write(lines: list[str]) -> None:
-        text = replace_surrogates("\n".join([*lines, ""]))
+        # Pieces of words without end would cost the trainer the square of their length.
+        text = "\n".join([break_words(replace_surrogates(line)) for line in lines]) + "\n"
         spool.write(text.encode())
         counts[:] += np.bincount(_code_points(text), minlength=len(counts))
 

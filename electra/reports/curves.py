@@ -2,12 +2,14 @@
 
 import html
 import io
+import math
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -26,7 +28,7 @@ PAGE_COLOURS = {colour: f"--curve-{i}" for i, colour in enumerate(COLOURS)}
 PAGE_COLOURS |= {INK: "--muted", GRID: "--line"}
 """The custom property that stands for each colour in an SVG, so that the page can darken it."""
 
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",  # comes with matplotlib; a page uses its own
     "font.size": 9,
     "svg.fonttype": "none",
@@ -65,18 +67,18 @@ PANELS = (
     Panel(
         "Discriminator's loss",
         ("disc_loss", "constant_disc_loss"),
-        "The gap below the constant predictor is what the discriminator has learnt.",
+        "What it has learnt is the gap to the dashed line.",
     ),
     Panel("Discriminator's AUC", ("disc_auc",), "0.5 is a coin toss, 1 is perfect."),
     Panel(
         "Generator's accuracy",
         ("mlm_accuracy", "sampled_accuracy"),
-        "Its first choice, and the draw that replaces the token.",
+        "Its first choice, and the draw that is put in.",
     ),
     Panel("Replaced rate", ("replaced_rate",), "Falls as the generator's draws get better."),
     Panel("Learning rate", ("learning_rate",), "Warm-up, then a straight line to 0."),
-    Panel("Speed", ("tokens_per_second",), "A dip means that the machine was busy elsewhere."),
-    Panel("Gradient norm", ("grad_norm",), "Before clipping; a lasting climb means trouble."),
+    Panel("Speed", ("tokens_per_second",), "A dip: the machine was busy elsewhere."),
+    Panel("Gradient norm", ("grad_norm",), "A lasting climb means trouble."),
 )
 
 
@@ -127,10 +129,13 @@ def _draw(axes: Axes, panel: Panel, runs: Sequence[Run]) -> None:
         for number, metric in enumerate(panel.metrics):
             is_alone = len(runs) == 1
             colour = COLOURS[(number if is_alone else run_number) % len(COLOURS)]
-            style = "--" if number else "-"
+            style: Literal["-", "--"] = "--" if number else "-"
             if train := list(_points(run.train, metric)):
                 axes.plot(*zip(*train, strict=True), style, color=colour, alpha=0.75)
-                keys[metric if is_alone else run.name] = Line2D([], [], color=colour)
+                name = metric if len(panel.metrics) > 1 else "training"
+                key = Line2D([], [], color=colour)
+                key.set_linestyle(style if is_alone else "-")
+                keys[name if is_alone else run.name] = key
             if heldout := list(_points(run.heldout, metric)):
                 axes.plot(*zip(*heldout, strict=True), "o", color=colour, markerfacecolor="none")
     if len(runs) > 1 and len(panel.metrics) > 1:
@@ -151,22 +156,17 @@ def _draw(axes: Axes, panel: Panel, runs: Sequence[Run]) -> None:
 
 
 def _points(records: Sequence[Record], metric: str) -> Iterator[tuple[int, float]]:
-    return ((r["step"], r[metric]) for r in records if r.get(metric) is not None)
+    values = ((record["step"], record.get(metric)) for record in records)
+    return ((step, value) for step, value in values if value is not None and math.isfinite(value))
 
 
 def _limits(axes: Axes, panel: Panel) -> tuple[float, float]:
     """Return limits that fit all but the first twentieth, whose fall would flatten the rest."""
-    steps = [step for line in axes.lines for step in line.get_xdata()]
-    if not steps or panel.metrics[0] == "learning_rate":
+    if not axes.lines or panel.metrics[0] == "learning_rate":
         return axes.get_ylim()
-    first = max(steps) / 20
-    values = [
-        y
-        for line in axes.lines
-        for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True)
-        if x >= first and y == y
-    ]
-    low, high = min(values), max(values)
+    points = np.concatenate([line.get_xydata() for line in axes.lines])
+    values = points[points[:, 0] >= points[:, 0].max() / 20, 1]
+    low, high = float(values.min()), float(values.max())
     margin = (high - low) * 0.08 or abs(high) * 0.1 or 1
     # What is noise around a level must not look like a landscape.
     is_level = panel.metrics[0] in ("tokens_per_second", "grad_norm")

@@ -20,10 +20,10 @@ GLOSSARY = {
         "generator's loss",
         "nats",
         ".3f",
-        "How surprised the generator is by the words that were hidden from it: the mean of "
-        "-log(probability it gave to the right token). Guessing blindly among V tokens costs "
-        "log(V), about 10.3 for 30,522; every 0.69 less means the right token became twice as "
-        "likely.",
+        "How surprised the generator is by the words that were hidden from it: minus the "
+        "logarithm of the probability it gave to the right token, on average. Guessing blindly "
+        "among V tokens costs log(V), about 10.3 for 30,522; every 0.69 less means the right token "
+        "became twice as likely.",
     ),
     "mlm_accuracy": Metric(
         "generator's accuracy",

@@ -44,11 +44,13 @@ def write_page(
     title = f"Pre-training {' and '.join(run.name for run in runs)}"
     sections = [
         _head(title, runs),
-        '<div class="pair">',
+        '<div class="pair">' if len(runs) == 1 else "<div>",
+        "<div>",
         _section("What it learnt", _table(heldout_table(runs)), _gap(runs)),
+        _finetunings(finetunings),
+        "</div>",
         _section("What this is", _table(facts_table(runs)), _settings(runs)),
         "</div>",
-        _finetunings(finetunings),
         _curves(runs),
         _sentences(sentences),
         _glossary(),
@@ -70,17 +72,24 @@ def _section(heading: str, *parts: str) -> str:
 
 
 def _head(title: str, runs: Sequence[Run]) -> str:
-    verdicts = "\n".join(f'<p class="lead">{escape(_verdict(run))}</p>' for run in runs)
+    verdicts = "\n".join(
+        f'<p class="lead">{escape(_name(run, runs) + _verdict(run))}</p>' for run in runs
+    )
     return (
         '<header>\n<p class="eyebrow">ELECTRA: a text encoder learns by telling replaced tokens '
         f"from original ones</p>\n<h1>{escape(title)}</h1>\n{verdicts}\n</header>"
     )
 
 
+def _name(run: Run, runs: Sequence[Run]) -> str:
+    """Return the name that a sentence about one of several runs begins with."""
+    return f"{run.name}: " if len(runs) > 1 else ""
+
+
 def _verdict(run: Run) -> str:
     """Return the run in two sentences: what it cost, and what it can do."""
     last, heldout = run.last_train, run.last_heldout
-    cost = f"{run.name}: {format_metric('step', last.get('step'))} steps"
+    cost = f"{format_metric('step', last.get('step'))} steps"
     if "tokens" in last and "seconds" in last:
         cost += f", {format_count(last['tokens'])} tokens, {format_seconds(last['seconds'])}"
     if heldout.get("disc_auc") is None or heldout.get("mlm_accuracy") is None:
@@ -100,11 +109,14 @@ def _gap(runs: Sequence[Run]) -> str:
         if not loss or not constant:
             continue
         share = 1 - loss / constant
-        what = f"{abs(share):.0%} {'below' if share >= 0 else 'above'} the loss of a guesser"
-        moral = "that gap is what it has learnt." if share > 0.005 else "it has learnt nothing yet."
-        name = f"{run.name}: the" if len(runs) > 1 else "The"
-        text = f"{name} discriminator's loss is {what} that never looks at the text: {moral}"
-        lines.append(f'<p class="note">{escape(text)}</p>')
+        if share > 0.005:
+            text = f"is {share:.0%} below that of a guesser that never looks at the text: that gap "
+            text += "is what it has learnt."
+        else:
+            text = "is not below that of a guesser that never looks at the text: by this measure "
+            text += "it has learnt nothing yet."
+        text = f"The discriminator's loss {text}"
+        lines.append(f'<p class="note">{escape(_name(run, runs) + text)}</p>')
     return "\n".join(lines)
 
 
@@ -115,7 +127,7 @@ def _table(table: Table) -> str:
         for column, header in enumerate(table.headers)
     )
     rows = "\n".join(
-        f'<tr><th scope="row">{escape(first)}</th>'
+        f'<tr><th scope="row">{_row_name(first)}</th>'
         + "".join(
             f"<td{_number_class(cell, table, number)}>{escape(cell)}</td>"
             for number, cell in enumerate(cells, start=1)
@@ -127,6 +139,12 @@ def _table(table: Table) -> str:
         f'<div class="scroll"><table>\n<thead><tr>{head}</tr></thead>\n'
         f"<tbody>\n{rows}\n</tbody>\n</table></div>"
     )
+
+
+def _row_name(name: str) -> str:
+    if name not in GLOSSARY:
+        return escape(name)
+    return f'{escape(name)} <span class="note">{escape(GLOSSARY[name].label)}</span>'
 
 
 def _number_class(cell: str, table: Table, column: int) -> str:
@@ -151,10 +169,14 @@ def _finetunings(finetunings: Sequence[Finetuning]) -> str:
         "<p>The same network, fine-tuned on a labelled task from the pre-trained weights and from "
         "random ones. The median over the seeds, ± their standard deviation.</p>"
     ]
-    for (task, metric), pair in pair_finetunings(finetunings).items():
+    is_one = len({finetuning.encoder for finetuning in finetunings}) == 1
+    for (encoder, task, metric), pair in pair_finetunings(finetunings).items():
+        name = task if is_one else f"{task}, {encoder}"
         bars = [
-            _bar(name, format_score(finetuning), finetuning.median, "own" if name[0] == "p" else "")
-            for name, finetuning in zip(("pre-trained", "from scratch"), pair, strict=True)
+            _bar(
+                start, format_score(finetuning), finetuning.median, "own" if start[0] == "p" else ""
+            )
+            for start, finetuning in zip(("pre-trained", "from scratch"), pair, strict=True)
             if finetuning
         ]
         known = [finetuning for finetuning in pair if finetuning]
@@ -166,7 +188,7 @@ def _finetunings(finetunings: Sequence[Finetuning]) -> str:
         if failed := sum(f.num_degenerate for f in known):
             note += f"; {failed} of the runs ended with one answer for everything"
         parts.append(
-            f'<h3>{escape(task)} <span class="note">({escape(note)})</span></h3>\n'
+            f'<h3>{escape(name)} <span class="note">({escape(note)})</span></h3>\n'
             f'<div class="bars">{"".join(bars)}</div>'
         )
     return _section("What it is worth", *parts)
@@ -200,7 +222,8 @@ def _sentences(sentences: Sequence[Sentence]) -> str:
         "<p>The generator has filled gaps in sentences that were never trained on. A frame marks a "
         "token it changed, with the original struck out above it. The number below each token, and "
         "its shade, is the discriminator's probability that the token was replaced; it has not "
-        "seen the original. Bold from 50% on: there it says &ldquo;replaced&rdquo;.</p>"
+        "seen the original. Bold from 50% on: there it says &ldquo;replaced&rdquo;. "
+        "A token that begins with ## continues the word before it.</p>"
     )
     parts = [
         f'<div class="sentence">{"".join(map(_token, sentence))}</div>\n'
@@ -228,8 +251,8 @@ def _token(view: TokenView) -> str:
 
 def _glossary() -> str:
     items = "\n".join(
-        f"<dt>{name} <span>{escape(metric.label)}{f', {metric.unit}' * bool(metric.unit)}</span>"
-        f"</dt>\n<dd>{escape(metric.meaning)}</dd>"
+        f"<div><dt>{name} <span>{escape(', '.join(filter(None, metric[:2])))}</span></dt>\n"
+        f"<dd>{escape(metric.meaning)}</dd></div>"
         for name, metric in GLOSSARY.items()
     )
     intro = (

@@ -1,5 +1,6 @@
 """The README's numbers, written by a command from the files in results/, never by hand."""
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -47,12 +48,13 @@ def results_block(results_folder: Path) -> str:
     runs = read_runs(folders)
     parts = ["Pre-training, measured on the held-out part:", to_markdown(pretraining_table(runs))]
     parts.append("\n".join(_origin(run, folder) for run, folder in zip(runs, folders, strict=True)))
-    headers, rows, origins = [], [], []
+    rows, origins = [], []
     for run, folder in zip(runs, folders, strict=True):
         finetunings = [read_finetuning(path) for path in sorted(folder.glob("finetune-*.json"))]
-        table = finetuning_table(finetunings)
-        headers = ["encoder", *table.headers]
-        rows += [[run.name, *row] for row in table.rows]
+        # The folder in results/ names the run, whatever it was called when it was fine-tuned.
+        finetunings = [dataclasses.replace(each, encoder=run.name) for each in finetunings]
+        headers, new_rows = finetuning_table(finetunings)
+        rows += new_rows
         origins += _finetuning_origins(run, finetunings)
     if rows:
         parts += [
@@ -60,7 +62,7 @@ def results_block(results_folder: Path) -> str:
             to_markdown(Table(headers, rows)),
             "\n".join(origins),
         ]
-    return "\n\n".join(filter(None, parts))
+    return "\n\n".join(parts)
 
 
 def _origin(run: Run, folder: Path) -> str:

@@ -38,6 +38,8 @@ class Run:
 class Finetuning:
     """The scores of one encoder on one task, over all seeds."""
 
+    encoder: str
+    """Name of the folder it started from, or took its sizes from."""
     task: str
     metric: str
     from_scratch: bool
@@ -112,6 +114,7 @@ def read_finetuning(path: Path) -> Finetuning:
     values = read_object(path)
     try:
         return Finetuning(
+            encoder=Path(values["start"]).name,
             task=str(values["task"]),
             metric=str(values["metric"]),
             from_scratch=bool(values["from_scratch"]),

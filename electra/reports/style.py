@@ -25,6 +25,7 @@ body {
 h1 { font-size: 1.75rem; line-height: 1.2; margin: 0 0 .75rem; overflow-wrap: anywhere; }
 h2 { font-size: 1.2rem; margin: 3rem 0 .75rem; }
 h3 { font-size: 1rem; margin: 1.5rem 0 .25rem; }
+h3 span { font-weight: 400; }
 p { max-width: 44rem; margin: .5rem 0; }
 .eyebrow { color: var(--muted); margin: 0 0 .25rem; }
 .lead { font-size: 1.1rem; }
@@ -36,15 +37,18 @@ pre {
   padding: .75rem 1rem; overflow-x: auto;
 }
 .scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { text-align: left; vertical-align: top; padding: .4rem 1.5rem .4rem 0; }
+table { width: 100%; border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { text-align: left; vertical-align: top; padding: .4rem 1.25rem .4rem 0; }
+th:last-child, td:last-child { padding-right: 0; }
 th { font-weight: 500; }
 thead th { color: var(--muted); }
 tr { border-bottom: 1px solid var(--line); }
-td.number, th.number { text-align: right; white-space: nowrap; }
+td.number, th.number { text-align: right; }
+td.number { white-space: nowrap; }
+thead th { overflow-wrap: anywhere; min-width: 5rem; }
+tbody th .note { font-weight: 400; font-size: .9rem; }
 .pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr));
   gap: 0 3rem; }
-.pair > section > h2 { margin-bottom: .5rem; }
 .bars { display: grid; grid-template-columns: max-content minmax(4rem, 1fr) max-content;
   gap: .3rem .9rem; align-items: center; margin: .5rem 0 1rem; max-width: 44rem;
   font-variant-numeric: tabular-nums; }
@@ -56,7 +60,7 @@ td.number, th.number { text-align: right; white-space: nowrap; }
   gap: 1.75rem 2rem; }
 figure { margin: 0; min-width: 0; }
 figcaption { margin-bottom: .4rem; }
-figcaption span { color: var(--muted); }
+figcaption span { display: block; color: var(--muted); }
 svg { display: block; width: 100%; height: auto; }
 svg text { font-family: inherit; }
 .sentence { display: flex; flex-wrap: wrap; align-items: flex-end; gap: .1rem .15rem;
@@ -69,14 +73,16 @@ svg text { font-family: inherit; }
 .token .prob { font-size: .7rem; color: var(--muted); font-variant-numeric: tabular-nums; }
 .token.replaced .text { border-color: var(--ink); font-weight: 600; }
 .token.suspected .prob { color: var(--ink); font-weight: 700; }
-dt { font-weight: 600; margin-top: .9rem; }
+dl { columns: 2 26rem; column-gap: 3rem; }
+dl div { break-inside: avoid; padding-bottom: .9rem; }
+dt { font-weight: 600; }
 dt span { font-weight: 400; color: var(--muted); }
-dd { margin: .1rem 0 0; max-width: 44rem; }
+dd { margin: .1rem 0 0; }
 details { margin: 1rem 0; }
 summary { cursor: pointer; color: var(--muted); }
 @media (max-width: 30rem) {
   body { padding: 1.5rem 1rem 3rem; }
-  th, td { padding-right: 1rem; }
+  th, td { padding-right: .75rem; }
 }
 @media print { body { max-width: none; } figure, .sentence { break-inside: avoid; } }
 """

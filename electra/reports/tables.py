@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from electra.config import require
 from electra.reports.glossary import format_count, format_metric, format_seconds
 from electra.reports.runs import Finetuning, Run
 
@@ -31,12 +32,12 @@ def heldout_table(runs: Sequence[Run]) -> Table:
         [name, *(format_metric(name, run.last_heldout.get(name)) for run in runs)]
         for name in HELDOUT_METRICS
     ]
-    return Table(["held-out part", *(run.name for run in runs)], rows)
+    return Table(["on the held-out part", *(run.name for run in runs)], rows)
 
 
 def pretraining_table(runs: Sequence[Run]) -> Table:
     """Return what each run cost and what it reached on the held-out part, a row for each."""
-    headers = "run steps tokens time mlm_accuracy disc_loss constant_disc_loss disc_auc".split()
+    metrics = ["mlm_accuracy", "disc_loss", "constant_disc_loss", "disc_auc"]
     rows = []
     for run in runs:
         last = run.last_train
@@ -45,20 +46,29 @@ def pretraining_table(runs: Sequence[Run]) -> Table:
             format_count(last["tokens"]) if "tokens" in last else "-",
             format_seconds(last["seconds"]) if "seconds" in last else "-",
         ]
-        reached = [format_metric(name, run.last_heldout.get(name)) for name in headers[4:]]
+        reached = [format_metric(name, run.last_heldout.get(name)) for name in metrics]
         rows.append([run.name, *cost, *reached])
-    return Table(headers, rows)
+    return Table(["run", "steps", "tokens", "time", *metrics], rows)
 
 
 def finetuning_table(finetunings: Sequence[Finetuning]) -> Table:
     """Return the scores of each task, pre-trained beside from scratch and the majority guess."""
-    headers = ["task", "metric", "pre-trained", "from scratch", "majority guess", "seeds"]
+    headers = [
+        "encoder",
+        "task",
+        "metric",
+        "pre-trained",
+        "from scratch",
+        "majority guess",
+        "seeds",
+    ]
     rows = []
-    for (task, metric), (pretrained, scratch) in pair_finetunings(finetunings).items():
+    for (encoder, task, metric), (pretrained, scratch) in pair_finetunings(finetunings).items():
         both = [f for f in (pretrained, scratch) if f]
         majority = both[0].majority
         rows.append(
             [
+                encoder,
                 task,
                 metric,
                 format_score(pretrained),
@@ -73,14 +83,23 @@ def finetuning_table(finetunings: Sequence[Finetuning]) -> Table:
 
 def pair_finetunings(
     finetunings: Sequence[Finetuning],
-) -> dict[tuple[str, str], tuple[Finetuning | None, Finetuning | None]]:
-    """Return, by task and metric, the fine-tuning of the pre-trained encoder and from scratch."""
-    pairs: dict[tuple[str, str], tuple[Finetuning | None, Finetuning | None]] = {}
+) -> dict[tuple[str, str, str], tuple[Finetuning | None, Finetuning | None]]:
+    """Return, by encoder, task and metric, the fine-tuning with its weights and from scratch.
+
+    Raises:
+        UserError: Two are of the same kind, so that one would hide the other.
+    """
+    found: dict[tuple[str, str, str], dict[bool, Finetuning]] = {}
     for finetuning in finetunings:
-        key = finetuning.task, finetuning.metric
-        pretrained, scratch = pairs.get(key, (None, None))
-        pairs[key] = (pretrained, finetuning) if finetuning.from_scratch else (finetuning, scratch)
-    return pairs
+        key = finetuning.encoder, finetuning.task, finetuning.metric
+        starts = found.setdefault(key, {})
+        require(
+            finetuning.from_scratch not in starts,
+            f"two fine-tunings of {finetuning.encoder} on {finetuning.task} are of the same kind "
+            f"(from_scratch {finetuning.from_scratch}); report one of them",
+        )
+        starts[finetuning.from_scratch] = finetuning
+    return {key: (starts.get(False), starts.get(True)) for key, starts in found.items()}
 
 
 def format_score(finetuning: Finetuning | None) -> str:
@@ -119,12 +138,12 @@ def _facts(run: Run) -> dict[str, str]:
         "vocabulary": f"{model('vocab_size')} tokens",
         "batch": f"{train('batch_size')} rows of {_section(run, 'examples')('sequence_length')} "
         "tokens",
-        "hidden tokens": f"{_section(run, 'method')('mask_prob')} of the text",
+        "hidden": f"{_section(run, 'method')('mask_prob')} of the tokens",
         "steps": f"{format_metric('step', last.get('step'))} of {train('steps')}",
-        "tokens seen": UNKNOWN if tokens is None else f"{tokens:,}",
+        "text read": UNKNOWN if tokens is None else f"{tokens:,} tokens",
         "time": UNKNOWN if seconds is None else format_seconds(seconds),
         "device": str(manifest.get("device") or UNKNOWN),
-        "number type": str(manifest.get("dtype") or UNKNOWN).removeprefix("torch."),
+        "dtype": str(manifest.get("dtype") or UNKNOWN).removeprefix("torch."),
         "seed": str(manifest.get("seed", UNKNOWN)),
         "commit": format_commit(manifest.get("commit")),
         "packages": ", ".join(f"{name} {version}" for name, version in packages.items()),

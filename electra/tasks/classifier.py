@@ -1,4 +1,4 @@
-"""The network that classifies a row: made, run, and trained on the part of the vocabulary in use."""
+"""The network that classifies a row: built, run, and reduced to the vocabulary in use."""
 
 import dataclasses
 

@@ -78,7 +78,7 @@ def _choose_columns(train: Table, config: OwnTaskConfig) -> tuple[str, str | Non
     text = next((column for column in TEXT_COLUMNS if column in train.columns), None)
     if text is None:
         raise UserError(
-            f"{train.path} line 1: no column named {', '.join(TEXT_COLUMNS)}; choose one of "
+            f"{train.path}: no column named {', '.join(TEXT_COLUMNS)}; choose one of "
             f"{', '.join(train.columns)} with own.text"
         )
     detected = next((column for column in TEXT_B_COLUMNS if column in train.columns), None)

@@ -42,11 +42,12 @@ def finite(value: float) -> float | None:
 def write_predictions(path: Path, task: Task, rows: Rows, logits: Tensor) -> None:
     """Write, for each example: its number from 0, label if known, prediction, probabilities."""
     names = (*task.labels, "")  # label -1 is unknown
-    probs = logits.softmax(dim=1)
     lines = [["index", "label", "prediction", *(f"prob_{label}" for label in task.labels)]]
-    for number, (label, prob) in enumerate(zip(rows.labels.tolist(), probs.tolist(), strict=True)):
-        guess = names[prob.index(max(prob))]
-        lines.append([str(number), names[label], guess, *(f"{each:.6f}" for each in prob)])
+    columns = rows.labels, logits.argmax(dim=1), logits.softmax(dim=1)
+    for number, (label, guess, probs) in enumerate(
+        zip(*(column.tolist() for column in columns), strict=True)
+    ):
+        lines.append([str(number), names[label], names[guess], *(f"{p:.6f}" for p in probs)])
     path.write_text("".join("\t".join(line) + "\n" for line in lines), encoding="utf-8")
 
 

@@ -29,8 +29,7 @@ class Table:
         """
         require(
             name in self.columns,
-            f"{self.path} line {self.lines[0]}: no column {name!r}"
-            f"{did_you_mean(name, self.columns)}",
+            f"{self.path}: no column {name!r}{did_you_mean(name, self.columns)}",
         )
         values = []
         for line, row in zip(self.lines, self.rows, strict=True):

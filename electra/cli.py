@@ -1,0 +1,487 @@
+"""The verbs and their words: the only place that parses arguments. Programs are imported when used.
+
+Exit status: 0 done; 1 a bug, with a traceback; 2 a user's mistake, in one line; 130 interrupted.
+"""
+
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from cyclopts import App, CycloptsError, Parameter
+
+import electra
+from electra.config import (
+    PRESETS,
+    PrepareConfig,
+    TokenizerConfig,
+    UserError,
+    did_you_mean,
+    flatten,
+    override,
+    override_from_toml,
+    require,
+    to_dict,
+)
+
+app = App(
+    name="electra",
+    help="""Pre-train text encoders by replaced token detection, and prove how good they are.
+
+From text to a scored, exported encoder, a verb a step, each reading what the one before wrote:
+tokenizer, prepare, pretrain, finetune, report, export. `electra quickstart` does them all in five
+minutes. Files and folders are described in docs/ARTEFACTS.md.""",
+    version=electra.__version__,
+    help_format="plaintext",
+)
+app.register_install_completion_command(help="Install completion for this shell.")
+
+Text = Annotated[
+    tuple[str, ...],
+    Parameter(
+        help="Files, folders or globs of .txt, .jsonl or .parquet, also .gz, .xz or .zst; - is "
+        "standard input."
+    ),
+]
+Set = Annotated[
+    tuple[str, ...],
+    Parameter(
+        name="--set",
+        negative=(),
+        consume_multiple=True,
+        help="Settings as field=value, or section.field=value; see --dry-run for all of them.",
+    ),
+]
+Toml = Annotated[
+    Path | None, Parameter(name="--config", help="A TOML file of settings; --set comes after it.")
+]
+DryRun = Annotated[
+    bool,
+    Parameter(
+        name="--dry-run",
+        negative=(),
+        help="Print the resolved settings and what would be done, and do nothing.",
+    ),
+]
+
+ConfigType = TypeVar("ConfigType")
+
+
+def main(tokens: Sequence[str] | None = None) -> None:
+    """Run the command line; every way out is an exit status."""
+    from electra.terminal import print_error
+
+    try:
+        app(tokens, exit_on_error=False, print_error=False, result_action="return_none")
+    except CycloptsError as error:
+        print_error(" ".join(str(error).split()))
+        sys.exit(2)
+    except UserError as error:
+        print_error(str(error))
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print_error("interrupted; nothing half-written was left")
+        sys.exit(130)
+
+
+@app.command
+def tokenizer(
+    text: Text,
+    *,
+    out: Path,
+    set_: Set = (),
+    config: Toml = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Train a WordPiece vocabulary from text: the same text always gives the same file.
+
+    Example: electra tokenizer corpus/*.txt.xz --out vocabulary --set vocab_size=30522
+
+    Parameters
+    ----------
+    out
+        The tokenizer folder to write.
+    """
+    from electra.corpus.text import TextCounts, find_files, read_documents
+    from electra.corpus.tokenizer import Tokenizer
+    from electra.terminal import Progress, print_done
+
+    settings = _resolve(TokenizerConfig(), config, set_)
+    reading = PrepareConfig()
+    files = find_files(text)
+    _refuse_existing(out)
+    if dry_run:
+        return _print_plan(settings, f"read {_describe(files)} and write the tokenizer {out}")
+    counts = TextCounts()
+    with Progress("vocabulary", unit="documents") as progress:
+
+        def lines() -> Any:
+            documents = read_documents(
+                text, border=reading.border, text_field=reading.text_field, counts=counts
+            )
+            for number, document in enumerate(documents):
+                progress.update(number, None)
+                yield from document
+
+        made = Tokenizer.train(lines(), settings)
+    made.save(out)
+    print_done(
+        f"wrote {out}: {made.vocab_size:,} tokens from {counts.characters / 1e6:,.0f} M characters",
+        f"electra prepare {shlex.join(text)} --tokenizer {out} --out shards",
+    )
+
+
+@app.command
+def prepare(
+    text: Text,
+    *,
+    tokenizer: Path,
+    out: Path,
+    set_: Set = (),
+    config: Toml = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Turn text into token shards with a held-out part, once for every sequence length.
+
+    A document ends at a blank line; --set border=line or border=file if yours end otherwise.
+    Records of .jsonl and rows of .parquet are documents of their own; --set text_field=NAME names
+    their field or column.
+
+    Example: electra prepare corpus/*.txt.xz --tokenizer vocabulary --out shards
+
+    Parameters
+    ----------
+    tokenizer
+        A folder of `electra tokenizer`, a Hugging Face folder, or BERT's vocab.txt.
+    out
+        The shards folder to write.
+    """
+    from electra.corpus.prepare import prepare as run_prepare
+    from electra.corpus.text import find_files
+    from electra.corpus.tokenizer import Tokenizer
+    from electra.terminal import Progress, print_done
+
+    settings = _resolve(PrepareConfig(), config, set_)
+    files = find_files(text)
+    loaded = Tokenizer.load(tokenizer)
+    _refuse_existing(out)
+    if dry_run:
+        return _print_plan(settings, f"read {_describe(files)} and write the shards {out}")
+    with Progress("preparing", unit="bytes") as progress:
+        manifest = run_prepare(
+            text,
+            loaded,
+            out,
+            settings,
+            lambda done, total, tokens: progress.update(done, total, f"{tokens:,} tokens"),
+        )
+    parts, source = manifest["parts"], manifest["text"]
+    notes = [
+        f"{parts['train']['num_tokens']:,} tokens in {parts['train']['num_documents']:,} documents",
+        f"held out {parts['heldout']['num_tokens']:,} in {parts['heldout']['num_documents']:,}",
+        f"unknown tokens {manifest['unk_tokens']:,}",
+    ]
+    if source["invalid_sequences"]:
+        notes.append(f"invalid UTF-8 replaced {source['invalid_sequences']:,} times")
+    print_done(f"wrote {out}: {'; '.join(notes)}", f"electra pretrain {out} --out run")
+
+
+@app.command
+def pretrain(
+    shards: Path | None = None,
+    *,
+    preset: Annotated[str, Parameter(help=f"One of {', '.join(PRESETS)}.")] = "tiny",
+    out: Path | None = None,
+    resume: Path | None = None,
+    set_: Set = (),
+    config: Toml = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Pre-train an encoder by replaced token detection.
+
+    The first Ctrl-C (or SIGTERM) writes a checkpoint and stops; --resume continues as if nothing
+    had happened, bit for bit on a CPU.
+
+    Example: electra pretrain shards --preset small --out run --set train.steps=200000
+
+    Parameters
+    ----------
+    shards
+        A folder of `electra prepare`. With --resume: where the shards are now, if they have moved.
+    out
+        The run folder to write.
+    resume
+        A run folder to continue; its own settings count.
+    """
+    from electra.terminal import Display, print_done
+
+    if resume is not None:
+        require(out is None, "--resume continues in its own folder; leave --out away")
+        require(not set_ and config is None, "--resume keeps the run's settings; leave --set away")
+        from electra.training.pretrained import read_run_config
+
+        settings = read_run_config(resume)
+        if dry_run:
+            return _print_plan(settings, f"continue {resume}")
+    else:
+        require(preset in PRESETS, f"unknown preset {preset!r}{did_you_mean(preset, PRESETS)}")
+        settings = _resolve(PRESETS[preset], config, set_)
+        if shards is None or out is None:
+            raise UserError("pretrain needs SHARDS and --out RUN, or --resume RUN")
+        _refuse_existing(out)
+        if dry_run:
+            return _print_plan(settings, f"read the shards {shards} and write the run {out}")
+    from electra.pretrain import Interrupted
+    from electra.pretrain import pretrain as run_pretrain
+    from electra.pretrain import resume as run_resume
+
+    run = resume or out
+    assert run is not None
+    try:
+        with Display(steps=settings.train.steps) as display:
+            if resume is not None:
+                results = run_resume(resume, display.show, shards)
+            else:
+                assert shards is not None
+                results = run_pretrain(shards, run, settings, display.show)
+    except Interrupted as stop:
+        print_done(f"stopped at step {stop.step:,}; {run} is safe", f"electra pretrain --resume {run}")
+        sys.exit(130)
+    heldout = results["heldout"]
+    print_done(
+        f"wrote {run}: disc_loss {heldout['disc_loss']:.4f} (constant predictor "
+        f"{heldout['constant_disc_loss']:.4f}), AUC {heldout['disc_auc'] or 0:.3f}, MLM accuracy "
+        f"{heldout['mlm_accuracy']:.3f} on held-out text",
+        f"electra finetune {run} --task own --data FOLDER --out results",
+    )
+
+
+@app.command
+def finetune(
+    start: Path,
+    *,
+    task: str,
+    data: Path,
+    out: Path,
+    seeds: int = 1,
+    from_scratch: Annotated[bool, Parameter(negative=())] = False,
+    set_: Set = (),
+    config: Toml = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Fine-tune an encoder on a labelled task and score it, over one or more seeds.
+
+    Tasks are GLUE's by name (cola, sst-2), or `own`: a folder with train and dev (and test) .tsv or
+    .jsonl files with a text (or a pair) and a label. An interrupted command, given again, goes on
+    after the last finished seed.
+
+    Example: electra finetune run --task cola --data glue/CoLA --seeds 5 --out cola
+
+    Parameters
+    ----------
+    start
+        A run folder of `electra pretrain`, or a Hugging Face folder.
+    task
+        The task's name.
+    data
+        The folder of the task's files.
+    out
+        The folder of scores to write.
+    seeds
+        Number of runs; the median counts.
+    from_scratch
+        Take the sizes but not the weights: the comparison that shows what pre-training is worth.
+    """
+    from electra.config import finetune_preset
+    from electra.terminal import Progress, print_done, print_table
+    from electra.training.pretrained import load_pretrained
+
+    settings = _resolve(finetune_preset(load_pretrained(start).encoder), config, set_)
+    _refuse_existing(out)
+    if dry_run:
+        from electra.tasks.registry import read_task
+
+        question = read_task(task, data, settings.own)
+        files = ", ".join(map(str, question.files))
+        return _print_plan(settings, f"read {files}, fine-tune {seeds} times, write {out}")
+    from electra.finetune import finetune as run_finetune
+
+    with Progress(f"fine-tuning on {task}", unit="steps") as progress:
+        show = _show_finetuning(progress, seeds)
+        results = run_finetune(
+            start, task, data, out, settings, seeds=seeds, from_scratch=from_scratch, progress=show
+        )
+    print_table(*_finetuning_rows(results))
+    print_done(f"wrote {out}", f"electra report {start} {out} --out report.html")
+
+
+@app.command
+def report(
+    folders: Annotated[tuple[Path, ...], Parameter(negative=())],
+    *,
+    out: Path | None = None,
+    readme: Path | None = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Write a self-contained HTML page about runs and their fine-tunings, or a README's tables.
+
+    Example: electra report run cola --out report.html
+
+    Parameters
+    ----------
+    folders
+        Run folders and fine-tuning folders, in any order; with --readme the folder of results.
+    out
+        The HTML file to write.
+    readme
+        A README in which to replace what stands between its two results markers.
+    """
+    from electra.reports.page import write_page
+    from electra.reports.readme import update_readme
+    from electra.reports.runs import read_finetuning, read_runs
+    from electra.terminal import print_done
+
+    require((out is None) != (readme is None), "report needs either --out PAGE.html or --readme FILE")
+    if dry_run:
+        return _print_plan(None, f"read {', '.join(map(str, folders))} and write {out or readme}")
+    if readme is not None:
+        require(len(folders) == 1, "--readme takes one folder of results")
+        update_readme(readme, folders[0])
+        return print_done(f"wrote the tables of {readme}")
+    assert out is not None
+    runs = [folder for folder in folders if (folder / "metrics.jsonl").exists()]
+    finetunings = [
+        read_finetuning(folder / "results.json") for folder in folders if folder not in runs
+    ]
+    require(bool(runs), "report needs at least one run folder of `electra pretrain`")
+    from electra.corrupt import corrupt_heldout
+
+    write_page(
+        out,
+        read_runs(runs),
+        finetunings=finetunings,
+        sentences=corrupt_heldout(runs[0]),
+        files={str(folder): "read" for folder in folders},
+        next_command=f"electra export {runs[0]} --out exported",
+    )
+    print_done(f"wrote {out}", f"electra export {runs[0]} --out exported")
+
+
+@app.command
+def export(run: Path, *, out: Path, dry_run: DryRun = False) -> None:
+    """Write the discriminator and the generator as Hugging Face folders.
+
+    transformers loads OUT as AutoModelForPreTraining, AutoModel and AutoTokenizer, and
+    OUT/generator as AutoModelForMaskedLM, with no code of ours.
+
+    Example: electra export run --out exported
+
+    Parameters
+    ----------
+    run
+        A run folder of `electra pretrain`.
+    out
+        The folder to write.
+    """
+    from electra.export import export as run_export
+    from electra.terminal import print_done
+    from electra.training.pretrained import read_run_config
+
+    settings = read_run_config(run)
+    _refuse_existing(out)
+    if dry_run:
+        return _print_plan(settings, f"read {run} and write {out} and {out / 'generator'}")
+    run_export(run, out)
+    print_done(
+        f"wrote {out} and {out / 'generator'}",
+        f"python -c \"from transformers import AutoModel; AutoModel.from_pretrained('{out}')\"",
+    )
+
+
+@app.command
+def quickstart(
+    *,
+    text: Annotated[tuple[str, ...], Parameter(negative=(), consume_multiple=True)] = (),
+    out: Path = Path("quickstart"),
+    dry_run: DryRun = False,
+) -> None:
+    """Do everything once, in about five minutes on two cores, and show what came out.
+
+    Without --text the corpus is the documentation that Python and its packages carry; with it, your
+    own. See what each step would be by hand in the lines it prints.
+
+    Parameters
+    ----------
+    text
+        Files, folders or globs of your own text.
+    out
+        The folder to write; a new number is added to the name if it exists.
+    """
+    from electra.quickstart import quickstart as run_quickstart
+
+    out = _next_free(out)
+    if dry_run:
+        from electra.quickstart import recipe
+
+        source = ", ".join(text) or "the documentation of Python and its packages"
+        return _print_plan(recipe(), f"read {source} and write {out}")
+    run_quickstart(text, out)
+
+
+def _resolve(settings: ConfigType, toml: Path | None, assignments: Sequence[str]) -> ConfigType:
+    if toml is not None:
+        settings = override_from_toml(settings, toml)
+    return override(settings, assignments)
+
+
+def _refuse_existing(out: Path) -> None:
+    require(not out.exists(), f"{out} exists already; remove it or choose another --out")
+
+
+def _next_free(out: Path) -> Path:
+    free, number = out, 2
+    while free.exists():
+        free, number = out.with_name(f"{out.name}-{number}"), number + 1
+    return free
+
+
+def _describe(files: Sequence[Path]) -> str:
+    size = sum(file.stat().st_size for file in files if file.is_file())
+    return f"{len(files)} file{'s' if len(files) != 1 else ''} ({size / 1e6:,.1f} MB)"
+
+
+def _print_plan(settings: Any, action: str) -> None:
+    from electra.terminal import print_plan
+
+    print_plan(dict(flatten(to_dict(settings))) if settings is not None else {}, action)
+
+
+def _show_finetuning(progress: Any, seeds: int) -> Callable[[dict[str, Any]], None]:
+    state = {"seed": 0, "note": ""}
+
+    def show(record: dict[str, Any]) -> None:
+        if record["part"] == "train":
+            done = record["seed"] * record["steps"] + record["step"]
+            note = f"seed {record['seed']}, epoch {record['epoch']}, loss {record['loss']:.3f}"
+            progress.update(done, seeds * record["steps"], f"{note}{state['note']}")
+        elif record["part"] == "dev":
+            scores = ", ".join(f"{name} {value:.3f}" for name, value in record["scores"].items())
+            state["note"] = f"; last dev {scores}"
+
+    return show
+
+
+def _finetuning_rows(results: dict[str, Any]) -> tuple[list[list[object]], list[str]]:
+    rows: list[list[object]] = [
+        [
+            results["task"],
+            results["metric"],
+            "scratch" if results["from_scratch"] else "pre-trained",
+            f"{results['median']:.4f}",
+            f"{results['std']:.4f}",
+            len(results["seeds"]),
+            f"{results['majority']:.4f}",
+        ]
+    ]
+    return rows, ["task", "metric", "start", "median", "std", "seeds", "majority"]

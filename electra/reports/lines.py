@@ -1,0 +1,57 @@
+"""A record of metrics.jsonl as one line of 78 columns, for logs: aligned, and easy to grep."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from electra.reports.glossary import format_count, format_metric, format_seconds
+
+# Name in metrics.jsonl, the two lines of its header, the width of its column.
+COLUMNS = (
+    ("step", "", "step", 7),
+    ("tokens_per_second", "token", "per s", 5),
+    ("seconds_left", "time", "left", 7),
+    ("mlm_loss", "mlm", "loss", 6),
+    ("mlm_accuracy", "mlm", "acc", 5),
+    ("sampled_accuracy", "drawn", "acc", 5),
+    ("replaced_rate", "repl", "rate", 5),
+    ("disc_loss", "disc", "loss", 6),
+    ("constant_disc_loss", "const", "loss", 6),
+    ("disc_auc", "disc", "auc", 5),
+    ("learning_rate", "learn", "rate", 6),
+    ("grad_norm", "grad", "norm", 4),
+)
+
+
+def header_lines() -> list[str]:
+    """Return the two lines that name the columns; each begins with "#"."""
+    return [
+        "#" + " ".join(f"{column[number]:>{column[3]}}" for column in COLUMNS)[1:]
+        for number in (1, 2)
+    ]
+
+
+def record_line(record: Mapping[str, Any]) -> str:
+    """Return the line of a record, with a column for each number, "-" where it has none.
+
+    A held-out record, which has no speed, says "heldout" where the time left would stand.
+    """
+    return " ".join(f"{_cell(name, record):>{width}}" for name, _, _, width in COLUMNS)
+
+
+def _cell(name: str, record: Mapping[str, Any]) -> str:
+    if name == "seconds_left" and record["part"] == "heldout":
+        return "heldout"
+    value = record.get(name)
+    if value is None:
+        return "-"
+    if name == "step":
+        return str(value)
+    if name == "tokens_per_second":
+        return format_count(value)
+    if name == "seconds_left":
+        return format_seconds(value)
+    if name == "learning_rate":
+        return f"{value:.1e}".replace("e-0", "e-")
+    if name == "grad_norm":
+        return f"{value:.2f}"[:4].rstrip(".")
+    return format_metric(name, value)

@@ -1,0 +1,223 @@
+"""The harvest: documentation is found without running anything, and the question is a fair one."""
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+import numpy
+import pytest
+
+from electra.config import UserError
+from electra.corpus import harvest as harvest_module
+from electra.corpus.harvest import (
+    Docstring,
+    clean_docstring,
+    harvest,
+    is_english,
+    write_jsonl,
+)
+from electra.corpus.question import MASK, package_question
+from electra.corpus.text import TextCounts, read_documents
+
+MODULE = '''
+"""The first module of a package that must never be imported by the harvest."""
+import pathlib
+pathlib.Path(__file__).with_name("was-run").touch()
+raise SystemExit("never run me")
+
+class Thing:
+    """A thing that is documented in one sentence for the test."""
+
+    def method(self):
+        """Return what the method of the thing is said to return, as a `str`.
+
+        >>> Thing().method()
+        'this is code'
+        """
+        def inner():
+            "An inner function that has words of its own in the text."
+
+LONG = """PROSE"""
+CODE = "x = CALLS"
+'''
+MODULE = MODULE.replace("PROSE", "This is a long string, and it is all but a docstring.\n" * 5)
+MODULE = MODULE.replace("CALLS", "f(y); " * 60)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What the harvest finds in the standard library and in one small package beside it."""
+    site = tmp_path_factory.mktemp("machine") / "site-packages"
+    for name, content in (
+        ("small/__init__.py", MODULE),
+        ("small/tests/test_it.py", '"""The tests of a package are not to be part of it."""'),
+        ("small/_vendor/copy.py", '"""A copy of another package is not to be part of it."""'),
+        ("small/broken.py", '"""This file does not parse and so it is passed over."""\ndef ('),
+        ("small/escape.py", '"""A file with an invalid escape \\d in it is a good one."""'),
+        ("small/latin.py", b'# coding: latin-1\n"""A file in latin-1 with an \xe9 in it."""'),
+        ("small/nul.py", b'"""This file has a \0 in it and it is passed over too."""'),
+        ("again.py", MODULE),
+    ):  # fmt: skip
+        path = site / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(harvest_module, "_list_package_folders", lambda: [site])
+        docstrings = list(harvest())
+    assert not list(site.rglob("was-run"))
+    return docstrings
+
+
+def test_what_is_found_in_a_package(found):
+    again = [docstring for docstring in found if docstring.package == "again"]
+    assert [(docstring.module, docstring.name) for docstring in again] == [
+        ("again", ""), ("again", "Thing"), ("again", "Thing.method"),
+        ("again", "Thing.method.inner"), ("again", ""),
+    ]  # fmt: skip
+    assert again[2].text == "Return what the method of the thing is said to return, as a str."
+    # The same text counts once, so of the other package only what is its own is left.
+    small = {
+        docstring.module: docstring.text for docstring in found if docstring.package == "small"
+    }
+    assert sorted(small) == ["small.escape", "small.latin"]
+    assert "é" in small["small.latin"]
+
+
+def test_the_standard_library_is_english_and_plenty(found):
+    python = [docstring for docstring in found if docstring.package == "python"]
+    assert sum(len(docstring.text) for docstring in python) > 1_000_000
+    modules = {docstring.module for docstring in python}
+    assert {"argparse", "asyncio.events", "email.message", "pydoc_data.topics"} <= modules
+    assert not any(module.split(".")[0] in ("test", "idlelib") for module in modules)
+    texts = [docstring.text for docstring in found]
+    assert len(set(texts)) == len(texts)
+    assert not any(">>>" in text for text in texts if text.startswith("Return"))
+
+
+def test_documentation_that_is_no_docstring_is_found():
+    path = Path(numpy.__file__).parent / "_core/_add_newdocs.py"
+    texts = [docstring.text for docstring in harvest_module._read_module(path, "numpy", "m")]
+    assert sum(map(len, texts)) > 50_000
+
+
+def test_cleaning():
+    text = """Return the :class:`~a.b.Thing` of ``x``, which goes on over a line
+        that was wrapped, and *ends* here.
+
+        Parameters
+        ----------
+        x : int
+            What it is.
+        y : str
+
+        .. note:: dropped
+
+        For example::
+
+            code = "dropped"
+            more()
+
+        Then text again.
+
+        >>> code()
+        'dropped'
+
+        - one item that is long enough to be wrapped, but the next is
+        - another item
+        ```python
+        dropped()
+        ```
+        The end."""
+    assert clean_docstring(text).split("\n") == [
+        "Return the a.b.Thing of x, which goes on over a line that was wrapped, and *ends* here.",
+        "Parameters", "x : int", "What it is.", "y : str", "For example::", "Then text again.",
+        "- one item that is long enough to be wrapped, but the next is", "- another item",
+        "The end.",
+    ]  # fmt: skip
+    assert is_english("Return the name of the file that is open.")
+    assert not is_english("x = f(y); y = g(z); z = h(x); w = k(x)")
+    assert not is_english("Too short.")
+
+
+def test_jsonl_is_what_prepare_reads(found, tmp_path):
+    path = tmp_path / "docs.jsonl"
+    write_jsonl(found[:200], path)
+    record = json.loads(path.read_text(encoding="utf-8").splitlines()[0])
+    assert record == found[0]._asdict()
+    documents = read_documents([path], border="blank", text_field="text", counts=TextCounts())
+    words = [" ".join(" ".join(document).split()) for document in documents]
+    assert words == [" ".join(docstring.text.split()) for docstring in found[:200]]
+    with pytest.raises(UserError, match=r"docs\.jsonl exists already"):
+        write_jsonl(found[:1], path)
+
+
+@pytest.fixture(scope="module")
+def families(found):
+    """The standard library's own packages stand in for installed ones."""
+    return [
+        docstring._replace(package=docstring.module.split(".")[0])
+        for docstring in found
+        if docstring.package == "python" and "." in docstring.module
+    ]
+
+
+def test_the_question_is_fair(families):
+    train, test = package_question(families, 4, seed=0)
+    labels = Counter(question.label for question in train)
+    assert len(labels) == 4
+    assert len(set(labels.values())) == len({*Counter(q.label for q in test).values()}) == 1
+    assert len(train) > len(test) > 20
+    texts = [question.text.lower() for question in train + test]
+    assert len(set(texts)) == len(texts)
+    for text in texts:
+        words = re.findall("[a-z]+", text)
+        assert sum(word != MASK for word in words) >= 8
+        assert len(text.split()) <= 64
+        assert not any(label in words for label in labels)
+        assert not re.search(r"\w_\w|[a-z]\w\.[a-z]\w|https?:", text)
+    assert (train, test) == package_question(families, 4, seed=0)
+    assert (train, test) != package_question(families, 4, seed=1)
+
+
+def test_no_module_stands_on_both_sides(families):
+    # Every text is marked with its module, as an ordinary word.
+    numbers = {name: number for number, name in enumerate(sorted({d.module for d in families}))}
+    letters = str.maketrans("0123456789", "abcdefghij")
+    marked = [
+        d._replace(text=f"In q{str(numbers[d.module]).translate(letters)}q {d.text}")
+        for d in families
+    ]
+    train, test = package_question(marked, 4, seed=0)
+    modules = [{question.text.split()[1] for question in side} for side in (train, test)]
+    assert modules[0]
+    assert modules[1]
+    assert not modules[0] & modules[1]
+
+
+def test_names_that_give_the_answer_away_are_masked():
+    given = (
+        "Use sklearn or scikit-learn with PyTorch and np.array, torch.nn.Linear or get_it_now of "
+        "someThing at https://torch.org to do what it does for the user of it.\nimport torch\n"
+        "Parameters\nx : torch.Tensor"
+    )
+    docstrings = []
+    for package in ("torch", "sklearn"):
+        docstrings += [Docstring(package, f"m{n}", "f", f"{given} A{'b' * n}") for n in range(40)]
+    docstrings = [
+        d._replace(text=f"{'One' if d.package == 'torch' else 'Other'} {d.module} {d.text}")
+        for d in docstrings
+    ]
+    train, _ = package_question(docstrings, 2, seed=0)
+    expected = (
+        "Use name or name with name and name, name or name of name at name to do what it does for "
+        "the user of it."
+    )
+    assert [q.text.split(" ", 2)[2] for q in train] == [expected] * len(train)
+
+
+def test_too_few_packages_are_refused(families):
+    with pytest.raises(UserError, match=r"num_packages must be 2 to \d+ .*, not 500"):
+        package_question(families, 500, seed=0)
+    with pytest.raises(UserError, match="num_packages must be"):
+        package_question([], 2, seed=0)

@@ -1,0 +1,414 @@
+"""Shards: what goes in comes out, the same for any number of workers, and damage is refused."""
+
+import hashlib
+import itertools
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from electra.config import PrepareConfig, TokenizerConfig, UserError
+from electra.corpus import prepare as prepare_module
+from electra.corpus.prepare import WordEncoder, choose_heldout, prepare
+from electra.corpus.shards import PARTS, ShardWriter, open_shards, tokens_dtype
+from electra.corpus.text import TextCounts, find_files, read_documents
+from electra.corpus.tokenizer import Tokenizer
+from electra.corpus.vocabulary import break_words
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+def make_text(num_documents, seed=0):
+    rng = random.Random(seed)
+    words = [
+        "alpha",
+        "beta,",
+        "Gamma",
+        "don't",
+        "épsilon",
+        "zeta.",
+        "eta-theta",
+        "中文",
+        "\u0416",
+        "x" * 130,
+    ]
+    documents = []
+    for _ in range(num_documents):
+        lines = [
+            " ".join(rng.choices(words, k=rng.randint(1, 12))) for _ in range(rng.randint(1, 5))
+        ]
+        documents.append("\n".join(lines))
+    return "\n\n".join(documents)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    text = make_text(200, seed=1).replace("\u0416", "")
+    return Tokenizer.train(text.splitlines(), TokenizerConfig(vocab_size=120))
+
+
+@pytest.fixture
+def text_file(tmp_path):
+    path = tmp_path / "corpus.txt"
+    path.write_text(make_text(300), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def small_batches(monkeypatch):
+    monkeypatch.setattr(prepare_module, "BATCH_CHARS", 2000)
+
+
+def config(**fields):
+    return PrepareConfig(**{"workers": 1, "heldout_prob": 0.1, **fields})
+
+
+def folder_digests(folder):
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def documents_in(shards):
+    """Documents as lists of lines of ids, read back by the offsets alone."""
+    found = []
+    for shard in shards:
+        borders = [*shard.documents.tolist(), len(shard.tokens)]
+        ends = [*shard.lines.tolist(), len(shard.tokens)]
+        assert shard.documents[0] == shard.lines[0] == 0
+        assert set(shard.documents.tolist()) <= set(shard.lines.tolist())
+        lines = [shard.tokens[a:b].tolist() for a, b in itertools.pairwise(ends)]
+        assert all(lines)
+        for start, stop in itertools.pairwise(borders):
+            found.append(
+                [line for line, at in zip(lines, ends, strict=False) if start <= at < stop]
+            )
+    return found
+
+
+@pytest.mark.parametrize("shard_tokens", [1 << 26, 500, 1])
+def test_tokens_in_are_tokens_in_the_shards(
+    tokenizer, text_file, tmp_path, shard_tokens, small_batches
+):
+    manifest = prepare(
+        [str(text_file)], tokenizer, tmp_path / "out", config(shard_tokens=shard_tokens)
+    )
+    counts = TextCounts()
+    documents = read_documents(
+        find_files([str(text_file)]), border="blank", text_field="text", counts=counts
+    )
+    expected = [
+        tokenizer.encode_batch([break_words(line) for line in lines]) for lines in documents
+    ]
+    is_heldout = choose_heldout(0, len(expected), 0.1, 0)
+    shards = open_shards(tmp_path / "out")
+    heldout = [ids for ids, held in zip(expected, is_heldout, strict=True) if held]
+    train = [ids for ids, held in zip(expected, is_heldout, strict=True) if not held]
+    assert documents_in(shards.train) == train
+    assert documents_in(shards.heldout) == heldout
+    assert shards.manifest == manifest
+    assert manifest["heldout"] == "documents chosen by a hash of (seed, number)"
+    for part, found in (("train", train), ("heldout", heldout)):
+        entry = manifest["parts"][part]
+        assert entry["num_documents"] == len(found)
+        assert entry["num_lines"] == sum(map(len, found))
+        assert entry["num_tokens"] == sum(len(line) for lines in found for line in lines)
+        assert entry["num_tokens"] == sum(shard["num_tokens"] for shard in entry["shards"])
+    unknown = [
+        index for lines in expected for line in lines for index in line if index == tokenizer.unk_id
+    ]
+    assert manifest["unk_tokens"] == len(unknown) == text_file.read_text().count("\u0416")
+    assert manifest["text"]["documents"] == counts.documents == 300
+    assert manifest["source_files"] == ["corpus.txt"]
+    assert (
+        shards.digest == hashlib.sha256((tmp_path / "out/manifest.json").read_bytes()).hexdigest()
+    )
+    if shard_tokens == 500:
+        sizes = [len(shard.tokens) for shard in shards.train]
+        assert len(sizes) > 3
+        assert all(500 <= size < 1500 for size in sizes[:-1])
+    if shard_tokens == 1:
+        assert len(shards.train) == len(train)
+
+
+def test_any_number_of_workers_gives_the_same_bytes(tokenizer, text_file, tmp_path, small_batches):
+    digests = []
+    for workers in (1, 2, 3):
+        out = tmp_path / str(workers)
+        prepare([str(text_file)], tokenizer, out, config(workers=workers, shard_tokens=2000))
+        digests.append(folder_digests(out))
+    assert digests[0] == digests[1] == digests[2]
+    assert len(digests[0]) > 10
+    content = (tmp_path / "1/manifest.json").read_text()
+    assert str(tmp_path) not in content
+    assert "workers" not in content
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    text=st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), max_size=200)
+)
+def test_words_one_by_one_are_the_text_as_a_whole(tokenizer, text):
+    text = f"hello {text}"
+    batch = WordEncoder(tokenizer).encode_documents([text])
+    assert batch.tokens.tolist() == tokenizer.encode(break_words(text))
+    assert batch.num_unknown == batch.tokens.tolist().count(tokenizer.unk_id)
+
+
+@pytest.mark.parametrize(("lowercase", "strip_accents"), [(True, False), (False, None)])
+def test_words_one_by_one_whatever_the_normalisation(tokenizer, lowercase, strip_accents):
+    other = Tokenizer(tokenizer.tokens_by_id, lowercase=lowercase, strip_accents=strip_accents)
+    rng = random.Random(0)
+    alphabet = "abE é\u0301ǆİΣς,.-_[]中한\x00\x0c\x85\u00a0\u200d\u2028😀"
+    encoder = WordEncoder(other)
+    for _ in range(2000):
+        text = "a" + "".join(rng.choices(alphabet, k=20))
+        assert encoder.encode_documents([text]).tokens.tolist() == other.encode(text)
+
+
+def test_forgetting_words_changes_nothing(tokenizer, monkeypatch):
+    text = make_text(50)
+    expected = WordEncoder(tokenizer).encode_documents([text]).tokens.tolist()
+    monkeypatch.setattr(prepare_module, "MAX_WORDS", 3)
+    assert WordEncoder(tokenizer).encode_documents([text]).tokens.tolist() == expected
+
+
+def test_text_without_tokens_is_left_out(tokenizer, tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"\0\0\n\nalpha\n\0\n\nbeta\n\n\0")
+    manifest = prepare([str(path)], tokenizer, tmp_path / "out", config())
+    assert sum(manifest["parts"][part]["num_documents"] for part in PARTS) == 2
+    assert sum(manifest["parts"][part]["num_lines"] for part in PARTS) == 2
+
+
+def test_heldout_share_follows_the_hash():
+    chosen = choose_heldout(0, 200_000, 0.05, 3)
+    assert abs(chosen.mean() - 0.05) < 4 * np.sqrt(0.05 * 0.95 / 200_000)
+    assert np.array_equal(chosen[1000:], choose_heldout(1000, 199_000, 0.05, 3))
+    assert not np.array_equal(chosen, choose_heldout(0, 200_000, 0.05, 4))
+
+
+@pytest.mark.parametrize(
+    ("text", "prob", "rule", "train", "heldout"),
+    [
+        ("alpha\n\nbeta\n\nzeta", 0.0, "the last document", ["alpha", "beta"], ["zeta"]),
+        ("alpha\n\nbeta", 0.999999, "all but the last document", ["beta"], ["alpha"]),
+        (
+            "alpha\nbeta\nzeta",
+            0.1,
+            "the last lines of the only document",
+            ["alpha", "beta"],
+            ["zeta"],
+        ),
+        (
+            "alpha\nbeta\nzeta",
+            0.9,
+            "the last lines of the only document",
+            ["alpha"],
+            ["beta", "zeta"],
+        ),
+        ("alpha beta", 0.1, "the last tokens of the only line", None, None),
+    ],
+)
+def test_no_part_stays_empty(tokenizer, tmp_path, text, prob, rule, train, heldout):
+    path = tmp_path / "a.txt"
+    path.write_text(text)
+    manifest = prepare([str(path)], tokenizer, tmp_path / "out", config(heldout_prob=prob))
+    assert manifest["heldout"] == rule
+    shards = open_shards(tmp_path / "out")
+    found = [
+        [i for lines in documents_in(part) for line in lines for i in line]
+        for part in (shards.train, shards.heldout)
+    ]
+    assert all(found)
+    assert found[0] + found[1] == tokenizer.encode(text) or rule.startswith("all")
+    if train is not None:
+        assert found == [tokenizer.encode(" ".join(train)), tokenizer.encode(" ".join(heldout))]
+
+
+def test_progress_is_told(tokenizer, text_file, tmp_path, small_batches, monkeypatch):
+    monkeypatch.setattr(prepare_module, "SECONDS_BETWEEN_REPORTS", 0)
+    told = []
+    manifest = prepare(
+        [str(text_file)], tokenizer, tmp_path / "out", config(), lambda *state: told.append(state)
+    )
+    size = text_file.stat().st_size
+    assert len(told) > 5
+    assert told == sorted(told)
+    assert told[-1] == (size, size, sum(manifest["parts"][part]["num_tokens"] for part in PARTS))
+
+
+def test_standard_input(tokenizer, text_file, tmp_path):
+    tokenizer.save(tmp_path / "tokenizer")
+    program = (
+        "import sys; from electra.config import PrepareConfig;"
+        "from electra.corpus.prepare import prepare;"
+        "from electra.corpus.tokenizer import Tokenizer;"
+        "told = [];"
+        "prepare(['-'], Tokenizer.load(sys.argv[1]), sys.argv[2], PrepareConfig(workers=1),"
+        "        lambda *state: told.append(state));"
+        "assert told[-1][1] is None"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "tokenizer"), str(tmp_path / "piped")]
+    with text_file.open("rb") as stdin:
+        subprocess.run(command, stdin=stdin, check=True)
+    prepare([str(text_file)], tokenizer, tmp_path / "named", PrepareConfig(workers=1))
+    piped, named = folder_digests(tmp_path / "piped"), folder_digests(tmp_path / "named")
+    assert piped.pop("manifest.json") != named.pop("manifest.json")
+    assert piped == named
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_interrupt_leaves_nothing_behind(tokenizer, text_file, tmp_path, small_batches, workers):
+    def interrupt(*state):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare([str(text_file)], tokenizer, tmp_path / "out", config(workers=workers), interrupt)
+    assert [path.name for path in tmp_path.iterdir()] == ["corpus.txt"]
+    assert not multiprocessing.active_children()
+
+
+def test_a_killed_worker_is_a_clear_error(tokenizer, text_file, tmp_path, small_batches):
+    def kill_workers(*state):
+        for child in multiprocessing.active_children():
+            os.kill(child.pid, signal.SIGKILL)
+
+    text_file.write_text(make_text(20_000))
+    with pytest.raises(UserError, match=r"a tokenising process was killed.*fewer workers than 2"):
+        prepare([str(text_file)], tokenizer, tmp_path / "out", config(workers=2), kill_workers)
+    assert [path.name for path in tmp_path.iterdir()] == ["corpus.txt"]
+
+
+def test_what_a_killed_run_left_is_replaced(tokenizer, text_file, tmp_path):
+    prepare([str(text_file)], tokenizer, tmp_path / "clean", config())
+    shutil.copytree(tmp_path / "clean", tmp_path / "out.incomplete")
+    (tmp_path / "out.incomplete/train-00007.tokens").write_bytes(b"left over")
+    prepare([str(text_file)], tokenizer, tmp_path / "out", config())
+    assert folder_digests(tmp_path / "out") == folder_digests(tmp_path / "clean")
+    assert not (tmp_path / "out.incomplete").exists()
+
+
+def test_refusals_of_prepare(tokenizer, text_file, tmp_path):
+    for name, content, message in (
+        ("blank.txt", " \n\n\t\n", "the files hold no text"),
+        ("one.txt", "alpha", "the text is a single token"),
+    ):
+        (tmp_path / name).write_text(content)
+        with pytest.raises(UserError, match=message):
+            prepare([str(tmp_path / name)], tokenizer, tmp_path / "out", config())
+    with pytest.raises(UserError, match=r"there is no file .*no\.txt"):
+        prepare([str(tmp_path / "no.txt")], tokenizer, tmp_path / "out", config())
+    with pytest.raises(UserError, match="shard_tokens must be at most"):
+        prepare([str(text_file)], tokenizer, tmp_path / "out", config(shard_tokens=1 << 40))
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"text": "alpha"}\n{"txt": "beta"}')
+    with pytest.raises(UserError, match="line 2: no field 'text'"):
+        prepare([str(bad)], tokenizer, tmp_path / "out", config(workers=2))
+    assert not list(tmp_path.glob("out*"))
+    (tmp_path / "out").mkdir()
+    with pytest.raises(UserError, match="out exists already"):
+        prepare([str(text_file)], tokenizer, tmp_path / "out", config())
+
+
+def test_damage_is_refused_by_name(tokenizer, text_file, tmp_path):
+    whole = tmp_path / "whole"
+    prepare([str(text_file)], tokenizer, whole, config(shard_tokens=1000))
+    names = [path.name for path in whole.glob("*-*")]
+    assert len(names) >= 12
+    rng = random.Random(0)
+    for name in names:
+        path = whole / name
+        content = path.read_bytes()
+        position = rng.randrange(len(content))
+        flipped = bytearray(content)
+        flipped[position] ^= 1 << rng.randrange(8)
+        for damaged, message in (
+            (bytes(flipped), "its sha256 differs from the manifest's"),
+            (content[: rng.randrange(len(content))], f"bytes, not {len(content):,}"),
+            (content + b"\0", f"bytes, not {len(content):,}"),
+        ):
+            path.write_bytes(damaged)
+            with pytest.raises(UserError, match=f"{name} is damaged: .*{message}"):
+                open_shards(whole)
+        path.unlink()
+        with pytest.raises(UserError, match=f"{name} is missing"):
+            open_shards(whole)
+        path.write_bytes(content)
+    open_shards(whole)
+
+
+def test_foreign_folders_are_refused(tokenizer, text_file, tmp_path):
+    out = tmp_path / "out"
+    prepare([str(text_file)], tokenizer, out, config())
+    original = (out / "manifest.json").read_text()
+    manifest = json.loads(original)
+    with pytest.raises(UserError, match=r"is not a shards folder \(no manifest.json\)"):
+        open_shards(tmp_path)
+    for content, message in (
+        ("{", "is not the manifest of a shards folder"),
+        ("[]", "is not the manifest of a shards folder"),
+        ('{"format": "run", "version": 1, "dtype": 1}', "is not the manifest of a shards folder"),
+        (json.dumps({**manifest, "version": 2}), "has format version 2; this electra reads 1"),
+        (json.dumps({**manifest, "dtype": "<u4"}), "is damaged: dtype '<u4' is wrong"),
+        (json.dumps({**manifest, "parts": {}}), "is damaged: a field is missing"),
+    ):
+        (out / "manifest.json").write_text(content)
+        with pytest.raises(UserError, match=message):
+            open_shards(out)
+    (out / "manifest.json").write_text(original)
+    shutil.rmtree(out / "tokenizer")
+    with pytest.raises(UserError, match="no tokenizer at"):
+        open_shards(out)
+    Tokenizer([*SPECIAL, "alpha"]).save(out / "tokenizer")
+    with pytest.raises(UserError, match="is not the tokenizer these shards were prepared with"):
+        open_shards(out)
+
+
+def test_large_vocabularies_take_four_bytes(tmp_path):
+    assert tokens_dtype(65_535) == "<u2"
+    assert tokens_dtype(65_536) == "<u4"
+    large = Tokenizer([*SPECIAL, *(f"w{number}" for number in range(70_000))])
+    path = tmp_path / "a.txt"
+    path.write_text("w1 w69999\n\nw68000 w2")
+    prepare([str(path)], large, tmp_path / "out", config())
+    shards = open_shards(tmp_path / "out")
+    assert shards.manifest["dtype"] == "<u4"
+    tokens = np.concatenate([shards.train[0].tokens, shards.heldout[0].tokens])
+    assert large.tokens(tokens) == ["w1", "w69999", "w68000", "w2"]
+
+
+@given(
+    lengths=st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=4), min_size=1, max_size=12),
+    shard_tokens=st.integers(1, 40),
+    cut=st.integers(0, 12),
+)
+@settings(max_examples=60, deadline=None)
+def test_batches_do_not_show_in_the_shards(tmp_path_factory, lengths, shard_tokens, cut):
+    def write(batches):
+        folder = tmp_path_factory.mktemp("writer")
+        start = 0
+        with ShardWriter(folder, "train", vocab_size=1000, shard_tokens=shard_tokens) as writer:
+            for batch in batches:
+                sizes = np.array([sum(document) for document in batch], dtype=np.int64)
+                lines = np.array([line for document in batch for line in document], dtype=np.int64)
+                tokens = np.arange(start, start + sizes.sum(), dtype="<u2")
+                writer.write(tokens, lines, sizes)
+                start += len(tokens)
+            return writer.finish(), folder_digests(folder)
+
+    assert write([lengths]) == write([lengths[:cut], lengths[cut:]])
+    entry = write([lengths])[0]
+    assert entry["num_documents"] == len(lengths)
+    assert all(shard["num_tokens"] >= shard_tokens for shard in entry["shards"][:-1])

@@ -1,0 +1,259 @@
+"""Reading: every format gives the same documents, and nothing of a hostile text is lost."""
+
+import gzip
+import json
+import lzma
+import random
+import re
+import resource
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from electra.config import UserError
+from electra.corpus import text as text_module
+from electra.corpus.text import TextCounts, find_files, read_documents
+from electra.corpus.vocabulary import break_words
+
+DOCUMENTS = [
+    ["The first line.", "The second, naïve and 中文."],
+    ["Another document."],
+    ["A third one,", "of three", "lines."],
+]
+
+
+def read(path, border="blank", text_field="text"):
+    counts = TextCounts()
+    files = find_files([str(path)])
+    documents = list(read_documents(files, border=border, text_field=text_field, counts=counts))
+    return documents, counts
+
+
+def compress(path, suffix):
+    content = path.read_bytes()
+    target = path.with_name(path.name + suffix)
+    if suffix == ".zst":
+        content = pytest.importorskip("zstandard").compress(content)
+    else:
+        content = {".gz": gzip.compress, ".xz": lzma.compress}[suffix](content)
+    target.write_bytes(content)
+    return target
+
+
+def write_format(folder, kind):
+    path = folder / f"corpus{kind}"
+    texts = ["\n".join(lines) for lines in DOCUMENTS]
+    if kind == ".parquet":
+        pyarrow = pytest.importorskip("pyarrow")
+        table = pyarrow.table({"n": [1, 2, 3], "text": texts})
+        pytest.importorskip("pyarrow.parquet").write_table(table, path)
+    elif kind == ".jsonl":
+        path.write_text("".join(json.dumps({"text": t, "n": 1}) + "\n" for t in texts), "utf-8")
+    else:
+        path.write_text("\n\n".join(texts), "utf-8")
+    return path
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".xz", ".zst"])
+@pytest.mark.parametrize("kind", [".txt", ".md", ".jsonl", ".parquet"])
+def test_every_format_gives_the_same_documents(tmp_path, kind, suffix):
+    path = write_format(tmp_path, kind)
+    path = compress(path, suffix) if suffix else path
+    documents, counts = read(path)
+    assert documents == DOCUMENTS
+    assert (counts.files, counts.documents, counts.lines) == (1, 3, 6)
+    assert counts.characters == sum(len(line) for lines in DOCUMENTS for line in lines)
+    assert counts.source_bytes == path.stat().st_size
+    assert counts.invalid_sequences == 0
+
+
+@pytest.mark.parametrize("kind", [".txt", ".jsonl", ".parquet"])
+@pytest.mark.parametrize("suffix", ["", ".gz", ".xz", ".zst"])
+def test_a_cut_off_file_is_refused_by_name(tmp_path, kind, suffix):
+    path = write_format(tmp_path, kind)
+    path = compress(path, suffix) if suffix else path
+    if kind + suffix in (".txt", ".jsonl"):
+        pytest.skip("plain text does not tell its end")
+    for size in (path.stat().st_size - 3, path.stat().st_size // 2):
+        path.write_bytes(path.read_bytes()[:size])
+        with pytest.raises(UserError, match=rf"corpus{kind}{suffix} is damaged or cut off"):
+            read(path)
+
+
+@pytest.mark.parametrize(
+    ("border", "expected"),
+    [
+        ("blank", [["a", "b"], ["c"]]),
+        ("line", [["a"], ["b"], ["c"]]),
+        ("file", [["a", "b", "c"]]),
+    ],
+)
+@pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"])
+def test_borders_and_line_ends(tmp_path, border, expected, newline):
+    path = tmp_path / "a.txt"
+    path.write_bytes(newline.join(["a", " b ", " ", "", "c"]).encode())
+    assert read(path, border)[0] == expected
+
+
+def test_a_record_is_a_document_whatever_the_border(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"body": "one\\n\\ntwo"}\n\n{"body": "three"}')
+    for border in ("blank", "line", "file"):
+        assert read(path, border, "body")[0] == [["one", "two"], ["three"]]
+
+
+def test_hostile_bytes(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"\xef\xbb\xbfone\xff two\xc3\n\x00nul\x00\n\xef\xbf\xbd kept\npage\x0cbreak")
+    documents, counts = read(path)
+    assert documents == [["one\ufffd two\ufffd", "\0nul\0", "\ufffd kept", "page break"]]
+    assert counts.invalid_sequences == 2
+
+
+def test_half_a_surrogate_pair_is_counted(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "a \\ud800 b \\ud83d\\ude00"}')
+    documents, counts = read(path)
+    assert documents == [["a \ufffd b \U0001f600"]]
+    assert counts.invalid_sequences == 1
+
+
+@given(
+    data=st.binary(max_size=300) | st.text(max_size=300).map(lambda t: t.encode("utf-8", "replace"))
+)
+def test_any_bytes_read_as_one_decoding_would(tmp_path_factory, data):
+    path = tmp_path_factory.mktemp("any") / "a.txt"
+    path.write_bytes(b"start\n\n" + data)
+    text = data.decode("utf-8", "replace")
+    expected, lines = [["start"]], []
+    for line in [*re.split("\r\n|\r|\n", text), ""]:
+        words = " ".join(line.split())
+        if words:
+            lines.append(words)
+        elif lines:
+            expected.append(lines)
+            lines = []
+    documents, _ = read(path)
+    assert [[" ".join(line.split()) for line in lines] for lines in documents] == expected
+
+
+@given(text=st.text(st.sampled_from("ab é中\r\n\U0001f600"), max_size=400))
+def test_cutting_giant_lines_loses_nothing(tmp_path_factory, text):
+    path = tmp_path_factory.mktemp("giant") / "a.txt"
+    path.write_bytes(f"start\n{text}".encode())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text_module, "BLOCK_BYTES", 16)
+        patch.setattr(text_module, "MAX_LINE_CHARS", 7)
+        patch.setattr(text_module, "MAX_DOCUMENT_CHARS", 40)
+        documents, counts = read(path)
+    lines = [line for document in documents for line in document]
+    assert "".join("".join(lines).split()) == "".join(f"start{text}".split())
+    assert all(0 < len(line) <= 7 for line in lines)
+    assert counts.invalid_sequences == 0
+    # No word that fits a line is torn, unless a block held no space at all.
+    whole = set(f"start {text}".split())
+    if all(len(word.encode()) < 6 for word in whole):
+        assert set(" ".join(lines).split()) <= whole
+
+
+def test_a_giant_line_is_one_document_in_pieces(tmp_path):
+    words = [f"word{number}" for number in range(400_000)]
+    path = tmp_path / "a.txt"
+    path.write_text(" ".join(words) + "\nnext")
+    for border, num_documents in (("blank", 1), ("line", 2)):
+        documents, _ = read(path, border)
+        assert len(documents) == num_documents
+        assert max(len(line) for line in documents[0]) <= text_module.MAX_LINE_CHARS
+        assert " ".join(documents[0]).split() == words + (["next"] if border == "blank" else [])
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
+def test_an_expansion_bomb_is_streamed(tmp_path, suffix):
+    path = tmp_path / "bomb.txt"
+    path.write_bytes(b"a" * 150_000_000)
+    bomb = compress(path, suffix)
+    assert bomb.stat().st_size < 200_000
+    path.unlink()
+    counts = TextCounts()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in read_documents([bomb], border="file", text_field="text", counts=counts):
+        pass
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert counts.characters == counts.text_bytes == 150_000_000
+    assert grown * (1 if sys.platform == "darwin" else 1024) < 150_000_000
+
+
+def test_zstd_frames_one_after_another(tmp_path):
+    zstandard = pytest.importorskip("zstandard")
+    path = tmp_path / "a.txt.zst"
+    path.write_bytes(zstandard.compress(b"one\n") + zstandard.compress(b"two\n"))
+    assert read(path)[0] == [["one", "two"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", b'{"text": "x"}\n{"body": 1, "id": 2}', r"line 2: no field 'text'; its fields: 'body', 'id'"),  # noqa: E501
+        ("a.jsonl", b'{"text": 3}', r"a\.jsonl, line 1: field 'text' holds no text, but int"),
+        ("a.jsonl", b"[1]", r"a\.jsonl, line 1: not a JSON object, but list"),
+        ("a.jsonl", b'{"text": ', r"a\.jsonl, line 1: not a JSON record"),
+        ("a.jsonl", b"[" * 100_000, r"a\.jsonl, line 1: not a JSON record"),
+        ("a.txt", "text".encode("utf-16"), r"a\.txt is UTF-16; convert it to UTF-8"),
+        ("a.txt.gz", b"no gzip", r"a\.txt\.gz is damaged or cut off"),
+        ("a.txt.xz", b"no xz at all", r"a\.txt\.xz is damaged or cut off"),
+        ("a.txt.zst", b"no zstd", r"a\.txt\.zst is damaged or cut off"),
+        ("a.parquet", b"no parquet", r"a\.parquet is damaged or cut off"),
+    ],
+)  # fmt: skip
+def test_refusals(tmp_path, name, content, message):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        read(path)
+
+
+def test_parquet_columns_are_checked(tmp_path):
+    pytest.importorskip("pyarrow")
+    path = write_format(tmp_path, ".parquet")
+    with pytest.raises(UserError, match=r"no column 'body'; its columns: 'n', 'text'"):
+        read(path, text_field="body")
+    with pytest.raises(UserError, match=r"column 'n' does not hold text"):
+        read(path, text_field="n")
+
+
+def test_find_files(tmp_path):
+    for name in ("b/two.txt", "a.txt", "b/.hidden/x.txt", ".y.txt", "b/c/three.md"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x")
+    (tmp_path / "b/empty.txt").touch()
+    (tmp_path / "nothing").mkdir()
+    names = ["a.txt", "b/c/three.md", "b/two.txt"]
+    assert find_files([str(tmp_path)]) == [tmp_path / name for name in names]
+    found = find_files([str(tmp_path / "a.txt"), str(tmp_path / "**/*.txt"), "-"])
+    assert [path.name for path in found] == ["a.txt", "two.txt", "-"]
+    for name, message in (
+        ("missing.txt", "there is no file .*missing.txt"),
+        ("*.parquet", r"no file matches .*\*\.parquet"),
+        ("b/empty.txt", "the file .*empty.txt is empty"),
+        ("nothing", "the folder .*nothing holds no files with text"),
+    ):
+        with pytest.raises(UserError, match=message):
+            find_files([str(tmp_path / name)])
+    with pytest.raises(UserError, match="no text given"):
+        find_files([])
+
+
+def test_long_words_are_broken_and_others_left_alone():
+    rng = random.Random(0)
+    text = "An ordinary sentence, with a Donaudampfschifffahrtsgesellschaftskapitän."
+    assert break_words(text) == text
+    assert break_words("a" * 100) == "a" * 100
+    assert break_words("a" * 250) == " ".join(["a" * 100, "a" * 100, "a" * 50])
+    address = "https://example.org/" + "/".join("path" for _ in range(60))
+    assert break_words(address) == address
+    for size in (30, 60, 101, 500):
+        run = "".join(rng.choice("한글ǟa═") for _ in range(size))
+        assert break_words(run).replace(" ", "") == run

@@ -1,0 +1,407 @@
+import dataclasses
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from electra.config import (
+    FINETUNE_PRESETS,
+    PRESETS,
+    EncoderConfig,
+    FinetuneConfig,
+    UserError,
+    encoder_sizes,
+    finetune_preset,
+    from_dict,
+)
+from electra.corpus.tokenizer import Tokenizer
+from electra.finetune import finetune, fit_to_start, train_classifier
+from electra.model.encoder import Encoder, init_weights
+from electra.model.huggingface import config_to_huggingface, encoder_to_huggingface
+from electra.tasks.classifier import (
+    Classifier,
+    build_classifier,
+    keep_tokens,
+    predict,
+    restore_tokens,
+)
+from electra.tasks.registry import read_task
+from electra.tasks.rows import encode_task
+from electra.training.device import step_seed
+from electra.training.files import write_json
+from electra.training.optimizer import build_optimizer
+from electra.training.pretrained import load_pretrained
+
+CPU = torch.device("cpu")
+CONFIG = FinetuneConfig(
+    learning_rate=2e-3, layer_lr_decay=0.9, batch_size=16, epochs=2, precision="float32", threads=1
+)
+
+
+def ignore(record):
+    pass
+
+
+@pytest.fixture(scope="module")
+def start(toy_tokenizer, tmp_path_factory):
+    """A Hugging Face folder with an encoder of two layers and random weights."""
+    folder = tmp_path_factory.mktemp("start") / "encoder"
+    toy_tokenizer.save(folder)
+    sizes = encoder_sizes(
+        64, 2, 32, vocab_size=toy_tokenizer.vocab_size, max_position_embeddings=32
+    )
+    encoder = Encoder(sizes)
+    init_weights(encoder, 0.1, torch.Generator().manual_seed(0))
+    write_json(folder / "config.json", config_to_huggingface(sizes, "ElectraModel", 0))
+    save_file(encoder_to_huggingface(encoder.state_dict()), folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(toy_text, tmp_path_factory):
+    """Who is it about: the label is the subject of the sentence, so it can be learnt."""
+    folder = tmp_path_factory.mktemp("data")
+    lines = [line for line in toy_text.read_text().splitlines() if line]
+    for split, part in (("train", lines[:400]), ("dev", lines[400:500]), ("test", lines[500:520])):
+        rows = [f"{line}\t{'woman' if 'queen' in line else 'other'}" for line in part]
+        (folder / f"{split}.tsv").write_text("\n".join(["text\tlabel", *rows]))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pretrained(start):
+    return load_pretrained(start)
+
+
+@pytest.fixture(scope="module")
+def task(data):
+    return read_task("own", data, CONFIG.own)
+
+
+@pytest.fixture(scope="module")
+def rows(task, pretrained):
+    return encode_task(task, pretrained.tokenizer, 32)
+
+
+def build(pretrained, **changes) -> Classifier:
+    settings = {
+        "dropout_prob": 0.1,
+        "compute_dtype": torch.float32,
+        "seed": 0,
+        "from_scratch": False,
+        **changes,
+    }
+    return build_classifier(pretrained, 2, **settings)
+
+
+# --- the network ---
+
+
+def test_padding_does_not_change_logits(pretrained, task, rows):
+    model = build(pretrained)
+    keep_tokens(model, rows.token_ids)
+    together = predict(model, rows.dev, CPU)
+    for number, example in enumerate(task.dev[:10]):
+        alone = encode_task(
+            dataclasses.replace(task, train=[example], dev=[], test=[]), pretrained.tokenizer, 32
+        )
+        whole = build(pretrained)
+        keep_tokens(whole, alone.token_ids)
+        torch.testing.assert_close(predict(whole, alone.train, CPU)[0], together[number])
+
+
+def test_dropout_is_fine_tunings_own(pretrained):
+    sizes = build(pretrained, dropout_prob=0.25).encoder.config
+    assert sizes.hidden_dropout_prob == sizes.attention_probs_dropout_prob == 0.25
+
+
+def test_from_scratch_takes_no_weights_and_the_seed_decides_the_head(pretrained):
+    tuned, scratch = build(pretrained), build(pretrained, from_scratch=True)
+    table = pretrained.tensors["embeddings.tokens.weight"]
+    assert torch.equal(tuned.encoder.embeddings.tokens.weight, table)
+    assert not torch.equal(scratch.encoder.embeddings.tokens.weight, table)
+    assert torch.equal(tuned.head.dense.weight, build(pretrained).head.dense.weight)
+    assert not torch.equal(tuned.head.dense.weight, build(pretrained, seed=1).head.dense.weight)
+
+
+def test_training_the_tokens_in_use_is_training_them_all(pretrained, task, rows):
+    whole = pretrained.tensors["embeddings.tokens.weight"]
+    every_token = torch.arange(len(whole))
+    all_rows = rows._replace(
+        token_ids=every_token,
+        **{
+            split: getattr(rows, split)._replace(
+                input_ids=rows.token_ids[getattr(rows, split).input_ids.long()].int()
+            )
+            for split in ("train", "dev", "test")
+        },
+    )
+    config = dataclasses.replace(CONFIG, epochs=1)
+    few, many = (
+        train_classifier(pretrained, task, each, config, seed=0, progress=ignore)
+        for each in (rows, all_rows)
+    )
+    assert len(rows.token_ids) < len(whole)
+    torch.testing.assert_close(few.dev_logits, many.dev_logits, atol=1e-4, rtol=1e-4)
+    learnt = few.model.encoder.embeddings.tokens.weight
+    torch.testing.assert_close(
+        learnt, many.model.encoder.embeddings.tokens.weight, atol=1e-4, rtol=1e-4
+    )
+    unused = torch.ones(len(whole), dtype=torch.bool)
+    unused[rows.token_ids] = False
+    assert torch.equal(learnt[unused], whole[unused])
+    assert not torch.equal(learnt[~unused], whole[~unused])
+
+
+def test_the_whole_vocabulary_comes_back(pretrained):
+    model = build(pretrained)
+    before = model.encoder.embeddings.tokens.weight.clone()
+    kept = torch.tensor([3, 5])
+    whole = keep_tokens(model, kept)
+    assert torch.equal(model.encoder.embeddings.tokens.weight, before[kept])
+    restore_tokens(model, whole, kept)
+    assert torch.equal(model.encoder.embeddings.tokens.weight, before)
+
+
+# --- rates ---
+
+
+def test_each_layer_learns_at_a_multiple_of_the_one_above(pretrained):
+    model = build(pretrained)
+    keep_tokens(model, torch.arange(10))
+    optimizer = build_optimizer(model, dataclasses.replace(PRESETS["tiny"].optimizer), 0.5)
+    scales = {
+        id(parameter): group["lr_scale"]
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+    for name, parameter in model.named_parameters():
+        expected = (
+            1.0
+            if name.startswith("head")
+            else 0.5
+            if "layers.1" in name
+            else 0.25
+            if "layers.0" in name
+            else 0.125
+        )
+        assert scales[id(parameter)] == expected, name
+
+
+def test_presets_are_table_7_and_follow_the_encoders_width():
+    rates = {name: (c.learning_rate, c.layer_lr_decay) for name, c in FINETUNE_PRESETS.items()}
+    assert rates["small"] == (3e-4, 0.8)
+    assert rates["base"] == (1e-4, 0.8)
+    assert rates["large"] == (5e-5, 0.9)
+    for name, preset in PRESETS.items():
+        assert finetune_preset(preset.model) is FINETUNE_PRESETS[name]
+    assert finetune_preset(encoder_sizes(2048, 1, 64)) is FINETUNE_PRESETS["large"]
+    config = FINETUNE_PRESETS["small"]
+    assert (config.batch_size, config.warmup_fraction, config.weight_decay) == (32, 0.1, 0.0)
+    assert config.dropout_prob == 0.1
+
+
+# --- a seed ---
+
+
+def test_a_seed_is_repeatable_and_another_differs(pretrained, task, rows):
+    config = dataclasses.replace(CONFIG, epochs=1)
+    one, same, other = (
+        train_classifier(pretrained, task, rows, config, seed=seed, progress=ignore)
+        for seed in (0, 0, 1)
+    )
+    assert torch.equal(one.dev_logits, same.dev_logits)
+    for first, second in zip(one.model.parameters(), same.model.parameters(), strict=True):
+        assert torch.equal(first, second)
+    assert one.record["epochs"] == same.record["epochs"]
+    assert not torch.equal(one.dev_logits, other.dev_logits)
+
+
+def test_it_learns_what_can_be_learnt(pretrained, task, rows):
+    seen = []
+    config = dataclasses.replace(CONFIG, epochs=4)
+    run = train_classifier(
+        pretrained, task, rows, config, seed=0, from_scratch=True, progress=seen.append
+    )
+    assert run.record["scores"]["accuracy"] > 0.97  # the majority guess has about 0.75
+    assert run.record["scores"]["mcc"] > 0.9
+    assert run.record["test_scores"]["accuracy"] > 0.9
+    assert run.record["steps"] == 4 * 25
+    assert [record["step"] for record in seen if record["part"] == "train"] == [25, 50, 75, 100]
+    assert not run.record["degenerate"]
+
+
+def test_the_epoch_that_counts_is_the_last_unless_best_is_asked_for(pretrained, task, rows):
+    # Wrong labels in train: the longer it learns them, the worse it answers dev.
+    wrong = rows.train._replace(labels=1 - rows.train.labels)
+    rows = rows._replace(train=wrong)
+    config = dataclasses.replace(CONFIG, epochs=3, learning_rate=1e-3)
+    last = train_classifier(pretrained, task, rows, config, seed=1, progress=ignore)
+    best = train_classifier(
+        pretrained,
+        task,
+        rows,
+        dataclasses.replace(config, keep_epoch="best"),
+        seed=1,
+        progress=ignore,
+    )
+    assert last.record["epochs"] == best.record["epochs"]
+    curve = [epoch["scores"]["accuracy"] for epoch in last.record["epochs"]]
+    assert last.record["kept_epoch"] == 3
+    assert last.record["scores"]["accuracy"] == curve[-1] < max(curve)
+    assert best.record["kept_epoch"] == curve.index(max(curve)) + 1
+    assert best.record["scores"]["accuracy"] == max(curve)
+    keep_tokens(best.model, rows.token_ids)
+    assert torch.equal(predict(best.model, rows.dev, CPU), best.dev_logits)
+
+
+# --- a folder ---
+
+
+def test_the_folder_holds_scores_predictions_and_a_model_that_gives_them(start, data, tmp_path):
+    seen = []
+    config = dataclasses.replace(CONFIG, epochs=1)
+    out = tmp_path / "out"
+    results = finetune(start, "own", data, out, config, seeds=2, progress=seen.append)
+    assert json.loads((out / "results.json").read_text()) == results
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    values = [results["seeds"][seed]["scores"]["accuracy"] for seed in "01"]
+    assert results["median"] == results["mean"] == pytest.approx(sum(values) / 2)
+    assert results["std"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
+    assert results["labels"] == ["other", "woman"]
+    assert (results["num_train"], results["num_dev"], results["num_test"]) == (400, 100, 20)
+    assert results["columns"] == ["text", "label"]
+    assert 0.6 < results["majority"]["accuracy"] < 0.9
+    parts = " ".join(record["part"] for record in seen)
+    assert parts == "task train dev seed train dev seed"
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["dtype"] == "torch.float32"
+    saved = json.loads((out / "config.json").read_text())
+    assert from_dict(FinetuneConfig, saved["config"]) == dataclasses.replace(
+        config, sequence_length=32
+    )
+
+    seed = out / "seed-1"
+    facts = json.loads((seed / "model/config.json").read_text())
+    model = Classifier(from_dict(EncoderConfig, facts["encoder"]), 2, torch.float32)
+    model.load_state_dict(load_file(seed / "model/model.safetensors"))
+    task = read_task("own", data, config.own)
+    rows = encode_task(task, Tokenizer.load(seed / "model/tokenizer"), facts["sequence_length"])
+    keep_tokens(model, rows.token_ids)
+    probs = predict(model, rows.dev, CPU).softmax(dim=1)
+    lines = (seed / "predictions.tsv").read_text().splitlines()
+    assert lines[0] == "index\tlabel\tprediction\tprob_other\tprob_woman"
+    assert len((seed / "test_predictions.tsv").read_text().splitlines()) == 21
+    for number, line in enumerate(lines[1:]):
+        index, label, guess, *written = line.split("\t")
+        assert int(index) == number
+        assert label == task.labels[task.dev[number].label]
+        assert guess == task.labels[int(probs[number].argmax())]
+        assert [float(each) for each in written] == pytest.approx(probs[number].tolist(), abs=1e-5)
+
+
+def test_finished_seeds_are_not_repeated(start, data, tmp_path):
+    class PowerCut(Exception):
+        pass
+
+    def cut_in_seed_1(record):
+        if record["part"] == "dev" and record["seed"] == 1:
+            raise PowerCut
+
+    config = dataclasses.replace(CONFIG, epochs=1)
+    arguments = (start, "own", data)
+    with pytest.raises(PowerCut):
+        finetune(*arguments, tmp_path / "a", config, seeds=2, progress=cut_in_seed_1)
+    assert not (tmp_path / "a").exists()
+
+    other = dataclasses.replace(config, learning_rate=1e-4)
+    with pytest.raises(UserError, match=r"a.incomplete was begun with another config; remove it"):
+        finetune(*arguments, tmp_path / "a", other, seeds=2, progress=ignore)
+    with pytest.raises(UserError, match="was begun with another from_scratch;"):
+        finetune(*arguments, tmp_path / "a", config, seeds=2, from_scratch=True, progress=ignore)
+
+    seen = []
+    continued = finetune(*arguments, tmp_path / "a", config, seeds=2, progress=seen.append)
+    assert [record["seed"] for record in seen if record["part"] == "dev"] == [1]
+    whole = finetune(*arguments, tmp_path / "b", config, seeds=2, progress=ignore)
+    for seed in "01":
+        for key in ("scores", "epochs", "test_scores"):
+            assert continued["seeds"][seed][key] == whole["seeds"][seed][key]
+        one, two = (
+            (tmp_path / run / f"seed-{seed}/model/model.safetensors").read_bytes() for run in "ab"
+        )
+        assert one == two
+
+
+@pytest.mark.parametrize(
+    ("learning_rate", "note"),
+    [(3.0, "every dev prediction is 'other'"), (1e30, "the loss is no longer finite")],
+)
+def test_a_collapsed_run_is_flagged_and_counted(start, data, tmp_path, learning_rate, note):
+    config = dataclasses.replace(CONFIG, epochs=1, learning_rate=learning_rate)
+    out = tmp_path / "out"
+    results = finetune(start, "own", data, out, config, seeds=1, progress=ignore)
+    assert results["seeds"]["0"]["degenerate"]
+    assert results["num_degenerate"] == 1
+    assert f"seed 0: {note}" in results["notes"]
+    assert results["std"] is None
+    assert "NaN" not in (out / "results.json").read_text()
+
+
+def test_what_does_not_fit_is_refused_and_nothing_written(start, data, tmp_path):
+    out = tmp_path / "out"
+
+    def refuse(message, *, start=start, data=data, seeds=1, **changes):
+        config = dataclasses.replace(CONFIG, **changes)
+        with pytest.raises(UserError, match=message) as refusal:
+            finetune(start, "own", data, out, config, seeds=seeds, progress=ignore)
+        assert "\n" not in str(refusal.value)
+        assert list(tmp_path.iterdir()) == []
+
+    refuse("seeds must be >= 1, not 0", seeds=0)
+    refuse(
+        "sequence_length 64 is more than the 32 tokens that .* was trained on", sequence_length=64
+    )
+    refuse("is neither a run of `electra pretrain` nor a Hugging Face folder", start=data)
+    refuse("has no train file", data=start)
+    if not torch.cuda.is_available():
+        refuse("this torch sees no CUDA device", device="cuda")
+    out.mkdir()
+    with pytest.raises(UserError, match="out exists already; remove it or choose another --out"):
+        finetune(start, "own", data, out, CONFIG, seeds=1, progress=ignore)
+
+
+def test_what_is_unset_comes_from_the_encoder_and_the_task(pretrained, task):
+    config = fit_to_start(FinetuneConfig(), pretrained, task)
+    assert (config.sequence_length, config.epochs) == (32, 3)
+    longer = dataclasses.replace(pretrained, sequence_length=512)
+    assert fit_to_start(FinetuneConfig(), longer, task).sequence_length == 128
+    chosen = fit_to_start(FinetuneConfig(sequence_length=16, epochs=5), pretrained, task)
+    assert (chosen.sequence_length, chosen.epochs) == (16, 5)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("layer_lr_decay", 0, "layer_lr_decay must lie in (0, 1], not 0"),
+        ("dropout_prob", 1.0, "dropout_prob must lie in [0, 1), not 1.0"),
+        ("sequence_length", 7, "sequence_length must be 0 or >= 8, not 7"),
+        ("epochs", -1, "epochs must be >= 0, not -1"),
+        ("batch_size", 0, "batch_size must be >= 1, not 0"),
+    ],
+)
+def test_settings_out_of_range_are_refused(field, value, message):
+    with pytest.raises(UserError) as refusal:
+        FinetuneConfig(**{field: value})
+    assert str(refusal.value) == message
+
+
+def test_dropout_and_order_do_not_depend_on_earlier_random_numbers(pretrained, task, rows):
+    config = dataclasses.replace(CONFIG, epochs=1)
+    torch.manual_seed(1)
+    one = train_classifier(pretrained, task, rows, config, seed=0, progress=ignore)
+    torch.manual_seed(step_seed(5, "anything", 2))
+    torch.rand(7)
+    two = train_classifier(pretrained, task, rows, config, seed=0, progress=ignore)
+    assert torch.equal(one.dev_logits, two.dev_logits)

@@ -1,0 +1,334 @@
+"""The loop: bit-exact continuation, refusals, what it writes, and that something is learnt."""
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from electra.config import ExamplesConfig, OptimizerConfig, UserError, override
+from electra.corpus.examples import Examples, permute
+from electra.corpus.shards import open_shards
+from electra.model.encoder import Encoder
+from electra.pretrain import Interrupted, build_model, pretrain, resume
+from electra.training.checkpoint import find_checkpoint, list_checkpoints, save_checkpoint
+from electra.training.device import step_seed
+from electra.training.optimizer import build_optimizer, learning_rate_at
+from electra.training.run import read_metrics
+
+
+def ignore(record):
+    pass
+
+
+def final_tensors(run):
+    step, folder = find_checkpoint(run)
+    return step, load_file(folder / "model.safetensors") | load_file(
+        folder / "optimizer.safetensors"
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(toy_shards, toy_config, tmp_path_factory):
+    run = tmp_path_factory.mktemp("runs") / "whole"
+    pretrain(toy_shards, run, toy_config, ignore)
+    return run
+
+
+# Rows
+
+
+@pytest.mark.parametrize("length", [8, 32, 128])
+def test_every_token_is_in_exactly_one_row(toy_shards, length):
+    shards = open_shards(toy_shards)
+    examples = Examples(shards.train, shards.tokenizer, ExamplesConfig(sequence_length=length), 0)
+    batch = examples.rows(np.arange(len(examples)))
+    ids, tokenizer = batch.input_ids_BL, shards.tokenizer
+    content = ids[(ids != tokenizer.pad_id) & (ids != tokenizer.cls_id) & (ids != tokenizer.sep_id)]
+    assert content.tolist() == np.concatenate([shard.tokens for shard in shards.train]).tolist()
+
+
+def test_rows_look_as_in_the_paper(toy_shards):
+    shards = open_shards(toy_shards)
+    tokenizer = shards.tokenizer
+    examples = Examples(shards.train, tokenizer, ExamplesConfig(sequence_length=64), 0)
+    batch = examples.rows(np.arange(len(examples)))
+    num_short = num_single = 0
+    for ids, types, real in zip(
+        batch.input_ids_BL, batch.token_type_ids_BL, batch.attention_mask_BL, strict=True
+    ):
+        length = int(real.sum())
+        row = ids[:length].tolist()
+        assert row[0] == tokenizer.cls_id
+        assert row[-1] == tokenizer.sep_id
+        assert not ids[length:].any()
+        borders = [place for place, token in enumerate(row) if token == tokenizer.sep_id]
+        assert len(borders) in (1, 2)
+        num_single += len(borders) == 1
+        num_short += length < 64
+        expected = [0] * (borders[0] + 1) + [1] * (length - borders[0] - 1) + [0] * (64 - length)
+        assert types.tolist() == expected
+    # Shares within four deviations of one in ten and five in a hundred.
+    n = len(examples)
+    assert abs(num_single - 0.1 * n) < 4 * (0.09 * n) ** 0.5
+    assert abs(num_short - 0.05 * n) < 4 * (0.0475 * n) ** 0.5
+
+
+def test_second_segment_begins_at_a_border_if_there_is_one(toy_shards):
+    shards = open_shards(toy_shards)
+    (shard,) = shards.train
+    examples = Examples(shards.train, shards.tokenizer, ExamplesConfig(sequence_length=64), 0)
+    lines, documents = set(shard.lines.tolist()), set(shard.documents.tolist())
+    rows = np.flatnonzero(examples.is_pair)
+    batch = examples.rows(rows)
+    for row, ids in zip(rows, batch.input_ids_BL, strict=True):
+        start, count = examples.starts[row], examples.counts[row]
+        split = start + ids.tolist().index(shards.tokenizer.sep_id) - 1
+        inside = range(start + 1, start + count)
+        middle = start + (count + 1) // 2
+        candidates = documents.intersection(inside) or lines.intersection(inside)
+        if candidates:
+            assert abs(split - middle) == min(abs(border - middle) for border in candidates)
+        else:
+            assert split in inside
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 17, 64, 1000])
+def test_permutation(size):
+    places = np.arange(size)
+    drawn = [permute(places, size, seed, epoch) for seed in (0, 1) for epoch in (0, 1)]
+    for order in drawn:
+        assert sorted(order.tolist()) == places.tolist()
+    if size > 10:
+        assert len({tuple(order.tolist()) for order in drawn}) == 4
+        some = places[::3]
+        assert permute(some, size, 0, 0).tolist() == drawn[0][::3].tolist()
+
+
+def test_order_is_a_function_of_seed_and_step(toy_shards):
+    shards = open_shards(toy_shards)
+
+    def steps(seed, wanted):
+        examples = Examples(shards.train, shards.tokenizer, ExamplesConfig(sequence_length=32), seed)
+        return [examples.batch(step, 8).input_ids_BL for step in wanted], len(examples)
+
+    ordered, n = steps(0, range(n_steps := 200))
+    again, _ = steps(0, [150, 3])
+    assert torch.equal(again[0], ordered[150])
+    assert torch.equal(again[1], ordered[3])
+    other, _ = steps(1, range(n_steps))
+    assert not torch.equal(torch.cat(ordered), torch.cat(other))
+    assert n_steps * 8 > n, "the steps run into the second epoch"
+    first = torch.cat(ordered)[:n]
+    assert len({tuple(row) for row in first.tolist()}) > 0.95 * n
+
+
+# Continuation
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_interrupted_and_continued_equals_uninterrupted(
+    toy_shards, toy_config, tmp_path, precision
+):
+    """Stopped after a step that is neither logged nor saved, with dropout on; all bits equal."""
+    config = override(toy_config, [f"train.precision={precision}"])
+    pretrain(toy_shards, tmp_path / "whole", config, ignore)
+
+    def interrupt(record):
+        if record["step"] == 8:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted) as stop:
+        pretrain(toy_shards, tmp_path / "parts", config, interrupt)
+    assert stop.value.step == 9
+    resume(tmp_path / "parts", ignore)
+    assert_same_end(tmp_path / "whole", tmp_path / "parts")
+
+
+def assert_same_end(whole, parts):
+    step, tensors = final_tensors(whole)
+    step_again, tensors_again = final_tensors(parts)
+    assert step == step_again
+    assert tensors.keys() == tensors_again.keys()
+    assert all(torch.equal(tensors[name], tensors_again[name]) for name in tensors)
+    last = [read_metrics(run / "metrics.jsonl")[-1] for run in (whole, parts)]
+    assert last[0] == last[1]
+
+
+KILLED = """
+import json, sys
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from electra.config import PretrainConfig, from_dict
+from electra.pretrain import pretrain, resume
+shards, run, config = sys.argv[1:]
+show = lambda record: print(record["step"], flush=True)
+if Path(run, "config.json").exists():
+    resume(Path(run), show)
+else:
+    pretrain(Path(shards), Path(run), from_dict(PretrainConfig, json.loads(config)), show)
+"""
+
+
+def test_killed_at_any_moment_and_continued_equals_uninterrupted(toy_shards, toy_config, tmp_path):
+    """kill -9 three times, wherever that falls, a save of a few milliseconds included."""
+    from electra.config import to_dict
+
+    config = override(toy_config, ["train.steps=90", "train.save_every=2", "train.log_every=1"])
+    pretrain(toy_shards, tmp_path / "whole", config, ignore)
+    command = [sys.executable, "-c", KILLED, str(toy_shards), str(tmp_path / "parts")]
+    command.append(json.dumps(to_dict(config)))
+    for kill_at in (7, 30, 61):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        for line in process.stdout:
+            if int(line) >= kill_at:
+                break
+        time.sleep(0.003 * (kill_at % 5))
+        process.kill()
+        process.communicate()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    assert_same_end(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_damaged_checkpoint_is_passed_over(finished, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    newest = list_checkpoints(run)[-1] / "model.safetensors"
+    data = bytearray(newest.read_bytes())
+    data[len(data) // 2] ^= 1
+    newest.write_bytes(data)
+    assert find_checkpoint(run)[0] == 6
+    shutil.rmtree(list_checkpoints(run)[0])
+    with pytest.raises(UserError, match=r"step-00000012 is damaged .model.safetensors"):
+        find_checkpoint(run)
+
+
+def test_only_the_newest_checkpoints_are_kept(toy_shards, toy_config, tmp_path):
+    model = build_model(toy_config, open_shards(toy_shards).tokenizer, torch.float32)
+    optimizer = build_optimizer(model, toy_config.optimizer)
+    for step in (1, 2, 3):
+        save_checkpoint(tmp_path, step, model, optimizer, keep=2)
+    assert [folder.name for folder in list_checkpoints(tmp_path)] == [
+        "step-00000002",
+        "step-00000003",
+    ]
+
+
+# What a run writes
+
+
+def test_records_and_files(finished, toy_config):
+    records = read_metrics(finished / "metrics.jsonl")
+    train = [record for record in records if record["part"] == "train"]
+    heldout = [record for record in records if record["part"] == "heldout"]
+    assert [record["step"] for record in train] == [4, 6, 8, 12]
+    assert [record["step"] for record in heldout] == [6, 12]
+    for record in records:
+        total = record["mlm_loss"] + 50 * record["disc_loss"]
+        assert record["loss"] == pytest.approx(total)
+        assert 0 < record["replaced_rate"] < 0.2
+    results = json.loads((finished / "results.json").read_text())
+    assert results["heldout"] == heldout[-1]
+    assert results["tokens"] == train[-1]["tokens"]
+    manifest = json.loads((finished / "manifest.json").read_text())
+    assert {"command", "commit", "device", "dtype", "seed", "shards", "started"} <= manifest.keys()
+    samples = json.loads((finished / "samples.json").read_text())
+    for row in samples:
+        assert row[0]["token"] == "[CLS]"
+        assert all(view["is_replaced"] == (view["token"] != view["original"]) for view in row)
+    assert any((finished / "tensorboard").iterdir())
+
+
+def test_learns_the_toy_language(toy_shards, toy_config, tmp_path):
+    """200 steps: the generator far better than chance, the discriminator below the constant."""
+    config = override(
+        toy_config,
+        [
+            "train.steps=200",
+            "train.batch_size=16",
+            "train.evaluate_every=200",
+            "train.save_every=200",
+            "optimizer.warmup_steps=20",
+            "model.hidden_dropout_prob=0",
+            "model.attention_probs_dropout_prob=0",
+            "optimizer.learning_rate=2e-3",
+        ],
+    )
+    heldout = pretrain(toy_shards, tmp_path / "run", config, ignore)["heldout"]
+    assert heldout["mlm_accuracy"] > 0.3
+    assert heldout["disc_loss"] < 0.95 * heldout["constant_disc_loss"]
+    assert heldout["disc_auc"] > 0.7
+
+
+def test_bfloat16_stays_near_float32(toy_shards, toy_config, tmp_path):
+    """Same seed: total losses of a run in bfloat16 within 2% of those in float32."""
+    losses = {}
+    for precision in ("float32", "bfloat16"):
+        config = override(toy_config, [f"train.precision={precision}", "train.log_every=1"])
+        records = []
+        pretrain(toy_shards, tmp_path / precision, config, records.append)
+        losses[precision] = [r["loss"] for r in records if r["part"] == "train"]
+    assert losses["bfloat16"] == pytest.approx(losses["float32"], rel=0.02)
+
+
+# Refusals
+
+
+def test_refusals(finished, toy_shards, toy_config, tmp_path):
+    with pytest.raises(UserError, match="exists already"):
+        pretrain(toy_shards, finished, toy_config, ignore)
+    with pytest.raises(UserError, match="is complete; there is nothing to resume"):
+        resume(finished, ignore)
+    with pytest.raises(UserError, match=r"is not a run folder .*no config\.json"):
+        resume(tmp_path, ignore)
+    with pytest.raises(UserError, match="not a shards folder"):
+        pretrain(tmp_path, tmp_path / "run", toy_config, ignore)
+    assert not (tmp_path / "run").exists()
+
+
+# Optimizer
+
+
+def test_learning_rate_value_by_value():
+    config = OptimizerConfig(learning_rate=1.0, warmup_steps=4)
+    rates = [learning_rate_at(step, 8, config) for step in range(9)]
+    assert rates == [0.25, 0.5, 0.75, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]
+    no_warmup = dataclasses.replace(config, warmup_steps=0)
+    assert learning_rate_at(0, 8, no_warmup) == 1.0
+
+
+def test_groups_of_the_optimizer(toy_config):
+    model = Encoder(toy_config.model)
+    optimizer = build_optimizer(model, toy_config.optimizer, layer_lr_decay=0.5)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    scales, decays = {}, {}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            scales[names[id(parameter)]] = group["lr_scale"]
+            decays[names[id(parameter)]] = group["weight_decay"]
+    assert len(scales) == len(names)
+    assert scales["layers.1.output.weight"] == 0.5
+    assert scales["layers.0.output.weight"] == 0.25
+    assert scales["embeddings.tokens.weight"] == scales["embeddings_project.bias"] == 0.125
+    undecayed = {name for name, decay in decays.items() if decay == 0}
+    assert undecayed == {name for name in scales if name.endswith("bias") or "norm" in name}
+
+
+def test_seeds_of_steps_differ():
+    seeds = {
+        step_seed(seed, stream, step)
+        for seed in range(3)
+        for stream in ("dropout", "corruption")
+        for step in range(500)
+    }
+    assert len(seeds) == 3000
+    assert all(0 <= seed < 2**63 for seed in seeds)

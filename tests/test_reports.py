@@ -1,0 +1,378 @@
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import pytest
+
+from electra.config import PRESETS, UserError, to_dict
+from electra.reports.curves import PANELS, draw_svg, write_png
+from electra.reports.glossary import format_count, format_seconds
+from electra.reports.page import write_page
+from electra.reports.readme import BEGIN, END, update_readme
+from electra.reports.runs import read_finetuning, read_metrics, read_runs
+from electra.reports.tables import finetuning_table, heldout_table, pretraining_table, to_markdown
+from electra.reports.tokens import TokenView, describe
+
+HOSTILE = "</span><script>alert('x')</script>\"&"
+
+
+def record(part, step, **changes):
+    values = {
+        "mlm_loss": 10 / (1 + step / 100),
+        "mlm_accuracy": 0.25,
+        "sampled_accuracy": 0.125,
+        "replaced_rate": 0.13,
+        "disc_loss": 0.3125,
+        "constant_disc_loss": 0.3864,
+        "disc_auc": 0.8125,
+        "loss": 20.5,
+    }
+    if part == "train":
+        values |= {
+            "tokens": 7000 * step,
+            "seconds": 0.5 * step,
+            "tokens_per_second": 14000.0,
+            "seconds_left": 60.0,
+            "learning_rate": 1e-3,
+            "grad_norm": 1.25,
+        }
+    return {"part": part, "step": step, **values, **changes}
+
+
+def write_records(folder, records):
+    text = "".join(json.dumps(each) + "\n" for each in records)
+    (folder / "metrics.jsonl").write_text(text)
+
+
+def write_run(folder, **manifest):
+    folder.mkdir(parents=True)
+    write_records(
+        folder,
+        [record("train", step) for step in range(50, 1001, 50)]
+        + [record("heldout", step) for step in (500, 1000)],
+    )
+    (folder / "config.json").write_text(json.dumps(to_dict(PRESETS["tiny"])))
+    facts = {
+        "command": ["electra", "pretrain", "shards"],
+        "electra": "0.1.0",
+        "commit": "0123456789abcdef+changes",
+        "packages": {"torch": "2.13.0"},
+        "device": "Some CPU, 2 threads",
+        "dtype": "torch.float32",
+        "seed": 7,
+    }
+    (folder / "manifest.json").write_text(json.dumps(facts | manifest))
+    return folder
+
+
+def write_finetuning(folder, task="cola", *, from_scratch, median, seeds=3, **changes):
+    path = folder / f"finetune-{task}-{'scratch' if from_scratch else 'pretrained'}.json"
+    values = {
+        "start": "runs/tiny",
+        "task": task,
+        "metric": "mcc",
+        "from_scratch": from_scratch,
+        "majority": {"mcc": 0.125, "accuracy": 0.7},
+        "median": median,
+        "std": 0.0625 if seeds > 1 else None,
+        "num_degenerate": 0,
+        "seeds": {str(seed): {} for seed in range(seeds)},
+    }
+    path.write_text(json.dumps(values | changes))
+    return path
+
+
+@pytest.fixture
+def run_folder(tmp_path):
+    return write_run(tmp_path / "results" / "tiny")
+
+
+def test_metrics_come_back_by_step_and_a_repeated_one_counts_once(tmp_path):
+    write_records(
+        tmp_path,
+        [record("train", 50), record("train", 100, loss=1), record("train", 100, loss=2)],
+    )
+    records = read_metrics(tmp_path / "metrics.jsonl")
+    assert [(r["step"], r["loss"]) for r in records] == [(50, 20.5), (100, 2)]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("{", "not a record"),
+        ("", "not a record"),
+        ("[1]", "must be an object"),
+        ('{"part": "test", "step": 1}', "part must be one of train, heldout, not 'test'"),
+        ('{"part": "train", "step": "1"}', "step must be a whole number, not '1'"),
+        ('{"part": "train", "step": 1, "loss": "low"}', "loss must be a number, not 'low'"),
+    ],
+)
+def test_a_garbled_record_names_file_and_line(tmp_path, line, reason):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f"{json.dumps(record('train', 50))}\n{line}\n")
+    with pytest.raises(UserError) as caught:
+        read_metrics(path)
+    assert f"{path}, line 2: " in str(caught.value)
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_empty_and_binary_metrics_are_one_line(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    with pytest.raises(UserError, match=r"cannot read .*metrics\.jsonl: No such file"):
+        read_metrics(path)
+    path.write_text("")
+    with pytest.raises(UserError, match=r"metrics\.jsonl is empty, at line 1"):
+        read_metrics(path)
+    path.write_bytes(b'{"part": "train", "step": 1}\n\xff\n')
+    with pytest.raises(UserError, match=r"metrics\.jsonl, line 2: not UTF-8"):
+        read_metrics(path)
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path, run_folder):
+    with pytest.raises(UserError, match="nowhere is not a run folder"):
+        read_runs([tmp_path / "nowhere"])
+    (run_folder / "manifest.json").write_text("{\n  oops\n}")
+    with pytest.raises(UserError, match=r"manifest\.json, line 2: not valid JSON"):
+        read_runs([run_folder])
+
+
+def test_a_finetuning_that_lacks_a_field_is_refused(tmp_path):
+    path = write_finetuning(tmp_path, from_scratch=False, median=0.5)
+    values = json.loads(path.read_text())
+    del values["median"]
+    path.write_text(json.dumps(values))
+    with pytest.raises(UserError, match="it lacks 'median'"):
+        read_finetuning(path)
+    path.write_text(json.dumps(values | {"median": "high"}))
+    with pytest.raises(UserError, match="high"):
+        read_finetuning(path)
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path):
+    folders = [write_run(tmp_path / where / "run") for where in ("a", "b")]
+    assert [run.name for run in read_runs(folders)] == [str(folder) for folder in folders]
+
+
+def test_numbers_in_tables_come_from_the_files(run_folder):
+    runs = read_runs([run_folder])
+    assert ["disc_loss", "0.3125"] in heldout_table(runs).rows
+    assert pretraining_table(runs).rows == [
+        ["tiny", "1,000", "7.00M", "8m20s", "0.250", "0.3125", "0.3864", "0.812"]
+    ]
+    paths = [
+        write_finetuning(run_folder, from_scratch=False, median=0.5),
+        write_finetuning(run_folder, from_scratch=True, median=0.25),
+        write_finetuning(run_folder, "sst2", from_scratch=False, median=0.875, seeds=1),
+    ]
+    assert finetuning_table([read_finetuning(path) for path in paths]).rows == [
+        ["tiny", "cola", "mcc", "0.500 ± 0.062", "0.250 ± 0.062", "0.125", "3"],
+        ["tiny", "sst2", "mcc", "0.875", "-", "0.125", "1"],
+    ]
+
+
+def test_a_finetuning_never_hides_another(tmp_path):
+    finetuning = read_finetuning(write_finetuning(tmp_path, from_scratch=True, median=0.5))
+    with pytest.raises(UserError, match="two fine-tunings of tiny on cola are of the same kind"):
+        finetuning_table([finetuning, finetuning])
+
+
+def test_a_run_without_held_out_records_has_dashes(run_folder, tmp_path):
+    write_records(run_folder, [record("train", 50, disc_auc=None)])
+    runs = read_runs([run_folder])
+    assert {row[1] for row in heldout_table(runs).rows} == {"-"}
+    write_page(tmp_path / "page.html", runs)
+    assert "not measured" in (tmp_path / "page.html").read_text()
+
+
+def test_markdown_cells_cannot_break_the_table():
+    table = to_markdown(pretraining_table([])._replace(headers=["a|b", "c"], rows=[["x\ny", "<3"]]))
+    assert table == "| a\\|b | c |\n| --- | --- |\n| x y | &lt;3 |"
+
+
+def test_counts_and_times():
+    assert [format_count(n) for n in (0, 950, 999.6, 12_345, 76.8e6, 3.4e9, 5e15)] == [
+        "0", "950", "1.00k", "12.3k", "76.8M", "3.40G", "5000T",
+    ]  # fmt: skip
+    assert [format_seconds(s) for s in (0.2, 59.7, 185, 7620, 367_200)] == [
+        "0s", "1m00s", "3m05s", "2h07m", "4d06h",
+    ]  # fmt: skip
+
+
+class Tags(HTMLParser):
+    """Collects tags, checks that they nest, and that no id comes twice."""
+
+    VOID = ("meta",)
+
+    def __init__(self, page):
+        super().__init__(convert_charrefs=True)
+        self.seen, self.open, self.ids, self.text = [], [], [], ""
+        self.feed(page)
+        assert self.open == []
+        assert len(self.ids) == len(set(self.ids))
+
+    def handle_starttag(self, tag, attrs):
+        self.seen.append((tag, dict(attrs)))
+        self.ids += [value for name, value in attrs if name == "id"]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.seen.append((tag, dict(attrs)))
+        self.ids += [value for name, value in attrs if name == "id"]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_the_page_is_one_whole_file_that_asks_nobody(run_folder, tmp_path):
+    path = tmp_path / "page.html"
+    sentence = [
+        TokenView("the", "the", False, 0.02),
+        TokenView("ate", "cooked", True, 0.91),
+        TokenView("meal", "meal", False, 0.62),
+    ]
+    write_page(
+        path,
+        read_runs([run_folder]),
+        finetunings=[read_finetuning(write_finetuning(tmp_path, from_scratch=False, median=0.5))],
+        sentences=[sentence],
+        files={"runs/tiny": "the run"},
+        next_command="electra finetune runs/tiny",
+    )
+    page = path.read_text()
+    assert not re.search(r"https?:|//[a-z]|@import|<script|<link|<img|<iframe", page)
+    assert set(re.findall(r"url\((.)", page)) == {"#"}
+    tags = Tags(page)
+    assert sum(tag == "svg" for tag, _ in tags.seen) == len(PANELS)
+    hints = [attrs["aria-label"] for tag, attrs in tags.seen if attrs.get("title")]
+    assert "ate: replaced with probability 91%; in place of cooked, caught" in hints
+    assert "meal: replaced with probability 62%; original, false alarm" in hints
+    for text in ("0.3125", "19% below", "0.500 ± 0.062", "0123456789+changes", "Some CPU", "7.00M"):
+        assert text in tags.text
+    for word in ("mlm_loss", "constant_disc_loss", "runs/tiny", "electra finetune runs/tiny"):
+        assert word in tags.text
+    assert list(tmp_path.glob("*.incomplete")) == []
+
+
+def test_the_same_run_gives_the_same_curves(run_folder):
+    first, second = (draw_svg(PANELS[1], read_runs([run_folder])) for _ in range(2))
+    assert first == second
+
+
+def test_the_page_does_not_praise_what_was_not_learnt(run_folder, tmp_path):
+    write_records(run_folder, [record("heldout", 50, disc_loss=0.3864)])
+    write_page(tmp_path / "page.html", read_runs([run_folder]))
+    assert "it has learnt nothing yet" in (tmp_path / "page.html").read_text()
+
+
+def test_hostile_text_stays_text(tmp_path):
+    folder = write_run(tmp_path / "a<b>&amp;'\"", device=HOSTILE, commit=HOSTILE)
+    write_page(
+        tmp_path / "page.html",
+        read_runs([folder, write_run(tmp_path / "other$x_y$")]),
+        finetunings=[
+            read_finetuning(
+                write_finetuning(tmp_path, from_scratch=True, median=1, task=HOSTILE[2:8])
+            )
+        ],
+        sentences=[[TokenView(HOSTILE, HOSTILE, True, 0.5)]],
+        files={HOSTILE: HOSTILE},
+        next_command=HOSTILE,
+    )
+    page = (tmp_path / "page.html").read_text()
+    assert "<script" not in page
+    tags = Tags(page)
+    assert {tag for tag, _ in tags.seen} & {"script", "b"} == set()
+    assert tags.text.count(HOSTILE) >= 5
+
+
+def test_curves_are_drawn_in_the_colours_of_the_page(run_folder):
+    runs = read_runs([run_folder])
+    svg = draw_svg(PANELS[1], runs)
+    assert "var(--curve-0)" in svg
+    assert "var(--curve-1)" in svg
+    assert "disc_loss (nats)" in svg
+    assert "constant_disc_loss" in svg
+    assert "held-out" in svg
+
+
+@pytest.mark.parametrize("records", [[record("train", 50)], [record("heldout", 50)]])
+def test_a_run_of_one_record_can_be_drawn(run_folder, records):
+    write_records(run_folder, records)
+    for panel in PANELS[1], PANELS[-1]:
+        draw_svg(panel, read_runs([run_folder]))
+
+
+def test_the_picture_is_a_png(run_folder, tmp_path):
+    write_png(tmp_path / "curves.png", read_runs([run_folder]))
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(UserError, match="cannot write"):
+        write_png(tmp_path / "nowhere" / "curves.png", read_runs([run_folder]))
+
+
+def test_the_readme_is_replaced_between_its_markers_only(run_folder, tmp_path):
+    write_finetuning(
+        run_folder, from_scratch=False, median=0.5, commit="fedcba9876543", device="GPU"
+    )
+    write_finetuning(run_folder, from_scratch=True, median=0.25)
+    readme = tmp_path / "README.md"
+    readme.write_text(f"# Title\n\n{BEGIN}\nold\n{END}\n\nThe end: ä.\n")
+    update_readme(readme, tmp_path / "results")
+    first = readme.read_text()
+    assert first.startswith(f"# Title\n\n{BEGIN}\n")
+    assert first.endswith(f"\n{END}\n\nThe end: ä.\n")
+    assert "old" not in first
+    for text in ("0.3125", "| 0.500 ± 0.062 | 0.250 ± 0.062 | 0.125 | 3 |", "seed 7", "Some CPU"):
+        assert text in first
+    for text in ("`0123456789+changes`", "seeds 0, 1, 2, commit `fedcba9876`, GPU"):
+        assert text in first
+    update_readme(readme, tmp_path / "results")
+    assert readme.read_text() == first
+
+
+@pytest.mark.parametrize("text", ["", BEGIN, END, f"{END}\n{BEGIN}", f"{BEGIN}{END}{BEGIN}"])
+def test_a_readme_without_its_markers_is_left_alone(run_folder, tmp_path, text):
+    readme = tmp_path / "README.md"
+    readme.write_text(text)
+    with pytest.raises(UserError, match=r"README\.md must have"):
+        update_readme(readme, tmp_path / "results")
+    assert readme.read_text() == text
+
+
+def test_a_number_without_an_origin_does_not_reach_the_readme(tmp_path):
+    readme = tmp_path / "README.md"
+    readme.write_text(f"{BEGIN}\n{END}\n")
+    (tmp_path / "results").mkdir()
+    with pytest.raises(UserError, match="holds no run"):
+        update_readme(readme, tmp_path / "results")
+    folder = write_run(tmp_path / "results" / "tiny")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    del manifest["commit"]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match=r"manifest\.json lacks 'commit'"):
+        update_readme(readme, tmp_path / "results")
+    assert readme.read_text() == f"{BEGIN}\n{END}\n"
+
+
+def test_verdicts_are_counted():
+    sentence = [
+        TokenView("a", "b", True, 0.5),
+        TokenView("a", "b", True, 0.49),
+        TokenView("a", "a", False, 0.5),
+        TokenView("a", "a", False, 0.1),
+    ]
+    assert describe(sentence) == "2 replaced: 1 caught, 1 missed; 1 false alarm"
+
+
+def test_reports_and_terminal_import_no_torch():
+    code = (
+        "import sys, electra.terminal, electra.reports.page, electra.reports.readme;"
+        "sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,300 @@
+import json
+import lzma
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from electra.config import OwnTaskConfig, UserError, override
+from electra.tasks.metrics import score, score_majority
+from electra.tasks.registry import read_task
+from electra.tasks.rows import choose_batches, cut_pair, encode_task, make_batch, pack_row
+from electra.tasks.task import Example, Task
+
+GLUE_FOLDER = Path(__file__).parents[2] / "shared/data/glue"
+CPU = torch.device("cpu")
+
+
+def write(folder: Path, **files: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    for name, content in files.items():
+        stem, _, suffix = name.rpartition("_")
+        (folder / f"{stem}.{suffix}").write_text(content, encoding="utf-8")
+    return folder
+
+
+def own(folder: Path, *settings: str) -> Task:
+    return read_task("own", folder, override(OwnTaskConfig(), settings))
+
+
+# --- rows ---
+
+
+@pytest.mark.parametrize("room", [1, 5, 6, 13])
+def test_pairs_are_cut_a_token_at_a_time_from_the_longer_text(room):
+    for size_a in range(15):
+        for size_b in range(15):
+            kept_a, kept_b = size_a, size_b
+            while kept_a + kept_b > room:
+                if kept_a > kept_b:
+                    kept_a -= 1
+                else:
+                    kept_b -= 1
+            assert cut_pair(size_a, size_b, room) == (kept_a, kept_b)
+
+
+def test_rows_have_special_tokens_and_fit():
+    cls, sep = 101, 102
+    assert pack_row([1, 2, 3], None, 8, cls_id=cls, sep_id=sep) == ([cls, 1, 2, 3, sep], 5)
+    assert pack_row([1, 2, 3], None, 4, cls_id=cls, sep_id=sep) == ([cls, 1, 2, sep], 4)
+    pair = pack_row([1, 2, 3, 4], [5, 6], 8, cls_id=cls, sep_id=sep)
+    assert pair == ([cls, 1, 2, 3, sep, 5, 6, sep], 5)
+
+
+def test_batches_carry_ids_mask_segments_and_labels(toy_tokenizer):
+    examples = [Example("the queen", "a boat", 1), Example("a", None, 0), Example("a", "", None)]
+    rows = encode_task(Task("toy", ("n", "y"), ("f1",), examples, [], []), toy_tokenizer, 8)
+    batch = make_batch(rows.train, torch.tensor([1, 0, 2]), CPU)
+    a, cls, sep = toy_tokenizer.encode("a")[0], toy_tokenizer.cls_id, toy_tokenizer.sep_id
+    ids = rows.token_ids[batch.input_ids]
+    assert ids[0, :3].tolist() == [cls, a, sep]
+    first, second = toy_tokenizer.encode_batch(["the queen", "a boat"])
+    kept_a, kept_b = cut_pair(len(first), len(second), 5)
+    assert ids[1].tolist() == [cls, *first[:kept_a], sep, *second[:kept_b], sep]
+    assert batch.token_type_ids.tolist() == [
+        [0] * ids.shape[1],
+        [0] * (kept_a + 2) + [1] * (kept_b + 1),
+        [0, 0, 0, 1] + [0] * (ids.shape[1] - 4),
+    ]
+    assert batch.attention_mask.sum(dim=1).tolist() == [3, kept_a + kept_b + 3, 4]
+    assert batch.labels.tolist() == [0, 1, -1]
+    assert rows.train.num_cut == (len(first) + len(second) > 5)
+
+
+def test_a_batch_of_equal_single_texts_needs_neither_mask_nor_segments(toy_tokenizer):
+    examples = [Example("a", None, 0), Example("a", None, 1)]
+    rows = encode_task(Task("toy", ("n", "y"), ("f1",), examples, [], []), toy_tokenizer, 8)
+    batch = make_batch(rows.train, torch.tensor([0, 1]), CPU)
+    assert batch.attention_mask is None
+    assert batch.token_type_ids is None
+
+
+def test_an_epoch_holds_every_row_once_with_little_padding():
+    lengths = torch.randint(4, 60, (1000,), generator=torch.Generator().manual_seed(0))
+    batches = choose_batches(lengths, 16, seed=3, epoch=1)
+    assert sorted(torch.cat(batches).tolist()) == list(range(1000))
+    assert Counter(map(len, batches)) == {16: 62, 8: 1}
+    padded = sum(len(batch) * int(lengths[batch].max()) for batch in batches)
+    assert int(lengths.sum()) / padded > 0.93  # 0.53 without sorting
+    again = choose_batches(lengths, 16, seed=3, epoch=1)
+    assert all(torch.equal(one, other) for one, other in zip(batches, again, strict=True))
+    for seed, epoch in ((3, 2), (4, 1)):
+        other = choose_batches(lengths, 16, seed=seed, epoch=epoch)
+        assert torch.cat(other).tolist() != torch.cat(batches).tolist()
+
+
+# --- metrics ---
+
+
+def test_binary_metrics_equal_hand_values():
+    # 3 true positives, 1 false positive, 2 false negatives, 4 true negatives
+    gold = [1, 1, 1, 0, 1, 1, 0, 0, 0, 0]
+    predicted = [1, 1, 1, 1, 0, 0, 0, 0, 0, 0]
+    scores = score(("accuracy", "f1", "mcc"), gold, predicted)
+    assert scores == pytest.approx(
+        {"accuracy": 0.7, "f1": 6 / 9, "mcc": (3 * 4 - 1 * 2) / (4 * 5 * 5 * 6) ** 0.5}
+    )
+
+
+def test_f1_of_several_labels_is_their_mean():
+    scores = score(("f1", "accuracy"), [0, 0, 1, 2], [0, 1, 1, 1])
+    assert scores == pytest.approx({"f1": (2 / 3 + 1 / 2 + 0) / 3, "accuracy": 0.5})
+
+
+def test_constant_predictions_score_without_warnings():
+    expected = {"accuracy": 0.5, "f1": 0.0, "mcc": 0.0}
+    assert score(expected, [0, 1], [0, 0]) == expected
+    assert score(("mcc", "f1"), [1, 1], [1, 1]) == {"mcc": 0.0, "f1": 1.0}
+
+
+def test_majority_is_that_of_train():
+    scores = score_majority(("accuracy", "mcc"), train=[1, 1, 0], gold=[0, 0, 0, 1])
+    assert scores == {"accuracy": 0.25, "mcc": 0.0}
+
+
+# --- files of the user's own ---
+
+TRAIN = "text\tlabel\nfine day\tgood\nawful day\tbad\nfine night\tgood\nawful night\tbad\n"
+DEV = "label\ttext\ngood\tfine\nbad\tawful\n"
+
+
+def test_own_tsv_is_read_by_column_name(tmp_path):
+    task = own(write(tmp_path, train_tsv=TRAIN, valid_tsv=DEV))
+    assert task.labels == ("bad", "good")
+    assert task.train[:2] == [Example("fine day", None, 1), Example("awful day", None, 0)]
+    assert task.dev == [Example("fine", None, 1), Example("awful", None, 0)]
+    assert task.test == []
+    assert (task.headline, task.columns) == ("accuracy", ("text", "label"))
+
+
+def test_own_jsonl_pairs_compressed_with_an_unlabelled_test(tmp_path):
+    records = [
+        {"id": 7, "sentence1": 'a "b\tc\u2028d', "sentence2": "e", "label": i % 2} for i in range(4)
+    ]
+    lines = "".join(json.dumps(record, ensure_ascii=False) + "\r\n\n" for record in records)
+    write(tmp_path, dev_jsonl=lines, test_tsv='sentence1\tsentence2\n"x\ty"\n')
+    (tmp_path / "train.jsonl.xz").write_bytes(lzma.compress(lines.encode()))
+    task = own(tmp_path)
+    assert task.columns == ("sentence1", "sentence2", "label")
+    assert task.train == task.dev
+    assert task.train[1] == Example('a "b\tc\u2028d', "e", 1)
+    assert task.test == [Example('"x', 'y"', None)]
+
+
+def test_own_columns_files_and_metric_can_be_named(tmp_path):
+    write(tmp_path, a_tsv=TRAIN.replace("text", "body"), b_tsv=DEV.replace("text", "body"))
+    task = own(tmp_path, "train=a.tsv", "dev=b.tsv", "text=body", "metric=f1")
+    assert len(task.train) == 4
+    assert task.metrics == ("f1", "accuracy", "mcc")
+
+
+REFUSALS = [
+    ({}, [], "{0} has no train file; add train.tsv or train.jsonl, or name it with own.train"),
+    (
+        {"train_tsv": TRAIN, "train_jsonl": "{}"},
+        [],
+        "{0} has several train files: train.jsonl, train.tsv; choose one with own.train",
+    ),
+    ({"train_tsv": TRAIN}, ["dev=x.tsv"], "own.dev: no file {0}/x.tsv"),
+    (
+        {"train_tsv": TRAIN, "dev_tsv": ""},
+        [],
+        "{0}/dev.tsv is empty: it must have at least one row",
+    ),
+    (
+        {"train_tsv": TRAIN, "dev_tsv": "text\tlabel\n"},
+        [],
+        "{0}/dev.tsv is empty: it must have at least one row",
+    ),
+    (
+        {"train_tsv": TRAIN, "dev_tsv": DEV + "\nodd\tfine\n"},
+        [],
+        "{0}/dev.tsv line 5: unknown label 'odd'; did you mean 'good'?",
+    ),
+    (
+        {"train_tsv": TRAIN, "dev_tsv": "text\tlabels\nfine\tgood\n"},
+        [],
+        "{0}/dev.tsv: no column 'label'; did you mean 'labels'?",
+    ),
+    (
+        {"train_tsv": TRAIN.replace("text", "txt"), "dev_tsv": DEV},
+        [],
+        "{0}/train.tsv: no column named text, sentence, text_a, sentence1; choose one of "
+        "txt, label with own.text",
+    ),
+    (
+        {"train_tsv": TRAIN + "fine\n", "dev_tsv": DEV},
+        [],
+        "{0}/train.tsv line 6: 1 tab-separated fields; it must have 2: text, label",
+    ),
+    (
+        {"train_tsv": "text\tlabel\na\tx\nb\tx\n", "dev_tsv": DEV},
+        [],
+        "{0}/train.tsv: every 'label' is 'x'; two labels are needed",
+    ),
+    (
+        {"train_tsv": "text\tlabel\na\t1.5\nb\t2.5\nc\t3.5\n", "dev_tsv": DEV},
+        [],
+        "{0}/train.tsv: 'label' has 3 labels in 3 rows; a label must occur twice on average. "
+        "Choose another column with own.label",
+    ),
+    (
+        {"train_tsv": TRAIN, "dev_jsonl": '{"text": "a", "label": "good"}\n{"text": "a"}\n'},
+        [],
+        "{0}/dev.jsonl line 2: no 'label'; it must be text",
+    ),
+    (
+        {"train_tsv": TRAIN, "dev_jsonl": '{"text": "a", "label": 0.5}\n'},
+        [],
+        "{0}/dev.jsonl line 1: 'label' is 0.5; it must be text",
+    ),
+    ({"train_tsv": TRAIN, "dev_jsonl": "[1]"}, [], "{0}/dev.jsonl line 1: must be a JSON object"),
+    ({"train_tsv": TRAIN, "dev_jsonl": "\n{"}, [], "{0}/dev.jsonl line 2: not valid JSON"),
+    ({"train_tsv": TRAIN, "dev_csv": "a"}, ["dev=dev.csv"], "{0}/dev.csv must be .tsv or .jsonl"),
+]
+
+
+@pytest.mark.parametrize(("files", "settings", "message"), REFUSALS)
+def test_own_files_that_do_not_fit_are_refused_in_one_line(tmp_path, files, settings, message):
+    with pytest.raises(UserError) as refusal:
+        own(write(tmp_path, **files), *settings)
+    assert str(refusal.value).startswith(message.format(tmp_path))
+    assert "\n" not in str(refusal.value)
+
+
+def test_bytes_that_are_not_text_are_refused_with_their_line(tmp_path):
+    write(tmp_path, dev_tsv=DEV)
+    (tmp_path / "train.tsv").write_bytes(b"text\tlabel\n\xff\tgood\n")
+    with pytest.raises(UserError, match=r"train.tsv line 2: not UTF-8 text$"):
+        own(tmp_path)
+
+
+def test_labels_that_do_not_fit_a_line_of_predictions_are_refused(tmp_path):
+    lines = "".join(json.dumps({"text": "a", "label": label}) + "\n" for label in "x\tx\t")
+    write(tmp_path, train_jsonl=lines, dev_tsv=DEV)
+    with pytest.raises(UserError, match=r"train.jsonl line 2: the label '\\t' must be printable"):
+        own(tmp_path)
+
+
+# --- GLUE ---
+
+COLA = 'gj04\t1\t\tThe sailors rode.\ngj04\t0\t*\tThe sailors "rode.\n'
+
+
+def test_cola_is_found_under_either_name_and_its_test_has_a_header(tmp_path):
+    write(tmp_path / "cola", train_tsv=COLA, dev_tsv=COLA, test_tsv="index\tsentence\n0\tBill.\n")
+    for data in (tmp_path, tmp_path / "cola"):
+        task = read_task("CoLA", data, OwnTaskConfig())
+        assert task.train[1] == Example('The sailors "rode.', None, 0)
+        assert task.test == [Example("Bill.", None, None)]
+        assert (task.name, task.headline, task.epochs) == ("cola", "mcc", 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("colla", (), "unknown task 'colla'; did you mean 'cola'?"),
+        ("mrpc", (), "unknown task 'mrpc'; choose from cola, sst-2, own"),
+        ("cola", ("text=body",), "own.text is for the task 'own'; 'cola' has its own files"),
+        (
+            "sst",
+            (),
+            "{0} has neither a train.tsv nor a folder SST-2 with one; give GLUE's folder or the "
+            "task's",
+        ),
+    ],
+)
+def test_wrong_task_names_and_folders_are_refused(tmp_path, name, settings, message):
+    write(tmp_path / "CoLA", train_tsv=COLA, dev_tsv=COLA)
+    with pytest.raises(UserError) as refusal:
+        read_task(name, tmp_path, override(OwnTaskConfig(), settings))
+    assert str(refusal.value) == message.format(tmp_path)
+
+
+def test_the_folder_of_another_task_is_refused(tmp_path):
+    write(tmp_path, train_tsv=COLA, dev_tsv=COLA)
+    with pytest.raises(UserError, match=r"train.tsv: no column 'sentence'; choose from"):
+        read_task("sst-2", tmp_path, OwnTaskConfig())
+
+
+@pytest.mark.skipif(not GLUE_FOLDER.is_dir(), reason=f"no GLUE data at {GLUE_FOLDER}")
+@pytest.mark.parametrize(
+    ("name", "counts", "positives"),
+    [("cola", (8551, 1043, 1063), 721), ("SST-2", (67349, 872, 1821), 444)],
+)
+def test_real_glue_is_read_whole(name, counts, positives):
+    task = read_task(name, GLUE_FOLDER, OwnTaskConfig())
+    assert (len(task.train), len(task.dev), len(task.test)) == counts
+    assert sum(example.label for example in task.dev) == positives
+    assert all(example.text_a and example.label is None for example in task.test)
