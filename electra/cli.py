@@ -5,7 +5,7 @@ Exit status: 0 done; 1 a bug, with a traceback; 2 a user's mistake, in one line;
 
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -14,6 +14,7 @@ from cyclopts import App, CycloptsError, Parameter
 import electra
 from electra.config import (
     PRESETS,
+    QUICKSTART,
     PrepareConfig,
     TokenizerConfig,
     UserError,
@@ -33,7 +34,7 @@ From text to a scored, exported encoder, a verb a step, each reading what the on
 tokenizer, prepare, pretrain, finetune, report, export. `electra quickstart` does them all in five
 minutes. Files and folders are described in docs/ARTEFACTS.md.""",
     version=electra.__version__,
-    help_format="plaintext",
+    help_format="markdown",
 )
 app.register_install_completion_command(help="Install completion for this shell.")
 
@@ -294,7 +295,9 @@ def finetune(
         Take the sizes but not the weights: the comparison that shows what pre-training is worth.
     """
     from electra.config import finetune_preset
-    from electra.terminal import Progress, print_done, print_table
+    from electra.reports.runs import read_finetuning
+    from electra.reports.tables import finetuning_table
+    from electra.terminal import Progress, print_done, print_note, print_table, show_finetuning
     from electra.training.pretrained import load_pretrained
 
     settings = _resolve(finetune_preset(load_pretrained(start).encoder), config, set_)
@@ -308,11 +311,14 @@ def finetune(
     from electra.finetune import finetune as run_finetune
 
     with Progress(f"fine-tuning on {task}", unit="steps") as progress:
-        show = _show_finetuning(progress, seeds)
+        show = show_finetuning(progress, seeds)
         results = run_finetune(
             start, task, data, out, settings, seeds=seeds, from_scratch=from_scratch, progress=show
         )
-    print_table(*_finetuning_rows(results))
+    table = finetuning_table([read_finetuning(out / "results.json")])
+    print_table(table.rows, table.headers)
+    for note in results["notes"]:
+        print_note(note)
     print_done(f"wrote {out}", f"electra report {start} {out} --out report.html")
 
 
@@ -339,7 +345,7 @@ def report(
     """
     from electra.reports.page import write_page
     from electra.reports.readme import update_readme
-    from electra.reports.runs import read_finetuning, read_runs
+    from electra.reports.runs import read_finetuning, read_runs, read_samples
     from electra.terminal import print_done
 
     require((out is None) != (readme is None), "report needs either --out PAGE.html or --readme FILE")
@@ -355,13 +361,11 @@ def report(
         read_finetuning(folder / "results.json") for folder in folders if folder not in runs
     ]
     require(bool(runs), "report needs at least one run folder of `electra pretrain`")
-    from electra.corrupt import corrupt_heldout
-
     write_page(
         out,
         read_runs(runs),
         finetunings=finetunings,
-        sentences=corrupt_heldout(runs[0]),
+        sentences=read_samples(runs[0]),
         files={str(folder): "read" for folder in folders},
         next_command=f"electra export {runs[0]} --out exported",
     )
@@ -404,6 +408,8 @@ def quickstart(
     *,
     text: Annotated[tuple[str, ...], Parameter(negative=(), consume_multiple=True)] = (),
     out: Path = Path("quickstart"),
+    set_: Set = (),
+    config: Toml = None,
     dry_run: DryRun = False,
 ) -> None:
     """Do everything once, in about five minutes on two cores, and show what came out.
@@ -418,15 +424,14 @@ def quickstart(
     out
         The folder to write; a new number is added to the name if it exists.
     """
-    from electra.quickstart import quickstart as run_quickstart
-
+    settings = _resolve(QUICKSTART, config, set_)
     out = _next_free(out)
     if dry_run:
-        from electra.quickstart import recipe
-
         source = ", ".join(text) or "the documentation of Python and its packages"
-        return _print_plan(recipe(), f"read {source} and write {out}")
-    run_quickstart(text, out)
+        return _print_plan(settings, f"read {source} and write {out}")
+    from electra.quickstart import quickstart as run_quickstart
+
+    run_quickstart(text, out, settings)
 
 
 def _resolve(settings: ConfigType, toml: Path | None, assignments: Sequence[str]) -> ConfigType:
@@ -455,33 +460,3 @@ def _print_plan(settings: Any, action: str) -> None:
     from electra.terminal import print_plan
 
     print_plan(dict(flatten(to_dict(settings))) if settings is not None else {}, action)
-
-
-def _show_finetuning(progress: Any, seeds: int) -> Callable[[dict[str, Any]], None]:
-    state = {"seed": 0, "note": ""}
-
-    def show(record: dict[str, Any]) -> None:
-        if record["part"] == "train":
-            done = record["seed"] * record["steps"] + record["step"]
-            note = f"seed {record['seed']}, epoch {record['epoch']}, loss {record['loss']:.3f}"
-            progress.update(done, seeds * record["steps"], f"{note}{state['note']}")
-        elif record["part"] == "dev":
-            scores = ", ".join(f"{name} {value:.3f}" for name, value in record["scores"].items())
-            state["note"] = f"; last dev {scores}"
-
-    return show
-
-
-def _finetuning_rows(results: dict[str, Any]) -> tuple[list[list[object]], list[str]]:
-    rows: list[list[object]] = [
-        [
-            results["task"],
-            results["metric"],
-            "scratch" if results["from_scratch"] else "pre-trained",
-            f"{results['median']:.4f}",
-            f"{results['std']:.4f}",
-            len(results["seeds"]),
-            f"{results['majority']:.4f}",
-        ]
-    ]
-    return rows, ["task", "metric", "start", "median", "std", "seeds", "majority"]

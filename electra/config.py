@@ -401,6 +401,29 @@ def finetune_preset(encoder: EncoderConfig) -> FinetuneConfig:
     return FINETUNE_PRESETS["large"]
 
 
+@dataclass(frozen=True, kw_only=True)
+class QuickstartConfig:
+    """The recipe of `electra quickstart`: every step's settings, sized for five minutes."""
+
+    tokenizer: TokenizerConfig
+    prepare: PrepareConfig
+    pretrain: PretrainConfig
+    finetune: FinetuneConfig
+    pretrain_seconds: int = 150
+    """Pre-training takes about this long: as many steps as this machine does in the time, but never
+    more than `pretrain.train.steps`."""
+    num_packages: int = 8
+    """Packages among which the question "which one does this text come from?" chooses."""
+
+
+QUICKSTART = QuickstartConfig(
+    tokenizer=TokenizerConfig(vocab_size=8192),
+    prepare=PrepareConfig(heldout_prob=0.02),
+    pretrain=PRESETS["tiny"],
+    finetune=FINETUNE_PRESETS["tiny"],
+)
+
+
 ConfigType = TypeVar("ConfigType")
 
 

@@ -56,7 +56,7 @@ from electra.training.device import (
 from electra.training.files import sha256_file, write_json
 from electra.training.optimizer import build_optimizer, learning_rate_at, set_learning_rate
 from electra.training.pretrained import Pretrained, load_pretrained
-from electra.training.run import write_manifest
+from electra.training.run import find_commit, write_manifest
 
 Progress = Callable[[dict[str, Any]], None]
 PROGRESS_STEPS = 25
@@ -126,9 +126,11 @@ def finetune(
     rows = encode_task(question, pretrained.tokenizer, config.sequence_length)
     facts = {
         **describe_task(question, rows),
-        "start": pretrained.source,
+        "start": str(start),
+        "source": pretrained.source,
         "from_scratch": from_scratch,
         "keep_epoch": config.keep_epoch,
+        "device": describe_device(choose_device(config.device)),
     }
     progress({"part": "task", **facts})
     for seed in range(seeds):
@@ -335,5 +337,5 @@ def _write_seed(
     write_predictions(incomplete / "predictions.tsv", task, rows.dev, run.dev_logits)
     if len(rows.test.labels):
         write_predictions(incomplete / "test_predictions.tsv", task, rows.test, run.test_logits)
-    write_json(incomplete / "results.json", run.record)
+    write_json(incomplete / "results.json", {**run.record, "commit": find_commit()})
     incomplete.rename(folder)

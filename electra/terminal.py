@@ -7,7 +7,7 @@ plain lines without control characters.
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 from rich import box
@@ -221,6 +221,13 @@ def print_error(message: str) -> None:
     console.print(line, soft_wrap=True)
 
 
+def print_note(note: str) -> None:
+    """Print something the user should know, to standard error."""
+    Console(stderr=True, highlight=False, markup=False, emoji=False).print(
+        Text("note: ", "bold yellow").append(_printable(note), "default not bold"), soft_wrap=True
+    )
+
+
 def print_done(what: str, next_command: str = "") -> None:
     """Print what was written and, on a line of its own to copy, the command that comes next."""
     console = Console(highlight=False, markup=False, emoji=False)
@@ -228,6 +235,30 @@ def print_done(what: str, next_command: str = "") -> None:
     if next_command:
         line = Text("next: ", "dim").append(_printable(next_command), "not dim bold")
         console.print(line, soft_wrap=True)
+
+
+def print_step(title: str) -> None:
+    """Print the headline of a step: the command that does it, where there is one."""
+    Console(highlight=False, markup=False, emoji=False).print(
+        Text("\n").append(_printable(title), "bold"), soft_wrap=True
+    )
+
+
+def show_finetuning(progress: Progress, seeds: int) -> Callable[[Mapping[str, Any]], None]:
+    """Return what shows a fine-tuning's records as the progress of all its seeds together."""
+    scores = ""
+
+    def show(record: Mapping[str, Any]) -> None:
+        nonlocal scores
+        if record["part"] == "train":
+            done = record["seed"] * record["steps"] + record["step"]
+            note = f"seed {record['seed']}, epoch {record['epoch']}"
+            progress.update(done, seeds * record["steps"], note + scores)
+        elif record["part"] == "dev":
+            items = record["scores"].items()
+            scores = "; dev " + ", ".join(f"{name} {value:.3f}" for name, value in items)
+
+    return show
 
 
 def print_plan(settings: Mapping[str, object], action: str) -> None:

@@ -275,7 +275,9 @@ def test_the_folder_holds_scores_predictions_and_a_model_that_gives_them(start, 
     assert 0.6 < results["majority"]["accuracy"] < 0.9
     parts = " ".join(record["part"] for record in seen)
     assert parts == "task train dev seed train dev seed"
+    assert (results["start"], results["source"]) == (str(start), str(start))
     manifest = json.loads((out / "manifest.json").read_text())
+    assert (results["commit"], results["device"]) == (str(manifest["commit"]), manifest["device"])
     assert manifest["dtype"] == "torch.float32"
     saved = json.loads((out / "config.json").read_text())
     assert from_dict(FinetuneConfig, saved["config"]) == dataclasses.replace(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from electra.config import UserError, require
+from electra.reports.tokens import Sentence, TokenView
 
 PARTS = ("train", "heldout")
 Record = Mapping[str, Any]
@@ -130,6 +131,21 @@ def read_finetuning(path: Path) -> Finetuning:
         raise UserError(f"{path} is not a fine-tuning's results: it lacks {error}") from None
     except (TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{path} is not a fine-tuning's results: {error}") from None
+
+
+def read_samples(run: Path) -> list[Sentence]:
+    """Return the rows of a run's samples.json; none if the run has not come to its end.
+
+    Raises:
+        UserError: The file is damaged.
+    """
+    path = run / "samples.json"
+    if not path.exists():
+        return []
+    try:
+        return [[TokenView(**view) for view in row] for row in json.loads(_read_text(path))]
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path} does not hold rows of tokens: {error}") from None
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -90,5 +90,6 @@ def summarise(folder: Path, headline: str) -> dict[str, Any]:
         ],
         "train_seconds": sum(record["train_seconds"] for record in records),
         "examples_per_second": statistics.median(r["examples_per_second"] for r in records),
+        "commit": " and ".join(sorted({str(record["commit"]) for record in records})),
         "seeds": {str(record["seed"]): record for record in records},
     }

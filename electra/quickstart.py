@@ -1,0 +1,207 @@
+"""Everything once, in about five minutes: corpus, vocabulary, shards, pre-training, scores, report.
+
+Each step is the verb of the same name with the settings of QuickstartConfig, and says how to do it
+by hand.
+"""
+
+import dataclasses
+import json
+import shlex
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from electra.config import PrepareConfig, PretrainConfig, QuickstartConfig
+from electra.corpus.examples import Examples
+from electra.corpus.harvest import Docstring, harvest, write_jsonl
+from electra.corpus.prepare import prepare
+from electra.corpus.question import Question, package_question
+from electra.corpus.shards import Shards, open_shards
+from electra.corpus.text import TextCounts, find_files, read_documents
+from electra.corpus.tokenizer import Tokenizer
+from electra.export import export
+from electra.finetune import finetune
+from electra.pretrain import build_model, fit_to_shards, pretrain
+from electra.reports.page import write_page
+from electra.reports.runs import read_finetuning, read_runs, read_samples
+from electra.reports.tables import finetuning_table, heldout_table
+from electra.terminal import (
+    Display,
+    Progress,
+    print_done,
+    print_step,
+    print_table,
+    print_tokens,
+    show_finetuning,
+)
+from electra.training.device import choose_device, choose_dtype, prepare_process
+
+PROBE_STEPS = 6
+SHOWN_TOKENS = 40
+"""Tokens of the sample that is shown on the terminal."""
+
+
+def quickstart(text: Sequence[str], out: Path, config: QuickstartConfig) -> None:
+    """Run every step into the folder `out`, telling what it does.
+
+    Args:
+        text: The user's own files; empty: the documentation that Python and its packages carry.
+        out: The folder to write; must not exist.
+        config: The recipe.
+    """
+    find_files(text)  # refuses what is not there before anything is written
+    began = time.perf_counter()
+    out.mkdir(parents=True)
+    corpus = list(text) or [str(out / "corpus.jsonl")]
+    if not text:
+        print_step("corpus: the documentation of Python and its packages, read but never run")
+        with Progress("reading", unit="texts") as progress:
+            write_jsonl(_count(harvest(), progress), out / "corpus.jsonl")
+
+    words = shlex.join(corpus)
+    size = config.tokenizer.vocab_size
+    print_step(f"electra tokenizer {words} --out {out}/tokenizer --set vocab_size={size}")
+    with Progress("vocabulary", unit="lines") as progress:
+        lines = _count(_read_lines(corpus, config.prepare), progress)
+        tokenizer = Tokenizer.train(lines, config.tokenizer)
+    tokenizer.save(out / "tokenizer")
+
+    print_step(f"electra prepare {words} --tokenizer {out}/tokenizer --out {out}/shards")
+    with Progress("preparing", unit="bytes") as progress:
+        prepare(
+            corpus,
+            tokenizer,
+            out / "shards",
+            config.prepare,
+            lambda done, total, tokens: progress.update(done, total, f"{tokens:,} tokens"),
+        )
+
+    settings = fit_to_time(config, open_shards(out / "shards"))
+    steps = settings.train.steps
+    print_step(f"electra pretrain {out}/shards --out {out}/run --set train.steps={steps}")
+    with Display(steps=steps) as display:
+        pretrain(out / "shards", out / "run", settings, display.show)
+    samples = read_samples(out / "run")
+    print_step("a held-out text: what the generator put in, and what the discriminator suspects")
+    print_tokens(samples[0][:SHOWN_TOKENS])
+
+    question = _find_question(corpus, text, config)
+    finetunings = []
+    if question:
+        folder = out / "question"
+        _write_question(folder, question)
+        for start in ("pretrained", "scratch"):
+            scores = out / f"finetune-{start}"
+            is_scratch = start == "scratch"
+            flag = " --from-scratch" if is_scratch else ""
+            print_step(f"electra finetune {out}/run --task own --data {folder} --out {scores}{flag}")
+            with Progress("fine-tuning", unit="steps") as progress:
+                finetune(
+                    out / "run",
+                    "own",
+                    folder,
+                    scores,
+                    config.finetune,
+                    seeds=1,
+                    from_scratch=is_scratch,
+                    progress=show_finetuning(progress, 1),
+                )
+            finetunings.append(read_finetuning(scores / "results.json"))
+    else:
+        print_step("no question: texts of one origin only; see electra finetune --help for your own")
+
+    runs = read_runs([out / "run"])
+    export(out / "run", out / "exported")
+    files = {
+        str(out / "report.html"): "this page: curves, scores and samples in one file",
+        str(out / "run"): "the run: checkpoints, metrics.jsonl, settings",
+        str(out / "exported"): "the encoder for transformers (generator/ inside)",
+        str(out / "shards"): "the prepared corpus, for every sequence length",
+    }
+    next_command = f"electra pretrain {out}/shards --out longer-run --set train.steps=20000"
+    write_page(
+        out / "report.html",
+        runs,
+        finetunings=finetunings,
+        sentences=samples,
+        files=files,
+        next_command=next_command,
+    )
+    print_step("what came out")
+    for table in (heldout_table(runs), finetuning_table(finetunings)):
+        if table.rows:
+            print_table(table.rows, table.headers)
+    print_table([[path, what] for path, what in files.items()], ["where", "what"])
+    minutes = (time.perf_counter() - began) / 60
+    print_done(f"wrote {out} in {minutes:.1f} minutes", next_command)
+
+
+def fit_to_time(config: QuickstartConfig, shards: Shards) -> PretrainConfig:
+    """Return the pre-training settings with as many steps as fit into `pretrain_seconds` here.
+
+    A few steps are timed; schedule and rhythm keep their proportions.
+    """
+    settings = fit_to_shards(config.pretrain, shards)
+    train = settings.train
+    device = choose_device(train.device)
+    prepare_process(train.threads)
+    model = build_model(settings, shards.tokenizer, choose_dtype(train.precision, device))
+    model.to(device)
+    examples = Examples(shards.train, shards.tokenizer, settings.examples, train.seed)
+    rng = torch.Generator(device)
+    seconds = []
+    for step in range(PROBE_STEPS):
+        began = time.perf_counter()
+        model(*examples.batch(step, train.batch_size).to(device), rng).loss.backward()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+    steps = min(train.steps, max(100, round(config.pretrain_seconds / sorted(seconds)[1])))
+    optimizer = dataclasses.replace(settings.optimizer, warmup_steps=steps // 10)
+    train = dataclasses.replace(
+        train, steps=steps, log_every=25, evaluate_every=max(1, steps // 8), save_every=steps
+    )
+    return dataclasses.replace(settings, optimizer=optimizer, train=train)
+
+
+def _count(items: Iterable[Any], progress: Progress) -> Iterator[Any]:
+    for number, item in enumerate(items, start=1):
+        progress.update(number, None)
+        yield item
+
+
+def _read_lines(corpus: Sequence[str], config: PrepareConfig) -> Iterator[str]:
+    counts = TextCounts()
+    for document in read_documents(
+        corpus, border=config.border, text_field=config.text_field, counts=counts
+    ):
+        yield from document
+
+
+def _find_question(
+    corpus: Sequence[str], text: Sequence[str], config: QuickstartConfig
+) -> tuple[list[Question], list[Question]] | None:
+    """Return train and test of "which package (own text: which file) does this come from?"."""
+    if not text:
+        lines = Path(corpus[0]).read_text(encoding="utf-8").splitlines()
+        docstrings = [Docstring(**json.loads(line)) for line in lines]
+        return package_question(docstrings, config.num_packages, config.prepare.seed)
+    files = find_files(corpus)[: config.num_packages]
+    if len(files) < 2:
+        return None
+    passages = [
+        Docstring(package=str(file), module=str(number // 20), name="", text=line)
+        for file in files
+        for number, line in enumerate(_read_lines([str(file)], config.prepare))
+    ]
+    return package_question(passages, len(files), config.prepare.seed)
+
+
+def _write_question(folder: Path, question: tuple[list[Question], list[Question]]) -> None:
+    folder.mkdir()
+    for name, part in zip(("train", "dev"), question, strict=True):
+        lines = [json.dumps(each._asdict(), ensure_ascii=False) + "\n" for each in part]
+        (folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
