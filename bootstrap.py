@@ -40,8 +40,6 @@ def pip(*arguments: str) -> None:
 
 def main() -> None:
     """Create the venv if need be, pin torch, install the project with the named extra."""
-    if sys.version_info < (3, 11):
-        sys.exit(f"Python 3.11 or newer is needed; this is {sys.version.split()[0]}")
     extra = f"[{sys.argv[1]}]" if len(sys.argv) > 1 else ""
     constraints = VENV / "constraints.txt"
     if not PYTHON.exists():
@@ -51,7 +49,9 @@ def main() -> None:
         found = find_torch()
         if found:
             version, folder = found
-            site_packages = next((VENV / "lib").glob("python*/site-packages"), VENV / "Lib/site-packages")
+            site_packages = next(
+                (VENV / "lib").glob("python*/site-packages"), VENV / "Lib/site-packages"
+            )
             (site_packages / "machine-torch.pth").write_text(f"{folder}\n")
             print(f"using the machine's torch {version}", flush=True)
         else:

@@ -19,12 +19,9 @@ from electra.config import (
     TokenizerConfig,
     UserError,
     did_you_mean,
-    flatten,
-    override,
-    override_from_toml,
     require,
-    to_dict,
 )
+from electra.settings import flatten, override, override_from_toml, to_dict
 
 app = App(
     name="electra",
@@ -119,7 +116,7 @@ def tokenizer(
 
         def lines() -> Any:
             documents = read_documents(
-                text, border=reading.border, text_field=reading.text_field, counts=counts
+                files, border=reading.border, text_field=reading.text_field, counts=counts
             )
             for number, document in enumerate(documents):
                 progress.update(number, None)
@@ -247,7 +244,9 @@ def pretrain(
                 assert shards is not None
                 results = run_pretrain(shards, run, settings, display.show)
     except Interrupted as stop:
-        print_done(f"stopped at step {stop.step:,}; {run} is safe", f"electra pretrain --resume {run}")
+        print_done(
+            f"stopped at step {stop.step:,}; {run} is safe", f"electra pretrain --resume {run}"
+        )
         sys.exit(130)
     heldout = results["heldout"]
     print_done(
@@ -348,7 +347,9 @@ def report(
     from electra.reports.runs import read_finetuning, read_runs, read_samples
     from electra.terminal import print_done
 
-    require((out is None) != (readme is None), "report needs either --out PAGE.html or --readme FILE")
+    require(
+        (out is None) != (readme is None), "report needs either --out PAGE.html or --readme FILE"
+    )
     if dry_run:
         return _print_plan(None, f"read {', '.join(map(str, folders))} and write {out or readme}")
     if readme is not None:

@@ -1,22 +1,19 @@
-"""Every setting of every verb: frozen dataclasses, the paper's presets, strict overrides.
+"""Every setting of every verb: frozen dataclasses and the paper's presets.
 
 A setting is one field of one dataclass, documented below it with its unit and source. Nothing here
 imports torch, so `--help` and `--dry-run` answer at once. "Table 6" and "Table 7" are those of the
-ELECTRA paper's appendix.
+ELECTRA paper's appendix. How settings are read and overridden stands in settings.py.
 """
 
 import dataclasses
 import difflib
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
 
 class UserError(ValueError):
-    """A user's mistake: one line with the offending value, the rule and the nearest valid choice."""
+    """A user's mistake: one line with the value, the rule and the nearest valid choice."""
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
@@ -64,7 +61,7 @@ class PrepareConfig:
     shard_tokens: int = 1 << 26
     """Tokens after which the next shard begins, at a document's end."""
     workers: int = 0
-    """Processes that tokenise; 0: one for each core this process may use. Never changes the result."""
+    """Processes that tokenise; 0: one per core this process may use. Never changes the result."""
     seed: int = 0
     """Seed of the choice of held-out documents."""
 
@@ -279,9 +276,7 @@ def encoder_sizes(
 PRESETS: Mapping[str, PretrainConfig] = {
     # Ours, not the paper's: what two laptop cores can train in minutes.
     "tiny": PretrainConfig(
-        model=encoder_sizes(
-            128, 4, 128, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
-        ),
+        model=encoder_sizes(128, 4, 128, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
         generator=GeneratorConfig(hidden_fraction=0.5),
         optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=500),
         train=TrainConfig(steps=10_000, batch_size=64, evaluate_every=1000, save_every=1000),
@@ -422,114 +417,3 @@ QUICKSTART = QuickstartConfig(
     pretrain=PRESETS["tiny"],
     finetune=FINETUNE_PRESETS["tiny"],
 )
-
-
-ConfigType = TypeVar("ConfigType")
-
-
-def override(config: ConfigType, assignments: Iterable[str]) -> ConfigType:
-    """Return the config with `section.field=value` assignments applied, in order.
-
-    Values are read by the field's type; nothing is guessed and nothing is ignored.
-
-    Raises:
-        UserError: Unknown section or field, a value of the wrong type or out of range.
-    """
-    for assignment in assignments:
-        name, equals, text = assignment.partition("=")
-        require(bool(equals), f"--set takes section.field=value, not {assignment!r}")
-        config = _assign(config, name.strip(), name.strip().split("."), text.strip())
-    return config
-
-
-def override_from_toml(config: ConfigType, path: Path) -> ConfigType:
-    """Return the config with a TOML file's tables and keys applied; they are named as in --set."""
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not valid TOML: {error}") from None
-    try:
-        for name, value in flatten(tables):
-            config = _assign(config, name, name.split("."), value)
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
-    return config
-
-
-def to_dict(config: Any) -> dict[str, Any]:
-    """Return the config as nested dictionaries, for JSON; `from_dict` reads it back."""
-    return dataclasses.asdict(config)
-
-
-def from_dict(config_type: type[ConfigType], values: Mapping[str, Any]) -> ConfigType:
-    """Return the config that `to_dict` wrote."""
-    hints = get_type_hints(config_type)
-    arguments = {
-        name: from_dict(hints[name], value) if dataclasses.is_dataclass(hints[name]) else value
-        for name, value in values.items()
-    }
-    return config_type(**arguments)
-
-
-def flatten(tables: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    """Yield every value of nested dictionaries under its dotted name, as --set takes it."""
-    for key, value in tables.items():
-        if isinstance(value, Mapping):
-            yield from flatten(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
-
-
-def _assign(config: Any, name: str, path: list[str], value: Any) -> Any:
-    hints = get_type_hints(type(config))
-    key, *rest = path
-    if key not in hints:
-        what = "section" if any(dataclasses.is_dataclass(hint) for hint in hints.values()) else "field"
-        raise UserError(f"unknown {what} {key!r} in {name!r}{did_you_mean(key, hints)}")
-    is_section = dataclasses.is_dataclass(hints[key])
-    if is_section and not rest:
-        inside = ", ".join(get_type_hints(hints[key]))
-        raise UserError(f"{name!r} is a section; set one of its fields: {inside}")
-    if rest and not is_section:
-        raise UserError(f"{key!r} in {name!r} is a field, not a section")
-    if is_section:
-        new = _assign(getattr(config, key), name, rest, value)
-    else:
-        new = _parse(name, value, hints[key])
-    return dataclasses.replace(config, **{key: new})
-
-
-def _parse(name: str, value: Any, hint: Any) -> Any:
-    """Read a value for a field of type `hint`: from text (--set) or as TOML gave it."""
-    origin = get_origin(hint)
-    if origin in (Union, UnionType):
-        if value == "none":
-            return None
-        return _parse(name, value, next(part for part in get_args(hint) if part is not type(None)))
-    if origin is Literal:
-        choices = get_args(hint)
-        require(value in choices, f"{name} cannot be {value!r}{did_you_mean(str(value), choices)}")
-        return value
-    if hint is bool:
-        words = {"true": True, "false": False}
-        known = isinstance(value, bool) or str(value).lower() in words
-        require(known, f"{name} must be true or false, not {value!r}")
-        return value if isinstance(value, bool) else words[str(value).lower()]
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise UserError(f"{name} must be {_words(hint)}, not {value!r}")
-    if hint is str:
-        return str(value)
-    try:
-        number = float(value)
-        if hint is float:
-            return number
-        require(number == int(number), f"{name} must be {_words(hint)}, not {value!r}")
-        return int(number)
-    except (ValueError, OverflowError):
-        raise UserError(f"{name} must be {_words(hint)}, not {value!r}") from None
-
-
-def _words(hint: type) -> str:
-    return {int: "a whole number", float: "a number", str: "text"}.get(hint, str(hint))

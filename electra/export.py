@@ -1,7 +1,7 @@
 """Export: a run folder in, Hugging Face folders out that transformers loads with no code of ours.
 
-    OUT/                ElectraForPreTraining: the discriminator with its head, and the tokenizer
-    OUT/generator/      ElectraForMaskedLM: the generator with its head, and the tokenizer
+OUT/                ElectraForPreTraining: the discriminator with its head, and the tokenizer
+OUT/generator/      ElectraForMaskedLM: the generator with its head, and the tokenizer
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,9 @@ def export(run: Path, out: Path) -> None:
     tensors = read_tensors(checkpoint / FILES[0])
     tokenizer = Tokenizer.load(run / "tokenizer")
     discriminator = _below("discriminator.", tensors)
-    shared = {name: value for name, value in discriminator.items() if name.startswith("embeddings.")}
+    shared = {
+        name: value for name, value in discriminator.items() if name.startswith("embeddings.")
+    }
     with new_folder(out) as folder:
         _write(
             folder,

@@ -21,12 +21,8 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from electra.config import (
-    FinetuneConfig,
-    OptimizerConfig,
-    require,
-    to_dict,
-)
+from electra.config import FinetuneConfig, OptimizerConfig, require
+from electra.settings import to_dict
 from electra.tasks.classifier import (
     Classifier,
     build_classifier,

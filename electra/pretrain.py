@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from electra.config import PretrainConfig, require, to_dict
+from electra.config import PretrainConfig, require
 from electra.corpus.examples import Batch, Examples, permute
 from electra.corpus.shards import Shards, open_shards
 from electra.corpus.tokenizer import Tokenizer
@@ -24,6 +24,7 @@ from electra.method.measures import Measures
 from electra.method.replaced_token_detection import ReplacedTokenDetection
 from electra.model.encoder import Encoder, init_weights
 from electra.model.heads import DiscriminatorHead, GeneratorHead
+from electra.settings import to_dict
 from electra.training.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
 from electra.training.device import (
     choose_device,
@@ -43,7 +44,7 @@ NUM_SAMPLES = 8
 Show = Callable[[dict[str, Any]], None]
 
 
-class Interrupted(Exception):  # noqa: N818 (not an error: the run is safe)
+class Interrupted(Exception):
     """The run was asked to stop; its checkpoint is written."""
 
     def __init__(self, run: Path, step: int):
@@ -111,9 +112,7 @@ def resume(run: Path, show: Show, shards_folder: Path | None = None) -> dict[str
 
 def fit_to_shards(config: PretrainConfig, shards: Shards) -> PretrainConfig:
     """Return the config with the shards' vocabulary size, after checking that the two fit."""
-    require(
-        bool(shards.heldout), f"{shards.folder} has no held-out part; prepare it with one"
-    )
+    require(bool(shards.heldout), f"{shards.folder} has no held-out part; prepare it with one")
     model = dataclasses.replace(config.model, vocab_size=shards.tokenizer.vocab_size)
     return dataclasses.replace(config, model=model)
 
@@ -302,7 +301,7 @@ class _Clock:
         self.since = time.perf_counter()
 
     def record(self, step: int, steps: int, new_tokens: int) -> dict[str, Any]:
-        """Return what has been done by this step, the speed since the last call, and what is left."""
+        """Return what is done by this step, the speed since the last call, and what is left."""
         now = time.perf_counter()
         seconds, self.since = now - self.since, now
         seconds_per_step = seconds / (step - self.step)

@@ -97,7 +97,9 @@ def quickstart(text: Sequence[str], out: Path, config: QuickstartConfig) -> None
             scores = out / f"finetune-{start}"
             is_scratch = start == "scratch"
             flag = " --from-scratch" if is_scratch else ""
-            print_step(f"electra finetune {out}/run --task own --data {folder} --out {scores}{flag}")
+            print_step(
+                f"electra finetune {out}/run --task own --data {folder} --out {scores}{flag}"
+            )
             with Progress("fine-tuning", unit="steps") as progress:
                 finetune(
                     out / "run",
@@ -111,7 +113,9 @@ def quickstart(text: Sequence[str], out: Path, config: QuickstartConfig) -> None
                 )
             finetunings.append(read_finetuning(scores / "results.json"))
     else:
-        print_step("no question: texts of one origin only; see electra finetune --help for your own")
+        print_step(
+            "no question: texts of one origin only; see electra finetune --help for your own"
+        )
 
     runs = read_runs([out / "run"])
     export(out / "run", out / "exported")
@@ -175,8 +179,9 @@ def _count(items: Iterable[Any], progress: Progress) -> Iterator[Any]:
 
 def _read_lines(corpus: Sequence[str], config: PrepareConfig) -> Iterator[str]:
     counts = TextCounts()
+    files = find_files(corpus)
     for document in read_documents(
-        corpus, border=config.border, text_field=config.text_field, counts=counts
+        files, border=config.border, text_field=config.text_field, counts=counts
     ):
         yield from document
 

@@ -12,10 +12,10 @@ from electra.config import (
     PretrainConfig,
     TokenizerConfig,
     encoder_sizes,
-    override,
 )
 from electra.corpus.prepare import prepare
 from electra.corpus.tokenizer import Tokenizer
+from electra.settings import override
 
 torch.set_num_threads(1)  # the tests run side by side
 

@@ -13,12 +13,12 @@ from electra.config import (
     UserError,
     encoder_sizes,
     finetune_preset,
-    from_dict,
 )
 from electra.corpus.tokenizer import Tokenizer
 from electra.finetune import finetune, fit_to_start, train_classifier
 from electra.model.encoder import Encoder, init_weights
 from electra.model.huggingface import config_to_huggingface, encoder_to_huggingface
+from electra.settings import from_dict
 from electra.tasks.classifier import (
     Classifier,
     build_classifier,

@@ -1,4 +1,4 @@
-"""Replaced token detection, detail by detail: what is masked, drawn, labelled, and what is learnt."""
+"""Replaced token detection, detail by detail: what is masked, drawn, labelled and learnt."""
 
 import dataclasses
 import math
@@ -56,7 +56,7 @@ def build(preset="tiny", dropout=None):
     return model
 
 
-@pytest.fixture()
+@pytest.fixture
 def rows():
     """Rows of 32: full, padded, with the shortest possible, with specials in the middle."""
     ids = torch.randint(5, 60, (4, 32), generator=generator(1))
@@ -73,7 +73,12 @@ def rows():
 
 
 def test_number_of_positions():
-    for length, prob, expected in ((128, 0.15, 19), (512, 0.15, 77), (512, 0.25, 128), (3, 0.15, 1)):
+    for length, prob, expected in (
+        (128, 0.15, 19),
+        (512, 0.15, 77),
+        (512, 0.25, 128),
+        (3, 0.15, 1),
+    ):
         real = torch.arange(512) < length
         maskable = real.clone()
         maskable[0] = maskable[length - 1] = False
@@ -168,7 +173,14 @@ def test_unused_slots_carry_no_gradient():
     parameters, (targets, _, uniform) = softmax_case(6)
     weights = torch.tensor([1.0, 0, 1, 0, 0, 1])
     loss_and_sample(*parameters, targets, weights, uniform).loss.backward()
-    assert (parameters[0].grad.abs().sum(dim=1) > 0).tolist() == [True, False, True, False, False, True]
+    assert (parameters[0].grad.abs().sum(dim=1) > 0).tolist() == [
+        True,
+        False,
+        True,
+        False,
+        False,
+        True,
+    ]
 
 
 @pytest.mark.parametrize("predict", [loss_and_sample_plain, loss_and_sample])
@@ -335,7 +347,9 @@ def test_area_under_curve_against_scikit_learn():
         scores = torch.randn(300, generator=generator(seed)).round(decimals=1)  # with ties
         labels = torch.rand(300, generator=generator(seed + 99)) < 0.2
         expected = roc_auc_score(labels.numpy(), scores.numpy())
-        assert area_under_curve(scores[labels], scores[~labels]) == pytest.approx(expected, abs=1e-9)
+        assert area_under_curve(scores[labels], scores[~labels]) == pytest.approx(
+            expected, abs=1e-9
+        )
     assert math.isnan(area_under_curve(torch.tensor([]), torch.tensor([1.0])))
 
 
@@ -343,7 +357,10 @@ def test_measures_are_means_over_tokens_not_of_means(rows):
     ids, real, types = rows
     model = build(dropout=0.0).eval()
     measures = Measures(disc_weight=50.0)
-    outputs = [model(ids, real, types, generator(0)), model(ids[:1], real[:1], types[:1], generator(1))]
+    outputs = [
+        model(ids, real, types, generator(0)),
+        model(ids[:1], real[:1], types[:1], generator(1)),
+    ]
     for output in outputs:
         measures.add(output)
     record = measures.record()

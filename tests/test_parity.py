@@ -40,7 +40,7 @@ def sizes(request):
     return dataclasses.replace(SIZES, embedding_size=request.param)
 
 
-@pytest.fixture()
+@pytest.fixture
 def rows():
     rng = torch.Generator().manual_seed(0)
     ids = torch.randint(5, SIZES.vocab_size, (4, 32), generator=rng)
@@ -94,9 +94,7 @@ def test_discriminator(sizes, rows):
     )
     labels = torch.randint(2, ids.shape, generator=torch.Generator().manual_seed(2))
     logits = head(encoder(ids, real, types))
-    output = theirs(
-        input_ids=ids, attention_mask=real.long(), token_type_ids=types, labels=labels
-    )
+    output = theirs(input_ids=ids, attention_mask=real.long(), token_type_ids=types, labels=labels)
     torch.testing.assert_close(logits[real], output.logits[real], **TOLERANCE)
 
     loss = F.binary_cross_entropy_with_logits(logits[real], labels[real].float())
@@ -162,7 +160,9 @@ def test_export_loads_without_our_code(exported, toy_tokenizer, toy_config):
     from electra.pretrain import build_model
     from electra.training.checkpoint import find_checkpoint, load_parameters
 
-    model = build_model(toy_config_with_vocab(toy_config, toy_tokenizer), toy_tokenizer, torch.float32)
+    model = build_model(
+        toy_config_with_vocab(toy_config, toy_tokenizer), toy_tokenizer, torch.float32
+    )
     _, checkpoint = find_checkpoint(exported / "run")
     load_parameters(model, load_file(checkpoint / "model.safetensors"))
     model.eval()

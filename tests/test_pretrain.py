@@ -14,11 +14,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from electra.config import ExamplesConfig, OptimizerConfig, UserError, override
+from electra.config import ExamplesConfig, OptimizerConfig, UserError
 from electra.corpus.examples import Examples, permute
 from electra.corpus.shards import open_shards
 from electra.model.encoder import Encoder
 from electra.pretrain import Interrupted, build_model, pretrain, resume
+from electra.settings import override
 from electra.training.checkpoint import find_checkpoint, list_checkpoints, save_checkpoint
 from electra.training.device import step_seed
 from electra.training.optimizer import build_optimizer, learning_rate_at
@@ -117,7 +118,9 @@ def test_order_is_a_function_of_seed_and_step(toy_shards):
     shards = open_shards(toy_shards)
 
     def steps(seed, wanted):
-        examples = Examples(shards.train, shards.tokenizer, ExamplesConfig(sequence_length=32), seed)
+        examples = Examples(
+            shards.train, shards.tokenizer, ExamplesConfig(sequence_length=32), seed
+        )
         return [examples.batch(step, 8).input_ids_BL for step in wanted], len(examples)
 
     ordered, n = steps(0, range(n_steps := 200))
@@ -168,7 +171,8 @@ import json, sys
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
-from electra.config import PretrainConfig, from_dict
+from electra.config import PretrainConfig
+from electra.settings import from_dict
 from electra.pretrain import pretrain, resume
 shards, run, config = sys.argv[1:]
 show = lambda record: print(record["step"], flush=True)
@@ -181,7 +185,7 @@ else:
 
 def test_killed_at_any_moment_and_continued_equals_uninterrupted(toy_shards, toy_config, tmp_path):
     """kill -9 three times, wherever that falls, a save of a few milliseconds included."""
-    from electra.config import to_dict
+    from electra.settings import to_dict
 
     config = override(toy_config, ["train.steps=90", "train.save_every=2", "train.log_every=1"])
     pretrain(toy_shards, tmp_path / "whole", config, ignore)

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from electra.config import PRESETS, UserError, to_dict
+from electra.config import PRESETS, UserError
 from electra.reports.curves import PANELS, draw_svg, write_png
 from electra.reports.glossary import format_count, format_seconds
 from electra.reports.page import write_page
@@ -14,6 +14,7 @@ from electra.reports.readme import BEGIN, END, update_readme
 from electra.reports.runs import read_finetuning, read_metrics, read_runs
 from electra.reports.tables import finetuning_table, heldout_table, pretraining_table, to_markdown
 from electra.reports.tokens import TokenView, describe
+from electra.settings import to_dict
 
 HOSTILE = "</span><script>alert('x')</script>\"&"
 

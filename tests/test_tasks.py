@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from electra.config import OwnTaskConfig, UserError, override
+from electra.config import OwnTaskConfig, UserError
+from electra.settings import override
 from electra.tasks.metrics import score, score_majority
 from electra.tasks.registry import read_task
 from electra.tasks.rows import choose_batches, cut_pair, encode_task, make_batch, pack_row

@@ -1,4 +1,4 @@
-"""Rows for pre-training, cut from token shards: [CLS] A [SEP] B [SEP], as a function of (seed, step).
+"""Rows for pre-training, cut from shards: [CLS] A [SEP] B [SEP], as a function of (seed, step).
 
 An epoch covers every token of the shards once. Row after row takes the next tokens of the stream,
 as many as it has room for, so nothing is thrown away and only rows that are meant to be short (and
@@ -37,7 +37,12 @@ class Batch(NamedTuple):
 
     def to(self, device: torch.device) -> "Batch":
         """Return the batch on a device."""
-        return Batch(*(None if part is None else part.to(device) for part in self))
+        mask = self.attention_mask_BL
+        return Batch(
+            self.input_ids_BL.to(device),
+            None if mask is None else mask.to(device),
+            self.token_type_ids_BL.to(device),
+        )
 
 
 class Examples:

@@ -1,6 +1,6 @@
 """The encoder of both networks: BERT's post-norm transformer, as ELECTRA uses it.
 
-Shape suffixes: B rows of the batch, L positions, E embedding size, H hidden size, N attention heads,
+Shape suffixes: B rows of the batch, L positions, E embedding size, H hidden size, N heads,
 D size of a head (H = N * D), F feed-forward size.
 
 Parameters are float32. `compute_dtype` is the dtype of activations and matrix products: embeddings
@@ -40,7 +40,7 @@ class LayerNorm(nn.LayerNorm):
 class Dropout(nn.Module):
     """Dropout whose random numbers cost a fifth of torch's own on a CPU.
 
-    A CPU draws 16 random bits per element, in blocks of 64, and keeps the element if they fall below
+    A CPU draws 16 random bits per element, in blocks of 64, and keeps the element if they are below
     round((1 - prob) * 65536): the kept share is exact to 1/131072 and is what the survivors are
     scaled by. Elsewhere torch's kernel is used.
     """
@@ -63,7 +63,7 @@ class Dropout(nn.Module):
 
 
 class Embeddings(nn.Module):
-    """Sum of token, position and segment embeddings, normalised: (B, L) ids to (B, L, E) float32."""
+    """Token, position and segment embeddings, added and normalised: ids (B, L) to (B, L, E)."""
 
     def __init__(self, config: EncoderConfig):
         super().__init__()
@@ -78,9 +78,10 @@ class Embeddings(nn.Module):
         if token_type_ids_BL is None:
             types_BLE = self.types.weight[0]
         else:  # a sum over two rows: a look-up's gradient would be a slow scatter
-            types_BLE = F.one_hot(token_type_ids_BL, self.types.num_embeddings).to(
-                positions_LE.dtype
-            ) @ self.types.weight
+            types_BLE = (
+                F.one_hot(token_type_ids_BL, self.types.num_embeddings).to(positions_LE.dtype)
+                @ self.types.weight
+            )
         return self.norm(self.tokens(input_ids_BL) + positions_LE + types_BLE)
 
 

@@ -1,4 +1,4 @@
-"""What stands on an encoder: the generator's, the discriminator's and the classifier's output layer.
+"""What stands on an encoder: the output layers of generator, discriminator and classifier.
 
 Shape suffixes as in encoder.py; M chosen positions of all rows together, C classes.
 """

@@ -86,7 +86,7 @@ def encoder_from_huggingface(theirs: Mapping[str, Tensor], num_layers: int) -> d
 def head_to_huggingface(
     tensors: Mapping[str, Tensor], names: Mapping[str, str]
 ) -> dict[str, Tensor]:
-    """Return a head's parameters under Hugging Face's names: DISCRIMINATOR_HEAD or GENERATOR_HEAD."""
+    """Return a head's parameters under their names: DISCRIMINATOR_HEAD or GENERATOR_HEAD."""
     theirs = {}
     for name, tensor in tensors.items():
         module, _, parameter = name.rpartition(".")

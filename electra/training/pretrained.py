@@ -6,9 +6,15 @@ from pathlib import Path
 
 from torch import Tensor
 
-from electra.config import EncoderConfig, PretrainConfig, UserError, from_dict, require
+from electra.config import (
+    EncoderConfig,
+    PretrainConfig,
+    UserError,
+    require,
+)
 from electra.corpus.tokenizer import Tokenizer
 from electra.model.huggingface import config_from_huggingface, encoder_from_huggingface
+from electra.settings import from_dict
 from electra.training.checkpoint import FILES, find_checkpoint, read_tensors
 
 

@@ -119,7 +119,7 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signal() -> Iterator[StopRequest]:
-    """Turn the first SIGINT or SIGTERM into a request the loop can see; a second one acts at once."""
+    """Turn the first SIGINT or SIGTERM into a request the loop sees; a second one acts at once."""
     stop = StopRequest()
     signals = (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.getsignal(number) for number in signals}

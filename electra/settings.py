@@ -1,0 +1,122 @@
+"""Reading and overriding settings: `section.field=value`, TOML, and JSON there and back."""
+
+import dataclasses
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from electra.config import UserError, did_you_mean, require
+
+ConfigType = TypeVar("ConfigType")
+
+
+def override(config: ConfigType, assignments: Iterable[str]) -> ConfigType:
+    """Return the config with `section.field=value` assignments applied, in order.
+
+    Values are read by the field's type; nothing is guessed and nothing is ignored.
+
+    Raises:
+        UserError: Unknown section or field, a value of the wrong type or out of range.
+    """
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        require(bool(equals), f"--set takes section.field=value, not {assignment!r}")
+        config = _assign(config, name.strip(), name.strip().split("."), text.strip())
+    return config
+
+
+def override_from_toml(config: ConfigType, path: Path) -> ConfigType:
+    """Return the config with a TOML file's tables and keys applied; they are named as in --set."""
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid TOML: {error}") from None
+    try:
+        for name, value in flatten(tables):
+            config = _assign(config, name, name.split("."), value)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    return config
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Return the config as nested dictionaries, for JSON; `from_dict` reads it back."""
+    return dataclasses.asdict(config)
+
+
+def from_dict(config_type: type[ConfigType], values: Mapping[str, Any]) -> ConfigType:
+    """Return the config that `to_dict` wrote."""
+    hints = get_type_hints(config_type)
+    arguments = {
+        name: from_dict(hints[name], value) if dataclasses.is_dataclass(hints[name]) else value
+        for name, value in values.items()
+    }
+    return config_type(**arguments)
+
+
+def flatten(tables: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    """Yield every value of nested dictionaries under its dotted name, as --set takes it."""
+    for key, value in tables.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _assign(config: Any, name: str, path: list[str], value: Any) -> Any:
+    hints = get_type_hints(type(config))
+    key, *rest = path
+    if key not in hints:
+        what = (
+            "section" if any(dataclasses.is_dataclass(hint) for hint in hints.values()) else "field"
+        )
+        raise UserError(f"unknown {what} {key!r} in {name!r}{did_you_mean(key, hints)}")
+    is_section = dataclasses.is_dataclass(hints[key])
+    if is_section and not rest:
+        inside = ", ".join(get_type_hints(hints[key]))
+        raise UserError(f"{name!r} is a section; set one of its fields: {inside}")
+    if rest and not is_section:
+        raise UserError(f"{key!r} in {name!r} is a field, not a section")
+    if is_section:
+        new = _assign(getattr(config, key), name, rest, value)
+    else:
+        new = _parse(name, value, hints[key])
+    return dataclasses.replace(config, **{key: new})
+
+
+def _parse(name: str, value: Any, hint: Any) -> Any:
+    """Read a value for a field of type `hint`: from text (--set) or as TOML gave it."""
+    origin = get_origin(hint)
+    if origin in (Union, UnionType):
+        if value == "none":
+            return None
+        return _parse(name, value, next(part for part in get_args(hint) if part is not type(None)))
+    if origin is Literal:
+        choices = get_args(hint)
+        require(value in choices, f"{name} cannot be {value!r}{did_you_mean(str(value), choices)}")
+        return value
+    if hint is bool:
+        words = {"true": True, "false": False}
+        known = isinstance(value, bool) or str(value).lower() in words
+        require(known, f"{name} must be true or false, not {value!r}")
+        return value if isinstance(value, bool) else words[str(value).lower()]
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise UserError(f"{name} must be {_words(hint)}, not {value!r}")
+    if hint is str:
+        return str(value)
+    try:
+        number = float(value)
+        if hint is float:
+            return number
+        require(number == int(number), f"{name} must be {_words(hint)}, not {value!r}")
+        return int(number)
+    except (ValueError, OverflowError):
+        raise UserError(f"{name} must be {_words(hint)}, not {value!r}") from None
+
+
+def _words(hint: type) -> str:
+    return {int: "a whole number", float: "a number", str: "text"}.get(hint, str(hint))

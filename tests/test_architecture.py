@@ -1,0 +1,128 @@
+"""Imports point one way, the core stands on four packages, and only the right files print."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import electra
+
+ROOT = Path(electra.__file__).parent
+
+# What stands on what, from the ground up; imports point downwards, within a level only inside one
+# folder. A file not named here fails the test: it has to be given its place.
+LEVELS = [
+    {"config", "__init__"},
+    {"settings", "corpus", "model"},
+    {"training"},
+    {"method"},
+    {"tasks", "reports"},
+    {"pretrain", "finetune", "export", "terminal"},
+    {"quickstart"},
+    {"cli"},
+    {"__main__"},
+]
+LEVEL = {room: number for number, rooms in enumerate(LEVELS) for room in rooms}
+
+
+def sources():
+    return sorted(ROOT.rglob("*.py"))
+
+
+def room_of(path):
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imports_of(path):
+    """Every module of ours that a file imports, at its top or inside a function."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module]
+            assert node.level == 0, f"{path}: relative import"
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "electra":
+                yield parts[1] if len(parts) > 1 else "__init__"
+
+
+def test_imports_point_one_way():
+    for path in sources():
+        room = room_of(path)
+        assert room in LEVEL, f"{path.name} has no place in LEVELS"
+        for target in imports_of(path):
+            is_inside = target == room and (ROOT / room).is_dir()
+            assert is_inside or LEVEL[target] < LEVEL[room], f"{path}: {room} imports {target}"
+
+
+def test_no_circles_inside_a_room():
+    edges = {}
+    for path in sources():
+        name = ".".join(("electra", *path.relative_to(ROOT).with_suffix("").parts))
+        edges[name] = {
+            node.module
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("electra.")
+        }
+    done = set()
+
+    def visit(name, path):
+        assert name not in path, f"circle: {' > '.join([*path, name])}"
+        if name not in done:
+            for target in edges.get(name, ()):
+                visit(target, [*path, name])
+            done.add(name)
+
+    for name in edges:
+        visit(name, [])
+
+
+def test_the_method_knows_nothing_of_files_devices_or_loops():
+    for path in (ROOT / "method").glob("*.py"):
+        assert set(imports_of(path)) <= {"config", "model", "method"}, path
+    lines = (ROOT / "method" / "replaced_token_detection.py").read_text().splitlines()
+    assert len(lines) <= 250
+
+
+CORE_ONLY = """
+import importlib.abc, sys
+
+class Refuse(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {refused}:
+            raise ImportError(name)
+
+sys.meta_path.insert(0, Refuse())
+import electra.pretrain, electra.finetune, electra.export, electra.corpus.prepare
+"""
+
+
+def test_core_needs_only_torch_numpy_tokenizers_safetensors():
+    refused = "('cyclopts', 'rich', 'sklearn', 'scipy', 'matplotlib', 'transformers', 'pyarrow')"
+    subprocess.run([sys.executable, "-c", CORE_ONLY.format(refused=refused)], check=True)
+
+
+def test_config_and_help_import_no_torch():
+    for module in ("electra.config", "electra.cli", "electra.terminal", "electra.reports.page"):
+        code = f"import {module}, sys; assert 'torch' not in sys.modules"
+        subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_only_the_terminal_prints():
+    for path in sources():
+        calls = [
+            node
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "print"
+        ]
+        assert not calls or path.name == "terminal.py", path
+
+
+def test_nothing_unpickles():
+    for path in sources():
+        text = path.read_text()
+        assert "torch.load" not in text, path
+        assert "pickle.load" not in text, path
