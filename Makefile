@@ -1,6 +1,6 @@
 PYTHON ?= python3
 
-.PHONY: quickstart test test-all check clean
+.PHONY: quickstart test test-slow check clean
 
 quickstart: .venv/ready
 	.venv/bin/electra quickstart
@@ -8,8 +8,8 @@ quickstart: .venv/ready
 test: .venv/ready-dev
 	.venv/bin/pytest -n 2 -m "not slow"
 
-test-all: .venv/ready-dev
-	.venv/bin/pytest -n 2
+test-slow: .venv/ready-dev
+	.venv/bin/pytest -n 2 -m slow
 
 check: .venv/ready-dev
 	.venv/bin/ruff format --check .
