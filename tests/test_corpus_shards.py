@@ -291,6 +291,35 @@ def test_a_killed_worker_is_a_clear_error(tokenizer, text_file, tmp_path, small_
     assert [path.name for path in tmp_path.iterdir()] == ["corpus.txt"]
 
 
+def test_a_killed_run_leaves_no_process_and_can_be_repeated(tokenizer, text_file, tmp_path):
+    tokenizer.save(tmp_path / "tokenizer")
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import multiprocessing, os, sys\n"
+        "from electra.config import PrepareConfig\n"
+        "from electra.corpus import prepare as room\n"
+        "from electra.corpus.tokenizer import Tokenizer\n"
+        "def die(*state):\n"
+        "    print(*[child.pid for child in multiprocessing.active_children()], flush=True)\n"
+        "    os.kill(os.getpid(), 9)\n"
+        "if __name__ == '__main__':\n"
+        "    room.BATCH_CHARS = 2000\n"
+        "    config = PrepareConfig(workers=2)\n"
+        "    room.prepare(sys.argv[1:2], Tokenizer.load(sys.argv[2]), sys.argv[3], config, die)\n"
+    )
+    arguments = [text_file, tmp_path / "tokenizer", tmp_path / "out"]
+    command = [sys.executable, program, *arguments]
+    # Waits for the end of the output, which every process of the pool holds open.
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    assert done.stdout.split()
+    assert (tmp_path / "out.incomplete").is_dir()
+    assert not (tmp_path / "out").exists()
+    prepare([str(text_file)], tokenizer, tmp_path / "out", config())
+    prepare([str(text_file)], tokenizer, tmp_path / "clean", config())
+    assert folder_digests(tmp_path / "out") == folder_digests(tmp_path / "clean")
+
+
 def test_what_a_killed_run_left_is_replaced(tokenizer, text_file, tmp_path):
     prepare([str(text_file)], tokenizer, tmp_path / "clean", config())
     shutil.copytree(tmp_path / "clean", tmp_path / "out.incomplete")

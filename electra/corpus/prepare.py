@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import re
 import signal
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -301,10 +302,25 @@ def _batch_documents(documents: Iterable[list[str]]) -> Iterator[list[str]]:
 _worker_encoder: WordEncoder
 
 
+def follow_parent() -> None:
+    """Make a process of a pool end with its parent, and leave Ctrl-C to that.
+
+    Otherwise a parent that is killed leaves the processes waiting for work for ever.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it reaches the whole process group
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 def _start_worker(tokenizer: Tokenizer) -> None:
     global _worker_encoder
-    # Ctrl-C reaches the whole process group; the parent alone answers it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    follow_parent()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     _worker_encoder = WordEncoder(tokenizer)
 
