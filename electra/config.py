@@ -211,6 +211,9 @@ class TrainConfig:
     """Rows per optimizer step."""
     seed: int = 0
     """Seed of weights, order, positions, draws and dropout."""
+    initial_weights: Literal["bert", "neighbours"] = "bert"
+    """bert: the paper's. neighbours: the first layer begins by looking at the tokens beside, and the
+    generator at each token's frequency, so that a short run need not find that out first."""
     log_every: int = 50
     """Steps between two records of metrics.jsonl."""
     evaluate_every: int = 10_000
@@ -256,7 +259,14 @@ class PretrainConfig:
             f"examples.sequence_length {self.examples.sequence_length} must not exceed "
             f"model.max_position_embeddings {self.model.max_position_embeddings}",
         )
-        self.generator.encoder(self.model)
+        if self.train.initial_weights == "neighbours":
+            for encoder in (self.model, self.generator.encoder(self.model)):
+                require(
+                    encoder.hidden_size >= encoder.embedding_size,
+                    "train.initial_weights neighbours needs both networks at least as wide as the "
+                    f"embeddings: hidden_size {encoder.hidden_size} is less than embedding_size "
+                    f"{encoder.embedding_size}; set generator.hidden_fraction=1",
+                )
 
 
 def encoder_sizes(
@@ -277,9 +287,15 @@ PRESETS: Mapping[str, PretrainConfig] = {
     # Ours, not the paper's: what two laptop cores can train in minutes.
     "tiny": PretrainConfig(
         model=encoder_sizes(128, 4, 128, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
-        generator=GeneratorConfig(hidden_fraction=0.5),
-        optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=500),
-        train=TrainConfig(steps=10_000, batch_size=64, evaluate_every=1000, save_every=1000),
+        generator=GeneratorConfig(hidden_fraction=1.0, layers_fraction=0.5),
+        optimizer=OptimizerConfig(learning_rate=1.5e-3, warmup_steps=200, adam_beta2=0.98),
+        train=TrainConfig(
+            steps=10_000,
+            batch_size=32,
+            initial_weights="neighbours",
+            evaluate_every=1000,
+            save_every=1000,
+        ),
     ),
     "small": PretrainConfig(
         model=encoder_sizes(256, 12, 128),

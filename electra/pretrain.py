@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -22,8 +23,9 @@ from electra.corpus.shards import Shards, open_shards
 from electra.corpus.tokenizer import Tokenizer
 from electra.method.measures import Measures
 from electra.method.replaced_token_detection import ReplacedTokenDetection
-from electra.model.encoder import Encoder, init_weights
+from electra.model.encoder import Encoder
 from electra.model.heads import DiscriminatorHead, GeneratorHead
+from electra.model.initialisation import init_weights, look_at_neighbours
 from electra.settings import to_dict
 from electra.training.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
 from electra.training.device import (
@@ -140,8 +142,20 @@ def build_model(
         ),
     )
     rng = torch.Generator().manual_seed(step_seed(config.train.seed, "weights", 0))
-    init_weights(model, config.model.initializer_range, rng)
+    std = config.model.initializer_range
+    init_weights(model, std, rng)
+    if config.train.initial_weights == "neighbours":
+        look_at_neighbours([model.discriminator, model.generator], std, rng)
     return model
+
+
+@torch.no_grad()
+def begin_at_frequencies(model: ReplacedTokenDetection, shards: Shards) -> None:
+    """Set the generator's bias to the logarithm of each token's frequency in the train part."""
+    counts = np.ones(shards.tokenizer.vocab_size)
+    for shard in shards.train:
+        counts += np.bincount(shard.tokens, minlength=len(counts))
+    model.generator_head.bias.copy_(torch.from_numpy(np.log(counts / counts.sum())))
 
 
 def _train(
@@ -158,6 +172,8 @@ def _train(
     model = build_model(config, tokenizer, choose_dtype(train.precision, device)).to(device)
     optimizer = build_optimizer(model, config.optimizer)
     first_step = 0
+    if train.initial_weights == "neighbours":
+        begin_at_frequencies(model, shards)
     if resume and (run / "checkpoints").is_dir():
         first_step, checkpoint = find_checkpoint(run)
         load_checkpoint(checkpoint, model, optimizer)

@@ -16,8 +16,9 @@ from electra.config import (
 )
 from electra.corpus.tokenizer import Tokenizer
 from electra.finetune import finetune, fit_to_start, train_classifier
-from electra.model.encoder import Encoder, init_weights
+from electra.model.encoder import Encoder
 from electra.model.huggingface import config_to_huggingface, encoder_to_huggingface
+from electra.model.initialisation import init_weights
 from electra.settings import from_dict
 from electra.tasks.classifier import (
     Classifier,

@@ -16,8 +16,9 @@ from electra.method.replaced_token_detection import (
     choose_positions,
     replace,
 )
-from electra.model.encoder import Dropout, Encoder, init_weights
+from electra.model.encoder import Dropout, Encoder
 from electra.model.heads import DiscriminatorHead, GeneratorHead
+from electra.model.initialisation import init_weights
 from electra.model.softmax import loss_and_sample, loss_and_sample_plain
 
 PAD, UNK, CLS, SEP, MASK = range(5)

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from electra.config import EncoderConfig
 from electra.export import export
-from electra.model.encoder import Encoder, init_weights
+from electra.model.encoder import Encoder
 from electra.model.heads import DiscriminatorHead, GeneratorHead
 from electra.model.huggingface import (
     DISCRIMINATOR_HEAD,
@@ -21,6 +21,7 @@ from electra.model.huggingface import (
     encoder_to_huggingface,
     head_to_huggingface,
 )
+from electra.model.initialisation import init_weights
 from electra.pretrain import pretrain
 
 SIZES = EncoderConfig(

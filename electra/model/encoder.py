@@ -8,7 +8,7 @@ are looked up and normalised in float32, cast once, and every weight is cast whe
 that gradients reach the float32 parameters without an autocast context. Normalisation keeps its
 statistics in float32 whatever the dtype.
 
-Source: google-research/electra model/modeling.py; init: BERT's truncated normal.
+Source: google-research/electra model/modeling.py.
 """
 
 import torch
@@ -198,18 +198,3 @@ class Encoder(nn.Module):
         for layer in self.layers:
             x_BLH = layer(x_BLH, mask_B11L)
         return x_BLH
-
-
-@torch.no_grad()
-def init_weights(module: nn.Module, std: float, rng: torch.Generator) -> None:
-    """Draw every weight below `module` from BERT's normal cut at two deviations; biases become 0.
-
-    A module shared by two parents is drawn once. Source: modeling.py create_initializer. The
-    reference leaves some layers at its framework's default (Glorot); the paper does not mention it
-    and we draw all alike.
-    """
-    for part in module.modules():
-        if isinstance(part, nn.Linear | nn.Embedding):
-            nn.init.trunc_normal_(part.weight, std=std, a=-2 * std, b=2 * std, generator=rng)
-        if isinstance(part, nn.Linear) and part.bias is not None:
-            part.bias.zero_()

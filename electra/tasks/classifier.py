@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from electra.config import EncoderConfig
-from electra.model.encoder import Encoder, init_weights
+from electra.model.encoder import Encoder
 from electra.model.heads import ClassifierHead
+from electra.model.initialisation import init_weights
 from electra.tasks.rows import Batch, Rows, make_batch
 from electra.training.checkpoint import load_parameters
 from electra.training.device import step_seed
