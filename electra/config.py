@@ -212,8 +212,8 @@ class TrainConfig:
     seed: int = 0
     """Seed of weights, order, positions, draws and dropout."""
     initial_weights: Literal["bert", "neighbours"] = "bert"
-    """bert: the paper's. neighbours: the first layer begins by looking at the tokens beside, and the
-    generator at each token's frequency, so that a short run need not find that out first."""
+    """bert: the paper's. neighbours: the first layer begins by looking at the tokens beside and the
+    generator with each token's frequency, which a short run then need not find out first."""
     log_every: int = 50
     """Steps between two records of metrics.jsonl."""
     evaluate_every: int = 10_000
