@@ -1,0 +1,83 @@
+"""How weights begin: BERT's law, and the start that looks at neighbours."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from electra.config import PRESETS, UserError
+from electra.corpus.shards import open_shards
+from electra.model.encoder import Encoder
+from electra.model.initialisation import init_weights, look_at_neighbours
+from electra.pretrain import begin_at_frequencies, build_model
+from electra.settings import override
+
+
+def test_normal_cut_at_two_deviations():
+    """Kolmogorov-Smirnov on 98,304 weights; level 1e-4. Biases are 0, norms 1 and 0."""
+    encoder = Encoder(PRESETS["tiny"].model)
+    init_weights(encoder, 0.02, torch.Generator().manual_seed(0))
+    weights = torch.cat([layer.attention.qkv.weight.flatten() for layer in encoder.layers])
+    assert weights.abs().max() <= 0.04
+    law = stats.truncnorm(-2, 2, scale=0.02)
+    assert stats.kstest(weights[:98_304].detach().numpy(), law.cdf).pvalue > 1e-4
+    for name, parameter in encoder.named_parameters():
+        if name.endswith("bias"):
+            assert not parameter.any()
+        elif "norm" in name:
+            assert (parameter == 1).all()
+
+
+def attention_of_first_layer(encoder, ids):
+    states = encoder.embeddings(ids, None)
+    if encoder.embeddings_project is not None:
+        states = encoder.embeddings_project(states)
+    attention = encoder.layers[0].attention
+    query, key, _ = (
+        attention.qkv(states)
+        .view(*states.shape[:2], 3, attention.num_heads, -1)
+        .permute(2, 0, 3, 1, 4)
+    )
+    return (query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5).softmax(dim=-1)
+
+
+@pytest.mark.parametrize("embedding_size", [128, 64])
+def test_heads_look_at_the_tokens_beside(embedding_size):
+    """A head's favourite position is its neighbour in over four of ten cases; chance: 1 in 64."""
+    config = dataclasses.replace(PRESETS["tiny"].model, embedding_size=embedding_size)
+    encoder = Encoder(config)
+    rng = torch.Generator().manual_seed(1)
+    init_weights(encoder, 0.02, rng)
+    look_at_neighbours([encoder], 0.02, rng)
+    ids = torch.randint(5, 30_000, (4, 64), generator=rng)
+    probs = attention_of_first_layer(encoder, ids)
+    place = torch.arange(64)
+    for head, offset in ((0, -1), (1, 1)):
+        inside = (place + offset >= 0) & (place + offset < 64)
+        favourite = probs[:, head].argmax(dim=-1)[:, inside]
+        assert (favourite == (place + offset)[inside]).float().mean() > 0.4
+
+
+def test_generator_begins_at_the_frequencies(toy_shards, toy_config):
+    shards = open_shards(toy_shards)
+    config = override(
+        toy_config, ["train.initial_weights=neighbours", "generator.hidden_fraction=1"]
+    )
+    size = shards.tokenizer.vocab_size
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=size))
+    model = build_model(config, shards.tokenizer, torch.float32)
+    begin_at_frequencies(model, shards)
+    tokens = np.concatenate([shard.tokens for shard in shards.train])
+    probs = model.generator_head.bias.detach().exp()
+    assert probs.sum().item() == pytest.approx(1, abs=1e-5)
+    token = int(np.bincount(tokens).argmax())
+    assert probs[token].item() == pytest.approx((tokens == token).mean(), rel=0.02)
+    assert math.isfinite(model.generator_head.bias.min().item())
+
+
+def test_neighbours_needs_room_for_the_embeddings():
+    with pytest.raises(UserError, match=r"hidden_size 64 is less than embedding_size 128"):
+        override(PRESETS["small"], ["train.initial_weights=neighbours"])
