@@ -13,18 +13,21 @@ ConfigType = TypeVar("ConfigType")
 
 
 def override(config: ConfigType, assignments: Iterable[str]) -> ConfigType:
-    """Return the config with `section.field=value` assignments applied, in order.
+    """Return the config with `section.field=value` assignments applied, all at once.
 
     Values are read by the field's type; nothing is guessed and nothing is ignored.
 
     Raises:
-        UserError: Unknown section or field, a value of the wrong type or out of range.
+        UserError: Unknown section or field, one given twice, a value of the wrong type, or values
+            that do not fit together.
     """
+    values: dict[str, Any] = {}
     for assignment in assignments:
-        name, equals, text = assignment.partition("=")
+        name, equals, text = (part.strip() for part in assignment.partition("="))
         require(bool(equals), f"--set takes section.field=value, not {assignment!r}")
-        config = _assign(config, name.strip(), name.strip().split("."), text.strip())
-    return config
+        require(name not in values, f"{name} is set twice: {values.get(name)} and {text}")
+        values[name] = text
+    return _replace(config, values)
 
 
 def override_from_toml(config: ConfigType, path: Path) -> ConfigType:
@@ -36,11 +39,9 @@ def override_from_toml(config: ConfigType, path: Path) -> ConfigType:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not valid TOML: {error}") from None
     try:
-        for name, value in flatten(tables):
-            config = _assign(config, name, name.split("."), value)
+        return _replace(config, dict(flatten(tables)))
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
-    return config
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -67,25 +68,29 @@ def flatten(tables: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, 
             yield prefix + key, value
 
 
-def _assign(config: Any, name: str, path: list[str], value: Any) -> Any:
+def _replace(config: ConfigType, values: Mapping[str, Any], prefix: str = "") -> ConfigType:
+    """Return the config with values by dotted name; each dataclass is checked once, when whole."""
     hints = get_type_hints(type(config))
-    key, *rest = path
-    if key not in hints:
-        what = (
-            "section" if any(dataclasses.is_dataclass(hint) for hint in hints.values()) else "field"
-        )
-        raise UserError(f"unknown {what} {key!r} in {name!r}{did_you_mean(key, hints)}")
-    is_section = dataclasses.is_dataclass(hints[key])
-    if is_section and not rest:
-        inside = ", ".join(get_type_hints(hints[key]))
-        raise UserError(f"{name!r} is a section; set one of its fields: {inside}")
-    if rest and not is_section:
-        raise UserError(f"{key!r} in {name!r} is a field, not a section")
-    if is_section:
-        new = _assign(getattr(config, key), name, rest, value)
-    else:
-        new = _parse(name, value, hints[key])
-    return dataclasses.replace(config, **{key: new})
+    changes: dict[str, Any] = {}
+    inside: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        key, _, rest = name.partition(".")
+        if key not in hints:
+            has_sections = any(dataclasses.is_dataclass(hint) for hint in hints.values())
+            what = "section" if has_sections else "field"
+            raise UserError(
+                f"unknown {what} {key!r} in {prefix + name!r}{did_you_mean(key, hints)}"
+            )
+        if dataclasses.is_dataclass(hints[key]):
+            fields = ", ".join(get_type_hints(hints[key]))
+            require(bool(rest), f"{prefix + name!r} is a section; set one of its fields: {fields}")
+            inside.setdefault(key, {})[rest] = value
+        else:
+            require(not rest, f"{key!r} in {prefix + name!r} is a field, not a section")
+            changes[key] = _parse(prefix + name, value, hints[key])
+    for key, section in inside.items():
+        changes[key] = _replace(getattr(config, key), section, f"{prefix}{key}.")
+    return dataclasses.replace(config, **changes)  # type: ignore[type-var]
 
 
 def _parse(name: str, value: Any, hint: Any) -> Any:

@@ -1,0 +1,215 @@
+"""The verbs as a user types them: real runs of the whole chain, refusals in one line, dry runs."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from electra.cli import main
+
+SMALL = [
+    "model.hidden_size=64",
+    "generator.hidden_fraction=1",
+    "model.num_attention_heads=1",
+    "model.embedding_size=32",
+    "model.intermediate_size=128",
+    "model.num_hidden_layers=1",
+    "examples.sequence_length=32",
+    "train.steps=6",
+    "train.batch_size=4",
+    "train.log_every=2",
+    "train.evaluate_rows=8",
+    "train.threads=1",
+]
+
+
+def run(capsys, *words):
+    """Run a command in this process; return exit status, standard output and standard error."""
+    try:
+        main([str(word) for word in words])
+        status = 0
+    except SystemExit as stop:
+        status = stop.code
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+@pytest.fixture(scope="module")
+def chain(toy_text, tmp_path_factory):
+    """Every verb on the toy text, as the README has them; the folder they wrote into."""
+    folder = tmp_path_factory.mktemp("chain")
+    task = folder / "task"
+    task.mkdir()
+    for name, count in (("train", 24), ("dev", 12)):
+        rows = [f"the queen {word}\t{word}\n" for word in ("sold", "painted")] * (count // 2)
+        (task / f"{name}.tsv").write_text("text\tlabel\n" + "".join(rows))
+    commands = [
+        ["tokenizer", toy_text, "--out", "vocabulary", "--set", "vocab_size=120"],
+        ["prepare", toy_text, "--tokenizer", "vocabulary", "--out", "shards"]
+        + ["--set", "heldout_prob=0.1", "workers=1"],
+        ["pretrain", "shards", "--out", "run", "--set", *SMALL],
+        ["finetune", "run", "--task", "own", "--data", "task", "--out", "scores", "--seeds", "2"]
+        + ["--set", "epochs=1", "threads=1"],
+        ["finetune", "run", "--task", "own", "--data", "task", "--out", "scratch"]
+        + ["--from-scratch", "--set", "epochs=1", "threads=1"],
+        ["report", "run", "scores", "scratch", "--out", "report.html"],
+        ["export", "run", "--out", "exported"],
+    ]
+    outputs = {}
+    for command in commands:
+        done = subprocess.run(
+            [sys.executable, "-m", "electra", *map(str, command)],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        outputs[command[0]] = done.stdout
+    return folder, outputs
+
+
+def test_each_verb_ends_with_what_was_written_and_what_comes_next(chain):
+    folder, outputs = chain
+    for verb, out in outputs.items():
+        wrote, following = out.strip().splitlines()[-2:]
+        assert wrote.startswith("wrote "), verb
+        assert following.startswith("next: "), verb
+    assert not list(folder.glob("*.incomplete"))
+    page = (folder / "report.html").read_text()
+    assert "from scratch" in page
+    assert (folder / "exported" / "generator" / "model.safetensors").exists()
+    scores = json.loads((folder / "scores" / "results.json").read_text())
+    assert len(scores["seeds"]) == 2
+
+
+def test_standard_input(toy_text, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "electra", "tokenizer", "-", "--out", str(tmp_path / "vocabulary")]
+        + ["--set", "vocab_size=120"],
+        stdin=toy_text.open(),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "vocabulary" / "vocab.txt").exists()
+
+
+def test_mistakes_are_one_line_with_status_2(capsys, chain, toy_text, tmp_path):
+    folder, _ = chain
+    shards, out = folder / "shards", tmp_path / "out"
+    mistakes = [
+        (["pretran", shards], r"Unknown command \"pretran\". Did you mean \"pretrain\"\?"),
+        (["pretrain", shards, "--uot", out], r"--uot.*Did you mean --out\?"),
+        (["pretrain", shards, "--out", out, "--preset", "smal"], r"did you mean 'small'\?"),
+        (
+            ["pretrain", shards, "--out", out, "--set", "train.stpes=3"],
+            r"unknown field 'stpes' in 'train.stpes'; did you mean 'steps'\?",
+        ),
+        (
+            ["pretrain", shards, "--out", out, "--set", "trian.steps=3"],
+            r"unknown section 'trian' in 'trian.steps'; did you mean 'train'\?",
+        ),
+        (
+            ["pretrain", shards, "--out", out, "--set", "train.steps=many"],
+            r"train.steps must be a whole number, not 'many'",
+        ),
+        (
+            ["pretrain", shards, "--out", out, "--set", "train.device=cdua"],
+            r"train.device cannot be 'cdua'; did you mean 'cuda'\?",
+        ),
+        (["pretrain", shards, "--out", out, "--set", "train.steps"], r"takes section.field=value"),
+        (
+            ["pretrain", shards, "--out", out, "--set", "examples.sequence_length=600"],
+            r"examples.sequence_length 600 must not exceed model.max_position_embeddings 512",
+        ),
+        (["pretrain", shards], r"needs SHARDS and --out RUN"),
+        (["pretrain", folder / "run", "--out", out], r"is not a shards folder"),
+        (["pretrain", "--resume", folder / "run"], r"is complete; there is nothing to resume"),
+        (["pretrain", "--resume", folder / "run", "--set", "train.steps=9"], r"leave --set away"),
+        (
+            ["prepare", "nowhere.txt", "--tokenizer", folder / "vocabulary", "--out", out],
+            r"nowhere",
+        ),
+        (
+            ["prepare", toy_text, "--tokenizer", folder / "vocabulary", "--out", out]
+            + ["--set", "border=lines"],
+            r"border cannot be 'lines'; did you mean 'line'\?",
+        ),
+        (
+            ["finetune", folder / "run", "--task", "cloa", "--data", folder / "task", "--out", out],
+            r"cloa.*did you mean 'cola'",
+        ),
+        (["export", shards, "--out", out], r"is not a run folder .*no config\.json"),
+        (["export", folder / "run", "--out", folder / "scores"], r"exists already"),
+        (["report", folder / "run"], r"needs either --out PAGE.html or --readme FILE"),
+    ]
+    for words, expected in mistakes:
+        status, printed, err = run(capsys, *words)
+        assert status == 2, words
+        assert len(err.strip().splitlines()) == 1, err
+        assert re.search(expected, err), (words, err)
+        assert "Traceback" not in err
+        assert not printed
+    assert not out.exists()
+    assert not list(tmp_path.iterdir())
+
+
+def test_dry_run_prints_every_setting_and_does_nothing(capsys, chain, tmp_path):
+    folder, _ = chain
+    out = tmp_path / "out"
+    status, printed, _ = run(
+        capsys, "pretrain", folder / "shards", "--preset", "small", "--out", out, "--dry-run"
+    )
+    assert status == 0
+    assert "model.hidden_size=256" in printed.splitlines()
+    assert "optimizer.learning_rate=0.0005" in printed.splitlines()
+    assert "nothing was written" in printed
+    for words in (
+        ["tokenizer", folder / "task" / "dev.tsv", "--out", out],
+        ["prepare", folder / "task", "--tokenizer", folder / "vocabulary", "--out", out],
+        ["finetune", folder / "run", "--task", "own", "--data", folder / "task", "--out", out],
+        ["export", folder / "run", "--out", out],
+        ["quickstart", "--out", out],
+    ):
+        status, printed, err = run(capsys, *words, "--dry-run")
+        assert status == 0, err
+        assert "nothing was written" in printed
+    assert not out.exists()
+
+
+def test_settings_from_toml_then_from_set(capsys, chain, tmp_path):
+    folder, _ = chain
+    toml = tmp_path / "recipe.toml"
+    toml.write_text("[train]\nsteps = 77\nseed = 5\n[optimizer]\nlearning_rate = 1e-4\n")
+    words = ["pretrain", folder / "shards", "--out", tmp_path / "out", "--config", toml]
+    status, printed, _ = run(capsys, *words, "--set", "train.seed=6", "--dry-run")
+    assert status == 0
+    lines = printed.splitlines()
+    assert {"train.steps=77", "train.seed=6", "optimizer.learning_rate=0.0001"} <= set(lines)
+    toml.write_text("[train]\nstpes = 77\n")
+    status, _, err = run(capsys, *words, "--dry-run")
+    assert status == 2
+    assert "recipe.toml: unknown field 'stpes' in 'train.stpes'; did you mean 'steps'?" in err
+    toml.write_text("[train\n")
+    status, _, err = run(capsys, *words, "--dry-run")
+    assert status == 2
+    assert "is not valid TOML" in err
+
+
+def test_help_of_every_verb(capsys):
+    for verb in ("tokenizer", "prepare", "pretrain", "finetune", "report", "export", "quickstart"):
+        status, printed, _ = run(capsys, verb, "--help")
+        assert status == 0
+        assert "--out" in printed
+        assert "--dry-run" in printed
+
+
+def test_readme_names_only_what_there_is(capsys):
+    text = (Path(__file__).parent.parent / "README.md").read_text()
+    for path in re.findall(r"\]\(([\w/.]+)\)", text):
+        assert (Path(__file__).parent.parent / path).exists(), path
+    for command in re.findall(r"^electra (\w+)", text, flags=re.MULTILINE):
+        assert run(capsys, command, "--help")[0] == 0, command
