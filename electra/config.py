@@ -288,13 +288,13 @@ PRESETS: Mapping[str, PretrainConfig] = {
     "tiny": PretrainConfig(
         model=encoder_sizes(128, 4, 128, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
         generator=GeneratorConfig(hidden_fraction=1.0, layers_fraction=0.5),
-        optimizer=OptimizerConfig(learning_rate=1.5e-3, warmup_steps=200, adam_beta2=0.98),
+        optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=300, adam_beta2=0.98),
         train=TrainConfig(
-            steps=10_000,
-            batch_size=32,
+            steps=6500,
+            batch_size=64,
             initial_weights="neighbours",
-            evaluate_every=1000,
-            save_every=1000,
+            evaluate_every=500,
+            save_every=500,
         ),
     ),
     "small": PretrainConfig(
