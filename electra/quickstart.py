@@ -52,7 +52,8 @@ def quickstart(text: Sequence[str], out: Path, config: QuickstartConfig) -> None
         out: The folder to write; must not exist.
         config: The recipe.
     """
-    find_files(text)  # refuses what is not there before anything is written
+    if text:
+        find_files(text)  # refuses what is not there before anything is written
     began = time.perf_counter()
     out.mkdir(parents=True)
     corpus = list(text) or [str(out / "corpus.jsonl")]

@@ -83,19 +83,16 @@ class Display:
         self._screen = _Screen()
 
     def __enter__(self) -> Self:
-        self._screen.start()
-        if not self._screen.live:
-            self._screen.print_line(f"# {self._title}: {self._steps:,} steps.")
-            self._screen.print_line(
-                "# Learning shows in disc loss below const, the loss of a constant prediction."
-            )
-        return self
+        return self  # nothing to see yet: what is refused stays one line
 
     def __exit__(self, *error: object) -> None:
         self._screen.stop()
 
     def show(self, record: Mapping[str, Any]) -> None:
         """Show a record: a new picture on a terminal, a line of numbers elsewhere."""
+        if self._num_lines == 0:
+            self._begin()
+        self._num_lines += 1
         if self._screen.live:
             if record["part"] == "heldout":
                 self._heldout = record
@@ -103,11 +100,18 @@ class Display:
                 self._train = record
             self._screen.draw(self._panel())
             return
-        if self._num_lines % LINES_BETWEEN_HEADERS == 0:
+        if self._num_lines % LINES_BETWEEN_HEADERS == 1:
             for line in header_lines():
                 self._screen.print_line(line)
-        self._num_lines += 1
         self._screen.print_line(record_line(record))
+
+    def _begin(self) -> None:
+        self._screen.start()
+        if not self._screen.live:
+            self._screen.print_line(f"# {self._title}: {self._steps:,} steps.")
+            self._screen.print_line(
+                "# Learning shows in disc loss below const, the loss of a constant prediction."
+            )
 
     def _panel(self) -> Panel:
         train = self._train

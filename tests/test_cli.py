@@ -89,7 +89,7 @@ def test_standard_input(toy_text, tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "electra", "tokenizer", "-", "--out", str(tmp_path / "vocabulary")]
         + ["--set", "vocab_size=120"],
-        stdin=toy_text.open(),
+        input=toy_text.read_text(),
         capture_output=True,
         text=True,
     )

@@ -64,7 +64,7 @@ def find_files(paths: Sequence[str]) -> list[Path]:
     files: list[Path] = []
     for name in paths:
         path = Path(name)
-        if name == "-":
+        if path == STDIN:
             files.append(STDIN)
         elif path.is_dir():
             inside = sorted(file for file in path.rglob("*") if _is_visible_text(file, path))
