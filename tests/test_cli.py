@@ -126,7 +126,7 @@ def test_mistakes_are_one_line_with_status_2(capsys, chain, toy_text, tmp_path):
             r"examples.sequence_length 600 must not exceed model.max_position_embeddings 512",
         ),
         (["pretrain", shards], r"needs SHARDS and --out RUN"),
-        (["pretrain", folder / "run", "--out", out], r"is not a shards folder"),
+        (["pretrain", folder / "run", "--out", out], r"is not the manifest of a shards folder"),
         (["pretrain", "--resume", folder / "run"], r"is complete; there is nothing to resume"),
         (["pretrain", "--resume", folder / "run", "--set", "train.steps=9"], r"leave --set away"),
         (
