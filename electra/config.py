@@ -363,6 +363,9 @@ class FinetuneConfig:
     what the encoder was pre-trained on if that is shorter."""
     dropout_prob: float = 0.1
     """Dropout in the encoder and before the classifier, whatever pre-training used."""
+    pooling: Literal["cls", "mean"] = "cls"
+    """The state the classifier reads: that of [CLS], as in the paper, or the mean over the row's
+    tokens, which a small or short-trained encoder needs, since nothing has taught its [CLS]."""
     keep_epoch: Literal["last", "best"] = "last"
     """Whose weights and scores count. "best" chooses by the headline metric on dev, so that the
     dev score is no longer that of unseen examples; results say which."""
@@ -396,7 +399,7 @@ class FinetuneConfig:
 
 FINETUNE_PRESETS: Mapping[str, FinetuneConfig] = {
     # Ours, not the paper's.
-    "tiny": FinetuneConfig(learning_rate=5e-4),
+    "tiny": FinetuneConfig(learning_rate=5e-4, layer_lr_decay=1.0, pooling="mean"),
     "small": FinetuneConfig(),
     "base": FinetuneConfig(learning_rate=1e-4),
     "large": FinetuneConfig(learning_rate=5e-5, layer_lr_decay=0.9),

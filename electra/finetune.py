@@ -207,6 +207,7 @@ def train_classifier(
     model = build_classifier(
         pretrained,
         len(task.labels),
+        pooling=config.pooling,
         dropout_prob=config.dropout_prob,
         compute_dtype=choose_dtype(config.precision, device),
         seed=seed,
@@ -327,6 +328,7 @@ def _write_seed(
         "task": task.name,
         "labels": task.labels,
         "sequence_length": config.sequence_length,
+        "pooling": config.pooling,
         "encoder": to_dict(run.model.encoder.config),
     }
     write_json(model / "config.json", facts)

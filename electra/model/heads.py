@@ -3,6 +3,8 @@
 Shape suffixes as in encoder.py; M chosen positions of all rows together, C classes.
 """
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -47,16 +49,33 @@ class DiscriminatorHead(nn.Module):
 
 
 class ClassifierHead(nn.Module):
-    """Dropout and one linear layer on the state of [CLS]: (B, L, H) to float32 (B, C).
+    """Dropout and one linear layer on a row's state: (B, L, H) to float32 (B, C).
 
-    Source: finetune/classification/classification_tasks.py get_prediction_module.
+    The state is that of [CLS] (paper; classification_tasks.py get_prediction_module), or the mean
+    over the row's tokens: nothing in replaced token detection teaches [CLS] to sum up its row, and
+    what fine-tuning has to teach it, a small or short-trained encoder does not learn in a few
+    epochs.
     """
 
-    def __init__(self, hidden_size: int, num_classes: int, dropout_prob: float):
+    def __init__(
+        self,
+        hidden_size: int,
+        num_classes: int,
+        dropout_prob: float,
+        pooling: Literal["cls", "mean"],
+    ):
         super().__init__()
+        self.pooling = pooling
         self.dropout = Dropout(dropout_prob)
         self.dense = Linear(hidden_size, num_classes)
 
-    def forward(self, hidden_BLH: Tensor) -> Tensor:
+    def forward(self, hidden_BLH: Tensor, attention_mask_BL: Tensor | None) -> Tensor:
         """Return a logit for each class."""
-        return self.dense(self.dropout(hidden_BLH[:, 0]).float())
+        if self.pooling == "cls":
+            state_BH = hidden_BLH[:, 0].float()
+        elif attention_mask_BL is None:
+            state_BH = hidden_BLH.float().mean(dim=1)
+        else:
+            share_BL = attention_mask_BL / attention_mask_BL.sum(dim=1, keepdim=True)
+            state_BH = (hidden_BLH.float() * share_BL[:, :, None]).sum(dim=1)
+        return self.dense(self.dropout(state_BH))

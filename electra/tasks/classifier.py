@@ -1,6 +1,7 @@
 """The network that classifies a row: built, run, and reduced to the vocabulary in use."""
 
 import dataclasses
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,22 +20,32 @@ PREDICT_ROWS = 128
 
 
 class Classifier(nn.Module):
-    """An encoder and a linear layer on [CLS]: rows of token ids to a logit for each label."""
+    """An encoder and a linear layer on a row's state: token ids to a logit for each label."""
 
-    def __init__(self, config: EncoderConfig, num_labels: int, compute_dtype: torch.dtype):
+    def __init__(
+        self,
+        config: EncoderConfig,
+        num_labels: int,
+        pooling: Literal["cls", "mean"],
+        compute_dtype: torch.dtype,
+    ):
         super().__init__()
         self.encoder = Encoder(config, compute_dtype=compute_dtype)
-        self.head = ClassifierHead(config.hidden_size, num_labels, config.hidden_dropout_prob)
+        self.head = ClassifierHead(
+            config.hidden_size, num_labels, config.hidden_dropout_prob, pooling
+        )
 
     def forward(self, batch: Batch) -> Tensor:
         """Return logits (B, C), float32."""
-        return self.head(self.encoder(batch.input_ids, batch.attention_mask, batch.token_type_ids))
+        states = self.encoder(batch.input_ids, batch.attention_mask, batch.token_type_ids)
+        return self.head(states, batch.attention_mask)
 
 
 def build_classifier(
     pretrained: Pretrained,
     num_labels: int,
     *,
+    pooling: Literal["cls", "mean"],
     dropout_prob: float,
     compute_dtype: torch.dtype,
     seed: int,
@@ -45,6 +56,7 @@ def build_classifier(
     Args:
         pretrained: The encoder's sizes and weights.
         num_labels: Logits of a row.
+        pooling: The state that stands for a row: of [CLS], or the mean over its tokens.
         dropout_prob: Dropout everywhere.
         compute_dtype: Dtype of activations and matrix products.
         seed: Decides the weights that are drawn.
@@ -55,7 +67,7 @@ def build_classifier(
         hidden_dropout_prob=dropout_prob,
         attention_probs_dropout_prob=dropout_prob,
     )
-    model = Classifier(sizes, num_labels, compute_dtype)
+    model = Classifier(sizes, num_labels, pooling, compute_dtype)
     rng = torch.Generator().manual_seed(step_seed(seed, "classifier", 0))
     init_weights(model.head, sizes.initializer_range, rng)
     if from_scratch:
