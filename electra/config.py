@@ -288,6 +288,7 @@ PRESETS: Mapping[str, PretrainConfig] = {
     "tiny": PretrainConfig(
         model=encoder_sizes(128, 4, 128, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
         generator=GeneratorConfig(hidden_fraction=1.0, layers_fraction=0.5),
+        method=MethodConfig(disc_weight=5.0),
         optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=300, adam_beta2=0.98),
         train=TrainConfig(
             steps=6500,
@@ -399,7 +400,7 @@ class FinetuneConfig:
 
 FINETUNE_PRESETS: Mapping[str, FinetuneConfig] = {
     # Ours, not the paper's.
-    "tiny": FinetuneConfig(learning_rate=5e-4, layer_lr_decay=1.0, pooling="mean"),
+    "tiny": FinetuneConfig(learning_rate=1e-3, layer_lr_decay=1.0, pooling="mean"),
     "small": FinetuneConfig(),
     "base": FinetuneConfig(learning_rate=1e-4),
     "large": FinetuneConfig(learning_rate=5e-5, layer_lr_decay=0.9),
@@ -428,11 +429,16 @@ class QuickstartConfig:
     more than `pretrain.train.steps`."""
     num_packages: int = 8
     """Packages among which the question "which one does this text come from?" chooses."""
+    num_questions: int = 2000
+    """Labelled texts to fine-tune on; half as many are asked. Few, as labels are."""
 
 
 QUICKSTART = QuickstartConfig(
     tokenizer=TokenizerConfig(vocab_size=8192),
     prepare=PrepareConfig(heldout_prob=0.02),
-    pretrain=PRESETS["tiny"],
-    finetune=FINETUNE_PRESETS["tiny"],
+    pretrain=dataclasses.replace(
+        PRESETS["tiny"],
+        train=dataclasses.replace(PRESETS["tiny"].train, steps=3000, batch_size=32),
+    ),
+    finetune=dataclasses.replace(FINETUNE_PRESETS["tiny"], epochs=6),
 )

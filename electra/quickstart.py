@@ -93,7 +93,7 @@ def quickstart(text: Sequence[str], out: Path, config: QuickstartConfig) -> None
     finetunings = []
     if question:
         folder = out / "question"
-        _write_question(folder, question)
+        _write_question(folder, question, config.num_questions)
         for start in ("pretrained", "scratch"):
             scores = out / f"finetune-{start}"
             is_scratch = start == "scratch"
@@ -206,8 +206,10 @@ def _find_question(
     return package_question(passages, len(files), config.prepare.seed)
 
 
-def _write_question(folder: Path, question: tuple[list[Question], list[Question]]) -> None:
+def _write_question(
+    folder: Path, question: tuple[list[Question], list[Question]], count: int
+) -> None:
     folder.mkdir()
-    for name, part in zip(("train", "dev"), question, strict=True):
-        lines = [json.dumps(each._asdict(), ensure_ascii=False) + "\n" for each in part]
+    for name, part, most in zip(("train", "dev"), question, (count, count // 2), strict=True):
+        lines = [json.dumps(each._asdict(), ensure_ascii=False) + "\n" for each in part[:most]]
         (folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")

@@ -87,6 +87,7 @@ def rows(task, pretrained):
 
 def build(pretrained, **changes) -> Classifier:
     settings = {
+        "pooling": "cls",
         "dropout_prob": 0.1,
         "compute_dtype": torch.float32,
         "seed": 0,
@@ -99,8 +100,9 @@ def build(pretrained, **changes) -> Classifier:
 # --- the network ---
 
 
-def test_padding_does_not_change_logits(pretrained, task, rows):
-    model = build(pretrained)
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_padding_does_not_change_logits(pooling, pretrained, task, rows):
+    model = build(pretrained, pooling=pooling)
     keep_tokens(model, rows.token_ids)
     together = predict(model, rows.dev, CPU)
     for number, example in enumerate(task.dev[:10]):
@@ -287,7 +289,9 @@ def test_the_folder_holds_scores_predictions_and_a_model_that_gives_them(start, 
 
     seed = out / "seed-1"
     facts = json.loads((seed / "model/config.json").read_text())
-    model = Classifier(from_dict(EncoderConfig, facts["encoder"]), 2, torch.float32)
+    model = Classifier(
+        from_dict(EncoderConfig, facts["encoder"]), 2, facts["pooling"], torch.float32
+    )
     model.load_state_dict(load_file(seed / "model/model.safetensors"))
     task = read_task("own", data, config.own)
     rows = encode_task(task, Tokenizer.load(seed / "model/tokenizer"), facts["sequence_length"])

@@ -270,7 +270,8 @@ def test_labels_and_losses_are_those_of_the_definition(rows):
             logits[real], output.is_replaced_BL[real].float()
         )
         torch.testing.assert_close(output.disc_loss, expected)
-        torch.testing.assert_close(output.loss, output.mlm_loss + 50 * output.disc_loss)
+        weight = model.config.disc_weight
+        torch.testing.assert_close(output.loss, output.mlm_loss + weight * output.disc_loss)
     assert seen_correct
 
 
