@@ -109,7 +109,7 @@ def test_padding_does_not_change_logits(pooling, pretrained, task, rows):
         alone = encode_task(
             dataclasses.replace(task, train=[example], dev=[], test=[]), pretrained.tokenizer, 32
         )
-        whole = build(pretrained)
+        whole = build(pretrained, pooling=pooling)
         keep_tokens(whole, alone.token_ids)
         torch.testing.assert_close(predict(whole, alone.train, CPU)[0], together[number])
 
