@@ -14,7 +14,14 @@ from typing import Any
 
 import torch
 
-from electra.config import PrepareConfig, PretrainConfig, QuickstartConfig
+from electra.config import (
+    PRESETS,
+    PrepareConfig,
+    PretrainConfig,
+    QuickstartConfig,
+    TokenizerConfig,
+    finetune_preset,
+)
 from electra.corpus.examples import Examples
 from electra.corpus.harvest import Docstring, harvest, write_jsonl
 from electra.corpus.prepare import prepare
@@ -28,6 +35,7 @@ from electra.pretrain import build_model, fit_to_shards, pretrain
 from electra.reports.page import write_page
 from electra.reports.runs import read_finetuning, read_runs, read_samples
 from electra.reports.tables import finetuning_table, heldout_table
+from electra.settings import flatten, to_dict
 from electra.terminal import (
     Display,
     Progress,
@@ -63,14 +71,15 @@ def quickstart(text: Sequence[str], out: Path, config: QuickstartConfig) -> None
             write_jsonl(_count(harvest(), progress), out / "corpus.jsonl")
 
     words = shlex.join(corpus)
-    size = config.tokenizer.vocab_size
-    print_step(f"electra tokenizer {words} --out {out}/tokenizer --set vocab_size={size}")
+    changed = set_words(TokenizerConfig(), config.tokenizer)
+    print_step(f"electra tokenizer {words} --out {out}/tokenizer{changed}")
     with Progress("vocabulary", unit="lines") as progress:
         lines = _count(_read_lines(corpus, config.prepare), progress)
         tokenizer = Tokenizer.train(lines, config.tokenizer)
     tokenizer.save(out / "tokenizer")
 
-    print_step(f"electra prepare {words} --tokenizer {out}/tokenizer --out {out}/shards")
+    changed = set_words(PrepareConfig(), config.prepare)
+    print_step(f"electra prepare {words} --tokenizer {out}/tokenizer --out {out}/shards{changed}")
     with Progress("preparing", unit="bytes") as progress:
         prepare(
             corpus,
@@ -80,10 +89,11 @@ def quickstart(text: Sequence[str], out: Path, config: QuickstartConfig) -> None
             lambda done, total, tokens: progress.update(done, total, f"{tokens:,} tokens"),
         )
 
-    settings = fit_to_time(config, open_shards(out / "shards"))
-    steps = settings.train.steps
-    print_step(f"electra pretrain {out}/shards --out {out}/run --set train.steps={steps}")
-    with Display(steps=steps) as display:
+    shards = open_shards(out / "shards")
+    settings = fit_to_time(config, shards)
+    changed = set_words(fit_to_shards(PRESETS["tiny"], shards), settings)
+    print_step(f"electra pretrain {out}/shards --out {out}/run{changed}")
+    with Display(steps=settings.train.steps) as display:
         pretrain(out / "shards", out / "run", settings, display.show)
     samples = read_samples(out / "run")
     print_step("a held-out text: what the generator put in, and what the discriminator suspects")
@@ -98,6 +108,7 @@ def quickstart(text: Sequence[str], out: Path, config: QuickstartConfig) -> None
             scores = out / f"finetune-{start}"
             is_scratch = start == "scratch"
             flag = " --from-scratch" if is_scratch else ""
+            flag += set_words(finetune_preset(settings.model), config.finetune)
             print_step(
                 f"electra finetune {out}/run --task own --data {folder} --out {scores}{flag}"
             )
@@ -170,6 +181,17 @@ def fit_to_time(config: QuickstartConfig, shards: Shards) -> PretrainConfig:
         train, steps=steps, log_every=25, evaluate_every=max(1, steps // 8), save_every=steps
     )
     return dataclasses.replace(settings, optimizer=optimizer, train=train)
+
+
+def set_words(default: Any, settings: Any) -> str:
+    """Return " --set name=value ..." for what differs from the verb's default, or nothing."""
+    before = dict(flatten(to_dict(default)))
+    changes = [
+        f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}"
+        for name, value in flatten(to_dict(settings))
+        if value != before[name]
+    ]
+    return f" --set {' '.join(changes)}" if changes else ""
 
 
 def _count(items: Iterable[Any], progress: Progress) -> Iterator[Any]:
