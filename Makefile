@@ -1,15 +1,12 @@
 PYTHON ?= python3
 
-.PHONY: quickstart test test-slow check clean
+.PHONY: quickstart test check clean
 
 quickstart: .venv/ready
 	.venv/bin/electra quickstart
 
 test: .venv/ready-dev
-	.venv/bin/pytest -n 2 -m "not slow"
-
-test-slow: .venv/ready-dev
-	.venv/bin/pytest -n 2 -m slow
+	.venv/bin/pytest -n 2
 
 check: .venv/ready-dev
 	.venv/bin/ruff format --check .
