@@ -178,7 +178,7 @@ def fit_to_time(config: QuickstartConfig, shards: Shards) -> PretrainConfig:
     steps = min(train.steps, max(100, round(config.pretrain_seconds / sorted(seconds)[1])))
     optimizer = dataclasses.replace(settings.optimizer, warmup_steps=steps // 10)
     train = dataclasses.replace(
-        train, steps=steps, log_every=25, evaluate_every=max(1, steps // 8), save_every=steps
+        train, steps=steps, log_every=50, evaluate_every=max(1, steps // 8), save_every=steps
     )
     return dataclasses.replace(settings, optimizer=optimizer, train=train)
 

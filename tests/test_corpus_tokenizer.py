@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from electra.config import TokenizerConfig, UserError
 from electra.corpus.tokenizer import Tokenizer
 
-BERT_VOCAB = Path("/work/shared/data/vocab/bert-base-uncased.txt")
+BERT_VOCAB = Path(__file__).parents[2] / "shared" / "data" / "vocab" / "bert-base-uncased.txt"
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 HOSTILE = [
     *("", "   ", "Hello, World!", "naïve Ångström İstanbul ß ΑΣΣ", "中文字 mixed中文"),
