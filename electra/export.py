@@ -11,7 +11,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from electra.config import EncoderConfig
-from electra.corpus.tokenizer import Tokenizer, new_folder
+from electra.corpus.tokenizer import Tokenizer
+from electra.files import new_folder, write_json
 from electra.model.huggingface import (
     DISCRIMINATOR_HEAD,
     GENERATOR_HEAD,
@@ -20,7 +21,6 @@ from electra.model.huggingface import (
     head_to_huggingface,
 )
 from electra.training.checkpoint import FILES, find_checkpoint, read_tensors
-from electra.training.files import write_json
 from electra.training.pretrained import read_run_config
 
 

@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from electra.config import FinetuneConfig, OptimizerConfig, require
+from electra.files import sha256_file, write_json
 from electra.settings import to_dict
 from electra.tasks.classifier import (
     Classifier,
@@ -49,7 +50,6 @@ from electra.training.device import (
     prepare_process,
     step_seed,
 )
-from electra.training.files import sha256_file, write_json
 from electra.training.optimizer import build_optimizer, learning_rate_at, set_learning_rate
 from electra.training.pretrained import Pretrained, load_pretrained
 from electra.training.run import find_commit, write_manifest

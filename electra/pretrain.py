@@ -21,6 +21,7 @@ from electra.config import PretrainConfig, require
 from electra.corpus.examples import Batch, Examples, permute
 from electra.corpus.shards import Shards, open_shards
 from electra.corpus.tokenizer import Tokenizer
+from electra.files import write_json
 from electra.method.measures import Measures
 from electra.method.replaced_token_detection import ReplacedTokenDetection
 from electra.model.encoder import Encoder
@@ -35,7 +36,6 @@ from electra.training.device import (
     prepare_process,
     step_seed,
 )
-from electra.training.files import write_json
 from electra.training.optimizer import build_optimizer, learning_rate_at, set_learning_rate
 from electra.training.pretrained import read_run_config
 from electra.training.run import MetricsLog, read_metrics, stop_on_signal, write_manifest

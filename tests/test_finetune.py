@@ -15,6 +15,7 @@ from electra.config import (
     finetune_preset,
 )
 from electra.corpus.tokenizer import Tokenizer
+from electra.files import write_json
 from electra.finetune import finetune, fit_to_start, train_classifier
 from electra.model.encoder import Encoder
 from electra.model.huggingface import config_to_huggingface, encoder_to_huggingface
@@ -30,7 +31,6 @@ from electra.tasks.classifier import (
 from electra.tasks.registry import read_task
 from electra.tasks.rows import encode_task
 from electra.training.device import step_seed
-from electra.training.files import write_json
 from electra.training.optimizer import build_optimizer
 from electra.training.pretrained import load_pretrained
 

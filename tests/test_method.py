@@ -29,6 +29,20 @@ def generator(seed):
     return torch.Generator().manual_seed(seed)
 
 
+def assemble(config):
+    small = config.generator.encoder(config.model)
+    discriminator = Encoder(config.model)
+    return ReplacedTokenDetection(
+        discriminator=discriminator,
+        discriminator_head=DiscriminatorHead(config.model),
+        generator=Encoder(small, embeddings=discriminator.embeddings),
+        generator_head=GeneratorHead(small),
+        config=config.method,
+        mask_id=MASK,
+        never_masked_ids=NEVER_MASKED,
+    )
+
+
 def build(preset="tiny", dropout=None):
     """A preset's networks; with `dropout`, two layers of 128 and a vocabulary of 60 instead."""
     config = PRESETS[preset]
@@ -42,17 +56,7 @@ def build(preset="tiny", dropout=None):
             attention_probs_dropout_prob=dropout,
         )
         config = dataclasses.replace(config, model=sizes)
-    small = config.generator.encoder(config.model)
-    discriminator = Encoder(config.model)
-    model = ReplacedTokenDetection(
-        discriminator=discriminator,
-        discriminator_head=DiscriminatorHead(config.model),
-        generator=Encoder(small, embeddings=discriminator.embeddings),
-        generator_head=GeneratorHead(small),
-        config=config.method,
-        mask_id=MASK,
-        never_masked_ids=NEVER_MASKED,
-    )
+    model = assemble(config)
     init_weights(model, 0.02, generator(0))
     return model
 
@@ -220,18 +224,7 @@ def test_parameter_counts():
     expected = {"small": 14_196_219, "base": 119_386_427, "large": 354_655_291}
     for preset, count in expected.items():
         with torch.device("meta"):
-            config = PRESETS[preset]
-            small = config.generator.encoder(config.model)
-            discriminator = Encoder(config.model)
-            model = ReplacedTokenDetection(
-                discriminator=discriminator,
-                discriminator_head=DiscriminatorHead(config.model),
-                generator=Encoder(small, embeddings=discriminator.embeddings),
-                generator_head=GeneratorHead(small),
-                config=config.method,
-                mask_id=MASK,
-                never_masked_ids=NEVER_MASKED,
-            )
+            model = assemble(PRESETS[preset])
         assert sum(parameter.numel() for parameter in model.parameters()) == count
     with torch.device("meta"):
         config = PRESETS["small"].model

@@ -27,8 +27,9 @@ from electra.config import PrepareConfig, UserError, require
 from electra.corpus.compression import STDIN
 from electra.corpus.shards import FORMAT, PARTS, VERSION, ShardWriter, tokens_dtype
 from electra.corpus.text import TextCounts, find_files, read_documents
-from electra.corpus.tokenizer import Tokenizer, new_folder
+from electra.corpus.tokenizer import Tokenizer
 from electra.corpus.vocabulary import break_words
+from electra.files import new_folder
 
 Progress = Callable[[int, int | None, int], None]
 """Told the source bytes read, those in all (None: unknown) and the tokens written so far."""

@@ -24,6 +24,7 @@ import numpy as np
 
 from electra.config import UserError, require
 from electra.corpus.tokenizer import Tokenizer
+from electra.files import sha256_file
 
 Part = Literal["train", "heldout"]
 
@@ -122,16 +123,11 @@ def _open_shard(folder: Path, name: str, entry: dict[str, Any], dtype: str) -> S
         actual = path.stat().st_size
         require(actual == size, f"{path} is damaged: {actual:,} bytes, not {size:,}")
         require(
-            _file_digest(path) == entry["sha256"][column],
+            sha256_file(path) == entry["sha256"][column],
             f"{path} is damaged: its sha256 differs from the manifest's",
         )
         columns[column] = np.memmap(path, dtype=column_dtype, mode="r")
     return Shard(**columns)
-
-
-def _file_digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class ShardWriter:

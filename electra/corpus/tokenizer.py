@@ -9,9 +9,7 @@ special id. (transformers, which loads the same folder, reads it as the mask, as
 
 import hashlib
 import json
-import shutil
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Self
@@ -27,6 +25,7 @@ from electra.corpus.vocabulary import (
     replace_surrogates,
     train_tokens,
 )
+from electra.files import new_folder
 
 MODEL_MAX_LENGTH = 512
 """Positions of a published ELECTRA model, told to transformers."""
@@ -185,25 +184,6 @@ class Tokenizer:
     def __reduce__(self) -> tuple:
         """Travel to another process as the three facts it is made of."""
         return _rebuild, (self.tokens_by_id, self.lowercase, self.strip_accents)
-
-
-@contextmanager
-def new_folder(folder: Path) -> Iterator[Path]:
-    """Give `<folder>.incomplete` to write into, and rename it at the end; on an error, remove it.
-
-    Raises:
-        UserError: the folder exists already.
-    """
-    require(not folder.exists(), f"{folder} exists already; remove it or choose another name")
-    incomplete = folder.with_name(f"{folder.name}.incomplete")
-    shutil.rmtree(incomplete, ignore_errors=True)  # of a run that was killed
-    incomplete.mkdir(parents=True)
-    try:
-        yield incomplete
-        incomplete.rename(folder)
-    except BaseException:
-        shutil.rmtree(incomplete, ignore_errors=True)
-        raise
 
 
 def _rebuild(tokens: tuple[str, ...], lowercase: bool, strip_accents: bool) -> Tokenizer:

@@ -38,7 +38,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 class Dropout(nn.Module):
-    """Dropout whose random numbers cost a fifth of torch's own on a CPU.
+    """Dropout that takes less than half of torch's time on a CPU.
 
     A CPU draws 16 random bits per element, in blocks of 64, and keeps the element if they are below
     round((1 - prob) * 65536): the kept share is exact to 1/131072 and is what the survivors are

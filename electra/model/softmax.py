@@ -5,8 +5,7 @@ Shape suffixes: M positions, E embedding size, V vocabulary.
 `loss_and_sample_plain` is the definition. `loss_and_sample` computes the same in one pass: the
 exponentials that the loss needs are those that the sample and the gradient need, logits exist for
 `CHUNK` positions at a time, and float32 work is done on `SLICE` rows so that it stays in the cache.
-With 302 x 30,522 logits on two cores it takes about a tenth of the plain time
-(docs/PERFORMANCE.md).
+docs/PERFORMANCE.md has what it gives.
 """
 
 from typing import Any, NamedTuple

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from electra.config import UserError
-from electra.training.files import sha256_file, write_json
+from electra.files import sha256_file, write_json
 
 FILES = ("model.safetensors", "optimizer.safetensors")
 

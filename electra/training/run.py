@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 import electra
-from electra.training.files import write_json
+from electra.files import write_json
 
 
 def write_manifest(folder: Path, **facts: Any) -> None:
