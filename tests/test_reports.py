@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import pytest
 
 from electra.config import PRESETS, UserError
-from electra.reports.curves import PANELS, draw_svg, write_png
+from electra.reports.curves import PANELS, draw_svg
 from electra.reports.glossary import format_count, format_seconds
 from electra.reports.page import write_page
 from electra.reports.readme import BEGIN, END, update_readme
@@ -308,13 +308,6 @@ def test_a_run_of_one_record_can_be_drawn(run_folder, records):
     write_records(run_folder, records)
     for panel in PANELS[1], PANELS[-1]:
         draw_svg(panel, read_runs([run_folder]))
-
-
-def test_the_picture_is_a_png(run_folder, tmp_path):
-    write_png(tmp_path / "curves.png", read_runs([run_folder]))
-    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(UserError, match="cannot write"):
-        write_png(tmp_path / "nowhere" / "curves.png", read_runs([run_folder]))
 
 
 def test_the_readme_is_replaced_between_its_markers_only(run_folder, tmp_path):

@@ -5,7 +5,6 @@ import io
 import math
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import matplotlib
@@ -15,7 +14,6 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter
 
-from electra.config import UserError
 from electra.reports.glossary import GLOSSARY
 from electra.reports.runs import Record, Run
 
@@ -101,22 +99,6 @@ def draw_svg(panel: Panel, runs: Sequence[Run]) -> str:
     width, height = (round(72 * size, 1) for size in figure.get_size_inches())
     label = html.escape(f"{panel.title} against optimizer steps")
     return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{label}">{svg.strip()}'
-
-
-def write_png(path: Path, runs: Sequence[Run]) -> None:
-    """Write all panels into one picture."""
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(10, 12), layout="constrained", facecolor="white")
-        for axes, panel in zip(figure.subplots(4, 2).flat, PANELS, strict=True):
-            _draw(axes, panel, runs)
-            axes.set_title(panel.title, loc="left", fontsize=10, fontweight="bold")
-        temporary = path.with_name(path.name + ".incomplete")
-        try:
-            figure.savefig(temporary, format="png", dpi=150)
-            temporary.replace(path)
-        except OSError as error:
-            temporary.unlink(missing_ok=True)
-            raise UserError(f"cannot write {path}: {error.strerror}") from None
 
 
 def _draw(axes: Axes, panel: Panel, runs: Sequence[Run]) -> None:
