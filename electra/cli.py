@@ -216,6 +216,7 @@ def pretrain(
     resume
         A run folder to continue; its own settings count.
     """
+    from electra.reports.glossary import describe_heldout
     from electra.terminal import Display, print_done
 
     if resume is not None:
@@ -252,11 +253,11 @@ def pretrain(
             f"stopped at step {stop.step:,}; {run} is safe", f"electra pretrain --resume {run}"
         )
         sys.exit(130)
-    heldout = results["heldout"]
+    reached = ", ".join(
+        f"{name} {value}" for name, value in describe_heldout(results["heldout"]).items()
+    )
     print_done(
-        f"wrote {run}: disc_loss {heldout['disc_loss']:.4f} (constant predictor "
-        f"{heldout['constant_disc_loss']:.4f}), AUC {heldout['disc_auc'] or 0:.3f}, MLM accuracy "
-        f"{heldout['mlm_accuracy']:.3f} on held-out text",
+        f"wrote {run}: {reached} on held-out text",
         f"electra finetune {run} --task own --data FOLDER --out results",
     )
 

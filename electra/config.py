@@ -124,40 +124,121 @@ class GeneratorConfig:
     narrower than the discriminator's, so there is at least one."""
     layers_fraction: float = 1.0
     """Number of layers as a share of the discriminator's."""
+    hidden_size: int = 0
+    """Width outright; 0: by `hidden_fraction`."""
+    num_hidden_layers: int = 0
+    """Number of layers outright; 0: by `layers_fraction`."""
+    kind: Literal["network", "uniform", "unigram"] = "network"
+    """network: the paper's. uniform, unigram: no network, but draws of any token alike, or in
+    proportion to its frequency."""
+    temperature: float = 1.0
+    """Divides the logits before a token is drawn; above 1, draws are wilder."""
+    disallow_correct: bool = False
+    """Whether the original token is never drawn."""
 
     def __post_init__(self) -> None:
         for name in ("hidden_fraction", "layers_fraction"):
             value = getattr(self, name)
             require(0 < value <= 1, f"generator.{name} must lie in (0, 1], not {value}")
+        for name in ("hidden_size", "num_hidden_layers"):
+            require(
+                getattr(self, name) >= 0,
+                f"generator.{name} must be >= 0, not {getattr(self, name)}",
+            )
+        require(self.temperature > 0, f"generator.temperature must be > 0, not {self.temperature}")
+        require(
+            self.kind == "network" or self.temperature == 1,
+            f"generator.temperature {self.temperature} has no meaning for kind {self.kind}; leave "
+            "it at 1",
+        )
 
     def encoder(self, discriminator: EncoderConfig) -> EncoderConfig:
         """Return the generator's sizes for this discriminator.
 
         Source: run_pretraining.py get_generator_config.
         """
-        hidden_size = round(discriminator.hidden_size * self.hidden_fraction)
+        hidden_size = self.hidden_size or round(discriminator.hidden_size * self.hidden_fraction)
+        fraction = hidden_size / discriminator.hidden_size
         head_size = discriminator.hidden_size // discriminator.num_attention_heads
+        num_heads = max(1, hidden_size // head_size)
+        require(
+            hidden_size % num_heads == 0,
+            f"the generator's hidden_size {hidden_size} must be a multiple of its {num_heads} "
+            f"heads; {hidden_size - hidden_size % head_size} is",
+        )
+        num_layers = round(discriminator.num_hidden_layers * self.layers_fraction)
         return dataclasses.replace(
             discriminator,
             hidden_size=hidden_size,
-            intermediate_size=round(discriminator.intermediate_size * self.hidden_fraction),
-            num_attention_heads=max(1, hidden_size // head_size),
-            num_hidden_layers=max(1, round(discriminator.num_hidden_layers * self.layers_fraction)),
+            intermediate_size=round(discriminator.intermediate_size * fraction),
+            num_attention_heads=num_heads,
+            num_hidden_layers=self.num_hidden_layers or max(1, num_layers),
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class MethodConfig:
-    """Replaced token detection. Source: section 2, Table 6."""
+    """What is trained, and how. Source: sections 2, 3.2 and 3.5, Table 6."""
 
+    mode: Literal["paper", "reference"] = "paper"
+    """Whose details: the paper's, or those of the released code, quirks included: positions drawn
+    with replacement, 85/15, Adam without bias correction, decay during warm-up, Glorot where no
+    initialiser was named. docs/DEVIATIONS.md has them one by one."""
+    objective: Literal["rtd", "rtd_masked_only", "mlm", "replace_mlm", "all_tokens_mlm"] = "rtd"
+    """rtd: replaced token detection. rtd_masked_only: its loss over the masked positions only
+    ("ELECTRA 15%"). mlm: masked language modelling. replace_mlm: with the generator's draws instead
+    of [MASK]. all_tokens_mlm: likewise, predicting every token, with a copy mechanism."""
+    scheme: Literal["joint", "two_stage", "adversarial"] = "joint"
+    """How generator and discriminator of rtd are trained: together; one after the other; or the
+    generator, by policy gradient, against the discriminator."""
+    generator_steps: int = 0
+    """two_stage: steps in which the generator is trained alone. Learning rates warm up anew for the
+    discriminator. Unset: half of all steps."""
+    sharing: Literal["none", "embeddings", "all"] = "embeddings"
+    """What the two networks share: nothing; the embedding block (tokens, positions, segments, layer
+    norm); or all of the encoder, which must then be equally large."""
     mask_prob: float = 0.15
     """Share of a row's real tokens that the generator predicts; 0.25 for Large."""
+    mask_unit: Literal["token", "whole_word", "span"] = "token"
+    """What is masked as a whole: tokens; words; spans of 3.8 words on average (SpanBERT)."""
+    shown_at_mask: Literal["auto", "mask", "80/10/10", "85/15"] = "auto"
+    """What a masked position shows: [MASK]; BERT's 80% [MASK], 10% a random token, 10% the
+    original; or the released ELECTRA code's 85% [MASK], 15% the original. auto: [MASK], and 85/15
+    in reference mode."""
     disc_weight: float = 50.0
     """Lambda, the weight of the discriminator's loss."""
 
     def __post_init__(self) -> None:
         require(0 < self.mask_prob < 1, f"mask_prob must lie in (0, 1), not {self.mask_prob}")
         require(self.disc_weight >= 0, f"disc_weight must be >= 0, not {self.disc_weight}")
+        require(
+            self.mode == "paper" or (self.objective in ("rtd", "mlm") and self.scheme == "joint"),
+            f"method.mode reference has rtd and mlm, trained jointly: the released code has no "
+            f"{self.objective if self.scheme == 'joint' else self.scheme}",
+        )
+        require(
+            self.mode == "paper" or self.mask_unit == "token",
+            f"method.mode reference masks tokens; mask_unit {self.mask_unit} needs mode paper",
+        )
+        require(
+            self.scheme == "joint" or self.objective == "rtd",
+            f"method.scheme {self.scheme} is a way of training rtd, not {self.objective}",
+        )
+        require(
+            self.scheme != "two_stage" or self.sharing == "none",
+            f"method.scheme two_stage freezes the generator, and what it shares with the "
+            f"discriminator cannot be both frozen and trained: set method.sharing=none, not "
+            f"{self.sharing}",
+        )
+        require(
+            self.scheme != "adversarial" or self.sharing != "all",
+            "method.scheme adversarial sets the two networks against each other; with "
+            "method.sharing all they are one: choose embeddings or none",
+        )
+        require(
+            self.generator_steps == 0 or self.scheme == "two_stage",
+            f"method.generator_steps {self.generator_steps} needs method.scheme=two_stage",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,6 +290,9 @@ class TrainConfig:
     """Optimizer steps."""
     batch_size: int
     """Rows per optimizer step."""
+    accumulation: int = 1
+    """Pieces in which a step's rows are computed, one after the other, where they do not fit into
+    memory together. The step is the same but for rounding and dropout."""
     seed: int = 0
     """Seed of weights, order, positions, draws and dropout."""
     initial_weights: Literal["bert", "neighbours"] = "bert"
@@ -236,6 +320,11 @@ class TrainConfig:
         for name in ("steps", "batch_size", "log_every", "evaluate_every", "save_every"):
             require(getattr(self, name) >= 1, f"{name} must be >= 1, not {getattr(self, name)}")
         require(
+            1 <= self.accumulation <= self.batch_size,
+            f"train.accumulation must lie in 1 to batch_size {self.batch_size}, not "
+            f"{self.accumulation}",
+        )
+        require(
             self.keep_checkpoints >= 1,
             f"keep_checkpoints must be >= 1, not {self.keep_checkpoints}",
         )
@@ -259,7 +348,26 @@ class PretrainConfig:
             f"examples.sequence_length {self.examples.sequence_length} must not exceed "
             f"model.max_position_embeddings {self.model.max_position_embeddings}",
         )
-        if self.train.initial_weights == "neighbours":
+        method, generator = self.method, self.generator
+        sizes = generator.encoder(self.model)
+        require(
+            method.sharing != "all" or sizes == self.model,
+            f"method.sharing all needs networks of equal size, not {sizes.hidden_size} x "
+            f"{sizes.num_hidden_layers} beside {self.model.hidden_size} x "
+            f"{self.model.num_hidden_layers}: set generator.hidden_fraction=1 "
+            "generator.layers_fraction=1",
+        )
+        require(
+            generator.kind == "network" or (method.scheme == "joint" and method.sharing != "all"),
+            f"generator.kind {generator.kind} has no network: it goes with method.scheme joint, "
+            "and with method.sharing embeddings or none",
+        )
+        require(
+            method.generator_steps < self.train.steps,
+            f"method.generator_steps {method.generator_steps} must be less than train.steps "
+            f"{self.train.steps}",
+        )
+        if self.train.initial_weights == "neighbours" and generator.kind == "network":
             for encoder in (self.model, self.generator.encoder(self.model)):
                 require(
                     encoder.hidden_size >= encoder.embedding_size,
@@ -267,6 +375,13 @@ class PretrainConfig:
                     f"embeddings: hidden_size {encoder.hidden_size} is less than embedding_size "
                     f"{encoder.embedding_size}; set generator.hidden_fraction=1",
                 )
+
+    @property
+    def second_stage(self) -> int:
+        """Step at which two_stage turns to the discriminator; 0 for other schemes."""
+        if self.method.scheme != "two_stage":
+            return 0
+        return self.method.generator_steps or self.train.steps // 2
 
 
 def encoder_sizes(
@@ -429,8 +544,13 @@ class QuickstartConfig:
     more than `pretrain.train.steps`."""
     num_packages: int = 8
     """Packages among which the question "which one does this text come from?" chooses."""
-    num_questions: int = 2000
-    """Labelled texts to fine-tune on; half as many are asked. Few, as labels are."""
+    num_labelled: int = 160
+    """Labelled texts to fine-tune on: twenty for each package. Labels are few where they cost
+    somebody's time, and there pre-training counts most."""
+    num_asked: int = 1000
+    """Texts asked about."""
+    seeds: int = 5
+    """Fine-tunings, with and without pre-training; their median counts."""
 
 
 QUICKSTART = QuickstartConfig(
@@ -442,5 +562,5 @@ QUICKSTART = QuickstartConfig(
         model=dataclasses.replace(PRESETS["tiny"].model, num_hidden_layers=2),
         train=dataclasses.replace(PRESETS["tiny"].train, steps=4000, batch_size=32),
     ),
-    finetune=dataclasses.replace(FINETUNE_PRESETS["tiny"], epochs=6),
+    finetune=dataclasses.replace(FINETUNE_PRESETS["tiny"], batch_size=16, epochs=15),
 )

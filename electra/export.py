@@ -1,7 +1,8 @@
 """Export: a run folder in, Hugging Face folders out that transformers loads with no code of ours.
 
-OUT/                ElectraForPreTraining: the discriminator with its head, and the tokenizer
-OUT/generator/      ElectraForMaskedLM: the generator with its head, and the tokenizer
+OUT/                ElectraForPreTraining: the discriminator with its head, and the tokenizer; of an
+                    objective without discriminator ElectraForMaskedLM
+OUT/generator/      ElectraForMaskedLM: the generator, if there is one, likewise
 """
 
 from collections.abc import Mapping
@@ -21,11 +22,11 @@ from electra.model.huggingface import (
     head_to_huggingface,
 )
 from electra.training.checkpoint import FILES, find_checkpoint, read_tensors
-from electra.training.pretrained import read_run_config
+from electra.training.pretrained import kept_encoder, read_run_config, tensors_below
 
 
 def export(run: Path, out: Path) -> None:
-    """Write the two folders from a run's newest checkpoint.
+    """Write the folders from a run's newest checkpoint.
 
     Raises:
         UserError: `run` is not a run folder or has no intact checkpoint; `out` exists.
@@ -34,36 +35,39 @@ def export(run: Path, out: Path) -> None:
     _, checkpoint = find_checkpoint(run)
     tensors = read_tensors(checkpoint / FILES[0])
     tokenizer = Tokenizer.load(run / "tokenizer")
-    discriminator = _below("discriminator.", tensors)
-    shared = {
-        name: value for name, value in discriminator.items() if name.startswith("embeddings.")
-    }
+    kept = kept_encoder(tensors)
+    head = tensors_below("discriminator_head.", tensors)
+    generator_head = tensors_below("generator.head.", tensors)
     with new_folder(out) as folder:
         _write(
             folder,
-            "ElectraForPreTraining",
+            "ElectraForPreTraining" if head else "ElectraForMaskedLM",
             config.model,
             tokenizer,
-            encoder_to_huggingface(discriminator)
-            | head_to_huggingface(_below("discriminator_head.", tensors), DISCRIMINATOR_HEAD),
+            encoder_to_huggingface(kept)
+            | (
+                head_to_huggingface(head, DISCRIMINATOR_HEAD)
+                if head
+                else head_to_huggingface(tensors_below("mlm.head.", tensors), GENERATOR_HEAD)
+            ),
         )
-        (folder / "generator").mkdir()
-        _write(
-            folder / "generator",
-            "ElectraForMaskedLM",
-            config.generator.encoder(config.model),
-            tokenizer,
-            encoder_to_huggingface(shared | _below("generator.", tensors))
-            | head_to_huggingface(_below("generator_head.", tensors), GENERATOR_HEAD),
-        )
-
-
-def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {
-        name.removeprefix(prefix): value
-        for name, value in tensors.items()
-        if name.startswith(prefix)
-    }
+        if generator_head:
+            # What the generator shares stands among the kept encoder's tensors.
+            is_all = config.method.sharing == "all"
+            shared = {
+                name: value
+                for name, value in kept.items()
+                if is_all or name.startswith("embeddings.")
+            }
+            (folder / "generator").mkdir()
+            _write(
+                folder / "generator",
+                "ElectraForMaskedLM",
+                config.generator.encoder(config.model),
+                tokenizer,
+                encoder_to_huggingface(shared | tensors_below("generator.encoder.", tensors))
+                | head_to_huggingface(generator_head, GENERATOR_HEAD),
+            )
 
 
 def _write(

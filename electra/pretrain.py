@@ -15,18 +15,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from electra.config import PretrainConfig, require
+from electra.config import MethodConfig, PretrainConfig, require
 from electra.corpus.examples import Batch, Examples, permute
 from electra.corpus.shards import Shards, open_shards
 from electra.corpus.tokenizer import Tokenizer
 from electra.files import write_json
+from electra.method.masking import count, find_real
 from electra.method.measures import Measures
-from electra.method.replaced_token_detection import ReplacedTokenDetection
-from electra.model.encoder import Encoder
+from electra.method.objective import Objective, Parts
+from electra.method.registry import build_objective
+from electra.method.schemes import TwoStage
+from electra.model.encoder import Embeddings, Encoder
 from electra.model.heads import DiscriminatorHead, GeneratorHead
-from electra.model.initialisation import init_weights, look_at_neighbours
+from electra.model.initialisation import draw_glorot, init_weights, look_at_neighbours
 from electra.settings import to_dict
 from electra.training.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
 from electra.training.device import (
@@ -120,50 +123,60 @@ def fit_to_shards(config: PretrainConfig, shards: Shards) -> PretrainConfig:
 
 
 def build_model(
-    config: PretrainConfig, tokenizer: Tokenizer, compute_dtype: torch.dtype
-) -> ReplacedTokenDetection:
-    """Return both networks with fresh weights, a function of the seed."""
-    discriminator = Encoder(config.model, compute_dtype=compute_dtype)
-    generator_config = config.generator.encoder(config.model)
-    model = ReplacedTokenDetection(
-        discriminator=discriminator,
-        discriminator_head=DiscriminatorHead(config.model),
-        generator=Encoder(
-            generator_config, embeddings=discriminator.embeddings, compute_dtype=compute_dtype
-        ),
-        generator_head=GeneratorHead(generator_config),
-        config=config.method,
-        mask_id=tokenizer.mask_id,
-        never_masked_ids=(
-            tokenizer.pad_id,
-            tokenizer.cls_id,
-            tokenizer.sep_id,
-            tokenizer.mask_id,
-        ),
-    )
+    config: PretrainConfig,
+    tokenizer: Tokenizer,
+    compute_dtype: torch.dtype,
+    frequencies_V: Tensor | None = None,
+) -> Objective:
+    """Return the objective's networks with fresh weights, a function of the seed.
+
+    Args:
+        config: The settings.
+        tokenizer: Special tokens, vocabulary.
+        compute_dtype: Dtype of activations and matrix products.
+        frequencies_V: `count_tokens` of the shards, for those settings that ask for it.
+    """
+    model = build_objective(Parts(config, tokenizer, compute_dtype, frequencies_V))
     rng = torch.Generator().manual_seed(step_seed(config.train.seed, "weights", 0))
     std = config.model.initializer_range
     init_weights(model, std, rng)
+    if config.method.mode == "reference":
+        draw_glorot(model, rng)
     if config.train.initial_weights == "neighbours":
-        look_at_neighbours([model.discriminator, model.generator], std, rng)
+        by_embeddings: dict[Embeddings, list[Encoder]] = {}
+        for part in model.modules():
+            if isinstance(part, Encoder):
+                by_embeddings.setdefault(part.embeddings, []).append(part)
+        for encoders in by_embeddings.values():
+            look_at_neighbours(encoders, std, rng)
+        if frequencies_V is not None:
+            _begin_at_frequencies(model, config.method, frequencies_V)
     return model
 
 
 @torch.no_grad()
-def begin_at_frequencies(model: ReplacedTokenDetection, shards: Shards) -> None:
-    """Let both heads begin as the best constant predictions.
+def _begin_at_frequencies(model: nn.Module, config: MethodConfig, frequencies_V: Tensor) -> None:
+    """Let the heads begin as the best constant predictions.
 
-    The generator's bias is the logarithm of each token's frequency in the train part, the
-    discriminator's that of the odds at which a token is replaced by a generator that is never
-    right. Left to be learnt, the latter bends the whole discriminator towards a constant: after
-    5.7 M tokens its states had an effective rank of 4.
+    The bias of a softmax is the logarithm of each token's frequency, the discriminator's that of
+    the odds at which a token is replaced by a generator that is never right. Left to be learnt, the
+    latter bends the whole discriminator towards a constant: after 5.7 M tokens its states had an
+    effective rank of 4.
     """
+    for part in model.modules():
+        if isinstance(part, GeneratorHead):
+            part.bias.copy_((frequencies_V / frequencies_V.sum()).log())
+        if isinstance(part, DiscriminatorHead) and config.objective == "rtd":
+            odds = config.mask_prob / (1 - config.mask_prob)
+            part.dense_prediction.bias.fill_(math.log(odds))
+
+
+def count_tokens(shards: Shards) -> Tensor:
+    """Return how often each token stands in the train part, and once more."""
     counts = np.ones(shards.tokenizer.vocab_size)
     for shard in shards.train:
         counts += np.bincount(shard.tokens, minlength=len(counts))
-    model.generator_head.bias.copy_(torch.from_numpy(np.log(counts / counts.sum())))
-    prob = model.config.mask_prob
-    model.discriminator_head.dense_prediction.bias.fill_(math.log(prob / (1 - prob)))
+    return torch.from_numpy(counts)
 
 
 def _train(
@@ -177,20 +190,25 @@ def _train(
 ) -> dict[str, Any]:
     train, seed = config.train, config.train.seed
     tokenizer = shards.tokenizer
-    model = build_model(config, tokenizer, choose_dtype(train.precision, device)).to(device)
-    optimizer = build_optimizer(model, config.optimizer)
+    asks_frequencies = train.initial_weights == "neighbours" or config.generator.kind == "unigram"
+    frequencies_V = count_tokens(shards) if asks_frequencies else None
+    dtype = choose_dtype(train.precision, device)
+    model = build_model(config, tokenizer, dtype, frequencies_V).to(device)
+    optimizer = build_optimizer(model, config.optimizer, mode=config.method.mode)
     first_step = 0
-    if train.initial_weights == "neighbours":
-        begin_at_frequencies(model, shards)
     if resume and (run / "checkpoints").is_dir():
         first_step, checkpoint = find_checkpoint(run)
+        if isinstance(model, TwoStage) and first_step > config.second_stage:
+            model.begin_second()
         load_checkpoint(checkpoint, model, optimizer)
     examples = Examples(shards.train, tokenizer, config.examples, seed)
     heldout = heldout_batches(shards, config)
-    measures = Measures(config.method.disc_weight)
+    measures = Measures(model.loss_weights)
     log = MetricsLog(run, first_step)
     clock = _Clock(log.last_train)
     rng = torch.Generator(device)
+    piece = -(-train.batch_size // train.accumulation)
+    pieces = [slice(first, first + piece) for first in range(0, train.batch_size, piece)]
     num_real, grad_norms = torch.zeros((), dtype=torch.int64, device=device), []
 
     def write(record: dict[str, Any]) -> None:
@@ -203,18 +221,24 @@ def _train(
             batch = examples.batch(step, train.batch_size).to(device)
             rng.manual_seed(step_seed(seed, "corruption", step))
             torch.manual_seed(step_seed(seed, "dropout", step))
-            set_learning_rate(optimizer, learning_rate_at(step, train.steps, config.optimizer))
+            if isinstance(model, TwoStage) and step == config.second_stage:
+                model.begin_second()
+            learning_rate = _learning_rate_at(step, config)
+            set_learning_rate(optimizer, learning_rate)
 
-            output = model(*batch, rng)
-            output.loss.backward()
+            draw = model.masking.draw(batch, rng)
+            counts = count(batch, draw)
+            for rows in pieces:
+                output = model(batch.rows(rows), draw.rows(rows), counts)
+                output.loss.backward()
+                measures.add(output)
             grad_norms.append(
                 nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.max_grad_norm)
             )
             optimizer.step()
             optimizer.zero_grad()
 
-            measures.add(output)
-            num_real += output.real_BL.sum()
+            num_real += counts.num_real
             done = step + 1
             is_last, is_stopped = done == train.steps, stop.requested
             saves = done % train.save_every == 0 or is_last or is_stopped
@@ -224,7 +248,7 @@ def _train(
                     "step": done,
                     **clock.record(done, train.steps, int(num_real)),
                     **measures.record(),
-                    "learning_rate": learning_rate_at(step, train.steps, config.optimizer),
+                    "learning_rate": learning_rate,
                     "grad_norm": torch.stack(grad_norms).mean().item(),
                 }
                 num_real.zero_()
@@ -237,7 +261,7 @@ def _train(
                 write(record)
             with clock.paused():
                 if done % train.evaluate_every == 0 or is_last:
-                    evaluation = evaluate(model, heldout, config, device)
+                    evaluation = evaluate(model, heldout, device)
                     write({"part": "heldout", "step": done, **evaluation})
                 if saves:
                     save_checkpoint(run, done, model, optimizer, train.keep_checkpoints)
@@ -245,26 +269,42 @@ def _train(
                 log.close()
                 raise Interrupted(run, done)
     log.close()
-    write_json(run / "samples.json", _view_rows(model, heldout[0], tokenizer, device))
+    if samples := _view_rows(model, heldout[0], tokenizer, device):
+        write_json(run / "samples.json", samples)
     return _write_results(run)
+
+
+def _learning_rate_at(step: int, config: PretrainConfig) -> float:
+    """Return the rate of a step; each stage of two has a schedule of its own."""
+    first, steps = 0, config.train.steps
+    if config.second_stage:
+        is_second = step >= config.second_stage
+        first, steps = (config.second_stage, steps) if is_second else (0, config.second_stage)
+    return learning_rate_at(step - first, steps - first, config.optimizer, config.method.mode)
 
 
 @torch.no_grad()
 def _view_rows(
-    model: ReplacedTokenDetection, batch: Batch, tokenizer: Tokenizer, device: torch.device
+    model: Objective, batch: Batch, tokenizer: Tokenizer, device: torch.device
 ) -> list[list[dict[str, Any]]]:
-    """Return the first rows of a batch token by token, as both networks see them."""
+    """Return the first rows of a batch token by token, as both networks see them.
+
+    None without a discriminator.
+    """
     model.eval()
     rng = torch.Generator(device).manual_seed(step_seed(0, "heldout", 0))
-    output = model(*batch.to(device), rng)
-    rows = []
+    judgement = model.compute(batch.to(device), rng).judgement
+    rows: list[list[dict[str, Any]]] = []
+    if judgement is None:
+        return rows
+    real_BL = find_real(batch)
     for row in range(min(NUM_SAMPLES, len(batch.input_ids_BL))):
-        length = int(output.real_BL[row].sum())
+        length = int(real_BL[row].sum())
         columns = zip(
-            tokenizer.tokens(output.corrupt_ids_BL[row, :length].tolist()),
+            tokenizer.tokens(judgement.corrupt_ids_BL[row, :length].tolist()),
             tokenizer.tokens(batch.input_ids_BL[row, :length].tolist()),
-            output.is_replaced_BL[row, :length].tolist(),
-            output.disc_logits_BL[row, :length].sigmoid().tolist(),
+            judgement.is_replaced_BL[row, :length].tolist(),
+            judgement.logits_BL[row, :length].sigmoid().tolist(),
             strict=True,
         )
         names = ("token", "original", "is_replaced", "prob_replaced")
@@ -299,18 +339,17 @@ def heldout_batches(shards: Shards, config: PretrainConfig) -> list[Batch]:
 
 @torch.no_grad()
 def evaluate(
-    model: ReplacedTokenDetection,
+    model: Objective,
     batches: list[Batch],
-    config: PretrainConfig,
     device: torch.device,
 ) -> dict[str, Any]:
     """Return the measures on held-out rows: dropout off, positions and uniforms always the same."""
     model.eval()
-    measures = Measures(config.method.disc_weight)
+    measures = Measures(model.loss_weights)
     rng = torch.Generator(device)
     for number, batch in enumerate(batches):
         rng.manual_seed(step_seed(0, "heldout", number))
-        measures.add(model(*batch.to(device), rng))
+        measures.add(model.compute(batch.to(device), rng))
     model.train()
     return measures.record()
 

@@ -103,14 +103,15 @@ def quickstart(text: Sequence[str], out: Path, config: QuickstartConfig) -> None
     finetunings = []
     if question:
         folder = out / "question"
-        _write_question(folder, question, config.num_questions)
+        _write_question(folder, question, config)
         for start in ("pretrained", "scratch"):
             scores = out / f"finetune-{start}"
             is_scratch = start == "scratch"
             flag = " --from-scratch" if is_scratch else ""
             flag += set_words(finetune_preset(settings.model), config.finetune)
             print_step(
-                f"electra finetune {out}/run --task own --data {folder} --out {scores}{flag}"
+                f"electra finetune {out}/run --task own --data {folder} --out {scores} "
+                f"--seeds {config.seeds}{flag}"
             )
             with Progress("fine-tuning", unit="steps") as progress:
                 finetune(
@@ -119,9 +120,9 @@ def quickstart(text: Sequence[str], out: Path, config: QuickstartConfig) -> None
                     folder,
                     scores,
                     config.finetune,
-                    seeds=1,
+                    seeds=config.seeds,
                     from_scratch=is_scratch,
-                    progress=show_finetuning(progress, 1),
+                    progress=show_finetuning(progress, config.seeds),
                 )
             finetunings.append(read_finetuning(scores / "results.json"))
     else:
@@ -171,7 +172,7 @@ def fit_to_time(config: QuickstartConfig, shards: Shards) -> PretrainConfig:
     seconds = []
     for step in range(PROBE_STEPS):
         began = time.perf_counter()
-        model(*examples.batch(step, train.batch_size).to(device), rng).loss.backward()
+        model.compute(examples.batch(step, train.batch_size).to(device), rng).loss.backward()
         if device.type == "cuda":
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - began)
@@ -229,9 +230,10 @@ def _find_question(
 
 
 def _write_question(
-    folder: Path, question: tuple[list[Question], list[Question]], count: int
+    folder: Path, question: tuple[list[Question], list[Question]], config: QuickstartConfig
 ) -> None:
     folder.mkdir()
-    for name, part, most in zip(("train", "dev"), question, (count, count // 2), strict=True):
+    counts = (config.num_labelled, config.num_asked)
+    for name, part, most in zip(("train", "dev"), question, counts, strict=True):
         lines = [json.dumps(each._asdict(), ensure_ascii=False) + "\n" for each in part[:most]]
         (folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")

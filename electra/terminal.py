@@ -31,6 +31,7 @@ MAX_WIDTH = 100
 
 GENERATOR_ROWS = ("mlm_loss", "mlm_accuracy", "sampled_accuracy")
 DISCRIMINATOR_ROWS = ("disc_loss", "constant_disc_loss", "disc_auc", "replaced_rate")
+RESTORER_ROWS = ("restore_loss", "restore_accuracy", "replaced_rate")
 
 
 class _Screen:
@@ -116,7 +117,12 @@ class Display:
     def _panel(self) -> Panel:
         train = self._train
         generator = self._measures("generator", GENERATOR_ROWS)
-        discriminator = self._measures("discriminator", DISCRIMINATOR_ROWS)
+        restores = "restore_loss" in train
+        discriminator = (
+            self._measures("encoder", RESTORER_ROWS)
+            if restores
+            else self._measures("discriminator", DISCRIMINATOR_ROWS)
+        )
         if self._screen.width >= 78:
             measures = Table.grid(expand=True)
             measures.add_row(generator, Text("   "), discriminator)

@@ -12,7 +12,7 @@ from electra.config import PRESETS, UserError
 from electra.corpus.shards import open_shards
 from electra.model.encoder import Encoder
 from electra.model.initialisation import init_weights, look_at_neighbours
-from electra.pretrain import begin_at_frequencies, build_model
+from electra.pretrain import build_model, count_tokens
 from electra.settings import override
 
 
@@ -68,14 +68,13 @@ def test_generator_begins_at_the_frequencies(toy_shards, toy_config):
     )
     size = shards.tokenizer.vocab_size
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=size))
-    model = build_model(config, shards.tokenizer, torch.float32)
-    begin_at_frequencies(model, shards)
+    model = build_model(config, shards.tokenizer, torch.float32, count_tokens(shards))
     tokens = np.concatenate([shard.tokens for shard in shards.train])
-    probs = model.generator_head.bias.detach().exp()
+    probs = model.generator.head.bias.detach().exp()
     assert probs.sum().item() == pytest.approx(1, abs=1e-5)
     token = int(np.bincount(tokens).argmax())
     assert probs[token].item() == pytest.approx((tokens == token).mean(), rel=0.02)
-    assert math.isfinite(model.generator_head.bias.min().item())
+    assert math.isfinite(model.generator.head.bias.min().item())
 
 
 def test_neighbours_needs_room_for_the_embeddings():

@@ -9,17 +9,17 @@ import torch.nn.functional as F
 from scipy import stats
 
 from electra.config import PRESETS, encoder_sizes
+from electra.corpus.examples import Batch
+from electra.corpus.tokenizer import Tokenizer
+from electra.method.masking import Draw, choose_positions, replace
 from electra.method.measures import Measures, area_under_curve, entropy
-from electra.method.replaced_token_detection import (
-    Positions,
-    ReplacedTokenDetection,
-    choose_positions,
-    replace,
-)
+from electra.method.objective import Parts
+from electra.method.registry import build_objective
 from electra.model.encoder import Dropout, Encoder
-from electra.model.heads import DiscriminatorHead, GeneratorHead
+from electra.model.heads import DiscriminatorHead
 from electra.model.initialisation import init_weights
 from electra.model.softmax import loss_and_sample, loss_and_sample_plain
+from electra.settings import override
 
 PAD, UNK, CLS, SEP, MASK = range(5)
 NEVER_MASKED = (PAD, CLS, SEP, MASK)
@@ -29,21 +29,20 @@ def generator(seed):
     return torch.Generator().manual_seed(seed)
 
 
-def assemble(config):
-    small = config.generator.encoder(config.model)
-    discriminator = Encoder(config.model)
-    return ReplacedTokenDetection(
-        discriminator=discriminator,
-        discriminator_head=DiscriminatorHead(config.model),
-        generator=Encoder(small, embeddings=discriminator.embeddings),
-        generator_head=GeneratorHead(small),
-        config=config.method,
-        mask_id=MASK,
-        never_masked_ids=NEVER_MASKED,
+def tokenizer_of(size):
+    """A vocabulary of which nothing matters but its special tokens and where words begin."""
+    pieces = [f"##{n}" if n % 3 == 0 else f"w{n}" for n in range(5, size)]
+    return Tokenizer(
+        ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *pieces], lowercase=True, strip_accents=None
     )
 
 
-def build(preset="tiny", dropout=None):
+def assemble(config, frequencies=None):
+    tokenizer = tokenizer_of(config.model.vocab_size)
+    return build_objective(Parts(config, tokenizer, frequencies_V=frequencies))
+
+
+def build(preset="tiny", dropout=None, settings=()):
     """A preset's networks; with `dropout`, two layers of 128 and a vocabulary of 60 instead."""
     config = PRESETS[preset]
     if dropout is not None:
@@ -56,7 +55,7 @@ def build(preset="tiny", dropout=None):
             attention_probs_dropout_prob=dropout,
         )
         config = dataclasses.replace(config, model=sizes)
-    model = assemble(config)
+    model = assemble(override(config, settings), torch.arange(1, 61))
     init_weights(model, 0.02, generator(0))
     return model
 
@@ -71,7 +70,12 @@ def rows():
     ids[torch.arange(4), length - 1] = SEP
     ids[3, 9], ids[3, 10] = SEP, UNK
     types = (torch.arange(32) > 9).long() * real
-    return ids * real, real, types
+    return Batch(ids * real, real, types)
+
+
+def draw_at(index, chosen):
+    """A draw of these positions."""
+    return Draw(index, chosen, *torch.rand(3, *index.shape))
 
 
 # Positions
@@ -87,18 +91,18 @@ def test_number_of_positions():
         real = torch.arange(512) < length
         maskable = real.clone()
         maskable[0] = maskable[length - 1] = False
-        positions = choose_positions(maskable[None], real[None], prob, generator(0))
-        assert positions.chosen_BS.sum() == expected, (length, prob)
+        _, chosen = choose_positions(maskable[None], real[None], prob, generator(0))
+        assert chosen.sum() == expected, (length, prob)
 
 
 def test_positions_are_distinct_and_never_special(rows):
     ids, real, _ = rows
     maskable = real & ~torch.isin(ids, torch.tensor(NEVER_MASKED))
     for seed in range(200):
-        positions = choose_positions(maskable, real, 0.15, generator(seed))
-        assert positions.chosen_BS.sum(dim=1).tolist() == [5, 3, 1, 5]
+        index_BS, chosen_BS = choose_positions(maskable, real, 0.15, generator(seed))
+        assert chosen_BS.sum(dim=1).tolist() == [5, 3, 1, 5]
         for row in range(4):
-            index = positions.index_BS[row, positions.chosen_BS[row]]
+            index = index_BS[row, chosen_BS[row]]
             assert len(set(index.tolist())) == len(index)
             assert maskable[row, index].all()
 
@@ -106,9 +110,9 @@ def test_positions_are_distinct_and_never_special(rows):
 def test_row_with_nothing_to_mask_is_left_alone():
     ids = torch.tensor([[CLS, SEP, PAD, PAD, PAD, PAD, PAD, PAD]])
     real = ids != PAD
-    positions = choose_positions(torch.zeros_like(real), real, 0.15, generator(0))
-    assert not positions.chosen_BS.any()
-    assert torch.equal(replace(ids, positions, MASK), ids)
+    index, chosen = choose_positions(torch.zeros_like(real), real, 0.15, generator(0))
+    assert not chosen.any()
+    assert torch.equal(replace(ids, draw_at(index, chosen), MASK), ids)
 
 
 def test_every_position_is_equally_likely():
@@ -120,8 +124,8 @@ def test_every_position_is_equally_likely():
     real = torch.ones(20_000, 128, dtype=torch.bool)
     maskable = real.clone()
     maskable[:, [0, 127]] = False
-    positions = choose_positions(maskable, real, 0.15, generator(3))
-    counts = torch.bincount(positions.index_BS.flatten(), minlength=128)[1:127].double()
+    index, _ = choose_positions(maskable, real, 0.15, generator(3))
+    counts = torch.bincount(index.flatten(), minlength=128)[1:127].double()
     expected = 20_000 * 19 / 126
     statistic = ((counts - expected) ** 2 / expected).sum().item() * 125 / (126 - 19)
     assert stats.chi2.sf(statistic, 125) > 1e-4
@@ -133,7 +137,7 @@ def test_replace_touches_only_the_chosen():
     chosen = torch.tensor([[True, True, False], [True, False, False]])
     expected = ids.clone()
     expected[0, 3] = expected[0, 5] = expected[1, 1] = MASK
-    assert torch.equal(replace(ids, Positions(index, chosen), MASK), expected)
+    assert torch.equal(replace(ids, draw_at(index, chosen), MASK), expected)
 
 
 # The generator's softmax
@@ -145,7 +149,7 @@ def softmax_case(num=70, vocab=1000, size=16, dtype=torch.float32, scale=3.0):
     table = (0.3 * torch.randn(vocab, size, generator=rng)).requires_grad_()
     bias = (0.3 * torch.randn(vocab, generator=rng)).requires_grad_()
     targets = torch.randint(vocab, (num,), generator=rng)
-    weights = (torch.rand(num, generator=rng) < 0.9).float()
+    weights = (torch.rand(num, generator=rng) < 0.9).float() / num
     return [features, table, bias], (targets, weights, torch.rand(num, generator=rng))
 
 
@@ -160,8 +164,8 @@ def test_one_pass_equals_plain(num):
     torch.testing.assert_close(fused.loss, plain.loss, rtol=1e-6, atol=0)
     for a, e in zip(actual, expected, strict=True):
         assert (a - e).abs().max() <= 1e-5 * e.abs().max()
-    assert (fused.sampled_M == plain.sampled_M).float().mean() > 0.999
-    assert torch.equal(fused.correct_M, plain.correct_M)
+    assert (fused.sampled == plain.sampled).float().mean() > 0.999
+    assert torch.equal(fused.correct, plain.correct)
 
 
 def test_one_pass_in_bfloat16_stays_near_float32():
@@ -197,7 +201,7 @@ def test_draws_follow_the_softmax(predict, vocab):
     table = torch.randn(vocab, 1, generator=generator(vocab))
     uniform = torch.rand(num, generator=generator(9))
     weights, targets = torch.ones(num), torch.zeros(num, dtype=torch.int64)
-    sampled = predict(features, table, torch.zeros(vocab), targets, weights, uniform).sampled_M
+    sampled = predict(features, table, torch.zeros(vocab), targets, weights, uniform).sampled
     expected = num * table.squeeze(1).double().softmax(dim=0)
     counts = torch.bincount(sampled, minlength=vocab).double()
     assert stats.chisquare(counts, expected).pvalue > 1e-4
@@ -212,11 +216,17 @@ def test_impossible_tokens_are_never_drawn():
     for predict in (loss_and_sample_plain, loss_and_sample):
         drawn = predict(
             torch.zeros(4, 8), torch.zeros(300, 8), bias, targets, torch.ones(4), uniform
-        ).sampled_M
+        ).sampled
         assert ((drawn >= 100) & (drawn < 200)).all(), predict.__name__
 
 
 # The whole method
+
+
+def mean(output, name):
+    """A measure of an output."""
+    total, number = output.means[name]
+    return total / number
 
 
 def test_parameter_counts():
@@ -238,43 +248,46 @@ def test_small_starts_at_the_derived_loss():
     model = build("small").train()
     ids = torch.randint(1000, 30_000, (4, 128), generator=generator(0))
     ids[:, 0], ids[:, -1] = CLS, SEP
-    output = model(ids, None, torch.zeros_like(ids), generator(1))
+    output = model.compute(Batch(ids, None, torch.zeros_like(ids)), generator(1))
     assert output.loss.item() == pytest.approx(math.log(30_522) + 50 * math.log(2), abs=0.5)
-    assert output.mlm_loss.item() == pytest.approx(math.log(30_522), abs=0.1)
+    assert mean(output, "mlm_loss").item() == pytest.approx(math.log(30_522), abs=0.1)
 
 
 def test_labels_and_losses_are_those_of_the_definition(rows):
     ids, real, types = rows
     model = build(dropout=0.0).eval()
     with torch.no_grad():  # a generator that is sometimes right
-        model.generator_head.bias[5:20] = 3.0
+        model.generator.head.bias[5:20] = 3.0
     seen_correct = False
     for seed in range(20):
-        output = model(ids, real, types, generator(seed))
-        assert torch.equal(output.is_replaced_BL, output.corrupt_ids_BL != ids)
-        assert not output.is_replaced_BL[~real].any()
+        output = model.compute(rows, generator(seed))
+        judgement = output.judgement
+        assert torch.equal(judgement.is_replaced_BL, judgement.corrupt_ids_BL != ids)
+        assert torch.equal(judgement.judged_BL, real)
+        assert not judgement.is_replaced_BL[~real].any()
         for special in NEVER_MASKED:
-            assert not output.is_replaced_BL[ids == special].any()
-        assert output.num_chosen == 14
-        assert output.num_chosen - output.num_sampled_correct == output.is_replaced_BL.sum()
-        seen_correct |= bool(output.num_sampled_correct > 0)
-        logits = model.discriminator_head(model.discriminator(output.corrupt_ids_BL, real, types))
-        expected = F.binary_cross_entropy_with_logits(
-            logits[real], output.is_replaced_BL[real].float()
+            assert not judgement.is_replaced_BL[ids == special].any()
+        num_correct, num_chosen = output.means["sampled_accuracy"]
+        assert num_chosen == 14
+        assert num_chosen - num_correct == judgement.is_replaced_BL.sum()
+        seen_correct |= bool(num_correct > 0)
+        logits = model.discriminator_head(
+            model.discriminator(judgement.corrupt_ids_BL, real, types)
         )
-        torch.testing.assert_close(output.disc_loss, expected)
-        weight = model.config.disc_weight
-        torch.testing.assert_close(output.loss, output.mlm_loss + weight * output.disc_loss)
+        expected = F.binary_cross_entropy_with_logits(
+            logits[real], judgement.is_replaced_BL[real].float()
+        )
+        torch.testing.assert_close(mean(output, "disc_loss"), expected)
+        torch.testing.assert_close(output.loss, mean(output, "mlm_loss") + 5 * expected)
     assert seen_correct
 
 
 def test_no_discriminator_gradient_reaches_the_generator(rows):
     """Only what both share, the embedding block, hears of L_Disc."""
-    ids, real, types = rows
     model = build(dropout=0.0)
-    output = model(ids, real, types, generator(0))
-    model.config = dataclasses.replace(model.config, disc_weight=0.0)
-    without = model(ids, real, types, generator(0))
+    output = model.compute(rows, generator(0))
+    model.loss_weights["disc_loss"] = 0.0
+    without = model.compute(rows, generator(0))
     with_disc = torch.autograd.grad(output.loss, list(model.parameters()), allow_unused=True)
     no_disc = torch.autograd.grad(without.loss, list(model.parameters()), allow_unused=True)
     for (name, _), a, b in zip(model.named_parameters(), with_disc, no_disc, strict=True):
@@ -289,7 +302,7 @@ def test_no_discriminator_gradient_reaches_the_generator(rows):
 
 def test_sharing_is_what_the_paper_says():
     model = build("small")
-    assert model.generator.embeddings is model.discriminator.embeddings
+    assert model.generator.encoder.embeddings is model.discriminator.embeddings
     names = [name for name, _ in model.named_parameters()]
     assert len([name for name in names if name.endswith("tokens.weight")]) == 1
 
@@ -308,12 +321,12 @@ def test_same_seed_same_everything(rows):
     for _ in range(2):
         model = build(dropout=0.1).train()
         torch.manual_seed(3)
-        output = model(*rows, generator(4))
+        output = model.compute(rows, generator(4))
         output.loss.backward()
         outputs.append((output, [p.grad for p in model.parameters()]))
     (a, grads_a), (b, grads_b) = outputs
     assert torch.equal(a.loss, b.loss)
-    assert torch.equal(a.corrupt_ids_BL, b.corrupt_ids_BL)
+    assert torch.equal(a.judgement.corrupt_ids_BL, b.judgement.corrupt_ids_BL)
     assert all(torch.equal(x, y) for x, y in zip(grads_a, grads_b, strict=True))
 
 
@@ -349,20 +362,20 @@ def test_area_under_curve_against_scikit_learn():
 
 
 def test_measures_are_means_over_tokens_not_of_means(rows):
-    ids, real, types = rows
     model = build(dropout=0.0).eval()
-    measures = Measures(disc_weight=50.0)
+    measures = Measures(model.loss_weights)
     outputs = [
-        model(ids, real, types, generator(0)),
-        model(ids[:1], real[:1], types[:1], generator(1)),
+        model.compute(rows, generator(0)),
+        model.compute(rows.rows(slice(0, 1)), generator(1)),
     ]
     for output in outputs:
         measures.add(output)
     record = measures.record()
-    tokens = [int(output.real_BL.sum()) for output in outputs]
-    expected = sum(o.disc_loss * n for o, n in zip(outputs, tokens, strict=True)) / sum(tokens)
-    assert record["disc_loss"] == pytest.approx(expected.item(), rel=1e-6)
-    replaced = sum(int(output.is_replaced_BL.sum()) for output in outputs) / sum(tokens)
-    assert record["replaced_rate"] == pytest.approx(replaced)
-    assert record["constant_disc_loss"] == pytest.approx(entropy(replaced))
+    num_tokens = sum(int(output.judgement.judged_BL.sum()) for output in outputs)
+    expected = sum(output.means["disc_loss"][0].item() for output in outputs) / num_tokens
+    assert record["disc_loss"] == pytest.approx(expected, rel=1e-6)
+    num_replaced = sum(int(output.judgement.is_replaced_BL.sum()) for output in outputs)
+    assert record["replaced_rate"] == pytest.approx(num_replaced / num_tokens)
+    assert record["constant_disc_loss"] == pytest.approx(entropy(num_replaced / num_tokens))
+    assert record["loss"] == pytest.approx(record["mlm_loss"] + 5 * record["disc_loss"])
     assert entropy(0.138) == pytest.approx(0.402, abs=1e-3)

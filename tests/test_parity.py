@@ -192,8 +192,9 @@ def test_export_loads_without_our_code(exported, toy_tokenizer, toy_config):
         exported / "hf" / "generator", output_loading_info=True
     )
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    features = model.generator_head(model.generator(*arguments))
-    logits = features @ model.generator.embeddings.tokens.weight.T + model.generator_head.bias
+    features = model.generator.head(model.generator.encoder(*arguments))
+    table, bias = model.generator.softmax
+    logits = features @ table.T + bias
     torch.testing.assert_close(generator(**encoded).logits[real], logits[real], **TOLERANCE)
 
 

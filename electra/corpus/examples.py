@@ -44,6 +44,15 @@ class Batch(NamedTuple):
             self.token_type_ids_BL.to(device),
         )
 
+    def rows(self, rows: slice) -> "Batch":
+        """Return some of the rows."""
+        mask = self.attention_mask_BL
+        return Batch(
+            self.input_ids_BL[rows],
+            None if mask is None else mask[rows],
+            self.token_type_ids_BL[rows],
+        )
+
 
 class Examples:
     """All rows of an epoch, in an order that each epoch draws anew.

@@ -1,4 +1,4 @@
-"""What generator and discriminator are worth, summed over many outputs of the method."""
+"""What the networks are worth, summed over many outputs of an objective."""
 
 import math
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from electra.method.replaced_token_detection import Output
+from electra.method.objective import Output
 
 
 class Measures:
@@ -16,51 +16,37 @@ class Measures:
     Means are over positions and tokens of all steps together, not means of means.
     """
 
-    def __init__(self, disc_weight: float):
-        self.disc_weight = disc_weight
-        self.outputs: list[dict[str, Tensor]] = []
+    def __init__(self, loss_weights: dict[str, float]):
+        self.loss_weights = loss_weights
+        self.sums: list[dict[str, Tensor]] = []
+        self.real_logits: list[Tensor] = []
+        self.replaced_logits: list[Tensor] = []
 
     def add(self, output: Output) -> None:
         """Take one output in."""
-        self.outputs.append(
-            {
-                "mlm_sum": output.mlm_loss * output.num_chosen,
-                "num_chosen": output.num_chosen,
-                "num_correct": output.num_correct,
-                "num_sampled_correct": output.num_sampled_correct,
-                "num_real": output.real_BL.sum(),
-                "num_replaced": output.is_replaced_BL.sum(),
-                "disc_sum": output.disc_loss * output.real_BL.sum(),
-                "real_logits": output.disc_logits_BL[output.real_BL & ~output.is_replaced_BL],
-                "replaced_logits": output.disc_logits_BL[output.is_replaced_BL],
-            }
-        )
+        self.sums.append({name: torch.stack(pair) for name, pair in output.means.items()})
+        if judgement := output.judgement:
+            judged_BL, is_replaced_BL = judgement.judged_BL, judgement.is_replaced_BL
+            self.real_logits.append(judgement.logits_BL[judged_BL & ~is_replaced_BL])
+            self.replaced_logits.append(judgement.logits_BL[judged_BL & is_replaced_BL])
 
     def record(self) -> dict[str, Any]:
         """Return the measures by name (docs/ARTEFACTS.md) and forget the outputs."""
-        names = [name for name in self.outputs[0] if not name.endswith("logits")]
-        total = {
-            name: torch.stack([output[name] for output in self.outputs]).double().sum().item()
-            for name in names
-        }
-        real, replaced = (
-            torch.cat([output[name] for output in self.outputs])
-            for name in ("real_logits", "replaced_logits")
+        record: dict[str, Any] = {}
+        for name in self.sums[-1]:
+            pairs = torch.stack([sums[name] for sums in self.sums if name in sums])
+            total, number = pairs.double().sum(dim=0).tolist()
+            record[name] = total / number
+        if self.real_logits:
+            record["constant_disc_loss"] = entropy(record["replaced_rate"])
+            record["disc_auc"] = area_under_curve(
+                torch.cat(self.replaced_logits), torch.cat(self.real_logits)
+            )
+        record["loss"] = sum(
+            weight * record[name] for name, weight in self.loss_weights.items() if name in record
         )
-        self.outputs = []
-        mlm_loss = total["mlm_sum"] / total["num_chosen"]
-        disc_loss = total["disc_sum"] / total["num_real"]
-        replaced_rate = total["num_replaced"] / total["num_real"]
-        return {
-            "mlm_loss": mlm_loss,
-            "mlm_accuracy": total["num_correct"] / total["num_chosen"],
-            "sampled_accuracy": total["num_sampled_correct"] / total["num_chosen"],
-            "replaced_rate": replaced_rate,
-            "disc_loss": disc_loss,
-            "constant_disc_loss": entropy(replaced_rate),
-            "disc_auc": area_under_curve(replaced, real),
-            "loss": mlm_loss + self.disc_weight * disc_loss,
-        }
+        self.sums, self.real_logits, self.replaced_logits = [], [], []
+        return record
 
 
 def entropy(prob: float) -> float:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from electra.model.encoder import Encoder, Layer
+from electra.model.heads import DiscriminatorHead
 
 SHARPNESS = 16.0
 """Expected score of the position looked at, in nats; that of the others is 0, with a deviation of
@@ -26,14 +27,27 @@ def init_weights(module: nn.Module, std: float, rng: torch.Generator) -> None:
     """Draw every weight below `module` from BERT's normal cut at two deviations; biases become 0.
 
     A module shared by two parents is drawn once. Source: modeling.py create_initializer. The
-    reference leaves some layers at its framework's default (Glorot); the paper does not mention it
-    and we draw all alike.
+    released code leaves some layers at its framework's default (`draw_glorot`); the paper does not
+    mention it.
     """
     for part in module.modules():
         if isinstance(part, nn.Linear | nn.Embedding):
             nn.init.trunc_normal_(part.weight, std=std, a=-2 * std, b=2 * std, generator=rng)
         if isinstance(part, nn.Linear) and part.bias is not None:
             part.bias.zero_()
+
+
+@torch.no_grad()
+def draw_glorot(module: nn.Module, rng: torch.Generator) -> None:
+    """Draw again, Glorot uniform, what the released code names no initialiser for.
+
+    These are the projections behind the embeddings and the discriminator's last layer.
+    """
+    for part in module.modules():
+        if isinstance(part, Encoder) and part.embeddings_project is not None:
+            nn.init.xavier_uniform_(part.embeddings_project.weight, generator=rng)
+        if isinstance(part, DiscriminatorHead):
+            nn.init.xavier_uniform_(part.dense_prediction.weight, generator=rng)
 
 
 @torch.no_grad()

@@ -8,11 +8,13 @@ exponentials that the loss needs are those that the sample and the gradient need
 docs/PERFORMANCE.md has what it gives.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 CHUNK = 2048
 SLICE = 32
@@ -23,12 +25,18 @@ class Prediction(NamedTuple):
     """What the generator says at the chosen positions."""
 
     loss: Tensor
-    """Mean negative log-likelihood of the originals over the weights, nats; the only output with a
+    """Weighted sum of the originals' negative log-likelihood, nats; the only output with a
     gradient."""
-    sampled_M: Tensor
+    sampled: Tensor
     """One token id drawn from the softmax at each position."""
-    correct_M: Tensor
+    correct: Tensor
     """Whether the likeliest token is the original, bool."""
+
+    def view_as(self, positions: Tensor) -> "Prediction":
+        """Return it with sampled and correct in the shape of `positions`."""
+        return Prediction(
+            self.loss, self.sampled.view_as(positions), self.correct.view_as(positions)
+        )
 
 
 def loss_and_sample_plain(
@@ -38,6 +46,9 @@ def loss_and_sample_plain(
     targets_M: Tensor,
     weights_M: Tensor,
     uniform_M: Tensor,
+    *,
+    temperature: float = 1.0,
+    disallow_correct: bool = False,
 ) -> Prediction:
     """Return loss, samples and hits, written as the mathematics reads.
 
@@ -46,15 +57,21 @@ def loss_and_sample_plain(
         table_VE: Token embeddings, float32.
         bias_V: Output bias, float32.
         targets_M: Original ids.
-        weights_M: 1 where the position counts, 0 in unused slots.
+        weights_M: Weight of each position in the loss: 1 / their number, 0 in unused slots.
         uniform_M: Uniform numbers in [0, 1): position i is given the first token at which the
             cumulative probability exceeds uniform_M[i], hence a draw from the softmax.
+        temperature: Divides the logits of the draws; the loss has none.
+        disallow_correct: Whether the original is never drawn. Both: run_pretraining.py and
+            pretrain_helpers.sample_from_softmax, temperature first.
     """
     logits_MV = F.linear(features_ME, table_VE.to(features_ME.dtype)).float() + bias_V
     nll_M = F.cross_entropy(logits_MV, targets_M, reduction="none")
-    loss = (nll_M * weights_M).sum() / weights_M.sum()
+    loss = (nll_M * weights_M).sum()
     with torch.no_grad():
-        cumulative_MV = logits_MV.softmax(dim=-1).cumsum(dim=-1)
+        draw_MV = logits_MV / temperature
+        if disallow_correct:
+            draw_MV.scatter_(1, targets_M[:, None], -math.inf)
+        cumulative_MV = draw_MV.softmax(dim=-1).cumsum(dim=-1)
         threshold_M1 = uniform_M[:, None] * cumulative_MV[:, -1:]
         sampled_M = torch.searchsorted(cumulative_MV, threshold_M1, right=True).squeeze(-1)
         correct_M = logits_MV.gather(1, targets_M[:, None]).squeeze(1) == logits_MV.amax(dim=-1)
@@ -94,7 +111,6 @@ class _LossAndSample(torch.autograd.Function):
         num_positions, vocab_size = features_ME.shape[0], table_VE.shape[0]
         num_blocks = -(-vocab_size // BLOCK)
         table = table_VE.to(features_ME.dtype)
-        share_M = weights_M / weights_M.sum()
         loss = torch.zeros((), device=features_ME.device)
         sampled_M = torch.empty_like(targets_M)
         correct_M = torch.empty_like(targets_M, dtype=torch.bool)
@@ -120,10 +136,10 @@ class _LossAndSample(torch.autograd.Function):
                 probs_RV.sub_(largest_R1).exp_()
                 sampled_M[rows], sum_R1 = _sample(padded_RV, uniform_M[rows, None])
                 nll_R1 = sum_R1.log() + largest_R1 - target_logit_R1
-                loss += (nll_R1.squeeze(1) * share_M[rows]).sum()
-                if needs_grad:  # d loss / d logits = share * (softmax - onehot), over the logits
-                    probs_RV.mul_(share_M[rows, None] / sum_R1)
-                    probs_RV.scatter_add_(1, target_R1, -share_M[rows, None])
+                loss += (nll_R1.squeeze(1) * weights_M[rows]).sum()
+                if needs_grad:  # d loss / d logits = weight * (softmax - onehot), over the logits
+                    probs_RV.mul_(weights_M[rows, None] / sum_R1)
+                    probs_RV.scatter_add_(1, target_R1, -weights_M[rows, None])
                     grad_bias_V += probs_RV.sum(dim=0)
                     logits_RV.copy_(probs_RV)
             if grad_table_VE is not None:
@@ -147,6 +163,31 @@ class _LossAndSample(torch.autograd.Function):
             None,
             None,
         )
+
+
+def log_likelihood(
+    features_ME: Tensor, table_VE: Tensor, bias_V: Tensor, targets_M: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return log p(target) of each position, with its gradient, and the softmax's entropy, nats.
+
+    For objectives that need more of a position than its share in a mean. Logits exist for `CHUNK`
+    positions at a time and are computed again on the way back.
+    """
+
+    def chunk(features_CE: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor]:
+        logits_CV = F.linear(features_CE, table_VE.to(features_CE.dtype)).float() + bias_V
+        log_probs_CV = logits_CV.log_softmax(dim=-1)
+        entropy_C = -(log_probs_CV.detach().exp() * log_probs_CV.detach()).sum(dim=-1)
+        return log_probs_CV.gather(1, targets_C[:, None]).squeeze(1), entropy_C
+
+    parts = [
+        checkpoint(chunk, features_CE, targets_C, use_reentrant=False)
+        for features_CE, targets_C in zip(
+            features_ME.split(CHUNK), targets_M.split(CHUNK), strict=True
+        )
+    ]
+    log_probs, entropies = zip(*parts, strict=True)
+    return torch.cat(log_probs), torch.cat(entropies)
 
 
 def _sample(weights_RV: Tensor, uniform_R1: Tensor) -> tuple[Tensor, Tensor]:

@@ -74,10 +74,26 @@ PANELS = (
         "Its first choice, and the draw that is put in.",
     ),
     Panel("Replaced rate", ("replaced_rate",), "Falls as the generator's draws get better."),
+    Panel("Restoring loss", ("restore_loss",), "Falls while the kept encoder learns."),
+    Panel("Generator's entropy", ("generator_entropy",), "Near 0 it always draws the same."),
     Panel("Learning rate", ("learning_rate",), "Warm-up, then a straight line to 0."),
     Panel("Speed", ("tokens_per_second",), "A dip: the machine was busy elsewhere."),
     Panel("Gradient norm", ("grad_norm",), "A lasting climb means trouble."),
 )
+
+
+def find_panels(runs: Sequence[Run]) -> list[Panel]:
+    """Return the panels in which any of the runs has something to show."""
+    return [
+        panel
+        for panel in PANELS
+        if any(
+            record.get(name) is not None
+            for name in panel.metrics
+            for run in runs
+            for record in (*run.train, *run.heldout)
+        )
+    ]
 
 
 def draw_svg(panel: Panel, runs: Sequence[Run]) -> str:

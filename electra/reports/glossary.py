@@ -1,5 +1,6 @@
 """Every number that a run reports: its name, its unit, how it is written, what it means."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 
@@ -70,12 +71,47 @@ GLOSSARY = {
         "the replaced one more suspicious? 0.5 is a coin toss, 1 is perfect. Unlike disc_loss it "
         "does not depend on how many tokens are replaced.",
     ),
+    "restore_loss": Metric(
+        "restoring loss",
+        "nats",
+        ".3f",
+        "Of the objectives between MLM and RTD: how surprised the encoder is by the original "
+        "tokens, having read a text with the generator's draws in it. replace_mlm asks at the "
+        "hidden places only, all_tokens_mlm everywhere, where most are copied: compare each with "
+        "itself only.",
+    ),
+    "restore_accuracy": Metric(
+        "restoring accuracy",
+        "share",
+        ".3f",
+        "Share of the hidden places where its first choice is the original token.",
+    ),
+    "policy_loss": Metric(
+        "policy loss",
+        "nats",
+        ".4f",
+        "Of adversarial training: what the generator minimises to be rewarded more. Its gradient "
+        "has a meaning, its value hardly any.",
+    ),
+    "baseline_loss": Metric(
+        "baseline's loss",
+        "nats",
+        ".4f",
+        "Of adversarial training: how badly the generator foresees what the discriminator says.",
+    ),
+    "generator_entropy": Metric(
+        "generator's entropy",
+        "nats",
+        ".3f",
+        "Of adversarial training: how undecided the generator is. Near 0 it always draws the same "
+        "token, and the discriminator has an easy life.",
+    ),
     "loss": Metric(
         "total loss",
         "nats",
         ".3f",
-        "What training minimises: mlm_loss + disc_weight x disc_loss. The weight (50 in the paper) "
-        "makes up for disc_loss being so much smaller.",
+        "What training minimises: the losses above, weighted. For RTD mlm_loss + disc_weight x "
+        "disc_loss; the weight (50 in the paper) makes up for disc_loss being so much smaller.",
     ),
     "learning_rate": Metric(
         "learning rate",
@@ -108,6 +144,16 @@ GLOSSARY = {
 def format_metric(name: str, value: float | None) -> str:
     """Return the value as this metric is written, or "-" where there is none."""
     return "-" if value is None else format(value, GLOSSARY[name].spec)
+
+
+def describe_heldout(record: Mapping[str, float | None]) -> dict[str, str]:
+    """Return what a run says at its end: the names and values of the measures that matter most."""
+    names = (
+        ("disc_loss", "constant_disc_loss", "disc_auc", "mlm_accuracy")
+        if "disc_loss" in record
+        else ("restore_loss", "mlm_loss", "mlm_accuracy")
+    )
+    return {name: format_metric(name, record[name]) for name in names if name in record}
 
 
 def format_count(count: float) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-from electra.reports.curves import PANELS, draw_svg
+from electra.reports.curves import draw_svg, find_panels
 from electra.reports.glossary import GLOSSARY, format_count, format_metric, format_seconds
 from electra.reports.runs import Finetuning, Run, replace_text
 from electra.reports.style import CSS
@@ -92,12 +92,17 @@ def _verdict(run: Run) -> str:
     cost = f"{format_metric('step', last.get('step'))} steps"
     if "tokens" in last and "seconds" in last:
         cost += f", {format_count(last['tokens'])} tokens, {format_seconds(last['seconds'])}"
-    if heldout.get("disc_auc") is None or heldout.get("mlm_accuracy") is None:
+    if heldout.get("mlm_accuracy") is None:
         return f"{cost}. Nothing was held out, so what it learnt was not measured."
+    restored = f"restores {heldout['mlm_accuracy']:.0%} of the hidden tokens"
+    if "restore_loss" in heldout:
+        return f"{cost}. On text it never saw, the generator {restored}."
+    if heldout.get("disc_auc") is None:
+        return f"{cost}. On text it never saw, the encoder {restored}."
     return (
-        f"{cost}. On text it never saw, the generator restores {heldout['mlm_accuracy']:.0%} of "
-        "the hidden tokens, and the discriminator ranks a replaced token above an original one "
-        f"{heldout['disc_auc']:.0%} of the time (a coin toss: 50%)."
+        f"{cost}. On text it never saw, the generator {restored}, and the discriminator ranks a "
+        f"replaced token above an original one {heldout['disc_auc']:.0%} of the time (a coin toss: "
+        "50%)."
     )
 
 
@@ -206,7 +211,7 @@ def _curves(runs: Sequence[Run]) -> str:
     figures = "\n".join(
         f"<figure><figcaption><strong>{escape(panel.title)}</strong> "
         f"<span>{escape(panel.caption)}</span></figcaption>\n{draw_svg(panel, runs)}</figure>"
-        for panel in PANELS
+        for panel in find_panels(runs)
     )
     note = (
         '<p class="note">Lines: the text it trains on. Circles: text it never trains on. '

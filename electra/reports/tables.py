@@ -15,6 +15,9 @@ HELDOUT_METRICS = (
     "disc_loss",
     "constant_disc_loss",
     "disc_auc",
+    "restore_loss",
+    "restore_accuracy",
+    "generator_entropy",
 )
 UNKNOWN = "not recorded"
 
@@ -31,6 +34,7 @@ def heldout_table(runs: Sequence[Run]) -> Table:
     rows = [
         [name, *(format_metric(name, run.last_heldout.get(name)) for run in runs)]
         for name in HELDOUT_METRICS
+        if any(name in record for run in runs for record in (run.last_train, run.last_heldout))
     ]
     return Table(["on the held-out part", *(run.name for run in runs)], rows)
 

@@ -1,18 +1,25 @@
 """AdamW with the paper's groups, and the two schedules.
 
-Source: sections 3.1 and appendix A; optimization.py. The reference's Adam has no bias correction
-and multiplies warm-up and decay; the paper names neither (docs/DEVIATIONS.md).
+Source: sections 3.1 and appendix A; optimization.py. The released code's Adam has no bias
+correction and multiplies warm-up and decay; the paper names neither (docs/DEVIATIONS.md).
 """
+
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from electra.config import OptimizerConfig
 
+Mode = Literal["paper", "reference"]
+
 
 def build_optimizer(
-    model: nn.Module, config: OptimizerConfig, layer_lr_decay: float = 1.0
-) -> torch.optim.AdamW:
+    model: nn.Module,
+    config: OptimizerConfig,
+    layer_lr_decay: float = 1.0,
+    mode: Mode = "paper",
+) -> torch.optim.Optimizer:
     """Return AdamW over every parameter; biases and layer norms are not decayed.
 
     Args:
@@ -21,6 +28,7 @@ def build_optimizer(
         layer_lr_decay: Fine-tuning only: each layer learns at this multiple of the layer above it,
             the head at the full rate, the top layer at one multiple below it, the embeddings at the
             lowest. Each group carries its multiple as "lr_scale", which `set_learning_rate` reads.
+        mode: paper: torch's AdamW. reference: ReferenceAdamW.
     """
     depths = {name: _depth(name) for name, _ in model.named_parameters()}
     num_layers = max((depth for depth in depths.values() if depth is not None), default=0)
@@ -31,16 +39,18 @@ def build_optimizer(
         above = 0 if depth is None else num_layers + 1 - depth
         key = (config.weight_decay if decays else 0.0, layer_lr_decay**above)
         groups.setdefault(key, []).append(parameter)
-    return torch.optim.AdamW(
-        [
-            {"params": parameters, "weight_decay": decay, "lr_scale": scale}
-            for (decay, scale), parameters in groups.items()
-        ],
-        lr=config.learning_rate,
-        betas=(config.adam_beta1, config.adam_beta2),
-        eps=config.adam_epsilon,
-        fused=True,
-    )
+    with_settings = [
+        {"params": parameters, "weight_decay": decay, "lr_scale": scale}
+        for (decay, scale), parameters in groups.items()
+    ]
+    settings: dict[str, Any] = {
+        "lr": config.learning_rate,
+        "betas": (config.adam_beta1, config.adam_beta2),
+        "eps": config.adam_epsilon,
+    }
+    if mode == "reference":
+        return ReferenceAdamW(with_settings, **settings)
+    return torch.optim.AdamW(with_settings, **settings, fused=True)
 
 
 def _depth(name: str) -> int | None:
@@ -53,12 +63,49 @@ def _depth(name: str) -> int | None:
     return None
 
 
-def learning_rate_at(step: int, steps: int, config: OptimizerConfig) -> float:
+class ReferenceAdamW(torch.optim.Optimizer):
+    """Adam as the released code has it: no bias correction, epsilon outside the root.
+
+        m = b1 m + (1 - b1) g        v = b2 v + (1 - b2) g^2
+        w = w - rate (m / (sqrt(v) + epsilon) + decay w)
+
+    At step t its updates are (1 - b1^t) / sqrt(1 - b2^t) times those of the corrected Adam, for
+    small epsilon: 3.2 times at the first, 6.6 at the twelfth, 1.26 at the thousandth.
+    Source: optimization.py, AdamWeightDecayOptimizer.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], **defaults: Any):
+        super().__init__(groups, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    state["exp_avg"] = torch.zeros_like(parameter)
+                    state["exp_avg_sq"] = torch.zeros_like(parameter)
+                mean, square = state["exp_avg"], state["exp_avg_sq"]
+                mean.lerp_(parameter.grad, 1 - beta1)
+                square.mul_(beta2).addcmul_(parameter.grad, parameter.grad, value=1 - beta2)
+                parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                parameter.addcdiv_(mean, square.sqrt().add_(group["eps"]), value=-group["lr"])
+
+
+def learning_rate_at(step: int, steps: int, config: OptimizerConfig, mode: Mode = "paper") -> float:
     """Return the rate of update number `step` (0 is the first): linear warm-up, then linear to 0.
 
-    The first update has rate peak / warmup_steps, the peak is reached at update warmup_steps - 1,
-    and the rate would be 0 at update `steps`.
+    In paper mode the first update has rate peak / warmup_steps, the peak is reached at update
+    warmup_steps - 1, and the rate would be 0 at update `steps`. In reference mode decay runs during
+    warm-up, so that the peak is never reached, and the first update has rate 0.
     """
+    if mode == "reference":
+        warmup = min(1.0, step / config.warmup_steps) if config.warmup_steps else 1.0
+        return config.learning_rate * (1 - step / steps) * warmup
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / config.warmup_steps
     return config.learning_rate * (steps - step) / max(1, steps - config.warmup_steps)

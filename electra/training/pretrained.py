@@ -1,6 +1,7 @@
 """A pre-trained encoder, read from where it stands: a run folder or a Hugging Face folder."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,12 +61,7 @@ def load_pretrained(folder: Path) -> Pretrained:
         )
     config = read_run_config(folder)
     step, checkpoint = find_checkpoint(folder)
-    prefix = "discriminator."
-    tensors = {
-        name.removeprefix(prefix): tensor
-        for name, tensor in read_tensors(checkpoint / FILES[0]).items()
-        if name.startswith(prefix)
-    }
+    tensors = kept_encoder(read_tensors(checkpoint / FILES[0]))
     return Pretrained(
         config.model,
         Tokenizer.load(folder / "tokenizer"),
@@ -73,6 +69,23 @@ def load_pretrained(folder: Path) -> Pretrained:
         config.examples.sequence_length,
         f"{folder} at step {step}",
     )
+
+
+def kept_encoder(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the parameters of the encoder one keeps.
+
+    It is the discriminator or, where the objective has none, the masked language model's.
+    """
+    return tensors_below("discriminator.", tensors) or tensors_below("mlm.encoder.", tensors)
+
+
+def tensors_below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors whose names begin with the prefix, without it."""
+    return {
+        name.removeprefix(prefix): value
+        for name, value in tensors.items()
+        if name.startswith(prefix)
+    }
 
 
 def read_run_config(run: Path) -> PretrainConfig:

@@ -1,0 +1,125 @@
+"""MLM, and the two objectives between it and RTD. Source: section 3.5 and appendix.
+
+                        input             predicts           trained beside
+    MLM                 [MASK] at m       x at m             -
+    Replace MLM         x_hat at m        x at m             a generator, as RTD's
+    All-Tokens MLM      x_hat at m        x everywhere       a generator, as RTD's
+
+Shape suffixes: B rows, L positions, S slots for chosen positions in a row, M positions of all rows
+together.
+"""
+
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from electra.corpus.examples import Batch
+from electra.method.masking import Counts, Draw, Masking, count_real, find_real, replace
+from electra.method.objective import Means, Objective, Output, Parts, predict_masked
+from electra.model.encoder import Linear
+from electra.model.masked_lm import FixedDistribution, MaskedLM
+from electra.model.softmax import log_likelihood
+
+
+class MaskedLanguageModelling(Objective):
+    """BERT without next-sentence prediction; what stands at m is `method.shown_at_mask`."""
+
+    def __init__(self, *, mlm: MaskedLM, masking: Masking):
+        super().__init__()
+        self.mlm = mlm
+        self.masking = masking
+        self.loss_weights = {"mlm_loss": 1.0}
+
+    @classmethod
+    def build(cls, parts: Parts) -> Self:
+        """Return it with networks of the configured sizes."""
+        return cls(mlm=parts.masked_lm(), masking=parts.masking())
+
+    def forward(self, batch: Batch, draw: Draw, counts: Counts) -> Output:
+        """Predict the original tokens at the chosen positions."""
+        prediction, means = predict_masked(self.mlm, self.masking, batch, draw, counts)
+        return Output(prediction.loss, means)
+
+
+class ReplaceMLM(Objective):
+    """MLM whose input has the generator's draws where MLM has [MASK].
+
+    The paper gives no weight for the two losses; both have 1. They meet in the shared embeddings
+    only.
+    """
+
+    def __init__(self, *, generator: MaskedLM | FixedDistribution, mlm: MaskedLM, masking: Masking):
+        super().__init__()
+        # First, so that the shared embedding block is saved under its name.
+        self.mlm = mlm
+        self.generator = generator
+        self.masking = masking
+        self.loss_weights = {"mlm_loss": 1.0, "restore_loss": 1.0}
+
+    @classmethod
+    def build(cls, parts: Parts) -> Self:
+        """Return it with networks of the configured sizes."""
+        mlm = parts.masked_lm()
+        return cls(generator=parts.generator(mlm.encoder), mlm=mlm, masking=parts.masking())
+
+    def forward(self, batch: Batch, draw: Draw, counts: Counts) -> Output:
+        """Corrupt the rows with the generator and restore the original tokens."""
+        prediction, means = predict_masked(self.generator, self.masking, batch, draw, counts)
+        corrupt_ids_BL = replace(batch.input_ids_BL, draw, prediction.sampled)
+        is_replaced_BL = corrupt_ids_BL != batch.input_ids_BL
+        loss, restore_means = self.restore(corrupt_ids_BL, batch, draw, counts)
+        means["replaced_rate"] = is_replaced_BL.sum(), count_real(batch)
+        return Output(prediction.loss + loss, means | restore_means)
+
+    def restore(
+        self, corrupt_ids_BL: Tensor, batch: Batch, draw: Draw, counts: Counts
+    ) -> tuple[Tensor, Means]:
+        """Return the loss of the encoder that is kept, at the chosen positions."""
+        restored = self.mlm(
+            corrupt_ids_BL,
+            batch.attention_mask_BL,
+            batch.token_type_ids_BL,
+            draw.index_BS,
+            batch.input_ids_BL.gather(1, draw.index_BS),
+            draw.chosen_BS / counts.num_chosen,
+            draw.sample_BS,
+        )
+        num_chosen = draw.chosen_BS.sum()
+        return restored.loss, {
+            "restore_loss": (restored.loss.detach() * counts.num_chosen, num_chosen),
+            "restore_accuracy": ((restored.correct & draw.chosen_BS).sum(), num_chosen),
+        }
+
+
+class AllTokensMLM(ReplaceMLM):
+    """Replace MLM that predicts every token, with a copy mechanism.
+
+    p(x_t) = D [x_corrupt_t = x_t] + (1 - D) softmax(x_t), where D = sigmoid(w h_t + b) is the
+    probability that the token is copied from the input.
+    """
+
+    def __init__(self, *, generator: MaskedLM | FixedDistribution, mlm: MaskedLM, masking: Masking):
+        super().__init__(generator=generator, mlm=mlm, masking=masking)
+        self.copy_head = Linear(mlm.encoder.config.hidden_size, 1)
+
+    def restore(
+        self, corrupt_ids_BL: Tensor, batch: Batch, draw: Draw, counts: Counts
+    ) -> tuple[Tensor, Means]:
+        """Return the loss of the encoder that is kept, at every real token."""
+        hidden_BLH = self.mlm.encoder(
+            corrupt_ids_BL, batch.attention_mask_BL, batch.token_type_ids_BL
+        )
+        copy_logits_BL = self.copy_head(hidden_BLH.float()).squeeze(-1)
+        log_softmax_M, _ = log_likelihood(
+            self.mlm.head(hidden_BLH.flatten(0, 1)),
+            *self.mlm.softmax,
+            batch.input_ids_BL.flatten(),
+        )
+        log_new_BL = F.logsigmoid(-copy_logits_BL) + log_softmax_M.view_as(copy_logits_BL)
+        log_copied_BL = torch.logaddexp(F.logsigmoid(copy_logits_BL), log_new_BL)
+        is_same_BL = corrupt_ids_BL == batch.input_ids_BL
+        log_prob_BL = torch.where(is_same_BL, log_copied_BL, log_new_BL) * find_real(batch)
+        loss = -log_prob_BL.sum()
+        return loss / counts.num_real, {"restore_loss": (loss.detach(), count_real(batch))}

@@ -1,0 +1,162 @@
+"""What every objective returns, and what it is made of.
+
+An objective is a module: `masking` draws a step's random numbers, `forward` turns rows into losses.
+docs/OBJECTIVES.md writes a new one as an example.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+
+from electra.config import EncoderConfig, PretrainConfig
+from electra.corpus.examples import Batch
+from electra.corpus.tokenizer import Tokenizer
+from electra.method.masking import Counts, Draw, Masking, count
+from electra.model.encoder import Encoder
+from electra.model.heads import GeneratorHead
+from electra.model.masked_lm import FixedDistribution, MaskedLM
+from electra.model.softmax import Prediction
+
+Means = dict[str, tuple[Tensor, Tensor]]
+"""Measures by name: the sum over some rows, and the number of its terms."""
+
+
+class Judgement(NamedTuple):
+    """A discriminator's view of a batch."""
+
+    corrupt_ids_BL: Tensor
+    is_replaced_BL: Tensor
+    """Label of each token: True where it differs from the original."""
+    judged_BL: Tensor
+    """The tokens that the loss is about."""
+    logits_BL: Tensor
+    """Positive where the discriminator believes a token replaced; meaningless at padding."""
+    bce_BL: Tensor
+    """Its loss at each token, nats; likewise."""
+
+
+class Output(NamedTuple):
+    """What a step is worth. Only the loss carries gradients."""
+
+    loss: Tensor
+    """What is minimised, nats: these rows' share of it where a step is computed in pieces."""
+    means: Means
+    """What to report."""
+    judgement: Judgement | None = None
+    """None where no discriminator is at work."""
+
+
+class Objective(nn.Module):
+    """What the pre-training loop asks of an objective.
+
+    Attributes:
+        masking: Chooses the positions.
+        loss_weights: Weight in the loss of the measures it is made of.
+    """
+
+    masking: Masking
+    loss_weights: dict[str, float]
+
+    @classmethod
+    def build(cls, parts: "Parts") -> Self:
+        """Return it with networks of the configured sizes, their weights not yet drawn."""
+        raise NotImplementedError
+
+    def forward(self, batch: Batch, draw: Draw, counts: Counts) -> Output:
+        """Return losses and measures.
+
+        Args:
+            batch: Original rows.
+            draw: What `masking.draw` drew for them. Dropout has torch's own randomness.
+            counts: `count` over all rows of the step, of which these may be a part.
+        """
+        raise NotImplementedError
+
+    def compute(self, batch: Batch, rng: torch.Generator) -> Output:
+        """Draw, and return losses and measures of a step that is computed in one piece."""
+        draw = self.masking.draw(batch, rng)
+        return self(batch, draw, count(batch, draw))
+
+
+def predict_masked(
+    network: MaskedLM | FixedDistribution,
+    masking: Masking,
+    batch: Batch,
+    draw: Draw,
+    counts: Counts,
+) -> tuple[Prediction, Means]:
+    """Return what a network says at the chosen positions of the masked rows, and its measures."""
+    prediction = network(
+        masking.mask(batch.input_ids_BL, draw),
+        batch.attention_mask_BL,
+        batch.token_type_ids_BL,
+        draw.index_BS,
+        batch.input_ids_BL.gather(1, draw.index_BS),
+        draw.chosen_BS / counts.num_chosen,
+        draw.sample_BS,
+    )
+    return prediction, measure_cloze(prediction, batch, draw, counts)
+
+
+def measure_cloze(prediction: Prediction, batch: Batch, draw: Draw, counts: Counts) -> Means:
+    """Return the mean loss, the accuracy, and the accuracy of the draws."""
+    num_chosen = draw.chosen_BS.sum()
+    is_original_BS = prediction.sampled == batch.input_ids_BL.gather(1, draw.index_BS)
+    return {
+        "mlm_loss": (prediction.loss.detach() * counts.num_chosen, num_chosen),
+        "mlm_accuracy": ((prediction.correct & draw.chosen_BS).sum(), num_chosen),
+        "sampled_accuracy": ((is_original_BS & draw.chosen_BS).sum(), num_chosen),
+    }
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Makes the networks of an objective, their weights not yet drawn.
+
+    Args:
+        config: Sizes, sharing, kind of generator.
+        tokenizer: Special tokens, vocabulary.
+        compute_dtype: Dtype of activations and matrix products.
+        frequencies_V: Times each token occurs in the corpus; only the unigram generator asks.
+    """
+
+    config: PretrainConfig
+    tokenizer: Tokenizer
+    compute_dtype: torch.dtype = torch.float32
+    frequencies_V: Tensor | None = None
+
+    def encoder(self, sizes: EncoderConfig, shared: Encoder | None = None) -> Encoder:
+        """Return an encoder; it shares with `shared` what `method.sharing` says."""
+        sharing = self.config.method.sharing
+        if shared is not None and sharing == "all":
+            return shared
+        embeddings = shared.embeddings if shared is not None and sharing == "embeddings" else None
+        return Encoder(sizes, embeddings=embeddings, compute_dtype=self.compute_dtype)
+
+    def masked_lm(self) -> MaskedLM:
+        """Return a masked language model of the full size, the one that is kept."""
+        sizes = self.config.model
+        return MaskedLM(self.encoder(sizes), GeneratorHead(sizes))
+
+    def generator(self, kept: Encoder) -> MaskedLM | FixedDistribution:
+        """Return the generator of the network that is kept."""
+        config = self.config.generator
+        if config.kind == "uniform":
+            probs_V = torch.ones(self.tokenizer.vocab_size)
+            return FixedDistribution(probs_V, disallow_correct=config.disallow_correct)
+        if config.kind == "unigram":
+            assert self.frequencies_V is not None
+            return FixedDistribution(self.frequencies_V, disallow_correct=config.disallow_correct)
+        sizes = config.encoder(self.config.model)
+        return MaskedLM(
+            self.encoder(sizes, shared=kept),
+            GeneratorHead(sizes),
+            temperature=config.temperature,
+            disallow_correct=config.disallow_correct,
+        )
+
+    def masking(self) -> Masking:
+        """Return what chooses and masks positions."""
+        return Masking(self.config.method, self.tokenizer)

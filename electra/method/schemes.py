@@ -1,0 +1,122 @@
+"""The other ways of training generator and discriminator. Source: section 3.2 and appendix F.
+
+Both are worse than training them jointly by maximum likelihood; the paper shows it, and here anyone
+can see why.
+
+Shape suffixes: B rows, L positions, S slots for chosen positions in a row, M = B * S of them.
+"""
+
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+
+from electra.corpus.examples import Batch
+from electra.method.masking import Counts, Draw, replace
+from electra.method.objective import Output, measure_cloze, predict_masked
+from electra.method.replaced_token_detection import ReplacedTokenDetection, measure_judgement
+from electra.model.encoder import Linear
+from electra.model.masked_lm import MaskedLM
+from electra.model.softmax import log_likelihood, loss_and_sample
+
+
+class TwoStage(ReplacedTokenDetection):
+    """First the generator alone, by L_MLM; then the discriminator, against it frozen.
+
+    The discriminator begins with the generator's weights where sizes agree; where they differ, with
+    its embeddings at least. Without that, the paper says, it would sometimes learn nothing.
+    """
+
+    is_second = False
+
+    @torch.no_grad()
+    def begin_second(self) -> None:
+        """Start the discriminator from the generator, which learns no more."""
+        theirs = cast(MaskedLM, self.generator).encoder.state_dict()
+        ours = self.discriminator.state_dict()
+        agree = all(name in theirs and theirs[name].shape == t.shape for name, t in ours.items())
+        for name, tensor in ours.items():
+            if agree or name.startswith("embeddings."):
+                tensor.copy_(theirs[name])
+        self.is_second = True
+        self.generator.requires_grad_(False)
+
+    def forward(self, batch: Batch, draw: Draw, counts: Counts) -> Output:
+        """Train whose turn it is."""
+        prediction, means = predict_masked(self.generator, self.masking, batch, draw, counts)
+        if not self.is_second:
+            return Output(prediction.loss, means)
+        corrupt_ids_BL = replace(batch.input_ids_BL, draw, prediction.sampled)
+        disc_loss, judgement = self.judge(corrupt_ids_BL, batch, draw, counts)
+        return Output(
+            self.loss_weights["disc_loss"] * disc_loss,
+            means | measure_judgement(judgement),
+            judgement,
+        )
+
+
+class Adversarial(ReplacedTokenDetection):
+    """The generator is rewarded for what the discriminator loses at the chosen positions.
+
+        R(x_hat, t) = L_Disc at t, no gradient
+        b(t)        = -log sigmoid(w g_t), g_t the generator head's features, no gradient
+        loss        = mean over m of -(R - b) log p_G(x_hat_t) + cross-entropy of sigmoid(w g_t)
+                      against exp(-R) + lambda L_Disc
+
+    REINFORCE with the baseline b, which learns the probability that the discriminator gives to the
+    truth. The reward of a position is its own loss only, as in the paper. What the paper leaves
+    open and we decide: no gradient from the baseline into the generator, all weights but lambda 1.
+    """
+
+    def __init__(self, **arguments: Any):
+        super().__init__(**arguments)
+        encoder = cast(MaskedLM, self.generator).encoder
+        self.baseline_head = Linear(encoder.config.embedding_size, 1)
+        disc_weight = self.loss_weights["disc_loss"]
+        self.loss_weights = {"policy_loss": 1.0, "baseline_loss": 1.0, "disc_loss": disc_weight}
+
+    def forward(self, batch: Batch, draw: Draw, counts: Counts) -> Output:
+        """Corrupt, judge, and reward."""
+        generator = cast(MaskedLM, self.generator)
+        features_ME = generator.features(
+            self.masking.mask(batch.input_ids_BL, draw),
+            batch.attention_mask_BL,
+            batch.token_type_ids_BL,
+            draw.index_BS,
+        )
+        weights_M = (draw.chosen_BS / counts.num_chosen).flatten()
+        with torch.no_grad():
+            prediction = loss_and_sample(
+                features_ME,
+                *generator.softmax,
+                batch.input_ids_BL.gather(1, draw.index_BS).flatten(),
+                weights_M,
+                draw.sample_BS.flatten(),
+            ).view_as(draw.index_BS)
+        corrupt_ids_BL = replace(batch.input_ids_BL, draw, prediction.sampled)
+        disc_loss, judgement = self.judge(corrupt_ids_BL, batch, draw, counts)
+
+        reward_M = judgement.bce_BL.gather(1, draw.index_BS).flatten()
+        baseline_M = self.baseline_head(features_ME.detach().float()).squeeze(-1)
+        advantage_M = reward_M + F.logsigmoid(baseline_M).detach()
+        log_prob_M, entropy_M = log_likelihood(
+            features_ME, *generator.softmax, prediction.sampled.flatten()
+        )
+        policy_loss = -(advantage_M * log_prob_M * weights_M).sum()
+        baseline_bce_M = F.binary_cross_entropy_with_logits(
+            baseline_M, (-reward_M).exp(), reduction="none"
+        )
+        baseline_loss = (baseline_bce_M * weights_M).sum()
+        num_chosen = draw.chosen_BS.sum()
+        sums = {
+            "policy_loss": policy_loss.detach() * counts.num_chosen,
+            "baseline_loss": baseline_loss.detach() * counts.num_chosen,
+            "generator_entropy": (entropy_M * draw.chosen_BS.flatten()).sum(),
+        }
+        return Output(
+            policy_loss + baseline_loss + self.loss_weights["disc_loss"] * disc_loss,
+            measure_cloze(prediction, batch, draw, counts)
+            | {name: (value, num_chosen) for name, value in sums.items()}
+            | measure_judgement(judgement),
+            judgement,
+        )

@@ -1,0 +1,135 @@
+"""Predicting tokens from their context: an encoder under the tied softmax, and its stand-ins.
+
+All three take the same arguments and return a Prediction. Shape suffixes: B rows, L positions,
+S slots for chosen positions in a row, M = B * S of them, E embedding size, V vocabulary.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from electra.model.encoder import Encoder
+from electra.model.heads import GeneratorHead
+from electra.model.softmax import Prediction, loss_and_sample, loss_and_sample_plain
+
+
+class MaskedLM(nn.Module):
+    """p(. | x_masked) at chosen positions: the generator, and the whole of MLM pre-training.
+
+    Args:
+        encoder: Its token embeddings are also the softmax's.
+        head: The output layer.
+        temperature: Of the draws; the loss has none.
+        disallow_correct: Whether the original is never drawn.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        head: GeneratorHead,
+        *,
+        temperature: float = 1.0,
+        disallow_correct: bool = False,
+    ):
+        super().__init__()
+        self.encoder = encoder
+        self.head = head
+        self.temperature = temperature
+        self.disallow_correct = disallow_correct
+
+    def features(
+        self,
+        input_ids_BL: Tensor,
+        attention_mask_BL: Tensor | None,
+        token_type_ids_BL: Tensor,
+        index_BS: Tensor,
+    ) -> Tensor:
+        """Return what the softmax multiplies with the token table (M, E)."""
+        hidden_BLH = self.encoder(input_ids_BL, attention_mask_BL, token_type_ids_BL)
+        index_BSH = index_BS[:, :, None].expand(-1, -1, hidden_BLH.shape[-1])
+        return self.head(hidden_BLH.gather(1, index_BSH).flatten(0, 1))
+
+    @property
+    def softmax(self) -> tuple[Tensor, Tensor]:
+        """Table (V, E) and bias (V,) of the softmax."""
+        return self.encoder.embeddings.tokens.weight, self.head.bias
+
+    def forward(
+        self,
+        input_ids_BL: Tensor,
+        attention_mask_BL: Tensor | None,
+        token_type_ids_BL: Tensor,
+        index_BS: Tensor,
+        targets_BS: Tensor,
+        weights_BS: Tensor,
+        uniform_BS: Tensor,
+    ) -> Prediction:
+        """Predict the tokens at some positions.
+
+        Args:
+            input_ids_BL: Ids, int64, with [MASK] or something else at the positions.
+            attention_mask_BL: True at tokens, False at padding; None: no padding.
+            token_type_ids_BL: Segment of each token.
+            index_BS: The positions.
+            targets_BS: The original ids there.
+            weights_BS: Weight of each position in the loss, 0 in unused slots.
+            uniform_BS: Uniform in [0, 1), from which tokens are drawn.
+        """
+        features_ME = self.features(input_ids_BL, attention_mask_BL, token_type_ids_BL, index_BS)
+        arguments = (
+            features_ME,
+            *self.softmax,
+            targets_BS.flatten(),
+            weights_BS.flatten(),
+            uniform_BS.flatten(),
+        )
+        if self.temperature == 1.0 and not self.disallow_correct:
+            prediction = loss_and_sample(*arguments)
+        else:
+            prediction = loss_and_sample_plain(
+                *arguments, temperature=self.temperature, disallow_correct=self.disallow_correct
+            )
+        return prediction.view_as(index_BS)
+
+
+class FixedDistribution(nn.Module):
+    """A generator that looks at nothing: every position has the same distribution.
+
+    Args:
+        probs_V: It; uniform, or the frequencies of tokens in the corpus (unigram).
+        disallow_correct: Whether the original is never drawn.
+
+    Source: run_pretraining.py, uniform_generator.
+    """
+
+    probs_V: Tensor
+
+    def __init__(self, probs_V: Tensor, *, disallow_correct: bool = False):
+        super().__init__()
+        self.register_buffer("probs_V", probs_V.double() / probs_V.double().sum(), persistent=False)
+        self.disallow_correct = disallow_correct
+
+    def forward(
+        self,
+        input_ids_BL: Tensor,
+        attention_mask_BL: Tensor | None,
+        token_type_ids_BL: Tensor,
+        index_BS: Tensor,
+        targets_BS: Tensor,
+        weights_BS: Tensor,
+        uniform_BS: Tensor,
+    ) -> Prediction:
+        """As MaskedLM's; the loss has no gradient."""
+        last = len(self.probs_V) - 1
+        cumulative_V = self.probs_V.cumsum(0)
+        threshold_BS = uniform_BS.double() * cumulative_V[-1]
+        if self.disallow_correct:  # draw from what is left, and step over the original's stretch
+            prob_BS = self.probs_V[targets_BS]
+            threshold_BS = uniform_BS.double() * (cumulative_V[-1] - prob_BS)
+            is_behind_BS = threshold_BS >= cumulative_V[targets_BS] - prob_BS
+            threshold_BS = threshold_BS + is_behind_BS * prob_BS
+        sampled_BS = torch.searchsorted(cumulative_V, threshold_BS, right=True).clamp_(max=last)
+        nll_BS = -self.probs_V[targets_BS].clamp(min=math.exp(-100)).log().float()
+        correct_BS = self.probs_V[targets_BS] == self.probs_V.max()
+        return Prediction((nll_BS * weights_BS).sum(), sampled_BS, correct_BS)

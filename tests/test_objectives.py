@@ -1,0 +1,610 @@
+"""Every objective and scheme against its definition, written out a second time here."""
+
+import dataclasses
+import math
+import re
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from scipy import stats
+
+import electra
+from electra.config import PRESETS, MethodConfig, UserError, encoder_sizes
+from electra.corpus.examples import Batch
+from electra.corpus.tokenizer import Tokenizer
+from electra.method.masking import Draw, Masking, count
+from electra.method.objective import Parts
+from electra.method.registry import OBJECTIVES, SCHEMES, build_objective
+from electra.model.huggingface import (
+    GENERATOR_HEAD,
+    config_to_huggingface,
+    encoder_to_huggingface,
+    head_to_huggingface,
+)
+from electra.model.initialisation import init_weights
+from electra.model.masked_lm import FixedDistribution
+from electra.model.softmax import log_likelihood, loss_and_sample_plain
+from electra.pretrain import pretrain
+from electra.settings import override
+
+PAD, UNK, CLS, SEP, MASK = range(5)
+VOCAB = 60
+PIECES = [f"##{n}" if n % 3 == 0 else f"w{n}" for n in range(5, VOCAB)]
+TOKENIZER = Tokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *PIECES])
+SIZES = encoder_sizes(
+    128, 2, 32, vocab_size=VOCAB, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+)
+EVERY = {name: [f"method.objective={name}"] for name in OBJECTIVES}
+EVERY |= {name: [f"method.scheme={name}", "method.sharing=none"] for name in SCHEMES}
+EVERY |= {
+    "uniform": ["generator.kind=uniform"],
+    "unigram": ["generator.kind=unigram"],
+    "unshared": ["method.sharing=none"],
+    "all_shared": ["method.sharing=all", "generator.layers_fraction=1"],
+}
+CLOSE = {"atol": 1e-5, "rtol": 1e-5}
+
+
+def rng(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def config_of(*settings):
+    config = dataclasses.replace(PRESETS["tiny"], model=SIZES)
+    return override(config, ["method.disc_weight=50", *settings])
+
+
+def build(*settings):
+    """An objective with weights large enough to have opinions."""
+    model = build_objective(
+        Parts(config_of(*settings), TOKENIZER, frequencies_V=torch.arange(1, VOCAB + 1))
+    )
+    init_weights(model, 0.15, rng(0))
+    return model
+
+
+@pytest.fixture
+def batch():
+    """Rows of 32: two full ones, one of 20 and one of 3."""
+    ids = torch.randint(5, VOCAB, (4, 32), generator=rng(1))
+    length = torch.tensor([32, 20, 3, 32])
+    real = torch.arange(32) < length[:, None]
+    ids[:, 0] = CLS
+    ids[torch.arange(4), length - 1] = SEP
+    types = (torch.arange(32) > 9).long() * real
+    return Batch(ids * real, real, types)
+
+
+def gradients(model, output):
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    return torch.autograd.grad(output, parameters, allow_unused=True, retain_graph=True)
+
+
+def assert_same_gradients(actual, expected):
+    for a, e in zip(actual, expected, strict=True):
+        if a is None or e is None:
+            assert a is None or not a.any()
+            assert e is None or not e.any()
+        else:
+            assert (a - e).abs().max() <= 1e-5 * max(1.0, e.abs().max().item())
+
+
+def draw_for(model, batch, seed=2):
+    draw = model.masking.draw(batch, rng(seed))
+    return draw, count(batch, draw)
+
+
+def masked(batch, draw):
+    """Rows with [MASK] at the chosen positions, by a loop."""
+    ids = batch.input_ids_BL.clone()
+    for row, (index, chosen) in enumerate(zip(draw.index_BS, draw.chosen_BS, strict=True)):
+        ids[row, index[chosen]] = MASK
+    return ids
+
+
+def where_chosen(batch, draw):
+    nowhere = batch._replace(input_ids_BL=torch.zeros_like(batch.input_ids_BL))
+    return masked(nowhere, draw) == MASK
+
+
+def all_logits(masked_lm, ids, batch):
+    hidden = masked_lm.encoder(ids, batch.attention_mask_BL, batch.token_type_ids_BL)
+    table, bias = masked_lm.softmax
+    return masked_lm.head(hidden) @ table.T + bias
+
+
+# What holds for all of them
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_in_pieces_as_in_one(name, batch):
+    """1 x 4 rows and 2 x 2 rows: same loss, same gradients, same measures."""
+    model = build(*EVERY[name])
+    draw, counts = draw_for(model, batch)
+    whole = model(batch, draw, counts)
+    halves = [
+        model(batch.rows(rows), draw.rows(rows), counts) for rows in (slice(0, 2), slice(2, 4))
+    ]
+    total = halves[0].loss + halves[1].loss
+    torch.testing.assert_close(total, whole.loss, **CLOSE)
+    assert_same_gradients(gradients(model, total), gradients(model, whole.loss))
+    for measure, pair in whole.means.items():
+        parts = [torch.stack(half.means[measure]) for half in halves]
+        torch.testing.assert_close(parts[0] + parts[1], torch.stack(pair), **CLOSE)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_padding_is_nothing(name, batch):
+    """The row of 20 tokens alone, and with 12 of padding behind it: same loss and gradients."""
+    model = build(*EVERY[name])
+    padded = batch.rows(slice(1, 2))
+    short = Batch(padded.input_ids_BL[:, :20], None, padded.token_type_ids_BL[:, :20])
+    draw, counts = draw_for(model, padded)
+    with_padding, without = model(padded, draw, counts), model(short, draw, count(short, draw))
+    torch.testing.assert_close(with_padding.loss, without.loss, **CLOSE)
+    assert_same_gradients(gradients(model, with_padding.loss), gradients(model, without.loss))
+    if with_padding.judgement:
+        assert not with_padding.judgement.is_replaced_BL[:, 20:].any()
+        assert not with_padding.judgement.judged_BL[:, 20:].any()
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_the_loss_is_what_the_measures_say(name, batch):
+    model = build(*EVERY[name])
+    output = model.compute(batch, rng(0))
+    total = sum(
+        weight * output.means[measure][0] / output.means[measure][1]
+        for measure, weight in model.loss_weights.items()
+        if measure in output.means
+    )
+    torch.testing.assert_close(total.float(), output.loss.detach(), **CLOSE)
+
+
+# Where gradients may flow
+
+
+def heard(model, loss):
+    """The networks that a loss teaches."""
+    names = [name for name, p in model.named_parameters() if p.requires_grad]
+    return {
+        name.split(".")[0]
+        for name, gradient in zip(names, gradients(model, loss), strict=True)
+        if gradient is not None and gradient.any()
+    }
+
+
+def test_two_stages(batch):
+    model = build(*EVERY["two_stage"], "generator.layers_fraction=1")
+    assert heard(model, model.compute(batch, rng(0)).loss) == {"generator"}
+    model.begin_second()
+    for name, tensor in model.discriminator.state_dict().items():
+        assert torch.equal(tensor, model.generator.encoder.state_dict()[name]), name
+    output = model.compute(batch, rng(0))
+    assert heard(model, output.loss) == {"discriminator", "discriminator_head"}
+    total, number = output.means["disc_loss"]
+    torch.testing.assert_close(output.loss, 50 * total / number)
+
+
+def test_second_stage_takes_embeddings_where_sizes_differ():
+    model = build(
+        *EVERY["two_stage"], "generator.hidden_fraction=0.5", "train.initial_weights=bert"
+    )
+    before = model.discriminator.layers[0].output.weight.clone()
+    model.begin_second()
+    theirs, ours = model.generator.encoder.embeddings, model.discriminator.embeddings
+    assert torch.equal(ours.tokens.weight, theirs.tokens.weight)
+    assert torch.equal(model.discriminator.layers[0].output.weight, before)
+
+
+def test_adversarial_by_hand(batch):
+    """Rewards, baseline and policy gradient from full softmaxes, position by position."""
+    model = build(*EVERY["adversarial"])
+    draw, counts = draw_for(model, batch)
+    output = model(batch, draw, counts)
+    judgement = output.judgement
+    is_chosen = where_chosen(batch, draw)
+
+    logits = all_logits(model.generator, masked(batch, draw), batch)
+    log_probs = logits.log_softmax(-1)
+    sampled = judgement.corrupt_ids_BL
+    log_prob = log_probs.gather(2, sampled[:, :, None]).squeeze(2)[is_chosen]
+    prob_replaced = model.discriminator_head(
+        model.discriminator(sampled, batch.attention_mask_BL, batch.token_type_ids_BL)
+    ).sigmoid()
+    is_replaced = sampled != batch.input_ids_BL
+    prob_truth = torch.where(is_replaced, prob_replaced, 1 - prob_replaced)
+    reward = -prob_truth.log()[is_chosen].detach()
+    hidden = model.generator.encoder(
+        masked(batch, draw), batch.attention_mask_BL, batch.token_type_ids_BL
+    )
+    guess = model.baseline_head(model.generator.head(hidden).detach()).squeeze(-1)[is_chosen]
+    baseline = -guess.sigmoid().log()
+    policy_loss = -((reward - baseline.detach()) * log_prob).mean()
+    truth = (-reward).exp()
+    baseline_loss = F.binary_cross_entropy(guess.sigmoid(), truth)
+    disc_loss = -prob_truth.log()[batch.attention_mask_BL].mean()
+
+    expected = policy_loss + baseline_loss + 50 * disc_loss
+    torch.testing.assert_close(output.loss, expected, **CLOSE)
+    assert_same_gradients(gradients(model, output.loss), gradients(model, expected))
+    assert heard(model, policy_loss) == {"generator"}
+    entropy = -(log_probs.exp() * log_probs).sum(-1)[is_chosen]
+    total, number = output.means["generator_entropy"]
+    torch.testing.assert_close(total / number, entropy.mean(), **CLOSE)
+
+
+# The objectives by hand
+
+
+def test_masked_only(batch):
+    model = build("method.objective=rtd_masked_only")
+    draw, counts = draw_for(model, batch)
+    output = model(batch, draw, counts)
+    is_chosen = where_chosen(batch, draw)
+    judgement = output.judgement
+    expected = F.binary_cross_entropy_with_logits(
+        judgement.logits_BL[is_chosen], judgement.is_replaced_BL[is_chosen].float()
+    )
+    total, number = output.means["disc_loss"]
+    assert number == is_chosen.sum() == 14
+    torch.testing.assert_close(total / number, expected)
+
+
+def test_mlm_is_that_of_transformers(batch):
+    model = build("method.objective=mlm")
+    config = config_to_huggingface(SIZES, "ElectraForMaskedLM", pad_id=PAD)
+    theirs = transformers.ElectraForMaskedLM(transformers.ElectraConfig(**config)).eval()
+    theirs.load_state_dict(
+        encoder_to_huggingface(model.mlm.encoder.state_dict())
+        | head_to_huggingface(model.mlm.head.state_dict(), GENERATOR_HEAD),
+        strict=False,
+    )
+    draw, counts = draw_for(model, batch)
+    output = model(batch, draw, counts)
+    expected = theirs(
+        input_ids=masked(batch, draw),
+        attention_mask=batch.attention_mask_BL.long(),
+        token_type_ids=batch.token_type_ids_BL,
+        labels=batch.input_ids_BL.masked_fill(~where_chosen(batch, draw), -100),
+    ).loss
+    torch.testing.assert_close(output.loss, expected, **CLOSE)
+    output.loss.backward()
+    expected.backward()
+    ours = encoder_to_huggingface({n: p.grad for n, p in model.mlm.encoder.named_parameters()})
+    for name, gradient in ours.items():
+        torch.testing.assert_close(gradient, theirs.get_parameter(name).grad, **CLOSE)
+
+
+@pytest.mark.parametrize("kind", ["network", "unigram"])
+def test_replace_mlm(batch, kind):
+    model = build("method.objective=replace_mlm", f"generator.kind={kind}")
+    draw, counts = draw_for(model, batch)
+    output = model(batch, draw, counts)
+    is_chosen = where_chosen(batch, draw)
+    prediction = model.generator(
+        masked(batch, draw),
+        batch.attention_mask_BL,
+        batch.token_type_ids_BL,
+        draw.index_BS,
+        batch.input_ids_BL.gather(1, draw.index_BS),
+        draw.chosen_BS / draw.chosen_BS.sum(),
+        draw.sample_BS,
+    )
+    corrupt = batch.input_ids_BL.clone()
+    for row in range(4):
+        chosen = draw.chosen_BS[row]
+        corrupt[row, draw.index_BS[row, chosen]] = prediction.sampled[row, chosen]
+    logits = all_logits(model.mlm, corrupt, batch)[is_chosen]
+    restore = F.cross_entropy(logits, batch.input_ids_BL[is_chosen])
+    expected = prediction.loss + restore
+    torch.testing.assert_close(output.loss, expected, **CLOSE)
+    assert_same_gradients(gradients(model, output.loss), gradients(model, expected))
+    total, number = output.means["replaced_rate"]
+    assert total == (corrupt != batch.input_ids_BL).sum()
+    assert number == batch.attention_mask_BL.sum()
+
+
+def test_all_tokens_mlm(batch):
+    """The whole mixture over the vocabulary is built: it sums to 1, and gives the loss."""
+    model = build("method.objective=all_tokens_mlm")
+    draw, counts = draw_for(model, batch)
+    output = model(batch, draw, counts)
+    original = batch.input_ids_BL.gather(1, draw.index_BS)
+    logits = all_logits(model.generator, masked(batch, draw), batch)
+    is_chosen, real = where_chosen(batch, draw), batch.attention_mask_BL
+    mlm_loss = F.cross_entropy(logits[is_chosen], batch.input_ids_BL[is_chosen])
+    sampled = loss_and_sample_plain(
+        model.generator.features(masked(batch, draw), real, batch.token_type_ids_BL, draw.index_BS),
+        *model.generator.softmax,
+        original.flatten(),
+        draw.chosen_BS.flatten().float(),
+        draw.sample_BS.flatten(),
+    ).sampled.view_as(original)
+    corrupt = batch.input_ids_BL.clone()
+    for row in range(4):
+        chosen = draw.chosen_BS[row]
+        corrupt[row, draw.index_BS[row, chosen]] = sampled[row, chosen]
+    hidden = model.mlm.encoder(corrupt, real, batch.token_type_ids_BL)
+    copy = model.copy_head(hidden).sigmoid()
+    probs = copy * F.one_hot(corrupt, VOCAB) + (1 - copy) * all_logits(
+        model.mlm, corrupt, batch
+    ).softmax(-1)
+    torch.testing.assert_close(probs.sum(-1), torch.ones(4, 32), **CLOSE)
+    restore = -probs.gather(2, batch.input_ids_BL[:, :, None]).log().squeeze(2)[real].mean()
+    expected = mlm_loss + restore
+    torch.testing.assert_close(output.loss, expected, **CLOSE)
+    assert_same_gradients(gradients(model, output.loss), gradients(model, expected))
+
+
+def test_log_likelihood_and_entropy():
+    """Over more than one chunk, against the full softmax."""
+    features = torch.randn(2100, 8, generator=rng(0)).requires_grad_()
+    table = torch.randn(50, 8, generator=rng(1)).requires_grad_()
+    bias = torch.randn(50, generator=rng(2)).requires_grad_()
+    targets = torch.randint(50, (2100,), generator=rng(3))
+    log_prob, entropy = log_likelihood(features, table, bias, targets)
+    logits = features @ table.T + bias
+    expected = torch.distributions.Categorical(logits=logits)
+    torch.testing.assert_close(log_prob, expected.log_prob(targets), **CLOSE)
+    torch.testing.assert_close(entropy, expected.entropy(), **CLOSE)
+    weights = torch.randn(2100, generator=rng(4))
+    parameters = (features, table, bias)
+    ours = torch.autograd.grad(log_prob @ weights, parameters)
+    theirs = torch.autograd.grad(expected.log_prob(targets) @ weights, parameters)
+    for a, e in zip(ours, theirs, strict=True):
+        assert (a - e).abs().max() <= 1e-5 * max(1.0, e.abs().max().item())
+
+
+# Sharing and sizes
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ((), 14_196_219),
+        # A second block: 128 (30,522 + 512 + 2 + 2).
+        (("method.sharing=none",), 14_196_219 + 3_972_864),
+        (("generator.hidden_fraction=1",), 23_122_875),
+        # One encoder, a discriminator's head, a softmax's: 128 (256 + 3) + 30,522.
+        (
+            ("generator.hidden_fraction=1", "method.sharing=all"),
+            13_483_008 + 66_049 + 63_674,
+        ),
+        (("method.objective=mlm",), 13_483_008 + 63_674),
+        (("generator.kind=unigram",), 13_483_008 + 66_049),
+    ],
+)
+def test_parameter_counts_of_small(settings, expected):
+    config = override(PRESETS["small"], settings)
+    pieces = [f"w{n}" for n in range(5, 30_522)]
+    tokenizer = Tokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *pieces])
+    with torch.device("meta"):
+        parts = Parts(config, tokenizer, frequencies_V=torch.ones(30_522))
+        model = build_objective(parts)
+    assert sum(parameter.numel() for parameter in model.parameters()) == expected
+
+
+def test_generator_sizes_outright():
+    config = override(
+        PRESETS["small"], ["generator.hidden_size=256", "generator.num_hidden_layers=3"]
+    )
+    sizes = config.generator.encoder(config.model)
+    assert (sizes.hidden_size, sizes.num_hidden_layers) == (256, 3)
+    assert (sizes.num_attention_heads, sizes.intermediate_size) == (4, 1024)
+
+
+# Masking
+
+
+def masking_of(*settings):
+    return Masking(config_of(*settings).method, TOKENIZER)
+
+
+def many_rows(num, length=64):
+    ids = torch.randint(5, VOCAB, (num, length), generator=rng(8))
+    ids[:, 0], ids[:, 30], ids[:, -1] = CLS, SEP, SEP
+    return Batch(ids, None, torch.zeros_like(ids))
+
+
+def test_whole_words_are_masked_whole():
+    rows = many_rows(400)
+    masking = masking_of("method.mask_unit=whole_word")
+    draw = masking.draw(rows, rng(0))
+    is_chosen = where_chosen(rows, draw)
+    assert not is_chosen[torch.isin(rows.input_ids_BL, torch.tensor([CLS, SEP]))].any()
+    partly = 0
+    for row in range(400):
+        ids = rows.input_ids_BL[row].tolist()
+        for place in range(1, 63):
+            continues = ids[place] >= 5 and TOKENIZER.tokens_by_id[ids[place]].startswith("##")
+            if continues and ids[place - 1] >= 5:
+                partly += int(is_chosen[row, place] != is_chosen[row, place - 1])
+    assert partly == 0
+    num_chosen = draw.chosen_BS.sum(dim=1)
+    assert num_chosen.max() == 10  # round(0.15 * 64)
+    assert num_chosen.min() >= 1
+    assert 9 < num_chosen.float().mean() < 10  # the word that would exceed it is left out
+
+
+def test_spans_are_runs_of_words():
+    rows = many_rows(4000)
+    masking = masking_of("method.mask_unit=span")
+    maskable = rows.input_ids_BL >= 5
+    unit = masking.find_units(rows.input_ids_BL, maskable, rng(0))
+    steps = unit[:, 1:] - unit[:, :-1]
+    assert set(steps.flatten().tolist()) == {0, 1}
+    assert (steps[~maskable[:, 1:]] == 1).all()  # specials are on their own
+    assert (steps[~maskable[:, :-1]] == 1).all()
+    starts_word = masking.starts_word_V[rows.input_ids_BL[:, 1:]]
+    inside = maskable[:, 1:] & maskable[:, :-1]
+    assert (steps[inside & ~starts_word] == 0).all()
+    share = steps[inside & starts_word].double()  # of words that begin a span: 1 / 3.8
+    assert share.mean().item() == pytest.approx(1 / 3.8, abs=4 * 0.44 / math.sqrt(len(share)))
+    draw = masking.draw(rows, rng(1))
+    chosen = where_chosen(rows, draw)
+    assert 6 < chosen.sum(dim=1).float().mean() <= 10
+
+
+@pytest.mark.parametrize(
+    ("shown", "shares"),
+    [("mask", (1.0, 0.0, 0.0)), ("80/10/10", (0.8, 0.1, 0.1)), ("85/15", (0.85, 0.0, 0.15))],
+)
+def test_what_a_masked_position_shows(shown, shares):
+    """[MASK], random, original: 40,000 positions, within 4 deviations; the rest is untouched."""
+    rows = many_rows(4000)
+    masking = masking_of(f"method.shown_at_mask={shown}")
+    draw = masking.draw(rows, rng(0))
+    is_chosen = where_chosen(rows, draw)
+    ids = masking.mask(rows.input_ids_BL, draw)
+    assert torch.equal(ids[~is_chosen], rows.input_ids_BL[~is_chosen])
+    after, before = ids[is_chosen], rows.input_ids_BL[is_chosen]
+    assert len(after) == 40_000
+    # A random token is the original, or [MASK], once in VOCAB each.
+    random = shares[1] * (1 - 2 / VOCAB)
+    expected = (shares[0] + shares[1] / VOCAB, random, shares[2] + shares[1] / VOCAB)
+    seen = (after == MASK, (after != MASK) & (after != before), after == before)
+    for share, is_so in zip(expected, seen, strict=True):
+        error = 4 * math.sqrt(share * (1 - share) / 40_000)
+        assert is_so.double().mean().item() == pytest.approx(share, abs=error + 1e-12)
+    if shares[1]:
+        drawn = torch.bincount(after[(after != MASK) & (after != before)], minlength=VOCAB)
+        kept = torch.tensor([n for n in range(VOCAB) if n != MASK])
+        is_pieces = kept >= 5  # never the original's, so the specials are a little likelier
+        counts = drawn[kept[is_pieces]].double()
+        assert (
+            stats.chisquare(counts, counts.sum() * torch.full_like(counts, 1 / len(counts))).pvalue
+            > 1e-4
+        )
+
+
+# Generators
+
+
+@pytest.mark.parametrize("disallow", [False, True])
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_draws_at_a_temperature(temperature, disallow):
+    """Chi-square of 50,000 draws against softmax(logits / T), less the original; level 1e-4."""
+    num = 50_000
+    logits = torch.randn(40, generator=rng(3))
+    sampled = loss_and_sample_plain(
+        torch.ones(num, 1),
+        logits[:, None],
+        torch.zeros(40),
+        torch.full((num,), 7),
+        torch.full((num,), 1 / num),
+        torch.rand(num, generator=rng(4)),
+        temperature=temperature,
+        disallow_correct=disallow,
+    ).sampled
+    probs = (logits.double() / temperature).softmax(0)
+    if disallow:
+        probs[7] = 0
+        assert not (sampled == 7).any()
+    kept = probs > 0
+    counts = torch.bincount(sampled, minlength=40).double()[kept]
+    expected = num * (probs / probs.sum())[kept]
+    assert stats.chisquare(counts, expected).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("disallow", [False, True])
+def test_fixed_distributions(disallow):
+    """Chi-square of 50,000 draws, for each of three originals; level 1e-4."""
+    weights = torch.arange(1, 31).double()
+    drawer = FixedDistribution(weights, disallow_correct=disallow)
+    for original in (0, 11, 29):
+        uniform = torch.rand(1, 50_000, generator=rng(original))
+        targets = torch.full((1, 50_000), original)
+        share = torch.full((1, 50_000), 1 / 50_000)
+        prediction = drawer(None, None, None, None, targets, share, uniform)
+        probs = weights / weights.sum()
+        assert prediction.loss.item() == pytest.approx(-math.log(probs[original]), rel=1e-5)
+        if disallow:
+            probs = probs.clone()
+            probs[original] = 0
+        counts = torch.bincount(prediction.sampled.flatten(), minlength=30).double()
+        assert disallow is (counts[original] == 0).item()
+        kept = probs > 0
+        expected = 50_000 * (probs / probs.sum())[kept]
+        assert stats.chisquare(counts[kept], expected).pvalue > 1e-4
+
+
+def test_temperature_reaches_the_draws_but_not_the_loss(batch):
+    plain, wild = build(), build("generator.temperature=100")
+    draw, counts = draw_for(plain, batch)
+    a, b = plain(batch, draw, counts), wild(batch, draw, counts)
+    torch.testing.assert_close(a.means["mlm_loss"][0], b.means["mlm_loss"][0], **CLOSE)
+    assert not torch.equal(a.judgement.corrupt_ids_BL, b.judgement.corrupt_ids_BL)
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (["method.objective=mlm", "method.scheme=adversarial"], "a way of training rtd, not mlm"),
+        (["method.scheme=two_stage"], "set method.sharing=none, not embeddings"),
+        (["method.scheme=adversarial", "method.sharing=all"], "choose embeddings or none"),
+        (["method.sharing=all"], "needs networks of equal size, not 128 x 1 beside 128 x 2"),
+        (["method.generator_steps=5"], "needs method.scheme=two_stage"),
+        (
+            [*EVERY["two_stage"], "method.generator_steps=6500"],
+            "6500 must be less than train.steps 6500",
+        ),
+        (["generator.kind=uniform", "generator.temperature=2"], "no meaning for kind uniform"),
+        (["generator.kind=uniform", *EVERY["adversarial"]], "has no network"),
+        (["generator.temperature=0"], "must be > 0"),
+        (
+            ["generator.hidden_size=129"],
+            "hidden_size 129 must be a multiple of its 2 heads; 128 is",
+        ),
+        (["train.accumulation=65"], "must lie in 1 to batch_size 64, not 65"),
+        (["method.objective=bert"], "did you mean|choose from"),
+    ],
+)
+def test_meaningless_combinations_are_refused(settings, says):
+    with pytest.raises(UserError, match=says):
+        config_of(*settings)
+
+
+def test_draw_has_rows():
+    draw = Draw(*(torch.arange(12).view(4, 3) for _ in range(5)))
+    assert all(torch.equal(part, torch.arange(3, 9).view(2, 3)) for part in draw.rows(slice(1, 3)))
+
+
+# The example in the documentation
+
+
+def test_names_are_those_of_the_config():
+    hint = get_type_hints(MethodConfig)["objective"]
+    assert set(get_args(hint)) == set(OBJECTIVES)
+
+
+def test_example_of_a_new_objective(batch, toy_shards, toy_config, tmp_path, monkeypatch):
+    """The code in docs/OBJECTIVES.md: labels and loss by hand, then a run of twelve steps."""
+    page = (Path(electra.__file__).parent.parent / "docs" / "OBJECTIVES.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    scope = {}
+    exec(compile(code, "docs/OBJECTIVES.md", "exec"), scope)
+    shuffled = scope["ShuffledTokenDetection"]
+    monkeypatch.setitem(OBJECTIVES, "rtd", shuffled)
+    model = build()
+    draw, counts = draw_for(model, batch)
+    output = model(batch, draw, counts)
+    judgement, ids = output.judgement, batch.input_ids_BL
+    is_chosen = where_chosen(batch, draw)
+    assert torch.equal(judgement.corrupt_ids_BL[~is_chosen], ids[~is_chosen])
+    for row in range(4):
+        assert sorted(judgement.corrupt_ids_BL[row].tolist()) == sorted(ids[row].tolist())
+    assert judgement.is_replaced_BL.sum() >= 8
+    real = batch.attention_mask_BL
+    expected = F.binary_cross_entropy_with_logits(
+        judgement.logits_BL[real], judgement.is_replaced_BL[real].float()
+    )
+    torch.testing.assert_close(output.loss, expected, **CLOSE)
+    results = pretrain(toy_shards, tmp_path / "run", toy_config, lambda record: None)
+    assert results["heldout"]["disc_loss"] > 0
