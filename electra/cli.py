@@ -16,6 +16,7 @@ from electra.config import (
     PRESETS,
     QUICKSTART,
     PrepareConfig,
+    PretrainConfig,
     TokenizerConfig,
     UserError,
     did_you_mean,
@@ -228,8 +229,7 @@ def pretrain(
         if dry_run:
             return _print_plan(settings, f"continue {resume}")
     else:
-        require(preset in PRESETS, f"unknown preset {preset!r}{did_you_mean(preset, PRESETS)}")
-        settings = _resolve(PRESETS[preset], config, set_)
+        settings = _resolve(_preset(preset), config, set_)
         if shards is None or out is None:
             raise UserError("pretrain needs SHARDS and --out RUN, or --resume RUN")
         _refuse_existing(out)
@@ -259,6 +259,47 @@ def pretrain(
     print_done(
         f"wrote {run}: {reached} on held-out text",
         f"electra finetune {run} --task own --data FOLDER --out results",
+    )
+
+
+@app.command
+def flops(
+    *,
+    preset: Annotated[str, Parameter(help=f"One of {', '.join(PRESETS)}.")] = "small",
+    set_: Set = (),
+    config: Toml = None,
+) -> None:
+    """Count the floating-point operations of a pre-training run, part by part.
+
+    True: the matrix products that a step needs, backward twice forward. Paper: the count of the
+    paper's tables, which takes embedding look-ups for products and backward for as much as forward.
+    Comparisons at equal compute use the true one.
+
+    Example: electra flops --preset base --set method.objective=mlm train.steps=1000000
+    """
+    from electra.method.flops import count_parts, count_run, count_true
+    from electra.reports.glossary import format_count
+    from electra.terminal import print_done, print_table
+
+    settings = _resolve(_preset(preset), config, set_)
+    total = count_true(settings)
+    rows = [
+        (
+            part.name,
+            f"{part.forward / 1e6:.3f}",
+            f"{part.train / 1e6:.3f}",
+            f"{part.train / total:.1%}",
+        )
+        for part in count_parts(settings)
+    ]
+    rows.append(("all", "", f"{total / 1e6:.3f}", "100.0%"))
+    print_table(rows, ["part", "MFLOP a token, forward", "in training", "share"])
+    run = count_run(settings)
+    train = settings.train
+    tokens = train.steps * train.batch_size * settings.examples.sequence_length
+    print_done(
+        f"{train.steps:,} steps of {train.batch_size} x {settings.examples.sequence_length}, "
+        f"{format_count(tokens)} tokens: true {run['true']:.3e}, paper {run['paper']:.3e}"
     )
 
 
@@ -410,6 +451,44 @@ def export(run: Path, *, out: Path, dry_run: DryRun = False) -> None:
 
 
 @app.command
+def score(
+    run: Path,
+    *,
+    text: Path,
+    out: Path,
+    dry_run: DryRun = False,
+) -> None:
+    """Write the pseudo-log-likelihood of every line, by a run with method.objective=electric.
+
+    It is the sum over a line's tokens of log p(token | all the others), but for a constant each;
+    the higher, the likelier. The columns of the file are pll, tokens and text.
+
+    Example: electra score run --text sentences.txt --out scores.tsv
+
+    Parameters
+    ----------
+    run
+        A run folder of `electra pretrain --set method.objective=electric`.
+    text
+        A text file, a sentence a line.
+    out
+        The .tsv file to write.
+    """
+    from electra.score import read_lines, score_lines, write_scores
+    from electra.terminal import Progress, print_done
+
+    lines = read_lines(text)
+    _refuse_existing(out)
+    if dry_run:
+        return _print_plan(None, f"score {len(lines):,} lines of {text} with {run} and write {out}")
+    with Progress("scoring", unit="lines") as progress:
+        scores = score_lines(run, lines, progress.update)
+    write_scores(out, scores)
+    mean = sum(each.pll for each in scores) / sum(each.num_tokens for each in scores)
+    print_done(f"wrote {out}: {len(scores):,} lines, {mean:.3f} a token on average")
+
+
+@app.command
 def quickstart(
     *,
     text: Annotated[tuple[str, ...], Parameter(negative=(), consume_multiple=True)] = (),
@@ -438,6 +517,11 @@ def quickstart(
     from electra.quickstart import quickstart as run_quickstart
 
     run_quickstart(text, out, settings)
+
+
+def _preset(name: str) -> PretrainConfig:
+    require(name in PRESETS, f"unknown preset {name!r}{did_you_mean(name, PRESETS)}")
+    return PRESETS[name]
 
 
 def _resolve(settings: ConfigType, toml: Path | None, assignments: Sequence[str]) -> ConfigType:

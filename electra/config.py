@@ -184,10 +184,13 @@ class MethodConfig:
     """Whose details: the paper's, or those of the released code, quirks included: positions drawn
     with replacement, 85/15, Adam without bias correction, decay during warm-up, Glorot where no
     initialiser was named. docs/DEVIATIONS.md has them one by one."""
-    objective: Literal["rtd", "rtd_masked_only", "mlm", "replace_mlm", "all_tokens_mlm"] = "rtd"
+    objective: Literal[
+        "rtd", "rtd_masked_only", "mlm", "replace_mlm", "all_tokens_mlm", "electric"
+    ] = "rtd"
     """rtd: replaced token detection. rtd_masked_only: its loss over the masked positions only
     ("ELECTRA 15%"). mlm: masked language modelling. replace_mlm: with the generator's draws instead
-    of [MASK]. all_tokens_mlm: likewise, predicting every token, with a copy mechanism."""
+    of [MASK]. all_tokens_mlm: likewise, predicting every token, with a copy mechanism.
+    electric: an energy-based cloze model, whose encoder scores sentences (`electra score`)."""
     scheme: Literal["joint", "two_stage", "adversarial"] = "joint"
     """How generator and discriminator of rtd are trained: together; one after the other; or the
     generator, by policy gradient, against the discriminator."""
@@ -350,6 +353,14 @@ class PretrainConfig:
         )
         method, generator = self.method, self.generator
         sizes = generator.encoder(self.model)
+        is_plain = generator.kind == "network" and generator.temperature == 1
+        require(
+            method.objective != "electric"
+            or (is_plain and not generator.disallow_correct and method.sharing != "all"),
+            "method.objective electric has a noise distribution of its own, whose probabilities "
+            "count: generator.kind network, temperature 1, disallow_correct false and "
+            "method.sharing embeddings or none",
+        )
         require(
             method.sharing != "all" or sizes == self.model,
             f"method.sharing all needs networks of equal size, not {sizes.hidden_size} x "
@@ -515,7 +526,7 @@ class FinetuneConfig:
 
 FINETUNE_PRESETS: Mapping[str, FinetuneConfig] = {
     # Ours, not the paper's.
-    "tiny": FinetuneConfig(learning_rate=1e-3, layer_lr_decay=1.0, pooling="mean"),
+    "tiny": FinetuneConfig(layer_lr_decay=1.0, pooling="mean"),
     "small": FinetuneConfig(),
     "base": FinetuneConfig(learning_rate=1e-4),
     "large": FinetuneConfig(learning_rate=5e-5, layer_lr_decay=0.9),
@@ -562,5 +573,7 @@ QUICKSTART = QuickstartConfig(
         model=dataclasses.replace(PRESETS["tiny"].model, num_hidden_layers=2),
         train=dataclasses.replace(PRESETS["tiny"].train, steps=4000, batch_size=32),
     ),
-    finetune=dataclasses.replace(FINETUNE_PRESETS["tiny"], batch_size=16, epochs=15),
+    finetune=dataclasses.replace(
+        FINETUNE_PRESETS["tiny"], learning_rate=1e-3, batch_size=16, epochs=15
+    ),
 )

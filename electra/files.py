@@ -14,10 +14,14 @@ from electra.config import require
 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON through a temporary name, so that a reader sees the old file or the new one."""
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 likewise."""
     temporary = path.with_name(path.name + ".incomplete")
     with temporary.open("w", encoding="utf-8") as file:
-        json.dump(value, file, indent=2)
-        file.write("\n")
+        file.write(text)
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)

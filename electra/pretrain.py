@@ -22,7 +22,8 @@ from electra.corpus.examples import Batch, Examples, permute
 from electra.corpus.shards import Shards, open_shards
 from electra.corpus.tokenizer import Tokenizer
 from electra.files import write_json
-from electra.method.masking import count, find_real
+from electra.method.flops import count_run, count_true
+from electra.method.masking import find_real
 from electra.method.measures import Measures
 from electra.method.objective import Objective, Parts
 from electra.method.registry import build_objective
@@ -169,6 +170,9 @@ def _begin_at_frequencies(model: nn.Module, config: MethodConfig, frequencies_V:
         if isinstance(part, DiscriminatorHead) and config.objective == "rtd":
             odds = config.mask_prob / (1 - config.mask_prob)
             part.dense_prediction.bias.fill_(math.log(odds))
+        if isinstance(part, DiscriminatorHead) and config.objective == "electric":
+            probs_V = frequencies_V / frequencies_V.sum()  # an energy is -log of a probability
+            part.dense_prediction.bias.fill_(-(probs_V * probs_V.log()).sum().item())
 
 
 def count_tokens(shards: Shards) -> Tensor:
@@ -207,6 +211,7 @@ def _train(
     log = MetricsLog(run, first_step)
     clock = _Clock(log.last_train)
     rng = torch.Generator(device)
+    length = config.examples.sequence_length
     piece = -(-train.batch_size // train.accumulation)
     pieces = [slice(first, first + piece) for first in range(0, train.batch_size, piece)]
     num_real, grad_norms = torch.zeros((), dtype=torch.int64, device=device), []
@@ -227,7 +232,7 @@ def _train(
             set_learning_rate(optimizer, learning_rate)
 
             draw = model.masking.draw(batch, rng)
-            counts = count(batch, draw)
+            counts = model.masking.count(batch, draw)
             for rows in pieces:
                 output = model(batch.rows(rows), draw.rows(rows), counts)
                 output.loss.backward()
@@ -248,6 +253,7 @@ def _train(
                     "step": done,
                     **clock.record(done, train.steps, int(num_real)),
                     **measures.record(),
+                    "flops": count_true(config) * done * train.batch_size * length,
                     "learning_rate": learning_rate,
                     "grad_norm": torch.stack(grad_norms).mean().item(),
                 }
@@ -271,7 +277,7 @@ def _train(
     log.close()
     if samples := _view_rows(model, heldout[0], tokenizer, device):
         write_json(run / "samples.json", samples)
-    return _write_results(run)
+    return _write_results(run, config)
 
 
 def _learning_rate_at(step: int, config: PretrainConfig) -> float:
@@ -312,7 +318,7 @@ def _view_rows(
     return rows
 
 
-def _write_results(run: Path) -> dict[str, Any]:
+def _write_results(run: Path, config: PretrainConfig) -> dict[str, Any]:
     records = read_metrics(run / "metrics.jsonl")
     train, heldout = (
         next(record for record in reversed(records) if record["part"] == part)
@@ -322,6 +328,7 @@ def _write_results(run: Path) -> dict[str, Any]:
         "steps": train["step"],
         "tokens": train["tokens"],
         "seconds": train["seconds"],
+        "flops": count_run(config),
         "heldout": heldout,
     }
     write_json(run / "results.json", results)

@@ -18,7 +18,7 @@ LEVELS = [
     {"training"},
     {"method"},
     {"tasks", "reports"},
-    {"pretrain", "finetune", "export", "terminal"},
+    {"pretrain", "finetune", "score", "export", "terminal"},
     {"quickstart"},
     {"cli"},
     {"__main__"},

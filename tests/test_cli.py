@@ -213,3 +213,11 @@ def test_readme_names_only_what_there_is(capsys):
         assert (Path(__file__).parent.parent / path).exists(), path
     for command in re.findall(r"^electra (\w+)", text, flags=re.MULTILINE):
         assert run(capsys, command, "--help")[0] == 0, command
+
+
+def test_flops_of_a_preset(capsys):
+    """The table's parts add up to what the last line is made of."""
+    status, printed, _ = run(capsys, "flops", "--preset", "small", "--set", "train.steps=1000")
+    assert status == 0
+    assert re.search(r"discriminator: feed-forward +12\.583 +37\.749 +53\.8%", printed)
+    assert "true 1.150e+15, paper 1.294e+15" in " ".join(printed.split())

@@ -16,7 +16,7 @@ import electra
 from electra.config import PRESETS, MethodConfig, UserError, encoder_sizes
 from electra.corpus.examples import Batch
 from electra.corpus.tokenizer import Tokenizer
-from electra.method.masking import Draw, Masking, count
+from electra.method.masking import Draw, Masking
 from electra.method.objective import Parts
 from electra.method.registry import OBJECTIVES, SCHEMES, build_objective
 from electra.model.huggingface import (
@@ -95,7 +95,7 @@ def assert_same_gradients(actual, expected):
 
 def draw_for(model, batch, seed=2):
     draw = model.masking.draw(batch, rng(seed))
-    return draw, count(batch, draw)
+    return draw, model.masking.count(batch, draw)
 
 
 def masked(batch, draw):
@@ -144,7 +144,10 @@ def test_padding_is_nothing(name, batch):
     padded = batch.rows(slice(1, 2))
     short = Batch(padded.input_ids_BL[:, :20], None, padded.token_type_ids_BL[:, :20])
     draw, counts = draw_for(model, padded)
-    with_padding, without = model(padded, draw, counts), model(short, draw, count(short, draw))
+    with_padding, without = (
+        model(padded, draw, counts),
+        model(short, draw, model.masking.count(short, draw)),
+    )
     torch.testing.assert_close(with_padding.loss, without.loss, **CLOSE)
     assert_same_gradients(gradients(model, with_padding.loss), gradients(model, without.loss))
     if with_padding.judgement:

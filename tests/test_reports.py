@@ -69,7 +69,8 @@ def write_run(folder, **manifest):
 
 
 def write_finetuning(folder, task="cola", *, from_scratch, median, seeds=3, **changes):
-    path = folder / f"finetune-{task}-{'scratch' if from_scratch else 'pretrained'}.json"
+    path = folder / f"finetune-{task}-{'scratch' if from_scratch else 'pretrained'}/results.json"
+    path.parent.mkdir()
     values = {
         "start": "runs/tiny",
         "task": task,

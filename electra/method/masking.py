@@ -53,6 +53,8 @@ class Counts(NamedTuple):
     num_chosen: Tensor
     num_real: Tensor
     """Tokens that are not padding."""
+    num_maskable: Tensor
+    """Tokens that are not special either."""
 
 
 def find_real(batch: Batch) -> Tensor:
@@ -67,11 +69,6 @@ def count_real(batch: Batch) -> Tensor:
     if batch.attention_mask_BL is None:
         return torch.tensor(batch.input_ids_BL.numel(), device=batch.input_ids_BL.device)
     return batch.attention_mask_BL.sum()
-
-
-def count(batch: Batch, draw: Draw) -> Counts:
-    """Return the counts of these rows."""
-    return Counts(draw.chosen_BS.sum().clamp(min=1), count_real(batch))
 
 
 def replace(input_ids_BL: Tensor, draw: Draw, tokens_BS: Tensor | int) -> Tensor:
@@ -175,15 +172,11 @@ class Masking(nn.Module):
 
     def draw(self, batch: Batch, rng: torch.Generator) -> Draw:
         """Draw a step's random numbers from `rng`, which is on the device of the batch."""
-        input_ids_BL = batch.input_ids_BL
-        real_BL = find_real(batch)
-        maskable_BL = real_BL.clone()
-        for token_id in self.never_masked_ids:
-            maskable_BL &= input_ids_BL != token_id
+        real_BL, maskable_BL = find_real(batch), self.find_maskable(batch)
         unit_BL = (
             None
             if self.config.mask_unit == "token"
-            else self.find_units(input_ids_BL, maskable_BL, rng)
+            else self.find_units(batch.input_ids_BL, maskable_BL, rng)
         )
         if self.config.mode == "reference":
             index_BS, chosen_BS = choose_positions_of_reference(
@@ -195,6 +188,18 @@ class Masking(nn.Module):
             )
         uniform_3BS = torch.rand((3, *index_BS.shape), generator=rng, device=index_BS.device)
         return Draw(index_BS, chosen_BS, *uniform_3BS)
+
+    def count(self, batch: Batch, draw: Draw) -> Counts:
+        """Return the counts of these rows."""
+        num_maskable = self.find_maskable(batch).sum()
+        return Counts(draw.chosen_BS.sum().clamp(min=1), count_real(batch), num_maskable)
+
+    def find_maskable(self, batch: Batch) -> Tensor:
+        """Return where a position may be chosen: at tokens that are not special."""
+        maskable_BL = find_real(batch).clone()
+        for token_id in self.never_masked_ids:
+            maskable_BL &= batch.input_ids_BL != token_id
+        return maskable_BL
 
     def find_units(self, input_ids_BL: Tensor, maskable_BL: Tensor, rng: torch.Generator) -> Tensor:
         """Return the number, from 0, of the word or span of words that each position is part of."""

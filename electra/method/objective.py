@@ -4,6 +4,7 @@ An objective is a module: `masking` draws a step's random numbers, `forward` tur
 docs/OBJECTIVES.md writes a new one as an example.
 """
 
+import dataclasses
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
@@ -13,10 +14,10 @@ from torch import Tensor, nn
 from electra.config import EncoderConfig, PretrainConfig
 from electra.corpus.examples import Batch
 from electra.corpus.tokenizer import Tokenizer
-from electra.method.masking import Counts, Draw, Masking, count
+from electra.method.masking import Counts, Draw, Masking
 from electra.model.encoder import Encoder
 from electra.model.heads import GeneratorHead
-from electra.model.masked_lm import FixedDistribution, MaskedLM
+from electra.model.masked_lm import FixedDistribution, MaskedLM, TwoTowers
 from electra.model.softmax import Prediction
 
 Means = dict[str, tuple[Tensor, Tensor]]
@@ -70,14 +71,14 @@ class Objective(nn.Module):
         Args:
             batch: Original rows.
             draw: What `masking.draw` drew for them. Dropout has torch's own randomness.
-            counts: `count` over all rows of the step, of which these may be a part.
+            counts: `masking.count` over all rows of the step, of which these may be a part.
         """
         raise NotImplementedError
 
     def compute(self, batch: Batch, rng: torch.Generator) -> Output:
         """Draw, and return losses and measures of a step that is computed in one piece."""
         draw = self.masking.draw(batch, rng)
-        return self(batch, draw, count(batch, draw))
+        return self(batch, draw, self.masking.count(batch, draw))
 
 
 def predict_masked(
@@ -156,6 +157,14 @@ class Parts:
             temperature=config.temperature,
             disallow_correct=config.disallow_correct,
         )
+
+    def two_towers(self, kept: Encoder) -> TwoTowers:
+        """Return Electric's noise, of the generator's size each tower."""
+        sizes = self.config.generator.encoder(self.config.model)
+        before = self.encoder(sizes, shared=kept)
+        after = Encoder(sizes, embeddings=before.embeddings, compute_dtype=self.compute_dtype)
+        both = dataclasses.replace(sizes, hidden_size=2 * sizes.hidden_size)
+        return TwoTowers(before, after, GeneratorHead(both))
 
     def masking(self) -> Masking:
         """Return what chooses and masks positions."""

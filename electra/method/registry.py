@@ -1,5 +1,6 @@
 """Every objective by its name in `method.objective`; a new one is a line here."""
 
+from electra.method.electric import Electric
 from electra.method.masked_language_modelling import (
     AllTokensMLM,
     MaskedLanguageModelling,
@@ -15,6 +16,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "mlm": MaskedLanguageModelling,
     "replace_mlm": ReplaceMLM,
     "all_tokens_mlm": AllTokensMLM,
+    "electric": Electric,
 }
 SCHEMES: dict[str, type[Objective]] = {
     "two_stage": TwoStage,

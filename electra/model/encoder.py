@@ -11,6 +11,8 @@ statistics in float32 whatever the dtype.
 Source: google-research/electra model/modeling.py.
 """
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -95,8 +97,8 @@ class SelfAttention(nn.Module):
         self.output = Linear(config.hidden_size, config.hidden_size)
         self.dropout = Dropout(config.attention_probs_dropout_prob)
 
-    def forward(self, x_BLH: Tensor, mask_B11L: Tensor | None) -> Tensor:
-        """Attend; `mask_B11L` is added to the scores (0 where allowed, very negative elsewhere)."""
+    def forward(self, x_BLH: Tensor, mask_BNLL: Tensor | None) -> Tensor:
+        """Attend; `mask_BNLL`, or what broadcasts to it, is added to the scores."""
         B, L, H = x_BLH.shape
         q_BNLD, k_BNLD, v_BNLD = (
             self.qkv(x_BLH).view(B, L, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
@@ -106,15 +108,15 @@ class SelfAttention(nn.Module):
             # Written out: the CPU's fused kernel has a backward pass several times slower than
             # these products, and none at all with dropout.
             scores_BNLL = (q_BNLD * scale) @ k_BNLD.transpose(-1, -2)
-            if mask_B11L is not None:
-                scores_BNLL = scores_BNLL + mask_B11L
+            if mask_BNLL is not None:
+                scores_BNLL = scores_BNLL + mask_BNLL
             context_BNLD = self.dropout(scores_BNLL.softmax(dim=-1)) @ v_BNLD
         else:
             context_BNLD = F.scaled_dot_product_attention(
                 q_BNLD,
                 k_BNLD,
                 v_BNLD,
-                attn_mask=mask_B11L,
+                attn_mask=mask_BNLL,
                 dropout_p=self.dropout.prob if self.training else 0.0,
                 scale=scale,
             )
@@ -133,9 +135,9 @@ class Layer(nn.Module):
         self.output_norm = LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = Dropout(config.hidden_dropout_prob)
 
-    def forward(self, x_BLH: Tensor, mask_B11L: Tensor | None) -> Tensor:
+    def forward(self, x_BLH: Tensor, mask_BNLL: Tensor | None) -> Tensor:
         """Transform hidden states."""
-        x_BLH = self.attention_norm(x_BLH + self.dropout(self.attention(x_BLH, mask_B11L)))
+        x_BLH = self.attention_norm(x_BLH + self.dropout(self.attention(x_BLH, mask_BNLL)))
         inner_BLF = F.gelu(self.intermediate(x_BLH))
         return self.output_norm(x_BLH + self.dropout(self.output(inner_BLF)))
 
@@ -173,6 +175,7 @@ class Encoder(nn.Module):
         input_ids_BL: Tensor,
         attention_mask_BL: Tensor | None = None,
         token_type_ids_BL: Tensor | None = None,
+        sees: Literal["all", "before", "after"] = "all",
     ) -> Tensor:
         """Encode.
 
@@ -180,6 +183,7 @@ class Encoder(nn.Module):
             input_ids_BL: Token ids, int64.
             attention_mask_BL: 1 (or True) at real tokens, 0 at padding; None: nothing is padding.
             token_type_ids_BL: Segment 0 or 1 of each token; None: all 0.
+            sees: What a position attends to: all, itself and those before it, or those after it.
 
         Returns:
             Hidden states (B, L, H) in `compute_dtype`. Those at padding are meaningless.
@@ -187,14 +191,21 @@ class Encoder(nn.Module):
         x_BLH = self.dropout(self.embeddings(input_ids_BL, token_type_ids_BL)).to(
             self.compute_dtype
         )
-        mask_B11L = None
+        forbidden_BNLL = None
         if attention_mask_BL is not None:
-            forbidden_B11L = ~attention_mask_BL.bool()[:, None, None, :]
-            mask_B11L = torch.zeros(
-                forbidden_B11L.shape, dtype=self.compute_dtype, device=x_BLH.device
-            ).masked_fill_(forbidden_B11L, torch.finfo(self.compute_dtype).min)
+            forbidden_BNLL = ~attention_mask_BL.bool()[:, None, None, :]
+        if sees != "all":
+            length = input_ids_BL.shape[1]
+            ones_LL = torch.ones(length, length, dtype=torch.bool, device=x_BLH.device)
+            hidden_LL = ones_LL.triu(1) if sees == "before" else ones_LL.tril(-1)
+            forbidden_BNLL = hidden_LL if forbidden_BNLL is None else forbidden_BNLL | hidden_LL
+        mask_BNLL = None
+        if forbidden_BNLL is not None:
+            mask_BNLL = torch.zeros(
+                forbidden_BNLL.shape, dtype=self.compute_dtype, device=x_BLH.device
+            ).masked_fill_(forbidden_BNLL, torch.finfo(self.compute_dtype).min)
         if self.embeddings_project is not None:
             x_BLH = self.embeddings_project(x_BLH)
         for layer in self.layers:
-            x_BLH = layer(x_BLH, mask_B11L)
+            x_BLH = layer(x_BLH, mask_BNLL)
         return x_BLH

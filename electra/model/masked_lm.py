@@ -1,7 +1,9 @@
 """Predicting tokens from their context: an encoder under the tied softmax, and its stand-ins.
 
-All three take the same arguments and return a Prediction. Shape suffixes: B rows, L positions,
-S slots for chosen positions in a row, M = B * S of them, E embedding size, V vocabulary.
+`MaskedLM` and `FixedDistribution` take the same arguments and return a Prediction.
+
+Shape suffixes: B rows, L positions, S slots for chosen positions in a row, M = B * S of them,
+E embedding size, V vocabulary.
 """
 
 import math
@@ -91,6 +93,52 @@ class MaskedLM(nn.Module):
                 *arguments, temperature=self.temperature, disallow_correct=self.disallow_correct
             )
         return prediction.view_as(index_BS)
+
+
+class TwoTowers(nn.Module):
+    """p(x_t | all tokens but x_t) at every position of an unmasked row, in one pass.
+
+    One transformer reads from the left, one from the right; what they know at t - 1 and at t + 1 is
+    put together. At the first and last position of a row one side is empty.
+
+    Args:
+        before: The tower that sees what is before; its token embeddings are also the softmax's.
+        after: The tower that sees what is after.
+        head: The output layer, twice as wide as a tower at its input.
+
+    Source: run_pretraining.py, two_tower_generator, where the ends wrap around.
+    """
+
+    def __init__(self, before: Encoder, after: Encoder, head: GeneratorHead):
+        super().__init__()
+        self.before = before
+        self.after = after
+        self.head = head
+
+    @property
+    def softmax(self) -> tuple[Tensor, Tensor]:
+        """Table (V, E) and bias (V,) of the softmax."""
+        return self.before.embeddings.tokens.weight, self.head.bias
+
+    def forward(
+        self,
+        input_ids_BL: Tensor,
+        attention_mask_BL: Tensor | None,
+        token_type_ids_BL: Tensor,
+    ) -> Tensor:
+        """Return what the softmax multiplies with the token table (B, L, E)."""
+        batch = (input_ids_BL, attention_mask_BL, token_type_ids_BL)
+        before_BLH = self.before(*batch, sees="before")
+        after_BLH = self.after(*batch, sees="after")
+        return self.head(
+            torch.cat(
+                [
+                    nn.functional.pad(before_BLH[:, :-1], (0, 0, 1, 0)),
+                    nn.functional.pad(after_BLH[:, 1:], (0, 0, 0, 1)),
+                ],
+                dim=-1,
+            )
+        )
 
 
 class FixedDistribution(nn.Module):

@@ -22,7 +22,7 @@ def update_readme(readme_path: Path, results_folder: Path) -> None:
     """Replace what stands between the two markers by what the files in results/ say.
 
     Each folder in `results_folder` holds a run's config.json, manifest.json and metrics.jsonl, and
-    the results.json of its fine-tunings as `finetune-<task>-<start>.json`.
+    folders `finetune-*` with the same of its fine-tunings and their results.json.
 
     Raises:
         UserError: A marker or a file is missing or damaged, or a manifest does not say where its
@@ -50,7 +50,9 @@ def results_block(results_folder: Path) -> str:
     parts.append("\n".join(_origin(run, folder) for run, folder in zip(runs, folders, strict=True)))
     rows, origins = [], []
     for run, folder in zip(runs, folders, strict=True):
-        finetunings = [read_finetuning(path) for path in sorted(folder.glob("finetune-*.json"))]
+        finetunings = [
+            read_finetuning(path) for path in sorted(folder.glob("finetune-*/results.json"))
+        ]
         # The folder in results/ names the run, whatever it was called when it was fine-tuned.
         finetunings = [dataclasses.replace(each, encoder=run.name) for each in finetunings]
         headers, new_rows = finetuning_table(finetunings)

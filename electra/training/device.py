@@ -80,4 +80,5 @@ def describe_device(device: torch.device) -> str:
             if line.startswith("model name"):
                 name = line.partition(":")[2].strip()
                 break
-    return f"{name}, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"{name}, {threads} thread{'s' if threads > 1 else ''}"

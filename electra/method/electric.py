@@ -1,0 +1,133 @@
+"""Electric: an energy-based cloze model, trained by noise-contrastive estimation.
+
+    q(. | x_-t)      noise: two towers, one reading up to t - 1, one from t + 1 on   generator
+    x_noised         x with draws from q at m                                        corrupt
+    E(x)_t           energy: p(x_t | x_-t) is proportional to exp(-E(x)_t)           energy
+    loss             NLL of q over all tokens + lambda NCE                           loss
+
+Every token of x_noised is judged: noise or not? With k of n tokens noised, and p read off as
+exp(-E), the probability of noise is k q / (k q + (n - k) exp(-E)), so its logit is
+E + log q + log(k / (n - k)). A draw that equals the original counts as noise. Special tokens, for
+which q says nothing, are not judged; the released code judges them, too. k / n is mask_prob, as
+there. After training -sum_t E(x)_t scores a sentence (score.py).
+
+Source: Clark et al. 2020, "Pre-Training Transformers as Energy-Based Cloze Models"; run_pretraining
+.py.
+
+Shape suffixes: B rows, L positions, S slots for chosen positions in a row, M positions of all rows
+together, E embedding size.
+"""
+
+import math
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from electra.corpus.examples import Batch
+from electra.method.masking import Counts, Draw, Masking, replace
+from electra.method.objective import Judgement, Objective, Output, Parts, measure_cloze
+from electra.model.encoder import Encoder
+from electra.model.heads import DiscriminatorHead
+from electra.model.masked_lm import TwoTowers
+from electra.model.softmax import log_likelihood, loss_and_sample
+
+
+class Electric(Objective):
+    """Noise and energy, trained together.
+
+    Args:
+        generator: The noise q.
+        discriminator: The encoder one keeps.
+        discriminator_head: From its states to energies.
+        masking: Chooses the positions that are noised.
+        disc_weight: Lambda.
+    """
+
+    def __init__(
+        self,
+        *,
+        generator: TwoTowers,
+        discriminator: Encoder,
+        discriminator_head: DiscriminatorHead,
+        masking: Masking,
+        disc_weight: float,
+    ):
+        super().__init__()
+        # First, so that the shared embedding block is saved under its name.
+        self.discriminator = discriminator
+        self.discriminator_head = discriminator_head
+        self.generator = generator
+        self.masking = masking
+        self.loss_weights = {"mlm_loss": 1.0, "disc_loss": disc_weight}
+
+    @classmethod
+    def build(cls, parts: Parts) -> Self:
+        """Return it with networks of the configured sizes."""
+        discriminator = parts.encoder(parts.config.model)
+        return cls(
+            generator=parts.two_towers(discriminator),
+            discriminator=discriminator,
+            discriminator_head=DiscriminatorHead(parts.config.model),
+            masking=parts.masking(),
+            disc_weight=parts.config.method.disc_weight,
+        )
+
+    def energy(self, batch: Batch) -> Tensor:
+        """Return E(x)_t (B, L); meaningless at padding and special tokens."""
+        return self.discriminator_head(self.discriminator(*batch))
+
+    def forward(self, batch: Batch, draw: Draw, counts: Counts) -> Output:
+        """Draw noise and tell it from the text."""
+        input_ids_BL, maskable_BL = batch.input_ids_BL, self.masking.find_maskable(batch)
+        features_BLE = self.generator(*batch)
+        log_q_M, _ = log_likelihood(
+            features_BLE.flatten(0, 1), *self.generator.softmax, input_ids_BL.flatten()
+        )
+        log_q_BL = log_q_M.view_as(input_ids_BL)
+        mlm_sum = -(log_q_BL * maskable_BL).sum()
+
+        with torch.no_grad():
+            index_BSE = draw.index_BS[:, :, None].expand(-1, -1, features_BLE.shape[-1])
+            features_ME = features_BLE.gather(1, index_BSE).flatten(0, 1)
+            prediction = loss_and_sample(
+                features_ME,
+                *self.generator.softmax,
+                input_ids_BL.gather(1, draw.index_BS).flatten(),
+                (draw.chosen_BS / counts.num_chosen).flatten(),
+                draw.sample_BS.flatten(),
+            ).view_as(draw.index_BS)
+            log_q_sampled_M, _ = log_likelihood(
+                features_ME, *self.generator.softmax, prediction.sampled.flatten()
+            )
+            noised_ids_BL = replace(input_ids_BL, draw, prediction.sampled)
+            is_noise_BL = replace(torch.zeros_like(maskable_BL), draw, True)
+            log_q_noised_BL = replace(
+                log_q_BL.detach(), draw, log_q_sampled_M.view_as(draw.sample_BS)
+            )
+
+        mask_prob = self.masking.config.mask_prob
+        logits_BL = (
+            self.energy(batch._replace(input_ids_BL=noised_ids_BL))
+            + log_q_noised_BL
+            + math.log(mask_prob / (1 - mask_prob))
+        )
+        bce_BL = F.binary_cross_entropy_with_logits(
+            logits_BL, is_noise_BL.float(), reduction="none"
+        )
+        disc_sum = (bce_BL * maskable_BL).sum()
+
+        num_here = maskable_BL.sum()
+        cloze = measure_cloze(prediction, batch, draw, counts)
+        return Output(
+            mlm_sum / counts.num_maskable
+            + self.loss_weights["disc_loss"] * disc_sum / counts.num_maskable,
+            cloze
+            | {
+                "mlm_loss": (mlm_sum.detach(), num_here),
+                "disc_loss": (disc_sum.detach(), num_here),
+                "replaced_rate": (is_noise_BL.sum(), num_here),
+            },
+            Judgement(noised_ids_BL, is_noise_BL, maskable_BL, logits_BL.detach(), bce_BL.detach()),
+        )

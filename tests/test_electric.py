@@ -1,0 +1,217 @@
+"""Electric: noise that never sees what it predicts, the NCE loss by hand, and scores."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from electra.config import PRESETS, UserError, encoder_sizes
+from electra.corpus.examples import Batch
+from electra.corpus.tokenizer import Tokenizer
+from electra.method.objective import Parts
+from electra.method.registry import build_objective
+from electra.model.encoder import Encoder
+from electra.model.initialisation import init_weights
+from electra.pretrain import pretrain
+from electra.score import read_lines, score_lines, write_scores
+from electra.settings import override
+from electra.training.checkpoint import find_checkpoint, load_parameters, read_tensors
+
+PAD, UNK, CLS, SEP, MASK = range(5)
+VOCAB = 60
+TOKENIZER = Tokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *map(str, range(5, VOCAB))])
+SIZES = encoder_sizes(
+    128, 2, 32, vocab_size=VOCAB, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+)
+CLOSE = {"atol": 1e-5, "rtol": 1e-5}
+
+
+def rng(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.fixture
+def model():
+    config = override(
+        dataclasses.replace(PRESETS["tiny"], model=SIZES),
+        [
+            "method.objective=electric",
+            "generator.hidden_fraction=0.5",
+            "train.initial_weights=bert",
+        ],
+    )
+    model = build_objective(Parts(config, TOKENIZER))
+    init_weights(model, 0.15, rng(0))
+    return model
+
+
+@pytest.fixture
+def batch():
+    ids = torch.randint(5, VOCAB, (3, 24), generator=rng(1))
+    length = torch.tensor([24, 15, 3])
+    real = torch.arange(24) < length[:, None]
+    ids[:, 0] = CLS
+    ids[torch.arange(3), length - 1] = SEP
+    return Batch(ids * real, real, torch.zeros_like(ids))
+
+
+@pytest.mark.parametrize("sees", ["before", "after"])
+def test_a_tower_sees_one_side(sees, batch):
+    """A changed token changes the states from it on, or up to it, and no others."""
+    tower = Encoder(SIZES).eval()
+    init_weights(tower, 0.15, rng(0))
+    changed = batch.input_ids_BL.clone()
+    changed[0, 10] = 5 + (changed[0, 10] - 4) % 50
+    before = tower(*batch, sees=sees)[0]
+    after = tower(changed, *batch[1:], sees=sees)[0]
+    is_moved = (before - after).abs().amax(dim=-1) > 1e-6
+    expected = torch.arange(24) >= 10 if sees == "before" else torch.arange(24) <= 10
+    assert torch.equal(is_moved, expected)
+
+
+def test_noise_never_sees_what_it_predicts(model, batch):
+    changed = batch.input_ids_BL.clone()
+    changed[0, 10] = 5 + (changed[0, 10] - 4) % 50
+    before = model.generator(*batch)
+    after = model.generator(changed, *batch[1:])
+    moved = (before - after).abs().amax(dim=-1) > 1e-6
+    assert not moved[0, 10]
+    assert moved[0, [9, 11]].all()
+    assert not moved[1:].any()
+
+
+def test_loss_by_hand(model, batch):
+    """The NCE posterior from k q and (n - k) exp(-E), not from a logit."""
+    draw = model.masking.draw(batch, rng(2))
+    output = model(batch, draw, model.masking.count(batch, draw))
+    ids, judged = batch.input_ids_BL, output.judgement.judged_BL
+    assert torch.equal(judged, ids >= 5)
+    noised, is_noise = output.judgement.corrupt_ids_BL, output.judgement.is_replaced_BL
+    assert is_noise.sum() == draw.chosen_BS.sum()  # also where the draw is the original
+    assert torch.equal(noised[~is_noise], ids[~is_noise])
+
+    table, bias = model.generator.softmax
+    q = (model.generator(*batch) @ table.T + bias).softmax(-1)
+    q_of_text = q.gather(2, ids[:, :, None]).squeeze(2)
+    q_of_noised = q.gather(2, noised[:, :, None]).squeeze(2).detach()
+    p = (-model.energy(batch._replace(input_ids_BL=noised))).exp()
+    k, n = 0.15, 1.0
+    posterior = k * q_of_noised / (k * q_of_noised + (n - k) * p)
+    nce = F.binary_cross_entropy(posterior[judged], is_noise[judged].float())
+    mlm_loss = -q_of_text[judged].log().mean()
+    expected = mlm_loss + model.loss_weights["disc_loss"] * nce
+    torch.testing.assert_close(output.loss, expected, **CLOSE)
+    parameters = list(model.parameters())
+    ours = torch.autograd.grad(output.loss, parameters, allow_unused=True)
+    theirs = torch.autograd.grad(expected, parameters, allow_unused=True)
+    for a, e in zip(ours, theirs, strict=True):
+        assert (a is None) == (e is None)
+        assert a is None or (a - e).abs().max() <= 1e-5 * max(1.0, e.abs().max().item())
+
+
+def test_nce_is_least_where_energy_is_the_true_probability():
+    """Of all energies exp(-E) = c p, the expected NCE loss prefers c = 1."""
+    p = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
+    q = torch.tensor([0.25, 0.25, 0.25, 0.25], dtype=torch.float64)
+
+    def expected_loss(guess):
+        is_noise = 0.15 * q / (0.15 * q + 0.85 * guess)
+        return -(0.85 * p * (1 - is_noise).log() + 0.15 * q * is_noise.log()).sum()
+
+    best = expected_loss(p)
+    for other in (0.5 * p, 2 * p, q, p.flip(0)):
+        assert expected_loss(other) > best
+
+
+@pytest.fixture(scope="module")
+def run(toy_shards, toy_config, tmp_path_factory):
+    run = tmp_path_factory.mktemp("electric") / "run"
+    config = override(
+        toy_config,
+        [
+            "method.objective=electric",
+            "method.disc_weight=50",
+            "train.steps=600",
+            "train.batch_size=16",
+            "train.evaluate_every=600",
+            "train.evaluate_rows=500",
+            "train.save_every=600",
+            "optimizer.warmup_steps=20",
+            "optimizer.learning_rate=1e-3",
+            "model.hidden_dropout_prob=0",
+            "model.attention_probs_dropout_prob=0",
+        ],
+    )
+    heldout = pretrain(toy_shards, run, config, lambda record: None)["heldout"]
+    assert heldout["disc_loss"] < heldout["constant_disc_loss"]
+    return run
+
+
+def test_scores_are_sums_of_energies(run, toy_tokenizer):
+    lines = ["the queen sold a boat .", "a young doctor painted the castle in 1912 .", "the queen"]
+    scores = score_lines(run, lines)
+    assert [score.text for score in scores] == lines
+    _, checkpoint = find_checkpoint(run)
+    from electra.training.pretrained import read_run_config
+
+    model = build_objective(Parts(read_run_config(run), toy_tokenizer)).eval()
+    load_parameters(model, read_tensors(checkpoint / "model.safetensors"))
+    for score in scores:
+        ids = toy_tokenizer.encode(score.text)
+        assert score.num_tokens == len(ids)
+        row = torch.tensor([[toy_tokenizer.cls_id, *ids, toy_tokenizer.sep_id]])
+        energy = model.energy(Batch(row, None, torch.zeros_like(row)))[0, 1:-1]
+        assert score.pll == pytest.approx(-energy.sum().item(), abs=1e-4)
+
+
+def test_grammar_is_likelier_than_nonsense(run):
+    """After 600 steps, of twenty sentences and their words in reverse."""
+    good = [
+        f"{subject} {verb} {thing} {when} ."
+        for subject in ("the old sailor", "my neighbour", "the queen", "a young doctor")
+        for verb, thing, when in (
+            ("repaired", "a boat", "yesterday"),
+            ("painted", "the castle", "in 1912"),
+            ("admired", "seven umbrellas", "before breakfast"),
+            ("admired", "an engine", "at the harbour"),
+            ("painted", "a boat", "in 1912"),
+        )
+    ]
+    bad = [" ".join(line.split()[::-1]) for line in good]
+    wins = sum(
+        a.pll > b.pll for a, b in zip(score_lines(run, good), score_lines(run, bad), strict=True)
+    )
+    assert wins >= 18
+
+
+def test_files_and_refusals(run, tmp_path, toy_shards, toy_config):
+    text = tmp_path / "text.txt"
+    text.write_text("the queen\n\n a\tboat \n")
+    lines = read_lines(text)
+    assert lines == ["the queen", "a\tboat"]
+    write_scores(tmp_path / "scores.tsv", score_lines(run, lines))
+    rows = [line.split("\t") for line in (tmp_path / "scores.tsv").read_text().splitlines()]
+    assert rows[0] == ["pll", "tokens", "text"]
+    assert rows[2][2] == "a boat"
+    assert math.isfinite(float(rows[1][0]))
+    with pytest.raises(UserError, match=r"line 2 has 31 tokens; it must have 1 to 30"):
+        score_lines(run, ["the", "the " * 31])
+    text.write_text("\n")
+    with pytest.raises(UserError, match="holds no line of text"):
+        read_lines(text)
+    with pytest.raises(UserError, match="cannot read"):
+        read_lines(tmp_path / "nothing")
+    pretrain(toy_shards, tmp_path / "rtd", toy_config, lambda record: None)
+    with pytest.raises(UserError, match=r"trained with method\.objective=rtd"):
+        score_lines(tmp_path / "rtd", ["the"])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [["generator.kind=uniform"], ["generator.temperature=2"], ["generator.disallow_correct=true"]],
+)
+def test_noise_must_have_probabilities(settings):
+    with pytest.raises(UserError, match="noise distribution of its own"):
+        override(PRESETS["tiny"], ["method.objective=electric", *settings])

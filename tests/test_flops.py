@@ -1,0 +1,117 @@
+"""Both counts of operations: against the released script's output, and against torch's counter."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from electra.config import PRESETS, EncoderConfig, encoder_sizes
+from electra.corpus.examples import Batch
+from electra.corpus.tokenizer import Tokenizer
+from electra.method.flops import count_as_the_paper, count_parts, count_training, count_true
+from electra.method.objective import Parts
+from electra.method.registry import build_objective
+from electra.settings import override
+
+
+def sizes(hidden, layers, embedding=None, vocab=30_522, **changes):
+    return dataclasses.replace(
+        encoder_sizes(hidden, layers, embedding or hidden, vocab_size=vocab), **changes
+    )
+
+
+def train(network, batch_size, steps, length=512, **arguments):
+    return count_training(network, length, batch_size, steps, **arguments)
+
+
+def preset(name, *settings):
+    return count_as_the_paper(override(PRESETS[name], settings))
+
+
+T5 = EncoderConfig(
+    vocab_size=32_000,
+    embedding_size=1024,
+    hidden_size=1024,
+    num_hidden_layers=24,
+    num_attention_heads=128,
+    intermediate_size=65_536,
+)
+
+
+# The script computes ELMo and XLNet from counts of another tool; their lines are constants in it.
+@pytest.mark.parametrize(
+    ("flops", "printed"),
+    [
+        (2 * 10 * 768648884 * 568093262680 / (20.0 * 128), 3.4114394716164127e18),
+        (2 * 500000 * 8192 * 15064773691518 / 32.0, 3.856582065028608e21),
+        (train(sizes(768, 12, vocab=40_000), 128, 960800, predicted=1.0), 3.968752230785352e19),
+        (train(sizes(256, 12, 128), 128, 1.45e6, 128), 1.4187399146496e18),
+        (train(sizes(768, 12), 256, 1e6), 6.428335104e19),
+        (train(sizes(1024, 24), 256, 1e6), 1.91720905883648e20),
+        (preset("small"), 1.293743798272e18),
+        (preset("base"), 6.424541834277683e19),
+        (preset("large"), 7.117606040895488e20),
+        (preset("large", "train.steps=1750000"), 3.113952642891776e21),
+        (train(sizes(1024, 24, vocab=50_265), 8000, 500000), 3.187221435776e21),
+        (train(sizes(4096, 12, 128, vocab=30_000), 4096, 1.5e6), 3.113923955392512e22),
+        (
+            train(T5, 2048, 1e6, predicted=0.0, attention_size=128 * 128)
+            + train(T5, 2048, 1e6, predicted=1.0, attention_size=128 * 128, is_decoder=True),
+            4.581900124212429e22,
+        ),
+    ],
+)
+def test_the_thirteen_numbers_of_the_script(flops, printed):
+    """To the last digit: what is left is the rounding of one double."""
+    assert flops == pytest.approx(printed, rel=1e-15)
+
+
+@pytest.mark.parametrize(("name", "megaflops"), [("small", 70.2), ("base", 668), ("large", 2169)])
+def test_true_count_a_token(name, megaflops):
+    assert count_true(PRESETS[name]) / 1e6 == pytest.approx(megaflops, rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        [],
+        ["method.objective=mlm"],
+        ["method.objective=rtd_masked_only", "generator.layers_fraction=0.5"],
+        ["method.objective=replace_mlm"],
+        ["generator.kind=uniform"],
+        ["method.sharing=all", "generator.hidden_fraction=1"],
+        ["generator.hidden_size=128", "generator.num_hidden_layers=1", "method.sharing=none"],
+    ],
+)
+def test_true_count_is_that_of_torch(settings):
+    """Within 1%, forward and backward, on networks small enough to run."""
+    model = encoder_sizes(256, 2, 128, vocab_size=3000)
+    config = override(dataclasses.replace(PRESETS["small"], model=model), settings)
+    tokenizer = Tokenizer(
+        ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{n}" for n in range(2995))]
+    )
+    objective = build_objective(Parts(config, tokenizer))
+    ids = torch.randint(5, 3000, (4, 128))
+    ids[:, 0], ids[:, -1] = 2, 3
+    with FlopCounterMode(display=False) as counter:
+        output = objective.compute(Batch(ids, None, torch.zeros_like(ids)), torch.Generator())
+        output.loss.backward()
+    assert count_true(config) == pytest.approx(counter.get_total_flops() / ids.numel(), rel=0.01)
+
+
+def test_stages_and_breakdown():
+    small = PRESETS["small"]
+    staged = override(
+        small, ["method.scheme=two_stage", "method.sharing=none", "method.generator_steps=250000"]
+    )
+    whole = {part.name: part for part in count_parts(small)}
+    parts = {part.name: part for part in count_parts(staged)}
+    assert parts.keys() == whole.keys()
+    for name, part in parts.items():
+        share = 0.25 + 0.75 / 3 if name.startswith("generator") else 0.75
+        assert part.train == pytest.approx(share * whole[name].train)
+    assert sum(part.train for part in whole.values()) == count_true(small)
+    everywhere = override(small, ["method.objective=all_tokens_mlm"])
+    softmax = next(part for part in count_parts(everywhere) if part.name == "encoder: softmax")
+    assert softmax.forward == 2 * 128 * (256 + 30_522)
