@@ -483,6 +483,8 @@ class FinetuneConfig:
     """Clip of the global norm of the gradient of the mean loss (the released code's is the sum)."""
     batch_size: int = 32
     """Examples per optimizer step."""
+    train_examples: int = 0
+    """Examples of train to use, drawn at random, the same ones for every seed; 0: all."""
     epochs: int = 0
     """Passes over train. 0: the task's, which is 3, and 10 for GLUE's RTE and STS-B."""
     sequence_length: int = 0
@@ -520,7 +522,7 @@ class FinetuneConfig:
             self.sequence_length == 0 or self.sequence_length >= 8,
             f"sequence_length must be 0 or >= 8, not {self.sequence_length}",
         )
-        for name in ("epochs", "threads"):
+        for name in ("train_examples", "epochs", "threads"):
             require(getattr(self, name) >= 0, f"{name} must be >= 0, not {getattr(self, name)}")
 
 

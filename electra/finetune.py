@@ -8,6 +8,7 @@ seeds that are not finished.
 import dataclasses
 import json
 import math
+import random
 import shutil
 import time
 from collections.abc import Callable
@@ -104,7 +105,7 @@ def finetune(
     """
     require(not out.exists(), f"{out} exists already; remove it or choose another --out")
     require(seeds >= 1, f"seeds must be >= 1, not {seeds}")
-    question = read_task(task, data, config.own)
+    question = _take_examples(read_task(task, data, config.own), config.train_examples)
     pretrained = load_pretrained(start)
     config = fit_to_start(config, pretrained, question)
     prepare_process(config.threads)
@@ -126,6 +127,7 @@ def finetune(
         "source": pretrained.source,
         "from_scratch": from_scratch,
         "keep_epoch": config.keep_epoch,
+        "config": to_dict(config),
         "device": describe_device(choose_device(config.device)),
     }
     progress({"part": "task", **facts})
@@ -148,6 +150,15 @@ def finetune(
     write_json(folder / "results.json", results)
     folder.rename(out)
     return results
+
+
+def _take_examples(task: Task, count: int) -> Task:
+    require(
+        count <= len(task.train),
+        f"train_examples {count} is more than the {len(task.train)} that {task.name} has",
+    )
+    chosen = random.Random(0).sample(task.train, count) if count else task.train
+    return dataclasses.replace(task, train=chosen)
 
 
 def fit_to_start(config: FinetuneConfig, pretrained: Pretrained, task: Task) -> FinetuneConfig:
@@ -206,7 +217,7 @@ def train_classifier(
     device = choose_device(config.device)
     model = build_classifier(
         pretrained,
-        len(task.labels),
+        task.num_outputs,
         pooling=config.pooling,
         dropout_prob=config.dropout_prob,
         compute_dtype=choose_dtype(config.precision, device),
@@ -227,7 +238,12 @@ def train_classifier(
             torch.manual_seed(step_seed(seed, "dropout", step))
             set_learning_rate(optimizer, learning_rate_at(step, steps, optimizer_config))
             batch = make_batch(rows.train, index, device)
-            loss = F.cross_entropy(model(batch), batch.labels)
+            logits = model(batch)
+            loss = (
+                F.cross_entropy(logits, batch.labels)
+                if task.labels
+                else F.mse_loss(logits.squeeze(1), batch.labels)
+            )
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), optimizer_config.max_grad_norm)
             optimizer.step()
@@ -327,6 +343,7 @@ def _write_seed(
     facts = {
         "task": task.name,
         "labels": task.labels,
+        "label_range": task.label_range,
         "sequence_length": config.sequence_length,
         "pooling": config.pooling,
         "encoder": to_dict(run.model.encoder.config),

@@ -131,6 +131,8 @@ def build_model(
 ) -> Objective:
     """Return the objective's networks with fresh weights, a function of the seed.
 
+    The encoder one keeps begins with the same weights whatever the objective is.
+
     Args:
         config: The settings.
         tokenizer: Special tokens, vocabulary.
@@ -138,15 +140,19 @@ def build_model(
         frequencies_V: `count_tokens` of the shards, for those settings that ask for it.
     """
     model = build_objective(Parts(config, tokenizer, compute_dtype, frequencies_V))
-    rng = torch.Generator().manual_seed(step_seed(config.train.seed, "weights", 0))
+    rng, others = (
+        torch.Generator().manual_seed(step_seed(config.train.seed, name, 0))
+        for name in ("weights", "other weights")
+    )
     std = config.model.initializer_range
-    init_weights(model, std, rng)
+    init_weights(model, std, others)
+    init_weights(model.kept, std, rng)
     if config.method.mode == "reference":
-        draw_glorot(model, rng)
+        draw_glorot(model, others)
     if config.train.initial_weights == "neighbours":
         by_embeddings: dict[Embeddings, list[Encoder]] = {}
-        for part in model.modules():
-            if isinstance(part, Encoder):
+        for part in (model.kept, *model.modules()):
+            if isinstance(part, Encoder) and part not in by_embeddings.get(part.embeddings, []):
                 by_embeddings.setdefault(part.embeddings, []).append(part)
         for encoders in by_embeddings.values():
             look_at_neighbours(encoders, std, rng)

@@ -412,3 +412,43 @@ def test_dropout_and_order_do_not_depend_on_earlier_random_numbers(pretrained, t
     torch.rand(7)
     two = train_classifier(pretrained, task, rows, config, seed=0, progress=ignore)
     assert torch.equal(one.dev_logits, two.dev_logits)
+
+
+def test_a_regression_learns_numbers(start, tmp_path):
+    """How many of a row's words are "boat", in fifths: predictions follow it, in its range."""
+    rng = torch.Generator().manual_seed(0)
+    lines = ["index\tsentence1\tsentence2\tscore"]
+    for number in range(400):
+        count = int(torch.randint(6, (), generator=rng))
+        words = ["boat"] * count + ["queen"] * (5 - count)
+        lines.append(f"{number}\t{' '.join(words)}\tthe\t{count}")
+    data = tmp_path / "STS-B"
+    data.mkdir()
+    (data / "train.tsv").write_text("\n".join(lines[:301]))
+    (data / "dev.tsv").write_text("\n".join([lines[0], *lines[301:]]))
+    config = dataclasses.replace(CONFIG, epochs=15, pooling="mean")
+    results = finetune(start, "sts-b", data, tmp_path / "out", config, seeds=1, progress=ignore)
+    assert results["metric"] == "spearman"
+    assert results["median"] > 0.9
+    rows = (tmp_path / "out" / "seed-0" / "predictions.tsv").read_text().splitlines()
+    assert rows[0] == "index\tlabel\tprediction"
+    pairs = [[float(x) for x in row.split("\t")[1:]] for row in rows[1:]]
+    assert {label for label, _ in pairs} <= {0.0, 1.0, 2.0, 3.0, 4.0, 5.0}
+    assert sum(abs(label - guess) for label, guess in pairs) / len(pairs) < 0.8
+
+
+def test_part_of_train(start, data, tmp_path):
+    config = dataclasses.replace(CONFIG, train_examples=40, epochs=1)
+    results = finetune(start, "own", data, tmp_path / "part", config, seeds=2, progress=ignore)
+    assert results["num_train"] == 40
+    assert results["seeds"]["0"]["steps"] == 3
+    with pytest.raises(UserError, match=r"train_examples 5000 is more than the \d+ that own has"):
+        finetune(
+            start,
+            "own",
+            data,
+            tmp_path / "more",
+            dataclasses.replace(CONFIG, train_examples=5000),
+            seeds=1,
+            progress=ignore,
+        )

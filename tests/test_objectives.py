@@ -28,7 +28,7 @@ from electra.model.huggingface import (
 from electra.model.initialisation import init_weights
 from electra.model.masked_lm import FixedDistribution
 from electra.model.softmax import log_likelihood, loss_and_sample_plain
-from electra.pretrain import pretrain
+from electra.pretrain import build_model, pretrain
 from electra.settings import override
 
 PAD, UNK, CLS, SEP, MASK = range(5)
@@ -611,3 +611,18 @@ def test_example_of_a_new_objective(batch, toy_shards, toy_config, tmp_path, mon
     torch.testing.assert_close(output.loss, expected, **CLOSE)
     results = pretrain(toy_shards, tmp_path / "run", toy_config, lambda record: None)
     assert results["heldout"]["disc_loss"] > 0
+
+
+@pytest.mark.parametrize("start", ["bert", "neighbours"])
+def test_what_is_kept_begins_alike_whatever_the_objective(start):
+    built = {
+        name: build_model(
+            config_of(*settings, f"train.initial_weights={start}"), TOKENIZER, torch.float32
+        ).kept
+        for name, settings in EVERY.items()
+        if "generator.kind=unigram" not in settings
+    }
+    expected = built["rtd"].state_dict()
+    for name, kept in built.items():
+        for key, tensor in kept.state_dict().items():
+            assert torch.equal(tensor, expected[key]), (name, key)

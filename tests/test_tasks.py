@@ -299,3 +299,50 @@ def test_real_glue_is_read_whole(name, counts, positives):
     assert (len(task.train), len(task.dev), len(task.test)) == counts
     assert sum(example.label for example in task.dev) == positives
     assert all(example.text_a and example.label is None for example in task.test)
+
+
+# --- labels that are numbers ---
+
+
+STS = "index\tsentence1\tsentence2\tscore\n0\ta boat\ta ship\t4.500\n1\ta boat\tthe queen\t0\n"
+
+
+def test_sts_b_has_numbers_for_labels(tmp_path, toy_tokenizer):
+    folder = write(tmp_path / "STS-B", train_tsv=STS, dev_tsv=STS)
+    (folder / "test.tsv").write_text("index\tsentence1\tsentence2\n0\ta\tb\n")
+    task = read_task("sts-b", tmp_path, OwnTaskConfig())
+    assert [example.label for example in task.train] == [4.5, 0.0]
+    assert task.num_outputs == 1
+    assert task.headline == "spearman"
+    rows = encode_task(task, toy_tokenizer, 16)
+    assert rows.train.labels.tolist() == pytest.approx([0.9, 0.0])
+    assert rows.test.labels.isnan().all()
+
+
+@pytest.mark.parametrize("value", ["5.1", "-0.1", "high", "nan", ""])
+def test_numbers_out_of_range_are_refused_with_their_line(tmp_path, value):
+    folder = write(tmp_path / "STS-B", train_tsv=STS.replace("4.500", value), dev_tsv=STS)
+    with pytest.raises(UserError, match=r"line 2: the label must be a number in \[0, 5\]"):
+        read_task("sts-b", folder, OwnTaskConfig())
+
+
+def test_correlations():
+    gold, predicted = [1.0, 2.0, 3.0, 4.0], [1.0, 4.0, 9.0, 16.0]
+    scores = score(("pearson", "spearman"), gold, predicted)
+    assert scores["spearman"] == pytest.approx(1)
+    assert scores["pearson"] == pytest.approx(0.9843740386976972)
+    assert score(("pearson", "spearman"), gold, [2.0] * 4) == {"pearson": 0, "spearman": 0}
+    assert score_majority(("pearson",), gold, gold) == {"pearson": 0}
+
+
+def test_qnli_may_be_compressed(tmp_path):
+    text = "index\tquestion\tsentence\tlabel\n0\tWho?\tThe queen.\tentailment\n"
+    text += "1\tWhy?\tA boat.\tnot_entailment\n"
+    folder = write(tmp_path / "QNLI", dev_tsv=text)
+    (folder / "train.tsv.xz").write_bytes(lzma.compress(text.encode()))
+    task = read_task("qnli", tmp_path, OwnTaskConfig())
+    assert [example.label for example in task.train] == [0, 1]
+    assert task.train[0].text_b == "The queen."
+    (folder / "dev.tsv").unlink()
+    with pytest.raises(UserError, match=r"has no dev\.tsv"):
+        read_task("qnli", tmp_path, OwnTaskConfig())

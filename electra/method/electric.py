@@ -62,6 +62,11 @@ class Electric(Objective):
         self.masking = masking
         self.loss_weights = {"mlm_loss": 1.0, "disc_loss": disc_weight}
 
+    @property
+    def kept(self) -> Encoder:
+        """The discriminator."""
+        return self.discriminator
+
     @classmethod
     def build(cls, parts: Parts) -> Self:
         """Return it with networks of the configured sizes."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from electra.corpus.examples import Batch
 from electra.method.masking import Counts, Draw, Masking, count_real, find_real, replace
 from electra.method.objective import Means, Objective, Output, Parts, predict_masked
-from electra.model.encoder import Linear
+from electra.model.encoder import Encoder, Linear
 from electra.model.masked_lm import FixedDistribution, MaskedLM
 from electra.model.softmax import log_likelihood
 
@@ -31,6 +31,11 @@ class MaskedLanguageModelling(Objective):
         self.mlm = mlm
         self.masking = masking
         self.loss_weights = {"mlm_loss": 1.0}
+
+    @property
+    def kept(self) -> Encoder:
+        """The encoder that restores tokens."""
+        return self.mlm.encoder
 
     @classmethod
     def build(cls, parts: Parts) -> Self:
@@ -57,6 +62,11 @@ class ReplaceMLM(Objective):
         self.generator = generator
         self.masking = masking
         self.loss_weights = {"mlm_loss": 1.0, "restore_loss": 1.0}
+
+    @property
+    def kept(self) -> Encoder:
+        """The encoder that restores tokens."""
+        return self.mlm.encoder
 
     @classmethod
     def build(cls, parts: Parts) -> Self:

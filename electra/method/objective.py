@@ -60,6 +60,11 @@ class Objective(nn.Module):
     masking: Masking
     loss_weights: dict[str, float]
 
+    @property
+    def kept(self) -> Encoder:
+        """The encoder that pre-training is for."""
+        raise NotImplementedError
+
     @classmethod
     def build(cls, parts: "Parts") -> Self:
         """Return it with networks of the configured sizes, their weights not yet drawn."""

@@ -1,7 +1,8 @@
-"""Scores of predicted labels, through scikit-learn, which is imported at the first."""
+"""Scores of predictions, through scikit-learn and scipy, which are imported at the first."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 
 def score_accuracy(gold: Sequence[int], predicted: Sequence[int]) -> float:
@@ -29,23 +30,50 @@ def score_f1(gold: Sequence[int], predicted: Sequence[int]) -> float:
     return float(f1_score(gold, predicted, average=average, zero_division=0.0))
 
 
-METRICS: dict[str, Callable[[Sequence[int], Sequence[int]], float]] = {
+def score_pearson(gold: Sequence[float], predicted: Sequence[float]) -> float:
+    """Return Pearson's correlation, in [-1, 1]; 0 where a side is constant."""
+    from scipy.stats import pearsonr
+
+    return _correlation(pearsonr, gold, predicted)
+
+
+def score_spearman(gold: Sequence[float], predicted: Sequence[float]) -> float:
+    """Return Spearman's rank correlation, in [-1, 1]; 0 where a side is constant."""
+    from scipy.stats import spearmanr
+
+    return _correlation(spearmanr, gold, predicted)
+
+
+def _correlation(
+    of: Callable[..., Any], gold: Sequence[float], predicted: Sequence[float]
+) -> float:
+    if len(set(gold)) == 1 or len(set(predicted)) == 1:
+        return 0.0
+    return float(of(gold, predicted).statistic)
+
+
+METRICS: dict[str, Callable[[Sequence[Any], Sequence[Any]], float]] = {
     "accuracy": score_accuracy,
     "f1": score_f1,
     "mcc": score_mcc,
+    "pearson": score_pearson,
+    "spearman": score_spearman,
 }
 
 
 def score(
-    metrics: Iterable[str], gold: Sequence[int], predicted: Sequence[int]
+    metrics: Iterable[str], gold: Sequence[float], predicted: Sequence[float]
 ) -> dict[str, float]:
     """Return each metric's score by its name, as fractions."""
     return {metric: METRICS[metric](gold, predicted) for metric in metrics}
 
 
 def score_majority(
-    metrics: Iterable[str], train: Sequence[int], gold: Sequence[int]
+    metrics: Iterable[str], train: Sequence[float], gold: Sequence[float]
 ) -> dict[str, float]:
-    """Return the scores of always guessing train's most frequent label: the floor of any model."""
+    """Return the scores of always guessing train's most frequent label: the floor of any model.
+
+    Of numbers, any one guess has correlation 0.
+    """
     guess = Counter(train).most_common(1)[0][0]
     return score(metrics, gold, [guess] * len(gold))

@@ -6,6 +6,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from electra.tasks.metrics import score, score_majority
@@ -14,21 +15,27 @@ from electra.tasks.task import Task
 
 
 def score_rows(task: Task, rows: Rows, logits: Tensor) -> dict[str, float]:
-    """Return the scores of the likeliest labels; none where the labels are not known."""
-    if not len(rows.labels) or rows.labels[0] < 0:
+    """Return the scores of what the logits say; none where the labels are not known."""
+    if not len(rows.labels) or rows.labels[0].isnan() or rows.labels[0] < 0:
         return {}
-    return score(task.metrics, rows.labels.tolist(), logits.argmax(dim=1).tolist())
+    return score(task.metrics, rows.labels.tolist(), decide(task, logits).tolist())
+
+
+def decide(task: Task, logits: Tensor) -> Tensor:
+    """Return the likeliest label of each row, or the number that was predicted, in [0, 1]."""
+    return logits.argmax(dim=1) if task.labels else logits.squeeze(1)
 
 
 def find_failures(
     task: Task, dev: Rows, logits: Tensor, history: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Return whether a run collapsed to one label, and notes on what went wrong."""
+    """Return whether a run collapsed to one answer, and notes on what went wrong."""
     notes = []
-    predicted = logits.argmax(dim=1).unique()
+    predicted = decide(task, logits).unique()
     is_degenerate = len(predicted) == 1 and len(dev.labels.unique()) > 1
     if is_degenerate:
-        notes.append(f"every dev prediction is {task.labels[int(predicted)]!r}")
+        answer = repr(task.labels[int(predicted)]) if task.labels else f"{predicted.item():.3f}"
+        notes.append(f"every dev prediction is {answer}")
     if any(epoch["train_loss"] is None for epoch in history):
         notes.append("the loss is no longer finite")
     return {"degenerate": is_degenerate, "notes": notes}
@@ -40,14 +47,23 @@ def finite(value: float) -> float | None:
 
 
 def write_predictions(path: Path, task: Task, rows: Rows, logits: Tensor) -> None:
-    """Write, for each example: its number from 0, label if known, prediction, probabilities."""
-    names = (*task.labels, "")  # label -1 is unknown
+    """Write, for each example: its number from 0, label if known, prediction, probabilities.
+
+    Of a regression: label and prediction as numbers of its range.
+    """
     lines = [["index", "label", "prediction", *(f"prob_{label}" for label in task.labels)]]
-    columns = rows.labels, logits.argmax(dim=1), logits.softmax(dim=1)
-    for number, (label, guess, probs) in enumerate(
-        zip(*(column.tolist() for column in columns), strict=True)
-    ):
-        lines.append([str(number), names[label], names[guess], *(f"{p:.6f}" for p in probs)])
+    if task.label_range:
+        least, greatest = task.label_range
+        pairs = torch.stack([rows.labels, decide(task, logits)], dim=1)
+        for number, pair in enumerate((pairs * (greatest - least) + least).tolist()):
+            lines.append([str(number), *("" if math.isnan(x) else f"{x:.4f}" for x in pair)])
+    else:
+        names = (*task.labels, "")  # label -1 is unknown
+        columns = rows.labels, decide(task, logits), logits.softmax(dim=1)
+        for number, (label, guess, probs) in enumerate(
+            zip(*(column.tolist() for column in columns), strict=True)
+        ):
+            lines.append([str(number), names[label], names[guess], *(f"{p:.6f}" for p in probs)])
     path.write_text("".join("\t".join(line) + "\n" for line in lines), encoding="utf-8")
 
 

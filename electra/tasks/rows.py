@@ -3,6 +3,7 @@
 A row is [CLS] a [SEP], or [CLS] a [SEP] b [SEP]. B rows of a batch, L positions, N rows in all.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -28,7 +29,7 @@ class Rows(NamedTuple):
     first_lengths: Tensor
     """(N,) tokens of segment 0, which is [CLS] a [SEP]."""
     labels: Tensor
-    """(N,) int64; -1 where unknown."""
+    """(N,) int64, -1 where unknown; of a regression float32 in [0, 1], NaN where unknown."""
     num_cut: int
     """Examples of which tokens were cut off."""
 
@@ -56,13 +57,13 @@ class Batch(NamedTuple):
     token_type_ids: Tensor | None
     """(B, L) int64; None: single texts only."""
     labels: Tensor
-    """(B,) int64."""
+    """(B,) as those of Rows."""
 
 
 def encode_task(task: Task, tokenizer: Tokenizer, sequence_length: int) -> TaskRows:
     """Return every example of a task as a row of at most `sequence_length` tokens."""
     splits = [
-        _encode_rows(examples, tokenizer, sequence_length)
+        _encode_rows(examples, tokenizer, sequence_length, task.label_range)
         for examples in (task.train, task.dev, task.test)
     ]
     counts = torch.zeros(tokenizer.vocab_size, dtype=torch.int64)
@@ -75,7 +76,12 @@ def encode_task(task: Task, tokenizer: Tokenizer, sequence_length: int) -> TaskR
     return TaskRows(token_ids, train, dev, test)
 
 
-def _encode_rows(examples: Sequence[Example], tokenizer: Tokenizer, sequence_length: int) -> Rows:
+def _encode_rows(
+    examples: Sequence[Example],
+    tokenizer: Tokenizer,
+    sequence_length: int,
+    label_range: tuple[float, float] | None,
+) -> Rows:
     firsts = tokenizer.encode_batch([example.text_a for example in examples])
     seconds = iter(tokenizer.encode_batch([e.text_b for e in examples if e.text_b is not None]))
     rows, first_lengths, num_cut = [], [], 0
@@ -94,9 +100,19 @@ def _encode_rows(examples: Sequence[Example], tokenizer: Tokenizer, sequence_len
         torch.from_numpy(padded),
         torch.tensor([len(row) for row in rows], dtype=torch.int64),
         torch.tensor(first_lengths, dtype=torch.int64),
-        torch.tensor([-1 if e.label is None else e.label for e in examples], dtype=torch.int64),
+        _scale_labels([example.label for example in examples], label_range),
         num_cut,
     )
+
+
+def _scale_labels(
+    labels: Sequence[int | float | None], label_range: tuple[float, float] | None
+) -> Tensor:
+    if label_range is None:
+        return torch.tensor([-1 if label is None else label for label in labels], dtype=torch.int64)
+    least, greatest = label_range
+    known = torch.tensor([math.nan if label is None else label for label in labels])
+    return (known - least) / (greatest - least)
 
 
 def pack_row(

@@ -1,0 +1,202 @@
+"""Every objective and scheme at equal compute: same rows, same first weights, same true FLOPs.
+
+    python -m benchmarks.objectives SHARDS GLUE --runs FOLDER --out results/objectives.json
+
+Pre-trains each variant with each seed for as many steps as the budget pays for, fine-tunes it on
+each task. Runs stand in FOLDER, and a command that was interrupted, given again, goes on there.
+`--part 0/2` and `--part 1/2` share the work between two processes; the command without it does what
+is left, writes the result and prints it as a table.
+"""
+
+import argparse
+import dataclasses
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from electra.config import FINETUNE_PRESETS, PRESETS, PretrainConfig, UserError
+from electra.corpus.shards import open_shards
+from electra.files import write_json
+from electra.finetune import finetune
+from electra.method.flops import count_run, count_true
+from electra.pretrain import fit_to_shards, pretrain, resume
+from electra.reports.tables import Table, to_markdown
+from electra.settings import override, to_dict
+from electra.training.run import find_commit
+
+VARIANTS = {
+    "rtd": [],
+    "mlm": ["method.objective=mlm"],
+    "rtd_masked_only": ["method.objective=rtd_masked_only"],
+    "replace_mlm": ["method.objective=replace_mlm"],
+    "all_tokens_mlm": ["method.objective=all_tokens_mlm"],
+    "electric": ["method.objective=electric", "method.disc_weight=50"],
+    "two_stage": [
+        "method.scheme=two_stage",
+        "method.sharing=none",
+        "generator.layers_fraction=1",
+    ],
+    "adversarial": ["method.scheme=adversarial"],
+}
+TASKS = {
+    "cola": ["epochs=3"],
+    "sst-2": ["epochs=1", "train_examples=20000"],
+    "sts-b": ["epochs=5"],
+    "qnli": ["epochs=1", "train_examples=10000"],
+}
+"""Cut to what minutes allow; the train part of QNLI at hand may be a rebuilt one."""
+MEASURES = ("mlm_loss", "mlm_accuracy", "disc_loss", "constant_disc_loss", "disc_auc")
+
+
+def configure(variant: str, seed: int, rtd_steps: int, shards_folder: Path) -> PretrainConfig:
+    """Return the settings of a run: `tiny` with two layers, for the FLOPs of `rtd_steps` of rtd."""
+
+    def build(name: str) -> PretrainConfig:
+        model = dataclasses.replace(PRESETS["tiny"].model, num_hidden_layers=2)
+        tiny = dataclasses.replace(PRESETS["tiny"], model=model)
+        settings = [f"train.seed={seed}", "train.batch_size=32", "train.threads=1"]
+        return fit_to_shards(
+            override(tiny, [*VARIANTS[name], *settings]), open_shards(shards_folder)
+        )
+
+    config = build(variant)
+    steps = round(rtd_steps * count_true(build("rtd")) / count_true(config))
+    return override(
+        config,
+        [
+            f"train.steps={steps}",
+            f"train.evaluate_every={max(1, steps // 8)}",
+            f"train.save_every={steps}",
+            f"optimizer.warmup_steps={steps // 20}",
+        ],
+    )
+
+
+def run_one(
+    variant: str, seed: int, rtd_steps: int, shards: Path, glue: Path, runs: Path
+) -> dict[str, Any]:
+    """Pre-train and fine-tune, as far as it is not done; return what came out."""
+    config = configure(variant, seed, rtd_steps, shards)
+    run = runs / f"{variant}-{seed}"
+    if not (run / "results.json").exists():
+        if (run / "config.json").exists():
+            resume(run, _say)
+        else:
+            pretrain(shards, run, config, _say)
+    results = json.loads((run / "results.json").read_text(encoding="utf-8"))
+    scores = {}
+    for task, settings in TASKS.items():
+        out = runs / f"{variant}-{seed}-{task}"
+        if not out.exists():
+            finetuning = override(FINETUNE_PRESETS["tiny"], [*settings, "threads=1"])
+            finetune(run, task, glue, out, finetuning, seeds=1, progress=lambda record: None)
+        scores[task] = json.loads((out / "results.json").read_text(encoding="utf-8"))["median"]
+        print(f"{run.name} {task} {scores[task]:.3f}", flush=True)
+    return {
+        "variant": variant,
+        "seed": seed,
+        "steps": results["steps"],
+        "tokens": results["tokens"],
+        "seconds": results["seconds"],
+        "flops": count_run(config),
+        "heldout": results["heldout"],
+        "scores": scores,
+        "config": to_dict(config),
+        "manifest": json.loads((run / "manifest.json").read_text(encoding="utf-8")),
+    }
+
+
+def score_scratch(seed: int, glue: Path, runs: Path) -> dict[str, Any]:
+    """Return the scores of the same encoder without pre-training."""
+    scores = {}
+    for task, settings in TASKS.items():
+        out = runs / f"scratch-{seed}-{task}"
+        if not out.exists():
+            finetuning = override(FINETUNE_PRESETS["tiny"], [*settings, "threads=1"])
+            finetune(
+                runs / f"rtd-{seed}",
+                task,
+                glue,
+                out,
+                finetuning,
+                seeds=1,
+                from_scratch=True,
+                progress=lambda record: None,
+            )
+        scores[task] = json.loads((out / "results.json").read_text(encoding="utf-8"))["median"]
+    return {"variant": "scratch", "seed": seed, "scores": scores}
+
+
+def tabulate(records: Sequence[dict[str, Any]]) -> Table:
+    """Return a row for each variant: held-out measures and scores, mean ± deviation over seeds."""
+    rows = []
+    for variant in dict.fromkeys(record["variant"] for record in records):
+        of_variant = [record for record in records if record["variant"] == variant]
+        row = [variant]
+        for name in ("mlm_loss", "mlm_accuracy", "disc_auc"):
+            row.append(_spread([r.get("heldout", {}).get(name) for r in of_variant]))
+        row += [_spread([record["scores"][task] for record in of_variant]) for task in TASKS]
+        rows.append(row)
+    return Table(["variant", "mlm_loss", "mlm_accuracy", "disc_auc", *TASKS], rows)
+
+
+def _spread(values: Sequence[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return "-"
+    deviation = f" ± {statistics.stdev(known):.3f}" if len(known) > 1 else ""
+    return f"{statistics.mean(known):.3f}{deviation}"
+
+
+def _say(record: dict[str, Any]) -> None:
+    if record["part"] == "heldout":
+        known = {name: round(record[name], 3) for name in MEASURES if name in record}
+        print(f"step {record['step']}: {known}", flush=True)
+
+
+def main() -> None:
+    """Run what is asked for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("shards", type=Path)
+    parser.add_argument("glue", type=Path)
+    parser.add_argument("--runs", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rtd-steps", type=int, default=2000)
+    parser.add_argument("--part", default="0/1")
+    arguments = parser.parse_args()
+    number, parts = map(int, arguments.part.split("/"))
+    arguments.runs.mkdir(parents=True, exist_ok=True)
+    jobs = [(variant, seed) for seed in range(arguments.seeds) for variant in VARIANTS]
+    records = []
+    for variant, seed in jobs[number::parts]:
+        print(f"--- {variant}, seed {seed}", flush=True)
+        records.append(
+            run_one(
+                variant,
+                seed,
+                arguments.rtd_steps,
+                arguments.shards,
+                arguments.glue,
+                arguments.runs,
+            )
+        )
+    if parts == 1:
+        records += [
+            score_scratch(seed, arguments.glue, arguments.runs) for seed in range(arguments.seeds)
+        ]
+        result = {"commit": find_commit(), "tasks": TASKS, "records": records}
+        write_json(arguments.out, result)
+        table = tabulate(records)
+        print(to_markdown(table))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UserError as error:
+        raise SystemExit(f"error: {error}") from None
