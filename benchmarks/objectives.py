@@ -16,11 +16,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from electra.config import FINETUNE_PRESETS, PRESETS, PretrainConfig, UserError
+from electra.config import PretrainConfig, UserError
 from electra.corpus.shards import open_shards
 from electra.files import write_json
 from electra.finetune import finetune
 from electra.method.flops import count_run, count_true
+from electra.presets import FINETUNE_PRESETS, PRESETS
 from electra.pretrain import fit_to_shards, pretrain, resume
 from electra.reports.tables import Table, to_markdown
 from electra.settings import override, to_dict
@@ -171,7 +172,7 @@ def main() -> None:
     arguments = parser.parse_args()
     number, parts = map(int, arguments.part.split("/"))
     arguments.runs.mkdir(parents=True, exist_ok=True)
-    jobs = [(variant, seed) for seed in range(arguments.seeds) for variant in VARIANTS]
+    jobs = [(variant, seed) for variant in VARIANTS for seed in range(arguments.seeds)]
     records = []
     for variant, seed in jobs[number::parts]:
         print(f"--- {variant}, seed {seed}", flush=True)

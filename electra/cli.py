@@ -13,8 +13,6 @@ from cyclopts import App, CycloptsError, Parameter
 
 import electra
 from electra.config import (
-    PRESETS,
-    QUICKSTART,
     PrepareConfig,
     PretrainConfig,
     TokenizerConfig,
@@ -22,6 +20,7 @@ from electra.config import (
     did_you_mean,
     require,
 )
+from electra.presets import PRESETS, QUICKSTART
 from electra.settings import flatten, override, override_from_toml, to_dict
 
 app = App(
@@ -339,7 +338,7 @@ def finetune(
     from_scratch
         Take the sizes but not the weights: the comparison that shows what pre-training is worth.
     """
-    from electra.config import finetune_preset
+    from electra.presets import finetune_preset
     from electra.reports.runs import read_finetuning
     from electra.reports.tables import finetuning_table
     from electra.terminal import Progress, print_done, print_note, print_table, show_finetuning

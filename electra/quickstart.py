@@ -14,14 +14,7 @@ from typing import Any
 
 import torch
 
-from electra.config import (
-    PRESETS,
-    PrepareConfig,
-    PretrainConfig,
-    QuickstartConfig,
-    TokenizerConfig,
-    finetune_preset,
-)
+from electra.config import PrepareConfig, PretrainConfig, QuickstartConfig, TokenizerConfig
 from electra.corpus.examples import Examples
 from electra.corpus.harvest import Docstring, harvest, write_jsonl
 from electra.corpus.prepare import prepare
@@ -31,6 +24,7 @@ from electra.corpus.text import TextCounts, find_files, read_documents
 from electra.corpus.tokenizer import Tokenizer
 from electra.export import export
 from electra.finetune import finetune
+from electra.presets import PRESETS, finetune_preset
 from electra.pretrain import build_model, fit_to_shards, pretrain
 from electra.reports.page import write_page
 from electra.reports.runs import read_finetuning, read_runs, read_samples

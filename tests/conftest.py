@@ -6,15 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from electra.config import (
-    PRESETS,
-    PrepareConfig,
-    PretrainConfig,
-    TokenizerConfig,
-    encoder_sizes,
-)
+from electra.config import PrepareConfig, PretrainConfig, TokenizerConfig
 from electra.corpus.prepare import prepare
 from electra.corpus.tokenizer import Tokenizer
+from electra.presets import PRESETS, encoder_sizes
 from electra.settings import override
 
 torch.set_num_threads(1)  # the tests run side by side

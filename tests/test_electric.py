@@ -7,13 +7,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from electra.config import PRESETS, UserError, encoder_sizes
+from electra.config import UserError
 from electra.corpus.examples import Batch
 from electra.corpus.tokenizer import Tokenizer
 from electra.method.objective import Parts
 from electra.method.registry import build_objective
 from electra.model.encoder import Encoder
 from electra.model.initialisation import init_weights
+from electra.presets import PRESETS, encoder_sizes
 from electra.pretrain import pretrain
 from electra.score import read_lines, score_lines, write_scores
 from electra.settings import override

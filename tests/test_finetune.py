@@ -5,21 +5,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from electra.config import (
-    FINETUNE_PRESETS,
-    PRESETS,
-    EncoderConfig,
-    FinetuneConfig,
-    UserError,
-    encoder_sizes,
-    finetune_preset,
-)
+from electra.config import EncoderConfig, FinetuneConfig, UserError
 from electra.corpus.tokenizer import Tokenizer
 from electra.files import write_json
 from electra.finetune import finetune, fit_to_start, train_classifier
 from electra.model.encoder import Encoder
 from electra.model.huggingface import config_to_huggingface, encoder_to_huggingface
 from electra.model.initialisation import init_weights
+from electra.presets import FINETUNE_PRESETS, PRESETS, encoder_sizes, finetune_preset
 from electra.settings import from_dict
 from electra.tasks.classifier import (
     Classifier,

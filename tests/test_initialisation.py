@@ -8,10 +8,11 @@ import pytest
 import torch
 from scipy import stats
 
-from electra.config import PRESETS, UserError
+from electra.config import UserError
 from electra.corpus.shards import open_shards
 from electra.model.encoder import Encoder
 from electra.model.initialisation import init_weights, look_at_neighbours
+from electra.presets import PRESETS
 from electra.pretrain import build_model, count_tokens
 from electra.settings import override
 

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from scipy import stats
 
-from electra.config import PRESETS, encoder_sizes
 from electra.corpus.examples import Batch
 from electra.corpus.tokenizer import Tokenizer
 from electra.method.masking import Draw, choose_positions, replace
@@ -19,6 +18,7 @@ from electra.model.encoder import Dropout, Encoder
 from electra.model.heads import DiscriminatorHead
 from electra.model.initialisation import init_weights
 from electra.model.softmax import loss_and_sample, loss_and_sample_plain
+from electra.presets import PRESETS, encoder_sizes
 from electra.settings import override
 
 PAD, UNK, CLS, SEP, MASK = range(5)

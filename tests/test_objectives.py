@@ -13,7 +13,7 @@ import transformers
 from scipy import stats
 
 import electra
-from electra.config import PRESETS, MethodConfig, UserError, encoder_sizes
+from electra.config import MethodConfig, UserError
 from electra.corpus.examples import Batch
 from electra.corpus.tokenizer import Tokenizer
 from electra.method.masking import Draw, Masking
@@ -28,6 +28,7 @@ from electra.model.huggingface import (
 from electra.model.initialisation import init_weights
 from electra.model.masked_lm import FixedDistribution
 from electra.model.softmax import log_likelihood, loss_and_sample_plain
+from electra.presets import PRESETS, encoder_sizes
 from electra.pretrain import build_model, pretrain
 from electra.settings import override
 

@@ -6,13 +6,14 @@ import math
 import pytest
 import torch
 
-from electra.config import PRESETS, OptimizerConfig, UserError
+from electra.config import OptimizerConfig, UserError
 from electra.corpus.examples import Batch
 from electra.corpus.tokenizer import Tokenizer
 from electra.method.masking import Draw, Masking, choose_positions_of_reference
 from electra.model.encoder import Encoder
 from electra.model.heads import DiscriminatorHead
 from electra.model.initialisation import draw_glorot, init_weights
+from electra.presets import PRESETS
 from electra.pretrain import pretrain, resume
 from electra.settings import override
 from electra.training.optimizer import build_optimizer, learning_rate_at

@@ -6,7 +6,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from electra.config import PRESETS, UserError
+from electra.config import UserError
+from electra.presets import PRESETS
 from electra.reports.curves import PANELS, draw_svg, find_panels
 from electra.reports.glossary import format_count, format_seconds
 from electra.reports.page import write_page
