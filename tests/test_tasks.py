@@ -266,7 +266,7 @@ def test_cola_is_found_under_either_name_and_its_test_has_a_header(tmp_path):
     ("name", "settings", "message"),
     [
         ("colla", (), "unknown task 'colla'; did you mean 'cola'?"),
-        ("mrpc", (), "unknown task 'mrpc'; choose from cola, sst-2, own"),
+        ("mnli", (), "unknown task 'mnli'; did you mean 'qnli'?"),
         ("cola", ("text=body",), "own.text is for the task 'own'; 'cola' has its own files"),
         (
             "sst",
