@@ -266,7 +266,7 @@ def test_cola_is_found_under_either_name_and_its_test_has_a_header(tmp_path):
     ("name", "settings", "message"),
     [
         ("colla", (), "unknown task 'colla'; did you mean 'cola'?"),
-        ("mnli", (), "unknown task 'mnli'; did you mean 'qnli'?"),
+        ("mnli", (), "unknown task 'mnli'; did you mean 'wnli'?"),
         ("cola", ("text=body",), "own.text is for the task 'own'; 'cola' has its own files"),
         (
             "sst",

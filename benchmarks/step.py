@@ -1,0 +1,443 @@
+"""One pre-training step, ours beside what can be made of transformers' modules.
+
+    python -m benchmarks.step --out results/step.json
+
+(a) loop        the loop a user of transformers writes: ElectraForMaskedLM(labels=) and
+                ElectraForPreTraining, draws from the full logits, float32, torch's AdamW
+(b) best        the best that can be made of the same modules: LM head at the masked positions only,
+                one uniform number a draw, fused AdamW, bfloat16 autocast
+(c) compiled    (b) under torch.compile, where there is a compiler (--compiled)
+ours            the step of electra/pretrain.py
+
+All have the same sizes, batch, dropout, vocabulary and embeddings, tied; before anything is timed,
+all must give the same two losses from the same weights, masks and draws, dropout off. Repeats
+alternate; each variant's peak memory is that of a process of its own.
+"""
+
+import argparse
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from electra.config import EncoderConfig, PretrainConfig
+from electra.corpus.examples import Batch
+from electra.corpus.tokenizer import Tokenizer
+from electra.files import write_json
+from electra.method.flops import count_true
+from electra.method.masking import Draw
+from electra.method.objective import Objective
+from electra.method.replaced_token_detection import ReplacedTokenDetection
+from electra.model.huggingface import (
+    DISCRIMINATOR_HEAD,
+    GENERATOR_HEAD,
+    config_to_huggingface,
+    encoder_to_huggingface,
+    head_to_huggingface,
+)
+from electra.model.masked_lm import MaskedLM
+from electra.presets import PRESETS
+from electra.pretrain import build_model
+from electra.reports.tables import Table, to_markdown
+from electra.settings import override
+from electra.training.device import choose_dtype, describe_device, prepare_process
+from electra.training.optimizer import build_optimizer
+from electra.training.run import find_commit
+
+TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
+"""Largest relative difference of losses that counts as the same computation."""
+
+
+def make_tokenizer(vocab_size: int) -> Tokenizer:
+    """Return a vocabulary of this size whose words do not matter."""
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    return Tokenizer([*special, *(f"w{number}" for number in range(5, vocab_size))])
+
+
+def make_batch(config: PretrainConfig, device: torch.device, seed: int) -> Batch:
+    """Return full rows of random tokens."""
+    shape = (config.train.batch_size, config.examples.sequence_length)
+    rng = torch.Generator().manual_seed(seed)
+    ids_BL = torch.randint(5, config.model.vocab_size, shape, generator=rng)
+    ids_BL[:, 0], ids_BL[:, -1] = 2, 3
+    types_BL = (torch.arange(shape[1]) >= shape[1] // 2).long().expand(shape)
+    return Batch(ids_BL, None, types_BL).to(device)
+
+
+class Ours:
+    """The step of electra/pretrain.py."""
+
+    name = "ours"
+
+    def __init__(self, config: PretrainConfig, tokenizer: Tokenizer, device: torch.device):
+        self.config, self.device = config, device
+        self.dtype = choose_dtype(config.train.precision, device)
+        self.model: Objective = build_model(config, tokenizer, self.dtype).to(device)
+        self.optimizer = build_optimizer(self.model, config.optimizer)
+        self.rng = torch.Generator(device)
+
+    def step(self, batch: Batch) -> None:
+        """Do one optimizer step."""
+        draw = self.model.masking.draw(batch, self.rng)
+        output = self.model(batch, draw, self.model.masking.count(batch, draw))
+        output.loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optimizer.max_grad_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    @torch.no_grad()
+    def losses(self, batch: Batch, draw: Draw, sampled_BS: Tensor) -> tuple[float, float]:
+        """Return both losses, dropout off."""
+        self.model.eval()
+        output = self.model(batch, draw, self.model.masking.count(batch, draw))
+        self.model.train()
+        mlm_sum, num_chosen = output.means["mlm_loss"]
+        disc_sum, num_real = output.means["disc_loss"]
+        return (mlm_sum / num_chosen).item(), (disc_sum / num_real).item()
+
+    @torch.no_grad()
+    def draws(self, batch: Batch, draw: Draw) -> Tensor:
+        """Return the tokens (B, S) that stand at the chosen positions, dropout off."""
+        self.model.eval()
+        output = self.model(batch, draw, self.model.masking.count(batch, draw))
+        self.model.train()
+        assert output.judgement is not None
+        return output.judgement.corrupt_ids_BL.gather(1, draw.index_BS)
+
+
+class Loop:
+    """What a user of transformers writes."""
+
+    name = "loop"
+
+    def __init__(self, ours: Ours):
+        import transformers
+
+        self.config, self.device = ours.config, ours.device
+        model = ours.model
+        assert isinstance(model, ReplacedTokenDetection)
+        assert isinstance(model.generator, MaskedLM)
+        self.masking = model.masking
+        sizes = self.config.model
+        small = self.config.generator.encoder(sizes)
+
+        def build(
+            architecture: str, encoder_sizes: EncoderConfig, tensors: dict[str, Tensor]
+        ) -> Any:
+            values = config_to_huggingface(encoder_sizes, architecture, 0)
+            network = getattr(transformers, architecture)(transformers.ElectraConfig(**values))
+            network.load_state_dict({k: v.cpu() for k, v in tensors.items()}, strict=False)
+            return network.to(self.device).train()
+
+        self.discriminator = build(
+            "ElectraForPreTraining",
+            sizes,
+            encoder_to_huggingface(model.discriminator.state_dict())
+            | head_to_huggingface(model.discriminator_head.state_dict(), DISCRIMINATOR_HEAD),
+        )
+        self.generator = build(
+            "ElectraForMaskedLM",
+            small,
+            encoder_to_huggingface(model.generator.encoder.state_dict())
+            | head_to_huggingface(model.generator.head.state_dict(), GENERATOR_HEAD),
+        )
+        self.generator.electra.embeddings = self.discriminator.electra.embeddings
+        self.generator.generator_lm_head.weight = (
+            self.discriminator.electra.embeddings.word_embeddings.weight
+        )
+        self.parameters = list(
+            dict.fromkeys([*self.discriminator.parameters(), *self.generator.parameters()])
+        )
+        self.optimizer = self.build_optimizer()
+
+    def build_optimizer(self) -> torch.optim.Optimizer:
+        """Return torch's AdamW as it comes."""
+        return torch.optim.AdamW(self.parameters, lr=1e-4, weight_decay=0.01)
+
+    def forward(self, batch: Batch, draw: Draw, sampled_BS: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return both losses; the draws are `sampled_BS` if it is given."""
+        masked_BL = self.masking.mask(batch.input_ids_BL, draw)
+        is_chosen_BL = torch.zeros_like(masked_BL, dtype=torch.bool)
+        is_chosen_BL.scatter_(1, draw.index_BS, draw.chosen_BS)
+        labels_BL = batch.input_ids_BL.masked_fill(~is_chosen_BL, -100)
+        output = self.generator(
+            input_ids=masked_BL, token_type_ids=batch.token_type_ids_BL, labels=labels_BL
+        )
+        corrupt_BL = masked_BL.clone()
+        if sampled_BS is None:
+            probs_MV = output.logits.detach()[is_chosen_BL].softmax(dim=-1)
+            corrupt_BL[is_chosen_BL] = torch.multinomial(probs_MV, 1).squeeze(1)
+        else:
+            corrupt_BL = batch.input_ids_BL.scatter(1, draw.index_BS, sampled_BS)
+        is_replaced_BL = (corrupt_BL != batch.input_ids_BL).long()
+        judged = self.discriminator(
+            input_ids=corrupt_BL, token_type_ids=batch.token_type_ids_BL, labels=is_replaced_BL
+        )
+        return output.loss, judged.loss
+
+    def step(self, batch: Batch) -> None:
+        """Do one optimizer step."""
+        draw = self.masking.draw(batch, torch.default_generator)
+        mlm_loss, disc_loss = self.forward(batch, draw, None)
+        (mlm_loss + self.config.method.disc_weight * disc_loss).backward()
+        nn.utils.clip_grad_norm_(self.parameters, self.config.optimizer.max_grad_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    @torch.no_grad()
+    def losses(self, batch: Batch, draw: Draw, sampled_BS: Tensor) -> tuple[float, float]:
+        """Return both losses, dropout off."""
+        networks = self.generator.eval(), self.discriminator.eval()
+        mlm_loss, disc_loss = self.forward(batch, draw, sampled_BS)
+        for network in networks:
+            network.train()
+        return mlm_loss.item(), disc_loss.item()
+
+
+class Best(Loop):
+    """The best that can be made of the same modules."""
+
+    name = "best"
+
+    def __init__(self, ours: Ours):
+        super().__init__(ours)
+        self.dtype = ours.dtype
+        self.encode_generator: Callable[..., Any] = self.generator.electra
+        self.encode_discriminator: Callable[..., Any] = self.discriminator.electra
+
+    def build_optimizer(self) -> torch.optim.Optimizer:
+        """Return the fused AdamW."""
+        return torch.optim.AdamW(self.parameters, lr=1e-4, weight_decay=0.01, fused=True)
+
+    def forward(self, batch: Batch, draw: Draw, sampled_BS: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return both losses; the draws are `sampled_BS` if it is given."""
+        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
+            masked_BL = self.masking.mask(batch.input_ids_BL, draw)
+            original_M = batch.input_ids_BL.gather(1, draw.index_BS).flatten()
+            hidden_BLH = self.encode_generator(
+                input_ids=masked_BL, token_type_ids=batch.token_type_ids_BL
+            ).last_hidden_state
+            index_BSH = draw.index_BS[:, :, None].expand(-1, -1, hidden_BLH.shape[-1])
+            features_ME = self.generator.generator_predictions(
+                hidden_BLH.gather(1, index_BSH).flatten(0, 1)
+            )
+            logits_MV = self.generator.generator_lm_head(features_ME).float()
+            mlm_loss = F.cross_entropy(logits_MV, original_M)
+            if sampled_BS is None:
+                with torch.no_grad():
+                    cumulative_MV = logits_MV.softmax(dim=-1).cumsum(dim=-1)
+                    threshold_M1 = draw.sample_BS.flatten()[:, None] * cumulative_MV[:, -1:]
+                    sampled_BS = torch.searchsorted(cumulative_MV, threshold_M1).view_as(
+                        draw.index_BS
+                    )
+                    sampled_BS = sampled_BS.clamp_(max=logits_MV.shape[1] - 1)
+            corrupt_BL = batch.input_ids_BL.scatter(1, draw.index_BS, sampled_BS)
+            is_replaced_BL = corrupt_BL != batch.input_ids_BL
+            states_BLH = self.encode_discriminator(
+                input_ids=corrupt_BL, token_type_ids=batch.token_type_ids_BL
+            ).last_hidden_state
+            logits_BL = self.discriminator.discriminator_predictions(states_BLH)
+            disc_loss = F.binary_cross_entropy_with_logits(
+                logits_BL.float(), is_replaced_BL.float()
+            )
+        return mlm_loss, disc_loss
+
+
+class Compiled(Best):
+    """The same under torch.compile."""
+
+    name = "compiled"
+
+    def __init__(self, ours: Ours):
+        super().__init__(ours)
+        self.encode_generator = torch.compile(self.generator.electra)
+        self.encode_discriminator = torch.compile(self.discriminator.electra)
+
+
+VARIANTS = {"loop": Loop, "best": Best, "compiled": Compiled}
+
+
+def build(name: str, config: PretrainConfig, device: torch.device) -> Any:
+    """Return a variant, with the same weights as every other."""
+    ours = Ours(config, make_tokenizer(config.model.vocab_size), device)
+    return ours if name == "ours" else VARIANTS[name](ours)
+
+
+def check_losses(
+    variants: Sequence[Any], config: PretrainConfig, device: torch.device
+) -> dict[str, Any]:
+    """Return each variant's losses on one batch.
+
+    Raises:
+        SystemExit: They are not those of ours, to TOLERANCE of what they compute in.
+    """
+    ours = next(variant for variant in variants if variant.name == "ours")
+    batch = make_batch(config, device, seed=0)
+    draw = ours.model.masking.draw(batch, torch.Generator(device).manual_seed(0))
+    sampled_BS = ours.draws(batch, draw)
+    losses = {variant.name: variant.losses(batch, draw, sampled_BS) for variant in variants}
+    tolerance = TOLERANCE[str(ours.dtype).removeprefix("torch.")]
+    for name, pair in losses.items():
+        for value, expected in zip(pair, losses["ours"], strict=True):
+            if abs(value - expected) > tolerance * expected:
+                raise SystemExit(f"error: {name} computes {pair}, ours {losses['ours']}")
+    return losses
+
+
+def time_step(variant: Any, batch: Batch, device: torch.device) -> float:
+    """Return the seconds of one step."""
+    _wait(device)
+    began = time.perf_counter()
+    variant.step(batch)
+    _wait(device)
+    return time.perf_counter() - began
+
+
+def measure_peak(device: torch.device, dtype: torch.dtype) -> float:
+    """Return FLOP/s of the largest of ten square matrix products."""
+    size = 8192 if device.type == "cuda" else 2048
+    a = torch.randn(size, size, device=device, dtype=dtype)
+    best = 0.0
+    for _ in range(10):
+        _wait(device)
+        began = time.perf_counter()
+        F.linear(a, a)
+        _wait(device)
+        best = max(best, 2 * size**3 / (time.perf_counter() - began))
+    return best
+
+
+def measure_memory(name: str, arguments: Sequence[str], device: torch.device) -> float:
+    """Return the peak memory of a process that does three steps of a variant, bytes."""
+    command = [sys.executable, "-m", "benchmarks.step", *arguments, "--memory-of", name]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return float(answer.split()[-1])
+
+
+def report_memory(name: str, config: PretrainConfig, device: torch.device) -> None:
+    """Print the peak memory of this process after three steps."""
+    variant = build(name, config, device)
+    for seed in range(3):
+        variant.step(make_batch(config, device, seed))
+    if device.type == "cuda":
+        print(torch.cuda.max_memory_allocated())
+    else:
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def main() -> None:
+    """Check, time, print a table, write a file."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--preset", default="small", choices=list(PRESETS))
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--repeats", type=int, default=11)
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--compiled", action="store_true")
+    parser.add_argument("--set", nargs="*", default=[])
+    parser.add_argument("--memory-of", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    prepare_process(arguments.threads)
+    settings = [f"train.batch_size={arguments.batch_size}", *arguments.set]
+    config = override(PRESETS[arguments.preset], settings)
+    if arguments.memory_of:
+        return report_memory(arguments.memory_of, config, device)
+    names = ["loop", "best", *(["compiled"] if arguments.compiled else []), "ours"]
+    variants = [build(name, config, device) for name in names]
+    losses = check_losses(variants, config, device)
+    print(f"losses agree: {losses}", flush=True)
+
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for repeat in range(arguments.repeats + 1):
+        batch = make_batch(config, device, seed=repeat)
+        for variant in variants:
+            taken = time_step(variant, batch, device)
+            if repeat:  # the first warms up
+                seconds[variant.name].append(taken)
+        print(f"repeat {repeat} of {arguments.repeats}", file=sys.stderr, flush=True)
+    dtype = choose_dtype(config.train.precision, device)
+    peaks = {str(d).removeprefix("torch."): measure_peak(device, d) for d in {torch.float32, dtype}}
+    tokens = config.train.batch_size * config.examples.sequence_length
+    flops = count_true(config) * tokens
+    words = [word for word in sys.argv[1:] if word != "--compiled"]
+    results = {}
+    for name in names:
+        median = statistics.median(seconds[name])
+        computes_in = "float32" if name == "loop" else str(dtype).removeprefix("torch.")
+        results[name] = {
+            "seconds": seconds[name],
+            "median": median,
+            "tokens_per_second": tokens / median,
+            "times_loop": statistics.median(seconds["loop"]) / median,
+            "times_best": statistics.median(seconds["best"]) / median,
+            "share_of_peak": flops / median / peaks[computes_in],
+            "dtype": computes_in,
+            "peak_memory": measure_memory(name, words, device),
+        }
+    record = {
+        "device": describe_device(device),
+        "commit": find_commit(),
+        "torch": torch.__version__,
+        "preset": arguments.preset,
+        "settings": settings,
+        "tokens_per_step": tokens,
+        "flops_per_step": flops,
+        "peak_flops": peaks,
+        "losses": losses,
+        "variants": results,
+    }
+    if arguments.out:
+        write_json(arguments.out, record)
+    print(f"{record['device']}, torch {torch.__version__}, batch {config.train.batch_size} x "
+          f"{config.examples.sequence_length}")  # fmt: skip
+    print(to_markdown(tabulate(results)))
+
+
+def tabulate(results: dict[str, Any]) -> Table:
+    """Return a row for each variant."""
+    rows = []
+    for name, result in results.items():
+        low, high = min(result["seconds"]), max(result["seconds"])
+        rows.append(
+            [
+                name,
+                result["dtype"],
+                f"{1000 * result['median']:.0f} ({1000 * low:.0f} to {1000 * high:.0f})",
+                f"{result['tokens_per_second']:,.0f}",
+                f"{result['times_loop']:.2f}",
+                f"{result['times_best']:.2f}",
+                f"{result['share_of_peak']:.0%}",
+                f"{result['peak_memory'] / 2**30:.2f}",
+            ]
+        )
+    headers = [
+        "step",
+        "dtype",
+        "ms, median (range)",
+        "tokens/s",
+        "x loop",
+        "x best",
+        "of peak",
+        "GiB",
+    ]
+    return Table(headers, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""What is timed side by side is the same computation."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from benchmarks.objectives import VARIANTS, configure
+from benchmarks.step import Best, Loop, Ours, check_losses, make_batch, make_tokenizer
+from electra.method.flops import count_run
+from electra.presets import PRESETS, encoder_sizes
+from electra.settings import override
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def variants():
+    model = encoder_sizes(128, 2, 64, vocab_size=200)
+    config = override(
+        dataclasses.replace(PRESETS["small"], model=model),
+        [
+            "generator.hidden_fraction=0.5",
+            "examples.sequence_length=32",
+            "train.batch_size=4",
+            "train.precision=float32",
+        ],
+    )
+    ours = Ours(config, make_tokenizer(200), CPU)
+    return config, [Loop(ours), Best(ours), ours]
+
+
+def test_all_steps_compute_the_same_losses(variants):
+    config, networks = variants
+    losses = check_losses(networks, config, CPU)
+    for pair in losses.values():
+        assert pair == pytest.approx(losses["ours"], rel=1e-5)
+
+
+def test_another_computation_is_noticed(variants):
+    config, networks = variants
+    with torch.no_grad():
+        networks[0].generator.generator_lm_head.bias[0] += 5
+    with pytest.raises(SystemExit, match="loop computes"):
+        check_losses(networks, config, CPU)
+
+
+def test_every_step_trains_both_networks(variants):
+    config, networks = variants
+    for network in networks:
+        parameters = (
+            list(network.model.parameters()) if network.name == "ours" else network.parameters
+        )
+        before = [parameter.detach().clone() for parameter in parameters]
+        network.step(make_batch(config, CPU, seed=0))
+        moved = [not torch.equal(a, b) for a, b in zip(before, parameters, strict=True)]
+        assert all(moved), network.name
+
+
+def test_objectives_are_compared_at_equal_compute(toy_shards):
+    """Whole steps leave less than one in two hundred."""
+    costs = {}
+    for variant in VARIANTS:
+        config = configure(variant, 0, 1000, toy_shards)
+        costs[variant] = count_run(config)["true"]
+    for variant, cost in costs.items():
+        assert cost == pytest.approx(costs["rtd"], rel=0.005), variant
