@@ -18,7 +18,7 @@ from typing import Any
 
 from electra.config import PretrainConfig, UserError
 from electra.corpus.shards import open_shards
-from electra.files import write_json
+from electra.files import write_json, write_text
 from electra.finetune import finetune
 from electra.method.flops import count_run, count_true
 from electra.presets import FINETUNE_PRESETS, PRESETS
@@ -191,9 +191,10 @@ def main() -> None:
             score_scratch(seed, arguments.glue, arguments.runs) for seed in range(arguments.seeds)
         ]
         result = {"commit": find_commit(), "tasks": TASKS, "records": records}
+        table = to_markdown(tabulate(records))
         write_json(arguments.out, result)
-        table = tabulate(records)
-        print(to_markdown(table))
+        write_text(arguments.out.with_suffix(".md"), table + "\n")
+        print(table)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from electra.config import EncoderConfig, PretrainConfig
 from electra.corpus.examples import Batch
 from electra.corpus.tokenizer import Tokenizer
-from electra.files import write_json
+from electra.files import write_json, write_text
 from electra.method.flops import count_true
 from electra.method.masking import Draw
 from electra.method.objective import Objective
@@ -402,11 +402,16 @@ def main() -> None:
         "losses": losses,
         "variants": results,
     }
+    title = (
+        f"{record['device']}, torch {torch.__version__}, preset {arguments.preset}, batch "
+        f"{config.train.batch_size} x {config.examples.sequence_length}, medians of "
+        f"{arguments.repeats} interleaved steps, commit {record['commit']}"
+    )
+    table = f"{title}\n\n{to_markdown(tabulate(results))}"
     if arguments.out:
         write_json(arguments.out, record)
-    print(f"{record['device']}, torch {torch.__version__}, batch {config.train.batch_size} x "
-          f"{config.examples.sequence_length}")  # fmt: skip
-    print(to_markdown(tabulate(results)))
+        write_text(arguments.out.with_suffix(".md"), table + "\n")
+    print(table)
 
 
 def tabulate(results: dict[str, Any]) -> Table:

@@ -67,7 +67,7 @@ def find_real(batch: Batch) -> Tensor:
 def count_real(batch: Batch) -> Tensor:
     """Return the number of tokens that are not padding."""
     if batch.attention_mask_BL is None:
-        return torch.tensor(batch.input_ids_BL.numel(), device=batch.input_ids_BL.device)
+        return torch.full((), batch.input_ids_BL.numel(), device=batch.input_ids_BL.device)
     return batch.attention_mask_BL.sum()
 
 

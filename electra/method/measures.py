@@ -19,16 +19,14 @@ class Measures:
     def __init__(self, loss_weights: dict[str, float]):
         self.loss_weights = loss_weights
         self.sums: list[dict[str, Tensor]] = []
-        self.real_logits: list[Tensor] = []
-        self.replaced_logits: list[Tensor] = []
+        self.judged: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def add(self, output: Output) -> None:
         """Take one output in."""
         self.sums.append({name: torch.stack(pair) for name, pair in output.means.items()})
         if judgement := output.judgement:
-            judged_BL, is_replaced_BL = judgement.judged_BL, judgement.is_replaced_BL
-            self.real_logits.append(judgement.logits_BL[judged_BL & ~is_replaced_BL])
-            self.replaced_logits.append(judgement.logits_BL[judged_BL & is_replaced_BL])
+            masks = judgement.judged_BL & judgement.is_replaced_BL, judgement.judged_BL
+            self.judged.append((judgement.logits_BL, *masks))
 
     def record(self) -> dict[str, Any]:
         """Return the measures by name (docs/ARTEFACTS.md) and forget the outputs."""
@@ -37,15 +35,16 @@ class Measures:
             pairs = torch.stack([sums[name] for sums in self.sums if name in sums])
             total, number = pairs.double().sum(dim=0).tolist()
             record[name] = total / number
-        if self.real_logits:
+        if self.judged:
             record["constant_disc_loss"] = entropy(record["replaced_rate"])
             record["disc_auc"] = area_under_curve(
-                torch.cat(self.replaced_logits), torch.cat(self.real_logits)
+                torch.cat([logits[replaced] for logits, replaced, _ in self.judged]),
+                torch.cat([logits[judged & ~replaced] for logits, replaced, judged in self.judged]),
             )
         record["loss"] = sum(
             weight * record[name] for name, weight in self.loss_weights.items() if name in record
         )
-        self.sums, self.real_logits, self.replaced_logits = [], [], []
+        self.sums, self.judged = [], []
         return record
 
 
