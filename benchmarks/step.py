@@ -44,6 +44,7 @@ from electra.model.huggingface import (
     head_to_huggingface,
 )
 from electra.model.masked_lm import MaskedLM
+from electra.plan import make_rows, make_tokenizer
 from electra.presets import PRESETS
 from electra.pretrain import build_model
 from electra.reports.tables import Table, to_markdown
@@ -54,22 +55,6 @@ from electra.training.run import find_commit
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
 """Largest relative difference of losses that counts as the same computation."""
-
-
-def make_tokenizer(vocab_size: int) -> Tokenizer:
-    """Return a vocabulary of this size whose words do not matter."""
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    return Tokenizer([*special, *(f"w{number}" for number in range(5, vocab_size))])
-
-
-def make_batch(config: PretrainConfig, device: torch.device, seed: int) -> Batch:
-    """Return full rows of random tokens."""
-    shape = (config.train.batch_size, config.examples.sequence_length)
-    rng = torch.Generator().manual_seed(seed)
-    ids_BL = torch.randint(5, config.model.vocab_size, shape, generator=rng)
-    ids_BL[:, 0], ids_BL[:, -1] = 2, 3
-    types_BL = (torch.arange(shape[1]) >= shape[1] // 2).long().expand(shape)
-    return Batch(ids_BL, None, types_BL).to(device)
 
 
 class Ours:
@@ -280,7 +265,7 @@ def check_losses(
         SystemExit: They are not those of ours, to TOLERANCE of what they compute in.
     """
     ours = next(variant for variant in variants if variant.name == "ours")
-    batch = make_batch(config, device, seed=0)
+    batch = make_rows(config, config.train.batch_size, 0).to(device)
     draw = ours.model.masking.draw(batch, torch.Generator(device).manual_seed(0))
     sampled_BS = ours.draws(batch, draw)
     losses = {variant.name: variant.losses(batch, draw, sampled_BS) for variant in variants}
@@ -326,7 +311,7 @@ def report_memory(name: str, config: PretrainConfig, device: torch.device) -> No
     """Print the peak memory of this process after three steps."""
     variant = build(name, config, device)
     for seed in range(3):
-        variant.step(make_batch(config, device, seed))
+        variant.step(make_rows(config, config.train.batch_size, seed).to(device))
     if device.type == "cuda":
         print(torch.cuda.max_memory_allocated())
     else:
@@ -365,7 +350,7 @@ def main() -> None:
 
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for repeat in range(arguments.repeats + 1):
-        batch = make_batch(config, device, seed=repeat)
+        batch = make_rows(config, config.train.batch_size, repeat).to(device)
         for variant in variants:
             taken = time_step(variant, batch, device)
             if repeat:  # the first warms up

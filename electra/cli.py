@@ -262,6 +262,56 @@ def pretrain(
 
 
 @app.command
+def plan(
+    *,
+    preset: Annotated[str, Parameter(help=f"One of {', '.join(PRESETS)}.")] = "small",
+    steps: int | None = None,
+    probe_seconds: float = 10,
+    set_: Set = (),
+    config: Toml = None,
+) -> None:
+    """Tell what a pre-training run will take, from steps timed on this machine.
+
+    Example: electra plan --preset small --steps 100000
+
+    Parameters
+    ----------
+    steps
+        Optimizer steps, in place of the preset's; the same as --set train.steps=N.
+    probe_seconds
+        How long steps are timed.
+    """
+    from electra.plan import plan as run_plan
+    from electra.reports.glossary import format_count, format_seconds
+    from electra.terminal import Progress, print_done, print_table
+
+    given = [*set_, *([f"train.steps={steps}"] if steps is not None else [])]
+    settings = _resolve(_preset(preset), config, given)
+    with Progress("timing steps", unit="seconds") as progress:
+        found = run_plan(
+            settings,
+            probe_seconds,
+            lambda seconds: progress.update(round(seconds), round(probe_seconds)),
+        )
+    train, length = settings.train, settings.examples.sequence_length
+    rows = [
+        ("parameters of the kept encoder", f"{found.kept_parameters:,}"),
+        ("parameters in training", f"{found.parameters:,}"),
+        ("steps", f"{found.steps:,} of {train.batch_size} x {length}"),
+        ("tokens", format_count(found.tokens)),
+        ("FLOPs, true count", f"{found.flops['true']:.3e}"),
+        ("FLOPs, the paper's count", f"{found.flops['paper']:.3e}"),
+        ("memory, about", f"{found.memory / 2**30:.1f} GiB"),
+        ("speed, about", f"{format_count(found.tokens / found.seconds)} tokens/s"),
+        ("time, about", format_seconds(found.seconds)),
+        ("on", found.device),
+    ]
+    print_table(rows, ["what", "how much"])
+    words = shlex.join(["--set", *given]) if given else ""
+    print_done("planned", f"electra pretrain SHARDS --preset {preset} --out run {words}".rstrip())
+
+
+@app.command
 def flops(
     *,
     preset: Annotated[str, Parameter(help=f"One of {', '.join(PRESETS)}.")] = "small",

@@ -12,10 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from electra.config import PrepareConfig, PretrainConfig, QuickstartConfig, TokenizerConfig
-from electra.corpus.examples import Examples
 from electra.corpus.harvest import Docstring, harvest, write_jsonl
 from electra.corpus.prepare import prepare
 from electra.corpus.question import Question, package_question
@@ -24,8 +21,9 @@ from electra.corpus.text import TextCounts, find_files, read_documents
 from electra.corpus.tokenizer import Tokenizer
 from electra.export import export
 from electra.finetune import finetune
+from electra.plan import time_step
 from electra.presets import PRESETS, finetune_preset
-from electra.pretrain import build_model, fit_to_shards, pretrain
+from electra.pretrain import build_model, count_tokens, fit_to_shards, pretrain
 from electra.reports.page import write_page
 from electra.reports.runs import read_finetuning, read_runs, read_samples
 from electra.reports.tables import finetuning_table, heldout_table
@@ -41,7 +39,7 @@ from electra.terminal import (
 )
 from electra.training.device import choose_device, choose_dtype, prepare_process
 
-PROBE_STEPS = 6
+PROBE_SECONDS = 1.0
 SHOWN_TOKENS = 40
 """Tokens of the sample that is shown on the terminal."""
 
@@ -159,18 +157,10 @@ def fit_to_time(config: QuickstartConfig, shards: Shards) -> PretrainConfig:
     train = settings.train
     device = choose_device(train.device)
     prepare_process(train.threads)
-    model = build_model(settings, shards.tokenizer, choose_dtype(train.precision, device))
-    model.to(device)
-    examples = Examples(shards.train, shards.tokenizer, settings.examples, train.seed)
-    rng = torch.Generator(device)
-    seconds = []
-    for step in range(PROBE_STEPS):
-        began = time.perf_counter()
-        model.compute(examples.batch(step, train.batch_size).to(device), rng).loss.backward()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - began)
-    steps = min(train.steps, max(100, round(config.pretrain_seconds / sorted(seconds)[1])))
+    dtype = choose_dtype(train.precision, device)
+    model = build_model(settings, shards.tokenizer, dtype, count_tokens(shards)).to(device)
+    seconds = time_step(model, settings, device, PROBE_SECONDS)
+    steps = min(train.steps, max(100, round(config.pretrain_seconds / seconds)))
     optimizer = dataclasses.replace(settings.optimizer, warmup_steps=steps // 10)
     train = dataclasses.replace(
         train, steps=steps, log_every=50, evaluate_every=max(1, steps // 8), save_every=steps

@@ -19,6 +19,7 @@ LEVELS = [
     {"method"},
     {"tasks", "reports"},
     {"pretrain", "finetune", "score", "export", "terminal"},
+    {"plan"},
     {"quickstart"},
     {"cli"},
     {"__main__"},

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from benchmarks.objectives import VARIANTS, configure
-from benchmarks.step import Best, Loop, Ours, check_losses, make_batch, make_tokenizer
+from benchmarks.step import Best, Loop, Ours, check_losses
 from electra.method.flops import count_run
+from electra.plan import make_rows, make_tokenizer
 from electra.presets import PRESETS, encoder_sizes
 from electra.settings import override
 
@@ -52,7 +53,7 @@ def test_every_step_trains_both_networks(variants):
             list(network.model.parameters()) if network.name == "ours" else network.parameters
         )
         before = [parameter.detach().clone() for parameter in parameters]
-        network.step(make_batch(config, CPU, seed=0))
+        network.step(make_rows(config, 4, seed=0))
         moved = [not torch.equal(a, b) for a, b in zip(before, parameters, strict=True)]
         assert all(moved), network.name
 

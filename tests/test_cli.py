@@ -200,7 +200,16 @@ def test_settings_from_toml_then_from_set(capsys, chain, tmp_path):
 
 
 def test_help_of_every_verb(capsys):
-    for verb in ("tokenizer", "prepare", "pretrain", "finetune", "report", "export", "quickstart"):
+    for verb in (
+        "tokenizer",
+        "prepare",
+        "pretrain",
+        "finetune",
+        "report",
+        "export",
+        "quickstart",
+        "score",
+    ):
         status, printed, _ = run(capsys, verb, "--help")
         assert status == 0
         assert "--out" in printed
@@ -221,3 +230,15 @@ def test_flops_of_a_preset(capsys):
     assert status == 0
     assert re.search(r"discriminator: feed-forward +12\.583 +37\.749 +53\.8%", printed)
     assert "true 1.150e+15, paper 1.294e+15" in " ".join(printed.split())
+
+
+def test_plan_ends_with_the_command_that_comes_next(capsys):
+    words = ["--preset", "tiny", "--steps", "10", "--probe-seconds", "0.2"]
+    sizes = ["model.vocab_size=200", "model.num_hidden_layers=1", "train.batch_size=2"]
+    status, printed, _ = run(capsys, "plan", *words, "--set", *sizes, "train.threads=1")
+    assert status == 0
+    assert re.search(r"steps +10 of 2 x 128", printed)
+    assert "electra pretrain SHARDS --preset tiny --out run --set model.vocab_size=200" in printed
+    status, _, err = run(capsys, "plan", "--steps", "0")
+    assert status == 2
+    assert "steps must be >= 1, not 0" in err

@@ -1,0 +1,69 @@
+"""What a run will take: exact counts, memory that grows as it should, time that is real."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from electra.method.flops import count_run
+from electra.plan import make_rows, make_tokenizer, measure_activations, plan, time_step
+from electra.presets import PRESETS, encoder_sizes
+from electra.pretrain import build_model
+from electra.settings import override
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def config():
+    model = encoder_sizes(64, 2, 32, vocab_size=500)
+    return override(
+        dataclasses.replace(PRESETS["small"], model=model),
+        [
+            "generator.hidden_fraction=1",
+            "train.batch_size=8",
+            "train.steps=1000",
+            "train.precision=float32",
+            "train.threads=1",
+        ],
+    )
+
+
+def test_plan(config):
+    seen = []
+    found = plan(config, 0.5, seen.append)
+    model = build_model(config, make_tokenizer(500), torch.float32)
+    assert found.parameters == sum(p.numel() for p in model.parameters())
+    assert found.kept_parameters == sum(p.numel() for p in model.discriminator.parameters())
+    assert found.tokens == 1000 * 8 * 128
+    assert found.flops == count_run(config)
+    assert seen == sorted(seen)
+    assert 0.4 < seen[-1] < 5
+    assert 1 < found.seconds < 1000
+
+
+def test_time_is_that_of_whole_steps(config):
+    """A probe too short for a step of all rows gives much the same as a long one."""
+    model = build_model(config, make_tokenizer(500), torch.float32)
+    long, short = (time_step(model, config, CPU, seconds) for seconds in (1.0, 0.1))
+    assert 0.2 < short / long < 5
+
+
+def test_memory_is_what_a_piece_keeps(config):
+    model = build_model(config, make_tokenizer(500), torch.float32)
+    row = measure_activations(model, config, CPU)
+    # Two networks of two layers: queries, keys, values, probabilities, inner states ... of 128
+    # tokens; between 10 and 100 numbers of the hidden size each.
+    states = 4 * 128 * 64
+    assert 4 * 10 * states < row < 4 * 100 * states
+    whole = plan(config, 0.05, lambda seconds: None).memory
+    pieces = plan(override(config, ["train.accumulation=4"]), 0.05, lambda seconds: None).memory
+    assert whole - pieces == pytest.approx(6 * row, rel=1e-6)
+
+
+def test_rows_are_full_and_different(config):
+    first, second = (make_rows(config, 3, seed) for seed in (0, 1))
+    assert first.input_ids_BL.shape == (3, 128)
+    assert (first.input_ids_BL[:, 0] == 2).all()
+    assert (first.input_ids_BL[:, 1:-1] >= 5).all()
+    assert not torch.equal(first.input_ids_BL, second.input_ids_BL)
