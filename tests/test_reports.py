@@ -13,7 +13,13 @@ from electra.reports.glossary import format_count, format_seconds
 from electra.reports.page import write_page
 from electra.reports.readme import BEGIN, END, update_readme
 from electra.reports.runs import read_finetuning, read_metrics, read_runs
-from electra.reports.tables import finetuning_table, heldout_table, pretraining_table, to_markdown
+from electra.reports.tables import (
+    facts_table,
+    finetuning_table,
+    heldout_table,
+    pretraining_table,
+    to_markdown,
+)
 from electra.reports.tokens import TokenView, describe
 from electra.settings import to_dict
 
@@ -372,3 +378,32 @@ def test_reports_and_terminal_import_no_torch():
         "sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("method", "generator", "expected"),
+    [
+        (
+            {},
+            {"hidden_fraction": 0.25, "layers_fraction": 1.0},
+            "0.25 of the width, 1.0 of the layers",
+        ),
+        ({"objective": "mlm"}, {"hidden_fraction": 0.25}, "none"),
+        ({}, {"kind": "unigram"}, "unigram"),
+        (
+            {"objective": "rtd", "scheme": "adversarial"},
+            {"hidden_size": 256, "num_hidden_layers": 3},
+            "width 256, 3 layers",
+        ),
+    ],
+)
+def test_facts_tell_objective_and_generator(run_folder, method, generator, expected):
+    write_records(run_folder, [record("train", 50, disc_auc=None, flops=1.5e12)])
+    config = json.loads((run_folder / "config.json").read_text())
+    config |= {"method": method, "generator": generator}
+    (run_folder / "config.json").write_text(json.dumps(config))
+    facts = dict(facts_table(read_runs([run_folder])).rows)
+    assert facts["generator"] == expected
+    words = [method.get("objective", "rtd"), *([method["scheme"]] if "scheme" in method else [])]
+    assert facts["objective"] == ", ".join(words)
+    assert facts["operations"] == "1.50e+12 FLOPs"

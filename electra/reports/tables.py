@@ -129,22 +129,50 @@ def facts_table(runs: Sequence[Run]) -> Table:
     return Table(["", *(run.name for run in runs)], rows)
 
 
+def _objective(run: Run) -> str:
+    method = run.config.get("method", {})  # runs of before there was a choice say nothing
+    words = [method.get("objective", "rtd")]
+    words += [
+        method[key]
+        for key in ("scheme", "mode")
+        if method.get(key, "joint") not in ("joint", "paper")
+    ]
+    return ", ".join(words)
+
+
+def _generator(run: Run) -> str:
+    generator = run.config.get("generator", {})
+    if run.config.get("method", {}).get("objective") == "mlm":
+        return "none"
+    if generator.get("kind", "network") != "network":
+        return str(generator["kind"])
+    read = _section(run, "generator")
+    width, layers = (generator.get(key) for key in ("hidden_size", "num_hidden_layers"))
+    return ", ".join(
+        (
+            f"width {width}" if width else f"{read('hidden_fraction')} of the width",
+            f"{layers} layers" if layers else f"{read('layers_fraction')} of the layers",
+        )
+    )
+
+
 def _facts(run: Run) -> dict[str, str]:
     model, train = _section(run, "model"), _section(run, "train")
     last, manifest = run.last_train, run.manifest
     tokens, seconds = last.get("tokens"), last.get("seconds")
     packages = {"electra": manifest.get("electra", UNKNOWN), **manifest.get("packages", {})}
     return {
+        "objective": _objective(run),
         "encoder": f"{model('num_hidden_layers')} layers, width {model('hidden_size')}, "
         f"{model('num_attention_heads')} heads",
-        "generator": f"{_section(run, 'generator')('hidden_fraction')} of the width, "
-        f"{_section(run, 'generator')('layers_fraction')} of the layers",
+        "generator": _generator(run),
         "vocabulary": f"{model('vocab_size')} tokens",
         "batch": f"{train('batch_size')} rows of {_section(run, 'examples')('sequence_length')} "
         "tokens",
         "hidden": f"{_section(run, 'method')('mask_prob')} of the tokens",
         "steps": f"{format_metric('step', last.get('step'))} of {train('steps')}",
         "text read": UNKNOWN if tokens is None else f"{tokens:,} tokens",
+        "operations": f"{last['flops']:.2e} FLOPs" if "flops" in last else UNKNOWN,
         "time": UNKNOWN if seconds is None else format_seconds(seconds),
         "device": str(manifest.get("device") or UNKNOWN),
         "dtype": str(manifest.get("dtype") or UNKNOWN).removeprefix("torch."),
