@@ -128,9 +128,12 @@ class GeneratorConfig:
     """Width outright; 0: by `hidden_fraction`."""
     num_hidden_layers: int = 0
     """Number of layers outright; 0: by `layers_fraction`."""
-    kind: Literal["network", "uniform", "unigram"] = "network"
-    """network: the paper's. uniform, unigram: no network, but draws of any token alike, or in
-    proportion to its frequency."""
+    kind: Literal["network", "frozen", "uniform", "unigram"] = "network"
+    """network: the paper's. frozen: that of another run, which learns no more. uniform, unigram: no
+    network, but draws of any token alike, or in proportion to its frequency."""
+    frozen_run: str = ""
+    """frozen: the run folder whose generator, or whose masked language model, it is; its size is
+    taken from there."""
     temperature: float = 1.0
     """Divides the logits before a token is drawn; above 1, draws are wilder."""
     disallow_correct: bool = False
@@ -147,7 +150,12 @@ class GeneratorConfig:
             )
         require(self.temperature > 0, f"generator.temperature must be > 0, not {self.temperature}")
         require(
-            self.kind == "network" or self.temperature == 1,
+            (self.kind == "frozen") == bool(self.frozen_run),
+            "generator.kind=frozen and generator.frozen_run=RUN go together; "
+            f"now they are {self.kind} and {self.frozen_run or 'unset'}",
+        )
+        require(
+            self.kind in ("network", "frozen") or self.temperature == 1,
             f"generator.temperature {self.temperature} has no meaning for kind {self.kind}; leave "
             "it at 1",
         )
@@ -353,6 +361,11 @@ class PretrainConfig:
         )
         method, generator = self.method, self.generator
         sizes = generator.encoder(self.model)
+        require(
+            generator.kind != "frozen" or method.sharing == "none",
+            "generator.kind frozen cannot share what it does not learn with a discriminator that "
+            f"does: set method.sharing=none, not {method.sharing}",
+        )
         is_plain = generator.kind == "network" and generator.temperature == 1
         require(
             method.objective != "electric"
@@ -370,7 +383,7 @@ class PretrainConfig:
         )
         require(
             generator.kind == "network" or (method.scheme == "joint" and method.sharing != "all"),
-            f"generator.kind {generator.kind} has no network: it goes with method.scheme joint, "
+            f"generator.kind {generator.kind} does not learn: it goes with method.scheme joint, "
             "and with method.sharing embeddings or none",
         )
         require(

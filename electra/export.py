@@ -22,7 +22,7 @@ from electra.model.huggingface import (
     head_to_huggingface,
 )
 from electra.training.checkpoint import FILES, find_checkpoint, read_tensors
-from electra.training.pretrained import kept_encoder, read_run_config, tensors_below
+from electra.training.pretrained import generator_of, kept_encoder, read_run_config, tensors_below
 
 
 def export(run: Path, out: Path) -> None:
@@ -37,7 +37,7 @@ def export(run: Path, out: Path) -> None:
     tokenizer = Tokenizer.load(run / "tokenizer")
     kept = kept_encoder(tensors)
     head = tensors_below("discriminator_head.", tensors)
-    generator_head = tensors_below("generator.head.", tensors)
+    generator = None if config.method.objective == "mlm" else generator_of(config, tensors)
     with new_folder(out) as folder:
         _write(
             folder,
@@ -51,22 +51,16 @@ def export(run: Path, out: Path) -> None:
                 else head_to_huggingface(tensors_below("mlm.head.", tensors), GENERATOR_HEAD)
             ),
         )
-        if generator_head:
-            # What the generator shares stands among the kept encoder's tensors.
-            is_all = config.method.sharing == "all"
-            shared = {
-                name: value
-                for name, value in kept.items()
-                if is_all or name.startswith("embeddings.")
-            }
+        if generator:
+            sizes, parameters = generator
             (folder / "generator").mkdir()
             _write(
                 folder / "generator",
                 "ElectraForMaskedLM",
-                config.generator.encoder(config.model),
+                sizes,
                 tokenizer,
-                encoder_to_huggingface(shared | tensors_below("generator.encoder.", tensors))
-                | head_to_huggingface(generator_head, GENERATOR_HEAD),
+                encoder_to_huggingface(tensors_below("encoder.", parameters))
+                | head_to_huggingface(tensors_below("head.", parameters), GENERATOR_HEAD),
             )
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from electra.config import MethodConfig, PretrainConfig, require
+from electra.config import EncoderConfig, MethodConfig, PretrainConfig, UserError, require
 from electra.corpus.examples import Batch, Examples, permute
 from electra.corpus.shards import Shards, open_shards
 from electra.corpus.tokenizer import Tokenizer
@@ -31,8 +31,16 @@ from electra.method.schemes import TwoStage
 from electra.model.encoder import Embeddings, Encoder
 from electra.model.heads import DiscriminatorHead, GeneratorHead
 from electra.model.initialisation import draw_glorot, init_weights, look_at_neighbours
+from electra.model.masked_lm import MaskedLM
 from electra.settings import to_dict
-from electra.training.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
+from electra.training.checkpoint import (
+    FILES,
+    find_checkpoint,
+    load_checkpoint,
+    load_parameters,
+    read_tensors,
+    save_checkpoint,
+)
 from electra.training.device import (
     choose_device,
     choose_dtype,
@@ -41,7 +49,7 @@ from electra.training.device import (
     step_seed,
 )
 from electra.training.optimizer import build_optimizer, learning_rate_at, set_learning_rate
-from electra.training.pretrained import read_run_config
+from electra.training.pretrained import generator_of, read_run_config
 from electra.training.run import MetricsLog, read_metrics, stop_on_signal, write_manifest
 
 NUM_SAMPLES = 8
@@ -120,7 +128,40 @@ def fit_to_shards(config: PretrainConfig, shards: Shards) -> PretrainConfig:
     """Return the config with the shards' vocabulary size, after checking that the two fit."""
     require(bool(shards.heldout), f"{shards.folder} has no held-out part; prepare it with one")
     model = dataclasses.replace(config.model, vocab_size=shards.tokenizer.vocab_size)
-    return dataclasses.replace(config, model=model)
+    config = dataclasses.replace(config, model=model)
+    if config.generator.kind != "frozen":
+        return config
+    run = Path(config.generator.frozen_run)
+    sizes, _ = _read_generator(run)
+    require(
+        Tokenizer.load(run / "tokenizer").digest == shards.tokenizer.digest,
+        f"generator.frozen_run {run} has another vocabulary than {shards.folder}",
+    )
+    generator = dataclasses.replace(
+        config.generator, hidden_size=sizes.hidden_size, num_hidden_layers=sizes.num_hidden_layers
+    )
+    same = dataclasses.replace(
+        sizes,
+        hidden_dropout_prob=model.hidden_dropout_prob,
+        attention_probs_dropout_prob=model.attention_probs_dropout_prob,
+    )
+    require(
+        same == generator.encoder(model),
+        f"generator.frozen_run {run} has proportions that this model's settings cannot give: "
+        f"embedding_size {sizes.embedding_size}, {sizes.num_attention_heads} heads, "
+        f"intermediate_size {sizes.intermediate_size}; choose model's alike",
+    )
+    return dataclasses.replace(config, generator=generator)
+
+
+def _read_generator(run: Path) -> tuple[EncoderConfig, dict[str, Tensor]]:
+    """Return the masked language model of another run."""
+    config = read_run_config(run)
+    _, checkpoint = find_checkpoint(run)
+    found = generator_of(config, read_tensors(checkpoint / FILES[0]))
+    if found is None:
+        raise UserError(f"generator.frozen_run {run} has no generator network")
+    return found
 
 
 def build_model(
@@ -205,6 +246,8 @@ def _train(
     dtype = choose_dtype(train.precision, device)
     model = build_model(config, tokenizer, dtype, frequencies_V).to(device)
     optimizer = build_optimizer(model, config.optimizer, mode=config.method.mode)
+    if isinstance(frozen := getattr(model, "generator", None), MaskedLM) and frozen.is_frozen:
+        load_parameters(frozen, _read_generator(Path(config.generator.frozen_run))[1])
     first_step = 0
     if resume and (run / "checkpoints").is_dir():
         first_step, checkpoint = find_checkpoint(run)

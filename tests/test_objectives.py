@@ -168,6 +168,38 @@ def test_the_loss_is_what_the_measures_say(name, batch):
     torch.testing.assert_close(total.float(), output.loss.detach(), **CLOSE)
 
 
+LN_V = math.log(30_522)
+SHARE = 19 / 128
+NCE = 50 * 19 / 126 * (LN_V + math.log(0.85 / 0.15))  # noise, believed text with all certainty
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ([], LN_V + 50 * math.log(2)),
+        (["method.objective=rtd_masked_only"], LN_V + 50 * math.log(2)),
+        (["method.objective=mlm"], LN_V),
+        (["method.objective=replace_mlm"], 2 * LN_V),
+        (["method.objective=all_tokens_mlm"], LN_V + math.log(2) + SHARE * LN_V),
+        (["method.objective=electric"], LN_V + NCE),
+        (["method.scheme=two_stage", "method.sharing=none"], LN_V),
+        # The reward and its baseline are both ln 2, so the policy has nothing to gain.
+        (["method.scheme=adversarial"], math.log(2) + 50 * math.log(2)),
+        (["generator.kind=uniform"], LN_V + 50 * math.log(2)),
+    ],
+)
+def test_small_starts_at_the_derived_loss(settings, expected):
+    """Step 0 of small with BERT's weights, within 0.5 and 3%."""
+    config = override(PRESETS["small"], settings)
+    pieces = [f"w{n}" for n in range(5, 30_522)]
+    tokenizer = Tokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *pieces])
+    model = build_model(config, tokenizer, torch.float32)
+    ids = torch.randint(1000, 30_000, (2, 128), generator=rng(0))
+    ids[:, 0], ids[:, -1] = CLS, SEP
+    output = model.compute(Batch(ids, None, torch.zeros_like(ids)), rng(1))
+    assert output.loss.item() == pytest.approx(expected, abs=0.5, rel=0.03)
+
+
 # Where gradients may flow
 
 
@@ -560,7 +592,7 @@ def test_temperature_reaches_the_draws_but_not_the_loss(batch):
             "6500 must be less than train.steps 6500",
         ),
         (["generator.kind=uniform", "generator.temperature=2"], "no meaning for kind uniform"),
-        (["generator.kind=uniform", *EVERY["adversarial"]], "has no network"),
+        (["generator.kind=uniform", *EVERY["adversarial"]], "does not learn"),
         (["generator.temperature=0"], "must be > 0"),
         (
             ["generator.hidden_size=129"],

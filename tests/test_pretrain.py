@@ -30,7 +30,7 @@ from electra.training.checkpoint import (
 )
 from electra.training.device import step_seed
 from electra.training.optimizer import build_optimizer, learning_rate_at
-from electra.training.pretrained import load_pretrained
+from electra.training.pretrained import generator_of, load_pretrained, read_run_config
 from electra.training.run import read_metrics
 
 TWO_STAGE = ["method.scheme=two_stage", "method.sharing=none"]
@@ -289,6 +289,53 @@ def test_every_objective_runs(toy_shards, toy_config, tmp_path, settings, measur
         assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     pretrained = load_pretrained(tmp_path / "run")
     load_parameters(Encoder(pretrained.encoder), pretrained.tensors)
+
+
+@pytest.mark.parametrize("objective", ["rtd", "mlm"])
+def test_a_frozen_generator_is_that_of_the_other_run(toy_shards, toy_config, tmp_path, objective):
+    """Its weights are those at the end of that run, also after a resume; it learns nothing."""
+    pretrain(
+        toy_shards,
+        tmp_path / "first",
+        override(toy_config, [f"method.objective={objective}"]),
+        ignore,
+    )
+    settings = ["generator.kind=frozen", f"generator.frozen_run={tmp_path / 'first'}"]
+    config = override(toy_config, [*settings, "method.sharing=none"])
+    assert_continues(toy_shards, config, tmp_path)
+    run = read_run_config(tmp_path / "first")
+    expected = generator_of(run, final_tensors(tmp_path / "first")[1])
+    _, tensors = final_tensors(tmp_path / "whole")
+    for name, tensor in expected[1].items():
+        assert torch.equal(tensors[f"generator.{name}"], tensor), name
+    assert not any(name.startswith("exp_avg/generator.") for name in tensors)
+    losses = [r["mlm_loss"] for r in read_metrics(tmp_path / "whole" / "metrics.jsonl")]
+    assert all(np.isfinite(losses))
+
+
+def test_a_frozen_generator_that_does_not_fit_is_refused(toy_shards, toy_config, tmp_path):
+    pretrain(
+        toy_shards, tmp_path / "unigram", override(toy_config, ["generator.kind=unigram"]), ignore
+    )
+    pretrain(toy_shards, tmp_path / "rtd", toy_config, ignore)
+    frozen = ["generator.kind=frozen", "method.sharing=none"]
+    for settings, says in (
+        ([f"generator.frozen_run={tmp_path / 'unigram'}"], "has no generator network"),
+        ([f"generator.frozen_run={tmp_path / 'none'}"], "is not a run folder"),
+        (
+            [f"generator.frozen_run={tmp_path / 'rtd'}", "model.embedding_size=16"],
+            "embedding_size 32, 2 heads",
+        ),
+    ):
+        with pytest.raises(UserError, match=says):
+            pretrain(
+                toy_shards, tmp_path / "run", override(toy_config, [*frozen, *settings]), ignore
+            )
+        assert not (tmp_path / "run").exists()
+    with pytest.raises(UserError, match="go together"):
+        override(toy_config, frozen)
+    with pytest.raises(UserError, match=r"set method\.sharing=none, not embeddings"):
+        override(toy_config, ["generator.kind=frozen", "generator.frozen_run=run"])
 
 
 def test_second_stage_warms_up_anew(toy_shards, toy_config, tmp_path):

@@ -48,9 +48,11 @@ def count_parts(config: PretrainConfig) -> list[Part]:
     share = max(1, round(method.mask_prob * length)) / length
     predicted = 1.0 if method.objective == "all_tokens_mlm" else share
     parts = []
-    if method.objective != "mlm" and config.generator.kind == "network":
+    if method.objective != "mlm" and config.generator.kind in ("network", "frozen"):
         # Of two stages, the first trains the generator and the second only runs it.
         first = config.second_stage / config.train.steps if config.second_stage else 1.0
+        if config.generator.kind == "frozen":
+            first = 0.0
         passes = FORWARD_AND_BACKWARD * first + (1 - first)
         generator = config.generator.encoder(sizes)
         networks = [*_encoder(generator, length), _softmax(generator, share)]
@@ -110,7 +112,7 @@ def count_as_the_paper(config: PretrainConfig) -> float:
     total = count_training(
         config.model, length, train.batch_size, kept_steps, judges=judges, predicted=predicted
     )
-    if method.objective != "mlm" and config.generator.kind == "network":
+    if method.objective != "mlm" and config.generator.kind in ("network", "frozen"):
         generator = config.generator.encoder(config.model)
         # Electric has two towers under one softmax, which predicts everywhere.
         towers, share = (2, 0.5) if method.objective == "electric" else (1, OUTPUT_FRACTION)

@@ -156,12 +156,15 @@ class Parts:
             assert self.frequencies_V is not None
             return FixedDistribution(self.frequencies_V, disallow_correct=config.disallow_correct)
         sizes = config.encoder(self.config.model)
-        return MaskedLM(
+        generator = MaskedLM(
             self.encoder(sizes, shared=kept),
             GeneratorHead(sizes),
             temperature=config.temperature,
             disallow_correct=config.disallow_correct,
         )
+        if config.kind == "frozen":
+            generator.freeze()
+        return generator
 
     def two_towers(self, kept: Encoder) -> TwoTowers:
         """Return Electric's noise, of the generator's size each tower."""

@@ -39,7 +39,7 @@ class TwoStage(ReplacedTokenDetection):
             if agree or name.startswith("embeddings."):
                 tensor.copy_(theirs[name])
         self.is_second = True
-        self.generator.requires_grad_(False)
+        cast(MaskedLM, self.generator).freeze()
 
     def forward(self, batch: Batch, draw: Draw, counts: Counts) -> Output:
         """Train whose turn it is."""

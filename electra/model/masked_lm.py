@@ -7,6 +7,7 @@ E embedding size, V vocabulary.
 """
 
 import math
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +40,17 @@ class MaskedLM(nn.Module):
         self.head = head
         self.temperature = temperature
         self.disallow_correct = disallow_correct
+        self.is_frozen = False
+
+    def freeze(self) -> None:
+        """Learn no more, and predict without dropout from now on."""
+        self.is_frozen = True
+        self.requires_grad_(False)
+        self.eval()
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode; what is frozen stays without dropout."""
+        return super().train(mode and not self.is_frozen)
 
     def features(
         self,

@@ -79,6 +79,28 @@ def kept_encoder(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return tensors_below("discriminator.", tensors) or tensors_below("mlm.encoder.", tensors)
 
 
+def generator_of(
+    config: PretrainConfig, tensors: Mapping[str, Tensor]
+) -> tuple[EncoderConfig, dict[str, Tensor]] | None:
+    """Return size and parameters ("encoder.x", "head.x") of a run's masked language model.
+
+    It is the generator, with what it shares, or of method.objective mlm the network itself. None
+    where the run has none.
+    """
+    if config.method.objective == "mlm":
+        return config.model, tensors_below("mlm.", tensors)
+    own = tensors_below("generator.", tensors)
+    if "head.bias" not in own or config.method.objective == "electric":
+        return None
+    is_all = config.method.sharing == "all"
+    shared = {
+        f"encoder.{name}": value
+        for name, value in kept_encoder(tensors).items()
+        if is_all or name.startswith("embeddings.")
+    }
+    return config.generator.encoder(config.model), shared | own
+
+
 def tensors_below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors whose names begin with the prefix, without it."""
     return {
