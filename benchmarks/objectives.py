@@ -22,9 +22,10 @@ from electra.files import write_json, write_text
 from electra.finetune import finetune
 from electra.method.flops import count_run, count_true
 from electra.presets import FINETUNE_PRESETS, PRESETS
-from electra.pretrain import fit_to_shards, pretrain, resume
+from electra.pretrain import pretrain, resume
 from electra.reports.tables import Table, to_markdown
 from electra.settings import override, to_dict
+from electra.start import fit_to_shards
 from electra.training.run import find_commit
 
 VARIANTS = {

@@ -46,9 +46,9 @@ from electra.model.huggingface import (
 from electra.model.masked_lm import MaskedLM
 from electra.plan import make_rows, make_tokenizer
 from electra.presets import PRESETS
-from electra.pretrain import build_model
 from electra.reports.tables import Table, to_markdown
 from electra.settings import override
+from electra.start import build_model
 from electra.training.device import choose_dtype, describe_device, prepare_process
 from electra.training.optimizer import build_optimizer
 from electra.training.run import find_commit

@@ -13,7 +13,7 @@ from electra.corpus.examples import Batch
 from electra.corpus.tokenizer import SPECIAL_TOKENS, Tokenizer
 from electra.method.flops import count_run
 from electra.method.objective import Objective
-from electra.pretrain import build_model
+from electra.start import build_model
 from electra.training.device import (
     choose_device,
     choose_dtype,

@@ -4,7 +4,6 @@ Order, positions, draws and dropout are functions of (seed, step), so a run that
 anywhere and continued ends, bit for bit on a CPU, where it would have ended.
 """
 
-import dataclasses
 import json
 import math
 import time
@@ -13,11 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from electra.config import EncoderConfig, MethodConfig, PretrainConfig, UserError, require
+from electra.config import PretrainConfig, require
 from electra.corpus.examples import Batch, Examples, permute
 from electra.corpus.shards import Shards, open_shards
 from electra.corpus.tokenizer import Tokenizer
@@ -25,20 +23,13 @@ from electra.files import write_json
 from electra.method.flops import count_run, count_true
 from electra.method.masking import find_real
 from electra.method.measures import Measures
-from electra.method.objective import Objective, Parts
-from electra.method.registry import build_objective
+from electra.method.objective import Objective
 from electra.method.schemes import TwoStage
-from electra.model.encoder import Embeddings, Encoder
-from electra.model.heads import DiscriminatorHead, GeneratorHead
-from electra.model.initialisation import draw_glorot, init_weights, look_at_neighbours
-from electra.model.masked_lm import MaskedLM
 from electra.settings import to_dict
+from electra.start import build_model, count_tokens, fit_to_shards, load_frozen
 from electra.training.checkpoint import (
-    FILES,
     find_checkpoint,
     load_checkpoint,
-    load_parameters,
-    read_tensors,
     save_checkpoint,
 )
 from electra.training.device import (
@@ -49,7 +40,7 @@ from electra.training.device import (
     step_seed,
 )
 from electra.training.optimizer import build_optimizer, learning_rate_at, set_learning_rate
-from electra.training.pretrained import generator_of, read_run_config
+from electra.training.pretrained import read_run_config
 from electra.training.run import MetricsLog, read_metrics, stop_on_signal, write_manifest
 
 NUM_SAMPLES = 8
@@ -124,112 +115,6 @@ def resume(run: Path, show: Show, shards_folder: Path | None = None) -> dict[str
     return _train(run, config, shards, device, show, resume=True)
 
 
-def fit_to_shards(config: PretrainConfig, shards: Shards) -> PretrainConfig:
-    """Return the config with the shards' vocabulary size, after checking that the two fit."""
-    require(bool(shards.heldout), f"{shards.folder} has no held-out part; prepare it with one")
-    model = dataclasses.replace(config.model, vocab_size=shards.tokenizer.vocab_size)
-    config = dataclasses.replace(config, model=model)
-    if config.generator.kind != "frozen":
-        return config
-    run = Path(config.generator.frozen_run)
-    sizes, _ = _read_generator(run)
-    require(
-        Tokenizer.load(run / "tokenizer").digest == shards.tokenizer.digest,
-        f"generator.frozen_run {run} has another vocabulary than {shards.folder}",
-    )
-    generator = dataclasses.replace(
-        config.generator, hidden_size=sizes.hidden_size, num_hidden_layers=sizes.num_hidden_layers
-    )
-    same = dataclasses.replace(
-        sizes,
-        hidden_dropout_prob=model.hidden_dropout_prob,
-        attention_probs_dropout_prob=model.attention_probs_dropout_prob,
-    )
-    require(
-        same == generator.encoder(model),
-        f"generator.frozen_run {run} has proportions that this model's settings cannot give: "
-        f"embedding_size {sizes.embedding_size}, {sizes.num_attention_heads} heads, "
-        f"intermediate_size {sizes.intermediate_size}; choose model's alike",
-    )
-    return dataclasses.replace(config, generator=generator)
-
-
-def _read_generator(run: Path) -> tuple[EncoderConfig, dict[str, Tensor]]:
-    """Return the masked language model of another run."""
-    config = read_run_config(run)
-    _, checkpoint = find_checkpoint(run)
-    found = generator_of(config, read_tensors(checkpoint / FILES[0]))
-    if found is None:
-        raise UserError(f"generator.frozen_run {run} has no generator network")
-    return found
-
-
-def build_model(
-    config: PretrainConfig,
-    tokenizer: Tokenizer,
-    compute_dtype: torch.dtype,
-    frequencies_V: Tensor | None = None,
-) -> Objective:
-    """Return the objective's networks with fresh weights, a function of the seed.
-
-    The encoder one keeps begins with the same weights whatever the objective is.
-
-    Args:
-        config: The settings.
-        tokenizer: Special tokens, vocabulary.
-        compute_dtype: Dtype of activations and matrix products.
-        frequencies_V: `count_tokens` of the shards, for those settings that ask for it.
-    """
-    model = build_objective(Parts(config, tokenizer, compute_dtype, frequencies_V))
-    rng, others = (
-        torch.Generator().manual_seed(step_seed(config.train.seed, name, 0))
-        for name in ("weights", "other weights")
-    )
-    std = config.model.initializer_range
-    init_weights(model, std, others)
-    init_weights(model.kept, std, rng)
-    if config.method.mode == "reference":
-        draw_glorot(model, others)
-    if config.train.initial_weights == "neighbours":
-        by_embeddings: dict[Embeddings, list[Encoder]] = {}
-        for part in (model.kept, *model.modules()):
-            if isinstance(part, Encoder) and part not in by_embeddings.get(part.embeddings, []):
-                by_embeddings.setdefault(part.embeddings, []).append(part)
-        for encoders in by_embeddings.values():
-            look_at_neighbours(encoders, std, rng)
-        if frequencies_V is not None:
-            _begin_at_frequencies(model, config.method, frequencies_V)
-    return model
-
-
-@torch.no_grad()
-def _begin_at_frequencies(model: nn.Module, config: MethodConfig, frequencies_V: Tensor) -> None:
-    """Let the heads begin as the best constant predictions.
-
-    The bias of a softmax is the logarithm of each token's frequency, the discriminator's that of
-    the odds at which a token is replaced by a generator that is never right. Left to be learnt, the
-    latter bends the whole discriminator towards a constant: after 5.7 M tokens its states had an
-    effective rank of 4.
-    """
-    for part in model.modules():
-        if isinstance(part, GeneratorHead):
-            part.bias.copy_((frequencies_V / frequencies_V.sum()).log())
-        if isinstance(part, DiscriminatorHead) and config.objective == "rtd":
-            odds = config.mask_prob / (1 - config.mask_prob)
-            part.dense_prediction.bias.fill_(math.log(odds))
-        if isinstance(part, DiscriminatorHead) and config.objective == "electric":
-            probs_V = frequencies_V / frequencies_V.sum()  # an energy is -log of a probability
-            part.dense_prediction.bias.fill_(-(probs_V * probs_V.log()).sum().item())
-
-
-def count_tokens(shards: Shards) -> Tensor:
-    """Return how often each token stands in the train part, and once more."""
-    counts = np.ones(shards.tokenizer.vocab_size)
-    for shard in shards.train:
-        counts += np.bincount(shard.tokens, minlength=len(counts))
-    return torch.from_numpy(counts)
-
-
 def _train(
     run: Path,
     config: PretrainConfig,
@@ -241,19 +126,19 @@ def _train(
 ) -> dict[str, Any]:
     train, seed = config.train, config.train.seed
     tokenizer = shards.tokenizer
-    asks_frequencies = train.initial_weights == "neighbours" or config.generator.kind == "unigram"
-    frequencies_V = count_tokens(shards) if asks_frequencies else None
     dtype = choose_dtype(train.precision, device)
+    asks_frequencies = train.initial_weights == "neighbours" or config.generator.kind == "unigram"
+    frequencies_V = count_tokens(shards) if asks_frequencies else None  # reads every token
     model = build_model(config, tokenizer, dtype, frequencies_V).to(device)
     optimizer = build_optimizer(model, config.optimizer, mode=config.method.mode)
-    if isinstance(frozen := getattr(model, "generator", None), MaskedLM) and frozen.is_frozen:
-        load_parameters(frozen, _read_generator(Path(config.generator.frozen_run))[1])
     first_step = 0
     if resume and (run / "checkpoints").is_dir():
         first_step, checkpoint = find_checkpoint(run)
         if isinstance(model, TwoStage) and first_step > config.second_stage:
             model.begin_second()
         load_checkpoint(checkpoint, model, optimizer)
+    elif config.generator.kind == "frozen":
+        load_frozen(model, config)
     examples = Examples(shards.train, tokenizer, config.examples, seed)
     heldout = heldout_batches(shards, config)
     measures = Measures(model.loss_weights)

@@ -23,11 +23,12 @@ from electra.export import export
 from electra.finetune import finetune
 from electra.plan import time_step
 from electra.presets import PRESETS, finetune_preset
-from electra.pretrain import build_model, count_tokens, fit_to_shards, pretrain
+from electra.pretrain import pretrain
 from electra.reports.page import write_page
 from electra.reports.runs import read_finetuning, read_runs, read_samples
 from electra.reports.tables import finetuning_table, heldout_table
 from electra.settings import flatten, to_dict
+from electra.start import build_model, count_tokens, fit_to_shards
 from electra.terminal import (
     Display,
     Progress,

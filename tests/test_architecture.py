@@ -17,7 +17,7 @@ LEVELS = [
     {"settings", "corpus", "model"},
     {"training"},
     {"method"},
-    {"tasks", "reports"},
+    {"tasks", "reports", "start"},
     {"pretrain", "finetune", "score", "export", "terminal"},
     {"plan"},
     {"quickstart"},

@@ -29,8 +29,9 @@ from electra.model.initialisation import init_weights
 from electra.model.masked_lm import FixedDistribution
 from electra.model.softmax import log_likelihood, loss_and_sample_plain
 from electra.presets import PRESETS, encoder_sizes
-from electra.pretrain import build_model, pretrain
+from electra.pretrain import pretrain
 from electra.settings import override
+from electra.start import build_model
 
 PAD, UNK, CLS, SEP, MASK = range(5)
 VOCAB = 60

@@ -158,7 +158,7 @@ def exported(toy_shards, toy_config, tmp_path_factory):
 
 
 def test_export_loads_without_our_code(exported, toy_tokenizer, toy_config):
-    from electra.pretrain import build_model
+    from electra.start import build_model
     from electra.training.checkpoint import find_checkpoint, load_parameters
 
     model = build_model(

@@ -8,8 +8,8 @@ import torch
 from electra.method.flops import count_run
 from electra.plan import make_rows, make_tokenizer, measure_activations, plan, time_step
 from electra.presets import PRESETS, encoder_sizes
-from electra.pretrain import build_model
 from electra.settings import override
+from electra.start import build_model
 
 CPU = torch.device("cpu")
 

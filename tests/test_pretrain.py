@@ -20,8 +20,9 @@ from electra.corpus.examples import Examples, permute
 from electra.corpus.shards import open_shards
 from electra.export import export
 from electra.model.encoder import Encoder
-from electra.pretrain import Interrupted, build_model, pretrain, resume
+from electra.pretrain import Interrupted, pretrain, resume
 from electra.settings import override
+from electra.start import build_model
 from electra.training.checkpoint import (
     find_checkpoint,
     list_checkpoints,
