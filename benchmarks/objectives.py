@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
+
 from electra.config import PretrainConfig, UserError
 from electra.corpus.shards import open_shards
 from electra.files import write_json, write_text
@@ -26,7 +28,7 @@ from electra.pretrain import pretrain, resume
 from electra.reports.tables import Table, to_markdown
 from electra.settings import override, to_dict
 from electra.start import fit_to_shards
-from electra.training.run import find_commit
+from electra.training.run import find_commit, read_metrics
 
 VARIANTS = {
     "rtd": [],
@@ -104,6 +106,7 @@ def run_one(
         "seconds": results["seconds"],
         "flops": count_run(config),
         "heldout": results["heldout"],
+        "curve": [r for r in read_metrics(run / "metrics.jsonl") if r["part"] == "heldout"],
         "scores": scores,
         "config": to_dict(config),
         "manifest": json.loads((run / "manifest.json").read_text(encoding="utf-8")),
@@ -142,6 +145,44 @@ def tabulate(records: Sequence[dict[str, Any]]) -> Table:
         row += [_spread([record["scores"][task] for record in of_variant]) for task in TASKS]
         rows.append(row)
     return Table(["variant", "mlm_loss", "mlm_accuracy", "disc_auc", *TASKS], rows)
+
+
+def draw(records: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draw held-out curves against true FLOPs, a line for each seed."""
+    figure, panels = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
+    names = list(dict.fromkeys(r["variant"] for r in records if "curve" in r))
+    for record in (record for record in records if "curve" in record):
+        colour = f"C{names.index(record['variant'])}"
+        curve, total = record["curve"], record["flops"]["true"]
+        flops = [total * point["step"] / record["steps"] for point in curve]
+        gaps = [
+            1 - point["disc_loss"] / point["constant_disc_loss"] if "disc_loss" in point else None
+            for point in curve
+        ]
+        label = record["variant"] if record["seed"] == 0 else None
+        for panel, values in zip(
+            panels,
+            (
+                [point["mlm_loss"] for point in curve],
+                gaps,
+                [point.get("restore_loss") for point in curve],
+            ),
+            strict=True,
+        ):
+            known = [(x, y) for x, y in zip(flops, values, strict=True) if y is not None]
+            if known:
+                panel.plot(*zip(*known, strict=True), color=colour, label=label, linewidth=1)
+    titles = (
+        "masked language model's loss, nats",
+        "discriminator's gain on the constant prediction",
+        "restoring loss, nats",
+    )
+    for panel, title in zip(panels, titles, strict=True):
+        panel.set_title(title, fontsize=10)
+        panel.set_xlabel("true FLOPs")
+        panel.legend(fontsize=7)
+        panel.grid(alpha=0.3)
+    figure.savefig(path, dpi=110)
 
 
 def _spread(values: Sequence[float | None]) -> str:
@@ -195,6 +236,7 @@ def main() -> None:
         table = to_markdown(tabulate(records))
         write_json(arguments.out, result)
         write_text(arguments.out.with_suffix(".md"), table + "\n")
+        draw(records, arguments.out.with_suffix(".png"))
         print(table)
 
 
