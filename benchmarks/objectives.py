@@ -208,13 +208,14 @@ def main() -> None:
     parser.add_argument("glue", type=Path)
     parser.add_argument("--runs", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rtd-steps", type=int, default=2000)
     parser.add_argument("--part", default="0/1")
     arguments = parser.parse_args()
     number, parts = map(int, arguments.part.split("/"))
     arguments.runs.mkdir(parents=True, exist_ok=True)
-    jobs = [(variant, seed) for variant in VARIANTS for seed in range(arguments.seeds)]
+    jobs = [(variant, seed) for variant in arguments.variants for seed in range(arguments.seeds)]
     records = []
     for variant, seed in jobs[number::parts]:
         print(f"--- {variant}, seed {seed}", flush=True)
