@@ -113,25 +113,35 @@ def run_one(
     }
 
 
-def score_scratch(seed: int, glue: Path, runs: Path) -> dict[str, Any]:
-    """Return the scores of the same encoder without pre-training."""
-    scores = {}
+def score_scratch(start: Path, seeds: int, glue: Path, runs: Path) -> list[dict[str, Any]]:
+    """Return, for each seed, the scores of the same encoder without pre-training."""
+    by_task = {}
     for task, settings in TASKS.items():
-        out = runs / f"scratch-{seed}-{task}"
+        out = runs / f"scratch-{task}"
         if not out.exists():
             finetuning = override(FINETUNE_PRESETS["tiny"], [*settings, "threads=1"])
             finetune(
-                runs / f"rtd-{seed}",
+                start,
                 task,
                 glue,
                 out,
                 finetuning,
-                seeds=1,
+                seeds=seeds,
                 from_scratch=True,
                 progress=lambda record: None,
             )
-        scores[task] = json.loads((out / "results.json").read_text(encoding="utf-8"))["median"]
-    return {"variant": "scratch", "seed": seed, "scores": scores}
+        results = json.loads((out / "results.json").read_text(encoding="utf-8"))
+        by_task[task] = {
+            seed: record["scores"][results["metric"]] for seed, record in results["seeds"].items()
+        }
+    return [
+        {
+            "variant": "scratch",
+            "seed": int(seed),
+            "scores": {task: scores[seed] for task, scores in by_task.items()},
+        }
+        for seed in by_task["cola"]
+    ]
 
 
 def tabulate(records: Sequence[dict[str, Any]]) -> Table:
@@ -230,9 +240,8 @@ def main() -> None:
             )
         )
     if parts == 1:
-        records += [
-            score_scratch(seed, arguments.glue, arguments.runs) for seed in range(arguments.seeds)
-        ]
+        start = arguments.runs / f"{arguments.variants[0]}-0"
+        records += score_scratch(start, arguments.seeds, arguments.glue, arguments.runs)
         result = {"commit": find_commit(), "tasks": TASKS, "records": records}
         table = to_markdown(tabulate(records))
         write_json(arguments.out, result)
