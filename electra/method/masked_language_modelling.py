@@ -17,7 +17,7 @@ from torch import Tensor
 
 from electra.corpus.examples import Batch
 from electra.method.masking import Counts, Draw, Masking, count_real, find_real, replace
-from electra.method.objective import Means, Objective, Output, Parts, predict_masked
+from electra.method.objective import Means, Objective, Output, Parts, predict, predict_masked
 from electra.model.encoder import Encoder, Linear
 from electra.model.masked_lm import FixedDistribution, MaskedLM
 from electra.model.softmax import log_likelihood
@@ -87,15 +87,7 @@ class ReplaceMLM(Objective):
         self, corrupt_ids_BL: Tensor, batch: Batch, draw: Draw, counts: Counts
     ) -> tuple[Tensor, Means]:
         """Return the loss of the encoder that is kept, at the chosen positions."""
-        restored = self.mlm(
-            corrupt_ids_BL,
-            batch.attention_mask_BL,
-            batch.token_type_ids_BL,
-            draw.index_BS,
-            batch.input_ids_BL.gather(1, draw.index_BS),
-            draw.chosen_BS / counts.num_chosen,
-            draw.sample_BS,
-        )
+        restored = predict(self.mlm, corrupt_ids_BL, batch, draw, counts)
         num_chosen = draw.chosen_BS.sum()
         return restored.loss, {
             "restore_loss": (restored.loss.detach() * counts.num_chosen, num_chosen),

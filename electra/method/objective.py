@@ -94,8 +94,20 @@ def predict_masked(
     counts: Counts,
 ) -> tuple[Prediction, Means]:
     """Return what a network says at the chosen positions of the masked rows, and its measures."""
-    prediction = network(
-        masking.mask(batch.input_ids_BL, draw),
+    prediction = predict(network, masking.mask(batch.input_ids_BL, draw), batch, draw, counts)
+    return prediction, measure_cloze(prediction, batch, draw, counts)
+
+
+def predict(
+    network: MaskedLM | FixedDistribution,
+    shown_ids_BL: Tensor,
+    batch: Batch,
+    draw: Draw,
+    counts: Counts,
+) -> Prediction:
+    """Return what a network that is shown these ids says at the chosen positions."""
+    prediction: Prediction = network(
+        shown_ids_BL,
         batch.attention_mask_BL,
         batch.token_type_ids_BL,
         draw.index_BS,
@@ -103,7 +115,7 @@ def predict_masked(
         draw.chosen_BS / counts.num_chosen,
         draw.sample_BS,
     )
-    return prediction, measure_cloze(prediction, batch, draw, counts)
+    return prediction
 
 
 def measure_cloze(prediction: Prediction, batch: Batch, draw: Draw, counts: Counts) -> Means:
