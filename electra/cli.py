@@ -399,7 +399,7 @@ def finetune(
     if dry_run:
         from electra.tasks.registry import read_task
 
-        question = read_task(task, data, settings.own)
+        question = read_task(task, data, settings)
         files = ", ".join(map(str, question.files))
         return _print_plan(settings, f"read {files}, fine-tune {seeds} times, write {out}")
     from electra.finetune import finetune as run_finetune

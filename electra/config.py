@@ -442,7 +442,11 @@ class FinetuneConfig:
     weight_decay: float = 0.0
     """Decoupled, times the learning rate. Table 7 has 0, the released code 0.01."""
     max_grad_norm: float = 1.0
-    """Clip of the global norm of the gradient of the mean loss (the released code's is the sum)."""
+    """Clip of the global norm of the gradient."""
+    mode: Literal["paper", "reference"] = "paper"
+    """reference: as the released code has it, the loss is the batch's sum instead of its mean, Adam
+    has no bias correction, decay runs during warm-up, and every layer's rate is scaled once more
+    (the top one's is layer_lr_decay squared). Its weight_decay is 0.01."""
     batch_size: int = 32
     """Examples per optimizer step."""
     train_examples: int = 0
@@ -457,6 +461,10 @@ class FinetuneConfig:
     pooling: Literal["cls", "mean"] = "cls"
     """The state the classifier reads: that of [CLS], as in the paper, or the mean over the row's
     tokens, which a small or short-trained encoder needs, since nothing has taught its [CLS]."""
+    reseeds: int = 2
+    """How often a seed whose run collapses is repeated with another; results tell of each."""
+    swap_pairs: bool = True
+    """Train on every pair of MRPC and STS-B in both orders, as the released code does."""
     keep_epoch: Literal["last", "best"] = "last"
     """Whose weights and scores count. "best" chooses by the headline metric on dev, so that the
     dev score is no longer that of unseen examples; results say which."""
@@ -484,7 +492,7 @@ class FinetuneConfig:
             self.sequence_length == 0 or self.sequence_length >= 8,
             f"sequence_length must be 0 or >= 8, not {self.sequence_length}",
         )
-        for name in ("train_examples", "epochs", "threads"):
+        for name in ("train_examples", "epochs", "reseeds", "threads"):
             require(getattr(self, name) >= 0, f"{name} must be >= 0, not {getattr(self, name)}")
 
 

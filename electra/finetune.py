@@ -8,7 +8,6 @@ seeds that are not finished.
 import dataclasses
 import json
 import math
-import random
 import shutil
 import time
 from collections.abc import Callable
@@ -18,30 +17,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from electra.config import FinetuneConfig, OptimizerConfig, require
 from electra.files import sha256_file, write_json
 from electra.settings import to_dict
-from electra.tasks.classifier import (
-    Classifier,
-    build_classifier,
-    keep_tokens,
-    predict,
-    restore_tokens,
-)
+from electra.tasks.network import Network, build_network, keep_tokens, predict, restore_tokens
 from electra.tasks.registry import read_task
-from electra.tasks.results import (
-    describe_task,
-    find_failures,
-    finite,
-    score_rows,
-    summarise,
-    write_predictions,
-)
-from electra.tasks.rows import TaskRows, choose_batches, encode_task, make_batch
+from electra.tasks.results import describe_task, find_failures, finite, summarise
+from electra.tasks.rows import Outputs, Rows, choose_batches, make_batch, reduce_vocabulary
 from electra.tasks.task import Task
 from electra.training.checkpoint import load_parameters
 from electra.training.device import (
@@ -58,18 +43,26 @@ from electra.training.run import find_commit, write_manifest
 Progress = Callable[[dict[str, Any]], None]
 PROGRESS_STEPS = 25
 """Steps between two records of progress."""
+RESEED = 1000
+"""What is added to the seed of a run that is repeated."""
 DEFAULT_LENGTH = 128
 """Tokens of the longest row if the user does not say. Source: Table 7."""
+
+
+class TaskRows(NamedTuple):
+    """All rows of a task, over the part of the vocabulary that occurs in it."""
+
+    token_ids: Tensor
+    splits: dict[str, Rows]
 
 
 @dataclass(frozen=True)
 class SeedRun:
     """What one seed gives."""
 
-    model: Classifier
-    dev_logits: Tensor
-    """(N, C), in the order of the dev examples."""
-    test_logits: Tensor
+    model: Network
+    outputs: dict[str, Outputs]
+    """Of the epoch that counts, for every split but train."""
     record: dict[str, Any]
     """Its results.json: scores of the epoch that counts, every epoch, speed, failures."""
 
@@ -105,7 +98,7 @@ def finetune(
     """
     require(not out.exists(), f"{out} exists already; remove it or choose another --out")
     require(seeds >= 1, f"seeds must be >= 1, not {seeds}")
-    question = _take_examples(read_task(task, data, config.own), config.train_examples)
+    question = read_task(task, data, config)
     pretrained = load_pretrained(start)
     config = fit_to_start(config, pretrained, question)
     prepare_process(config.threads)
@@ -120,9 +113,10 @@ def finetune(
         },
         config,
     )
-    rows = encode_task(question, pretrained.tokenizer, config.sequence_length)
+    rows = encode_task(question, pretrained, config)
+    constant = question.find_constant(rows.splits["train"], rows.splits["dev"])
     facts = {
-        **describe_task(question, rows),
+        **describe_task(question, rows.splits, constant),
         "start": str(start),
         "source": pretrained.source,
         "from_scratch": from_scratch,
@@ -134,7 +128,7 @@ def finetune(
     for seed in range(seeds):
         seed_folder = folder / f"seed-{seed}"
         if not seed_folder.exists():
-            run = train_classifier(
+            run = train_until_it_learns(
                 pretrained,
                 question,
                 rows,
@@ -152,13 +146,22 @@ def finetune(
     return results
 
 
-def _take_examples(task: Task, count: int) -> Task:
+def encode_task(task: Task, pretrained: Pretrained, config: FinetuneConfig) -> TaskRows:
+    """Return a task's rows, of train as many items as are asked for.
+
+    Raises:
+        UserError: train has fewer.
+    """
+    splits = task.encode(pretrained.tokenizer, config.sequence_length)
+    train, count = splits["train"], config.train_examples
     require(
-        count <= len(task.train),
-        f"train_examples {count} is more than the {len(task.train)} that {task.name} has",
+        count <= len(train),
+        f"train_examples {count} is more than the {len(train)} that {task.name} has",
     )
-    chosen = random.Random(0).sample(task.train, count) if count else task.train
-    return dataclasses.replace(task, train=chosen)
+    if count:
+        order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))
+        splits["train"] = train.take(order[:count].sort().values)
+    return TaskRows(*reduce_vocabulary(splits, pretrained.tokenizer.vocab_size))
 
 
 def fit_to_start(config: FinetuneConfig, pretrained: Pretrained, task: Task) -> FinetuneConfig:
@@ -183,7 +186,44 @@ def fit_to_start(config: FinetuneConfig, pretrained: Pretrained, task: Task) -> 
     return dataclasses.replace(config, sequence_length=length, epochs=config.epochs or task.epochs)
 
 
-def train_classifier(
+def train_until_it_learns(
+    pretrained: Pretrained,
+    task: Task,
+    rows: TaskRows,
+    config: FinetuneConfig,
+    *,
+    seed: int,
+    from_scratch: bool = False,
+    progress: Progress,
+) -> SeedRun:
+    """Return a seed's run; if it collapses, that of another seed, `config.reseeds` times at most.
+
+    The record says how often and why; arguments as `train_seed`.
+    """
+    notes: list[str] = []
+    for attempt in range(config.reseeds + 1):
+        run = train_seed(
+            pretrained,
+            task,
+            rows,
+            config,
+            seed=seed + RESEED * attempt,
+            from_scratch=from_scratch,
+            progress=lambda record: progress({**record, "seed": seed}),
+        )
+        is_last = attempt == config.reseeds
+        if run.record["degenerate"] and not is_last:
+            notes.append(
+                f"collapsed as seed {run.record['seed']} ({'; '.join(run.record['notes'])}), "
+                f"repeated as seed {seed + RESEED * (attempt + 1)}"
+            )
+        else:
+            break
+    record = {**run.record, "seed": seed, "drawn_as": run.record["seed"]}
+    return dataclasses.replace(run, record={**record, "notes": notes + run.record["notes"]})
+
+
+def train_seed(
     pretrained: Pretrained,
     task: Task,
     rows: TaskRows,
@@ -197,17 +237,19 @@ def train_classifier(
 
     Args:
         pretrained: The encoder to start from.
-        task: Label names, metrics and the default number of epochs.
+        task: Loss, metrics and the default number of epochs.
         rows: Its examples, from `encode_task`.
         config: The settings.
         seed: Decides the head's weights, the order and dropout.
         from_scratch: Draw the encoder's weights instead of taking the pre-trained ones.
         progress: Is given "train" records every PROGRESS_STEPS steps and "dev" records.
 
-    Source: section 3.1, appendix B and Table 7; run_finetuning.py, whose loss is the batch's sum.
+    Source: section 3.1, appendix B and Table 7; run_finetuning.py, whose loss is the batch's sum
+    (method.mode reference).
     """
-    epochs, num_train = config.epochs or task.epochs, len(rows.train.labels)
-    steps = epochs * math.ceil(num_train / config.batch_size)
+    train, dev = rows.splits["train"], rows.splits["dev"]
+    epochs = config.epochs or task.epochs
+    steps = epochs * math.ceil(len(train) / config.batch_size)
     optimizer_config = OptimizerConfig(
         learning_rate=config.learning_rate,
         warmup_steps=round(config.warmup_fraction * steps),
@@ -215,18 +257,17 @@ def train_classifier(
         max_grad_norm=config.max_grad_norm,
     )
     device = choose_device(config.device)
-    model = build_classifier(
+    model = build_network(
         pretrained,
-        task.num_outputs,
-        pooling=config.pooling,
-        dropout_prob=config.dropout_prob,
+        task,
+        config,
         compute_dtype=choose_dtype(config.precision, device),
         seed=seed,
         from_scratch=from_scratch,
     )
     whole_table = keep_tokens(model, rows.token_ids)
     model.to(device)
-    optimizer = build_optimizer(model, optimizer_config, config.layer_lr_decay)
+    optimizer = build_optimizer(model, optimizer_config, config.layer_lr_decay, config.mode)
     history: list[dict[str, Any]] = []
     kept: _Kept | None = None
     step, seconds = 0, 0.0
@@ -234,59 +275,63 @@ def train_classifier(
     for epoch in range(1, epochs + 1):
         model.train()
         began, loss_sum = time.perf_counter(), torch.zeros((), device=device)
-        for index in choose_batches(rows.train.lengths, config.batch_size, seed=seed, epoch=epoch):
+        for items in choose_batches(train.item_lengths, config.batch_size, seed=seed, epoch=epoch):
             torch.manual_seed(step_seed(seed, "dropout", step))
-            set_learning_rate(optimizer, learning_rate_at(step, steps, optimizer_config))
-            batch = make_batch(rows.train, index, device)
-            logits = model(batch)
-            loss = (
-                F.cross_entropy(logits, batch.labels)
-                if task.labels
-                else F.mse_loss(logits.squeeze(1), batch.labels)
+            set_learning_rate(
+                optimizer, learning_rate_at(step, steps, optimizer_config, config.mode)
             )
-            loss.backward()
+            batch = make_batch(train, items, device)
+            loss = task.loss(model(batch), batch)
+            (loss * len(items) if config.mode == "reference" else loss).backward()
             nn.utils.clip_grad_norm_(model.parameters(), optimizer_config.max_grad_norm)
             optimizer.step()
             optimizer.zero_grad()
 
-            loss_sum += loss.detach() * len(index)
+            loss_sum += loss.detach() * len(items)
             step += 1
             if step % PROGRESS_STEPS == 0:
                 spent = seconds + time.perf_counter() - began
-                speed = num_train * epochs * step / steps / spent
+                speed = len(train) * epochs * step / steps / spent
                 left = spent / step * (steps - step)
                 place = {"seed": seed, "epoch": epoch, "step": step, "steps": steps}
                 pace = {"examples_per_second": speed, "seconds_left": left}
                 progress({"part": "train", **place, "loss": finite(loss.item()), **pace})
-        train_loss = loss_sum.item() / num_train
+        train_loss = loss_sum.item() / len(train)
         seconds += time.perf_counter() - began
 
-        dev_logits = predict(model, rows.dev, device)
-        scores = score_rows(task, rows.dev, dev_logits)
+        outputs = predict(model, dev, device)
+        scores = task.score("dev", dev, outputs)
         history.append({"epoch": epoch, "train_loss": finite(train_loss), "scores": scores})
         progress({"part": "dev", "seed": seed, **history[-1]})
         if not kept or config.keep_epoch == "last" or scores[task.headline] > kept.headline:
             keeps_weights = config.keep_epoch == "best"
             weights = {k: v.detach().clone() for k, v in model.named_parameters() if keeps_weights}
-            kept = _Kept(epoch, scores[task.headline], dev_logits, weights)
+            kept = _Kept(epoch, scores[task.headline], outputs, weights)
 
     assert kept is not None
     if kept.weights:
         load_parameters(model, kept.weights)
-    test_logits = predict(model, rows.test, device)
+    others = {name: each for name, each in rows.splits.items() if name not in ("train", "dev")}
+    outputs_of = {"dev": kept.outputs} | {
+        name: predict(model, each, device) for name, each in others.items()
+    }
     restore_tokens(model, whole_table, rows.token_ids)
     record = {
         "seed": seed,
         "scores": history[kept.epoch - 1]["scores"],
-        "test_scores": score_rows(task, rows.test, test_logits),
+        "other_scores": {
+            name: scores
+            for name, each in others.items()
+            if (scores := task.score(name, each, outputs_of[name]))
+        },
         "kept_epoch": kept.epoch,
-        **find_failures(task, rows.dev, kept.dev_logits, history),
+        **find_failures(task, dev, kept.outputs, history, task.find_constant(train, dev)),
         "epochs": history,
         "steps": steps,
         "train_seconds": seconds,
-        "examples_per_second": num_train * epochs / seconds,
+        "examples_per_second": len(train) * epochs / seconds,
     }
-    return SeedRun(model, kept.dev_logits, test_logits, record)
+    return SeedRun(model, outputs_of, record)
 
 
 class _Kept(NamedTuple):
@@ -294,7 +339,7 @@ class _Kept(NamedTuple):
 
     epoch: int
     headline: float
-    dev_logits: Tensor
+    outputs: Outputs
     weights: dict[str, Tensor]
     """Empty where the model's own are those of this epoch when training ends."""
 
@@ -342,15 +387,13 @@ def _write_seed(
     save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
     facts = {
         "task": task.name,
-        "labels": task.labels,
-        "label_range": task.label_range,
+        **task.facts(),
         "sequence_length": config.sequence_length,
         "pooling": config.pooling,
         "encoder": to_dict(run.model.encoder.config),
     }
     write_json(model / "config.json", facts)
-    write_predictions(incomplete / "predictions.tsv", task, rows.dev, run.dev_logits)
-    if len(rows.test.labels):
-        write_predictions(incomplete / "test_predictions.tsv", task, rows.test, run.test_logits)
+    for split, outputs in run.outputs.items():
+        task.write_predictions(incomplete, split, rows.splits[split], outputs)
     write_json(incomplete / "results.json", {**run.record, "commit": find_commit()})
     incomplete.rename(folder)

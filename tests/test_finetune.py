@@ -8,28 +8,27 @@ from safetensors.torch import load_file, save_file
 from electra.config import EncoderConfig, FinetuneConfig, UserError
 from electra.corpus.tokenizer import Tokenizer
 from electra.files import write_json
-from electra.finetune import finetune, fit_to_start, train_classifier
+from electra.finetune import encode_task, finetune, fit_to_start, train_seed
 from electra.model.encoder import Encoder
 from electra.model.huggingface import config_to_huggingface, encoder_to_huggingface
 from electra.model.initialisation import init_weights
 from electra.presets import FINETUNE_PRESETS, PRESETS, encoder_sizes, finetune_preset
 from electra.settings import from_dict
-from electra.tasks.classifier import (
-    Classifier,
-    build_classifier,
-    keep_tokens,
-    predict,
-    restore_tokens,
-)
+from electra.tasks.network import Network, build_network, keep_tokens, predict, restore_tokens
 from electra.tasks.registry import read_task
-from electra.tasks.rows import encode_task
 from electra.training.device import step_seed
 from electra.training.optimizer import build_optimizer
 from electra.training.pretrained import load_pretrained
 
 CPU = torch.device("cpu")
 CONFIG = FinetuneConfig(
-    learning_rate=2e-3, layer_lr_decay=0.9, batch_size=16, epochs=2, precision="float32", threads=1
+    learning_rate=2e-3,
+    layer_lr_decay=0.9,
+    batch_size=16,
+    epochs=2,
+    reseeds=0,
+    precision="float32",
+    threads=1,
 )
 
 
@@ -70,24 +69,23 @@ def pretrained(start):
 
 @pytest.fixture(scope="module")
 def task(data):
-    return read_task("own", data, CONFIG.own)
+    return read_task("own", data, CONFIG)
 
 
 @pytest.fixture(scope="module")
 def rows(task, pretrained):
-    return encode_task(task, pretrained.tokenizer, 32)
+    return encode_task(task, pretrained, dataclasses.replace(CONFIG, sequence_length=32))
 
 
-def build(pretrained, **changes) -> Classifier:
-    settings = {
-        "pooling": "cls",
-        "dropout_prob": 0.1,
-        "compute_dtype": torch.float32,
-        "seed": 0,
-        "from_scratch": False,
-        **changes,
-    }
-    return build_classifier(pretrained, 2, **settings)
+def build(pretrained, task, *, seed=0, from_scratch=False, **changes) -> Network:
+    return build_network(
+        pretrained,
+        task,
+        dataclasses.replace(CONFIG, **changes),
+        compute_dtype=torch.float32,
+        seed=seed,
+        from_scratch=from_scratch,
+    )
 
 
 # --- the network ---
@@ -95,30 +93,35 @@ def build(pretrained, **changes) -> Classifier:
 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
 def test_padding_does_not_change_logits(pooling, pretrained, task, rows):
-    model = build(pretrained, pooling=pooling)
+    model = build(pretrained, task, pooling=pooling)
     keep_tokens(model, rows.token_ids)
-    together = predict(model, rows.dev, CPU)
-    for number, example in enumerate(task.dev[:10]):
+    together = predict(model, rows.splits["dev"], CPU)["logits"]
+    for number, example in enumerate(task.examples["dev"][:10]):
         alone = encode_task(
-            dataclasses.replace(task, train=[example], dev=[], test=[]), pretrained.tokenizer, 32
+            dataclasses.replace(task, examples={"train": [example]}),
+            pretrained,
+            dataclasses.replace(CONFIG, sequence_length=32),
         )
-        whole = build(pretrained, pooling=pooling)
+        whole = build(pretrained, task, pooling=pooling)
         keep_tokens(whole, alone.token_ids)
-        torch.testing.assert_close(predict(whole, alone.train, CPU)[0], together[number])
+        logits = predict(whole, alone.splits["train"], CPU)["logits"]
+        torch.testing.assert_close(logits[0], together[number])
 
 
-def test_dropout_is_fine_tunings_own(pretrained):
-    sizes = build(pretrained, dropout_prob=0.25).encoder.config
+def test_dropout_is_fine_tunings_own(pretrained, task):
+    sizes = build(pretrained, task, dropout_prob=0.25).encoder.config
     assert sizes.hidden_dropout_prob == sizes.attention_probs_dropout_prob == 0.25
 
 
-def test_from_scratch_takes_no_weights_and_the_seed_decides_the_head(pretrained):
-    tuned, scratch = build(pretrained), build(pretrained, from_scratch=True)
+def test_from_scratch_takes_no_weights_and_the_seed_decides_the_head(pretrained, task):
+    tuned, scratch = build(pretrained, task), build(pretrained, task, from_scratch=True)
     table = pretrained.tensors["embeddings.tokens.weight"]
     assert torch.equal(tuned.encoder.embeddings.tokens.weight, table)
     assert not torch.equal(scratch.encoder.embeddings.tokens.weight, table)
-    assert torch.equal(tuned.head.dense.weight, build(pretrained).head.dense.weight)
-    assert not torch.equal(tuned.head.dense.weight, build(pretrained, seed=1).head.dense.weight)
+    assert torch.equal(tuned.head.dense.weight, build(pretrained, task).head.dense.weight)
+    assert not torch.equal(
+        tuned.head.dense.weight, build(pretrained, task, seed=1).head.dense.weight
+    )
 
 
 def test_training_the_tokens_in_use_is_training_them_all(pretrained, task, rows):
@@ -126,20 +129,20 @@ def test_training_the_tokens_in_use_is_training_them_all(pretrained, task, rows)
     every_token = torch.arange(len(whole))
     all_rows = rows._replace(
         token_ids=every_token,
-        **{
-            split: getattr(rows, split)._replace(
-                input_ids=rows.token_ids[getattr(rows, split).input_ids.long()].int()
-            )
-            for split in ("train", "dev", "test")
+        splits={
+            split: dataclasses.replace(each, input_ids=rows.token_ids[each.input_ids.long()].int())
+            for split, each in rows.splits.items()
         },
     )
     config = dataclasses.replace(CONFIG, epochs=1)
     few, many = (
-        train_classifier(pretrained, task, each, config, seed=0, progress=ignore)
+        train_seed(pretrained, task, each, config, seed=0, progress=ignore)
         for each in (rows, all_rows)
     )
     assert len(rows.token_ids) < len(whole)
-    torch.testing.assert_close(few.dev_logits, many.dev_logits, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        few.outputs["dev"]["logits"], many.outputs["dev"]["logits"], atol=1e-4, rtol=1e-4
+    )
     learnt = few.model.encoder.embeddings.tokens.weight
     torch.testing.assert_close(
         learnt, many.model.encoder.embeddings.tokens.weight, atol=1e-4, rtol=1e-4
@@ -150,8 +153,8 @@ def test_training_the_tokens_in_use_is_training_them_all(pretrained, task, rows)
     assert not torch.equal(learnt[~unused], whole[~unused])
 
 
-def test_the_whole_vocabulary_comes_back(pretrained):
-    model = build(pretrained)
+def test_the_whole_vocabulary_comes_back(pretrained, task):
+    model = build(pretrained, task)
     before = model.encoder.embeddings.tokens.weight.clone()
     kept = torch.tensor([3, 5])
     whole = keep_tokens(model, kept)
@@ -163,8 +166,8 @@ def test_the_whole_vocabulary_comes_back(pretrained):
 # --- rates ---
 
 
-def test_each_layer_learns_at_a_multiple_of_the_one_above(pretrained):
-    model = build(pretrained)
+def test_each_layer_learns_at_a_multiple_of_the_one_above(pretrained, task):
+    model = build(pretrained, task)
     keep_tokens(model, torch.arange(10))
     optimizer = build_optimizer(model, dataclasses.replace(PRESETS["tiny"].optimizer), 0.5)
     scales = {
@@ -204,25 +207,24 @@ def test_presets_are_table_7_and_follow_the_encoders_width():
 def test_a_seed_is_repeatable_and_another_differs(pretrained, task, rows):
     config = dataclasses.replace(CONFIG, epochs=1)
     one, same, other = (
-        train_classifier(pretrained, task, rows, config, seed=seed, progress=ignore)
-        for seed in (0, 0, 1)
+        train_seed(pretrained, task, rows, config, seed=seed, progress=ignore) for seed in (0, 0, 1)
     )
-    assert torch.equal(one.dev_logits, same.dev_logits)
+    assert torch.equal(one.outputs["dev"]["logits"], same.outputs["dev"]["logits"])
     for first, second in zip(one.model.parameters(), same.model.parameters(), strict=True):
         assert torch.equal(first, second)
     assert one.record["epochs"] == same.record["epochs"]
-    assert not torch.equal(one.dev_logits, other.dev_logits)
+    assert not torch.equal(one.outputs["dev"]["logits"], other.outputs["dev"]["logits"])
 
 
 def test_it_learns_what_can_be_learnt(pretrained, task, rows):
     seen = []
     config = dataclasses.replace(CONFIG, epochs=4)
-    run = train_classifier(
+    run = train_seed(
         pretrained, task, rows, config, seed=0, from_scratch=True, progress=seen.append
     )
     assert run.record["scores"]["accuracy"] > 0.97  # the majority guess has about 0.75
     assert run.record["scores"]["mcc"] > 0.9
-    assert run.record["test_scores"]["accuracy"] > 0.9
+    assert run.record["other_scores"]["test"]["accuracy"] > 0.9
     assert run.record["steps"] == 4 * 25
     assert [record["step"] for record in seen if record["part"] == "train"] == [25, 50, 75, 100]
     assert not run.record["degenerate"]
@@ -230,11 +232,12 @@ def test_it_learns_what_can_be_learnt(pretrained, task, rows):
 
 def test_the_epoch_that_counts_is_the_last_unless_best_is_asked_for(pretrained, task, rows):
     # Wrong labels in train: the longer it learns them, the worse it answers dev.
-    wrong = rows.train._replace(labels=1 - rows.train.labels)
-    rows = rows._replace(train=wrong)
+    train = rows.splits["train"]
+    wrong = dataclasses.replace(train, targets={"labels": 1 - train.targets["labels"]})
+    rows = rows._replace(splits=rows.splits | {"train": wrong})
     config = dataclasses.replace(CONFIG, epochs=3, learning_rate=1e-3)
-    last = train_classifier(pretrained, task, rows, config, seed=1, progress=ignore)
-    best = train_classifier(
+    last = train_seed(pretrained, task, rows, config, seed=1, progress=ignore)
+    best = train_seed(
         pretrained,
         task,
         rows,
@@ -249,7 +252,9 @@ def test_the_epoch_that_counts_is_the_last_unless_best_is_asked_for(pretrained, 
     assert best.record["kept_epoch"] == curve.index(max(curve)) + 1
     assert best.record["scores"]["accuracy"] == max(curve)
     keep_tokens(best.model, rows.token_ids)
-    assert torch.equal(predict(best.model, rows.dev, CPU), best.dev_logits)
+    assert torch.equal(
+        predict(best.model, rows.splits["dev"], CPU)["logits"], best.outputs["dev"]["logits"]
+    )
 
 
 # --- a folder ---
@@ -266,7 +271,7 @@ def test_the_folder_holds_scores_predictions_and_a_model_that_gives_them(start, 
     assert results["median"] == results["mean"] == pytest.approx(sum(values) / 2)
     assert results["std"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
     assert results["labels"] == ["other", "woman"]
-    assert (results["num_train"], results["num_dev"], results["num_test"]) == (400, 100, 20)
+    assert results["num_examples"] == {"train": 400, "dev": 100, "test": 20}
     assert results["columns"] == ["text", "label"]
     assert 0.6 < results["majority"]["accuracy"] < 0.9
     parts = " ".join(record["part"] for record in seen)
@@ -282,21 +287,20 @@ def test_the_folder_holds_scores_predictions_and_a_model_that_gives_them(start, 
 
     seed = out / "seed-1"
     facts = json.loads((seed / "model/config.json").read_text())
-    model = Classifier(
-        from_dict(EncoderConfig, facts["encoder"]), 2, facts["pooling"], torch.float32
-    )
+    task = read_task("own", data, config)
+    sizes = from_dict(EncoderConfig, facts["encoder"])
+    head = task.build_head(sizes, dataclasses.replace(config, pooling=facts["pooling"]))
+    model = Network(Encoder(sizes), head, task)
     model.load_state_dict(load_file(seed / "model/model.safetensors"))
-    task = read_task("own", data, config.own)
-    rows = encode_task(task, Tokenizer.load(seed / "model/tokenizer"), facts["sequence_length"])
-    keep_tokens(model, rows.token_ids)
-    probs = predict(model, rows.dev, CPU).softmax(dim=1)
+    rows = task.encode(Tokenizer.load(seed / "model/tokenizer"), facts["sequence_length"])
+    probs = predict(model, rows["dev"], CPU)["logits"].softmax(dim=1)
     lines = (seed / "predictions.tsv").read_text().splitlines()
     assert lines[0] == "index\tlabel\tprediction\tprob_other\tprob_woman"
     assert len((seed / "test_predictions.tsv").read_text().splitlines()) == 21
     for number, line in enumerate(lines[1:]):
         index, label, guess, *written = line.split("\t")
         assert int(index) == number
-        assert label == task.labels[task.dev[number].label]
+        assert label == task.labels[task.examples["dev"][number].label]
         assert guess == task.labels[int(probs[number].argmax())]
         assert [float(each) for each in written] == pytest.approx(probs[number].tolist(), abs=1e-5)
 
@@ -326,7 +330,7 @@ def test_finished_seeds_are_not_repeated(start, data, tmp_path):
     assert [record["seed"] for record in seen if record["part"] == "dev"] == [1]
     whole = finetune(*arguments, tmp_path / "b", config, seeds=2, progress=ignore)
     for seed in "01":
-        for key in ("scores", "epochs", "test_scores"):
+        for key in ("scores", "epochs", "other_scores"):
             assert continued["seeds"][seed][key] == whole["seeds"][seed][key]
         one, two = (
             (tmp_path / run / f"seed-{seed}/model/model.safetensors").read_bytes() for run in "ab"
@@ -347,6 +351,26 @@ def test_a_collapsed_run_is_flagged_and_counted(start, data, tmp_path, learning_
     assert f"seed 0: {note}" in results["notes"]
     assert results["std"] is None
     assert "NaN" not in (out / "results.json").read_text()
+
+
+def test_a_collapsed_run_is_repeated_as_another_seed_and_all_of_it_is_told(start, data, tmp_path):
+    """At a hundred times the rate every attempt fails; the stated number of them is made."""
+    config = dataclasses.replace(CONFIG, epochs=1, learning_rate=0.2, reseeds=2)
+    seen = []
+    out = tmp_path / "out"
+    results = finetune(start, "own", data, out, config, seeds=1, progress=seen.append)
+    record = results["seeds"]["0"]
+    assert len([each for each in seen if each["part"] == "dev"]) == 3
+    assert record["degenerate"]
+    assert (record["seed"], record["drawn_as"]) == (0, 2000)
+    assert [note.partition(" (")[0] for note in record["notes"][:2]] == [
+        "collapsed as seed 0",
+        "collapsed as seed 1000",
+    ]
+    assert record["notes"][1].endswith("repeated as seed 2000")
+    alone = dataclasses.replace(CONFIG, epochs=1, learning_rate=0.2)
+    first = finetune(start, "own", data, tmp_path / "alone", alone, seeds=1, progress=ignore)
+    assert first["seeds"]["0"]["drawn_as"] == 0
 
 
 def test_what_does_not_fit_is_refused_and_nothing_written(start, data, tmp_path):
@@ -400,11 +424,11 @@ def test_settings_out_of_range_are_refused(field, value, message):
 def test_dropout_and_order_do_not_depend_on_earlier_random_numbers(pretrained, task, rows):
     config = dataclasses.replace(CONFIG, epochs=1)
     torch.manual_seed(1)
-    one = train_classifier(pretrained, task, rows, config, seed=0, progress=ignore)
+    one = train_seed(pretrained, task, rows, config, seed=0, progress=ignore)
     torch.manual_seed(step_seed(5, "anything", 2))
     torch.rand(7)
-    two = train_classifier(pretrained, task, rows, config, seed=0, progress=ignore)
-    assert torch.equal(one.dev_logits, two.dev_logits)
+    two = train_seed(pretrained, task, rows, config, seed=0, progress=ignore)
+    assert torch.equal(one.outputs["dev"]["logits"], two.outputs["dev"]["logits"])
 
 
 def test_a_regression_learns_numbers(start, tmp_path):
@@ -433,7 +457,7 @@ def test_a_regression_learns_numbers(start, tmp_path):
 def test_part_of_train(start, data, tmp_path):
     config = dataclasses.replace(CONFIG, train_examples=40, epochs=1)
     results = finetune(start, "own", data, tmp_path / "part", config, seeds=2, progress=ignore)
-    assert results["num_train"] == 40
+    assert results["num_items"]["train"] == 40
     assert results["seeds"]["0"]["steps"] == 3
     with pytest.raises(UserError, match=r"train_examples 5000 is more than the \d+ that own has"):
         finetune(

@@ -1,17 +1,18 @@
 import json
 import lzma
+import math
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 
-from electra.config import OwnTaskConfig, UserError
+from electra.config import FinetuneConfig, UserError
 from electra.settings import override
-from electra.tasks.metrics import score, score_majority
+from electra.tasks.classification import Classification, Example
+from electra.tasks.metrics import score
 from electra.tasks.registry import read_task
-from electra.tasks.rows import choose_batches, cut_pair, encode_task, make_batch, pack_row
-from electra.tasks.task import Example, Task
+from electra.tasks.rows import choose_batches, cut_pair, make_batch, pack_row
 
 GLUE_FOLDER = Path(__file__).parents[2] / "shared/data/glue"
 CPU = torch.device("cpu")
@@ -25,8 +26,13 @@ def write(folder: Path, **files: str) -> Path:
     return folder
 
 
-def own(folder: Path, *settings: str) -> Task:
-    return read_task("own", folder, override(OwnTaskConfig(), settings))
+def own(folder: Path, *settings: str) -> Classification:
+    config = override(FinetuneConfig(), [f"own.{setting}" for setting in settings])
+    return read_task("own", folder, config)
+
+
+def toy_task(examples) -> Classification:
+    return Classification("toy", ("f1",), {"train": examples}, ("n", "y"))
 
 
 # --- rows ---
@@ -55,10 +61,10 @@ def test_rows_have_special_tokens_and_fit():
 
 def test_batches_carry_ids_mask_segments_and_labels(toy_tokenizer):
     examples = [Example("the queen", "a boat", 1), Example("a", None, 0), Example("a", "", None)]
-    rows = encode_task(Task("toy", ("n", "y"), ("f1",), examples, [], []), toy_tokenizer, 8)
-    batch = make_batch(rows.train, torch.tensor([1, 0, 2]), CPU)
+    rows = toy_task(examples).encode(toy_tokenizer, 8)["train"]
+    batch = make_batch(rows, torch.tensor([1, 0, 2]), CPU)
     a, cls, sep = toy_tokenizer.encode("a")[0], toy_tokenizer.cls_id, toy_tokenizer.sep_id
-    ids = rows.token_ids[batch.input_ids]
+    ids = batch.input_ids
     assert ids[0, :3].tolist() == [cls, a, sep]
     first, second = toy_tokenizer.encode_batch(["the queen", "a boat"])
     kept_a, kept_b = cut_pair(len(first), len(second), 5)
@@ -69,14 +75,14 @@ def test_batches_carry_ids_mask_segments_and_labels(toy_tokenizer):
         [0, 0, 0, 1] + [0] * (ids.shape[1] - 4),
     ]
     assert batch.attention_mask.sum(dim=1).tolist() == [3, kept_a + kept_b + 3, 4]
-    assert batch.labels.tolist() == [0, 1, -1]
-    assert rows.train.num_cut == (len(first) + len(second) > 5)
+    assert batch.targets["labels"].tolist() == [0, 1, -1]
+    assert rows.num_cut == (len(first) + len(second) > 5)
 
 
 def test_a_batch_of_equal_single_texts_needs_neither_mask_nor_segments(toy_tokenizer):
     examples = [Example("a", None, 0), Example("a", None, 1)]
-    rows = encode_task(Task("toy", ("n", "y"), ("f1",), examples, [], []), toy_tokenizer, 8)
-    batch = make_batch(rows.train, torch.tensor([0, 1]), CPU)
+    rows = toy_task(examples).encode(toy_tokenizer, 8)["train"]
+    batch = make_batch(rows, torch.tensor([0, 1]), CPU)
     assert batch.attention_mask is None
     assert batch.token_type_ids is None
 
@@ -119,9 +125,14 @@ def test_constant_predictions_score_without_warnings():
     assert score(("mcc", "f1"), [1, 1], [1, 1]) == {"mcc": 0.0, "f1": 1.0}
 
 
-def test_majority_is_that_of_train():
-    scores = score_majority(("accuracy", "mcc"), train=[1, 1, 0], gold=[0, 0, 0, 1])
-    assert scores == {"accuracy": 0.25, "mcc": 0.0}
+def test_the_constant_answer_is_trains_most_frequent_label(toy_tokenizer):
+    train = [Example("a", None, label) for label in (1, 1, 0)]
+    dev = [Example("a", None, label) for label in (0, 0, 0, 1)]
+    task = Classification("toy", ("accuracy", "mcc"), {"train": train, "dev": dev}, ("n", "y"))
+    rows = task.encode(toy_tokenizer, 8)
+    constant = task.find_constant(rows["train"], rows["dev"])
+    assert constant.scores == {"accuracy": 0.25, "mcc": 0.0}
+    assert constant.loss == pytest.approx(-math.log(2 / 3) * 2 / 3 - math.log(1 / 3) / 3)
 
 
 # --- files of the user's own ---
@@ -133,9 +144,12 @@ DEV = "label\ttext\ngood\tfine\nbad\tawful\n"
 def test_own_tsv_is_read_by_column_name(tmp_path):
     task = own(write(tmp_path, train_tsv=TRAIN, valid_tsv=DEV))
     assert task.labels == ("bad", "good")
-    assert task.train[:2] == [Example("fine day", None, 1), Example("awful day", None, 0)]
-    assert task.dev == [Example("fine", None, 1), Example("awful", None, 0)]
-    assert task.test == []
+    assert task.examples["train"][:2] == [
+        Example("fine day", None, 1),
+        Example("awful day", None, 0),
+    ]
+    assert task.examples["dev"] == [Example("fine", None, 1), Example("awful", None, 0)]
+    assert "test" not in task.examples
     assert (task.headline, task.columns) == ("accuracy", ("text", "label"))
 
 
@@ -148,15 +162,15 @@ def test_own_jsonl_pairs_compressed_with_an_unlabelled_test(tmp_path):
     (tmp_path / "train.jsonl.xz").write_bytes(lzma.compress(lines.encode()))
     task = own(tmp_path)
     assert task.columns == ("sentence1", "sentence2", "label")
-    assert task.train == task.dev
-    assert task.train[1] == Example('a "b\tc\u2028d', "e", 1)
-    assert task.test == [Example('"x', 'y"', None)]
+    assert task.examples["train"] == task.examples["dev"]
+    assert task.examples["train"][1] == Example('a "b\tc\u2028d', "e", 1)
+    assert task.examples["test"] == [Example('"x', 'y"', None)]
 
 
 def test_own_columns_files_and_metric_can_be_named(tmp_path):
     write(tmp_path, a_tsv=TRAIN.replace("text", "body"), b_tsv=DEV.replace("text", "body"))
     task = own(tmp_path, "train=a.tsv", "dev=b.tsv", "text=body", "metric=f1")
-    assert len(task.train) == 4
+    assert len(task.examples["train"]) == 4
     assert task.metrics == ("f1", "accuracy", "mcc")
 
 
@@ -256,9 +270,9 @@ COLA = 'gj04\t1\t\tThe sailors rode.\ngj04\t0\t*\tThe sailors "rode.\n'
 def test_cola_is_found_under_either_name_and_its_test_has_a_header(tmp_path):
     write(tmp_path / "cola", train_tsv=COLA, dev_tsv=COLA, test_tsv="index\tsentence\n0\tBill.\n")
     for data in (tmp_path, tmp_path / "cola"):
-        task = read_task("CoLA", data, OwnTaskConfig())
-        assert task.train[1] == Example('The sailors "rode.', None, 0)
-        assert task.test == [Example("Bill.", None, None)]
+        task = read_task("CoLA", data, FinetuneConfig())
+        assert task.examples["train"][1] == Example('The sailors "rode.', None, 0)
+        assert task.examples["test"] == [Example("Bill.", None, None)]
         assert (task.name, task.headline, task.epochs) == ("cola", "mcc", 3)
 
 
@@ -266,8 +280,8 @@ def test_cola_is_found_under_either_name_and_its_test_has_a_header(tmp_path):
     ("name", "settings", "message"),
     [
         ("colla", (), "unknown task 'colla'; did you mean 'cola'?"),
-        ("mnli", (), "unknown task 'mnli'; did you mean 'wnli'?"),
-        ("cola", ("text=body",), "own.text is for the task 'own'; 'cola' has its own files"),
+        ("mnly", (), "unknown task 'mnly'; did you mean 'mnli'?"),
+        ("cola", ("own.text=body",), "own.text is for the task 'own'; 'cola' has its own files"),
         (
             "sst",
             (),
@@ -279,14 +293,14 @@ def test_cola_is_found_under_either_name_and_its_test_has_a_header(tmp_path):
 def test_wrong_task_names_and_folders_are_refused(tmp_path, name, settings, message):
     write(tmp_path / "CoLA", train_tsv=COLA, dev_tsv=COLA)
     with pytest.raises(UserError) as refusal:
-        read_task(name, tmp_path, override(OwnTaskConfig(), settings))
+        read_task(name, tmp_path, override(FinetuneConfig(), settings))
     assert str(refusal.value) == message.format(tmp_path)
 
 
 def test_the_folder_of_another_task_is_refused(tmp_path):
     write(tmp_path, train_tsv=COLA, dev_tsv=COLA)
     with pytest.raises(UserError, match=r"train.tsv: no column 'sentence'; choose from"):
-        read_task("sst-2", tmp_path, OwnTaskConfig())
+        read_task("sst-2", tmp_path, FinetuneConfig())
 
 
 @pytest.mark.skipif(not GLUE_FOLDER.is_dir(), reason=f"no GLUE data at {GLUE_FOLDER}")
@@ -295,10 +309,14 @@ def test_the_folder_of_another_task_is_refused(tmp_path):
     [("cola", (8551, 1043, 1063), 721), ("SST-2", (67349, 872, 1821), 444)],
 )
 def test_real_glue_is_read_whole(name, counts, positives):
-    task = read_task(name, GLUE_FOLDER, OwnTaskConfig())
-    assert (len(task.train), len(task.dev), len(task.test)) == counts
-    assert sum(example.label for example in task.dev) == positives
-    assert all(example.text_a and example.label is None for example in task.test)
+    task = read_task(name, GLUE_FOLDER, FinetuneConfig())
+    assert (
+        len(task.examples["train"]),
+        len(task.examples["dev"]),
+        len(task.examples["test"]),
+    ) == counts
+    assert sum(example.label for example in task.examples["dev"]) == positives
+    assert all(example.text_a and example.label is None for example in task.examples["test"])
 
 
 # --- labels that are numbers ---
@@ -310,20 +328,55 @@ STS = "index\tsentence1\tsentence2\tscore\n0\ta boat\ta ship\t4.500\n1\ta boat\t
 def test_sts_b_has_numbers_for_labels(tmp_path, toy_tokenizer):
     folder = write(tmp_path / "STS-B", train_tsv=STS, dev_tsv=STS)
     (folder / "test.tsv").write_text("index\tsentence1\tsentence2\n0\ta\tb\n")
-    task = read_task("sts-b", tmp_path, OwnTaskConfig())
-    assert [example.label for example in task.train] == [4.5, 0.0]
-    assert task.num_outputs == 1
+    task = read_task("sts-b", tmp_path, FinetuneConfig())
+    assert [example.label for example in task.examples["train"]] == [4.5, 0.0]
+    assert task.labels == ()
     assert task.headline == "spearman"
-    rows = encode_task(task, toy_tokenizer, 16)
-    assert rows.train.labels.tolist() == pytest.approx([0.9, 0.0])
-    assert rows.test.labels.isnan().all()
+    rows = task.encode(toy_tokenizer, 16)
+    assert rows["train"].targets["labels"].tolist() == pytest.approx([0.9, 0.0] * 2)
+    assert rows["dev"].targets["labels"].tolist() == pytest.approx([0.9, 0.0])
+    assert rows["test"].targets["labels"].isnan().all()
 
 
 @pytest.mark.parametrize("value", ["5.1", "-0.1", "high", "nan", ""])
 def test_numbers_out_of_range_are_refused_with_their_line(tmp_path, value):
     folder = write(tmp_path / "STS-B", train_tsv=STS.replace("4.500", value), dev_tsv=STS)
     with pytest.raises(UserError, match=r"line 2: the label must be a number in \[0, 5\]"):
-        read_task("sts-b", folder, OwnTaskConfig())
+        read_task("sts-b", folder, FinetuneConfig())
+
+
+def test_pairs_without_an_order_are_trained_on_both_ways(tmp_path, toy_tokenizer):
+    folder = write(tmp_path / "STS-B", train_tsv=STS, dev_tsv=STS)
+    both, once = (
+        read_task("sts-b", folder, FinetuneConfig(swap_pairs=swaps)).encode(toy_tokenizer, 64)
+        for swaps in (True, False)
+    )
+    assert (len(once["train"]), len(both["train"]), len(both["dev"])) == (2, 4, 2)
+    first, swapped = both["train"].input_ids[0], both["train"].input_ids[2]
+    size_a, size = int(both["train"].first_lengths[0]), int(both["train"].lengths[0])
+    assert swapped[1 : size - size_a].tolist() == first[size_a : size - 1].tolist()
+    assert swapped[size - size_a + 1 : size - 1].tolist() == first[1 : size_a - 1].tolist()
+
+
+MNLI = "index\tsentence1\tsentence2\tgold_label\n0\ta\tb\tneutral\n1\ta\tb\tcontradiction\n"
+
+
+def test_mnli_has_two_dev_sets_two_test_sets_and_the_diagnostic_one(tmp_path):
+    unlabelled = "index\tsentence1\tsentence2\n0\ta\tb\n"
+    folder = write(tmp_path / "MNLI", train_tsv=MNLI, test_matched_tsv=unlabelled)
+    for name in ("dev_matched", "dev_mismatched"):
+        (folder / f"{name}.tsv").write_text(MNLI)
+    write(tmp_path / "diagnostic", diagnostic_tsv=unlabelled)
+    task = read_task("MNLI", tmp_path, FinetuneConfig())
+    assert {split: len(examples) for split, examples in task.examples.items()} == {
+        "train": 2,
+        "dev": 2,
+        "dev_mismatched": 2,
+        "test": 1,
+        "diagnostic": 1,
+    }
+    assert [example.label for example in task.examples["dev_mismatched"]] == [2, 0]
+    assert task.examples["diagnostic"][0].label is None
 
 
 def test_correlations():
@@ -332,7 +385,6 @@ def test_correlations():
     assert scores["spearman"] == pytest.approx(1)
     assert scores["pearson"] == pytest.approx(0.9843740386976972)
     assert score(("pearson", "spearman"), gold, [2.0] * 4) == {"pearson": 0, "spearman": 0}
-    assert score_majority(("pearson",), gold, gold) == {"pearson": 0}
 
 
 def test_qnli_may_be_compressed(tmp_path):
@@ -340,9 +392,9 @@ def test_qnli_may_be_compressed(tmp_path):
     text += "1\tWhy?\tA boat.\tnot_entailment\n"
     folder = write(tmp_path / "QNLI", dev_tsv=text)
     (folder / "train.tsv.xz").write_bytes(lzma.compress(text.encode()))
-    task = read_task("qnli", tmp_path, OwnTaskConfig())
-    assert [example.label for example in task.train] == [0, 1]
-    assert task.train[0].text_b == "The queen."
+    task = read_task("qnli", tmp_path, FinetuneConfig())
+    assert [example.label for example in task.examples["train"]] == [0, 1]
+    assert task.examples["train"][0].text_b == "The queen."
     (folder / "dev.tsv").unlink()
     with pytest.raises(UserError, match=r"has no dev\.tsv"):
-        read_task("qnli", tmp_path, OwnTaskConfig())
+        read_task("qnli", tmp_path, FinetuneConfig())

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from electra.config import UserError, require
 from electra.corpus.compression import DECOMPRESSORS
+from electra.tasks.classification import Classification, read_examples
 from electra.tasks.table import read_table
-from electra.tasks.task import Task, read_examples
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,10 @@ class GlueTask:
     columns: tuple[str, ...] = ()
     """Names of the columns of train and dev where these have no header."""
     epochs: int = 3
+    files: tuple[tuple[str, str], ...] = (("train", "train"), ("dev", "dev"), ("test", "test"))
+    """Name of each split's file, without .tsv; the splits after dev may be absent."""
+    is_unordered: bool = False
+    """Whether a pair means the same the other way round and train may have it both ways."""
 
 
 GLUE = {
@@ -51,6 +55,7 @@ GLUE = {
         text="#1 String",
         text_b="#2 String",
         label="Quality",
+        is_unordered=True,
     ),
     "sts-b": GlueTask(
         folders=("STS-B", "sts-b", "STSB", "stsb", "STS", "sts"),
@@ -60,6 +65,7 @@ GLUE = {
         text_b="sentence2",
         label="score",
         epochs=10,
+        is_unordered=True,
     ),
     "qqp": GlueTask(
         folders=("QQP", "qqp"),
@@ -91,49 +97,66 @@ GLUE = {
         text="sentence1",
         text_b="sentence2",
     ),
-    # To come: mnli (two dev files), and the diagnostic set (no labels).
+    "mnli": GlueTask(
+        folders=("MNLI", "mnli"),
+        labels=("contradiction", "entailment", "neutral"),
+        metrics=("accuracy",),
+        text="sentence1",
+        text_b="sentence2",
+        label="gold_label",
+        files=(
+            ("train", "train"),
+            ("dev", "dev_matched"),
+            ("dev_mismatched", "dev_mismatched"),
+            ("test", "test_matched"),
+            ("test_mismatched", "test_mismatched"),
+            ("diagnostic", "diagnostic"),
+        ),
+    ),
 }
+DIAGNOSTIC = ("diagnostic", "AX", "ax")
+"""Folders beside MNLI's in which the diagnostic set (AX) stands."""
 NAMES = {folder.lower(): name for name, glue_task in GLUE.items() for folder in glue_task.folders}
 
 
-def read_glue_task(name: str, data: Path) -> Task:
-    """Return a GLUE task with its examples; the test set comes without labels, as distributed.
+def read_glue_task(name: str, data: Path, *, swap_pairs: bool) -> Classification:
+    """Return a GLUE task with its examples; test sets come without labels, as distributed.
 
     Args:
         name: A key of GLUE.
         data: The task's folder, or GLUE's folder with the task's inside.
+        swap_pairs: Whether to train on pairs both ways, where the order means nothing.
 
     Raises:
         UserError: The folder is neither, or a file is not as GLUE distributes it.
     """
     glue_task = GLUE[name]
     folder = _find_folder(glue_task, data)
-    found = {split: _find_file(folder, split) for split in ("train", "dev", "test")}
+    found = {split: _find_file(folder, stem) for split, stem in glue_task.files}
     files = {split: path for split, path in found.items() if path is not None}
-    require("dev" in files, f"{folder} has no dev.tsv")
-    examples = {
-        split: read_examples(
-            read_table(path, () if split == "test" else glue_task.columns),
+    require("dev" in files, f"{folder} has no {dict(glue_task.files)['dev']}.tsv")
+    examples = {}
+    for split, path in files.items():
+        is_labelled = split.startswith(("train", "dev"))
+        examples[split] = read_examples(
+            read_table(path, glue_task.columns if is_labelled else ()),
             glue_task.label_range or glue_task.labels,
             text=glue_task.text,
             text_b=glue_task.text_b,
-            label=None if split == "test" else glue_task.label,
+            label=glue_task.label if is_labelled else None,
         )
-        for split, path in files.items()
-    }
-    return Task(
+    return Classification(
         name=name,
+        metrics=glue_task.metrics,
+        examples=examples,
         labels=glue_task.labels,
         label_range=glue_task.label_range,
-        metrics=glue_task.metrics,
-        train=examples["train"],
-        dev=examples["dev"],
-        test=examples.get("test", []),
         epochs=glue_task.epochs,
         files=tuple(files.values()),
         columns=tuple(
             column for column in (glue_task.text, glue_task.text_b, glue_task.label) if column
         ),
+        swaps_pairs=swap_pairs and glue_task.is_unordered,
     )
 
 
@@ -147,7 +170,9 @@ def _find_folder(glue_task: GlueTask, data: Path) -> Path:
     )
 
 
-def _find_file(folder: Path, split: str) -> Path | None:
+def _find_file(folder: Path, stem: str) -> Path | None:
     """Return a split's file, compressed or not."""
-    paths = (folder / f"{split}.tsv{suffix}" for suffix in ("", *DECOMPRESSORS))
+    beside = [folder.parent / name for name in DIAGNOSTIC] if stem == "diagnostic" else []
+    names = [stem + ".tsv" + suffix for suffix in ("", *DECOMPRESSORS)]
+    paths = (place / name for place in (folder, *beside) for name in names)
     return next((path for path in paths if path.is_file()), None)

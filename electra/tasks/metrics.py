@@ -1,6 +1,5 @@
 """Scores of predictions, through scikit-learn and scipy, which are imported at the first."""
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -66,14 +65,3 @@ def score(
 ) -> dict[str, float]:
     """Return each metric's score by its name, as fractions."""
     return {metric: METRICS[metric](gold, predicted) for metric in metrics}
-
-
-def score_majority(
-    metrics: Iterable[str], train: Sequence[float], gold: Sequence[float]
-) -> dict[str, float]:
-    """Return the scores of always guessing train's most frequent label: the floor of any model.
-
-    Of numbers, any one guess has correlation 0.
-    """
-    guess = Counter(train).most_common(1)[0][0]
-    return score(metrics, gold, [guess] * len(gold))

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from electra.config import OwnTaskConfig, UserError, require
 from electra.corpus.compression import compression_of
+from electra.tasks.classification import Classification, read_examples
 from electra.tasks.table import FORMATS, Table, format_of, read_table
-from electra.tasks.task import Task, read_examples
 
 METRICS = ("accuracy", "f1", "mcc")
 TEXT_COLUMNS = ("text", "sentence", "text_a", "sentence1")
@@ -13,7 +13,7 @@ TEXT_B_COLUMNS = ("text_b", "sentence2")
 FILE_NAMES = {"train": ("train",), "dev": ("dev", "validation", "valid", "val"), "test": ("test",)}
 
 
-def read_own_task(data: Path, config: OwnTaskConfig) -> Task:
+def read_own_task(data: Path, config: OwnTaskConfig) -> Classification:
     """Return a task from a folder's train, dev and, if there is one, test file.
 
     The labels are those of train, sorted; whole numbers count as names.
@@ -36,13 +36,11 @@ def read_own_task(data: Path, config: OwnTaskConfig) -> Task:
         )
         for split, table in tables.items()
     }
-    return Task(
+    return Classification(
         name="own",
         labels=labels,
         metrics=(config.metric, *(metric for metric in METRICS if metric != config.metric)),
-        train=examples["train"],
-        dev=examples["dev"],
-        test=examples.get("test", []),
+        examples=examples,
         files=tuple(table.path for table in tables.values()),
         columns=tuple(column for column in (text, text_b, config.label) if column),
     )

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from electra.config import OwnTaskConfig, UserError, did_you_mean
+from electra.config import FinetuneConfig, OwnTaskConfig, UserError, did_you_mean
 from electra.tasks.glue import GLUE, NAMES, read_glue_task
 from electra.tasks.own import read_own_task
 from electra.tasks.task import Task
@@ -11,7 +11,7 @@ OWN = "own"
 TASKS = (*GLUE, OWN)
 
 
-def read_task(name: str, data: Path, own: OwnTaskConfig) -> Task:
+def read_task(name: str, data: Path, config: FinetuneConfig) -> Task:
     """Return the task of this name with the examples in `data`; case does not matter.
 
     Raises:
@@ -19,10 +19,10 @@ def read_task(name: str, data: Path, own: OwnTaskConfig) -> Task:
             are not those of the task.
     """
     if name.lower() == OWN:
-        return read_own_task(data, own)
+        return read_own_task(data, config.own)
     if name.lower() not in NAMES:
         raise UserError(f"unknown task {name!r}{did_you_mean(name.lower(), TASKS)}")
-    for key, value in vars(own).items():
+    for key, value in vars(config.own).items():
         if value != getattr(OwnTaskConfig(), key):
             raise UserError(f"own.{key} is for the task {OWN!r}; {name!r} has its own files")
-    return read_glue_task(NAMES[name.lower()], data)
+    return read_glue_task(NAMES[name.lower()], data, swap_pairs=config.swap_pairs)

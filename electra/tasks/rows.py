@@ -1,118 +1,123 @@
-"""Examples as rows of token ids, and batches of rows of similar length.
+"""Items as rows of token ids, and batches of items of similar length.
 
-A row is [CLS] a [SEP], or [CLS] a [SEP] b [SEP]. B rows of a batch, L positions, N rows in all.
+A row is [CLS] a [SEP], or [CLS] a [SEP] b [SEP]. An item is what is judged at a time: one row, or
+of multiple choice one row for each choice. B items of a batch, N in all, C rows of an item, L
+positions, l of them in a batch.
 """
 
-import math
+import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from electra.corpus.tokenizer import Tokenizer
-from electra.tasks.task import Example, Task
 from electra.training.device import step_seed
 
 POOL_BATCHES = 32
 """Batches that are sorted by length together: the more, the less padding and the less mixing."""
 
+Outputs = dict[str, Tensor]
+"""What a network says of items, by name; the first dimension counts them."""
 
-class Rows(NamedTuple):
-    """Examples, ready to be batched."""
+
+@dataclass(frozen=True)
+class Rows:
+    """Items, ready to be batched."""
 
     input_ids: Tensor
-    """(N, L) int32, padded at the end. Of TaskRows: places in its `token_ids`."""
+    """(N * C, L) int32, padded at the end."""
     lengths: Tensor
-    """(N,) tokens that are not padding."""
+    """(N * C,) tokens that are not padding."""
     first_lengths: Tensor
-    """(N,) tokens of segment 0, which is [CLS] a [SEP]."""
-    labels: Tensor
-    """(N,) int64, -1 where unknown; of a regression float32 in [0, 1], NaN where unknown."""
+    """(N * C,) tokens of segment 0, which is [CLS] a [SEP]."""
+    targets: dict[str, Tensor]
+    """(N, ...) what the loss reads, by name; (N, L) what there is of every token."""
     num_cut: int
     """Examples of which tokens were cut off."""
+    rows_per_item: int = 1
+    """C."""
 
+    def __len__(self) -> int:
+        """Return the number of items."""
+        return len(self.lengths) // self.rows_per_item
 
-class TaskRows(NamedTuple):
-    """All rows of a task, over the part of the vocabulary that occurs in it."""
+    @property
+    def item_lengths(self) -> Tensor:
+        """(N,) tokens of each item's longest row."""
+        return self.lengths.view(-1, self.rows_per_item).amax(dim=1)
 
-    token_ids: Tensor
-    """Ids that occur in any of the rows, ascending. Training with only their embeddings is the same
-    as with the whole table, whose other rows get no gradient, and spares the optimizer most of a
-    small model's parameters."""
-    train: Rows
-    dev: Rows
-    test: Rows
-    """Without rows if there is no test file."""
+    def take(self, items: Tensor) -> "Rows":
+        """Return the items of these numbers."""
+        rows = self._rows_of(items)
+        return dataclasses.replace(
+            self,
+            input_ids=self.input_ids[rows],
+            lengths=self.lengths[rows],
+            first_lengths=self.first_lengths[rows],
+            targets={name: values[items] for name, values in self.targets.items()},
+        )
+
+    def _rows_of(self, items: Tensor) -> Tensor:
+        numbers = torch.arange(self.rows_per_item)
+        return (items[:, None] * self.rows_per_item + numbers).flatten()
 
 
 class Batch(NamedTuple):
-    """What the classifier reads, padded to the longest row of the batch."""
+    """What the network reads, padded to the longest row of the batch."""
 
     input_ids: Tensor
-    """(B, L) int64."""
+    """(B * C, l) int64."""
     attention_mask: Tensor | None
-    """(B, L) bool; None: nothing is padding."""
+    """(B * C, l) bool; None: nothing is padding."""
     token_type_ids: Tensor | None
-    """(B, L) int64; None: single texts only."""
-    labels: Tensor
-    """(B,) as those of Rows."""
+    """(B * C, l) int64; None: single texts only."""
+    targets: dict[str, Tensor]
+    """(B, ...), those of every token (B, l)."""
 
 
-def encode_task(task: Task, tokenizer: Tokenizer, sequence_length: int) -> TaskRows:
-    """Return every example of a task as a row of at most `sequence_length` tokens."""
-    splits = [
-        _encode_rows(examples, tokenizer, sequence_length, task.label_range)
-        for examples in (task.train, task.dev, task.test)
-    ]
-    counts = torch.zeros(tokenizer.vocab_size, dtype=torch.int64)
-    for rows in splits:
-        counts += torch.bincount(rows.input_ids.flatten(), minlength=tokenizer.vocab_size)
-    token_ids = counts.nonzero().squeeze(1)
-    places = torch.zeros(tokenizer.vocab_size, dtype=torch.int32)
-    places[token_ids] = torch.arange(len(token_ids), dtype=torch.int32)
-    train, dev, test = (rows._replace(input_ids=places[rows.input_ids.long()]) for rows in splits)
-    return TaskRows(token_ids, train, dev, test)
-
-
-def _encode_rows(
-    examples: Sequence[Example],
-    tokenizer: Tokenizer,
-    sequence_length: int,
-    label_range: tuple[float, float] | None,
+def pad_rows(
+    rows: Sequence[Sequence[int]],
+    first_lengths: Sequence[int],
+    targets: dict[str, Tensor],
+    *,
+    pad_id: int,
+    num_cut: int = 0,
+    rows_per_item: int = 1,
 ) -> Rows:
-    firsts = tokenizer.encode_batch([example.text_a for example in examples])
-    seconds = iter(tokenizer.encode_batch([e.text_b for e in examples if e.text_b is not None]))
-    rows, first_lengths, num_cut = [], [], 0
-    for example, first in zip(examples, firsts, strict=True):
-        second = None if example.text_b is None else next(seconds)
-        row, first_length = pack_row(
-            first, second, sequence_length, cls_id=tokenizer.cls_id, sep_id=tokenizer.sep_id
-        )
-        num_cut += len(first) + len(second or []) > len(row) - (2 if second is None else 3)
-        rows.append(row)
-        first_lengths.append(first_length)
-    padded = np.full((len(rows), max(map(len, rows), default=0)), tokenizer.pad_id, np.int32)
+    """Return rows of ids, padded to the longest, as Rows."""
+    padded = np.full((len(rows), max(map(len, rows), default=0)), pad_id, np.int32)
     for place, row in enumerate(rows):
         padded[place, : len(row)] = row
     return Rows(
         torch.from_numpy(padded),
         torch.tensor([len(row) for row in rows], dtype=torch.int64),
         torch.tensor(first_lengths, dtype=torch.int64),
-        _scale_labels([example.label for example in examples], label_range),
+        targets,
         num_cut,
+        rows_per_item,
     )
 
 
-def _scale_labels(
-    labels: Sequence[int | float | None], label_range: tuple[float, float] | None
-) -> Tensor:
-    if label_range is None:
-        return torch.tensor([-1 if label is None else label for label in labels], dtype=torch.int64)
-    least, greatest = label_range
-    known = torch.tensor([math.nan if label is None else label for label in labels])
-    return (known - least) / (greatest - least)
+def reduce_vocabulary(splits: dict[str, Rows], vocab_size: int) -> tuple[Tensor, dict[str, Rows]]:
+    """Return the ids that occur in any row, ascending, and the rows with places among these.
+
+    Training with only their embeddings is the same as with the whole table, whose other rows get no
+    gradient, and spares the optimizer most of a small model's parameters.
+    """
+    counts = torch.zeros(vocab_size, dtype=torch.int64)
+    for rows in splits.values():
+        counts += torch.bincount(rows.input_ids.flatten(), minlength=vocab_size)
+    token_ids = counts.nonzero().squeeze(1)
+    places = torch.zeros(vocab_size, dtype=torch.int32)
+    places[token_ids] = torch.arange(len(token_ids), dtype=torch.int32)
+    reduced = {
+        split: dataclasses.replace(rows, input_ids=places[rows.input_ids.long()])
+        for split, rows in splits.items()
+    }
+    return token_ids, reduced
 
 
 def pack_row(
@@ -143,10 +148,11 @@ def cut_pair(size_a: int, size_b: int, room: int) -> tuple[int, int]:
 
 
 def choose_batches(lengths: Tensor, batch_size: int, *, seed: int, epoch: int) -> list[Tensor]:
-    """Return an epoch's batches as row numbers: every row once, rows of a batch of similar length.
+    """Return an epoch's batches as item numbers: each item once, those of a batch alike in length.
 
-    A pure function of its arguments: rows are shuffled and dealt into pools, each pool is sorted by
-    length and cut into batches, and the batches are shuffled. The last batch to be cut is the rest.
+    A pure function of its arguments: items are shuffled and dealt into pools, each pool is sorted
+    by length and cut into batches, and the batches are shuffled. The last batch to be cut is the
+    rest.
     """
     rng = torch.Generator().manual_seed(step_seed(seed, "order", epoch))
     batches: list[Tensor] = []
@@ -156,19 +162,22 @@ def choose_batches(lengths: Tensor, batch_size: int, *, seed: int, epoch: int) -
     return [batches[place] for place in torch.randperm(len(batches), generator=rng)]
 
 
-def make_batch(rows: Rows, index: Tensor, device: torch.device) -> Batch:
-    """Return the rows of these numbers, padded to the longest of them."""
-    lengths = rows.lengths[index]
-    first_lengths = rows.first_lengths[index]
-    longest = int(lengths.max())
+def make_batch(rows: Rows, items: Tensor, device: torch.device) -> Batch:
+    """Return the items of these numbers, their rows padded to the longest of them."""
+    taken = rows.take(items)
+    longest, whole = int(taken.lengths.max()), rows.input_ids.shape[1]
     positions = torch.arange(longest)
-    is_padded = bool((lengths < longest).any())
-    has_pairs = bool((first_lengths < lengths).any())
-    real = positions < lengths[:, None]
-    types = ((positions >= first_lengths[:, None]) & real).long()
+    is_padded = bool((taken.lengths < longest).any())
+    has_pairs = bool((taken.first_lengths < taken.lengths).any())
+    real = positions < taken.lengths[:, None]
+    types = ((positions >= taken.first_lengths[:, None]) & real).long()
+    targets = {
+        name: values[:, :longest] if values.dim() > 1 and values.shape[1] == whole else values
+        for name, values in taken.targets.items()
+    }
     return Batch(
-        rows.input_ids[index, :longest].long().to(device),
+        taken.input_ids[:, :longest].long().to(device),
         real.to(device) if is_padded else None,
         types.to(device) if has_pairs else None,
-        rows.labels[index].to(device),
+        {name: values.to(device) for name, values in targets.items()},
     )

@@ -1,101 +1,82 @@
-"""A task: labelled texts, the names of the labels, and what is measured."""
+"""What the fine-tuning loop asks of a task, whatever its family.
 
-import math
-from dataclasses import dataclass
+A family turns files into examples, examples into rows and targets, states of the encoder into
+answers, and answers into scores: classification.py is the simplest.
+"""
+
+from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from electra.config import UserError, did_you_mean, require
-from electra.tasks.table import Table
+from torch import Tensor, nn
 
-
-class Example(NamedTuple):
-    """A text or a pair of texts, and its label."""
-
-    text_a: str
-    text_b: str | None
-    label: int | float | None
-    """Place in the task's label names, or the number itself; None where it is not known."""
+from electra.config import EncoderConfig, FinetuneConfig
+from electra.corpus.tokenizer import Tokenizer
+from electra.tasks.rows import Batch, Outputs, Rows
 
 
-@dataclass(frozen=True)
-class Task:
-    """What is asked, and every example of it."""
+class Constant(NamedTuple):
+    """The best answer that never looks at the text: the floor of any model."""
+
+    loss: float
+    """Its loss on train."""
+    scores: dict[str, float]
+    """Its scores on dev."""
+
+
+class Task(ABC):
+    """A question and every example of it."""
 
     name: str
-    labels: tuple[str, ...]
-    """Their names; none where the label is a number."""
     metrics: tuple[str, ...]
-    """Names in metrics.METRICS; the first is the headline."""
-    train: list[Example]
-    dev: list[Example]
-    test: list[Example]
-    """Empty if there is no test file; its labels may be unknown."""
-    label_range: tuple[float, float] | None = None
-    """Least and greatest label of a regression; None: the labels are names."""
-    epochs: int = 3
+    """What `score` returns; the first is the headline, the greater the better."""
+    examples: dict[str, list[Any]]
+    """By split: "train", "dev", and what else there is to be answered. Labels are known in the
+    former two."""
+    epochs: int
     """Passes over train if the user does not say. Source: Table 7."""
-    files: tuple[Path, ...] = ()
+    files: tuple[Path, ...]
     """What was read, for manifests."""
-    columns: tuple[str, ...] = ()
-    """Which columns were read as text, second text if any, and label."""
-
-    @property
-    def num_outputs(self) -> int:
-        """Numbers that a model says of an example: one for each label, or one."""
-        return len(self.labels) or 1
+    columns: tuple[str, ...]
+    """Which columns or fields of the files were read."""
 
     @property
     def headline(self) -> str:
         """The metric that summaries are made of."""
         return self.metrics[0]
 
+    @abstractmethod
+    def encode(self, tokenizer: Tokenizer, sequence_length: int) -> dict[str, Rows]:
+        """Return the examples of every split as rows of at most `sequence_length` tokens."""
 
-def read_examples(
-    table: Table,
-    labels: tuple[str, ...] | tuple[float, float],
-    *,
-    text: str,
-    text_b: str | None,
-    label: str | None,
-) -> list[Example]:
-    """Return an example for each row of a table.
+    @abstractmethod
+    def build_head(self, sizes: EncoderConfig, config: FinetuneConfig) -> nn.Module:
+        """Return the output layer."""
 
-    Args:
-        table: The rows.
-        labels: The names of the labels, in the task's order; or the least and the greatest number.
-        text: Column of the text.
-        text_b: Column of the second text; None: single texts.
-        label: Column of the label; None: the labels are not known.
+    @abstractmethod
+    def answer(self, head: nn.Module, states: Tensor, batch: Batch) -> Outputs:
+        """Return what the output layer says, float32, of the encoder's states (B * C, l, H)."""
 
-    Raises:
-        UserError: A column is missing, or a label is none of `labels`.
-    """
-    firsts = table.column(text)
-    seconds = [None] * len(firsts) if text_b is None else table.column(text_b)
-    names = [None] * len(firsts) if label is None else table.column(label)
-    examples = []
-    for line, first, second, name in zip(table.lines, firsts, seconds, names, strict=True):
-        try:
-            place = None if name is None else _read_label(name, labels)
-        except UserError as error:
-            raise UserError(f"{table.path} line {line}: {error}") from None
-        examples.append(Example(first, second, place))
-    return examples
+    @abstractmethod
+    def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
+        """Return the mean loss over what is scored."""
 
+    @abstractmethod
+    def score(self, split: str, rows: Rows, outputs: Outputs) -> dict[str, float]:
+        """Return every metric of a split, as fractions; nothing where its labels are not known."""
 
-def _read_label(name: str, labels: tuple[str, ...] | tuple[float, float]) -> int | float:
-    if isinstance(labels[0], str):
-        if name not in labels:
-            raise UserError(f"unknown label {name!r}{did_you_mean(name, map(str, labels))}")
-        return labels.index(name)
-    least, greatest = (float(label) for label in labels)
-    try:
-        value = float(name)
-    except ValueError:
-        value = math.nan
-    require(
-        least <= value <= greatest,
-        f"the label must be a number in [{least:g}, {greatest:g}], not {name!r}",
-    )
-    return value
+    @abstractmethod
+    def find_constant(self, train: Rows, dev: Rows) -> Constant:
+        """Return what the best constant answer gives."""
+
+    @abstractmethod
+    def describe_collapse(self, rows: Rows, outputs: Outputs) -> str | None:
+        """Return what all dev answers are, if they are one and the same though they should not."""
+
+    @abstractmethod
+    def write_predictions(self, folder: Path, split: str, rows: Rows, outputs: Outputs) -> None:
+        """Write the answers of a split into a folder."""
+
+    @abstractmethod
+    def facts(self) -> dict[str, Any]:
+        """Return what a saved model must know to answer again; "family" says whose facts it is."""

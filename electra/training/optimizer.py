@@ -28,7 +28,8 @@ def build_optimizer(
         layer_lr_decay: Fine-tuning only: each layer learns at this multiple of the layer above it,
             the head at the full rate, the top layer at one multiple below it, the embeddings at the
             lowest. Each group carries its multiple as "lr_scale", which `set_learning_rate` reads.
-        mode: paper: torch's AdamW. reference: ReferenceAdamW.
+        mode: paper: torch's AdamW. reference: ReferenceAdamW, and every layer one multiple lower
+            (the released code counts the head's layer twice).
     """
     depths = {name: _depth(name) for name, _ in model.named_parameters()}
     num_layers = max((depth for depth in depths.values() if depth is not None), default=0)
@@ -36,7 +37,7 @@ def build_optimizer(
     for name, parameter in model.named_parameters():
         decays = not (name.endswith("bias") or "norm" in name)
         depth = depths[name]
-        above = 0 if depth is None else num_layers + 1 - depth
+        above = 0 if depth is None else num_layers + 1 - depth + (mode == "reference")
         key = (config.weight_decay if decays else 0.0, layer_lr_decay**above)
         groups.setdefault(key, []).append(parameter)
     with_settings = [

@@ -1,0 +1,219 @@
+"""Texts or pairs of texts with a label: one of several names, or a number."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from electra.config import EncoderConfig, FinetuneConfig, UserError, did_you_mean, require
+from electra.corpus.tokenizer import Tokenizer
+from electra.model.heads import ClassifierHead
+from electra.tasks.metrics import score
+from electra.tasks.rows import Batch, Outputs, Rows, pack_row, pad_rows
+from electra.tasks.table import Table
+from electra.tasks.task import Constant, Task
+
+
+class Example(NamedTuple):
+    """A text or a pair of texts, and its label."""
+
+    text_a: str
+    text_b: str | None
+    label: int | float | None
+    """Place in the task's label names, or the number itself; None where it is not known."""
+
+
+@dataclass(frozen=True)
+class Classification(Task):
+    """Which of `labels` a text is, or of a regression which number in `label_range`."""
+
+    name: str
+    metrics: tuple[str, ...]
+    examples: dict[str, list[Example]]
+    labels: tuple[str, ...] = ()
+    """Their names; none where the label is a number."""
+    label_range: tuple[float, float] | None = None
+    """Least and greatest label of a regression; None: the labels are names."""
+    epochs: int = 3
+    files: tuple[Path, ...] = ()
+    columns: tuple[str, ...] = ()
+    swaps_pairs: bool = False
+    """Whether train has every pair a second time, the other way round. Source: double_unordered in
+    classification_tasks.py."""
+
+    def encode(self, tokenizer: Tokenizer, sequence_length: int) -> dict[str, Rows]:
+        """Return every example as a row of at most `sequence_length` tokens."""
+        splits = dict(self.examples)
+        if self.swaps_pairs:
+            swapped = [
+                example._replace(text_a=example.text_b, text_b=example.text_a)
+                for example in splits["train"]
+                if example.text_b is not None
+            ]
+            splits["train"] = splits["train"] + swapped
+        return {
+            split: self._encode(examples, tokenizer, sequence_length)
+            for split, examples in splits.items()
+        }
+
+    def _encode(
+        self, examples: Sequence[Example], tokenizer: Tokenizer, sequence_length: int
+    ) -> Rows:
+        firsts = tokenizer.encode_batch([example.text_a for example in examples])
+        seconds = iter(tokenizer.encode_batch([e.text_b for e in examples if e.text_b is not None]))
+        rows, first_lengths, num_cut = [], [], 0
+        for example, first in zip(examples, firsts, strict=True):
+            second = None if example.text_b is None else next(seconds)
+            row, first_length = pack_row(
+                first, second, sequence_length, cls_id=tokenizer.cls_id, sep_id=tokenizer.sep_id
+            )
+            num_cut += len(first) + len(second or []) > len(row) - (2 if second is None else 3)
+            rows.append(row)
+            first_lengths.append(first_length)
+        targets = {"labels": self._targets([example.label for example in examples])}
+        return pad_rows(rows, first_lengths, targets, pad_id=tokenizer.pad_id, num_cut=num_cut)
+
+    def _targets(self, labels: Sequence[int | float | None]) -> Tensor:
+        """Return labels int64, -1 where unknown; of a regression in [0, 1], NaN where unknown."""
+        if self.label_range is None:
+            return torch.tensor([-1 if x is None else x for x in labels], dtype=torch.int64)
+        least, greatest = self.label_range
+        known = torch.tensor([math.nan if x is None else x for x in labels])
+        return (known - least) / (greatest - least)
+
+    def build_head(self, sizes: EncoderConfig, config: FinetuneConfig) -> nn.Module:
+        """Return dropout and a linear layer on a row's state."""
+        return ClassifierHead(
+            sizes.hidden_size, len(self.labels) or 1, sizes.hidden_dropout_prob, config.pooling
+        )
+
+    def answer(self, head: nn.Module, states: Tensor, batch: Batch) -> Outputs:
+        """Return logits (B, labels), or the number predicted (B, 1)."""
+        return {"logits": head(states, batch.attention_mask)}
+
+    def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
+        """Return the mean cross-entropy, nats, or the mean squared error on [0, 1]."""
+        logits, labels = outputs["logits"], batch.targets["labels"]
+        if self.labels:
+            return F.cross_entropy(logits, labels)
+        return F.mse_loss(logits.squeeze(1), labels)
+
+    def decide(self, outputs: Outputs) -> Tensor:
+        """Return the likeliest label of each example, or the number predicted, on [0, 1]."""
+        logits = outputs["logits"]
+        return logits.argmax(dim=1) if self.labels else logits.squeeze(1)
+
+    def score(self, split: str, rows: Rows, outputs: Outputs) -> dict[str, float]:
+        """Return the metrics, as fractions; none where labels are not known."""
+        labels = rows.targets["labels"]
+        if not len(labels) or labels[0].isnan() or labels[0] < 0:
+            return {}
+        return score(self.metrics, labels.tolist(), self.decide(outputs).tolist())
+
+    def find_constant(self, train: Rows, dev: Rows) -> Constant:
+        """Return what always answering train's most frequent label, or its mean, gives."""
+        labels = train.targets["labels"]
+        gold = dev.targets["labels"].tolist()
+        if self.labels:
+            counts = Counter(labels.tolist())
+            shares = torch.tensor([count / len(labels) for count in counts.values()])
+            guess = [counts.most_common(1)[0][0]] * len(gold)
+            return Constant(-(shares * shares.log()).sum().item(), score(self.metrics, gold, guess))
+        guesses = [labels.mean().item()] * len(gold)
+        return Constant(labels.var(unbiased=False).item(), score(self.metrics, gold, guesses))
+
+    def describe_collapse(self, rows: Rows, outputs: Outputs) -> str | None:
+        """Return what every prediction is, if all are the same though the labels are not."""
+        predicted = self.decide(outputs).unique()
+        if len(predicted) > 1 or len(rows.targets["labels"].unique()) == 1:
+            return None
+        answer = repr(self.labels[int(predicted)]) if self.labels else f"{predicted.item():.3f}"
+        return f"every dev prediction is {answer}"
+
+    def write_predictions(self, folder: Path, split: str, rows: Rows, outputs: Outputs) -> None:
+        """Write, for each example: its number from 0, label if known, prediction, probabilities.
+
+        Of a regression: label and prediction as numbers of its range.
+        """
+        lines = [["index", "label", "prediction", *(f"prob_{label}" for label in self.labels)]]
+        labels, decisions = rows.targets["labels"], self.decide(outputs)
+        if self.label_range:
+            least, greatest = self.label_range
+            pairs = torch.stack([labels, decisions], dim=1) * (greatest - least) + least
+            for number, pair in enumerate(pairs.tolist()):
+                lines.append([str(number), *("" if math.isnan(x) else f"{x:.4f}" for x in pair)])
+        else:
+            names = (*self.labels, "")  # label -1 is unknown
+            columns = labels, decisions, outputs["logits"].softmax(dim=1)
+            for number, (label, guess, probs) in enumerate(
+                zip(*(column.tolist() for column in columns), strict=True)
+            ):
+                shares = (f"{prob:.6f}" for prob in probs)
+                lines.append([str(number), names[label], names[guess], *shares])
+        name = "predictions.tsv" if split == "dev" else f"{split}_predictions.tsv"
+        text = "".join("\t".join(line) + "\n" for line in lines)
+        (folder / name).write_text(text, encoding="utf-8")
+
+    def facts(self) -> dict[str, Any]:
+        """Return family and labels."""
+        return {
+            "family": "classification",
+            "labels": list(self.labels),
+            "label_range": self.label_range,
+        }
+
+
+def read_examples(
+    table: Table,
+    labels: tuple[str, ...] | tuple[float, float],
+    *,
+    text: str,
+    text_b: str | None,
+    label: str | None,
+) -> list[Example]:
+    """Return an example for each row of a table.
+
+    Args:
+        table: The rows.
+        labels: The names of the labels, in the task's order; or the least and the greatest number.
+        text: Column of the text.
+        text_b: Column of the second text; None: single texts.
+        label: Column of the label; None: the labels are not known.
+
+    Raises:
+        UserError: A column is missing, or a label is none of `labels`.
+    """
+    firsts = table.column(text)
+    seconds = [None] * len(firsts) if text_b is None else table.column(text_b)
+    names = [None] * len(firsts) if label is None else table.column(label)
+    examples = []
+    for line, first, second, name in zip(table.lines, firsts, seconds, names, strict=True):
+        try:
+            place = None if name is None else _read_label(name, labels)
+        except UserError as error:
+            raise UserError(f"{table.path} line {line}: {error}") from None
+        examples.append(Example(first, second, place))
+    return examples
+
+
+def _read_label(name: str, labels: tuple[str, ...] | tuple[float, float]) -> int | float:
+    if isinstance(labels[0], str):
+        if name not in labels:
+            raise UserError(f"unknown label {name!r}{did_you_mean(name, map(str, labels))}")
+        return labels.index(name)
+    least, greatest = (float(label) for label in labels)
+    try:
+        value = float(name)
+    except ValueError:
+        value = math.nan
+    require(
+        least <= value <= greatest,
+        f"the label must be a number in [{least:g}, {greatest:g}], not {name!r}",
+    )
+    return value

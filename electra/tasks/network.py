@@ -1,0 +1,106 @@
+"""The network that a task fine-tunes: built, run, and reduced to the vocabulary in use."""
+
+import dataclasses
+import math
+
+import torch
+from torch import Tensor, nn
+
+from electra.config import FinetuneConfig
+from electra.model.encoder import Encoder
+from electra.model.initialisation import init_weights
+from electra.tasks.rows import Batch, Outputs, Rows, make_batch
+from electra.tasks.task import Task
+from electra.training.checkpoint import load_parameters
+from electra.training.device import step_seed
+from electra.training.pretrained import Pretrained
+
+PREDICT_ROWS = 128
+"""Rows predicted at a time."""
+
+
+class Network(nn.Module):
+    """An encoder and a task's output layer on its states."""
+
+    def __init__(self, encoder: Encoder, head: nn.Module, task: Task):
+        super().__init__()
+        self.encoder = encoder
+        self.head = head
+        self.task = task
+
+    def forward(self, batch: Batch) -> Outputs:
+        """Return what the network says of a batch's items, float32."""
+        states = self.encoder(batch.input_ids, batch.attention_mask, batch.token_type_ids)
+        return self.task.answer(self.head, states, batch)
+
+
+def build_network(
+    pretrained: Pretrained,
+    task: Task,
+    config: FinetuneConfig,
+    *,
+    compute_dtype: torch.dtype,
+    seed: int,
+    from_scratch: bool,
+) -> Network:
+    """Return the encoder under a fresh head, with fine-tuning's own dropout.
+
+    Args:
+        pretrained: The encoder's sizes and weights.
+        task: Whose head it gets.
+        config: Dropout, and what the head reads.
+        compute_dtype: Dtype of activations and matrix products.
+        seed: Decides the weights that are drawn.
+        from_scratch: Draw the encoder's weights, too.
+    """
+    sizes = dataclasses.replace(
+        pretrained.encoder,
+        hidden_dropout_prob=config.dropout_prob,
+        attention_probs_dropout_prob=config.dropout_prob,
+    )
+    encoder = Encoder(sizes, compute_dtype=compute_dtype)
+    head = task.build_head(sizes, config)
+    rng = torch.Generator().manual_seed(step_seed(seed, "classifier", 0))
+    init_weights(head, sizes.initializer_range, rng)
+    if from_scratch:
+        init_weights(encoder, sizes.initializer_range, rng)
+    else:
+        load_parameters(encoder, pretrained.tensors)
+    return Network(encoder, head, task)
+
+
+@torch.inference_mode()
+def predict(model: Network, rows: Rows, device: torch.device) -> Outputs:
+    """Return what the network says of all items, in their order, dropout off.
+
+    A dimension that is as long as a batch's rows is filled up with -inf.
+    """
+    model.eval()
+    collected: Outputs = {}
+    longest_first = rows.item_lengths.argsort(descending=True, stable=True)
+    for items in longest_first.split(max(1, PREDICT_ROWS // rows.rows_per_item)):
+        for name, values in model(make_batch(rows, items, device)).items():
+            if name not in collected:  # of the longest rows, so that all others fit
+                fill = -math.inf if values.is_floating_point() else -1
+                shape = (len(rows), *values.shape[1:])
+                collected[name] = torch.full(shape, fill, dtype=values.dtype)
+            collected[name][(items, *map(slice, values.shape[1:]))] = values.cpu()
+    return collected
+
+
+@torch.no_grad()
+def keep_tokens(model: Network, token_ids: Tensor) -> nn.Embedding:
+    """Leave the model the embeddings of these tokens only; return its whole table."""
+    embeddings = model.encoder.embeddings
+    whole_table = embeddings.tokens
+    embeddings.tokens = nn.Embedding.from_pretrained(whole_table.weight[token_ids], freeze=False)
+    return whole_table
+
+
+@torch.no_grad()
+def restore_tokens(model: Network, whole_table: nn.Embedding, token_ids: Tensor) -> None:
+    """Give the model its whole table back, with what the kept tokens have learnt."""
+    embeddings = model.encoder.embeddings
+    whole_table.to(embeddings.tokens.weight.device)
+    whole_table.weight[token_ids] = embeddings.tokens.weight
+    embeddings.tokens = whole_table
