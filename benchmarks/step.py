@@ -15,7 +15,6 @@ alternate; each variant's peak memory is that of a process of its own.
 """
 
 import argparse
-import resource
 import statistics
 import subprocess
 import sys
@@ -74,7 +73,9 @@ class Ours:
         draw = self.model.masking.draw(batch, self.rng)
         output = self.model(batch, draw, self.model.masking.count(batch, draw))
         output.loss.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optimizer.max_grad_norm)
+        nn.utils.clip_grad_norm_(
+            self.model.parameters(), self.config.optimizer.max_grad_norm, foreach=True
+        )
         self.optimizer.step()
         self.optimizer.zero_grad()
 
@@ -315,7 +316,9 @@ def report_memory(name: str, config: PretrainConfig, device: torch.device) -> No
     if device.type == "cuda":
         print(torch.cuda.max_memory_allocated())
     else:
-        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+        # Not ru_maxrss, which a process inherits from the one that started it.
+        status = Path("/proc/self/status").read_text(encoding="ascii")
+        print(int(status.partition("VmHWM:")[2].split()[0]) * 1024)
 
 
 def _wait(device: torch.device) -> None:

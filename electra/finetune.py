@@ -283,7 +283,9 @@ def train_seed(
             batch = make_batch(train, items, device)
             loss = task.loss(model(batch), batch)
             (loss * len(items) if config.mode == "reference" else loss).backward()
-            nn.utils.clip_grad_norm_(model.parameters(), optimizer_config.max_grad_norm)
+            nn.utils.clip_grad_norm_(
+                model.parameters(), optimizer_config.max_grad_norm, foreach=True
+            )
             optimizer.step()
             optimizer.zero_grad()
 

@@ -138,7 +138,7 @@ def time_step(
         batch = make_rows(config, num_rows, seed=num_rows).to(device)
         began = time.perf_counter()
         model.compute(batch, rng).loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.max_grad_norm)
+        nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.max_grad_norm, foreach=True)
         optimizer.step()
         optimizer.zero_grad()
         if device.type == "cuda":

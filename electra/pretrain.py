@@ -172,7 +172,9 @@ def _train(
                 output.loss.backward()
                 measures.add(output)
             grad_norms.append(
-                nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.max_grad_norm)
+                nn.utils.clip_grad_norm_(
+                    model.parameters(), config.optimizer.max_grad_norm, foreach=True
+                )
             )
             optimizer.step()
             optimizer.zero_grad()

@@ -18,6 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from electra.config import EncoderConfig
+from electra.model.dropout import Dropout, DropoutMasks
+from electra.model.fused_layer import Shape, fused_layer
 
 
 class Linear(nn.Linear):
@@ -37,31 +39,6 @@ class LayerNorm(nn.LayerNorm):
         if x.dtype == torch.float32 or x.device.type == "cpu":  # the CPU kernel mixes dtypes itself
             return super().forward(x)
         return super().forward(x.float()).to(x.dtype)
-
-
-class Dropout(nn.Module):
-    """Dropout that takes less than half of torch's time on a CPU.
-
-    A CPU draws 16 random bits per element, in blocks of 64, and keeps the element if they are below
-    round((1 - prob) * 65536): the kept share is exact to 1/131072 and is what the survivors are
-    scaled by. Elsewhere torch's kernel is used.
-    """
-
-    def __init__(self, prob: float):
-        super().__init__()
-        self.prob = prob
-        self.kept = round((1 - prob) * 65536)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Zero elements of x with probability `prob` and scale the others up, in training only."""
-        if not self.training or self.prob == 0:
-            return x
-        if x.device.type != "cpu" or torch.compiler.is_compiling():
-            return F.dropout(x, self.prob)
-        count = x.numel()
-        bits = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), 2**63 - 1)
-        keep = bits.view(torch.int16)[:count].view(x.shape) < self.kept - 32768
-        return x * keep.to(x.dtype).mul_(65536 / self.kept)
 
 
 class Embeddings(nn.Module):
@@ -97,7 +74,9 @@ class SelfAttention(nn.Module):
         self.output = Linear(config.hidden_size, config.hidden_size)
         self.dropout = Dropout(config.attention_probs_dropout_prob)
 
-    def forward(self, x_BLH: Tensor, mask_BNLL: Tensor | None) -> Tensor:
+    def forward(
+        self, x_BLH: Tensor, mask_BNLL: Tensor | None, masks: DropoutMasks | None
+    ) -> Tensor:
         """Attend; `mask_BNLL`, or what broadcasts to it, is added to the scores."""
         B, L, H = x_BLH.shape
         q_BNLD, k_BNLD, v_BNLD = (
@@ -110,7 +89,7 @@ class SelfAttention(nn.Module):
             scores_BNLL = (q_BNLD * scale) @ k_BNLD.transpose(-1, -2)
             if mask_BNLL is not None:
                 scores_BNLL = scores_BNLL + mask_BNLL
-            context_BNLD = self.dropout(scores_BNLL.softmax(dim=-1)) @ v_BNLD
+            context_BNLD = self.dropout(scores_BNLL.softmax(dim=-1), masks) @ v_BNLD
         else:
             context_BNLD = F.scaled_dot_product_attention(
                 q_BNLD,
@@ -135,11 +114,44 @@ class Layer(nn.Module):
         self.output_norm = LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = Dropout(config.hidden_dropout_prob)
 
-    def forward(self, x_BLH: Tensor, mask_BNLL: Tensor | None) -> Tensor:
-        """Transform hidden states."""
-        x_BLH = self.attention_norm(x_BLH + self.dropout(self.attention(x_BLH, mask_BNLL)))
+    def forward(
+        self, x_BLH: Tensor, mask_BNLL: Tensor | None, masks: DropoutMasks | None
+    ) -> Tensor:
+        """Transform hidden states (B, L, H).
+
+        Args:
+            x_BLH: They.
+            mask_BNLL: Or what broadcasts to it, added to the attention's scores.
+            masks: Dropout's; None: torch's own dropout.
+        """
+        if x_BLH.device.type != "cpu" or torch.compiler.is_compiling():
+            return self.plain(x_BLH, mask_BNLL, masks)
+        B, L, _ = x_BLH.shape
+        attention = self.attention
+        kept = (
+            attention.dropout.draw((B * attention.num_heads, L, L), masks),
+            self.dropout.draw((B * L, x_BLH.shape[2]), masks),
+            self.dropout.draw((B * L, x_BLH.shape[2]), masks),
+        )
+        shape = Shape(
+            attention.num_heads,
+            self.output_norm.eps,
+            1.0 if kept[0] is None else attention.dropout.scale,
+            1.0 if kept[1] is None else self.dropout.scale,
+        )
+        maps = (
+            *(attention.qkv, attention.output, self.attention_norm),
+            *(self.intermediate, self.output, self.output_norm),
+        )
+        parameters = tuple(tensor for each in maps for tensor in (each.weight, each.bias))
+        return fused_layer(x_BLH, mask_BNLL, kept, parameters, shape)
+
+    def plain(self, x_BLH: Tensor, mask_BNLL: Tensor | None, masks: DropoutMasks | None) -> Tensor:
+        """Do the same, written as the paper's figures read: the definition of a layer."""
+        attended_BLH = self.attention(x_BLH, mask_BNLL, masks)
+        x_BLH = self.attention_norm(x_BLH + self.dropout(attended_BLH, masks))
         inner_BLF = F.gelu(self.intermediate(x_BLH))
-        return self.output_norm(x_BLH + self.dropout(self.output(inner_BLF)))
+        return self.output_norm(x_BLH + self.dropout(self.output(inner_BLF), masks))
 
 
 class Encoder(nn.Module):
@@ -188,9 +200,9 @@ class Encoder(nn.Module):
         Returns:
             Hidden states (B, L, H) in `compute_dtype`. Those at padding are meaningless.
         """
-        x_BLH = self.dropout(self.embeddings(input_ids_BL, token_type_ids_BL)).to(
-            self.compute_dtype
-        )
+        x_BLH = self.embeddings(input_ids_BL, token_type_ids_BL).to(self.compute_dtype)
+        masks = self._draw_masks(x_BLH)
+        x_BLH = self.dropout(x_BLH, masks)
         forbidden_BNLL = None
         if attention_mask_BL is not None:
             forbidden_BNLL = ~attention_mask_BL.bool()[:, None, None, :]
@@ -207,5 +219,13 @@ class Encoder(nn.Module):
         if self.embeddings_project is not None:
             x_BLH = self.embeddings_project(x_BLH)
         for layer in self.layers:
-            x_BLH = layer(x_BLH, mask_BNLL)
+            x_BLH = layer(x_BLH, mask_BNLL, masks)
         return x_BLH
+
+    def _draw_masks(self, x_BLH: Tensor) -> DropoutMasks | None:
+        """Return dropout's masks for one pass; None where torch's own dropout is as fast."""
+        if not self.training or x_BLH.device.type != "cpu" or torch.compiler.is_compiling():
+            return None
+        (B, L, E), sizes = x_BLH.shape, self.config
+        widest = max(E, sizes.hidden_size, sizes.num_attention_heads * L)
+        return DropoutMasks(B * L * widest, self.compute_dtype)

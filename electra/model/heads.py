@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from electra.config import EncoderConfig
-from electra.model.encoder import Dropout, LayerNorm, Linear
+from electra.model.dropout import Dropout
+from electra.model.encoder import LayerNorm, Linear
 
 
 class GeneratorHead(nn.Module):

@@ -117,7 +117,7 @@ class _LossAndSample(torch.autograd.Function):
         # Padded to whole blocks with zeros, so that a sample can be found block first.
         probs_buffer = features_ME.new_zeros(SLICE, num_blocks * BLOCK, dtype=torch.float32)
         grad_features_ME = torch.empty_like(features_ME)
-        grad_table_VE = torch.zeros_like(table_VE) if needs_grad else None
+        grad_table_VE: Tensor | None = None
         grad_bias_V = torch.zeros_like(bias_V)
 
         for start in range(0, num_positions, CHUNK):
@@ -128,7 +128,7 @@ class _LossAndSample(torch.autograd.Function):
                 logits_RV = logits_MV[low - start : rows.stop - start]
                 padded_RV = probs_buffer[: len(logits_RV)]
                 probs_RV = padded_RV[:, :vocab_size]
-                torch.add(logits_RV, bias_V, out=probs_RV)
+                probs_RV.copy_(logits_RV).add_(bias_V)  # one pass would mix dtypes: twice as slow
                 target_R1 = targets_M[rows, None]
                 largest_R1 = probs_RV.amax(dim=-1, keepdim=True)
                 target_logit_R1 = probs_RV.gather(1, target_R1)
@@ -142,9 +142,12 @@ class _LossAndSample(torch.autograd.Function):
                     probs_RV.scatter_add_(1, target_R1, -weights_M[rows, None])
                     grad_bias_V += probs_RV.sum(dim=0)
                     logits_RV.copy_(probs_RV)
-            if grad_table_VE is not None:
+            if needs_grad:
                 torch.matmul(logits_MV, table, out=grad_features_ME[chunk])
-                grad_table_VE += logits_MV.T @ features_ME[chunk]
+                grad_chunk_VE = (logits_MV.T @ features_ME[chunk]).float()
+                grad_table_VE = (
+                    grad_chunk_VE if grad_table_VE is None else grad_table_VE.add_(grad_chunk_VE)
+                )
 
         if needs_grad:
             ctx.save_for_backward(grad_features_ME, grad_table_VE, grad_bias_V)

@@ -1,0 +1,166 @@
+"""The fused layer against the plain one, which is the definition; and dropout's masks."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from electra.model.dropout import ONE, SPREAD, Dropout, DropoutMasks, num_kept
+from electra.model.encoder import Encoder, Layer
+from electra.model.initialisation import init_weights
+from electra.presets import encoder_sizes
+
+B, L = 3, 10
+
+
+def build(hidden_size: int, dropout_prob: float) -> Layer:
+    sizes = encoder_sizes(
+        hidden_size,
+        1,
+        32,
+        hidden_dropout_prob=dropout_prob,
+        attention_probs_dropout_prob=dropout_prob / 2,
+    )
+    layer = Layer(sizes)
+    rng = torch.Generator().manual_seed(0)
+    init_weights(layer, 0.2, rng)
+    with torch.no_grad():  # biases and norms, too
+        for parameter in layer.parameters():
+            if parameter.dim() == 1:
+                parameter += 0.1 * torch.randn(parameter.shape, generator=rng)
+    return layer
+
+
+def run(layer, forward, dtype, with_mask, with_dropout):
+    """Return the output and every gradient of a weighted sum of it."""
+    rng = torch.Generator().manual_seed(1)
+    H = layer.output.out_features
+    x = torch.randn(B, L, H, generator=rng).to(dtype).requires_grad_()
+    weights = torch.randn(B, L, H, generator=rng)
+    mask = None
+    if with_mask:
+        hidden = torch.arange(L) >= torch.tensor([[10], [7], [1]])
+        mask = torch.zeros(B, 1, 1, L, dtype=dtype)
+        mask.masked_fill_(hidden[:, None, None, :], torch.finfo(dtype).min)
+    torch.manual_seed(2)
+    masks = DropoutMasks(B * L * max(H, layer.attention.num_heads * L), dtype)
+    layer.zero_grad()
+    y = forward(x, mask, masks if with_dropout else None)
+    (y.float() * weights).sum().backward()
+    gradients = {name: parameter.grad.clone() for name, parameter in layer.named_parameters()}
+    return y.detach(), {"x": x.grad.float(), **gradients}
+
+
+@pytest.mark.parametrize(
+    ("hidden_size", "with_mask", "with_dropout"),
+    list(itertools.product((64, 128), (False, True), (False, True))),
+)
+def test_the_fused_layer_is_the_plain_one(hidden_size, with_mask, with_dropout):
+    layer = build(hidden_size, 0.2).train(with_dropout)
+    case = (torch.float32, with_mask, with_dropout)
+    plain, plain_gradients = run(layer, layer.plain, *case)
+    fused, fused_gradients = run(layer, layer, *case)
+    torch.testing.assert_close(fused, plain, atol=2e-6, rtol=1e-6)
+    assert set(fused_gradients) == set(plain_gradients)
+    for name, gradient in plain_gradients.items():
+        scale = max(1.0, gradient.abs().max().item())
+        assert (fused_gradients[name] - gradient).abs().max() <= 1e-5 * scale, name
+
+
+@pytest.mark.parametrize("with_dropout", [False, True])
+def test_in_bfloat16_it_is_as_far_from_float32_as_the_plain_one(with_dropout):
+    layer = build(128, 0.2 if with_dropout else 0.0).train()
+    exact, exact_gradients = run(layer, layer.plain, torch.float32, True, with_dropout)
+    # Where the masks' dtype differs their bits do not.
+    errors = {}
+    for name, forward in (("plain", layer.plain), ("fused", layer)):
+        y, gradients = run(layer, forward, torch.bfloat16, True, with_dropout)
+        errors[name] = [(y.float() - exact).norm() / exact.norm()] + [
+            (gradients[key] - value).norm() / value.norm()
+            for key, value in exact_gradients.items()
+            if value.norm() > 1e-3  # the key's bias has none
+        ]
+    for plain, fused in zip(errors["plain"], errors["fused"], strict=True):
+        assert fused < max(1.25 * plain, 0.01)
+        assert plain < 0.05
+
+
+def test_evaluation_keeps_nothing_for_a_backward_pass():
+    layer = build(64, 0.1).eval()
+    with torch.no_grad():
+        assert layer(torch.randn(2, 5, 64), None, None).grad_fn is None
+
+
+def test_an_encoder_is_the_same_by_either_path(monkeypatch):
+    sizes = encoder_sizes(128, 2, 32, vocab_size=50, hidden_dropout_prob=0.1)
+    encoder = Encoder(sizes).train()
+    init_weights(encoder, 0.1, torch.Generator().manual_seed(0))
+    ids = torch.randint(50, (4, 16), generator=torch.Generator().manual_seed(1))
+
+    def states():
+        torch.manual_seed(3)
+        return encoder(ids)
+
+    fused = states()
+    monkeypatch.setattr(Layer, "forward", Layer.plain)
+    torch.testing.assert_close(states(), fused, atol=1e-5, rtol=1e-5)
+
+
+# --- masks ---
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_masks_keep_the_share_they_say(dtype):
+    """A million elements: the share, neighbours and two masks at a time, within 4 deviations."""
+    torch.manual_seed(0)
+    masks = DropoutMasks(1_000_000, dtype)
+    one, two = (masks.draw(0.1, (1000, 1000)).double() for _ in range(2))
+    assert one.unique().tolist() == [0.0, 1.0]
+    for kept in (one, two):
+        assert kept.mean().item() == pytest.approx(0.9, abs=4 * math.sqrt(0.09 / 1e6))
+        for other in (kept.roll(1, 1), kept.roll(1, 0), kept.roll(7, 0)):
+            both = (kept * other).mean().item()
+            assert both == pytest.approx(0.81, abs=4 * math.sqrt(0.81 * 0.19 / 1e6))
+    both = (one * two).mean().item()
+    assert both == pytest.approx(0.81, abs=4 * math.sqrt(0.81 * 0.19 / 1e6))
+
+
+def test_two_masks_are_the_same_flags_from_another_place():
+    """That is what the class says of them; two passes share nothing."""
+    torch.manual_seed(0)
+    masks = DropoutMasks(200_000, torch.float32)
+    one, two = (masks.draw(0.1, (200_000,)) for _ in range(2))
+    shift = (two.data_ptr() - one.data_ptr()) // one.itemsize
+    assert 0 < abs(shift) < SPREAD
+    early, late = (one, two) if shift > 0 else (two, one)
+    assert torch.equal(early[abs(shift) :], late[: -abs(shift)])
+    other = DropoutMasks(200_000, torch.float32).draw(0.1, (200_000,))
+    assert (one * other).mean().item() == pytest.approx(0.81, abs=0.004)
+
+
+def test_a_mask_of_the_largest_size_fits_the_pool_wherever_it_begins(monkeypatch):
+    masks = DropoutMasks(100, torch.float32)
+    last = torch.tensor(SPREAD - 1)
+    monkeypatch.setattr(torch, "randint", lambda *_: last)
+    assert masks.draw(0.5, (100,)).shape == (100,)
+
+
+def test_probabilities_are_exact_to_one_in_131072():
+    for prob in (0.1, 0.15, 0.5, 1 / 3):
+        assert num_kept(prob) / ONE == pytest.approx(1 - prob, abs=2**-17)
+        assert Dropout(prob).scale == pytest.approx(1 / (1 - prob), rel=2**-15)
+
+
+def test_dropout_scales_what_it_keeps_and_its_gradient_alike():
+    torch.manual_seed(0)
+    x = torch.ones(1000, requires_grad=True)
+    out = Dropout(0.1).train()(x, DropoutMasks(1000, torch.float32))
+    assert sorted(out.unique().tolist()) == pytest.approx([0.0, 1 / 0.9], rel=1e-4)
+    out.sum().backward()
+    assert torch.equal(x.grad, out)
+    assert torch.equal(Dropout(0.1).eval()(x, DropoutMasks(1000, torch.float32)), x)
+
+
+def test_without_dropout_nothing_is_drawn():
+    assert Dropout(0.0).train().draw((3,), DropoutMasks(3, torch.float32)) is None
