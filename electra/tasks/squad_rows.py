@@ -1,0 +1,161 @@
+"""Questions as rows of token ids, and the way back from a row's tokens to the characters of a text.
+
+A row is [CLS] question [SEP] window [SEP]. A text longer than a window is covered by several, which
+overlap; each of its tokens is owned by the window that shows most of the text around it, and only
+there may an answer begin. N rows, T tokens of a text.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from electra.config import UserError
+from electra.corpus.tokenizer import Tokenizer
+from electra.tasks.interface import Rows
+from electra.tasks.squad_data import Question, Questions
+
+MAX_QUESTION = 64
+"""Tokens of a question; what is longer is cut. Source: configure_finetuning.py max_query_length."""
+DOC_STRIDE = 128
+"""Tokens from one window's start to the next one's. Source: configure_finetuning.py."""
+
+
+class Window(NamedTuple):
+    """What a row shows of a text."""
+
+    question: int
+    """Place of its question in the split."""
+    shift: int
+    """Position in the row, less number of the token in the text."""
+    owned: tuple[int, int]
+    """First position at which an answer may begin, and the one after the last."""
+
+
+class Windows(NamedTuple):
+    """What leads from the positions of a split's rows to characters."""
+
+    windows: list[Window]
+    """One for each row; those of a question follow one another."""
+    offsets: list[np.ndarray]
+    """(T, 2) for each context: where the characters of a token begin and end."""
+
+
+def cut_windows(num_tokens: int, size: int, stride: int) -> list[tuple[int, int]]:
+    """Return first token, and the one after the last, of windows that cover a text.
+
+    Source: qa_tasks.py.
+    """
+    spans = []
+    start = 0
+    while True:
+        spans.append((start, min(start + size, num_tokens)))
+        if start + size >= num_tokens:
+            return spans
+        start += stride
+
+
+def own_tokens(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the tokens that each window owns: first, and the one after the last.
+
+    A token is owned by the window with the most tokens on its poorer side, a hundredth for each
+    token of the window added; of equals by the first. These are always neighbours, and windows own
+    them in order. Source: qa_tasks.py _check_is_max_context.
+    """
+    num_tokens = spans[-1][1]
+    tokens = np.arange(num_tokens)
+    poorer = np.full((len(spans), num_tokens), -np.inf)
+    for row, (start, end) in zip(poorer, spans, strict=True):
+        inside = slice(start, end)
+        sides = np.minimum(tokens[inside] - start, end - 1 - tokens[inside])
+        row[inside] = sides + 0.01 * (end - start)
+    owners = poorer.argmax(axis=0)
+    ends = np.searchsorted(owners, np.arange(len(spans)), side="right")
+    return list(zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True))
+
+
+def cover_span(offsets: np.ndarray, start: int, end: int) -> tuple[int, int]:
+    """Return the first and the last token with characters in [start, end).
+
+    Where there is none, the first comes after the last.
+    """
+    first = np.searchsorted(offsets[:, 1], start, side="right")
+    last = np.searchsorted(offsets[:, 0], end, side="left") - 1
+    return int(first), int(last)
+
+
+def encode_questions(
+    split: Questions, tokenizer: Tokenizer, sequence_length: int, *, reference: bool
+) -> tuple[Rows, Windows]:
+    """Return a split as rows of at most `sequence_length` tokens, and the way back.
+
+    The targets are `start` and `end`, the positions of the first answer's first and last token, and
+    `unanswerable`, 1 where the row does not hold all of that answer; start and end are 0 there. All
+    are -1 where the answer is not known.
+
+    Args:
+        split: The questions.
+        tokenizer: Cuts them into tokens.
+        sequence_length: Longest row. A question keeps at most half of it; windows overlap by at
+            least half of what it leaves.
+        reference: As the released code, say that a row without the answer of an answerable question
+            is answerable.
+
+    Raises:
+        UserError: A context or an answer has no token.
+    """
+    contexts = [tokenizer.encode_with_offsets(context) for context in split.contexts]
+    offsets = [np.array(pairs, np.int32).reshape(-1, 2) for _, pairs in contexts]
+    texts = tokenizer.encode_batch([question.text for question in split.questions])
+    max_question = min(MAX_QUESTION, sequence_length // 2)
+    rows: list[list[int]] = []
+    first_lengths: list[int] = []
+    targets: list[tuple[int, int, int]] = []
+    windows: list[Window] = []
+    for number, (question, text) in enumerate(zip(split.questions, texts, strict=True)):
+        answer = _find_answer(question, offsets[question.context])
+        ids, text = contexts[question.context][0], text[:max_question]
+        first_length = len(text) + 2
+        size = sequence_length - first_length - 1
+        spans = cut_windows(len(ids), size, min(DOC_STRIDE, (size + 1) // 2))
+        for (start, end), (owned, owned_end) in zip(spans, own_tokens(spans), strict=True):
+            shift = first_length - start
+            window = Window(number, shift, (owned + shift, owned_end + shift))
+            windows.append(window)
+            rows.append(
+                [tokenizer.cls_id, *text, tokenizer.sep_id, *ids[start:end], tokenizer.sep_id]
+            )
+            first_lengths.append(first_length)
+            if question.answers is None:
+                targets.append((-1, -1, -1))
+            elif answer and start <= answer[0] and answer[1] < end:
+                targets.append((answer[0] + shift, answer[1] + shift, 0))
+            else:
+                targets.append((0, 0, int(answer is None or not reference)))
+    lengths = [len(row) for row in rows]
+    padded = np.full((len(rows), max(lengths)), tokenizer.pad_id, np.int32)
+    for place, row in enumerate(rows):
+        padded[place, : len(row)] = row
+    start_N, end_N, unanswerable_N = torch.tensor(targets, dtype=torch.int64).unbind(dim=1)
+    return (
+        Rows(
+            torch.from_numpy(padded),
+            torch.tensor(lengths, dtype=torch.int64),
+            torch.tensor(first_lengths, dtype=torch.int64),
+            {"start": start_N, "end": end_N, "unanswerable": unanswerable_N},
+            sum(len(text) > max_question for text in texts),
+        ),
+        Windows(windows, offsets),
+    )
+
+
+def _find_answer(question: Question, offsets: np.ndarray) -> tuple[int, int] | None:
+    """Return the first and the last token of the first answer, None if there is none."""
+    if not len(offsets):
+        raise UserError(f"question {question.id!r}: its context has no token; it must have one")
+    if question.span is None:
+        return None
+    first, last = cover_span(offsets, *question.span)
+    if first > last:
+        raise UserError(f"question {question.id!r}: its answer has no token; it must have one")
+    return first, last
