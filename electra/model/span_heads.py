@@ -62,7 +62,7 @@ class BeamSpanHead(nn.Module):
     W [a ; b] = W1 a + W2 b, W2 b once and one start after the other, so that (B, L, D) is the
     largest tensor where the released code has (B, K, L, 2H).
 
-    Source: appendix B, after XLNet; qa_tasks.py get_prediction_module.
+    Source: section 3.1, after XLNet; qa_tasks.py get_prediction_module.
     """
 
     def __init__(self, hidden_size: int):

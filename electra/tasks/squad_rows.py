@@ -104,31 +104,27 @@ def encode_questions(
     Raises:
         UserError: A context or an answer has no token.
     """
-    contexts = [tokenizer.encode_with_offsets(context) for context in split.contexts]
-    offsets = [np.array(pairs, np.int32).reshape(-1, 2) for _, pairs in contexts]
+    contexts, offsets = _encode_contexts(split.contexts, tokenizer)
     texts = tokenizer.encode_batch([question.text for question in split.questions])
     max_question = min(MAX_QUESTION, sequence_length // 2)
-    rows: list[list[int]] = []
+    cls, sep = [tokenizer.cls_id], [tokenizer.sep_id]
+    rows: list[np.ndarray] = []
     first_lengths: list[int] = []
     targets: list[tuple[int, int, int]] = []
     windows: list[Window] = []
     for number, (question, text) in enumerate(zip(split.questions, texts, strict=True)):
         answer = _find_answer(question, offsets[question.context])
-        ids, text = contexts[question.context][0], text[:max_question]
-        first_length = len(text) + 2
-        size = sequence_length - first_length - 1
-        spans = cut_windows(len(ids), size, min(DOC_STRIDE, (size + 1) // 2))
+        context_ids, first = contexts[question.context], cls + text[:max_question] + sep
+        size = sequence_length - len(first) - 1
+        spans = cut_windows(len(context_ids), size, min(DOC_STRIDE, (size + 1) // 2))
         for (start, end), (owned, owned_end) in zip(spans, own_tokens(spans), strict=True):
-            shift = first_length - start
-            window = Window(number, shift, (owned + shift, owned_end + shift))
-            windows.append(window)
-            rows.append(
-                [tokenizer.cls_id, *text, tokenizer.sep_id, *ids[start:end], tokenizer.sep_id]
-            )
-            first_lengths.append(first_length)
+            shift = len(first) - start
+            windows.append(Window(number, shift, (owned + shift, owned_end + shift)))
+            rows.append(np.concatenate([first, context_ids[start:end], sep]))
+            first_lengths.append(len(first))
             if question.answers is None:
                 targets.append((-1, -1, -1))
-            elif answer and start <= answer[0] and answer[1] < end:
+            elif answer and start <= answer[0] <= answer[1] < end:
                 targets.append((answer[0] + shift, answer[1] + shift, 0))
             else:
                 targets.append((0, 0, int(answer is None or not reference)))
@@ -147,6 +143,18 @@ def encode_questions(
         ),
         Windows(windows, offsets),
     )
+
+
+def _encode_contexts(
+    contexts: list[str], tokenizer: Tokenizer
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Return the ids (T,) and the offsets (T, 2) of each text."""
+    ids, offsets = [], []
+    for context in contexts:
+        tokens, places = tokenizer.encode_with_offsets(context)
+        ids.append(np.array(tokens, np.int32))
+        offsets.append(np.array(places, np.int32).reshape(-1, 2))
+    return ids, offsets
 
 
 def _find_answer(question: Question, offsets: np.ndarray) -> tuple[int, int] | None:

@@ -118,8 +118,10 @@ def sweep_thresholds(
 ) -> Sweep:
     """Return the scores of SQuAD 2.0 at every threshold that makes a difference.
 
-    Source: find_best_thresh of evaluate-v2.0.py, which also stops between equal odds, where no
-    threshold can, and calls "nothing is answered" the threshold 0.
+    Source: find_best_thresh of evaluate-v2.0.py. It differs where odds are equal (it also stops
+    between them, which no threshold can), where a question without answer has a prediction without
+    words (it counts it as wrong here, and as right in its scores), and where it is best to answer
+    nothing (it calls that the threshold 0).
     """
     odds = np.asarray(null_odds, np.float64)
     order = odds.argsort(kind="stable")
