@@ -349,7 +349,14 @@ def test_rows_hold_question_and_window_and_say_where_the_answer_is(language_toke
             first, last, unanswerable = (
                 int(rows.targets[name][row]) for name in ("start", "end", "unanswerable")
             )
-            if first:
+            holding = [
+                token
+                for token, (begin, end) in enumerate(pairs)
+                if question.span and begin < question.span[1] and end > question.span[0]
+            ]
+            is_held = bool(holding) and set(holding) <= set(range(start, start + len(shown)))
+            assert (first > 0) == is_held
+            if is_held:
                 begin, end = pairs[first - window.shift][0], pairs[last - window.shift][1]
                 assert split.contexts[number][begin:end] == question.answers[0]
                 assert unanswerable == 0
@@ -607,6 +614,24 @@ def test_one_and_the_same_answer_is_told(toy_tokenizer):
     outputs = constant_outputs(rows, unanswerable=1.0, start=0)
     assert task.describe_collapse(rows, outputs) == "every dev prediction is 'the'"
     assert task.score("dev", rows, outputs) == {"exact": 0.0, "f1": 0.0}
+
+
+@pytest.mark.parametrize("head", ["beam", "plain"])
+def test_a_model_that_diverged_is_scored_and_told(toy_tokenizer, tmp_path, head):
+    split = toy_questions(0, 8, with_none=True)
+    task = SquadTask("squad", {"dev": split}, (), head=head)
+    rows = task.encode(toy_tokenizer, 32)["dev"]
+    outputs = constant_outputs(rows, unanswerable=torch.nan, start=0)
+    outputs["end_scores"] = outputs["end_scores"] + torch.nan
+    if head == "plain":
+        nothing = torch.full(rows.input_ids.shape, torch.nan)
+        outputs = {"start_logits": nothing, "end_logits": nothing}
+    scores = task.score("dev", rows, outputs)
+    assert (scores["has_answer_f1"], scores["no_answer_f1"]) == (0, 1)
+    assert task.describe_collapse(rows, outputs) == "no dev answer is given"
+    task.write_predictions(tmp_path, "dev", rows, outputs)
+    assert set(json.loads((tmp_path / "predictions.json").read_text()).values()) == {""}
+    assert not any(json.loads((tmp_path / "nbest.json").read_text()).values())
 
 
 def test_an_unlabelled_split_has_predictions_and_no_scores(toy_tokenizer, tmp_path):

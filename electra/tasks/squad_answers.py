@@ -29,7 +29,7 @@ class Answers(NamedTuple):
     """What was found for each question, in their order."""
 
     n_best: list[list[tuple[str, float]]]
-    """Texts, all different, with their scores, best first; empty where the beam held no span."""
+    """Texts, all different, with their scores, best first; empty where no span has one."""
     null_odds: list[float]
     """How much sooner there is no answer than the best one; in nats."""
 
@@ -69,7 +69,8 @@ def find_answers(split: Questions, windows: Windows, outputs: Outputs) -> Answer
             null_odds.append(float(arrays["unanswerable"][rows].min()))
         else:
             null = arrays["start_logits"][rows, 0] + arrays["end_logits"][rows, 0]
-            null_odds.append(float(null.min()) - n_best[-1][0][1])
+            best = n_best[-1][0][1] if n_best[-1] else np.nan  # none where all logits are NaN
+            null_odds.append(float(null.min()) - best)
     return Answers(n_best, null_odds)
 
 
