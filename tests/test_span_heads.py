@@ -1,5 +1,4 @@
 import math
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -17,22 +16,18 @@ from electra.model.span_heads import (
 HIDDEN = 24
 
 
-class Batch(NamedTuple):
-    token_type_ids: torch.Tensor
-    targets: dict[str, torch.Tensor]
-
-
 def segments(*sizes: tuple[int, int, int]) -> torch.Tensor:
     """Rows of this many tokens of segment 0, segment 1 and padding."""
     return torch.tensor([[0] * a + [1] * b + [0] * pad for a, b, pad in sizes])
 
 
-def random_batch(seed: int = 0) -> tuple[torch.Tensor, Batch]:
+def random_batch(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+    """States, segments and targets."""
     rng = torch.Generator().manual_seed(seed)
     types = segments((5, 35, 0), (8, 22, 10), (4, 3, 33))
     states = torch.randn(*types.shape, HIDDEN, generator=rng, requires_grad=True)
     places = {"start": [9, 0, 4], "end": [12, 0, 5], "unanswerable": [0, 1, 0]}
-    return states, Batch(types, {name: torch.tensor(values) for name, values in places.items()})
+    return states, types, {name: torch.tensor(values) for name, values in places.items()}
 
 
 def random_head(seed: int = 0) -> BeamSpanHead:
@@ -88,16 +83,14 @@ class NaiveHead:
 
 
 def test_answers_stand_in_the_text_or_at_cls():
-    batch = Batch(segments((4, 4, 2), (3, 1, 6)), {})
-    assert answer_positions(batch).nonzero().tolist() == [[0, 0], [0, 4], [0, 5], [0, 6], [1, 0]]
+    types = segments((4, 4, 2), (3, 1, 6))
+    assert answer_positions(types).nonzero().tolist() == [[0, 0], [0, 4], [0, 5], [0, 6], [1, 0]]
 
 
 def test_beam_head_trains_as_the_one_that_writes_every_pair_out():
-    head, (states, batch) = random_head(), random_batch()
-    head.train()
-    outputs = head(states, batch)
-    loss = span_loss(outputs, batch.targets)
-    expected = NaiveHead(head).loss(states, answer_positions(batch), batch.targets)
+    head, (states, types, targets) = random_head(), random_batch()
+    loss = span_loss(head(states, types, targets["start"]), targets)
+    expected = NaiveHead(head).loss(states, answer_positions(types), targets)
     torch.testing.assert_close(loss, expected, atol=1e-5, rtol=1e-5)
     inputs = {"states": states, **dict(head.named_parameters())}
     ours = torch.autograd.grad(loss, list(inputs.values()))
@@ -110,9 +103,9 @@ def test_beam_head_trains_as_the_one_that_writes_every_pair_out():
 
 @torch.no_grad()
 def test_beam_head_finds_the_pairs_of_the_one_that_writes_every_pair_out():
-    head, (states, batch) = random_head(), random_batch()
-    outputs = head.eval()(states, batch)
-    naive, allowed = NaiveHead(head), answer_positions(batch)
+    head, (states, types, _) = random_head(), random_batch()
+    outputs = head(states, types)
+    naive, allowed = NaiveHead(head), answer_positions(types)
     torch.testing.assert_close(outputs["unanswerable"], naive.unanswerable(states, allowed))
     starts = naive.start_log_probs(states, allowed)
     ends = naive.end_log_probs(states, allowed, outputs["starts"])
@@ -130,15 +123,15 @@ def test_beam_head_finds_the_pairs_of_the_one_that_writes_every_pair_out():
 
 @torch.no_grad()
 def test_the_beam_has_one_size_in_rows_of_any_length():
-    head, (states, _) = random_head().eval(), random_batch()
-    outputs = head(states[:, :7], Batch(segments((3, 4, 0)).expand(3, 7), {}))
+    head, (states, _, _) = random_head(), random_batch()
+    outputs = head(states[:, :7], segments((3, 4, 0)).expand(3, 7))
     assert outputs["starts"].shape == outputs["start_scores"].shape == (3, BEAM_SIZE)
     assert outputs["ends"].shape == outputs["end_scores"].shape == (3, BEAM_SIZE, BEAM_SIZE)
     assert outputs["end_scores"][:, 0].isfinite().sum(dim=-1).tolist() == [4, 4, 4]
 
 
 def test_beam_head_never_holds_all_pairs():
-    head, (states, batch) = random_head().eval(), random_batch()
+    head, (states, types, _) = random_head(), random_batch()
     sizes = []
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):
@@ -148,9 +141,8 @@ def test_beam_head_never_holds_all_pairs():
             return out
 
     with Watch(), torch.no_grad():
-        head(states, batch)
-    rows, length = batch.token_type_ids.shape
-    assert max(sizes) == rows * length * 512
+        head(states, types)
+    assert max(sizes) == types.numel() * 512
 
 
 def test_plain_head_is_that_of_transformers():
@@ -174,7 +166,7 @@ def test_plain_head_is_that_of_transformers():
     places = {"start": torch.tensor([7]), "end": torch.tensor([8])}
     expected = theirs(ids, token_type_ids=types)
     states = theirs.electra(ids, token_type_ids=types).last_hidden_state
-    outputs = head(states, Batch(types, places))
+    outputs = head(states, types)
     text = slice(5, 13)
     for name in ("start_logits", "end_logits"):
         torch.testing.assert_close(outputs[name][:, text], expected[name][:, text])

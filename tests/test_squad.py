@@ -9,24 +9,26 @@ import numpy as np
 import pytest
 import torch
 
-from electra.config import EncoderConfig, FinetuneConfig, TokenizerConfig, UserError
+from electra.config import FinetuneConfig, TokenizerConfig, UserError
 from electra.corpus.tokenizer import Tokenizer
+from electra.finetune import encode_task, train_seed
 from electra.model.encoder import Encoder
-from electra.model.initialisation import draw_glorot, init_weights
-from electra.tasks.interface import make_batch
+from electra.model.initialisation import init_weights
+from electra.model.span_heads import span_loss
+from electra.presets import encoder_sizes
 from electra.tasks.squad import SquadTask, read_squad_task
 from electra.tasks.squad_answers import MAX_ANSWER, N_BEST, find_answers
-from electra.tasks.squad_data import Question, Questions, read_questions
+from electra.tasks.squad_data import Question, read_questions
 from electra.tasks.squad_rows import (
     cover_span,
     cut_windows,
     encode_questions,
     own_tokens,
 )
+from electra.training.pretrained import Pretrained
 
 SQUAD_FOLDER = Path(__file__).parents[2] / "shared/data/squad"
 VOCAB_FILE = Path(__file__).parents[2] / "shared/data/vocab/bert-base-uncased.txt"
-CPU = torch.device("cpu")
 
 
 # --- files ---
@@ -72,15 +74,12 @@ def test_squad_files_are_read_compressed_or_not(tmp_path):
     (tmp_path / "dev-v1.1.json").write_text(squad_json(entry()))
     (tmp_path / "test.json").write_text(squad_json({"id": "t", "question": "What?"}))
     task = read_squad_task("squad", tmp_path)
-    train = task.splits["train"]
-    assert train.contexts == [CONTEXT]
-    assert train.questions == [
-        Question("q1", "What was sold?", 0, ("a boat",), (20, 26)),
-        Question("q2", "Who?", 0, (), None),
-    ]
-    assert train.has_unanswerable
-    assert not task.splits["dev"].has_unanswerable
-    assert not task.splits["test"].is_labelled
+    first = Question("q1", "What was sold?", CONTEXT, ("a boat",), (20, 26))
+    assert task.examples == {
+        "train": [first, Question("q2", "Who?", CONTEXT, (), None)],
+        "dev": [first],
+        "test": [Question("t", "What?", CONTEXT, None, None)],
+    }
     assert [path.name for path in task.files] == [
         "train-v2.0.json.xz",
         "dev-v1.1.json",
@@ -91,9 +90,9 @@ def test_squad_files_are_read_compressed_or_not(tmp_path):
 def test_mrqa_files_are_read_and_their_spans_include_the_last_character(tmp_path):
     path = tmp_path / "train.jsonl.gz"
     path.write_bytes(gzip.compress(mrqa_jsonl().encode()))
-    split = read_questions([path], is_labelled=True)
-    assert split.contexts == [CONTEXT]
-    assert split.questions == [Question("m1", "What was sold?", 0, ("A boat", "boat"), (20, 26))]
+    assert read_questions([path], is_labelled=True) == [
+        Question("m1", "What was sold?", CONTEXT, ("A boat", "boat"), (20, 26))
+    ]
 
 
 def test_several_files_are_one_split_if_they_are_named(tmp_path):
@@ -106,8 +105,7 @@ def test_several_files_are_one_split_if_they_are_named(tmp_path):
         f"{tmp_path} has several train files: train-a.json, train-b.jsonl; choose with squad.train"
     )
     task = read_squad_task("squad", tmp_path, train=["train-b.jsonl", "train-a.json"])
-    assert [question.id for question in task.splits["train"].questions] == ["m1", "a"]
-    assert [question.context for question in task.splits["train"].questions] == [0, 1]
+    assert [question.id for question in task.examples["train"]] == ["m1", "a"]
 
 
 QUESTION = "{0} question 'q1': "
@@ -221,9 +219,10 @@ def test_missing_files_are_refused(tmp_path, files, chosen, message):
 )
 def test_texts_of_which_nothing_is_left_are_refused(toy_tokenizer, context, answer, message):
     start = context.index(answer)
-    question = Question("q", "who", 0, (answer,), (start, start + 1))
-    with pytest.raises(UserError, match=message.partition(":")[2]):
-        encode_questions(Questions([context], [question]), toy_tokenizer, 16, reference=False)
+    question = Question("q", "who", context, (answer,), (start, start + 1))
+    with pytest.raises(UserError) as refusal:
+        encode_questions([question], toy_tokenizer, 16, reference=False)
+    assert str(refusal.value) == message
 
 
 # --- windows ---
@@ -303,9 +302,9 @@ def test_any_words_of_any_language_are_cut_from_the_text_as_they_stand(
     assert num_several > 50
 
 
-def random_questions(rng: random.Random, count: int) -> Questions:
+def random_questions(rng: random.Random, count: int) -> list[Question]:
     """Texts of 3 to 40 words with an answer of 1 to 4 words, or none."""
-    contexts, questions = [], []
+    questions = []
     for number in range(count):
         context, places = random_context(rng, rng.randint(3, 40))
         places = [place for place in places if context[place[0]] != "\ud83d"]
@@ -315,9 +314,8 @@ def random_questions(rng: random.Random, count: int) -> Questions:
         text = " ".join(rng.choices(WORDS, k=rng.randint(0, 30)))
         answers = (context[start:end],) if is_answered else ()
         span = (start, end) if is_answered else None
-        questions.append(Question(f"q{number}", text, number, answers, span))
-        contexts.append(context)
-    return Questions(contexts, questions)
+        questions.append(Question(f"q{number}", text, context, answers, span))
+    return questions
 
 
 @pytest.mark.parametrize("reference", [False, True])
@@ -327,10 +325,10 @@ def test_rows_hold_question_and_window_and_say_where_the_answer_is(language_toke
     rows, windows = encode_questions(split, tokenizer, 48, reference=reference)
     num_found = dict.fromkeys(range(80), 0)
     num_cut = 0
-    for number, question in enumerate(split.questions):
+    for number, question in enumerate(split):
         ids = tokenizer.encode(question.text)
         num_cut += len(ids) > 24
-        context_ids, pairs = tokenizer.encode_with_offsets(split.contexts[number])
+        context_ids, pairs = tokenizer.encode_with_offsets(question.context)
         assert windows.offsets[number].tolist() == [list(pair) for pair in pairs]
         covered: list[int] = []
         for row, window in enumerate(windows.windows):
@@ -358,7 +356,7 @@ def test_rows_hold_question_and_window_and_say_where_the_answer_is(language_toke
             assert (first > 0) == is_held
             if is_held:
                 begin, end = pairs[first - window.shift][0], pairs[last - window.shift][1]
-                assert split.contexts[number][begin:end] == question.answers[0]
+                assert question.context[begin:end] == question.answers[0]
                 assert unanswerable == 0
                 num_found[number] += 1
             else:
@@ -372,7 +370,7 @@ def test_rows_hold_question_and_window_and_say_where_the_answer_is(language_toke
 
 
 def test_targets_of_an_unlabelled_split_are_unknown(toy_tokenizer):
-    split = Questions(["the queen painted a boat"], [Question("q", "who", 0, None, None)])
+    split = [Question("q", "who", "the queen painted a boat", None, None)]
     rows, _ = encode_questions(split, toy_tokenizer, 32, reference=False)
     assert {name: values.tolist() for name, values in rows.targets.items()} == {
         "start": [-1],
@@ -386,16 +384,16 @@ def test_targets_of_an_unlabelled_split_are_unknown(toy_tokenizer):
 
 def every_span(split, rows, windows, span_score):
     """The best score of each text of each question, over all spans that may be answers."""
-    found = [{} for _ in split.questions]
+    found = [{} for _ in split]
     for row, window in enumerate(windows.windows):
-        offsets = windows.offsets[split.questions[window.question].context]
+        offsets = windows.offsets[window.question]
         for start in range(*window.owned):
             for end in range(start, min(start + MAX_ANSWER, int(rows.lengths[row]) - 1)):
                 score = span_score(row, start, end)
                 if score is None:
                     continue
                 begin, stop = offsets[start - window.shift][0], offsets[end - window.shift][1]
-                text = split.contexts[split.questions[window.question].context][begin:stop]
+                text = split[window.question].context[begin:stop]
                 texts = found[window.question]
                 texts[text] = max(score, texts.get(text, -np.inf))
     return found
@@ -485,10 +483,10 @@ def test_a_beam_gives_the_best_of_its_spans(encoded):
 # --- the task ---
 
 
-def toy_questions(seed: int, count: int, *, with_none: bool) -> Questions:
+def toy_questions(seed: int, count: int, *, with_none: bool) -> list[Question]:
     """Who did what when; some sentences do not say when."""
     rng = random.Random(seed)
-    contexts, questions = [], []
+    questions = []
     for number in range(count):
         parts = [
             rng.choice(("the old sailor", "a young doctor", "my neighbour", "the queen")),
@@ -505,71 +503,79 @@ def toy_questions(seed: int, count: int, *, with_none: bool) -> Questions:
         answers = (parts[asked],) if is_answered else ()
         span = (start, start + len(parts[asked])) if is_answered else None
         text = {0: "the old", 2: "engine", 3: "yesterday"}[asked]
-        questions.append(Question(f"q{number}", text, number, answers, span))
-        contexts.append(context)
-    return Questions(contexts, questions)
+        questions.append(Question(f"q{number}", text, context, answers, span))
+    return questions
 
 
 @pytest.mark.parametrize(("head", "with_none"), [("beam", True), ("plain", False)])
 def test_a_small_encoder_learns_to_answer(toy_tokenizer, tmp_path, head, with_none):
     split = toy_questions(0, 96, with_none=with_none)
-    task = SquadTask("squad", {"train": split, "dev": split}, (), head=head)
-    rows = task.encode(toy_tokenizer, 32)
-    sizes = EncoderConfig(
-        vocab_size=toy_tokenizer.vocab_size,
-        embedding_size=64,
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=128,
-        max_position_embeddings=32,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
+    task = SquadTask("squad", {"train": split, "dev": split}, head=head)
+    sizes = encoder_sizes(
+        64, 2, 32, vocab_size=toy_tokenizer.vocab_size, max_position_embeddings=32
     )
-    model = torch.nn.ModuleList(
-        [Encoder(sizes, compute_dtype=torch.float32), task.build_head(sizes, FinetuneConfig())]
+    encoder = Encoder(sizes)
+    init_weights(encoder, 0.1, torch.Generator().manual_seed(0))
+    start = Pretrained(sizes, toy_tokenizer, encoder.state_dict(), 32, "random weights")
+    config = FinetuneConfig(
+        learning_rate=2e-3,
+        layer_lr_decay=1.0,
+        batch_size=16,
+        epochs=12,
+        sequence_length=32,
+        dropout_prob=0.0,
+        precision="float32",
+        threads=1,
     )
-    encoder, answers_head = model
-    rng = torch.Generator().manual_seed(0)
-    init_weights(encoder, 0.1, rng)
-    draw_glorot(model, rng)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-
-    def run(index):
-        batch = make_batch(rows["train"], index, CPU)
-        states = encoder(batch.input_ids, batch.attention_mask, batch.token_type_ids)
-        return answers_head(states, batch), batch
-
-    losses = []
-    for _ in range(60):
-        index = torch.randint(len(rows["train"].lengths), (32,), generator=rng)
-        loss = task.loss(*run(index))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0] / 5
-    model.eval()
-    with torch.inference_mode():
-        outputs, _ = run(torch.arange(len(rows["dev"].lengths)))
-    scores = task.score("dev", rows["dev"], outputs)
+    rows = encode_task(task, start, config)
+    run = train_seed(start, task, rows, config, seed=0, progress=lambda record: None)
+    outputs, scores = run.outputs["dev"], run.record["scores"]
+    assert not run.record["degenerate"]
     assert scores["exact"] > 0.9
     assert scores["f1"] >= scores["exact"]
     assert ("no_answer_exact" in scores) == with_none
-    assert task.describe_collapse(rows["dev"], outputs) is None
+    losses = [epoch["train_loss"] for epoch in run.record["epochs"]]
+    constant = task.find_constant(rows.splits["train"], rows.splits["dev"])
+    assert losses[-1] < constant.loss / 3 < losses[0]
 
-    task.write_predictions(tmp_path, "dev", rows["dev"], outputs)
+    task.write_predictions(tmp_path, "dev", rows.splits["dev"], outputs)
     predictions, null_odds, n_best = (
         json.loads((tmp_path / f"{name}.json").read_text())
         for name in ("predictions", "null_odds", "nbest")
     )
-    ids = [question.id for question in split.questions]
+    ids = [question.id for question in split]
     assert list(predictions) == list(null_odds) == list(n_best) == ids
-    for question in split.questions:
-        assert predictions[question.id] in split.contexts[question.context]
+    for question in split:
+        assert predictions[question.id] in question.context
         assert predictions[question.id] == n_best[question.id][0]["text"] != ""
         shares = [answer["probability"] for answer in n_best[question.id]]
         assert sum(shares) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("head", "with_none"), [("beam", True), ("plain", True), ("beam", False)])
+def test_the_constant_answer_is_the_best_that_reads_no_text(toy_tokenizer, head, with_none):
+    questions = toy_questions(0, 40, with_none=with_none)
+    task = SquadTask("squad", {"train": questions, "dev": questions}, head=head)
+    rows = task.encode(toy_tokenizer, 32)["train"]
+    num_none = sum(not question.answers for question in questions)
+    share = num_none / len(questions)
+    targets = rows.targets
+    positions = torch.arange(rows.input_ids.shape[1])
+    is_text = (positions >= rows.first_lengths[:, None]) & (positions < rows.lengths[:, None] - 1)
+
+    def loss_at(share: float) -> float:
+        """When [CLS] has this share and the text's tokens the rest."""
+        logits = is_text / is_text.sum(dim=1, keepdim=True) * (1 - share)
+        logits[:, 0] = share
+        outputs = {"start_logits": logits.log(), "end_logits": logits.log()}
+        if head == "beam":
+            outputs["unanswerable"] = torch.full((len(rows),), share).logit(eps=1e-7)
+        return span_loss(outputs, targets).item()
+
+    constant = task.find_constant(rows, rows)
+    assert constant.scores == {"f1": share, "exact": share}
+    assert constant.loss == pytest.approx(loss_at(share), rel=1e-5)
+    assert constant.loss < min(loss_at(share + 0.05), loss_at(abs(share - 0.05)))
 
 
 def constant_outputs(rows, *, unanswerable: float, start: int) -> dict[str, torch.Tensor]:
@@ -598,7 +604,7 @@ def constant_outputs(rows, *, unanswerable: float, start: int) -> dict[str, torc
 )
 def test_a_collapse_is_told(toy_tokenizer, unanswerable, reference, message):
     split = toy_questions(0, 20, with_none=True)
-    task = SquadTask("squad", {"dev": split}, (), reference=reference)
+    task = SquadTask("squad", {"dev": split}, reference=reference)
     rows = task.encode(toy_tokenizer, 32)["dev"]
     outputs = constant_outputs(rows, unanswerable=unanswerable, start=1)
     assert task.describe_collapse(rows, outputs) == message
@@ -608,8 +614,8 @@ def test_a_collapse_is_told(toy_tokenizer, unanswerable, reference, message):
 
 def test_one_and_the_same_answer_is_told(toy_tokenizer):
     context = "the queen painted a boat"
-    asked = [Question(str(n), "who", 0, ("the queen",), (0, 9)) for n in range(3)]
-    task = SquadTask("squad", {"dev": Questions([context], asked)}, ())
+    asked = [Question(str(n), "who", context, ("the queen",), (0, 9)) for n in range(3)]
+    task = SquadTask("squad", {"dev": asked})
     rows = task.encode(toy_tokenizer, 32)["dev"]
     outputs = constant_outputs(rows, unanswerable=1.0, start=0)
     assert task.describe_collapse(rows, outputs) == "every dev prediction is 'the'"
@@ -619,7 +625,7 @@ def test_one_and_the_same_answer_is_told(toy_tokenizer):
 @pytest.mark.parametrize("head", ["beam", "plain"])
 def test_a_model_that_diverged_is_scored_and_told(toy_tokenizer, tmp_path, head):
     split = toy_questions(0, 8, with_none=True)
-    task = SquadTask("squad", {"dev": split}, (), head=head)
+    task = SquadTask("squad", {"dev": split}, head=head)
     rows = task.encode(toy_tokenizer, 32)["dev"]
     outputs = constant_outputs(rows, unanswerable=torch.nan, start=0)
     outputs["end_scores"] = outputs["end_scores"] + torch.nan
@@ -635,8 +641,8 @@ def test_a_model_that_diverged_is_scored_and_told(toy_tokenizer, tmp_path, head)
 
 
 def test_an_unlabelled_split_has_predictions_and_no_scores(toy_tokenizer, tmp_path):
-    split = Questions(["the queen painted a boat"], [Question("q", "who", 0, None, None)])
-    task = SquadTask("squad", {"test": split}, ())
+    split = [Question("q", "who", "the queen painted a boat", None, None)]
+    task = SquadTask("squad", {"test": split})
     rows = task.encode(toy_tokenizer, 32)["test"]
     outputs = constant_outputs(rows, unanswerable=1.0, start=0)
     assert task.score("test", rows, outputs) == {}
@@ -660,17 +666,21 @@ def test_real_answers_are_recovered_from_their_tokens(
     name, num_questions, num_answered, num_recovered
 ):
     """The rest begins or ends inside a token: "Japan" of "Japanese", "5" of "50"."""
-    split = read_questions([SQUAD_FOLDER / name], is_labelled=True)
-    assert len(split.questions) == num_questions
+    questions = read_questions([SQUAD_FOLDER / name], is_labelled=True)
+    assert len(questions) == num_questions
     tokenizer = Tokenizer.load(VOCAB_FILE)
-    offsets = [np.array(tokenizer.encode_with_offsets(context)[1]) for context in split.contexts]
-    found = [
-        (question.answers[0], split.contexts[question.context][places[first, 0] : places[last, 1]])
-        for question in split.questions
-        if question.span
-        for places in [offsets[question.context]]
-        for first, last in [cover_span(places, *question.span)]
-    ]
+    offsets = {
+        context: np.array(tokenizer.encode_with_offsets(context)[1])
+        for context in {question.context for question in questions}
+    }
+    found = []
+    for question in questions:
+        if question.span:
+            places = offsets[question.context]
+            first, last = cover_span(places, *question.span)
+            found.append(
+                (question.answers[0], question.context[places[first, 0] : places[last, 1]])
+            )
     assert len(found) == num_answered
     assert sum(answer == text for answer, text in found) == num_recovered
     assert all(answer in text for answer, text in found)

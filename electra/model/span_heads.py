@@ -2,11 +2,9 @@
 
 Shape suffixes as in encoder.py; K starts of the beam, D width inside a layer of two.
 
-A row is [CLS] question [SEP] text [SEP]. An answer may begin and end at tokens of the text; [CLS]
-stands for "no answer here". All other positions have logit -inf.
+A row is [CLS] question [SEP] text [SEP], of which text [SEP] is segment 1. An answer may begin and
+end at tokens of the text; [CLS] stands for "no answer here". All other positions have logit -inf.
 """
-
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -22,18 +20,6 @@ UNANSWERABLE_WEIGHT = 0.5
 """Of its loss. Source: configure_finetuning.py answerable_weight."""
 
 
-class SpanBatch(Protocol):
-    """What a span head reads of a batch."""
-
-    @property
-    def token_type_ids(self) -> Tensor | None:
-        """(B, L): 0 for [CLS] question [SEP] and padding, 1 for text [SEP]."""
-
-    @property
-    def targets(self) -> dict[str, Tensor]:
-        """Where the answer starts and ends, and whether the row holds none; (B,) int64 each."""
-
-
 class SpanHead(nn.Module):
     """One linear layer: a logit to start and a logit to end at each position, each on its own.
 
@@ -44,10 +30,11 @@ class SpanHead(nn.Module):
         super().__init__()
         self.dense = Linear(hidden_size, 2)
 
-    def forward(self, states_BLH: Tensor, batch: SpanBatch) -> dict[str, Tensor]:
+    def forward(self, states_BLH: Tensor, token_type_ids_BL: Tensor) -> dict[str, Tensor]:
         """Return `start_logits` and `end_logits`, (B, L) float32."""
         logits_BL2 = self.dense(states_BLH.float())
-        logits_BL2 = logits_BL2.masked_fill(~answer_positions(batch)[:, :, None], -torch.inf)
+        forbidden_BL = ~answer_positions(token_type_ids_BL)
+        logits_BL2 = logits_BL2.masked_fill(forbidden_BL[:, :, None], -torch.inf)
         start_BL, end_BL = logits_BL2.unbind(dim=-1)
         return {"start_logits": start_BL, "end_logits": end_BL}
 
@@ -55,8 +42,8 @@ class SpanHead(nn.Module):
 class BeamSpanHead(nn.Module):
     """A start, an end given that start, and whether there is an answer at all.
 
-    In training the end is that of the start which is right. Otherwise the likeliest starts are
-    followed up, each with its likeliest ends.
+    In training the start is given: the right one. Otherwise the likeliest starts are followed up,
+    each with its likeliest ends.
 
     The layer that judges an end reads [start ; end], of size 2H, for every pair. It is applied as
     W [a ; b] = W1 a + W2 b, W2 b once and one start after the other, so that (B, L, D) is the
@@ -73,32 +60,34 @@ class BeamSpanHead(nn.Module):
         self.unanswerable_inner = Linear(2 * hidden_size, INNER_SIZE)
         self.unanswerable = Linear(INNER_SIZE, 1)
 
-    def forward(self, states_BLH: Tensor, batch: SpanBatch) -> dict[str, Tensor]:
+    def forward(
+        self, states_BLH: Tensor, token_type_ids_BL: Tensor, start_B: Tensor | None = None
+    ) -> dict[str, Tensor]:
         """Return float32 `unanswerable` (B,), the log-odds that the row holds no answer, and more.
 
-        In training these are `start_logits` and `end_logits` (B, L), else the beam, best first:
-        `start_scores` (B, K) and `end_scores` (B, K, K), log-probabilities, -inf where a row has
-        fewer positions than the beam; `starts` and `ends`, the positions, likewise.
+        Given the starts, these are `start_logits` and `end_logits` (B, L), else the beam, best
+        first: `start_scores` (B, K) and `end_scores` (B, K, K), log-probabilities, -inf where a row
+        has fewer positions than the beam; `starts` and `ends`, the positions, likewise.
         """
         states_BLH = states_BLH.float()
-        allowed_BL = answer_positions(batch)
+        allowed_BL = answer_positions(token_type_ids_BL)
         start_logits_BL = self.start(states_BLH).squeeze(-1).masked_fill(~allowed_BL, -torch.inf)
         start_weight_DH, end_weight_DH = self.end_inner.weight.chunk(2, dim=1)
         as_end_BLD = F.linear(states_BLH, end_weight_DH)
         rows_B = torch.arange(len(states_BLH), device=states_BLH.device)
 
-        def end_logits_after(start_B: Tensor) -> Tensor:
-            start_BH = states_BLH[rows_B, start_B]
+        def end_logits_after(chosen_B: Tensor) -> Tensor:
+            start_BH = states_BLH[rows_B, chosen_B]
             as_start_BD = F.linear(start_BH, start_weight_DH, self.end_inner.bias)
             logits_BL = self.end(F.gelu(as_start_BD[:, None] + as_end_BLD)).squeeze(-1)
             return logits_BL.masked_fill(~allowed_BL, -torch.inf)
 
         outputs = {"unanswerable": self._judge(states_BLH, start_logits_BL)}
-        if self.training:
-            end_logits_BL = end_logits_after(batch.targets["start"])
+        if start_B is not None:
+            end_logits_BL = end_logits_after(start_B)
             return {**outputs, "start_logits": start_logits_BL, "end_logits": end_logits_BL}
         start_scores_BK, starts_BK = _beam(start_logits_BL)
-        beams = [_beam(end_logits_after(start_B)) for start_B in starts_BK.unbind(dim=1)]
+        beams = [_beam(end_logits_after(chosen_B)) for chosen_B in starts_BK.unbind(dim=1)]
         end_scores, ends = zip(*beams, strict=True)
         return {
             **outputs,
@@ -115,10 +104,9 @@ class BeamSpanHead(nn.Module):
         return self.unanswerable(F.gelu(self.unanswerable_inner(both_B2H))).squeeze(-1)
 
 
-def answer_positions(batch: SpanBatch) -> Tensor:
+def answer_positions(token_type_ids_BL: Tensor) -> Tensor:
     """Return which positions an answer may stand at: those of the text, and [CLS]; (B, L) bool."""
-    assert batch.token_type_ids is not None, "every row ends with the [SEP] of segment 1"
-    is_text_BL = batch.token_type_ids == 1
+    is_text_BL = token_type_ids_BL == 1
     # The last one is [SEP]: the text is what has another position of segment 1 behind it.
     allowed_BL = is_text_BL & F.pad(is_text_BL[:, 1:], (0, 1))
     allowed_BL[:, 0] = True
@@ -136,7 +124,7 @@ def span_loss(outputs: dict[str, Tensor], targets: dict[str, Tensor]) -> Tensor:
     """Return the mean cross-entropy of start and end, plus half that of "no answer" if judged.
 
     Args:
-        outputs: Of a head in training.
+        outputs: Of a SpanHead, or of a BeamSpanHead that was given the starts.
         targets: `start` and `end` (B,), 0 where the row holds no answer; `unanswerable` (B,).
 
     Source: qa_tasks.py; the released code adds up the rows of a batch.

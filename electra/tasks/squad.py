@@ -6,30 +6,31 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from electra.config import EncoderConfig, FinetuneConfig
 from electra.corpus.tokenizer import Tokenizer
 from electra.files import write_json
-from electra.model.span_heads import BeamSpanHead, SpanHead, span_loss
-from electra.tasks.interface import Batch, Outputs, Rows
+from electra.model.span_heads import UNANSWERABLE_WEIGHT, BeamSpanHead, SpanHead, span_loss
+from electra.tasks.rows import Batch, Outputs, Rows
 from electra.tasks.squad_answers import Answers, find_answers
-from electra.tasks.squad_data import Questions, find_files, read_questions
+from electra.tasks.squad_data import Question, find_files, read_questions
 from electra.tasks.squad_rows import Windows, encode_questions
 from electra.tasks.squad_score import score_v1, score_v2
+from electra.tasks.task import Constant, Task
 
 REFERENCE_THRESHOLD = -2.75
 """Source: configure_finetuning.py qa_na_threshold."""
 
 
 @dataclass
-class SquadTask:
+class SquadTask(Task):
     """Questions whose answers are spans of a text, or that have none there."""
 
     name: str
-    splits: dict[str, Questions]
-    """"train", "dev" and, if there is one, "test"."""
-    files: tuple[Path, ...]
+    examples: dict[str, list[Question]]
+    files: tuple[Path, ...] = ()
     head: Literal["beam", "plain"] = "beam"
     """beam: the end is judged given the start, and whether there is an answer by a classifier;
     plain: BERT's two logits for each position."""
@@ -38,14 +39,14 @@ class SquadTask:
     question as answerable, and say "no answer" above odds of -2.75 instead of 0."""
     metrics: tuple[str, ...] = ("f1", "exact")
     epochs: int = 2
-    """Source: Table 7."""
+    columns: tuple[str, ...] = ("question", "context", "answers")
     _windows: dict[str, Windows] = field(default_factory=dict)
     """Of each split, from `encode`."""
 
     def encode(self, tokenizer: Tokenizer, sequence_length: int) -> dict[str, Rows]:
         """Return each split as rows; a text that is too long for one has several."""
         rows = {}
-        for split, questions in self.splits.items():
+        for split, questions in self.examples.items():
             rows[split], self._windows[split] = encode_questions(
                 questions, tokenizer, sequence_length, reference=self.reference
             )
@@ -55,25 +56,43 @@ class SquadTask:
         """Return the head that `head` names; neither has dropout, as in the released code."""
         return (BeamSpanHead if self.head == "beam" else SpanHead)(sizes.hidden_size)
 
+    def answer(self, head: nn.Module, states: Tensor, batch: Batch) -> Outputs:
+        """Return what the head says; to a beam in training the right starts are told."""
+        if self.head == "plain":
+            return head(states, batch.token_type_ids)
+        starts = batch.targets["start"] if head.training else None
+        return head(states, batch.token_type_ids, starts)
+
     def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
-        """Return the loss of a batch from what the head says in training."""
+        """Return the loss of a batch, nats, from what the head says in training."""
         return span_loss(outputs, batch.targets)
 
     def score(self, split: str, rows: Rows, outputs: Outputs) -> dict[str, float]:
         """Return F1 and exact match, and what SQuAD 2.0 adds if questions without answer occur."""
-        questions = self.splits[split]
-        if not questions.is_labelled:
+        questions = self.examples[split]
+        if questions[0].answers is None:
             return {}
         found = self._find(split, outputs)
-        gold = [question.answers or () for question in questions.questions]
-        if not questions.has_unanswerable:
+        gold = [question.answers or () for question in questions]
+        if all(gold):
             return score_v1(found.texts, gold)
         return score_v2(found.texts, found.null_odds, gold, self._threshold)
+
+    def find_constant(self, train: Rows, dev: Rows) -> Constant:
+        """Return what "no answer" gives, as likely as in train, with all tokens else alike."""
+        is_held = train.targets["start"] > 0
+        num_tokens = train.lengths - train.first_lengths - 1
+        loss = _entropy(is_held) + torch.where(is_held, num_tokens.log(), 0.0).mean().item()
+        if self.head == "beam":
+            loss += UNANSWERABLE_WEIGHT * _entropy(train.targets["unanswerable"])
+        num_none = sum(question.answers == () for question in self.examples["dev"])
+        share = num_none / len(self.examples["dev"])
+        return Constant(loss, dict.fromkeys(self.metrics, share))
 
     def describe_collapse(self, rows: Rows, outputs: Outputs) -> str | None:
         """Return what all dev questions are answered with, if it is one and the same."""
         found = self._find("dev", outputs)
-        may_be_none = self.splits["dev"].has_unanswerable
+        may_be_none = any(question.answers == () for question in self.examples["dev"])
         said = {
             "" if may_be_none and odds > self._threshold else text
             for text, odds in zip(found.texts, found.null_odds, strict=True)
@@ -91,7 +110,7 @@ class SquadTask:
         probability is that among those of its question.
         """
         found = self._find(split, outputs)
-        ids = [question.id for question in self.splits[split].questions]
+        ids = [question.id for question in self.examples[split]]
         prefix = "" if split == "dev" else f"{split}_"
         n_best = [_describe(answers) for answers in found.n_best]
         for name, values in (
@@ -101,12 +120,22 @@ class SquadTask:
         ):
             write_json(folder / f"{prefix}{name}.json", dict(zip(ids, values, strict=True)))
 
+    def facts(self) -> dict[str, Any]:
+        """Return family, head and the odds above which there is no answer."""
+        return {"family": "squad", "head": self.head, "null_threshold": self._threshold}
+
     @property
     def _threshold(self) -> float:
         return REFERENCE_THRESHOLD if self.reference else 0.0
 
     def _find(self, split: str, outputs: Outputs) -> Answers:
-        return find_answers(self.splits[split], self._windows[split], outputs)
+        return find_answers(self.examples[split], self._windows[split], outputs)
+
+
+def _entropy(events: Tensor) -> float:
+    """Return the entropy of events that are 0 or 1, nats."""
+    share = events.double().mean()
+    return -(torch.xlogy(share, share) + torch.xlogy(1 - share, 1 - share)).item()
 
 
 def _describe(answers: Sequence[tuple[str, float]]) -> list[dict[str, Any]]:
@@ -131,7 +160,7 @@ def read_squad_task(
 ) -> SquadTask:
     """Return the task of a folder's questions.
 
-    Whether questions without answer are scored as in SQuAD 2.0 is told from dev: it has some.
+    A split is scored as SQuAD 2.0 if some of its questions have no answer, else as 1.1.
 
     Args:
         name: What the task is called.
@@ -150,11 +179,10 @@ def read_squad_task(
         split: find_files(data, split, chosen)
         for split, chosen in (("train", train), ("dev", dev), ("test", test))
     }
-    splits = {
+    examples = {
         split: read_questions(paths, is_labelled=split != "test")
         for split, paths in files.items()
         if paths
     }
-    return SquadTask(
-        name, splits, tuple(path for paths in files.values() for path in paths), head, reference
-    )
+    read = tuple(path for paths in files.values() for path in paths)
+    return SquadTask(name, examples, read, head, reference)

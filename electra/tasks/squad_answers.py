@@ -3,14 +3,15 @@
 Shape suffix: K starts of the beam, and ends of each.
 """
 
+from collections.abc import Sequence
 from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
 
-from electra.tasks.interface import Outputs
-from electra.tasks.squad_data import Questions
+from electra.tasks.rows import Outputs
+from electra.tasks.squad_data import Question
 from electra.tasks.squad_rows import Window, Windows
 
 MAX_ANSWER = 30
@@ -39,14 +40,14 @@ class Answers(NamedTuple):
         return [answers[0][0] if answers else "" for answers in self.n_best]
 
 
-def find_answers(split: Questions, windows: Windows, outputs: Outputs) -> Answers:
+def find_answers(questions: Sequence[Question], windows: Windows, outputs: Outputs) -> Answers:
     """Return the best answers to each question, and the odds that it has none.
 
     A span is at most MAX_ANSWER tokens long and starts where its row owns the text. Its text is cut
     from the context from its first token's first character to its last token's last.
 
     Args:
-        split: The questions.
+        questions: Those of a split.
         windows: The way back from the rows, from `encode_questions`.
         outputs: Of a head of span_heads.py, for all rows. Of a BeamSpanHead a span's score is the
             log-probability of start and end, and the null odds are the least `unanswerable` of the
@@ -62,8 +63,8 @@ def find_answers(split: Questions, windows: Windows, outputs: Outputs) -> Answer
     null_odds: list[float] = []
     for rows in _rows_by_question(windows.windows):
         spans = [find_spans(arrays, row, windows.windows[row]) for row in rows]
-        question = split.questions[windows.windows[rows[0]].question]
-        context, offsets = split.contexts[question.context], windows.offsets[question.context]
+        number = windows.windows[rows[0]].question
+        context, offsets = questions[number].context, windows.offsets[number]
         n_best.append(_best_texts(context, offsets, *map(np.concatenate, zip(*spans, strict=True))))
         if is_beam:
             null_odds.append(float(arrays["unanswerable"][rows].min()))

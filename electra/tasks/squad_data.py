@@ -22,30 +22,12 @@ class Question(NamedTuple):
 
     id: str
     text: str
-    context: int
-    """Place of the text in `Questions.contexts`."""
+    context: str
+    """The text; one and the same object for all its questions."""
     answers: tuple[str, ...] | None
     """Right answers; empty: the text holds none; None: not known."""
     span: tuple[int, int] | None
     """Where the first answer begins and ends in the text, in characters; None without one."""
-
-
-class Questions(NamedTuple):
-    """The questions of a split."""
-
-    contexts: list[str]
-    """The texts, each once for all its questions."""
-    questions: list[Question]
-
-    @property
-    def has_unanswerable(self) -> bool:
-        """Whether some question has no answer in its text, as in SQuAD 2.0."""
-        return any(question.answers == () for question in self.questions)
-
-    @property
-    def is_labelled(self) -> bool:
-        """Whether the answers are known."""
-        return self.questions[0].answers is not None
 
 
 def find_files(data: Path, split: str, chosen: Sequence[str]) -> tuple[Path, ...]:
@@ -77,7 +59,7 @@ def find_files(data: Path, split: str, chosen: Sequence[str]) -> tuple[Path, ...
     return tuple(found)
 
 
-def read_questions(paths: Sequence[Path], *, is_labelled: bool) -> Questions:
+def read_questions(paths: Sequence[Path], *, is_labelled: bool) -> list[Question]:
     """Return the questions of some files, one file after the other.
 
     Args:
@@ -88,7 +70,6 @@ def read_questions(paths: Sequence[Path], *, is_labelled: bool) -> Questions:
         UserError: A file cannot be read or is not of its format, an answer does not stand where it
             is said to, or two questions have one id.
     """
-    contexts: list[str] = []
     questions: list[Question] = []
     ids: set[str] = set()
     for path in paths:
@@ -105,11 +86,10 @@ def read_questions(paths: Sequence[Path], *, is_labelled: bool) -> Questions:
                 ids.add(question_id)
                 text = _take(entry, "question", str, where)
                 known = _take_answers(entry, context, kind, where) if is_labelled else (None, None)
-                questions.append(Question(question_id, text, len(contexts), *known))
-            contexts.append(context)
+                questions.append(Question(question_id, text, context, *known))
     names = ", ".join(map(str, paths))
     require(bool(questions), f"{names}: no questions; there must be at least one")
-    return Questions(contexts, questions)
+    return questions
 
 
 def _read_squad(path: Path) -> Iterator[tuple[str, Any]]:

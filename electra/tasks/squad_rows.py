@@ -5,6 +5,7 @@ overlap; each of its tokens is owned by the window that shows most of the text a
 there may an answer begin. N rows, T tokens of a text.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,8 +13,8 @@ import torch
 
 from electra.config import UserError
 from electra.corpus.tokenizer import Tokenizer
-from electra.tasks.interface import Rows
-from electra.tasks.squad_data import Question, Questions
+from electra.tasks.rows import Rows, pad_rows
+from electra.tasks.squad_data import Question
 
 MAX_QUESTION = 64
 """Tokens of a question; what is longer is cut. Source: configure_finetuning.py max_query_length."""
@@ -38,7 +39,7 @@ class Windows(NamedTuple):
     windows: list[Window]
     """One for each row; those of a question follow one another."""
     offsets: list[np.ndarray]
-    """(T, 2) for each context: where the characters of a token begin and end."""
+    """(T, 2) for each question: where the characters of its text's tokens begin and end."""
 
 
 def cut_windows(num_tokens: int, size: int, stride: int) -> list[tuple[int, int]]:
@@ -85,16 +86,16 @@ def cover_span(offsets: np.ndarray, start: int, end: int) -> tuple[int, int]:
 
 
 def encode_questions(
-    split: Questions, tokenizer: Tokenizer, sequence_length: int, *, reference: bool
+    questions: Sequence[Question], tokenizer: Tokenizer, sequence_length: int, *, reference: bool
 ) -> tuple[Rows, Windows]:
-    """Return a split as rows of at most `sequence_length` tokens, and the way back.
+    """Return questions as rows of at most `sequence_length` tokens, and the way back.
 
     The targets are `start` and `end`, the positions of the first answer's first and last token, and
     `unanswerable`, 1 where the row does not hold all of that answer; start and end are 0 there. All
     are -1 where the answer is not known.
 
     Args:
-        split: The questions.
+        questions: Those of a split.
         tokenizer: Cuts them into tokens.
         sequence_length: Longest row. A question keeps at most half of it; windows overlap by at
             least half of what it leaves.
@@ -104,23 +105,24 @@ def encode_questions(
     Raises:
         UserError: A context or an answer has no token.
     """
-    contexts, offsets = _encode_contexts(split.contexts, tokenizer)
-    texts = tokenizer.encode_batch([question.text for question in split.questions])
+    asked = {question.context: question for question in questions}
+    contexts = {context: _encode_context(asked[context], tokenizer) for context in asked}
+    texts = tokenizer.encode_batch([question.text for question in questions])
     max_question = min(MAX_QUESTION, sequence_length // 2)
     cls, sep = [tokenizer.cls_id], [tokenizer.sep_id]
-    rows: list[np.ndarray] = []
+    rows: list[list[int]] = []
     first_lengths: list[int] = []
     targets: list[tuple[int, int, int]] = []
     windows: list[Window] = []
-    for number, (question, text) in enumerate(zip(split.questions, texts, strict=True)):
-        answer = _find_answer(question, offsets[question.context])
-        context_ids, first = contexts[question.context], cls + text[:max_question] + sep
+    for number, (question, text) in enumerate(zip(questions, texts, strict=True)):
+        context_ids, offsets = contexts[question.context]
+        answer, first = _find_answer(question, offsets), cls + text[:max_question] + sep
         size = sequence_length - len(first) - 1
         spans = cut_windows(len(context_ids), size, min(DOC_STRIDE, (size + 1) // 2))
         for (start, end), (owned, owned_end) in zip(spans, own_tokens(spans), strict=True):
             shift = len(first) - start
             windows.append(Window(number, shift, (owned + shift, owned_end + shift)))
-            rows.append(np.concatenate([first, context_ids[start:end], sep]))
+            rows.append(first + context_ids[start:end] + sep)
             first_lengths.append(len(first))
             if question.answers is None:
                 targets.append((-1, -1, -1))
@@ -128,39 +130,24 @@ def encode_questions(
                 targets.append((answer[0] + shift, answer[1] + shift, 0))
             else:
                 targets.append((0, 0, int(answer is None or not reference)))
-    lengths = [len(row) for row in rows]
-    padded = np.full((len(rows), max(lengths)), tokenizer.pad_id, np.int32)
-    for place, row in enumerate(rows):
-        padded[place, : len(row)] = row
-    start_N, end_N, unanswerable_N = torch.tensor(targets, dtype=torch.int64).unbind(dim=1)
+    named = zip(("start", "end", "unanswerable"), torch.tensor(targets).unbind(dim=1), strict=True)
+    num_cut = sum(len(text) > max_question for text in texts)
     return (
-        Rows(
-            torch.from_numpy(padded),
-            torch.tensor(lengths, dtype=torch.int64),
-            torch.tensor(first_lengths, dtype=torch.int64),
-            {"start": start_N, "end": end_N, "unanswerable": unanswerable_N},
-            sum(len(text) > max_question for text in texts),
-        ),
-        Windows(windows, offsets),
+        pad_rows(rows, first_lengths, dict(named), pad_id=tokenizer.pad_id, num_cut=num_cut),
+        Windows(windows, [contexts[question.context][1] for question in questions]),
     )
 
 
-def _encode_contexts(
-    contexts: list[str], tokenizer: Tokenizer
-) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Return the ids (T,) and the offsets (T, 2) of each text."""
-    ids, offsets = [], []
-    for context in contexts:
-        tokens, places = tokenizer.encode_with_offsets(context)
-        ids.append(np.array(tokens, np.int32))
-        offsets.append(np.array(places, np.int32).reshape(-1, 2))
-    return ids, offsets
+def _encode_context(question: Question, tokenizer: Tokenizer) -> tuple[list[int], np.ndarray]:
+    """Return the ids of the text and their offsets (T, 2)."""
+    ids, offsets = tokenizer.encode_with_offsets(question.context)
+    if not ids:
+        raise UserError(f"question {question.id!r}: its context has no token; it must have one")
+    return ids, np.array(offsets, np.int32)
 
 
 def _find_answer(question: Question, offsets: np.ndarray) -> tuple[int, int] | None:
     """Return the first and the last token of the first answer, None if there is none."""
-    if not len(offsets):
-        raise UserError(f"question {question.id!r}: its context has no token; it must have one")
     if question.span is None:
         return None
     first, last = cover_span(offsets, *question.span)
