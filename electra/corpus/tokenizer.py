@@ -9,6 +9,7 @@ special id. (transformers, which loads the same folder, reads it as the mask, as
 
 import hashlib
 import json
+import unicodedata
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -173,6 +174,18 @@ class Tokenizer:
             encodings = self._backend.encode_batch_fast(whole, add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return the ids of a text, and for each token where its characters begin and end in it.
+
+        Tokens of one character, such as the letters of a Korean syllable, all have its place. A
+        mark that normalisation takes off a letter belongs to the letter's token, so that no cut of
+        the text parts the two.
+        """
+        encoding = self._backend.encode(replace_surrogates(text), add_special_tokens=False)
+        if not self.strip_accents or text.isascii():
+            return encoding.ids, encoding.offsets
+        return encoding.ids, [(start, _past_marks(text, end)) for start, end in encoding.offsets]
+
     def tokens(self, ids: Iterable[int]) -> list[str]:
         """Return the token behind each id."""
         return [self.tokens_by_id[index] for index in ids]
@@ -188,6 +201,12 @@ class Tokenizer:
 
 def _rebuild(tokens: tuple[str, ...], lowercase: bool, strip_accents: bool) -> Tokenizer:
     return Tokenizer(tokens, lowercase=lowercase, strip_accents=strip_accents)
+
+
+def _past_marks(text: str, end: int) -> int:
+    while end < len(text) and unicodedata.category(text[end]) == "Mn":
+        end += 1
+    return end
 
 
 def _build_backend(

@@ -14,8 +14,9 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from electra.model.encoder import Encoder, Layer
+from electra.model.encoder import Encoder, Layer, Linear
 from electra.model.heads import DiscriminatorHead
+from electra.model.span_heads import BeamSpanHead, SpanHead
 
 SHARPNESS = 16.0
 """Expected score of the position looked at, in nats; that of the others is 0, with a deviation of
@@ -41,13 +42,17 @@ def init_weights(module: nn.Module, std: float, rng: torch.Generator) -> None:
 def draw_glorot(module: nn.Module, rng: torch.Generator) -> None:
     """Draw again, Glorot uniform, what the released code names no initialiser for.
 
-    These are the projections behind the embeddings and the discriminator's last layer.
+    These are the projections behind the embeddings, the discriminator's last layer and the heads
+    that answer questions.
     """
     for part in module.modules():
         if isinstance(part, Encoder) and part.embeddings_project is not None:
             nn.init.xavier_uniform_(part.embeddings_project.weight, generator=rng)
         if isinstance(part, DiscriminatorHead):
             nn.init.xavier_uniform_(part.dense_prediction.weight, generator=rng)
+        if isinstance(part, SpanHead | BeamSpanHead):
+            for layer in part.children():
+                nn.init.xavier_uniform_(cast(Linear, layer).weight, generator=rng)
 
 
 @torch.no_grad()

@@ -1,0 +1,186 @@
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from electra.model.initialisation import draw_glorot
+from electra.model.span_heads import (
+    BEAM_SIZE,
+    BeamSpanHead,
+    SpanHead,
+    answer_positions,
+    span_loss,
+)
+
+HIDDEN = 24
+
+
+def segments(*sizes: tuple[int, int, int]) -> torch.Tensor:
+    """Rows of this many tokens of segment 0, segment 1 and padding."""
+    return torch.tensor([[0] * a + [1] * b + [0] * pad for a, b, pad in sizes])
+
+
+def random_batch(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+    """States, segments and targets."""
+    rng = torch.Generator().manual_seed(seed)
+    types = segments((5, 35, 0), (8, 22, 10), (4, 3, 33))
+    states = torch.randn(*types.shape, HIDDEN, generator=rng, requires_grad=True)
+    places = {"start": [9, 0, 4], "end": [12, 0, 5], "unanswerable": [0, 1, 0]}
+    return states, types, {name: torch.tensor(values) for name, values in places.items()}
+
+
+def random_head(seed: int = 0) -> BeamSpanHead:
+    head = BeamSpanHead(HIDDEN)
+    rng = torch.Generator().manual_seed(seed)
+    for parameter in head.parameters():
+        torch.nn.init.normal_(parameter, std=0.3, generator=rng)
+    return head
+
+
+class NaiveHead:
+    """The released code's way with the same weights: every pair of states side by side."""
+
+    def __init__(self, head: BeamSpanHead):
+        self.weights = dict(head.named_parameters())
+
+    def dense(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weights[f"{name}.weight"].T + self.weights[f"{name}.bias"]
+
+    def two_layers(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        return self.dense(name, F.gelu(self.dense(f"{name}_inner", x)))[..., 0]
+
+    def start_log_probs(self, states, allowed):
+        return torch.where(allowed, self.dense("start", states)[..., 0], -1e30).log_softmax(-1)
+
+    def end_log_probs(self, states, allowed, starts):
+        """(B, K, L) given starts (B, K), from pairs (B, K, L, 2H)."""
+        rows, beam, length = len(states), starts.shape[1], states.shape[1]
+        chosen = states.gather(1, starts[:, :, None].expand(-1, -1, HIDDEN))
+        pairs = torch.cat(
+            [
+                chosen[:, :, None].expand(rows, beam, length, HIDDEN),
+                states[:, None].expand(rows, beam, length, HIDDEN),
+            ],
+            dim=-1,
+        )
+        logits = self.two_layers("end", pairs)
+        return torch.where(allowed[:, None], logits, -1e30).log_softmax(-1)
+
+    def unanswerable(self, states, allowed):
+        share = self.start_log_probs(states, allowed).exp()
+        expected = torch.einsum("bl,blh->bh", share, states)
+        return self.two_layers("unanswerable", torch.cat([expected, states[:, 0]], dim=-1))
+
+    def loss(self, states, allowed, targets):
+        rows = torch.arange(len(states))
+        start = self.start_log_probs(states, allowed)[rows, targets["start"]]
+        ends = self.end_log_probs(states, allowed, targets["start"][:, None])[:, 0]
+        end = ends[rows, targets["end"]]
+        sign = 1 - 2.0 * targets["unanswerable"]
+        judged = F.softplus(sign * self.unanswerable(states, allowed))
+        return (-(start + end) / 2 + judged / 2).mean()
+
+
+def test_answers_stand_in_the_text_or_at_cls():
+    types = segments((4, 4, 2), (3, 1, 6))
+    assert answer_positions(types).nonzero().tolist() == [[0, 0], [0, 4], [0, 5], [0, 6], [1, 0]]
+
+
+def test_beam_head_trains_as_the_one_that_writes_every_pair_out():
+    head, (states, types, targets) = random_head(), random_batch()
+    loss = span_loss(head(states, types, targets["start"]), targets)
+    expected = NaiveHead(head).loss(states, answer_positions(types), targets)
+    torch.testing.assert_close(loss, expected, atol=1e-5, rtol=1e-5)
+    inputs = {"states": states, **dict(head.named_parameters())}
+    ours = torch.autograd.grad(loss, list(inputs.values()))
+    theirs = torch.autograd.grad(expected, list(inputs.values()))
+    for name, gradient, by_naive in zip(inputs, ours, theirs, strict=True):
+        torch.testing.assert_close(gradient, by_naive, atol=1e-5, rtol=1e-5)
+        is_shift = name in ("start.bias", "end.bias")  # of all logits alike: no gradient
+        assert is_shift or by_naive.abs().max() > 1e-3, name
+
+
+@torch.no_grad()
+def test_beam_head_finds_the_pairs_of_the_one_that_writes_every_pair_out():
+    head, (states, types, _) = random_head(), random_batch()
+    outputs = head(states, types)
+    naive, allowed = NaiveHead(head), answer_positions(types)
+    torch.testing.assert_close(outputs["unanswerable"], naive.unanswerable(states, allowed))
+    starts = naive.start_log_probs(states, allowed)
+    ends = naive.end_log_probs(states, allowed, outputs["starts"])
+    for row, num_allowed in enumerate(allowed.sum(dim=1).tolist()):
+        beam = min(num_allowed, BEAM_SIZE)
+        scores, places = starts[row].topk(beam)
+        assert outputs["starts"][row, :beam].tolist() == places.tolist()
+        torch.testing.assert_close(outputs["start_scores"][row, :beam], scores)
+        assert (outputs["start_scores"][row, beam:] == -torch.inf).all()
+        for rank in range(beam):
+            scores, places = ends[row, rank].topk(beam)
+            assert outputs["ends"][row, rank, :beam].tolist() == places.tolist()
+            torch.testing.assert_close(outputs["end_scores"][row, rank, :beam], scores)
+
+
+@torch.no_grad()
+def test_the_beam_has_one_size_in_rows_of_any_length():
+    head, (states, _, _) = random_head(), random_batch()
+    outputs = head(states[:, :7], segments((3, 4, 0)).expand(3, 7))
+    assert outputs["starts"].shape == outputs["start_scores"].shape == (3, BEAM_SIZE)
+    assert outputs["ends"].shape == outputs["end_scores"].shape == (3, BEAM_SIZE, BEAM_SIZE)
+    assert outputs["end_scores"][:, 0].isfinite().sum(dim=-1).tolist() == [4, 4, 4]
+
+
+def test_beam_head_never_holds_all_pairs():
+    head, (states, types, _) = random_head(), random_batch()
+    sizes = []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            sizes.extend(x.numel() for x in torch.utils._pytree.tree_leaves(out) if x is not None)
+            return out
+
+    with Watch(), torch.no_grad():
+        head(states, types)
+    assert max(sizes) == types.numel() * 512
+
+
+def test_plain_head_is_that_of_transformers():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ElectraConfig(
+        vocab_size=50,
+        embedding_size=16,
+        hidden_size=HIDDEN,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    torch.manual_seed(0)
+    theirs = transformers.ElectraForQuestionAnswering(config).eval()
+    head = SpanHead(HIDDEN)
+    head.dense.load_state_dict(theirs.qa_outputs.state_dict())
+    types = segments((5, 9, 0))
+    ids = torch.randint(50, types.shape)
+    places = {"start": torch.tensor([7]), "end": torch.tensor([8])}
+    expected = theirs(ids, token_type_ids=types)
+    states = theirs.electra(ids, token_type_ids=types).last_hidden_state
+    outputs = head(states, types)
+    text = slice(5, 13)
+    for name in ("start_logits", "end_logits"):
+        torch.testing.assert_close(outputs[name][:, text], expected[name][:, text])
+        assert (outputs[name][:, 1:5] == -torch.inf).all()
+    logits = [outputs[name].log_softmax(dim=-1) for name in ("start_logits", "end_logits")]
+    by_hand = -(logits[0][0, 7] + logits[1][0, 8]) / 2
+    torch.testing.assert_close(span_loss(outputs, places), by_hand)
+
+
+@pytest.mark.parametrize("kind", [SpanHead, BeamSpanHead])
+def test_span_heads_are_drawn_as_the_released_code_does(kind):
+    head = kind(256)
+    draw_glorot(head, torch.Generator().manual_seed(0))
+    for name, weight in head.named_parameters():
+        if name.endswith("weight"):
+            bound = math.sqrt(6 / sum(weight.shape))
+            assert 0.95 * bound < weight.abs().max() <= bound, name

@@ -1,0 +1,686 @@
+import gzip
+import json
+import lzma
+import random
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from electra.config import FinetuneConfig, TokenizerConfig, UserError
+from electra.corpus.tokenizer import Tokenizer
+from electra.finetune import encode_task, train_seed
+from electra.model.encoder import Encoder
+from electra.model.initialisation import init_weights
+from electra.model.span_heads import span_loss
+from electra.presets import encoder_sizes
+from electra.tasks.squad import SquadTask, read_squad_task
+from electra.tasks.squad_answers import MAX_ANSWER, N_BEST, find_answers
+from electra.tasks.squad_data import Question, read_questions
+from electra.tasks.squad_rows import (
+    cover_span,
+    cut_windows,
+    encode_questions,
+    own_tokens,
+)
+from electra.training.pretrained import Pretrained
+
+SQUAD_FOLDER = Path(__file__).parents[2] / "shared/data/squad"
+VOCAB_FILE = Path(__file__).parents[2] / "shared/data/vocab/bert-base-uncased.txt"
+
+
+# --- files ---
+
+CONTEXT = "The old sailor sold a boat. The queen painted it."
+
+
+def squad_json(*entries: dict, context: str = CONTEXT) -> str:
+    paragraphs = [{"context": context, "qas": list(entries)}]
+    return json.dumps({"version": "x", "data": [{"title": "t", "paragraphs": paragraphs}]})
+
+
+def entry(answer: str = "a boat", start: int = 20, **other) -> dict:
+    answers = [{"text": answer, "answer_start": start}]
+    return {"id": "q1", "question": "What was sold?", "answers": answers} | other
+
+
+NO_ANSWER = {"id": "q2", "question": "Who?", "answers": [], "is_impossible": True}
+MRQA = {
+    "context": CONTEXT,
+    "qas": [
+        {
+            "qid": "m1",
+            "question": "What was sold?",
+            "answers": ["A boat", "boat"],
+            "detected_answers": [
+                {"text": "a boat", "char_spans": [[20, 25]], "token_spans": [[4, 5]]}
+            ],
+        }
+    ],
+}
+
+
+def mrqa_jsonl(**other) -> str:
+    record = MRQA | {"qas": [MRQA["qas"][0] | other]}
+    return json.dumps({"header": {"dataset": "x"}}) + "\n" + json.dumps(record) + "\n"
+
+
+def test_squad_files_are_read_compressed_or_not(tmp_path):
+    (tmp_path / "train-v2.0.json.xz").write_bytes(
+        lzma.compress(squad_json(entry(is_impossible=False), NO_ANSWER).encode())
+    )
+    (tmp_path / "dev-v1.1.json").write_text(squad_json(entry()))
+    (tmp_path / "test.json").write_text(squad_json({"id": "t", "question": "What?"}))
+    task = read_squad_task("squad", tmp_path)
+    first = Question("q1", "What was sold?", CONTEXT, ("a boat",), (20, 26))
+    assert task.examples == {
+        "train": [first, Question("q2", "Who?", CONTEXT, (), None)],
+        "dev": [first],
+        "test": [Question("t", "What?", CONTEXT, None, None)],
+    }
+    assert [path.name for path in task.files] == [
+        "train-v2.0.json.xz",
+        "dev-v1.1.json",
+        "test.json",
+    ]
+
+
+def test_mrqa_files_are_read_and_their_spans_include_the_last_character(tmp_path):
+    path = tmp_path / "train.jsonl.gz"
+    path.write_bytes(gzip.compress(mrqa_jsonl().encode()))
+    assert read_questions([path], is_labelled=True) == [
+        Question("m1", "What was sold?", CONTEXT, ("A boat", "boat"), (20, 26))
+    ]
+
+
+def test_several_files_are_one_split_if_they_are_named(tmp_path):
+    (tmp_path / "train-a.json").write_text(squad_json(entry(id="a")))
+    (tmp_path / "train-b.jsonl").write_text(mrqa_jsonl())
+    (tmp_path / "dev.json").write_text(squad_json(entry()))
+    with pytest.raises(UserError) as refusal:
+        read_squad_task("squad", tmp_path)
+    assert str(refusal.value) == (
+        f"{tmp_path} has several train files: train-a.json, train-b.jsonl; choose with squad.train"
+    )
+    task = read_squad_task("squad", tmp_path, train=["train-b.jsonl", "train-a.json"])
+    assert [question.id for question in task.examples["train"]] == ["m1", "a"]
+
+
+QUESTION = "{0} question 'q1': "
+REFUSALS = [
+    ("x.json", "{", "{0} is not valid JSON: "),
+    ("x.json", b"\xff", "{0} is not valid JSON: "),
+    ("x.json", "[]", "{0}: [] must be a map with 'data'"),
+    ("x.json", '{"data": {}}', "{0}: 'data' is {{}}; it must be a list"),
+    ("x.json", '{"data": []}', "{0}: no questions; there must be at least one"),
+    ("x.json", '{"data": [{}]}', "{0} article 1: no 'paragraphs'; it must be a list"),
+    (
+        "x.json",
+        '{"data": [{"paragraphs": [{"context": 1}]}]}',
+        "{0} article 1 paragraph 1: 'context' is 1; it must be text",
+    ),
+    (
+        "x.json",
+        squad_json(entry(), {"id": 7}),
+        "{0} article 1 paragraph 1 question 2: 'id' is 7; it must be text",
+    ),
+    ("x.json", squad_json(entry(question=None)), QUESTION + "'question' is None; it must be text"),
+    ("x.json", squad_json(entry(), entry()), QUESTION + "an id must be that of one question"),
+    (
+        "x.json",
+        squad_json(entry(answers=[])),
+        QUESTION + "no answers; it must have one, or is_impossible true",
+    ),
+    (
+        "x.json",
+        squad_json(entry(is_impossible=True)),
+        QUESTION + "is_impossible is true, so it must have no answers",
+    ),
+    (
+        "x.json",
+        squad_json(entry(is_impossible="no")),
+        QUESTION + "'is_impossible' is 'no'; it must be true or false",
+    ),
+    (
+        "x.json",
+        squad_json(entry(start=21)),
+        QUESTION + "the context has ' boat.' at answer_start 21; it must have the answer, 'a boat'",
+    ),
+    (
+        "x.json",
+        squad_json(entry("a\nboat")),
+        QUESTION
+        + "the context has 'a boat' at answer_start 20; it must have the answer, 'a\\nboat'",
+    ),
+    ("x.json", squad_json(entry(start=-6)), QUESTION + "the context has '' at answer_start -6; "),
+    (
+        "x.json",
+        squad_json(entry(start=2.0)),
+        QUESTION + "'answer_start' is 2.0; it must be a whole",
+    ),
+    ("x.json", squad_json(entry("", 3)), QUESTION + "the context has '' at answer_start 3; "),
+    ("x.jsonl", "[]\n", "{0} line 1: must be a JSON object"),
+    ("x.jsonl", '\n{"context": "a"}', "{0} line 2: no 'qas'; it must be a list"),
+    (
+        "x.jsonl",
+        mrqa_jsonl(answers=[]),
+        "{0} question 'm1': 'answers' is empty; it must have at least one",
+    ),
+    ("x.jsonl", mrqa_jsonl(answers=[3]), "{0} question 'm1': the answer 3 must be text"),
+    (
+        "x.jsonl",
+        mrqa_jsonl(detected_answers=[{"char_spans": [[20, 49]]}]),
+        "{0} question 'm1': char_spans begin with [20, 49]; they must begin with the numbers of "
+        "two characters in order, each below the 49 of the context",
+    ),
+    (
+        "x.jsonl",
+        mrqa_jsonl(detected_answers=[{"char_spans": []}]),
+        "{0} question 'm1': char_spans begin with None; ",
+    ),
+    ("x.tsv", "", "{0} must be .json or .jsonl, compressed or not"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "message"), REFUSALS)
+def test_files_that_do_not_fit_are_refused_in_one_line(tmp_path, name, content, message):
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(UserError) as refusal:
+        read_questions([path], is_labelled=True)
+    assert str(refusal.value).startswith(message.format(path))
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("files", "chosen", "message"),
+    [
+        ({}, {}, "{0} has no train file; add train.json or train.jsonl, or name it with"),
+        ({"train.json"}, {}, "{0} has no dev file; add dev.json or dev.jsonl, or name it with"),
+        ({"train.json"}, {"dev": ["d.json"]}, "squad.dev: no file {0}/d.json"),
+    ],
+)
+def test_missing_files_are_refused(tmp_path, files, chosen, message):
+    for name in files:
+        (tmp_path / name).write_text(squad_json(entry()))
+    with pytest.raises(UserError) as refusal:
+        read_squad_task("squad", tmp_path, **chosen)
+    assert str(refusal.value).startswith(message.format(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("context", "answer", "message"),
+    [
+        ("\u200b", "\u200b", "question 'q': its context has no token; it must have one"),
+        ("a \u200b b", "\u200b", "question 'q': its answer has no token; it must have one"),
+    ],
+)
+def test_texts_of_which_nothing_is_left_are_refused(toy_tokenizer, context, answer, message):
+    start = context.index(answer)
+    question = Question("q", "who", context, (answer,), (start, start + 1))
+    with pytest.raises(UserError) as refusal:
+        encode_questions([question], toy_tokenizer, 16, reference=False)
+    assert str(refusal.value) == message
+
+
+# --- windows ---
+
+
+def test_windows_cover_the_text_and_overlap():
+    for num_tokens in range(1, 60):
+        for size, stride in ((5, 3), (8, 4), (1, 1), (70, 35)):
+            spans = cut_windows(num_tokens, size, stride)
+            assert spans[0][0] == 0
+            assert spans[-1][1] == num_tokens
+            assert all(end - start == size for start, end in spans[:-1])
+            assert all(b[0] - a[0] == stride for a, b in pairwise(spans))
+
+
+def test_a_token_is_owned_by_the_window_that_shows_most_around_it():
+    for num_tokens in range(1, 60):
+        for size, stride in ((5, 3), (8, 4), (9, 2), (1, 1)):
+            spans = cut_windows(num_tokens, size, stride)
+            owned = own_tokens(spans)
+            for token in range(num_tokens):
+                scores = [
+                    min(token - start, end - 1 - token) + 0.01 * (end - start)
+                    if start <= token < end
+                    else -1
+                    for start, end in spans
+                ]
+                owners = [n for n, (start, end) in enumerate(owned) if start <= token < end]
+                assert owners == [scores.index(max(scores))]
+
+
+WORDS = (
+    *("boat", "Café", "Cafe\u0301", "naïve", "e\u0301\u0323z", "x²", "Straße", "İzmir", "don't"),
+    *("$12.5", "北京大学", "東京", "한국어", "שָׁלוֹם", "عَرَبِيّ", "हिन्दी", "ไทย", "👩\u200d👩\u200d👧"),
+    *("❤\ufe0f", "🇩🇪", "(a-b)", "می\u200cرود", "ﬁne", "\U00020000", "\ud83d", "q\u0300\u0301"),
+)
+
+
+def random_context(rng: random.Random, count: int) -> tuple[str, list[tuple[int, int]]]:
+    """A text of words of many languages and where each begins and ends."""
+    text, places = "", []
+    for _ in range(count):
+        text += rng.choice((" ", "  ", "\t", "\u00a0", "\n"))
+        word = rng.choice(WORDS)
+        places.append((len(text), len(text) + len(word)))
+        text += word
+    return text, places
+
+
+@pytest.fixture(scope="module")
+def language_tokenizer() -> Tokenizer:
+    """Of some letters in words and of others by themselves; the rest is unknown."""
+    texts = [word for word in WORDS if word != "\ud83d"] * 3
+    return Tokenizer.train(texts[::2] + texts, TokenizerConfig(vocab_size=90, min_frequency=2))
+
+
+@pytest.mark.parametrize("strip_accents", [True, False])
+def test_any_words_of_any_language_are_cut_from_the_text_as_they_stand(
+    language_tokenizer, strip_accents
+):
+    tokenizer = Tokenizer(language_tokenizer.tokens_by_id, strip_accents=strip_accents)
+    rng = random.Random(0)
+    num_several = 0
+    for _ in range(300):
+        context, places = random_context(rng, 12)
+        ids, pairs = tokenizer.encode_with_offsets(context)
+        assert ids == tokenizer.encode(context)
+        offsets = np.array(pairs)
+        assert (np.diff(offsets, axis=0) >= 0).all()
+        first, last = sorted(rng.choices(range(12), k=2))
+        start, end = places[first][0], places[last][1]
+        if context[start] == "\ud83d" or context[end - 1] == "\ud83d":
+            continue  # half a pair is no character and has no token
+        token, last_token = cover_span(offsets, start, end)
+        assert context[offsets[token, 0] : offsets[last_token, 1]] == context[start:end]
+        num_several += last_token - token > last - first
+    assert num_several > 50
+
+
+def random_questions(rng: random.Random, count: int) -> list[Question]:
+    """Texts of 3 to 40 words with an answer of 1 to 4 words, or none."""
+    questions = []
+    for number in range(count):
+        context, places = random_context(rng, rng.randint(3, 40))
+        places = [place for place in places if context[place[0]] != "\ud83d"]
+        first = rng.randrange(len(places))
+        start, end = places[first][0], places[min(first + rng.randrange(4), len(places) - 1)][1]
+        is_answered = number % 4 > 0
+        text = " ".join(rng.choices(WORDS, k=rng.randint(0, 30)))
+        answers = (context[start:end],) if is_answered else ()
+        span = (start, end) if is_answered else None
+        questions.append(Question(f"q{number}", text, context, answers, span))
+    return questions
+
+
+@pytest.mark.parametrize("reference", [False, True])
+def test_rows_hold_question_and_window_and_say_where_the_answer_is(language_tokenizer, reference):
+    tokenizer = language_tokenizer
+    split = random_questions(random.Random(1), 80)
+    rows, windows = encode_questions(split, tokenizer, 48, reference=reference)
+    num_found = dict.fromkeys(range(80), 0)
+    num_cut = 0
+    for number, question in enumerate(split):
+        ids = tokenizer.encode(question.text)
+        num_cut += len(ids) > 24
+        context_ids, pairs = tokenizer.encode_with_offsets(question.context)
+        assert windows.offsets[number].tolist() == [list(pair) for pair in pairs]
+        covered: list[int] = []
+        for row, window in enumerate(windows.windows):
+            if window.question != number:
+                continue
+            length, first_length = int(rows.lengths[row]), int(rows.first_lengths[row])
+            ids_of_row = rows.input_ids[row].tolist()
+            assert ids_of_row[length:] == [tokenizer.pad_id] * (rows.input_ids.shape[1] - length)
+            head = [tokenizer.cls_id, *ids[:24], tokenizer.sep_id]
+            assert ids_of_row[:first_length] == head
+            assert ids_of_row[length - 1] == tokenizer.sep_id
+            start = first_length - window.shift
+            shown = ids_of_row[first_length : length - 1]
+            assert shown == context_ids[start : start + len(shown)]
+            covered += range(window.owned[0] - window.shift, window.owned[1] - window.shift)
+            first, last, unanswerable = (
+                int(rows.targets[name][row]) for name in ("start", "end", "unanswerable")
+            )
+            holding = [
+                token
+                for token, (begin, end) in enumerate(pairs)
+                if question.span and begin < question.span[1] and end > question.span[0]
+            ]
+            is_held = bool(holding) and set(holding) <= set(range(start, start + len(shown)))
+            assert (first > 0) == is_held
+            if is_held:
+                begin, end = pairs[first - window.shift][0], pairs[last - window.shift][1]
+                assert question.context[begin:end] == question.answers[0]
+                assert unanswerable == 0
+                num_found[number] += 1
+            else:
+                assert last == 0
+                assert unanswerable == (not question.answers or not reference)
+        assert covered == list(range(len(context_ids)))
+    assert rows.num_cut == num_cut > 0
+    assert len(windows.windows) > 150
+    assert [num_found[number] for number in range(0, 80, 4)] == [0] * 20
+    assert sum(count > 0 for count in num_found.values()) > 55
+
+
+def test_targets_of_an_unlabelled_split_are_unknown(toy_tokenizer):
+    split = [Question("q", "who", "the queen painted a boat", None, None)]
+    rows, _ = encode_questions(split, toy_tokenizer, 32, reference=False)
+    assert {name: values.tolist() for name, values in rows.targets.items()} == {
+        "start": [-1],
+        "end": [-1],
+        "unanswerable": [-1],
+    }
+
+
+# --- answers ---
+
+
+def every_span(split, rows, windows, span_score):
+    """The best score of each text of each question, over all spans that may be answers."""
+    found = [{} for _ in split]
+    for row, window in enumerate(windows.windows):
+        offsets = windows.offsets[window.question]
+        for start in range(*window.owned):
+            for end in range(start, min(start + MAX_ANSWER, int(rows.lengths[row]) - 1)):
+                score = span_score(row, start, end)
+                if score is None:
+                    continue
+                begin, stop = offsets[start - window.shift][0], offsets[end - window.shift][1]
+                text = split[window.question].context[begin:stop]
+                texts = found[window.question]
+                texts[text] = max(score, texts.get(text, -np.inf))
+    return found
+
+
+def check_answers(split, answers, found):
+    for number, texts in enumerate(found):
+        assert len(answers.n_best[number]) <= N_BEST
+        if not texts:
+            assert answers.n_best[number] == []
+            assert answers.texts[number] == ""
+            continue
+        text, score = answers.n_best[number][0]
+        assert score == pytest.approx(max(texts.values()), abs=1e-5)
+        assert texts[text] == pytest.approx(score, abs=1e-5)
+        scores = [score for _, score in answers.n_best[number]]
+        assert scores == sorted(scores, reverse=True)
+        assert len({text for text, _ in answers.n_best[number]}) == len(scores)
+        for text, score in answers.n_best[number]:
+            assert texts[text] == pytest.approx(score, abs=1e-5)
+        assert len(scores) == min(N_BEST, len(texts))
+
+
+@pytest.fixture(scope="module")
+def encoded(language_tokenizer):
+    split = random_questions(random.Random(2), 30)
+    return split, *encode_questions(split, language_tokenizer, 64, reference=False)
+
+
+def test_two_logits_a_position_give_the_best_of_all_spans(encoded):
+    split, rows, windows = encoded
+    rng = torch.Generator().manual_seed(0)
+    positions = torch.arange(rows.input_ids.shape[1])
+    allowed = (positions >= rows.first_lengths[:, None]) & (positions < rows.lengths[:, None] - 1)
+    allowed[:, 0] = True
+    start, end = (
+        torch.randn(allowed.shape, generator=rng).masked_fill(~allowed, -torch.inf)
+        for _ in range(2)
+    )
+    answers = find_answers(split, windows, {"start_logits": start, "end_logits": end})
+
+    def span_score(row, first, last):
+        score = float(start[row, first] + end[row, last])
+        return score if np.isfinite(score) else None
+
+    check_answers(split, answers, every_span(split, rows, windows, span_score))
+    for number, odds in enumerate(answers.null_odds):
+        null = [
+            float(start[row, 0] + end[row, 0])
+            for row, window in enumerate(windows.windows)
+            if window.question == number
+        ]
+        assert odds == pytest.approx(min(null) - answers.n_best[number][0][1], abs=1e-5)
+
+
+def test_a_beam_gives_the_best_of_its_spans(encoded):
+    split, rows, windows = encoded
+    rng = torch.Generator().manual_seed(0)
+    count, longest = rows.input_ids.shape
+    outputs = {
+        "starts": torch.rand(count, longest, generator=rng).argsort(dim=1)[:, :20],
+        "start_scores": torch.randn(count, 20, generator=rng),
+        "ends": torch.rand(count, 20, longest, generator=rng).argsort(dim=2)[:, :, :20],
+        "end_scores": torch.randn(count, 20, 20, generator=rng),
+        "unanswerable": torch.randn(count, generator=rng),
+    }
+    outputs["ends"].clamp_(max=rows.lengths[:, None, None] - 2)  # a head gives no others
+    outputs["start_scores"][:, 15:] = -torch.inf
+    outputs["start_scores"][-1] = -torch.inf
+    outputs["start_scores"][-2] = -torch.inf
+    answers = find_answers(split, windows, outputs)
+
+    def span_score(row, first, last):
+        scores = [
+            float(outputs["start_scores"][row, rank] + outputs["end_scores"][row, rank, place])
+            for rank in (outputs["starts"][row] == first).nonzero().flatten().tolist()
+            for place in (outputs["ends"][row, rank] == last).nonzero().flatten().tolist()
+        ]
+        return max((score for score in scores if np.isfinite(score)), default=None)
+
+    check_answers(split, answers, every_span(split, rows, windows, span_score))
+    for number, odds in enumerate(answers.null_odds):
+        of_question = [window.question == number for window in windows.windows]
+        assert odds == pytest.approx(float(outputs["unanswerable"][of_question].min()))
+
+
+# --- the task ---
+
+
+def toy_questions(seed: int, count: int, *, with_none: bool) -> list[Question]:
+    """Who did what when; some sentences do not say when."""
+    rng = random.Random(seed)
+    questions = []
+    for number in range(count):
+        parts = [
+            rng.choice(("the old sailor", "a young doctor", "my neighbour", "the queen")),
+            rng.choice(("repaired", "painted", "admired")),
+            rng.choice(("a boat", "the castle", "an engine", "seven umbrellas")),
+            rng.choice(("yesterday", "in 1912", "before breakfast", "at the harbour")),
+        ]
+        is_answered = not with_none or rng.random() < 0.6
+        if not is_answered:
+            parts.pop()
+        context = " ".join(parts)
+        asked = 3 if not is_answered else rng.choice((0, 2, 3))
+        start = len(" ".join(parts[:asked])) + (asked > 0)
+        answers = (parts[asked],) if is_answered else ()
+        span = (start, start + len(parts[asked])) if is_answered else None
+        text = {0: "the old", 2: "engine", 3: "yesterday"}[asked]
+        questions.append(Question(f"q{number}", text, context, answers, span))
+    return questions
+
+
+@pytest.mark.parametrize(("head", "with_none"), [("beam", True), ("plain", False)])
+def test_a_small_encoder_learns_to_answer(toy_tokenizer, tmp_path, head, with_none):
+    split = toy_questions(0, 96, with_none=with_none)
+    task = SquadTask("squad", {"train": split, "dev": split}, head=head)
+    sizes = encoder_sizes(
+        64, 2, 32, vocab_size=toy_tokenizer.vocab_size, max_position_embeddings=32
+    )
+    encoder = Encoder(sizes)
+    init_weights(encoder, 0.1, torch.Generator().manual_seed(0))
+    start = Pretrained(sizes, toy_tokenizer, encoder.state_dict(), 32, "random weights")
+    config = FinetuneConfig(
+        learning_rate=2e-3,
+        layer_lr_decay=1.0,
+        batch_size=16,
+        epochs=12,
+        sequence_length=32,
+        dropout_prob=0.0,
+        precision="float32",
+        threads=1,
+    )
+    rows = encode_task(task, start, config)
+    run = train_seed(start, task, rows, config, seed=0, progress=lambda record: None)
+    outputs, scores = run.outputs["dev"], run.record["scores"]
+    assert not run.record["degenerate"]
+    assert scores["exact"] > 0.9
+    assert scores["f1"] >= scores["exact"]
+    assert ("no_answer_exact" in scores) == with_none
+    losses = [epoch["train_loss"] for epoch in run.record["epochs"]]
+    constant = task.find_constant(rows.splits["train"], rows.splits["dev"])
+    assert losses[-1] < constant.loss / 3 < losses[0]
+
+    task.write_predictions(tmp_path, "dev", rows.splits["dev"], outputs)
+    predictions, null_odds, n_best = (
+        json.loads((tmp_path / f"{name}.json").read_text())
+        for name in ("predictions", "null_odds", "nbest")
+    )
+    ids = [question.id for question in split]
+    assert list(predictions) == list(null_odds) == list(n_best) == ids
+    for question in split:
+        assert predictions[question.id] in question.context
+        assert predictions[question.id] == n_best[question.id][0]["text"] != ""
+        shares = [answer["probability"] for answer in n_best[question.id]]
+        assert sum(shares) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("head", "with_none"), [("beam", True), ("plain", True), ("beam", False)])
+def test_the_constant_answer_is_the_best_that_reads_no_text(toy_tokenizer, head, with_none):
+    questions = toy_questions(0, 40, with_none=with_none)
+    task = SquadTask("squad", {"train": questions, "dev": questions}, head=head)
+    rows = task.encode(toy_tokenizer, 32)["train"]
+    num_none = sum(not question.answers for question in questions)
+    share = num_none / len(questions)
+    targets = rows.targets
+    positions = torch.arange(rows.input_ids.shape[1])
+    is_text = (positions >= rows.first_lengths[:, None]) & (positions < rows.lengths[:, None] - 1)
+
+    def loss_at(share: float) -> float:
+        """When [CLS] has this share and the text's tokens the rest."""
+        logits = is_text / is_text.sum(dim=1, keepdim=True) * (1 - share)
+        logits[:, 0] = share
+        outputs = {"start_logits": logits.log(), "end_logits": logits.log()}
+        if head == "beam":
+            outputs["unanswerable"] = torch.full((len(rows),), share).logit(eps=1e-7)
+        return span_loss(outputs, targets).item()
+
+    constant = task.find_constant(rows, rows)
+    assert constant.scores == {"f1": share, "exact": share}
+    assert constant.loss == pytest.approx(loss_at(share), rel=1e-5)
+    assert constant.loss < min(loss_at(share + 0.05), loss_at(abs(share - 0.05)))
+
+
+def constant_outputs(rows, *, unanswerable: float, start: int) -> dict[str, torch.Tensor]:
+    """A beam with one span: the token at `start` of each row's text."""
+    count = len(rows.lengths)
+    place = rows.first_lengths + start
+    scores = torch.full((count, 20), -torch.inf)
+    scores[:, 0] = 0.0
+    return {
+        "start_scores": scores,
+        "starts": place[:, None].expand(-1, 20),
+        "end_scores": scores[:, None].expand(-1, 20, -1),
+        "ends": place[:, None, None].expand(-1, 20, 20),
+        "unanswerable": torch.full((count,), unanswerable),
+    }
+
+
+@pytest.mark.parametrize(
+    ("unanswerable", "reference", "message"),
+    [
+        (1.0, False, "no dev answer is given"),
+        (-1.0, True, "no dev answer is given"),
+        (-1.0, False, None),
+        (-3.0, True, None),
+    ],
+)
+def test_a_collapse_is_told(toy_tokenizer, unanswerable, reference, message):
+    split = toy_questions(0, 20, with_none=True)
+    task = SquadTask("squad", {"dev": split}, reference=reference)
+    rows = task.encode(toy_tokenizer, 32)["dev"]
+    outputs = constant_outputs(rows, unanswerable=unanswerable, start=1)
+    assert task.describe_collapse(rows, outputs) == message
+    scores = task.score("dev", rows, outputs)
+    assert scores["no_answer_f1"] == scores["no_answer_exact"] == float(message is not None)
+
+
+def test_one_and_the_same_answer_is_told(toy_tokenizer):
+    context = "the queen painted a boat"
+    asked = [Question(str(n), "who", context, ("the queen",), (0, 9)) for n in range(3)]
+    task = SquadTask("squad", {"dev": asked})
+    rows = task.encode(toy_tokenizer, 32)["dev"]
+    outputs = constant_outputs(rows, unanswerable=1.0, start=0)
+    assert task.describe_collapse(rows, outputs) == "every dev prediction is 'the'"
+    assert task.score("dev", rows, outputs) == {"exact": 0.0, "f1": 0.0}
+
+
+@pytest.mark.parametrize("head", ["beam", "plain"])
+def test_a_model_that_diverged_is_scored_and_told(toy_tokenizer, tmp_path, head):
+    split = toy_questions(0, 8, with_none=True)
+    task = SquadTask("squad", {"dev": split}, head=head)
+    rows = task.encode(toy_tokenizer, 32)["dev"]
+    outputs = constant_outputs(rows, unanswerable=torch.nan, start=0)
+    outputs["end_scores"] = outputs["end_scores"] + torch.nan
+    if head == "plain":
+        nothing = torch.full(rows.input_ids.shape, torch.nan)
+        outputs = {"start_logits": nothing, "end_logits": nothing}
+    scores = task.score("dev", rows, outputs)
+    assert (scores["has_answer_f1"], scores["no_answer_f1"]) == (0, 1)
+    assert task.describe_collapse(rows, outputs) == "no dev answer is given"
+    task.write_predictions(tmp_path, "dev", rows, outputs)
+    assert set(json.loads((tmp_path / "predictions.json").read_text()).values()) == {""}
+    assert not any(json.loads((tmp_path / "nbest.json").read_text()).values())
+
+
+def test_an_unlabelled_split_has_predictions_and_no_scores(toy_tokenizer, tmp_path):
+    split = [Question("q", "who", "the queen painted a boat", None, None)]
+    task = SquadTask("squad", {"test": split})
+    rows = task.encode(toy_tokenizer, 32)["test"]
+    outputs = constant_outputs(rows, unanswerable=1.0, start=0)
+    assert task.score("test", rows, outputs) == {}
+    task.write_predictions(tmp_path, "test", rows, outputs)
+    assert json.loads((tmp_path / "test_predictions.json").read_text()) == {"q": "the"}
+    assert json.loads((tmp_path / "test_null_odds.json").read_text()) == {"q": 1.0}
+    assert json.loads((tmp_path / "test_nbest.json").read_text()) == {
+        "q": [{"text": "the", "probability": 1.0, "score": 0.0}]
+    }
+
+
+@pytest.mark.skipif(
+    not (SQUAD_FOLDER.is_dir() and VOCAB_FILE.is_file()),
+    reason=f"no SQuAD data at {SQUAD_FOLDER} or no vocabulary at {VOCAB_FILE}",
+)
+@pytest.mark.parametrize(
+    ("name", "num_questions", "num_answered", "num_recovered"),
+    [("dev-v1.1.json", 10570, 10570, 10543), ("dev-v2.0-part.json", 3522, 1781, 1780)],
+)
+def test_real_answers_are_recovered_from_their_tokens(
+    name, num_questions, num_answered, num_recovered
+):
+    """The rest begins or ends inside a token: "Japan" of "Japanese", "5" of "50"."""
+    questions = read_questions([SQUAD_FOLDER / name], is_labelled=True)
+    assert len(questions) == num_questions
+    tokenizer = Tokenizer.load(VOCAB_FILE)
+    offsets = {
+        context: np.array(tokenizer.encode_with_offsets(context)[1])
+        for context in {question.context for question in questions}
+    }
+    found = []
+    for question in questions:
+        if question.span:
+            places = offsets[question.context]
+            first, last = cover_span(places, *question.span)
+            found.append(
+                (question.answers[0], question.context[places[first, 0] : places[last, 1]])
+            )
+    assert len(found) == num_answered
+    assert sum(answer == text for answer, text in found) == num_recovered
+    assert all(answer in text for answer, text in found)
