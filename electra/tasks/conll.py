@@ -40,6 +40,7 @@ def read_tagging_task(data: Path, *, word_column: int = 1, tag_column: int = 0) 
     files = _find_files(data)
     splits = {split: read_sentences(path, word_column, tag_column) for split, path in files.items()}
     labels = tuple(sorted({tag for sentence in splits["train"] for tag in sentence.tags}))
+    require(len(labels) > 1, f"{files['train']}: every tag is {labels[0]!r}; two are needed")
     has_entities = any(tag.startswith(("B-", "I-")) for tag in labels) or all(
         ENTITY_TAG.fullmatch(tag) for tag in labels
     )
@@ -48,7 +49,6 @@ def read_tagging_task(data: Path, *, word_column: int = 1, tag_column: int = 0) 
     if has_entities:
         labels = _list_labels(labels)
         splits = {split: [_to_iob2(each) for each in splits[split]] for split in splits}
-    require(len(labels) > 1, f"{files['train']}: every tag is {labels[0]!r}; two are needed")
     is_json = format_of(files["train"]) == JSON_LINES
     return Tagging(
         name="tagging",
