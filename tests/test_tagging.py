@@ -292,6 +292,14 @@ def test_windows_score_every_word_once_where_it_has_most_context(room):
                 assert right >= room // 4 - largest or window.words.stop == len(sizes)
 
 
+def test_a_window_that_shows_no_word_best_is_left_out():
+    first, between, last = [1] * 10, [1, 4, 4, 1, 1], [10]
+    windows = cut_windows([*first, *between, *last], 20)
+    # A row of words 10 to 14 stood between these two.
+    assert [window.words for window in windows] == [range(14), range(11, 16)]
+    assert [window.scored for window in windows] == [set(range(12)), set(range(12, 16))]
+
+
 def test_rows_are_whole_words_labelled_at_their_first_token(toy_tokenizer):
     sentence = [("the", "O"), ("unhesitatingly", "B-PER"), ("\x01", "I-PER"), ("boat", "O")]
     task = toy_task(sentence)

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 ENTITY_TAG = re.compile(r"O|[BIESLU](-.+)?")
-_BIOES = {"L": "E", "U": "S"}
 
 
 class Entity(NamedTuple):
@@ -40,7 +39,7 @@ def find_entities(tags: Sequence[str]) -> list[Entity]:
     """Return the entities of a sentence, in order.
 
     Whatever the tags, each that is not O belongs to one entity: one begins after O, after another
-    type, at B or S, and after E or S. So no sequence is invalid: I-PER after O begins an entity.
+    type, at B, S or U, and after E, L, S or U. So no sequence is invalid: I-PER after O begins one.
 
     Args:
         tags: Tags of any of the schemes; ENTITY_TAG matches each.
@@ -51,9 +50,8 @@ def find_entities(tags: Sequence[str]) -> list[Entity]:
     entities: list[Entity] = []
     before, type_before = "O", ""
     for place, tag in enumerate(tags):
-        prefix, entity_type = _BIOES.get(tag[0], tag[0]), type_of(tag)
-        goes_on = prefix in ("I", "E") and before in ("B", "I") and entity_type == type_before
-        if goes_on:
+        prefix, entity_type = tag[0], type_of(tag)
+        if prefix in "IEL" and before in "BI" and entity_type == type_before:
             entities[-1] = entities[-1]._replace(stop=place + 1)
         elif prefix != "O":
             entities.append(Entity(entity_type, place, place + 1))
