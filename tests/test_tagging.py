@@ -436,11 +436,11 @@ def test_predictions_are_lines_that_conlleval_reads(toy_tokenizer, tmp_path):
         "LOC\t1.000000\t1.000000\t1.000000\t1\t1\t1\n"
         "PER\t0.000000\t0.000000\t0.000000\t1\t1\t0\n"
     )
-    plain = toy_task([("a", "DT"), ("boat", "NN")])
+    plain = toy_task([("a\ud800", "DT"), ("boat", "NN")])
     plain.examples["test"] = plain.examples["dev"]
     rows = plain.encode(toy_tokenizer, 16)["test"]
     plain.write_predictions(tmp_path / "..", "test", rows, say(plain, rows, ["DT", "DT"]))
-    assert (tmp_path / "../test_predictions.conll").read_text() == "a DT DT\nboat NN DT\n\n"
+    assert (tmp_path / "../test_predictions.conll").read_text() == "a? DT DT\nboat NN DT\n\n"
     assert not (tmp_path / "../test_types.tsv").exists()
 
 

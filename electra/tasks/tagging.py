@@ -165,7 +165,8 @@ class Tagging(Task):
             for word, label, guess in zip(sentence.words, sentence.tags, guesses, strict=True):
                 lines.append(f"{'_'.join(word.split()) or '_'} {label} {guess}\n")
             lines.append("\n")
-        (folder / f"{before}predictions.conll").write_text("".join(lines), encoding="utf-8")
+        text = "".join(lines)  # half a surrogate pair, which JSON can hold, is no character
+        (folder / f"{before}predictions.conll").write_text(text, "utf-8", errors="replace")
         if self.metrics == ENTITY_METRICS:
             counts = count_entities((sentence.tags for sentence in self.examples[split]), predicted)
             (folder / f"{before}types.tsv").write_text(_format_types(counts), encoding="utf-8")
