@@ -27,15 +27,19 @@ about 4 at heads of 64, so that a head favours its neighbour in half of all case
 def init_weights(module: nn.Module, std: float, rng: torch.Generator) -> None:
     """Draw every weight below `module` from BERT's normal cut at two deviations; biases become 0.
 
-    A module shared by two parents is drawn once. Source: modeling.py create_initializer. The
-    released code leaves some layers at its framework's default (`draw_glorot`); the paper does not
-    mention it.
+    A module shared by two parents is drawn once; an LSTM begins as torch's, uniform. Source:
+    modeling.py create_initializer. The released code leaves some layers at its framework's default
+    (`draw_glorot`); the paper does not mention it.
     """
     for part in module.modules():
         if isinstance(part, nn.Linear | nn.Embedding):
             nn.init.trunc_normal_(part.weight, std=std, a=-2 * std, b=2 * std, generator=rng)
         if isinstance(part, nn.Linear) and part.bias is not None:
             part.bias.zero_()
+        if isinstance(part, nn.LSTM):
+            for weight in part.parameters():
+                bound = part.hidden_size**-0.5
+                nn.init.uniform_(weight, -bound, bound, generator=rng)
 
 
 @torch.no_grad()

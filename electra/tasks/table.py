@@ -62,6 +62,18 @@ def read_table(path: Path, columns: tuple[str, ...] = ()) -> Table:
     require(
         kind in FORMATS, f"{path} must be {' or '.join(FORMATS)}, compressed or not, not {kind!r}"
     )
+    lines = [(number, line) for number, line in enumerate(read_lines(path), 1) if line.strip()]
+    table = _read_tsv(path, lines, columns) if kind == ".tsv" else _read_jsonl(path, lines)
+    require(bool(table.rows), f"{path} is empty: it must have at least one row")
+    return table
+
+
+def read_lines(path: Path) -> list[str]:
+    """Return the lines of a text file, compressed or not.
+
+    Raises:
+        UserError: The file cannot be read or is not UTF-8.
+    """
     with open_source(path) as (_, stream):
         content = stream.read()
     try:
@@ -70,11 +82,7 @@ def read_table(path: Path, columns: tuple[str, ...] = ()) -> Table:
         line = content.count(b"\n", 0, error.start) + 1
         raise UserError(f"{path} line {line}: not UTF-8 text") from None
     # Not splitlines(): it also cuts at characters that occur within texts, such as U+2028.
-    lines = [(number, line.rstrip("\r")) for number, line in enumerate(text.split("\n"), 1)]
-    lines = [(number, line) for number, line in lines if line.strip()]
-    table = _read_tsv(path, lines, columns) if kind == ".tsv" else _read_jsonl(path, lines)
-    require(bool(table.rows), f"{path} is empty: it must have at least one row")
-    return table
+    return [line.rstrip("\r") for line in text.split("\n")]
 
 
 def _read_tsv(path: Path, lines: list[tuple[int, str]], columns: tuple[str, ...]) -> Table:

@@ -1,0 +1,22 @@
+"""The output layer that tags every token. B rows of the batch, L positions, H hidden, C labels."""
+
+from torch import Tensor, nn
+
+from electra.model.encoder import Dropout, Linear
+
+
+class TaggingHead(nn.Module):
+    """Dropout and one linear layer on every position: (B, L, H) to float32 logits (B, L, C).
+
+    Dropout as in the classifier; its parameters fit transformers' ElectraForTokenClassification.
+    Source: tagging_tasks.py get_prediction_module, which has no dropout.
+    """
+
+    def __init__(self, hidden_size: int, num_labels: int, dropout_prob: float):
+        super().__init__()
+        self.dropout = Dropout(dropout_prob)
+        self.dense = Linear(hidden_size, num_labels)
+
+    def forward(self, hidden_BLH: Tensor) -> Tensor:
+        """Return a logit for each label at each position."""
+        return self.dense(self.dropout(hidden_BLH.float()))

@@ -1,0 +1,220 @@
+"""A tag for each word: named entities, chunks, parts of speech.
+
+A word's tag is predicted at its first token. A sentence too long for a row becomes several rows
+that overlap, and each of its words is scored in one of them: no word is lost, whatever the length.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from electra.config import EncoderConfig, FinetuneConfig
+from electra.corpus.tokenizer import Tokenizer
+from electra.model.tagging_head import TaggingHead
+from electra.tasks.entities import EntityCounts, count_entities, sum_counts
+from electra.tasks.rows import Batch, Outputs, Rows, pad_rows
+from electra.tasks.task import Constant, Task
+
+ENTITY_METRICS = ("f1", "precision", "recall", "accuracy")
+
+
+class Sentence(NamedTuple):
+    """Words and the tag of each."""
+
+    words: list[str]
+    tags: list[str]
+    lines: list[int]
+    """Line of each word in its file, from 1."""
+
+
+class Window(NamedTuple):
+    """The part of a sentence that is one row."""
+
+    words: range
+    scored: frozenset[int]
+    """Those whose tags are asked for; the others are context."""
+
+
+@dataclass(frozen=True)
+class Tagging(Task):
+    """Which of `labels` each word has.
+
+    Source: tagging_tasks.py and tagging_metrics.py, which drop words that do not fit into a row and
+    score the others, lower-case and strip accents of any vocabulary, put all tokens in segment 1
+    and count the loss twice; we do none of this.
+    """
+
+    name: str
+    metrics: tuple[str, ...]
+    """ENTITY_METRICS, or accuracy alone where tags name no entities."""
+    examples: dict[str, list[Sentence]]
+    """Their tags are labels."""
+    labels: tuple[str, ...]
+    epochs: int = 3
+    files: tuple[Path, ...] = ()
+    columns: tuple[str, ...] = ()
+
+    def encode(self, tokenizer: Tokenizer, sequence_length: int) -> dict[str, Rows]:
+        """Return the windows of every sentence, in order.
+
+        Target "labels" is -1 but at the first token of a word that is scored; read row by row the
+        others are the labels of the split's words, each once and in order.
+        """
+        return {
+            split: self._encode(sentences, tokenizer, sequence_length - 2)
+            for split, sentences in self.examples.items()
+        }
+
+    def _encode(self, sentences: Sequence[Sentence], tokenizer: Tokenizer, room: int) -> Rows:
+        label_ids = {label: place for place, label in enumerate(self.labels)}
+        vocabulary = list(dict.fromkeys(word for each in sentences for word in each.words))
+        tokens_of = {
+            word: tokens or [tokenizer.unk_id]  # of a control character nothing is left
+            for word, tokens in zip(vocabulary, tokenizer.encode_batch(vocabulary), strict=True)
+        }
+        rows, targets, num_cut = [], [], 0
+        for sentence in sentences:
+            tokens = [tokens_of[word][:room] for word in sentence.words]
+            num_cut += any(len(tokens_of[word]) > room for word in sentence.words)
+            for window in cut_windows([len(each) for each in tokens], room):
+                row, labels = [tokenizer.cls_id], [-1]
+                for word in window.words:
+                    label = label_ids[sentence.tags[word]] if word in window.scored else -1
+                    row += tokens[word]
+                    labels += [label] + [-1] * (len(tokens[word]) - 1)
+                rows.append([*row, tokenizer.sep_id])
+                targets.append(torch.tensor([*labels, -1]))
+        return pad_rows(
+            rows,
+            [len(row) for row in rows],
+            {"labels": pad_sequence(targets, batch_first=True, padding_value=-1)},
+            pad_id=tokenizer.pad_id,
+            num_cut=num_cut,
+        )
+
+    def build_head(self, sizes: EncoderConfig, config: FinetuneConfig) -> nn.Module:
+        """Return dropout and a linear layer on each position's state."""
+        return TaggingHead(sizes.hidden_size, len(self.labels), sizes.hidden_dropout_prob)
+
+    def answer(self, head: nn.Module, states: Tensor, batch: Batch) -> Outputs:
+        """Return logits (B, l, labels)."""
+        return {"logits": head(states)}
+
+    def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
+        """Return the mean cross-entropy over the words that are scored, nats."""
+        logits, labels = outputs["logits"], batch.targets["labels"]
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-1)
+
+    def score(self, split: str, rows: Rows, outputs: Outputs) -> dict[str, float]:
+        """Return the metrics over all words of a split, as fractions."""
+        return self._score_tags(split, self._decide(split, rows, outputs))
+
+    def _decide(self, split: str, rows: Rows, outputs: Outputs) -> list[list[str]]:
+        """Return the likeliest tag of each word of each sentence."""
+        guesses = iter(_guess(rows, outputs).tolist())
+        return [
+            [self.labels[guess] for guess in islice(guesses, len(sentence.words))]
+            for sentence in self.examples[split]
+        ]
+
+    def _score_tags(self, split: str, predicted: Sequence[Sequence[str]]) -> dict[str, float]:
+        gold = [sentence.tags for sentence in self.examples[split]]
+        pairs = [
+            pair for tags in zip(gold, predicted, strict=True) for pair in zip(*tags, strict=True)
+        ]
+        scores = {"accuracy": sum(one == other for one, other in pairs) / len(pairs)}
+        if self.metrics == ENTITY_METRICS:
+            overall = sum_counts(count_entities(gold, predicted).values())
+            scores |= {"f1": overall.f1, "precision": overall.precision, "recall": overall.recall}
+        return {metric: scores[metric] for metric in self.metrics}
+
+    def find_constant(self, train: Rows, dev: Rows) -> Constant:
+        """Return what always answering train's most frequent label gives."""
+        labels = train.targets["labels"]
+        counts = torch.bincount(labels[labels >= 0])
+        shares = counts / counts.sum()
+        guess = self.labels[int(shares.argmax())]
+        predicted = [[guess] * len(sentence.words) for sentence in self.examples["dev"]]
+        return Constant(torch.special.entr(shares).sum().item(), self._score_tags("dev", predicted))
+
+    def describe_collapse(self, rows: Rows, outputs: Outputs) -> str | None:
+        """Return what every prediction is, if all are the same though the labels are not."""
+        labels, predicted = rows.targets["labels"], _guess(rows, outputs).unique()
+        if len(predicted) > 1 or len(labels[labels >= 0].unique()) == 1:
+            return None
+        return f"every dev prediction is {self.labels[int(predicted)]!r}"
+
+    def write_predictions(self, folder: Path, split: str, rows: Rows, outputs: Outputs) -> None:
+        """Write each word with its label and prediction, and of entities the scores of each type.
+
+        predictions.conll has `word label prediction` a line and a blank line after each sentence,
+        as conlleval reads it; white space within a word becomes "_". types.tsv has a line a type.
+        """
+        predicted = self._decide(split, rows, outputs)
+        before = "" if split == "dev" else f"{split}_"
+        lines = []
+        for sentence, guesses in zip(self.examples[split], predicted, strict=True):
+            for word, label, guess in zip(sentence.words, sentence.tags, guesses, strict=True):
+                lines.append(f"{'_'.join(word.split()) or '_'} {label} {guess}\n")
+            lines.append("\n")
+        text = "".join(lines)  # half a surrogate pair, which JSON can hold, is no character
+        (folder / f"{before}predictions.conll").write_text(text, "utf-8", errors="replace")
+        if self.metrics == ENTITY_METRICS:
+            counts = count_entities((sentence.tags for sentence in self.examples[split]), predicted)
+            (folder / f"{before}types.tsv").write_text(_format_types(counts), encoding="utf-8")
+
+    def facts(self) -> dict[str, Any]:
+        """Return family and labels."""
+        return {"family": "tagging", "labels": list(self.labels)}
+
+
+def _guess(rows: Rows, outputs: Outputs) -> Tensor:
+    """Return the likeliest label of each scored word, in order."""
+    return outputs["logits"].argmax(dim=-1)[rows.targets["labels"] >= 0]
+
+
+def _format_types(counts: dict[str, EntityCounts]) -> str:
+    lines = ["type\tprecision\trecall\tf1\tgold\tpredicted\tcorrect\n"]
+    for entity_type, each in counts.items():
+        scores = f"{each.precision:.6f}\t{each.recall:.6f}\t{each.f1:.6f}"
+        lines.append(f"{entity_type}\t{scores}\t{each.gold}\t{each.predicted}\t{each.correct}\n")
+    return "".join(lines)
+
+
+def cut_windows(sizes: Sequence[int], room: int) -> list[Window]:
+    """Return the rows of a sentence: whole words, each scored once, where it has most context.
+
+    A row begins half a row before the end of the one before it, or later if the next word would not
+    fit otherwise. A word's context is the tokens on its shorter side.
+
+    Args:
+        sizes: Tokens of each word, each 1 to `room`.
+        room: Tokens of a row.
+    """
+    begins = [0, *accumulate(sizes)]
+    rows, start, stop = [], 0, 0
+    while stop < len(sizes):
+        stop = bisect_right(begins, begins[start] + room) - 1
+        rows.append(range(start, stop))
+        if stop < len(sizes):
+            start = bisect_left(begins, max(begins[stop] - room // 2, begins[stop + 1] - room))
+    most, owner = [-1] * len(sizes), [0] * len(sizes)
+    for number, words in enumerate(rows):
+        for word in words:
+            left = begins[word] - begins[words.start]
+            right = begins[words.stop] - begins[word + 1]
+            if min(left, right) > most[word]:
+                most[word], owner[word] = min(left, right), number
+    windows = [
+        Window(words, frozenset(word for word in words if owner[word] == number))
+        for number, words in enumerate(rows)
+    ]
+    return [window for window in windows if window.scored]

@@ -1,0 +1,184 @@
+import random
+
+import pytest
+from seqeval.metrics.sequence_labeling import get_entities, precision_recall_fscore_support
+from seqeval.scheme import BILOU, IOB1, IOB2, IOBES, Entities
+
+from electra.tasks.entities import (
+    ENTITY_TAG,
+    Entity,
+    EntityCounts,
+    count_entities,
+    find_entities,
+    sum_counts,
+    write_tags,
+)
+
+TYPES = ("PER", "LOC", "geo-area")
+PREFIXES = {"IOB1": "IB", "IOB2": "BI", "BIOES": "BIES", "BILOU": "BILU"}
+STRICT = {"IOB1": IOB1, "IOB2": IOB2, "BIOES": IOBES, "BILOU": BILOU}
+
+
+def draw_entities(rng: random.Random, num_words: int) -> list[Entity]:
+    """Entities of one to four words, often with no word between them."""
+    entities, place = [], rng.choice((0, 0, 1, 2))
+    while place < num_words:
+        stop = min(num_words, place + rng.choice((1, 1, 2, 3, 4)))
+        entities.append(Entity(rng.choice(TYPES), place, stop))
+        place = stop + rng.choice((0, 0, 1, 3))
+    return entities
+
+
+def write_in(scheme: str, entities: list[Entity], num_words: int) -> list[str]:
+    tags = ["O"] * num_words
+    for number, (entity_type, start, stop) in enumerate(entities):
+        middle = "I" * (stop - start)
+        if scheme == "IOB1":
+            before = entities[number - 1] if number else None
+            touches = before and (before.type, before.stop) == (entity_type, start)
+            prefixes = "B" + middle[1:] if touches else middle
+        elif scheme == "IOB2":
+            prefixes = "B" + middle[1:]
+        else:
+            end, single = "ES" if scheme == "BIOES" else "LU"
+            prefixes = single if stop - start == 1 else "B" + middle[2:] + end
+        tags[start:stop] = [f"{prefix}-{entity_type}" for prefix in prefixes]
+    return tags
+
+
+def draw_tags(rng: random.Random, scheme: str) -> list[str]:
+    """Tags of the scheme: in half of the cases valid, else valid with noise, or noise alone."""
+    num_words = rng.randrange(1, 13)
+    every_tag = ["O", *(f"{p}-{t}" for p in PREFIXES[scheme] for t in TYPES)]
+    noise = rng.choice((0, 0, 0.2, 1))
+    return [
+        rng.choice(every_tag) if rng.random() < noise else tag
+        for tag in write_in(scheme, draw_entities(rng, num_words), num_words)
+    ]
+
+
+def disturb(rng: random.Random, tags: list[str], scheme: str) -> list[str]:
+    other = draw_tags(rng, scheme)
+    return [
+        other[place % len(other)] if rng.random() < 0.3 else tag for place, tag in enumerate(tags)
+    ]
+
+
+def conlleval(gold: list[list[str]], guessed: list[list[str]]) -> tuple[int, int, int]:
+    """conlleval's way of counting: (gold, guessed, correct) chunks, word by word.
+
+    A border lies between two words by rules on their two tags; a chunk is correct if both sides
+    begin one of the same type at the same word and both end it at the same word.
+    """
+
+    def split(tag):
+        prefix, _, chunk_type = tag.partition("-")
+        return prefix, chunk_type
+
+    def ends(before, after):
+        (p, kind), (q, next_kind) = before, after
+        return (p, q) in {("B", "B"), ("B", "O"), ("I", "B"), ("I", "O")} or (
+            p != "O" and kind != next_kind
+        )
+
+    def starts(before, after):
+        (p, kind), (q, next_kind) = before, after
+        return (p, q) in {("B", "B"), ("I", "B"), ("O", "B"), ("O", "I")} or (
+            q != "O" and kind != next_kind
+        )
+
+    outside = ("O", "")
+    num_gold = num_guessed = num_correct = 0
+    last, is_open = (outside, outside), False
+    for sentence in zip(gold, guessed, strict=True):
+        for pair in [*zip(*sentence, strict=True), ("O", "O")]:
+            now = tuple(map(split, pair))
+            ended = [ends(last[side], now[side]) for side in (0, 1)]
+            if is_open and any(ended):
+                num_correct += all(ended)
+                is_open = False
+            elif is_open and now[0][1] != now[1][1]:
+                is_open = False
+            started = [starts(last[side], now[side]) for side in (0, 1)]
+            is_open = is_open or (all(started) and now[0][1] == now[1][1])
+            num_gold += started[0]
+            num_guessed += started[1]
+            last = now
+    return num_gold, num_guessed, num_correct
+
+
+@pytest.mark.parametrize("scheme", PREFIXES)
+def test_what_is_written_in_a_scheme_is_found(scheme):
+    rng = random.Random(0)
+    for _ in range(1000):
+        num_words = rng.randrange(1, 13)
+        entities = draw_entities(rng, num_words)
+        tags = write_in(scheme, entities, num_words)
+        assert find_entities(tags) == entities
+        assert all(ENTITY_TAG.fullmatch(tag) for tag in tags)
+        theirs = Entities([tags], STRICT[scheme]).entities[0]
+        assert [each.to_tuple()[1:] for each in theirs] == [tuple(each) for each in entities]
+        if scheme == "IOB2":
+            assert write_tags(entities, num_words) == tags
+
+
+@pytest.mark.parametrize("scheme", ["IOB1", "IOB2", "BIOES"])
+def test_entities_are_seqevals_in_valid_and_invalid_sequences(scheme):
+    rng = random.Random(1)
+    num_invalid = 0
+    for _ in range(2000):
+        tags = draw_tags(rng, scheme)
+        found = find_entities(tags)
+        assert [(t, start, stop - 1) for t, start, stop in found] == get_entities(tags)
+        num_invalid += write_in(scheme, found, len(tags)) != tags
+        assert find_entities(write_tags(found, len(tags))) == found
+    assert num_invalid > 500
+
+
+@pytest.mark.parametrize("scheme", ["IOB1", "IOB2", "BIOES"])
+def test_scores_are_seqevals(scheme):
+    rng = random.Random(2)
+    for _ in range(20):
+        gold = [draw_tags(rng, scheme) for _ in range(rng.choice((1, 10, 200)))]
+        guessed = [disturb(rng, tags, scheme) for tags in gold]
+        counts = count_entities(gold, guessed)
+        overall = sum_counts(counts.values())
+        theirs = precision_recall_fscore_support(gold, guessed, average="micro", zero_division=0)
+        ours = (overall.precision, overall.recall, overall.f1)
+        assert ours == pytest.approx(theirs[:3])
+        theirs = precision_recall_fscore_support(gold, guessed, average=None, zero_division=0)
+        for each, line in zip(counts.values(), zip(*theirs, strict=True), strict=True):
+            assert (each.precision, each.recall, each.f1, each.gold) == pytest.approx(line)
+
+
+@pytest.mark.parametrize("scheme", ["IOB1", "IOB2"])
+def test_counts_are_conllevals(scheme):
+    rng = random.Random(3)
+    for _ in range(1000):
+        gold = [draw_tags(rng, scheme) for _ in range(3)]
+        guessed = [disturb(rng, tags, scheme) for tags in gold]
+        overall = sum_counts(count_entities(gold, guessed).values())
+        assert (overall.gold, overall.predicted, overall.correct) == conlleval(gold, guessed)
+
+
+def test_prefixes_alone_are_entities_without_a_type():
+    assert find_entities(["B", "I", "O", "I", "B"]) == [
+        Entity("", 0, 2),
+        Entity("", 3, 4),
+        Entity("", 4, 5),
+    ]
+    assert write_tags([Entity("", 0, 2)], 3) == ["B", "I", "O"]
+    assert get_entities(["B", "I", "O", "I", "B"]) == [("_", 0, 1), ("_", 3, 3), ("_", 4, 4)]
+
+
+def test_scores_by_hand():
+    gold = [["B-PER", "I-PER", "O", "B-LOC"], ["B-PER"]]
+    guessed = [["B-PER", "I-PER", "O", "I-PER"], ["O"]]
+    counts = count_entities(gold, guessed)
+    assert counts == {"LOC": EntityCounts(1, 0, 0), "PER": EntityCounts(2, 2, 1)}
+    assert (counts["LOC"].precision, counts["LOC"].recall, counts["LOC"].f1) == (0, 0, 0)
+    overall = sum_counts(counts.values())
+    assert (overall.precision, overall.recall) == (1 / 2, 1 / 3)
+    assert overall.f1 == pytest.approx(2 / 5)
+    nothing = sum_counts([])
+    assert (nothing.precision, nothing.recall, nothing.f1) == (0, 0, 0)
