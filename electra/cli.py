@@ -367,9 +367,10 @@ def finetune(
 ) -> None:
     """Fine-tune an encoder on a labelled task and score it, over one or more seeds.
 
-    Tasks are GLUE's by name (cola, sst-2), or `own`: a folder with train and dev (and test) .tsv or
-    .jsonl files with a text (or a pair) and a label. An interrupted command, given again, goes on
-    after the last finished seed.
+    Tasks are GLUE's by name (cola, sst-2, ... mnli), squad-1.1 and squad-2.0, `tagging` (named
+    entities, chunks, parts of speech in CoNLL's columns or JSON lines), and `own`: a folder with
+    train and dev (and test) .tsv or .jsonl files with a text (or a pair) and a label. An
+    interrupted command, given again, goes on after the last finished seed.
 
     Example: electra finetune run --task cola --data glue/CoLA --seeds 5 --out cola
 

@@ -430,6 +430,36 @@ class OwnTaskConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SquadConfig:
+    """What `electra finetune --task squad-1.1` and squad-2.0 find where, and how they answer."""
+
+    train: str = ""
+    """Files in the data folder, with commas between, .json (SQuAD) or .jsonl (MRQA), compressed or
+    not. Unset: the one whose name begins with train."""
+    dev: str = ""
+    """Likewise."""
+    test: str = ""
+    """Likewise; there need be none."""
+    head: Literal["beam", "plain"] = "beam"
+    """beam: the paper's, the end judged given the start and "no answer" by a classifier; plain: two
+    logits a position, as BERT and as transformers' ElectraForQuestionAnswering reads it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaggingConfig:
+    """Where `electra finetune --task tagging` finds words and tags in files of columns."""
+
+    word_column: int = 1
+    """Column of the word, from 1."""
+    tag_column: int = 0
+    """Column of the tag, from 1; 0: the last."""
+
+    def __post_init__(self) -> None:
+        require(self.word_column >= 1, f"word_column must be >= 1, not {self.word_column}")
+        require(self.tag_column >= 0, f"tag_column must be >= 0, not {self.tag_column}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class FinetuneConfig:
     """Everything `electra finetune` can be told. Source: Table 7; sizes: FINETUNE_PRESETS."""
 
@@ -452,10 +482,11 @@ class FinetuneConfig:
     train_examples: int = 0
     """Examples of train to use, drawn at random, the same ones for every seed; 0: all."""
     epochs: int = 0
-    """Passes over train. 0: the task's, which is 3, and 10 for GLUE's RTE and STS-B."""
+    """Passes over train. 0: the task's, which is 3, for SQuAD 2, for GLUE's RTE and STS-B 10."""
     sequence_length: int = 0
-    """Longest row in tokens, special ones included; longer texts are cut at their end. 0: 128, or
-    what the encoder was pre-trained on if that is shorter."""
+    """Longest row in tokens, special ones included; longer texts are cut at their end, those of
+    SQuAD and tagging into several rows. 0: 128, for SQuAD 512, or what the encoder was pre-trained
+    on if that is shorter."""
     dropout_prob: float = 0.1
     """Dropout in the encoder and before the classifier, whatever pre-training used."""
     pooling: Literal["cls", "mean"] = "cls"
@@ -469,6 +500,8 @@ class FinetuneConfig:
     """Whose weights and scores count. "best" chooses by the headline metric on dev, so that the
     dev score is no longer that of unseen examples; results say which."""
     own: OwnTaskConfig = field(default_factory=OwnTaskConfig)
+    squad: SquadConfig = field(default_factory=SquadConfig)
+    tagging: TaggingConfig = field(default_factory=TaggingConfig)
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """As in pre-training."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -45,8 +45,6 @@ PROGRESS_STEPS = 25
 """Steps between two records of progress."""
 RESEED = 1000
 """What is added to the seed of a run that is repeated."""
-DEFAULT_LENGTH = 128
-"""Tokens of the longest row if the user does not say. Source: Table 7."""
 
 
 class TaskRows(NamedTuple):
@@ -177,7 +175,7 @@ def fit_to_start(config: FinetuneConfig, pretrained: Pretrained, task: Task) -> 
         f"{pretrained.source}: the tokenizer has {num_tokens} tokens, the encoder {vocab_size}",
     )
     longest = pretrained.sequence_length
-    length = config.sequence_length or min(DEFAULT_LENGTH, longest)
+    length = config.sequence_length or min(task.longest_row, longest)
     require(
         length <= longest,
         f"sequence_length {length} is more than the {longest} tokens that {pretrained.source} was "

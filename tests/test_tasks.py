@@ -281,7 +281,7 @@ def test_cola_is_found_under_either_name_and_its_test_has_a_header(tmp_path):
     [
         ("colla", (), "unknown task 'colla'; did you mean 'cola'?"),
         ("mnly", (), "unknown task 'mnly'; did you mean 'mnli'?"),
-        ("cola", ("own.text=body",), "own.text is for the task 'own'; 'cola' has its own files"),
+        ("cola", ("own.text=body",), "own.text is for the task 'own', not for 'cola'"),
         (
             "sst",
             (),

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from electra.model.encoder import Dropout, Linear
+from electra.model.dropout import Dropout
+from electra.model.encoder import Linear
 
 
 class LayerSum(nn.Module):

@@ -2,7 +2,8 @@
 
 from torch import Tensor, nn
 
-from electra.model.encoder import Dropout, Linear
+from electra.model.dropout import Dropout
+from electra.model.encoder import Linear
 
 
 class TaggingHead(nn.Module):

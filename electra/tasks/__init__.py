@@ -1,4 +1,5 @@
 """What fine-tuning is asked: files in, labelled examples, their rows of token ids and scores out.
 
-One file a family: glue.py, own.py. SQuAD, tagging and multiple choice will stand beside them.
+task.py says what a family answers for: classification.py (read by glue.py and own.py), tagging.py
+(conll.py), squad.py.
 """

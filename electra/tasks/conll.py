@@ -22,7 +22,7 @@ DOCUMENT_START = "-DOCSTART-"
 
 
 def read_tagging_task(data: Path, *, word_column: int = 1, tag_column: int = 0) -> Tagging:
-    """Return a task from a folder's train, dev and, if there is one, test file.
+    """Return a task from a folder's train, dev and, if there is one, test file; it has its name.
 
     Tags name entities if one begins with B- or I-, or if each is O or a prefix alone; entities.py
     has the schemes, all of which become IOB2. Other tags, such as parts of speech, are labels as
@@ -51,7 +51,7 @@ def read_tagging_task(data: Path, *, word_column: int = 1, tag_column: int = 0) 
         splits = {split: [_to_iob2(each) for each in splits[split]] for split in splits}
     is_json = format_of(files["train"]) == JSON_LINES
     return Tagging(
-        name="tagging",
+        name=data.resolve().name,
         metrics=ENTITY_METRICS if has_entities else ("accuracy",),
         examples=splits,
         labels=labels,

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from electra.config import FinetuneConfig
 from electra.model.encoder import Encoder
-from electra.model.initialisation import init_weights
+from electra.model.initialisation import draw_glorot, init_weights
 from electra.tasks.rows import Batch, Outputs, Rows, make_batch
 from electra.tasks.task import Task
 from electra.training.checkpoint import load_parameters
@@ -62,6 +62,7 @@ def build_network(
     head = task.build_head(sizes, config)
     rng = torch.Generator().manual_seed(step_seed(seed, "classifier", 0))
     init_weights(head, sizes.initializer_range, rng)
+    draw_glorot(head, rng)
     if from_scratch:
         init_weights(encoder, sizes.initializer_range, rng)
     else:

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from electra.config import EncoderConfig, FinetuneConfig
+from electra.config import EncoderConfig, FinetuneConfig, require
 from electra.corpus.tokenizer import Tokenizer
 from electra.files import write_json
 from electra.model.span_heads import UNANSWERABLE_WEIGHT, BeamSpanHead, SpanHead, span_loss
@@ -27,6 +27,8 @@ REFERENCE_THRESHOLD = -2.75
 @dataclass
 class SquadTask(Task):
     """Questions whose answers are spans of a text, or that have none there."""
+
+    longest_row: ClassVar[int] = 512
 
     name: str
     examples: dict[str, list[Question]]
@@ -160,10 +162,9 @@ def read_squad_task(
 ) -> SquadTask:
     """Return the task of a folder's questions.
 
-    A split is scored as SQuAD 2.0 if some of its questions have no answer, else as 1.1.
-
     Args:
-        name: What the task is called.
+        name: squad-1.1, in whose dev set every question has an answer, or squad-2.0, where some
+            have none.
         data: The folder.
         train: Names of files in it, read one after the other. None: the one whose name begins with
             "train" and ends in .json (SQuAD) or .jsonl (MRQA), compressed or not.
@@ -173,7 +174,8 @@ def read_squad_task(
         reference: As `SquadTask.reference`.
 
     Raises:
-        UserError: A file is missing, is one of several, or is not of its format.
+        UserError: A file is missing, is one of several, is not of its format, or is of the other
+            task.
     """
     files = {
         split: find_files(data, split, chosen)
@@ -185,4 +187,11 @@ def read_squad_task(
         if paths
     }
     read = tuple(path for paths in files.values() for path in paths)
+    has_unanswerable = any(question.answers == () for question in examples["dev"])
+    require(
+        has_unanswerable == (name == "squad-2.0"),
+        f"{files['dev'][0]}: {'some' if has_unanswerable else 'all'} of its questions have "
+        f"{'no' if has_unanswerable else 'an'} answer; that is the task "
+        f"{'squad-2.0' if has_unanswerable else 'squad-1.1'}",
+    )
     return SquadTask(name, examples, read, head, reference)

@@ -6,7 +6,7 @@ answers, and answers into scores: classification.py is the simplest.
 
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
@@ -39,6 +39,8 @@ class Task(ABC):
     """What was read, for manifests."""
     columns: tuple[str, ...]
     """Which columns or fields of the files were read."""
+    longest_row: ClassVar[int] = 128
+    """Tokens of the longest row if the user does not say. Source: Table 7."""
 
     @property
     def headline(self) -> str:
