@@ -190,8 +190,8 @@ def draw(records: Sequence[dict[str, Any]], path: Path) -> None:
     for panel, title in zip(panels, titles, strict=True):
         panel.set_title(title, fontsize=10)
         panel.set_xlabel("true FLOPs")
-        panel.legend(fontsize=7)
         panel.grid(alpha=0.3)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=8)
     figure.savefig(path, dpi=110)
 
 
