@@ -8,6 +8,8 @@
                 one uniform number a draw, fused AdamW, bfloat16 autocast
 (c) compiled    (b) under torch.compile, where there is a compiler (--compiled)
 ours            the step of electra/pretrain.py
+ours, wide      the same with a generator of the discriminator's width and a quarter of its layers
+                (--wide): other work, beside the others for its time alone
 
 All have the same sizes, batch, dropout, vocabulary and embeddings, tied; before anything is timed,
 all must give the same two losses from the same weights, masks and draws, dropout off. Repeats
@@ -248,13 +250,26 @@ class Compiled(Best):
         self.encode_discriminator = torch.compile(self.discriminator.electra)
 
 
+class Wide(Ours):
+    """Ours with a wide and shallow generator: a few large products instead of many small ones."""
+
+    name = "ours, wide"
+
+    def __init__(self, config: PretrainConfig, tokenizer: Tokenizer, device: torch.device):
+        sizes = ["generator.hidden_fraction=1", "generator.layers_fraction=0.25"]
+        super().__init__(override(config, sizes), tokenizer, device)
+
+
 VARIANTS = {"loop": Loop, "best": Best, "compiled": Compiled}
+OURS = {"ours": Ours, "ours, wide": Wide}
 
 
 def build(name: str, config: PretrainConfig, device: torch.device) -> Any:
     """Return a variant, with the same weights as every other."""
-    ours = Ours(config, make_tokenizer(config.model.vocab_size), device)
-    return ours if name == "ours" else VARIANTS[name](ours)
+    tokenizer = make_tokenizer(config.model.vocab_size)
+    if name in OURS:
+        return OURS[name](config, tokenizer, device)
+    return VARIANTS[name](Ours(config, tokenizer, device))
 
 
 def check_losses(
@@ -337,6 +352,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=11)
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--compiled", action="store_true")
+    parser.add_argument("--wide", action="store_true")
     parser.add_argument("--set", nargs="*", default=[])
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -349,6 +365,9 @@ def main() -> None:
     names = ["loop", "best", *(["compiled"] if arguments.compiled else []), "ours"]
     variants = [build(name, config, device) for name in names]
     losses = check_losses(variants, config, device)
+    if arguments.wide:
+        names.append("ours, wide")
+        variants.append(build("ours, wide", config, device))
     print(f"losses agree: {losses}", flush=True)
 
     seconds: dict[str, list[float]] = {name: [] for name in names}
@@ -362,13 +381,15 @@ def main() -> None:
     dtype = choose_dtype(config.train.precision, device)
     peaks = {str(d).removeprefix("torch."): measure_peak(device, d) for d in {torch.float32, dtype}}
     tokens = config.train.batch_size * config.examples.sequence_length
-    flops = count_true(config) * tokens
-    words = [word for word in sys.argv[1:] if word != "--compiled"]
+    words = [word for word in sys.argv[1:] if word not in ("--compiled", "--wide")]
     results = {}
     for name in names:
         median = statistics.median(seconds[name])
         computes_in = "float32" if name == "loop" else str(dtype).removeprefix("torch.")
+        variant = next(variant for variant in variants if variant.name == name)
+        flops = count_true(variant.config) * tokens
         results[name] = {
+            "flops": flops,
             "seconds": seconds[name],
             "median": median,
             "tokens_per_second": tokens / median,
@@ -385,7 +406,6 @@ def main() -> None:
         "preset": arguments.preset,
         "settings": settings,
         "tokens_per_step": tokens,
-        "flops_per_step": flops,
         "peak_flops": peaks,
         "losses": losses,
         "variants": results,
