@@ -10,6 +10,7 @@ import json
 import math
 import shutil
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
@@ -43,6 +44,8 @@ from electra.training.run import find_commit, write_manifest
 Progress = Callable[[dict[str, Any]], None]
 PROGRESS_STEPS = 25
 """Steps between two records of progress."""
+LAST_STEPS = 100
+"""Steps at the end of a run whose mean loss tells whether it has learnt anything."""
 RESEED = 1000
 """What is added to the seed of a run that is repeated."""
 
@@ -269,6 +272,7 @@ def train_seed(
     history: list[dict[str, Any]] = []
     kept: _Kept | None = None
     step, seconds = 0, 0.0
+    last_losses: deque[Tensor] = deque(maxlen=LAST_STEPS)
 
     for epoch in range(1, epochs + 1):
         model.train()
@@ -288,6 +292,7 @@ def train_seed(
             optimizer.zero_grad()
 
             loss_sum += loss.detach() * len(items)
+            last_losses.append(loss.detach())
             step += 1
             if step % PROGRESS_STEPS == 0:
                 spent = seconds + time.perf_counter() - began
@@ -325,7 +330,13 @@ def train_seed(
             if (scores := task.score(name, each, outputs_of[name]))
         },
         "kept_epoch": kept.epoch,
-        **find_failures(task, dev, kept.outputs, history, task.find_constant(train, dev)),
+        **find_failures(
+            task,
+            dev,
+            kept.outputs,
+            torch.stack(list(last_losses)).mean().item(),
+            task.find_constant(train, dev),
+        ),
         "epochs": history,
         "steps": steps,
         "train_seconds": seconds,

@@ -10,20 +10,28 @@ from electra.tasks.rows import Outputs, Rows
 from electra.tasks.task import Constant, Task
 
 CHANCE = 0.99
-"""A last epoch whose loss is above this share of the best constant answer's has learnt nothing."""
+"""A run whose last steps have more than this share of the best constant answer's loss has learnt
+nothing."""
 
 
 def find_failures(
-    task: Task, dev: Rows, outputs: Outputs, history: list[dict[str, Any]], constant: Constant
+    task: Task, dev: Rows, outputs: Outputs, last_loss: float, constant: Constant
 ) -> dict[str, Any]:
-    """Return whether a run collapsed, and notes on what went wrong."""
-    loss = history[-1]["train_loss"]
+    """Return whether a run collapsed, and notes on what went wrong.
+
+    Args:
+        task: The question.
+        dev: Rows of dev.
+        outputs: What was said of them.
+        last_loss: Mean over the last steps of training.
+        constant: What a constant answer would have given.
+    """
     notes = [task.describe_collapse(dev, outputs)]
-    if any(epoch["train_loss"] is None for epoch in history):
+    if not math.isfinite(last_loss):
         notes.append("the loss is no longer finite")
-    elif loss > CHANCE * constant.loss:
+    elif last_loss > CHANCE * constant.loss:
         notes.append(
-            f"the last epoch's loss is {loss:.3f}, that of a constant answer {constant.loss:.3f}"
+            f"the loss ends at {last_loss:.3f}, that of a constant answer is {constant.loss:.3f}"
         )
     notes = [note for note in notes if note]
     return {"degenerate": bool(notes), "notes": notes}
