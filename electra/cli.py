@@ -367,9 +367,10 @@ def finetune(
 ) -> None:
     """Fine-tune an encoder on a labelled task and score it, over one or more seeds.
 
-    Tasks are GLUE's by name (cola, sst-2), or `own`: a folder with train and dev (and test) .tsv or
-    .jsonl files with a text (or a pair) and a label. An interrupted command, given again, goes on
-    after the last finished seed.
+    Tasks are GLUE's by name (cola, sst-2), swag, or your own: a folder with train and dev (and
+    test) .tsv, .csv, .jsonl or .parquet files with a text, a pair, or a text and choices, and a
+    label or a number. What is where, `--task own --set own.field=value` says, or `--task FILE.toml`
+    with the same fields. An interrupted command, given again, goes on after the last finished seed.
 
     Example: electra finetune run --task cola --data glue/CoLA --seeds 5 --out cola
 
@@ -378,7 +379,7 @@ def finetune(
     start
         A run folder of `electra pretrain`, or a Hugging Face folder.
     task
-        The task's name.
+        The task's name, or a .toml file that describes one.
     data
         The folder of the task's files.
     out

@@ -7,15 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from electra.config import FinetuneConfig, UserError
-from electra.files import write_json
 from electra.finetune import encode_task, finetune
-from electra.model.encoder import Encoder
-from electra.model.huggingface import config_to_huggingface, encoder_to_huggingface
-from electra.model.initialisation import init_weights
-from electra.presets import encoder_sizes
 from electra.tasks.choice import MultipleChoice, Question
 from electra.tasks.network import build_network, keep_tokens, predict
 from electra.tasks.registry import read_task
@@ -51,21 +45,6 @@ def write(folder, **files):
 
 def toy(examples, **splits) -> MultipleChoice:
     return MultipleChoice("toy", len(examples[0].choices), {"train": examples, **splits})
-
-
-@pytest.fixture(scope="module")
-def start(toy_tokenizer, tmp_path_factory):
-    """A Hugging Face folder with an encoder of two layers and random weights."""
-    folder = tmp_path_factory.mktemp("start") / "encoder"
-    toy_tokenizer.save(folder)
-    sizes = encoder_sizes(
-        64, 2, 32, vocab_size=toy_tokenizer.vocab_size, max_position_embeddings=32
-    )
-    encoder = Encoder(sizes)
-    init_weights(encoder, 0.1, torch.Generator().manual_seed(0))
-    write_json(folder / "config.json", config_to_huggingface(sizes, "ElectraModel", 0))
-    save_file(encoder_to_huggingface(encoder.state_dict()), folder / "model.safetensors")
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -178,8 +178,8 @@ REFUSALS = [
     (
         {},
         [],
-        "{0} has no train file; add train.tsv, train.csv, train.jsonl or "
-        "train.parquet, or name it with own.train",
+        "{0} has no train file; add train.tsv (or .csv, .jsonl, .parquet), or name it with "
+        "own.train",
     ),
     (
         {"train_tsv": TRAIN, "train_jsonl": "{}"},
@@ -290,7 +290,11 @@ def test_cola_is_found_under_either_name_and_its_test_has_a_header(tmp_path):
     [
         ("colla", (), "unknown task 'colla'; did you mean 'cola'?"),
         ("mnly", (), "unknown task 'mnly'; did you mean 'mnli'?"),
-        ("cola", ("own.text=body",), "own.text is for the task 'own'; 'cola' has its own files"),
+        (
+            "cola",
+            ("own.text=body",),
+            "own.text is for the task 'own'; 'cola' says what its files are",
+        ),
         (
             "sst",
             (),
