@@ -418,6 +418,45 @@ def finetune(
 
 
 @app.command
+def submit(
+    folders: Annotated[tuple[Path, ...], Parameter(negative=())],
+    *,
+    out: Path = Path("submission.zip"),
+    ensemble: Annotated[bool, Parameter(negative=())] = False,
+    partial: Annotated[bool, Parameter(negative=())] = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Write the answers to GLUE's test sets as the zip that gluebenchmark.com takes.
+
+    Of several seeds the one that is best on dev answers. WNLI is answered with the majority of its
+    train set unless a fine-tuning on it is given.
+
+    Example: electra submit cola sst-2 mrpc sts-b qqp mnli qnli rte --out submission.zip
+
+    Parameters
+    ----------
+    folders
+        Finished fine-tuning folders, one a task; their data must have held the test sets.
+    out
+        The zip to write.
+    ensemble
+        Answer with the mean of all seeds' probabilities or numbers.
+    partial
+        Leave out the test sets that no folder has answers to.
+    """
+    from electra.submit import submit as run_submit
+    from electra.terminal import print_done, print_table
+
+    _refuse_existing(out)
+    if dry_run:
+        return _print_plan(None, f"read {', '.join(map(str, folders))} and write {out}")
+    answers = run_submit(folders, out, ensemble=ensemble, partial=partial)
+    rows = [(each.name, len(each.predictions), each.origin) for each in answers]
+    print_table(rows, ["file", "rows", "answered by"])
+    print_done(f"wrote {out}")
+
+
+@app.command
 def report(
     folders: Annotated[tuple[Path, ...], Parameter(negative=())],
     *,

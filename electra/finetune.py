@@ -140,7 +140,7 @@ def finetune(
             _write_seed(seed_folder, run, question, rows, pretrained, config)
         record = json.loads((seed_folder / "results.json").read_text(encoding="utf-8"))
         progress({"part": "seed", **record})
-    results = {**facts, **summarise(folder, question.headline)}
+    results = {**facts, **summarise(folder, question)}
     write_json(folder / "results.json", results)
     folder.rename(out)
     return results

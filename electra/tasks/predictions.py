@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -26,11 +27,15 @@ class Predictions:
     values: np.ndarray
     """(items, labels) probabilities, or (items, 1) numbers."""
 
-    def decide(self) -> list[str] | list[float]:
-        """Return the likeliest label of each item, or the number."""
-        if not self.labels:
-            return self.values[:, 0].tolist()
-        return [self.labels[place] for place in self.values.argmax(axis=1)]
+    @property
+    def answers(self) -> list[Any]:
+        """Place of each item's likeliest label, or the number."""
+        return (self.values.argmax(axis=1) if self.labels else self.values[:, 0]).tolist()
+
+    @property
+    def right_answers(self) -> list[Any]:
+        """Place of each item's right label, or the number; all must be known."""
+        return [self.labels.index(gold) if self.labels else float(gold) for gold in self.gold]
 
 
 def predictions_name(split: str) -> str:
@@ -67,8 +72,8 @@ def write_numbers(path: Path, gold: Tensor, predicted: Tensor) -> None:
         predicted: (N,) likewise.
     """
     lines = [["index", "label", "prediction"]]
-    for number, pair in enumerate(zip(gold.tolist(), predicted.tolist(), strict=True)):
-        lines.append([str(number), *("" if math.isnan(x) else f"{x:.4f}" for x in pair)])
+    for number, (label, guess) in enumerate(zip(gold.tolist(), predicted.tolist(), strict=True)):
+        lines.append([str(number), "" if math.isnan(label) else f"{label:.4f}", f"{guess:.4f}"])
     _write(path, lines)
 
 
