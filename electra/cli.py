@@ -398,8 +398,9 @@ def finetune(
     settings = _resolve(finetune_preset(load_pretrained(start).encoder), config, set_)
     _refuse_existing(out)
     if dry_run:
-        from electra.tasks.registry import read_task
+        from electra.tasks.registry import read_task, resolve_own
 
+        settings = resolve_own(task, settings)
         question = read_task(task, data, settings)
         files = ", ".join(map(str, question.files))
         return _print_plan(settings, f"read {files}, fine-tune {seeds} times, write {out}")

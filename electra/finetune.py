@@ -24,7 +24,7 @@ from electra.config import FinetuneConfig, OptimizerConfig, require
 from electra.files import sha256_file, write_json
 from electra.settings import to_dict
 from electra.tasks.network import Network, build_network, keep_tokens, predict, restore_tokens
-from electra.tasks.registry import read_task
+from electra.tasks.registry import read_task, resolve_own
 from electra.tasks.results import describe_task, find_failures, finite, summarise
 from electra.tasks.rows import Outputs, Rows, choose_batches, make_batch, reduce_vocabulary
 from electra.tasks.task import Task
@@ -98,6 +98,7 @@ def finetune(
     """
     require(not out.exists(), f"{out} exists already; remove it or choose another --out")
     require(seeds >= 1, f"seeds must be >= 1, not {seeds}")
+    config = resolve_own(task, config)
     question = read_task(task, data, config)
     pretrained = load_pretrained(start)
     config = fit_to_start(config, pretrained, question)

@@ -308,6 +308,7 @@ def test_results_have_the_tasks_name_and_a_changed_file_is_noticed(weather, star
     path.write_text(TASK)
     results = finetune(*arguments, seeds=2, progress=lambda record: None)
     assert (results["task"], results["metric"]) == ("weather", "mcc")
+    assert results["config"]["own"]["text"] == "body"
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from electra.tasks.task import Task
 
 OWN = "own"
 SWAG = "swag"
+TASK_FILE = ".toml"
 TASKS = (*GLUE, SWAG, OWN)
 
 
@@ -22,23 +23,38 @@ def read_task(name: str, data: Path, config: FinetuneConfig) -> Task:
     A name that ends with .toml is a file with the fields of OwnTaskConfig.
 
     Raises:
-        UserError: The name is unknown, a setting of `own` is given for another task, or the files
-            are not those of the task.
+        UserError: The name is unknown, the settings of `own` are not for it, or the files are not
+            those of the task.
     """
-    if name.lower() == OWN:
-        return _read_own(data, config.own)
-    for key, value in vars(config.own).items():
-        if value != getattr(OwnTaskConfig(), key):
-            raise UserError(f"own.{key} is for the task {OWN!r}; {name!r} says what its files are")
-    path = Path(name)
-    if path.suffix == ".toml":
-        task = _read_own(data, override_from_toml(OwnTaskConfig(), path))
+    own, path = resolve_own(name, config).own, Path(name)
+    if path.suffix == TASK_FILE:
+        task = _read_own(data, own)
         return dataclasses.replace(task, files=(path, *task.files))
+    if name.lower() == OWN:
+        return _read_own(data, own)
     if name.lower() == SWAG:
         return read_swag(data)
     if name.lower() in NAMES:
         return read_glue_task(NAMES[name.lower()], data, swap_pairs=config.swap_pairs)
     raise UserError(f"unknown task {name!r}{did_you_mean(name.lower(), TASKS)}")
+
+
+def resolve_own(name: str, config: FinetuneConfig) -> FinetuneConfig:
+    """Return the config with what the file of a task says in `own`.
+
+    Raises:
+        UserError: The file does not fit, or `own` says something though the task is described
+            already.
+    """
+    if name.lower() == OWN:
+        return config
+    default = OwnTaskConfig()
+    is_file = Path(name).suffix == TASK_FILE
+    own = override_from_toml(default, Path(name)) if is_file else default
+    for key, value in vars(config.own).items():
+        if value not in (getattr(default, key), getattr(own, key)):
+            raise UserError(f"own.{key} is for the task {OWN!r}; {name!r} says what its files are")
+    return dataclasses.replace(config, own=own)
 
 
 def _read_own(data: Path, own: OwnTaskConfig) -> Classification | MultipleChoice:
