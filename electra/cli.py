@@ -367,10 +367,12 @@ def finetune(
 ) -> None:
     """Fine-tune an encoder on a labelled task and score it, over one or more seeds.
 
-    Tasks are GLUE's by name (cola, sst-2, ... mnli), squad-1.1 and squad-2.0, `tagging` (named
-    entities, chunks, parts of speech in CoNLL's columns or JSON lines), and `own`: a folder with
-    train and dev (and test) .tsv or .jsonl files with a text (or a pair) and a label. An
-    interrupted command, given again, goes on after the last finished seed.
+    Tasks are GLUE's by name (cola, sst-2, ... mnli), squad-1.1, squad-2.0, swag, `tagging` (named
+    entities, chunks, parts of speech in CoNLL's columns or JSON lines), and your own: a folder with
+    train and dev (and test) .tsv, .csv, .jsonl or .parquet files with a text, a pair, or a text and
+    choices, and a label or a number. What is where, `--task own --set own.field=value` says, or
+    `--task FILE.toml` with the same fields. An interrupted command, given again, goes on after the
+    last finished seed.
 
     Example: electra finetune run --task cola --data glue/CoLA --seeds 5 --out cola
 
@@ -379,7 +381,7 @@ def finetune(
     start
         A run folder of `electra pretrain`, or a Hugging Face folder.
     task
-        The task's name.
+        The task's name, or a .toml file that describes one.
     data
         The folder of the task's files.
     out
@@ -398,8 +400,9 @@ def finetune(
     settings = _resolve(finetune_preset(load_pretrained(start).encoder), config, set_)
     _refuse_existing(out)
     if dry_run:
-        from electra.tasks.registry import read_task
+        from electra.tasks.registry import read_task, resolve_own
 
+        settings = resolve_own(task, settings)
         question = read_task(task, data, settings)
         files = ", ".join(map(str, question.files))
         return _print_plan(settings, f"read {files}, fine-tune {seeds} times, write {out}")
@@ -415,6 +418,45 @@ def finetune(
     for note in results["notes"]:
         print_note(note)
     print_done(f"wrote {out}", f"electra report {start} {out} --out report.html")
+
+
+@app.command
+def submit(
+    folders: Annotated[tuple[Path, ...], Parameter(negative=())],
+    *,
+    out: Path = Path("submission.zip"),
+    ensemble: Annotated[bool, Parameter(negative=())] = False,
+    partial: Annotated[bool, Parameter(negative=())] = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Write the answers to GLUE's test sets as the zip that gluebenchmark.com takes.
+
+    Of several seeds the one that is best on dev answers. WNLI is answered with the majority of its
+    train set unless a fine-tuning on it is given.
+
+    Example: electra submit cola sst-2 mrpc sts-b qqp mnli qnli rte --out submission.zip
+
+    Parameters
+    ----------
+    folders
+        Finished fine-tuning folders, one a task; their data must have held the test sets.
+    out
+        The zip to write.
+    ensemble
+        Answer with the mean of all seeds' probabilities or numbers.
+    partial
+        Leave out the test sets that no folder has answers to.
+    """
+    from electra.submit import submit as run_submit
+    from electra.terminal import print_done, print_table
+
+    _refuse_existing(out)
+    if dry_run:
+        return _print_plan(None, f"read {', '.join(map(str, folders))} and write {out}")
+    answers = run_submit(folders, out, ensemble=ensemble, partial=partial)
+    rows = [(each.name, len(each.predictions), each.origin) for each in answers]
+    print_table(rows, ["file", "rows", "answered by"])
+    print_done(f"wrote {out}")
 
 
 @app.command

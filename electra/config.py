@@ -408,25 +408,65 @@ class PretrainConfig:
         return self.method.generator_steps or self.train.steps // 2
 
 
+OWN_METRICS = {
+    "classification": ("accuracy", "f1", "mcc"),
+    "regression": ("spearman", "pearson"),
+    "choice": ("accuracy",),
+}
+"""What is reported of each kind of task of the user's own; the first is the headline if unset."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class OwnTaskConfig:
-    """What `electra finetune --task own` finds where in the user's TSV or JSONL files."""
+    """What a task of the user's own is, and what of it stands where in the tables of its folder.
 
+    Given as `--task own --set own.field=value`, or as `--task FILE.toml`, a file of these fields.
+    """
+
+    name: str = "own"
+    """What the task is called in results and tables."""
+    kind: Literal["classification", "regression", "choice"] = "classification"
+    """Of a text or a pair: which of several names, or which number; choice: which of several texts
+    goes with a text."""
     text: str | None = None
     """Column of the text. Unset: text, sentence, text_a or sentence1, whichever train has first."""
     text_b: str | None = None
     """Column of the second text of a pair. Unset: text_b or sentence2 if train has one, but none if
     `text` is set."""
+    choices: str | None = None
+    """choice: the columns of the choices, with commas between; a single one holds lists of them."""
     label: str = "label"
-    """Column of the label; a test file may lack it."""
+    """Column of the label; a test file may lack it. choice: the right one's number, from 0."""
     train: str | None = None
-    """File, in the data folder or anywhere. Unset: train.tsv or train.jsonl, compressed or not."""
+    """File, in the data folder or anywhere. Unset: train.tsv, .csv, .jsonl or .parquet, compressed
+    or not."""
     dev: str | None = None
     """Likewise; unset: named dev, validation, valid or val."""
     test: str | None = None
     """Likewise; unset: named test, if there is one."""
-    metric: Literal["accuracy", "f1", "mcc"] = "accuracy"
-    """The headline metric; all three are reported."""
+    metric: Literal["accuracy", "f1", "mcc", "spearman", "pearson"] | None = None
+    """The headline metric; unset: the first of the kind's (OWN_METRICS), which are all reported."""
+
+    def __post_init__(self) -> None:
+        is_choice = self.kind == "choice"
+        require(
+            self.name != "" and self.name.isprintable(),
+            f"own.name must be printable and not empty, not {self.name!r}",
+        )
+        require(
+            is_choice == (self.choices is not None),
+            f"own.choices goes with own.kind choice and with no other; kind is {self.kind}, "
+            f"choices {self.choices or 'none'}",
+        )
+        require(
+            not (is_choice and self.text_b),
+            f"own.text_b {self.text_b!r} is of pairs; the choices go with own.text alone",
+        )
+        require(
+            self.metric is None or self.metric in OWN_METRICS[self.kind],
+            f"own.metric {self.metric} is not measured of a {self.kind}"
+            f"{did_you_mean(str(self.metric), OWN_METRICS[self.kind])}",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ from electra.config import FinetuneConfig, OptimizerConfig, require
 from electra.files import sha256_file, write_json
 from electra.settings import to_dict
 from electra.tasks.network import Network, build_network, keep_tokens, predict, restore_tokens
-from electra.tasks.registry import read_task
+from electra.tasks.registry import read_task, resolve_own
 from electra.tasks.results import describe_task, find_failures, finite, summarise
 from electra.tasks.rows import Outputs, Rows, choose_batches, make_batch, reduce_vocabulary
 from electra.tasks.task import Task
@@ -99,6 +99,7 @@ def finetune(
     """
     require(not out.exists(), f"{out} exists already; remove it or choose another --out")
     require(seeds >= 1, f"seeds must be >= 1, not {seeds}")
+    config = resolve_own(task, config)
     question = read_task(task, data, config)
     pretrained = load_pretrained(start)
     config = fit_to_start(config, pretrained, question)
@@ -141,7 +142,7 @@ def finetune(
             _write_seed(seed_folder, run, question, rows, pretrained, config)
         record = json.loads((seed_folder / "results.json").read_text(encoding="utf-8"))
         progress({"part": "seed", **record})
-    results = {**facts, **summarise(folder, question.headline)}
+    results = {**facts, **summarise(folder, question)}
     write_json(folder / "results.json", results)
     folder.rename(out)
     return results

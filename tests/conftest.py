@@ -5,10 +5,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from electra.config import PrepareConfig, PretrainConfig, TokenizerConfig
 from electra.corpus.prepare import prepare
 from electra.corpus.tokenizer import Tokenizer
+from electra.files import write_json
+from electra.model.encoder import Encoder
+from electra.model.huggingface import config_to_huggingface, encoder_to_huggingface
+from electra.model.initialisation import init_weights
 from electra.presets import PRESETS, encoder_sizes
 from electra.settings import override
 
@@ -41,6 +46,21 @@ def toy_text(tmp_path_factory) -> Path:
 def toy_tokenizer(toy_text) -> Tokenizer:
     config = TokenizerConfig(vocab_size=120, min_frequency=1)
     return Tokenizer.train(toy_text.read_text().splitlines(), config)
+
+
+@pytest.fixture(scope="session")
+def start(toy_tokenizer, tmp_path_factory) -> Path:
+    """A Hugging Face folder with an encoder of two layers and random weights."""
+    folder = tmp_path_factory.mktemp("start") / "encoder"
+    toy_tokenizer.save(folder)
+    sizes = encoder_sizes(
+        64, 2, 32, vocab_size=toy_tokenizer.vocab_size, max_position_embeddings=32
+    )
+    encoder = Encoder(sizes)
+    init_weights(encoder, 0.1, torch.Generator().manual_seed(0))
+    write_json(folder / "config.json", config_to_huggingface(sizes, "ElectraModel", 0))
+    save_file(encoder_to_huggingface(encoder.state_dict()), folder / "model.safetensors")
+    return folder
 
 
 @pytest.fixture(scope="session")

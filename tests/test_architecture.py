@@ -18,7 +18,7 @@ LEVELS = [
     {"training"},
     {"method"},
     {"tasks", "reports", "start"},
-    {"pretrain", "finetune", "score", "export", "terminal"},
+    {"pretrain", "finetune", "score", "submit", "export", "terminal"},
     {"plan"},
     {"quickstart"},
     {"cli"},

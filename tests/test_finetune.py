@@ -3,15 +3,12 @@ import json
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from electra.config import EncoderConfig, FinetuneConfig, UserError
 from electra.corpus.tokenizer import Tokenizer
-from electra.files import write_json
 from electra.finetune import encode_task, finetune, fit_to_start, train_seed
 from electra.model.encoder import Encoder
-from electra.model.huggingface import config_to_huggingface, encoder_to_huggingface
-from electra.model.initialisation import init_weights
 from electra.presets import FINETUNE_PRESETS, PRESETS, encoder_sizes, finetune_preset
 from electra.settings import from_dict
 from electra.tasks.network import Network, build_network, keep_tokens, predict, restore_tokens
@@ -34,21 +31,6 @@ CONFIG = FinetuneConfig(
 
 def ignore(record):
     pass
-
-
-@pytest.fixture(scope="module")
-def start(toy_tokenizer, tmp_path_factory):
-    """A Hugging Face folder with an encoder of two layers and random weights."""
-    folder = tmp_path_factory.mktemp("start") / "encoder"
-    toy_tokenizer.save(folder)
-    sizes = encoder_sizes(
-        64, 2, 32, vocab_size=toy_tokenizer.vocab_size, max_position_embeddings=32
-    )
-    encoder = Encoder(sizes)
-    init_weights(encoder, 0.1, torch.Generator().manual_seed(0))
-    write_json(folder / "config.json", config_to_huggingface(sizes, "ElectraModel", 0))
-    save_file(encoder_to_huggingface(encoder.state_dict()), folder / "model.safetensors")
-    return folder
 
 
 @pytest.fixture(scope="module")

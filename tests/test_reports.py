@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import re
 import subprocess
@@ -8,6 +9,7 @@ import pytest
 
 from electra.config import UserError
 from electra.presets import PRESETS
+from electra.reports.averages import PROTOCOLS
 from electra.reports.curves import PANELS, draw_svg, find_panels
 from electra.reports.glossary import format_count, format_seconds
 from electra.reports.page import write_page
@@ -186,6 +188,75 @@ def test_a_finetuning_never_hides_another(tmp_path):
     finetuning = read_finetuning(write_finetuning(tmp_path, from_scratch=True, median=0.5))
     with pytest.raises(UserError, match="two fine-tunings of tiny on cola are of the same kind"):
         finetuning_table([finetuning, finetuning])
+
+
+GLUE_SCORES = {
+    "cola": {"mcc": (0.1, 0.3, 0.2)},
+    "sst-2": {"accuracy": (0.9, 0.9, 0.9)},
+    "mrpc": {"accuracy": (0.6, 0.7, 0.8), "f1": (0.8, 0.9, 0.4)},
+    "sts-b": {"spearman": (0.8, 0.8, 0.8), "pearson": (0.6, 0.6, 0.6)},
+    "qqp": {"accuracy": (0.8, 0.8, 0.8), "f1": (0.6, 0.6, 0.6)},
+    "mnli": {"accuracy": (0.7, 0.7, 0.7), "dev_mismatched accuracy": (0.8, 0.8, 0.8)},
+    "qnli": {"accuracy": (0.8, 0.8, 0.8)},
+    "rte": {"accuracy": (0.5, 0.6, 0.7)},
+    "wnli": {"accuracy": (0.5, 0.5, 0.5)},
+}
+
+
+def read_glue(folder, tasks, *, from_scratch=False):
+    finetunings = []
+    for task in tasks:
+        records = [{"scores": {}, "other_scores": {"dev_mismatched": {}}} for _ in range(3)]
+        for name, values in GLUE_SCORES[task].items():
+            split, _, metric = name.rpartition(" ")
+            for record, value in zip(records, values, strict=True):
+                target = record["other_scores"][split] if split else record["scores"]
+                target[metric] = value
+        seeds = {str(number): record for number, record in enumerate(records)}
+        path = write_finetuning(folder, task, from_scratch=from_scratch, median=0.5)
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"seeds": seeds}))
+        finetunings.append(read_finetuning(path))
+    return finetunings
+
+
+def test_glues_average_is_told_with_its_protocol(run_folder, tmp_path):
+    everything = read_glue(run_folder, GLUE_SCORES)
+    # mrpc: means of a seed's two metrics 0.7, 0.8, 0.6; sts-b 0.7; qqp 0.7; mnli 0.75
+    site = [0.2, 0.9, 0.7, 0.7, 0.7, 0.75, 0.8, 0.6]
+    # mrpc: accuracy 0.7; sts-b: spearman 0.8; qqp: accuracy 0.8; mnli: matched 0.7
+    paper = [0.2, 0.9, 0.7, 0.8, 0.8, 0.7, 0.8, 0.6]
+    expected = {
+        "GLUE site's metrics, 9 tasks": (sum(site) + 0.5) / 9,
+        "GLUE site's metrics, 8 tasks, no WNLI": sum(site) / 8,
+        "ELECTRA paper's metrics, 8 tasks, no WNLI": sum(paper) / 8,
+    }
+    rows = finetuning_table(everything).rows
+    assert len(rows) == 9 + 3
+    assert rows[9:] == [
+        ["tiny", "GLUE average", name, f"{value:.3f}", "-", "-", "-"]
+        for name, value in expected.items()
+    ]
+    write_page(tmp_path / "page.html", read_runs([run_folder]), finetunings=everything)
+    assert "GLUE site's metrics, 9 tasks" in Tags((tmp_path / "page.html").read_text()).text
+
+
+def test_glues_average_needs_every_task_it_is_of(run_folder):
+    eight = [task for task in GLUE_SCORES if task != "wnli"]
+    rest = read_glue(run_folder, eight)
+    scratch = read_glue(run_folder, eight, from_scratch=True)
+    rows = finetuning_table(rest + scratch).rows[8:]
+    assert [row[2] for row in rows] == list(PROTOCOLS)[1:]
+    assert all(row[3] == row[4] != "-" for row in rows)
+    no_rte = [each for each in rest if each.task != "rte"]
+    assert len(finetuning_table(no_rte).rows) == 7
+    assert [row[3] for row in finetuning_table(no_rte + scratch).rows[8:]] == ["-", "-"]
+    no_mismatched = [
+        dataclasses.replace(each, scores={"accuracy": each.scores["accuracy"]})
+        if each.task == "mnli"
+        else each
+        for each in rest
+    ]
+    assert [row[2] for row in finetuning_table(no_mismatched).rows[8:]] == list(PROTOCOLS)[2:]
 
 
 def test_a_run_without_held_out_records_has_dashes(run_folder, tmp_path):

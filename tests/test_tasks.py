@@ -175,7 +175,12 @@ def test_own_columns_files_and_metric_can_be_named(tmp_path):
 
 
 REFUSALS = [
-    ({}, [], "{0} has no train file; add train.tsv or train.jsonl, or name it with own.train"),
+    (
+        {},
+        [],
+        "{0} has no train file; add train.tsv (or .csv, .jsonl, .parquet), or name it with "
+        "own.train",
+    ),
     (
         {"train_tsv": TRAIN, "train_jsonl": "{}"},
         [],
@@ -236,7 +241,11 @@ REFUSALS = [
     ),
     ({"train_tsv": TRAIN, "dev_jsonl": "[1]"}, [], "{0}/dev.jsonl line 1: must be a JSON object"),
     ({"train_tsv": TRAIN, "dev_jsonl": "\n{"}, [], "{0}/dev.jsonl line 2: not valid JSON"),
-    ({"train_tsv": TRAIN, "dev_csv": "a"}, ["dev=dev.csv"], "{0}/dev.csv must be .tsv or .jsonl"),
+    (
+        {"train_tsv": TRAIN, "dev_xls": "a"},
+        ["dev=dev.xls"],
+        "{0}/dev.xls must be .tsv, .csv, .jsonl, .parquet, compressed or not, not '.xls'",
+    ),
 ]
 
 
@@ -281,7 +290,11 @@ def test_cola_is_found_under_either_name_and_its_test_has_a_header(tmp_path):
     [
         ("colla", (), "unknown task 'colla'; did you mean 'cola'?"),
         ("mnly", (), "unknown task 'mnly'; did you mean 'mnli'?"),
-        ("cola", ("own.text=body",), "own.text is for the task 'own', not for 'cola'"),
+        (
+            "cola",
+            ("own.text=body",),
+            "own.text is for the task 'own'; 'cola' says what its files are",
+        ),
         (
             "sst",
             (),

@@ -10,7 +10,9 @@ from electra.reports.glossary import GLOSSARY, format_count, format_metric, form
 from electra.reports.runs import Finetuning, Run, replace_text
 from electra.reports.style import CSS
 from electra.reports.tables import (
+    FINETUNING_HEADERS,
     Table,
+    average_rows,
     facts_table,
     format_score,
     heldout_table,
@@ -196,6 +198,8 @@ def _finetunings(finetunings: Sequence[Finetuning]) -> str:
             f'<h3>{escape(name)} <span class="note">({escape(note)})</span></h3>\n'
             f'<div class="bars">{"".join(bars)}</div>'
         )
+    if rows := average_rows(finetunings):
+        parts.append(_table(Table(FINETUNING_HEADERS, rows)))
     return _section("What it is worth", *parts)
 
 

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,8 @@ class Finetuning:
     """Seeds that ended with one answer for everything."""
     commit: str | None
     device: str | None
+    scores: Mapping[str, tuple[float, ...]]
+    """Every seed's, by metric on dev; on other splits by their name, a space and the metric."""
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
@@ -126,11 +128,23 @@ def read_finetuning(path: Path) -> Finetuning:
             num_degenerate=int(values["num_degenerate"]),
             commit=values.get("commit"),
             device=values.get("device"),
+            scores=_collect_scores(values["seeds"].values()),
         )
     except KeyError as error:
         raise UserError(f"{path} is not a fine-tuning's results: it lacks {error}") from None
     except (TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{path} is not a fine-tuning's results: {error}") from None
+
+
+def _collect_scores(seeds: Iterable[Record]) -> dict[str, tuple[float, ...]]:
+    collected: dict[str, list[float]] = {}
+    for record in seeds:
+        scores = dict(record.get("scores", {}))
+        for split, others in record.get("other_scores", {}).items():
+            scores |= {f"{split} {metric}": value for metric, value in others.items()}
+        for name, value in scores.items():
+            collected.setdefault(name, []).append(float(value))
+    return {name: tuple(values) for name, values in collected.items()}
 
 
 def read_samples(run: Path) -> list[Sentence]:

@@ -1,9 +1,10 @@
-"""The tables of runs and fine-tunings; every number comes from a file, none is computed here."""
+"""The tables of runs and fine-tunings; every number comes from a file, but for GLUE's averages."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from electra.config import require
+from electra.reports.averages import PROTOCOLS, average_glue
 from electra.reports.glossary import format_count, format_metric, format_seconds
 from electra.reports.runs import Finetuning, Run
 
@@ -19,6 +20,15 @@ HELDOUT_METRICS = (
     "restore_accuracy",
     "generator_entropy",
 )
+FINETUNING_HEADERS = [
+    "encoder",
+    "task",
+    "metric",
+    "pre-trained",
+    "from scratch",
+    "majority guess",
+    "seeds",
+]
 UNKNOWN = "not recorded"
 
 
@@ -56,16 +66,10 @@ def pretraining_table(runs: Sequence[Run]) -> Table:
 
 
 def finetuning_table(finetunings: Sequence[Finetuning]) -> Table:
-    """Return the scores of each task, pre-trained beside from scratch and the majority guess."""
-    headers = [
-        "encoder",
-        "task",
-        "metric",
-        "pre-trained",
-        "from scratch",
-        "majority guess",
-        "seeds",
-    ]
+    """Return the scores of each task, pre-trained beside from scratch and the majority guess.
+
+    Below them stand GLUE's averages where all tasks they need are there.
+    """
     rows = []
     for (encoder, task, metric), (pretrained, scratch) in pair_finetunings(finetunings).items():
         both = [f for f in (pretrained, scratch) if f]
@@ -82,7 +86,25 @@ def finetuning_table(finetunings: Sequence[Finetuning]) -> Table:
                 " and ".join(dict.fromkeys(str(len(f.seeds)) for f in both)),
             ]
         )
-    return Table(headers, rows)
+    return Table(FINETUNING_HEADERS, rows + average_rows(finetunings))
+
+
+def average_rows(finetunings: Sequence[Finetuning]) -> list[list[str]]:
+    """Return a row of `finetuning_table` for each of GLUE's averages that can be told."""
+    rows = []
+    for encoder in dict.fromkeys(each.encoder for each in finetunings):
+        for name, protocol in PROTOCOLS.items():
+            starts = [
+                average_glue(
+                    [f for f in finetunings if (f.encoder, f.from_scratch) == (encoder, scratch)],
+                    protocol,
+                )
+                for scratch in (False, True)
+            ]
+            if starts != [None, None]:
+                cells = ("-" if value is None else f"{value:.3f}" for value in starts)
+                rows.append([encoder, "GLUE average", name, *cells, "-", "-"])
+    return rows
 
 
 def pair_finetunings(

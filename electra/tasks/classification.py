@@ -15,6 +15,7 @@ from electra.config import EncoderConfig, FinetuneConfig, UserError, did_you_mea
 from electra.corpus.tokenizer import Tokenizer
 from electra.model.heads import ClassifierHead
 from electra.tasks.metrics import score
+from electra.tasks.predictions import predictions_name, write_labels, write_numbers
 from electra.tasks.rows import Batch, Outputs, Rows, pack_row, pad_rows
 from electra.tasks.table import Table
 from electra.tasks.task import Constant, Task
@@ -137,28 +138,14 @@ class Classification(Task):
         return f"every dev prediction is {answer}"
 
     def write_predictions(self, folder: Path, split: str, rows: Rows, outputs: Outputs) -> None:
-        """Write, for each example: its number from 0, label if known, prediction, probabilities.
-
-        Of a regression: label and prediction as numbers of its range.
-        """
-        lines = [["index", "label", "prediction", *(f"prob_{label}" for label in self.labels)]]
-        labels, decisions = rows.targets["labels"], self.decide(outputs)
+        """Write label and prediction of each example; of a regression as numbers of its range."""
+        labels, path = rows.targets["labels"], folder / predictions_name(split)
         if self.label_range:
             least, greatest = self.label_range
-            pairs = torch.stack([labels, decisions], dim=1) * (greatest - least) + least
-            for number, pair in enumerate(pairs.tolist()):
-                lines.append([str(number), *("" if math.isnan(x) else f"{x:.4f}" for x in pair)])
+            pair = torch.stack([labels, self.decide(outputs)]) * (greatest - least) + least
+            write_numbers(path, *pair)
         else:
-            names = (*self.labels, "")  # label -1 is unknown
-            columns = labels, decisions, outputs["logits"].softmax(dim=1)
-            for number, (label, guess, probs) in enumerate(
-                zip(*(column.tolist() for column in columns), strict=True)
-            ):
-                shares = (f"{prob:.6f}" for prob in probs)
-                lines.append([str(number), names[label], names[guess], *shares])
-        name = "predictions.tsv" if split == "dev" else f"{split}_predictions.tsv"
-        text = "".join("\t".join(line) + "\n" for line in lines)
-        (folder / name).write_text(text, encoding="utf-8")
+            write_labels(path, self.labels, labels, outputs["logits"])
 
     def facts(self) -> dict[str, Any]:
         """Return family and labels."""
@@ -191,18 +178,24 @@ def read_examples(
     """
     firsts = table.column(text)
     seconds = [None] * len(firsts) if text_b is None else table.column(text_b)
-    names = [None] * len(firsts) if label is None else table.column(label)
+    is_number = not isinstance(labels[0], str)
+    names = [None] * len(firsts) if label is None else table.column(label, fractions=is_number)
     examples = []
-    for line, first, second, name in zip(table.lines, firsts, seconds, names, strict=True):
+    for number, (first, second, name) in enumerate(zip(firsts, seconds, names, strict=True)):
         try:
-            place = None if name is None else _read_label(name, labels)
+            place = None if name is None else read_label(name, labels)
         except UserError as error:
-            raise UserError(f"{table.path} line {line}: {error}") from None
+            raise UserError(f"{table.place(number)}: {error}") from None
         examples.append(Example(first, second, place))
     return examples
 
 
-def _read_label(name: str, labels: tuple[str, ...] | tuple[float, float]) -> int | float:
+def read_label(name: str, labels: tuple[str, ...] | tuple[float, float]) -> int | float:
+    """Return the place of a label among `labels`, or the number between its two it stands for.
+
+    Raises:
+        UserError: It is none of them.
+    """
     if isinstance(labels[0], str):
         if name not in labels:
             raise UserError(f"unknown label {name!r}{did_you_mean(name, map(str, labels))}")
@@ -212,8 +205,10 @@ def _read_label(name: str, labels: tuple[str, ...] | tuple[float, float]) -> int
         value = float(name)
     except ValueError:
         value = math.nan
+    is_bounded = math.isfinite(least) or math.isfinite(greatest)
+    where = f" in [{least:g}, {greatest:g}]" if is_bounded else ""
     require(
-        least <= value <= greatest,
-        f"the label must be a number in [{least:g}, {greatest:g}], not {name!r}",
+        math.isfinite(value) and least <= value <= greatest,
+        f"the label must be a number{where}, not {name!r}",
     )
     return value

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from electra.config import UserError, require
-from electra.corpus.compression import DECOMPRESSORS
 from electra.tasks.classification import Classification, read_examples
-from electra.tasks.table import read_table
+from electra.tasks.table import find_table, read_table
 
 
 @dataclass(frozen=True)
@@ -173,6 +172,5 @@ def _find_folder(glue_task: GlueTask, data: Path) -> Path:
 def _find_file(folder: Path, stem: str) -> Path | None:
     """Return a split's file, compressed or not."""
     beside = [folder.parent / name for name in DIAGNOSTIC] if stem == "diagnostic" else []
-    names = [stem + ".tsv" + suffix for suffix in ("", *DECOMPRESSORS)]
-    paths = (place / name for place in (folder, *beside) for name in names)
-    return next((path for path in paths if path.is_file()), None)
+    found = (find_table(place, stem, ".tsv") for place in (folder, *beside))
+    return next((path for path in found if path), None)

@@ -1,49 +1,92 @@
-"""A task of the user's own: TSV or JSONL files with a text, or a pair of texts, and a label."""
+"""A task of the user's own: tables with a text, a pair, or a text and choices, and a label."""
 
+import math
 from pathlib import Path
 
-from electra.config import OwnTaskConfig, UserError, require
+from electra.config import OWN_METRICS, OwnTaskConfig, UserError, require
 from electra.corpus.compression import compression_of
+from electra.tasks.choice import MultipleChoice, count_choices, read_questions
 from electra.tasks.classification import Classification, read_examples
 from electra.tasks.table import FORMATS, Table, format_of, read_table
 
-METRICS = ("accuracy", "f1", "mcc")
 TEXT_COLUMNS = ("text", "sentence", "text_a", "sentence1")
 TEXT_B_COLUMNS = ("text_b", "sentence2")
 FILE_NAMES = {"train": ("train",), "dev": ("dev", "validation", "valid", "val"), "test": ("test",)}
 
 
-def read_own_task(data: Path, config: OwnTaskConfig) -> Classification:
+def read_own_task(data: Path, config: OwnTaskConfig) -> Classification | MultipleChoice:
     """Return a task from a folder's train, dev and, if there is one, test file.
 
-    The labels are those of train, sorted; whole numbers count as names.
+    Labels that are names are those of train, sorted, and whole numbers count as names. The range
+    of a regression is train's; the other files may go beyond it.
 
     Raises:
         UserError: A file or column is missing or ambiguous, a file is empty, dev or test has a
-            label that train lacks, or the labels of train are not those of a classification.
+            label that train lacks, or the labels of train are not those of such a task.
     """
     files = {split: _find_file(data, split, getattr(config, split)) for split in FILE_NAMES}
     tables = {split: read_table(path) for split, path in files.items() if path is not None}
     text, text_b = _choose_columns(tables["train"], config)
-    labels = _collect_labels(tables["train"], config.label)
+    if config.kind == "choice":
+        return _read_choice(tables, text, config)
+    is_regression = config.kind == "regression"
+    labels = () if is_regression else _collect_labels(tables["train"], config.label)
     examples = {
         split: read_examples(
             table,
-            labels,
+            labels or (-math.inf, math.inf),
             text=text,
             text_b=text_b,
-            label=None if split == "test" and config.label not in table.columns else config.label,
+            label=_find_label(split, table, config),
         )
         for split, table in tables.items()
     }
+    numbers = [example.label for example in examples["train"] if example.label is not None]
+    label_range = (float(min(numbers)), float(max(numbers))) if is_regression else None
+    if label_range:
+        require(
+            label_range[0] < label_range[1],
+            f"{tables['train'].path}: every {config.label!r} is {label_range[0]:g}; two different "
+            "numbers are needed",
+        )
     return Classification(
-        name="own",
-        labels=labels,
-        metrics=(config.metric, *(metric for metric in METRICS if metric != config.metric)),
+        name=config.name,
+        metrics=_order_metrics(config),
         examples=examples,
+        labels=labels,
+        label_range=label_range,
         files=tuple(table.path for table in tables.values()),
         columns=tuple(column for column in (text, text_b, config.label) if column),
     )
+
+
+def _read_choice(tables: dict[str, Table], text: str, config: OwnTaskConfig) -> MultipleChoice:
+    columns = [column.strip() for column in (config.choices or "").split(",")]
+    examples = {
+        split: read_questions(
+            table, context=text, choices=columns, label=_find_label(split, table, config)
+        )
+        for split, table in tables.items()
+    }
+    return MultipleChoice(
+        name=config.name,
+        num_choices=count_choices(tables, examples),
+        examples=examples,
+        files=tuple(table.path for table in tables.values()),
+        columns=(text, *columns, config.label),
+    )
+
+
+def _order_metrics(config: OwnTaskConfig) -> tuple[str, ...]:
+    """Return all metrics of the kind of task, the chosen one first."""
+    metrics = OWN_METRICS[config.kind]
+    chosen = config.metric or metrics[0]
+    return (chosen, *(metric for metric in metrics if metric != chosen))
+
+
+def _find_label(split: str, table: Table, config: OwnTaskConfig) -> str | None:
+    """Return the column of the label, which a test file need not have."""
+    return None if split == "test" and config.label not in table.columns else config.label
 
 
 def _find_file(data: Path, split: str, chosen: str | None) -> Path | None:
@@ -58,8 +101,11 @@ def _find_file(data: Path, split: str, chosen: str | None) -> Path | None:
         names = ", ".join(path.name for path in found)
         raise UserError(f"{data} has several {split} files: {names}; choose one with own.{split}")
     if not found and split != "test":
-        names = " or ".join(split + suffix for suffix in FORMATS)
-        raise UserError(f"{data} has no {split} file; add {names}, or name it with own.{split}")
+        first, *others = FORMATS
+        raise UserError(
+            f"{data} has no {split} file; add {split}{first} (or {', '.join(others)}), or name it "
+            f"with own.{split}"
+        )
     return found[0] if found else None
 
 
@@ -91,11 +137,12 @@ def _collect_labels(train: Table, column: str) -> tuple[str, ...]:
     if 2 * len(labels) > len(names):
         raise UserError(
             f"{train.path}: {column!r} has {len(labels)} labels in {len(names)} rows; a label must "
-            "occur twice on average. Choose another column with own.label"
+            "occur twice on average. Choose another column with own.label, or own.kind=regression "
+            "if it holds numbers"
         )
-    for line, name in zip(train.lines, names, strict=True):
+    for number, name in enumerate(names):
         require(
             name != "" and name.isprintable(),
-            f"{train.path} line {line}: the label {name!r} must be printable and not empty",
+            f"{train.place(number)}: the label {name!r} must be printable and not empty",
         )
     return labels

@@ -1,42 +1,55 @@
 """Every task by the name that a user types."""
 
+import dataclasses
 from pathlib import Path
-from typing import Any
 
-from electra.config import FinetuneConfig, UserError, did_you_mean
+from electra.config import FinetuneConfig, OwnTaskConfig, UserError, did_you_mean, require
+from electra.settings import override_from_toml
+from electra.tasks.choice import MultipleChoice, read_swag
+from electra.tasks.classification import Classification
 from electra.tasks.conll import read_tagging_task
 from electra.tasks.glue import GLUE, NAMES, read_glue_task
 from electra.tasks.own import read_own_task
 from electra.tasks.squad import read_squad_task
 from electra.tasks.task import Task
 
-TAGGING = "tagging"
 OWN = "own"
+SWAG = "swag"
+TAGGING = "tagging"
 SQUAD = ("squad-1.1", "squad-2.0")
-TASKS = (*GLUE, *SQUAD, TAGGING, OWN)
-SECTIONS = {"own": (OWN,), "squad": SQUAD, "tagging": (TAGGING,)}
-"""Settings that only some tasks read."""
+TASKS = (*GLUE, *SQUAD, SWAG, TAGGING, OWN)
+TASK_FILE = ".toml"
 
 
 def read_task(name: str, data: Path, config: FinetuneConfig) -> Task:
     """Return the task of this name with the examples in `data`; case does not matter.
 
+    A name that ends with .toml is a file with the fields of OwnTaskConfig.
+
     Raises:
         UserError: The name is unknown, a setting is for another task, or the files are not those of
             the task.
     """
-    name = name.lower()
-    name = NAMES.get(name, name)
+    own, path = resolve_own(name, config).own, Path(name)
+    if path.suffix == TASK_FILE:
+        task = _read_own(data, own)
+        return dataclasses.replace(task, files=(path, *task.files))
+    name = NAMES.get(name.lower(), name.lower())
     if name not in TASKS:
         raise UserError(f"unknown task {name!r}{did_you_mean(name, TASKS)}")
-    for section, tasks in SECTIONS.items():
-        _refuse_changes(name, section, tasks, getattr(config, section))
+    for section, tasks in (("squad", SQUAD), ("tagging", (TAGGING,))):
+        settings = getattr(config, section)
+        for key, value in vars(settings).items():
+            if name not in tasks and value != getattr(type(settings)(), key):
+                raise UserError(f"{section}.{key} is for {' and '.join(tasks)}, not for {name}")
     if name == OWN:
-        return read_own_task(data, config.own)
+        return _read_own(data, own)
+    if name == SWAG:
+        return read_swag(data)
     if name == TAGGING:
-        tagging = config.tagging
+        columns = config.tagging
         return read_tagging_task(
-            data, word_column=tagging.word_column, tag_column=tagging.tag_column
+            data, word_column=columns.word_column, tag_column=columns.tag_column
         )
     if name in SQUAD:
         squad = config.squad
@@ -52,12 +65,30 @@ def read_task(name: str, data: Path, config: FinetuneConfig) -> Task:
     return read_glue_task(name, data, swap_pairs=config.swap_pairs)
 
 
-def _refuse_changes(name: str, section: str, tasks: tuple[str, ...], settings: Any) -> None:
-    for key, value in vars(settings).items():
-        if name not in tasks and value != getattr(type(settings)(), key):
-            raise UserError(
-                f"{section}.{key} is for the task {' or '.join(map(repr, tasks))}, not for {name!r}"
-            )
+def resolve_own(name: str, config: FinetuneConfig) -> FinetuneConfig:
+    """Return the config with what the file of a task says in `own`.
+
+    Raises:
+        UserError: The file does not fit, or `own` says something though the task is described
+            already.
+    """
+    if name.lower() == OWN:
+        return config
+    default = OwnTaskConfig()
+    is_file = Path(name).suffix == TASK_FILE
+    own = override_from_toml(default, Path(name)) if is_file else default
+    for key, value in vars(config.own).items():
+        if value not in (getattr(default, key), getattr(own, key)):
+            raise UserError(f"own.{key} is for the task {OWN!r}; {name!r} says what its files are")
+    return dataclasses.replace(config, own=own)
+
+
+def _read_own(data: Path, own: OwnTaskConfig) -> Classification | MultipleChoice:
+    require(
+        own.name.lower() not in {*NAMES, *TASKS} - {OWN},
+        f"own.name {own.name!r} is the name of another task; choose one that is not",
+    )
+    return read_own_task(data, own)
 
 
 def _split(names: str) -> list[str]:

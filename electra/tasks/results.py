@@ -6,6 +6,12 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from electra.tasks.choice import MultipleChoice
+from electra.tasks.classification import Classification
+from electra.tasks.metrics import score
+from electra.tasks.predictions import average, read_predictions
 from electra.tasks.rows import Outputs, Rows
 from electra.tasks.task import Constant, Task
 
@@ -56,18 +62,19 @@ def describe_task(task: Task, rows: dict[str, Rows], constant: Constant) -> dict
     }
 
 
-def summarise(folder: Path, headline: str) -> dict[str, Any]:
+def summarise(folder: Path, task: Task) -> dict[str, Any]:
     """Return the spread of the headline over every finished seed, failed ones included."""
     records = [
         json.loads(path.read_text(encoding="utf-8"))
         for path in folder.glob("seed-*[0-9]/results.json")
     ]
     records.sort(key=lambda record: record["seed"])
-    values = [record["scores"][headline] for record in records]
+    values = [record["scores"][task.headline] for record in records]
     return {
         "median": statistics.median(values),
         "mean": statistics.mean(values),
         "std": statistics.stdev(values) if len(values) > 1 else None,
+        "ensemble": score_ensemble(folder, task),
         "num_degenerate": sum(record["degenerate"] for record in records),
         "notes": [
             f"seed {record['seed']}: {note}" for record in records for note in record["notes"]
@@ -77,3 +84,18 @@ def summarise(folder: Path, headline: str) -> dict[str, Any]:
         "commit": " and ".join(sorted({str(record["commit"]) for record in records})),
         "seeds": {str(record["seed"]): record for record in records},
     }
+
+
+def score_ensemble(folder: Path, task: Task) -> dict[str, float]:
+    """Return dev's metrics of the mean of all seeds' probabilities, or numbers, as written.
+
+    Nothing of a single seed, where a seed's answers are not finite, and of families whose answers
+    are neither.
+    """
+    paths = sorted(folder.glob("seed-*[0-9]/predictions.tsv"))
+    if len(paths) < 2 or not isinstance(task, Classification | MultipleChoice):
+        return {}
+    together = average([read_predictions(path) for path in paths])
+    if not np.isfinite(together.values).all():
+        return {}
+    return score(task.metrics, together.right_answers, together.answers)

@@ -1,14 +1,19 @@
-"""Tables of text, TSV or JSON lines, compressed or not, in which every row knows its line."""
+"""Tables of text, in any of FORMATS, compressed or not, in which every row knows its line."""
 
+import csv
+import io
 import json
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from electra.config import UserError, did_you_mean, require
-from electra.corpus.compression import compression_of, open_source
+from electra.corpus.compression import DECOMPRESSORS, compression_of, import_extra, open_source
 
-FORMATS = (".tsv", ".jsonl")
+FORMATS = (".tsv", ".csv", ".jsonl", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -18,27 +23,55 @@ class Table:
     path: Path
     columns: tuple[str, ...]
     rows: list[dict[str, Any]]
-    lines: list[int]
-    """Line of each row in the file, from 1."""
+    lines: Sequence[int]
+    """Line of each row in the file, from 1; of a .parquet file, which has no lines, its number."""
 
-    def column(self, name: str) -> list[str]:
+    def column(self, name: str, *, fractions: bool = False) -> list[str]:
         """Return a column's values as text; whole numbers and true or false are written out.
+
+        Args:
+            name: The column.
+            fractions: Whether numbers that are not whole may be in it, too.
 
         Raises:
             UserError: There is no such column, or a row lacks it or has something else in it.
         """
+        kinds = (str, int, float) if fractions else (str, int)
+        rule = f"it must be {'text or a number' if fractions else 'text'}"
+        values = self._values(name)
+        for number, value in enumerate(values):
+            self._require(isinstance(value, kinds), number, name, rule)
+        return [str(value) for value in values]
+
+    def lists(self, name: str) -> list[tuple[str, ...]]:
+        """Return a column whose every value is a list of texts.
+
+        Raises:
+            UserError: There is no such column, or a row lacks it or has something else in it.
+        """
+        values = self._values(name)
+        for number, value in enumerate(values):
+            is_list = isinstance(value, list) and all(isinstance(text, str) for text in value)
+            self._require(is_list, number, name, "it must be a list of texts")
+        return [tuple(value) for value in values]
+
+    def place(self, number: int) -> str:
+        """Return what an error about a row begins with: file, and line or row."""
+        unit = "row" if format_of(self.path) == ".parquet" else "line"
+        return f"{self.path} {unit} {self.lines[number]}"
+
+    def _values(self, name: str) -> list[Any]:
         require(
             name in self.columns,
             f"{self.path}: no column {name!r}{did_you_mean(name, self.columns)}",
         )
-        values = []
-        for line, row in zip(self.lines, self.rows, strict=True):
-            value = row.get(name)
-            if not isinstance(value, str | int):
-                what = f"{name!r} is {value!r}" if name in row else f"no {name!r}"
-                raise UserError(f"{self.path} line {line}: {what}; it must be text")
-            values.append(str(value))
-        return values
+        return [row.get(name) for row in self.rows]
+
+    def _require(self, fits: bool, number: int, name: str, rule: str) -> None:
+        if not fits:
+            row = self.rows[number]
+            what = f"{name!r} is {row[name]!r}" if name in row else f"no {name!r}"
+            raise UserError(f"{self.place(number)}: {what}; {rule}")
 
 
 def format_of(path: Path) -> str:
@@ -46,10 +79,17 @@ def format_of(path: Path) -> str:
     return Path(path.name.removesuffix(compression_of(path))).suffix.lower()
 
 
-def read_table(path: Path, columns: tuple[str, ...] = ()) -> Table:
-    """Return the rows of a .tsv or .jsonl file; blank lines are no rows.
+def find_table(folder: Path, stem: str, suffix: str) -> Path | None:
+    """Return a folder's file of this name, compressed or not, if there is one."""
+    paths = (folder / (stem + suffix + compression) for compression in ("", *DECOMPRESSORS))
+    return next((path for path in paths if path.is_file()), None)
 
-    TSV is taken as GLUE writes it: no quoting, a quotation mark is text.
+
+def read_table(path: Path, columns: tuple[str, ...] = ()) -> Table:
+    """Return the rows of a table; blank lines are no rows.
+
+    TSV is taken as GLUE writes it: no quoting, a quotation mark is text. CSV is quoted where need
+    be, so that a text may hold commas and line breaks.
 
     Args:
         path: The file.
@@ -60,10 +100,20 @@ def read_table(path: Path, columns: tuple[str, ...] = ()) -> Table:
     """
     kind = format_of(path)
     require(
-        kind in FORMATS, f"{path} must be {' or '.join(FORMATS)}, compressed or not, not {kind!r}"
+        kind in FORMATS, f"{path} must be {', '.join(FORMATS)}, compressed or not, not {kind!r}"
     )
-    lines = [(number, line) for number, line in enumerate(read_lines(path), 1) if line.strip()]
-    table = _read_tsv(path, lines, columns) if kind == ".tsv" else _read_jsonl(path, lines)
+    with open_source(path) as (_, stream):
+        content = stream.read()
+    if kind == ".parquet":
+        table = _read_parquet(path, content)
+    elif kind == ".jsonl":
+        table = _read_jsonl(path, _number_lines(_decode(path, content)))
+    elif kind == ".tsv":
+        lines = _number_lines(_decode(path, content))
+        fields = [(number, line.split("\t")) for number, line in lines]
+        table = _name_fields(path, fields, columns, "tab-separated")
+    else:
+        table = _name_fields(path, _read_csv(path, _decode(path, content)), (), "comma-separated")
     require(bool(table.rows), f"{path} is empty: it must have at least one row")
     return table
 
@@ -75,29 +125,57 @@ def read_lines(path: Path) -> list[str]:
         UserError: The file cannot be read or is not UTF-8.
     """
     with open_source(path) as (_, stream):
-        content = stream.read()
+        return _split_lines(_decode(path, stream.read()))
+
+
+def _decode(path: Path, content: bytes) -> str:
     try:
-        text = content.decode("utf-8-sig")  # GLUE's MRPC begins with a byte-order mark
+        return content.decode("utf-8-sig")  # GLUE's MRPC begins with a byte-order mark
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise UserError(f"{path} line {line}: not UTF-8 text") from None
+
+
+def _split_lines(text: str) -> list[str]:
     # Not splitlines(): it also cuts at characters that occur within texts, such as U+2028.
     return [line.rstrip("\r") for line in text.split("\n")]
 
 
-def _read_tsv(path: Path, lines: list[tuple[int, str]], columns: tuple[str, ...]) -> Table:
-    if lines and not columns:
-        columns = tuple(lines.pop(0)[1].split("\t"))
-    rows = []
-    for number, line in lines:
-        fields = line.split("\t")
+def _number_lines(text: str) -> list[tuple[int, str]]:
+    """Return the lines that are not blank, with their numbers."""
+    return [(number, line) for number, line in enumerate(_split_lines(text), 1) if line.strip()]
+
+
+def _read_csv(path: Path, text: str) -> list[tuple[int, list[str]]]:
+    """Return the fields of every record, with the number of the line it begins at."""
+    csv.field_size_limit(sys.maxsize)  # a text may be longer than the module's 131,072 characters
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    records, begin = [], 1
+    try:
+        for fields in reader:
+            if fields:
+                records.append((begin, fields))
+            begin = reader.line_num + 1
+    except csv.Error as error:
+        raise UserError(f"{path} line {begin}: not valid CSV: {error}") from None
+    return records
+
+
+def _name_fields(
+    path: Path, records: list[tuple[int, list[str]]], columns: tuple[str, ...], separated: str
+) -> Table:
+    if records and not columns:
+        columns = tuple(records.pop(0)[1])
+        twice = [name for name in columns if columns.count(name) > 1]
+        require(not twice, f"{path}: two columns are named {''.join(twice[:1])!r}")
+    for number, fields in records:
         if len(fields) != len(columns):
             raise UserError(
-                f"{path} line {number}: {len(fields)} tab-separated fields; it must have "
+                f"{path} line {number}: {len(fields)} {separated} fields; it must have "
                 f"{len(columns)}: {', '.join(columns)}"
             )
-        rows.append(dict(zip(columns, fields, strict=True)))
-    return Table(path, columns, rows, [number for number, _ in lines])
+    rows = [dict(zip(columns, fields, strict=True)) for _, fields in records]
+    return Table(path, columns, rows, [number for number, _ in records])
 
 
 def _read_jsonl(path: Path, lines: list[tuple[int, str]]) -> Table:
@@ -110,3 +188,14 @@ def _read_jsonl(path: Path, lines: list[tuple[int, str]]) -> Table:
         require(isinstance(row, dict), f"{path} line {number}: must be a JSON object, not {line!r}")
         rows.append(row)
     return Table(path, tuple(rows[0]) if rows else (), rows, [number for number, _ in lines])
+
+
+def _read_parquet(path: Path, content: bytes) -> Table:
+    parquet = import_extra("pyarrow.parquet", "parquet", path)
+    try:
+        table = parquet.read_table(io.BytesIO(content))
+        rows = table.to_pylist()
+    except import_module("pyarrow").ArrowException as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path} is damaged or cut off: {reason}") from None
+    return Table(path, tuple(table.column_names), rows, range(1, len(rows) + 1))

@@ -1,0 +1,236 @@
+"""Multiple choice: which of several texts goes on after another, or answers it.
+
+A choice is a row of its own, [CLS] context [SEP] choice [SEP]; the output layer gives each row one
+logit, and a question's logits are compared. Source: section 4.4 of the BERT paper (SWAG).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from electra.config import EncoderConfig, FinetuneConfig, UserError, require
+from electra.corpus.tokenizer import Tokenizer
+from electra.model.heads import ClassifierHead
+from electra.tasks.classification import read_label
+from electra.tasks.metrics import score
+from electra.tasks.predictions import predictions_name, write_labels
+from electra.tasks.rows import Batch, Outputs, Rows, pack_row, pad_rows
+from electra.tasks.table import Table, find_table, read_table
+from electra.tasks.task import Constant, Task
+
+
+class Question(NamedTuple):
+    """A text, what may go with it, and which does."""
+
+    context: str
+    choices: tuple[str, ...]
+    label: int | None
+    """Place among the choices; None where it is not known."""
+
+
+@dataclass(frozen=True)
+class MultipleChoice(Task):
+    """Which of `num_choices` texts goes with another; a choice is named by its number, from 0."""
+
+    name: str
+    num_choices: int
+    examples: dict[str, list[Question]]
+    epochs: int = 3
+    files: tuple[Path, ...] = ()
+    columns: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ("accuracy",)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The numbers of the choices."""
+        return _numbers(self.num_choices)
+
+    def encode(self, tokenizer: Tokenizer, sequence_length: int) -> dict[str, Rows]:
+        """Return every choice as a row of at most `sequence_length` tokens."""
+        return {
+            split: self._encode(questions, tokenizer, sequence_length)
+            for split, questions in self.examples.items()
+        }
+
+    def _encode(
+        self, questions: Sequence[Question], tokenizer: Tokenizer, sequence_length: int
+    ) -> Rows:
+        contexts = tokenizer.encode_batch([question.context for question in questions])
+        choices = iter(tokenizer.encode_batch([text for q in questions for text in q.choices]))
+        rows, first_lengths, num_cut = [], [], 0
+        for context in contexts:
+            is_cut = False
+            for _ in range(self.num_choices):
+                choice = next(choices)
+                row, first_length = pack_row(
+                    context,
+                    choice,
+                    sequence_length,
+                    cls_id=tokenizer.cls_id,
+                    sep_id=tokenizer.sep_id,
+                )
+                is_cut |= len(context) + len(choice) > len(row) - 3
+                rows.append(row)
+                first_lengths.append(first_length)
+            num_cut += is_cut
+        labels = torch.tensor([-1 if q.label is None else q.label for q in questions])
+        return pad_rows(
+            rows,
+            first_lengths,
+            {"labels": labels},
+            pad_id=tokenizer.pad_id,
+            num_cut=num_cut,
+            rows_per_item=self.num_choices,
+        )
+
+    def build_head(self, sizes: EncoderConfig, config: FinetuneConfig) -> nn.Module:
+        """Return dropout and a linear layer to one logit on a row's state."""
+        return ClassifierHead(sizes.hidden_size, 1, sizes.hidden_dropout_prob, config.pooling)
+
+    def answer(self, head: nn.Module, states: Tensor, batch: Batch) -> Outputs:
+        """Return a logit for each choice of each question, (B, C)."""
+        return {"logits": head(states, batch.attention_mask).view(-1, self.num_choices)}
+
+    def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
+        """Return the mean cross-entropy over the choices, nats."""
+        return F.cross_entropy(outputs["logits"], batch.targets["labels"])
+
+    def score(self, split: str, rows: Rows, outputs: Outputs) -> dict[str, float]:
+        """Return the accuracy, as a fraction; nothing where the right choices are not known."""
+        labels = rows.targets["labels"]
+        if labels[0] < 0:
+            return {}
+        return score(self.metrics, labels.tolist(), outputs["logits"].argmax(dim=1).tolist())
+
+    def find_constant(self, train: Rows, dev: Rows) -> Constant:
+        """Return what holding every choice equally likely gives: a choice's place means nothing."""
+        return Constant(math.log(self.num_choices), {"accuracy": 1 / self.num_choices})
+
+    def describe_collapse(self, rows: Rows, outputs: Outputs) -> str | None:
+        """Return which choice is always taken, if it is always the same though it should not."""
+        taken = outputs["logits"].argmax(dim=1).unique()
+        if len(taken) > 1 or len(rows.targets["labels"].unique()) == 1:
+            return None
+        return f"every dev prediction is choice {int(taken)}"
+
+    def write_predictions(self, folder: Path, split: str, rows: Rows, outputs: Outputs) -> None:
+        """Write the right choice, the one taken, and the probabilities of all."""
+        path = folder / predictions_name(split)
+        write_labels(path, self.labels, rows.targets["labels"], outputs["logits"])
+
+    def facts(self) -> dict[str, Any]:
+        """Return family and number of choices."""
+        return {"family": "choice", "num_choices": self.num_choices}
+
+
+def read_questions(
+    table: Table, *, context: str, choices: Sequence[str], label: str | None, begin: str = ""
+) -> list[Question]:
+    """Return a question for each row of a table.
+
+    Args:
+        table: The rows.
+        context: Column of the text that all choices of a row go with.
+        choices: Columns of the choices; a single one holds lists of them.
+        label: Column of the right choice's number, from 0; None: it is not known.
+        begin: Column of the words that all choices of a row begin with, if there is one.
+
+    Raises:
+        UserError: A column is missing, rows have different numbers of choices, a choice is empty,
+            or a label is not the number of one.
+    """
+    if len(choices) == 1:
+        rows = table.lists(choices[0])
+    else:
+        rows = list(zip(*(table.column(column) for column in choices), strict=True))
+    contexts = table.column(context)
+    begins = table.column(begin) if begin else [""] * len(rows)
+    labels = [None] * len(rows) if label is None else table.column(label)
+    names, questions = _numbers(len(rows[0])), []
+    for number, (first, start, row, name) in enumerate(
+        zip(contexts, begins, rows, labels, strict=True)
+    ):
+        try:
+            _check_choices(row, len(names))
+            place = None if name is None else int(read_label(name, names))
+        except UserError as error:
+            raise UserError(f"{table.place(number)}: {error}") from None
+        texts = tuple(f"{start} {text}" if start else text for text in row)
+        questions.append(Question(first, texts, place))
+    return questions
+
+
+def count_choices(tables: dict[str, Table], examples: dict[str, list[Question]]) -> int:
+    """Return how many choices the questions of every split have.
+
+    Raises:
+        UserError: Those of a split have another number than train's.
+    """
+    counts = {split: len(questions[0].choices) for split, questions in examples.items()}
+    for split, count in counts.items():
+        require(
+            count == counts["train"],
+            f"{tables[split].path}: {count} choices a row; it must be {counts['train']}, as in "
+            f"{tables['train'].path}",
+        )
+    return counts["train"]
+
+
+def read_swag(data: Path) -> MultipleChoice:
+    """Return SWAG from its folder: train.csv, val.csv and, if there is one, test.csv.
+
+    The context is `sent1`, and a choice is `sent2`, where the second sentence begins, and an
+    ending. A test file may lack the labels.
+
+    Raises:
+        UserError: A file is missing or not as SWAG's.
+    """
+    found = {
+        split: find_table(data, stem, ".csv")
+        for split, stem in (("train", "train"), ("dev", "val"), ("test", "test"))
+    }
+    for split, stem in (("train", "train"), ("dev", "val")):
+        require(found[split] is not None, f"{data} has no {stem}.csv; give SWAG's folder")
+    tables = {split: read_table(path) for split, path in found.items() if path is not None}
+    examples = {
+        split: read_questions(
+            table,
+            context="sent1",
+            begin="sent2",
+            choices=_endings(table),
+            label=None if split == "test" and "label" not in table.columns else "label",
+        )
+        for split, table in tables.items()
+    }
+    return MultipleChoice(
+        name="swag",
+        num_choices=count_choices(tables, examples),
+        examples=examples,
+        files=tuple(table.path for table in tables.values()),
+        columns=("sent1", "sent2", *_endings(tables["train"]), "label"),
+    )
+
+
+def _endings(table: Table) -> list[str]:
+    names = [name for name in table.columns if name.startswith("ending")]
+    require(len(names) > 1, f"{table.path}: no columns ending0, ending1, ...; give SWAG's folder")
+    return names
+
+
+def _check_choices(choices: Sequence[str], count: int) -> None:
+    require(count > 1, f"{count} choice; there must be two or more")
+    require(
+        len(choices) == count, f"{len(choices)} choices; it must have {count}, as the first row has"
+    )
+    for number, text in enumerate(choices):
+        require(text.strip() != "", f"choice {number} is empty; every row must have {count}")
+
+
+def _numbers(count: int) -> tuple[str, ...]:
+    return tuple(map(str, range(count)))

@@ -1,0 +1,114 @@
+"""The file of a split's answers: an item a line, with what each label was given, or a number."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from electra.config import UserError, require
+from electra.tasks.table import read_table
+
+PROB = "prob_"
+"""What the name of a label's column begins with."""
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What a model answers to every item of a split."""
+
+    labels: tuple[str, ...]
+    """Their names; none where the answer is a number."""
+    gold: tuple[str, ...]
+    """The right answers, as they were written; empty where not known."""
+    values: np.ndarray
+    """(items, labels) probabilities, or (items, 1) numbers."""
+
+    @property
+    def answers(self) -> list[Any]:
+        """Place of each item's likeliest label, or the number."""
+        return (self.values.argmax(axis=1) if self.labels else self.values[:, 0]).tolist()
+
+    @property
+    def right_answers(self) -> list[Any]:
+        """Place of each item's right label, or the number; all must be known."""
+        return [self.labels.index(gold) if self.labels else float(gold) for gold in self.gold]
+
+
+def predictions_name(split: str) -> str:
+    """Return the name of a split's file."""
+    return "predictions.tsv" if split == "dev" else f"{split}_predictions.tsv"
+
+
+def write_labels(path: Path, labels: Sequence[str], gold: Tensor, logits: Tensor) -> None:
+    """Write, for each item: its number from 0, label, prediction, and all labels' probabilities.
+
+    Args:
+        path: The file.
+        labels: Their names.
+        gold: (N,) place of the right one, -1 where it is not known.
+        logits: (N, labels).
+    """
+    lines = [["index", "label", "prediction", *(PROB + label for label in labels)]]
+    names = (*labels, "")  # label -1 is unknown
+    columns = gold, logits.argmax(dim=1), logits.softmax(dim=1)
+    for number, (label, guess, probs) in enumerate(
+        zip(*(column.tolist() for column in columns), strict=True)
+    ):
+        shares = (f"{prob:.6f}" for prob in probs)
+        lines.append([str(number), names[label], names[guess], *shares])
+    _write(path, lines)
+
+
+def write_numbers(path: Path, gold: Tensor, predicted: Tensor) -> None:
+    """Write, for each item: its number from 0, the right answer unless it is NaN, the predicted.
+
+    Args:
+        path: The file.
+        gold: (N,) of any range.
+        predicted: (N,) likewise.
+    """
+    lines = [["index", "label", "prediction"]]
+    for number, (label, guess) in enumerate(zip(gold.tolist(), predicted.tolist(), strict=True)):
+        lines.append([str(number), "" if math.isnan(label) else f"{label:.4f}", f"{guess:.4f}"])
+    _write(path, lines)
+
+
+def _write(path: Path, lines: Sequence[Sequence[str]]) -> None:
+    path.write_text("".join("\t".join(line) + "\n" for line in lines), encoding="utf-8")
+
+
+def read_predictions(path: Path) -> Predictions:
+    """Return what `write_labels` or `write_numbers` wrote.
+
+    Raises:
+        UserError: It cannot be read, or is no such file.
+    """
+    table = read_table(path)
+    labels = tuple(name.removeprefix(PROB) for name in table.columns if name.startswith(PROB))
+    columns = [table.column(PROB + label) for label in labels] or [table.column("prediction")]
+    try:
+        values = np.array(columns, dtype=np.float64).T
+    except ValueError as error:
+        raise UserError(f"{path} does not hold predictions: {error}") from None
+    return Predictions(labels, tuple(table.column("label")), values)
+
+
+def average(predictions: Sequence[Predictions]) -> Predictions:
+    """Return the mean of several models' probabilities, or of their numbers: an ensemble.
+
+    Raises:
+        UserError: They do not answer the same items with the same labels.
+    """
+    first = predictions[0]
+    for other in predictions[1:]:
+        require(
+            (first.labels, first.gold) == (other.labels, other.gold),
+            "predictions of different items or labels have no mean",
+        )
+    return Predictions(
+        first.labels, first.gold, np.mean([each.values for each in predictions], axis=0)
+    )

@@ -1,0 +1,275 @@
+"""Submissions to the GLUE server: every file, seeds and ensembles by hand, refusals."""
+
+import json
+import zipfile
+
+import pytest
+import torch
+
+from electra.cli import main
+from electra.config import FinetuneConfig, UserError
+from electra.finetune import finetune
+from electra.submit import FILES, submit
+from electra.tasks.choice import MultipleChoice
+from electra.tasks.classification import Classification
+from electra.tasks.glue import GLUE
+from electra.tasks.predictions import (
+    average,
+    predictions_name,
+    read_predictions,
+    write_labels,
+    write_numbers,
+)
+from electra.tasks.results import score_ensemble
+from electra.tasks.rows import Rows
+
+UNKNOWN = torch.full((3,), -1)
+SPLITS = {"mnli": ("test", "test_mismatched", "diagnostic")}
+
+
+def logits(*probs):
+    return torch.tensor(probs).log()
+
+
+def write_folder(folder, task, answers, *, scores=(0.5, 0.75)):
+    """Write a fine-tuning on a task of GLUE; `answers` holds what each seed says of every split."""
+    glue_task = GLUE[task]
+    metric = glue_task.metrics[0]
+    splits = SPLITS.get(task, ("test",))
+    for seed, values in enumerate(answers):
+        place = folder / f"seed-{seed}"
+        place.mkdir(parents=True)
+        for split in splits:
+            path = place / predictions_name(split)
+            if glue_task.labels:
+                write_labels(path, glue_task.labels, UNKNOWN[: len(values)], values)
+            else:
+                write_numbers(path, torch.full((len(values),), torch.nan), values)
+    results = {
+        "task": task,
+        "metric": metric,
+        "num_items": {"train": 9, "dev": 9} | {split: len(answers[0]) for split in splits},
+        "seeds": {
+            str(seed): {"scores": {metric: score}}
+            for seed, score in zip(range(len(answers)), scores, strict=False)
+        },
+    }
+    (folder / "results.json").write_text(json.dumps(results))
+    return folder
+
+
+TWO = [logits([0.6, 0.4], [0.1, 0.9], [0.7, 0.3]), logits([0.45, 0.55], [0.3, 0.7], [0.2, 0.8])]
+THREE = [
+    logits([0.5, 0.3, 0.2], [0.1, 0.2, 0.7], [0.1, 0.8, 0.1]),
+    logits([0.1, 0.3, 0.6], [0.2, 0.2, 0.6], [0.3, 0.5, 0.2]),
+]
+NUMBERS = [torch.tensor([-0.5, 2.5, 4.0]), torch.tensor([0.25, 3.25, 7.0])]
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """Fine-tunings of two seeds on every task but WNLI; the second seed is the better one."""
+    answers = {"sts-b": NUMBERS, "mnli": THREE}
+    return [
+        write_folder(tmp_path / task, task, answers.get(task, TWO))
+        for task in GLUE
+        if task != "wnli"
+    ]
+
+
+def read_zip(path):
+    with zipfile.ZipFile(path) as archive:
+        assert archive.testzip() is None
+        texts = {name: archive.read(name).decode() for name in archive.namelist()}
+    answers = {}
+    for name, text in texts.items():
+        header, *lines = text.removesuffix("\n").split("\n")
+        assert header == "index\tprediction"
+        assert [line.split("\t")[0] for line in lines] == [str(n) for n in range(len(lines))]
+        answers[name] = [line.split("\t")[1] for line in lines]
+    return answers
+
+
+def test_the_better_seed_answers_in_glues_words(folders, tmp_path):
+    said = submit(folders, tmp_path / "a.zip")
+    answers = read_zip(tmp_path / "a.zip")
+    assert " ".join(sorted(answers)) == (
+        "AX.tsv CoLA.tsv MNLI-m.tsv MNLI-mm.tsv MRPC.tsv QNLI.tsv QQP.tsv RTE.tsv SST-2.tsv "
+        "STS-B.tsv WNLI.tsv"
+    )
+    for name in ("CoLA", "SST-2", "MRPC", "QQP"):
+        assert answers[f"{name}.tsv"] == ["1", "1", "1"]
+    for name in ("QNLI", "RTE"):
+        assert answers[f"{name}.tsv"] == ["not_entailment"] * 3
+    for name in ("MNLI-m", "MNLI-mm", "AX"):
+        assert answers[f"{name}.tsv"] == ["neutral", "neutral", "entailment"]
+    assert answers["STS-B.tsv"] == ["0.250", "3.250", "5.000"]
+    assert answers["WNLI.tsv"] == ["0"] * 146
+    origins = {each.name: each.origin for each in said}
+    assert origins["CoLA.tsv"] == f"{tmp_path / 'cola'}, seed 1"
+    assert origins["WNLI.tsv"] == "majority of train"
+
+
+def test_an_ensemble_answers_with_the_mean_of_all_seeds(folders, tmp_path):
+    said = submit(folders, tmp_path / "a.zip", ensemble=True)
+    answers = read_zip(tmp_path / "a.zip")
+    # (0.6 + 0.45) / 2 and so on: label 1 has 0.475, 0.8, 0.55
+    assert answers["CoLA.tsv"] == ["0", "1", "1"]
+    assert answers["RTE.tsv"] == ["entailment", "not_entailment", "not_entailment"]
+    # means 0.3 0.3 0.4; 0.15 0.2 0.65; 0.2 0.65 0.15
+    assert answers["MNLI-mm.tsv"] == ["neutral", "neutral", "entailment"]
+    # (-0.5 + 0.25) / 2 = -0.125 is cut to the range, (4 + 7) / 2 = 5.5, too
+    assert answers["STS-B.tsv"] == ["0.000", "2.875", "5.000"]
+    assert said[0].origin == f"{tmp_path / 'cola'}, mean of 2 seeds"
+
+
+def test_the_same_answers_give_the_same_bytes(folders, tmp_path):
+    for name in ("a", "b"):
+        submit(folders, tmp_path / f"{name}.zip")
+    assert (tmp_path / "a.zip").read_bytes() == (tmp_path / "b.zip").read_bytes()
+
+
+def test_wnlis_own_fine_tuning_answers_it(folders, tmp_path):
+    wnli = write_folder(tmp_path / "wnli", "wnli", TWO)
+    submit([*folders, wnli], tmp_path / "a.zip")
+    assert read_zip(tmp_path / "a.zip")["WNLI.tsv"] == ["1", "1", "1"]
+
+
+def test_what_is_missing_is_named_and_may_be_left_out(folders, tmp_path):
+    results = tmp_path / "mnli/results.json"
+    values = json.loads(results.read_text())
+    del values["num_items"]["diagnostic"]
+    results.write_text(json.dumps(values))
+    rest = [folder for folder in folders if folder.name != "qqp"]
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(UserError) as refusal:
+        submit(rest, tmp_path / "a.zip")
+    assert str(refusal.value).startswith(
+        "no answers for QQP.tsv (test of qqp), AX.tsv (diagnostic of mnli); give finished"
+    )
+    assert sorted(tmp_path.iterdir()) == before
+    submit(rest, tmp_path / "a.zip", partial=True)
+    assert set(FILES) - set(read_zip(tmp_path / "a.zip")) == {"QQP.tsv", "AX.tsv"}
+
+
+def test_what_does_not_fit_is_refused_and_nothing_written(folders, tmp_path):
+    def refuse(message, *more, base=folders, out=None):
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(UserError) as refusal:
+            submit([*base, *more], out or tmp_path / "a.zip", ensemble=True)
+        assert str(refusal.value).startswith(message.format(tmp_path))
+        assert "\n" not in str(refusal.value)
+        assert sorted(tmp_path.rglob("*")) == before
+
+    twin = write_folder(tmp_path / "twin", "cola", TWO)
+    refuse("{0}/cola and {0}/twin are both on cola; give one of them", twin)
+    own = write_folder(tmp_path / "mine", "cola", TWO)
+    (own / "results.json").write_text('{"task": "weather", "seeds": {}}')
+    refuse("{0}/mine is no fine-tuning on a task of GLUE, but on 'weather'", own)
+    refuse("cannot read {0}/nowhere/results.json: No such file", tmp_path / "nowhere")
+    refuse("{0}/twin exists already", out=twin)
+    path = tmp_path / "cola/seed-0/test_predictions.tsv"
+    text = path.read_text()
+    path.write_text("\n".join(text.split("\n")[:-2]) + "\n")
+    refuse("{0}/cola/seed-0/test_predictions.tsv has 2 answers; its test set has 3 rows")
+    path.write_text(text.replace("0.900000", "nan"))
+    refuse("{0}/cola/seed-0/test_predictions.tsv has answers that are not numbers")
+    path.write_text(text.replace("0.900000", "much"))
+    refuse("{0}/cola/seed-0/test_predictions.tsv does not hold predictions: ")
+    path.unlink()
+    refuse("{0}/cola/seed-0/test_predictions.tsv cannot be read: No such file")
+
+
+def test_predictions_come_back_as_they_were_written(tmp_path):
+    labels = ("a b", 'c"', "prob_")
+    write_labels(
+        tmp_path / "x.tsv", labels, torch.tensor([2, -1]), logits([0.2, 0.5, 0.3]).repeat(2, 1)
+    )
+    read = read_predictions(tmp_path / "x.tsv")
+    assert (read.labels, read.gold, read.answers) == (labels, ("prob_", ""), [1, 1])
+    assert read.values[1].tolist() == pytest.approx([0.2, 0.5, 0.3])
+    gold, predicted = torch.tensor([1.5, torch.nan]), torch.tensor([-2.0, torch.nan])
+    write_numbers(tmp_path / "y.tsv", gold, predicted)
+    numbers = read_predictions(tmp_path / "y.tsv")
+    assert (numbers.labels, numbers.gold, numbers.answers[0]) == ((), ("1.5000", ""), -2.0)
+    with pytest.raises(UserError, match="of different items or labels"):
+        average([read, numbers])
+
+
+def write_dev(folder, task, seeds):
+    """Write what each seed says of dev, from targets and outputs."""
+    for number, (rows, outputs) in enumerate(seeds):
+        place = folder / f"seed-{number}"
+        place.mkdir(parents=True)
+        task.write_predictions(place, "dev", rows, outputs)
+
+
+def dev_rows(labels):
+    labels, ones = torch.tensor(labels), torch.ones(len(labels), dtype=torch.int64)
+    return Rows(ones[:, None], ones, ones, {"labels": labels}, 0)
+
+
+def test_devs_ensemble_scores_the_mean_of_all_seeds(tmp_path):
+    task = Classification("toy", ("accuracy", "f1"), {}, ("n", "y"))
+    gold = dev_rows([0, 1, 1])
+    # label 1 has 0.475, 0.8, 0.55 on the mean: right, right, right; each seed alone has one wrong
+    first = logits([0.6, 0.4], [0.1, 0.9], [0.7, 0.3])
+    second = logits([0.45, 0.55], [0.3, 0.7], [0.2, 0.8])
+    assert task.score("dev", gold, {"logits": first})["accuracy"] == pytest.approx(2 / 3)
+    assert task.score("dev", gold, {"logits": second})["accuracy"] == pytest.approx(2 / 3)
+    write_dev(tmp_path, task, [(gold, {"logits": first})])
+    assert score_ensemble(tmp_path, task) == {}
+    write_dev(tmp_path / "two", task, [(gold, {"logits": each}) for each in (first, second)])
+    assert score_ensemble(tmp_path / "two", task) == {"accuracy": 1.0, "f1": 1.0}
+    nan = torch.full((3, 2), torch.nan)
+    write_dev(tmp_path / "nan", task, [(gold, {"logits": each}) for each in (first, nan)])
+    assert score_ensemble(tmp_path / "nan", task) == {}
+
+
+def test_devs_ensemble_of_numbers_and_of_choices(tmp_path):
+    numbers = Classification("toy", ("pearson",), {}, label_range=(-1.0, 3.0))
+    gold = dev_rows([0.0, 0.5, 1.0])
+    seeds = [torch.tensor([[0.5], [0.0], [1.0]]), torch.tensor([[0.1], [0.6], [0.4]])]
+    write_dev(tmp_path / "numbers", numbers, [(gold, {"logits": each}) for each in seeds])
+    # means 0.3 0.3 0.7, whose correlation with 0 0.5 1 is that of 0 0 1 with -1 0 1
+    expected = {"pearson": pytest.approx(3**0.5 / 2, abs=1e-4)}
+    assert score_ensemble(tmp_path / "numbers", numbers) == expected
+    choices = MultipleChoice("toy", 3, {})
+    gold = dev_rows([2, 0])
+    seeds = [
+        logits([0.5, 0.1, 0.4], [0.4, 0.5, 0.1]),
+        logits([0.1, 0.5, 0.4], [0.5, 0.1, 0.4]),
+    ]
+    write_dev(tmp_path / "choices", choices, [(gold, {"logits": each}) for each in seeds])
+    # means 0.3 0.3 0.4 and 0.45 0.3 0.25, though the first seed is right nowhere
+    assert score_ensemble(tmp_path / "choices", choices) == {"accuracy": 1.0}
+
+
+COLA = "".join(
+    f"s\t{n % 2}\t\tthe queen {'sold' if n % 2 else 'painted'} a boat\n" for n in range(16)
+)
+
+
+def test_from_fine_tuning_to_a_zip(start, tmp_path, capsys):
+    data = tmp_path / "CoLA"
+    data.mkdir()
+    for split in ("train", "dev"):
+        (data / f"{split}.tsv").write_text(COLA)
+    (data / "test.tsv").write_text("index\tsentence\n0\tthe queen\n1\ta boat\n")
+    config = FinetuneConfig(epochs=1, reseeds=0, threads=1, precision="float32")
+    results = finetune(
+        start, "cola", data, tmp_path / "cola", config, seeds=2, progress=lambda record: None
+    )
+    assert set(results["ensemble"]) == {"mcc", "accuracy"}
+    out = tmp_path / "zips/submission.zip"
+    command = ["submit", str(tmp_path / "cola"), "--out", str(out)]
+    with pytest.raises(SystemExit) as stop:
+        main(command)
+    assert stop.value.code == 2
+    assert "no answers for SST-2.tsv (test of sst-2), MRPC.tsv" in capsys.readouterr().err
+    assert not out.parent.exists()
+    main([*command, "--partial", "--ensemble"])
+    answers = read_zip(out)
+    assert set(answers) == {"CoLA.tsv", "WNLI.tsv"}
+    assert len(answers["CoLA.tsv"]) == 2
+    assert "mean of 2 seeds" in capsys.readouterr().out
