@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 
+from benchmarks import load
 from benchmarks.objectives import VARIANTS, configure
 from benchmarks.step import Best, Loop, Ours, check_losses
 from electra.method.flops import count_run
@@ -66,3 +67,11 @@ def test_objectives_are_compared_at_equal_compute(toy_shards):
         costs[variant] = count_run(config)["true"]
     for variant, cost in costs.items():
         assert cost == pytest.approx(costs["rtd"], rel=0.005), variant
+
+
+def test_loading_is_measured(toy_shards):
+    result = load.measure(toy_shards, rows=4, length=32, repeats=3)
+    rates = result["tokens_per_second"]
+    assert rates["gather"] > rates["batch"] > 0
+    low, middle, high = result["quartiles"]["batch"]
+    assert low >= middle >= high

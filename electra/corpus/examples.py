@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 
 from electra.config import ExamplesConfig, UserError
@@ -96,7 +97,7 @@ class Examples:
     def rows(self, rows: np.ndarray) -> Batch:
         """Return the rows of these numbers."""
         length = self.config.sequence_length
-        ids_BL = np.empty((len(rows), length), dtype=np.int64)
+        ids_BL = np.empty((len(rows), length), dtype=self.shards[0].tokens.dtype)
         second_B = np.empty(len(rows), dtype=np.int64)
         shard_B = np.searchsorted(self.shard_ends, rows, side="right")
         starts_B, counts_B = self.starts[rows], self.counts[rows]
@@ -108,11 +109,14 @@ class Examples:
             )
         position_L = np.arange(length)
         length_B1 = (counts_B + 2 + is_pair_B)[:, None]
-        real_BL = position_L < length_B1
-        types_BL = (position_L >= second_B[:, None]) & real_BL
+        types_BL = position_L >= second_B[:, None]
+        real_BL = None
+        if (length_B1 < length).any():
+            real_BL = position_L < length_B1
+            types_BL &= real_BL
         return Batch(
-            torch.from_numpy(ids_BL),
-            None if real_BL.all() else torch.from_numpy(real_BL),
+            torch.from_numpy(ids_BL.astype(np.int64)),
+            None if real_BL is None else torch.from_numpy(real_BL),
             torch.from_numpy(types_BL.astype(np.int64)),
         )
 
@@ -146,13 +150,14 @@ class Examples:
         length, tokenizer = self.config.sequence_length, self.tokenizer
         first_B = np.where(is_pair_B, self._split(shard, starts_B, counts_B), counts_B)
         position_L = np.arange(length)
-        second_B1 = (first_B + 2)[:, None]
-        # A [SEP] stands between the segments, so what follows it is one token behind its place.
-        source_BL = starts_B[:, None] + position_L - 1 - (position_L >= second_B1)
-        ids_BL = shard.tokens[np.clip(source_BL, 0, len(shard.tokens) - 1)].astype(np.int64)
+        # [CLS] stands before the first segment, and a [SEP] between the two: a row is two slices of
+        # the stream, one token and two tokens behind their place.
+        slices_BL = _slices(shard.tokens, starts_B - 2, length + 1)
+        ids_BL = np.where(position_L < (first_B + 2)[:, None], slices_BL[:, 1:], slices_BL[:, :-1])
         last_B = counts_B + 1 + is_pair_B
         row_B = np.arange(len(starts_B))
-        ids_BL[position_L > last_B[:, None]] = tokenizer.pad_id
+        if (last_B < length - 1).any():
+            ids_BL[position_L > last_B[:, None]] = tokenizer.pad_id
         ids_BL[:, 0] = tokenizer.cls_id
         ids_BL[row_B, first_B + 1] = tokenizer.sep_id
         ids_BL[row_B, last_B] = tokenizer.sep_id
@@ -162,12 +167,12 @@ class Examples:
         """Return the number of tokens in each row's first segment, at least 1, one left over."""
         ends_B, middle_B = starts_B + counts_B, starts_B + (counts_B + 1) // 2
         # By word, from the middle on; where no word begins there, in the middle of one.
-        window_BW = middle_B[:, None] + np.arange(8)
-        tokens_BW = shard.tokens[np.minimum(window_BW, len(shard.tokens) - 1)]
-        begins_BW = self.tokenizer.starts_word[tokens_BW] & (window_BW < ends_B[:, None])
+        place_W = np.arange(8)
+        begins_BW = self.tokenizer.starts_word[_slices(shard.tokens, middle_B, len(place_W))]
+        begins_BW &= place_W < (ends_B - middle_B)[:, None]
         split_B = middle_B + begins_BW.argmax(axis=1)
         for borders in (shard.lines, shard.documents):  # the latter last, so that they win
-            next_B = np.searchsorted(borders, middle_B)
+            next_B = np.searchsorted(borders, middle_B.astype(borders.dtype))  # else cast, whole
             before_B, after_B = (
                 borders[place].astype(np.int64)
                 for place in (np.maximum(next_B - 1, 0), np.minimum(next_B, len(borders) - 1))
@@ -179,6 +184,24 @@ class Examples:
             split_B = np.where(after_fits, after_B, split_B)
             split_B = np.where(take_before, before_B, split_B)
         return split_B - starts_B
+
+
+def _slices(tokens: np.ndarray, starts_B: np.ndarray, length: int) -> np.ndarray:
+    """Return tokens[start : start + length] of each start (B, length).
+
+    Beyond either end of the stream stands its last token on that side.
+    """
+    last = len(tokens) - length
+    beyond_B = (starts_B < 0) | (starts_B > last)
+    if last >= 0:  # row by row of contiguous memory: several times as fast as token by token
+        windows = sliding_window_view(np.asarray(tokens), length)
+        slices_BL = windows[np.clip(starts_B, 0, last)]
+    else:
+        slices_BL = np.empty((len(starts_B), length), tokens.dtype)
+    if beyond_B.any():
+        places = starts_B[beyond_B, None] + np.arange(length)
+        slices_BL[beyond_B] = tokens[np.clip(places, 0, len(tokens) - 1)]
+    return slices_BL
 
 
 def permute(places: np.ndarray, size: int, seed: int, epoch: int) -> np.ndarray:

@@ -1,0 +1,101 @@
+"""How fast shuffled rows come out of shards on one core, beside a bare gather of as many tokens.
+
+    python -m benchmarks.load SHARDS --out results/load.json
+
+A batch is what the training loop asks for: rows at random places, cut into segments, with special
+tokens, segment ids and a mask. The bare gather reads as many tokens at random places into one array
+of int64 and does nothing else. Both in one process, by turns.
+"""
+
+import argparse
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from electra.config import ExamplesConfig
+from electra.corpus.examples import Examples
+from electra.corpus.shards import open_shards
+from electra.files import write_json, write_text
+from electra.reports.tables import Table, to_markdown
+from electra.training.device import describe_device
+from electra.training.run import find_commit
+
+
+def measure(shards_folder: Path, rows: int, length: int, repeats: int) -> dict[str, Any]:
+    """Return tokens per second of batches of so many rows, and of the bare gather."""
+    shards = open_shards(shards_folder)
+    examples = Examples(
+        shards.train, shards.tokenizer, ExamplesConfig(sequence_length=length), seed=0
+    )
+    tokens = max((np.asarray(shard.tokens) for shard in shards.train), key=len)
+    rng = np.random.default_rng(0)
+    seconds: dict[str, list[float]] = {"batch": [], "gather": []}
+    for step in range(repeats + 5):
+        began = time.perf_counter()
+        examples.batch(step, rows)
+        loaded = time.perf_counter()
+        starts = rng.integers(len(tokens) - length, size=rows)
+        windows = np.lib.stride_tricks.sliding_window_view(tokens, length)
+        windows[starts].astype(np.int64)
+        if step >= 5:  # the first ones touch the file for the first time
+            seconds["batch"].append(loaded - began)
+            seconds["gather"].append(time.perf_counter() - loaded)
+    return {
+        "rows": rows,
+        "length": length,
+        "tokens_per_second": {
+            name: rows * length / statistics.median(each) for name, each in seconds.items()
+        },
+        "quartiles": {
+            name: [rows * length / q for q in statistics.quantiles(each, n=4)]
+            for name, each in seconds.items()
+        },
+    }
+
+
+def main() -> None:
+    """Measure, print a table, write a file."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("shards", type=Path)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--rows", type=int, nargs="+", default=[16, 128, 1024, 4096])
+    parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=101)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    results = [
+        measure(arguments.shards, rows, arguments.length, arguments.repeats)
+        for rows in arguments.rows
+    ]
+    device = describe_device(torch.device("cpu"))
+    record = {"device": device, "commit": find_commit(), "results": results}
+    table = to_markdown(
+        Table(
+            ["rows", "batch, M tokens/s (quartiles)", "bare gather, M tokens/s"],
+            [
+                [
+                    str(result["rows"]),
+                    f"{result['tokens_per_second']['batch'] / 1e6:.1f} "
+                    f"({result['quartiles']['batch'][2] / 1e6:.1f} to "
+                    f"{result['quartiles']['batch'][0] / 1e6:.1f})",
+                    f"{result['tokens_per_second']['gather'] / 1e6:.1f}",
+                ]
+                for result in results
+            ],
+        )
+    )
+    text = f"{device}, rows of {arguments.length}, commit {record['commit']}\n\n{table}"
+    if arguments.out:
+        write_json(arguments.out, record)
+        write_text(arguments.out.with_suffix(".md"), text + "\n")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
