@@ -16,13 +16,20 @@ from electra.reports.tables import (
 
 BEGIN = "<!-- results:begin -->"
 END = "<!-- results:end -->"
+BENCHMARKS = {
+    "step": "A pre-training step beside what can be made of transformers' modules",
+    "finetune": "Fine-tuning beside transformers' Trainer",
+    "load": "Reading shuffled rows from shards",
+}
+"""What `python -m benchmarks.NAME` times; its table stands in results/NAME.md."""
 
 
 def update_readme(readme_path: Path, results_folder: Path) -> None:
     """Replace what stands between the two markers by what the files in results/ say.
 
     Each folder in `results_folder` holds a run's config.json, manifest.json and metrics.jsonl, and
-    folders `finetune-*` with the same of its fine-tunings and their results.json.
+    folders `finetune-*` with the same of its fine-tunings and their results.json. Tables of
+    benchmarks stand beside them.
 
     Raises:
         UserError: A marker or a file is missing or damaged, or a manifest does not say where its
@@ -64,6 +71,10 @@ def results_block(results_folder: Path) -> str:
             to_markdown(Table(headers, rows)),
             "\n".join(origins),
         ]
+    for name, what in BENCHMARKS.items():
+        path = results_folder / f"{name}.md"
+        if path.is_file():
+            parts += [f"{what} (`python -m benchmarks.{name}`):", path.read_text("utf-8").strip()]
     return "\n\n".join(parts)
 
 
