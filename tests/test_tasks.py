@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -112,6 +113,62 @@ def test_binary_metrics_equal_hand_values():
     assert scores == pytest.approx(
         {"accuracy": 0.7, "f1": 6 / 9, "mcc": (3 * 4 - 1 * 2) / (4 * 5 * 5 * 6) ** 0.5}
     )
+
+
+def binary_cases(count):
+    """Labels and predictions of random sizes and shares, one class or one answer now and then."""
+    rng = np.random.default_rng(0)
+    for _ in range(count):
+        size = int(rng.integers(1, 40))
+        shares = rng.choice([0.0, 0.1, 0.5, 0.9, 1.0], 2)
+        gold, predicted = (rng.random(size) < share for share in shares)
+        yield gold.astype(int).tolist(), predicted.astype(int).tolist()
+
+
+def test_binary_metrics_equal_their_formulas_in_1000_cases():
+    constant = 0
+    for gold, predicted in binary_cases(1000):
+        pairs = Counter(zip(gold, predicted, strict=True))
+        hits, misses = pairs[1, 1], pairs[1, 0]
+        alarms, rejections = pairs[0, 1], pairs[0, 0]
+        spread = math.sqrt(
+            (hits + alarms) * (hits + misses) * (rejections + alarms) * (rejections + misses)
+        )
+        constant += spread == 0
+        wrong = misses + alarms
+        assert score(("accuracy", "f1", "mcc"), gold, predicted) == pytest.approx(
+            {
+                "accuracy": (hits + rejections) / len(gold),
+                "f1": 2 * hits / (2 * hits + wrong) if hits else 0.0,
+                "mcc": (hits * rejections - alarms * misses) / spread if spread else 0.0,
+            }
+        )
+    assert 200 < constant < 900
+
+
+def test_correlations_equal_their_formulas_in_1000_cases():
+    rng = np.random.default_rng(0)
+
+    def correlate(x, y):
+        x, y = x - x.mean(), y - y.mean()
+        return float((x * y).sum() / math.sqrt((x * x).sum() * (y * y).sum()))
+
+    def ranks(x):  # of equal values the mean of their places
+        return np.array([(x < value).sum() + ((x == value).sum() - 1) / 2 for value in x])
+
+    for _ in range(1000):
+        size = int(rng.integers(3, 30))
+        gold = rng.integers(0, 6, size).astype(float)  # with ties, as similarity scores have
+        predicted = np.round(gold + rng.normal(0, 2, size), int(rng.integers(0, 4)))
+        if rng.random() < 0.05:
+            predicted[:] = 1.0
+        scores = score(("pearson", "spearman"), gold.tolist(), predicted.tolist())
+        if len(set(gold)) == 1 or len(set(predicted)) == 1:
+            assert scores == {"pearson": 0.0, "spearman": 0.0}
+        else:
+            assert scores["pearson"] == pytest.approx(correlate(gold, predicted), abs=1e-9)
+            rank_correlation = correlate(ranks(gold), ranks(predicted))
+            assert scores["spearman"] == pytest.approx(rank_correlation, abs=1e-9)
 
 
 def test_f1_of_several_labels_is_their_mean():
