@@ -33,6 +33,7 @@ from electra.config import EncoderConfig, PretrainConfig
 from electra.corpus.examples import Batch
 from electra.corpus.tokenizer import Tokenizer
 from electra.files import write_json, write_text
+from electra.memory import make_rows
 from electra.method.flops import count_true
 from electra.method.masking import Draw
 from electra.method.objective import Objective
@@ -45,7 +46,7 @@ from electra.model.huggingface import (
     head_to_huggingface,
 )
 from electra.model.masked_lm import MaskedLM
-from electra.plan import make_rows, make_tokenizer
+from electra.plan import make_tokenizer
 from electra.presets import PRESETS
 from electra.reports.tables import Table, to_markdown
 from electra.settings import override

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from electra.config import PretrainConfig
-from electra.corpus.examples import Batch
 from electra.corpus.tokenizer import SPECIAL_TOKENS, Tokenizer
+from electra.memory import estimate_step, make_rows
 from electra.method.flops import count_run
 from electra.method.objective import Objective
 from electra.start import build_model
@@ -21,9 +21,6 @@ from electra.training.device import (
     prepare_process,
 )
 from electra.training.optimizer import build_optimizer
-
-BYTES_PER_PARAMETER = 16
-"""Weight, gradient and Adam's two moments, float32."""
 
 
 class Plan(NamedTuple):
@@ -39,8 +36,7 @@ class Plan(NamedTuple):
     flops: dict[str, float]
     """Of the whole run, "true" and "paper"."""
     memory: float
-    """Estimated peak, bytes: 16 for each parameter, and what a piece of a step (train.accumulation)
-    keeps for its backward pass. What the framework itself takes comes on top."""
+    """Estimated peak of a step, bytes."""
     seconds: float
     """Estimated time of training, without evaluations."""
     device: str
@@ -62,17 +58,15 @@ def plan(config: PretrainConfig, probe_seconds: float, progress: Callable[[float
     frequencies_V = torch.ones(config.model.vocab_size)
     dtype = choose_dtype(config.train.precision, device)
     model = build_model(config, tokenizer, dtype, frequencies_V).to(device)
-    piece = -(-config.train.batch_size // config.train.accumulation)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     kept = sum(parameter.numel() for parameter in model.kept.parameters())
-    activations = measure_activations(model, config, device) * piece
     return Plan(
         kept,
         num_parameters,
         config.train.steps,
         config.train.steps * config.train.batch_size * config.examples.sequence_length,
         count_run(config),
-        BYTES_PER_PARAMETER * num_parameters + activations,
+        estimate_step(model, config, device),
         config.train.steps * time_step(model, config, device, probe_seconds, progress),
         describe_device(device),
     )
@@ -82,43 +76,6 @@ def make_tokenizer(vocab_size: int) -> Tokenizer:
     """Return a vocabulary of this size whose words do not matter."""
     words = (f"w{number}" for number in range(len(SPECIAL_TOKENS), vocab_size))
     return Tokenizer([*SPECIAL_TOKENS, *words])
-
-
-def make_rows(config: PretrainConfig, num_rows: int, seed: int) -> Batch:
-    """Return full rows of random tokens between [CLS] and [SEP], of two segments."""
-    length = config.examples.sequence_length
-    rng = torch.Generator().manual_seed(seed)
-    first = len(SPECIAL_TOKENS)
-    ids_BL = torch.randint(first, config.model.vocab_size, (num_rows, length), generator=rng)
-    ids_BL[:, 0], ids_BL[:, -1] = 2, 3
-    types_BL = (torch.arange(length) >= length // 2).long().expand(num_rows, length)
-    return Batch(ids_BL, None, types_BL)
-
-
-def measure_activations(model: Objective, config: PretrainConfig, device: torch.device) -> float:
-    """Return the bytes that one more row keeps for the backward pass."""
-    sizes = [_saved_bytes(model, config, rows, device) for rows in (1, 2)]
-    return sizes[1] - sizes[0]
-
-
-def _saved_bytes(
-    model: Objective, config: PretrainConfig, num_rows: int, device: torch.device
-) -> int:
-    """Return the bytes of all tensors, each storage once, that a forward pass saves."""
-    parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    storages: dict[int, int] = {}
-
-    def note(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in parameters:
-            storages[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    batch = make_rows(config, num_rows, seed=0).to(device)
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        output = model.compute(batch, torch.Generator(device).manual_seed(0))
-    del output
-    return sum(storages.values())
 
 
 def time_step(

@@ -20,6 +20,7 @@ from electra.corpus.examples import Batch, Examples, permute
 from electra.corpus.shards import Shards, open_shards
 from electra.corpus.tokenizer import Tokenizer
 from electra.files import write_json
+from electra.memory import require_memory
 from electra.method.flops import count_run, count_true
 from electra.method.masking import find_real
 from electra.method.measures import Measures
@@ -68,7 +69,7 @@ def pretrain(shards_folder: Path, run: Path, config: PretrainConfig, show: Show)
         show: Is given every record of metrics.jsonl as it is written.
 
     Raises:
-        UserError: The folders or the settings do not fit.
+        UserError: The folders or the settings do not fit, or memory does not suffice.
         Interrupted: A signal asked to stop; the state is saved.
     """
     require(not run.exists(), f"{run} exists already; choose another --out, or --resume {run}")
@@ -76,6 +77,7 @@ def pretrain(shards_folder: Path, run: Path, config: PretrainConfig, show: Show)
     config = fit_to_shards(config, shards)
     device = choose_device(config.train.device)
     prepare_process(config.train.threads)
+    model = _build(config, shards, device)
     run.mkdir(parents=True)
     shards.tokenizer.save(run / "tokenizer")
     write_manifest(
@@ -87,7 +89,7 @@ def pretrain(shards_folder: Path, run: Path, config: PretrainConfig, show: Show)
     )
     # Last, so that a folder with a config.json is one that can be continued.
     write_json(run / "config.json", to_dict(config))
-    return _train(run, config, shards, device, show, resume=False)
+    return _train(run, config, shards, model, device, show, resume=False)
 
 
 def resume(run: Path, show: Show, shards_folder: Path | None = None) -> dict[str, Any]:
@@ -112,13 +114,27 @@ def resume(run: Path, show: Show, shards_folder: Path | None = None) -> dict[str
     )
     device = choose_device(config.train.device)
     prepare_process(config.train.threads)
-    return _train(run, config, shards, device, show, resume=True)
+    model = _build(config, shards, device)
+    return _train(run, config, shards, model, device, show, resume=True)
+
+
+def _build(config: PretrainConfig, shards: Shards, device: torch.device) -> Objective:
+    """Return the networks, if a step of theirs fits into memory."""
+    asks_frequencies = (
+        config.train.initial_weights == "neighbours" or config.generator.kind == "unigram"
+    )
+    frequencies_V = count_tokens(shards) if asks_frequencies else None  # reads every token
+    dtype = choose_dtype(config.train.precision, device)
+    model = build_model(config, shards.tokenizer, dtype, frequencies_V).to(device)
+    require_memory(model, config, device)
+    return model
 
 
 def _train(
     run: Path,
     config: PretrainConfig,
     shards: Shards,
+    model: Objective,
     device: torch.device,
     show: Show,
     *,
@@ -126,10 +142,6 @@ def _train(
 ) -> dict[str, Any]:
     train, seed = config.train, config.train.seed
     tokenizer = shards.tokenizer
-    dtype = choose_dtype(train.precision, device)
-    asks_frequencies = train.initial_weights == "neighbours" or config.generator.kind == "unigram"
-    frequencies_V = count_tokens(shards) if asks_frequencies else None  # reads every token
-    model = build_model(config, tokenizer, dtype, frequencies_V).to(device)
     optimizer = build_optimizer(model, config.optimizer, mode=config.method.mode)
     first_step = 0
     if resume and (run / "checkpoints").is_dir():

@@ -17,7 +17,7 @@ LEVELS = [
     {"settings", "corpus", "model"},
     {"training"},
     {"method"},
-    {"tasks", "reports", "start"},
+    {"tasks", "reports", "start", "memory"},
     {"pretrain", "finetune", "score", "submit", "export", "terminal"},
     {"plan"},
     {"quickstart"},

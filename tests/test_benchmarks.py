@@ -8,8 +8,9 @@ import torch
 from benchmarks import load
 from benchmarks.objectives import VARIANTS, configure
 from benchmarks.step import Best, Loop, Ours, check_losses
+from electra.memory import make_rows
 from electra.method.flops import count_run
-from electra.plan import make_rows, make_tokenizer
+from electra.plan import make_tokenizer
 from electra.presets import PRESETS, encoder_sizes
 from electra.settings import override
 

@@ -1,13 +1,17 @@
 """What a run will take: exact counts, memory that grows as it should, time that is real."""
 
 import dataclasses
+import re
 
 import pytest
 import torch
 
+from electra.config import UserError
+from electra.memory import free_memory, make_rows, measure_activations, require_memory
 from electra.method.flops import count_run
-from electra.plan import make_rows, make_tokenizer, measure_activations, plan, time_step
+from electra.plan import make_tokenizer, plan, time_step
 from electra.presets import PRESETS, encoder_sizes
+from electra.pretrain import pretrain
 from electra.settings import override
 from electra.start import build_model
 
@@ -67,3 +71,24 @@ def test_rows_are_full_and_different(config):
     assert (first.input_ids_BL[:, 0] == 2).all()
     assert (first.input_ids_BL[:, 1:-1] >= 5).all()
     assert not torch.equal(first.input_ids_BL, second.input_ids_BL)
+
+
+def test_a_step_that_does_not_fit_is_refused_before_anything_is_written(
+    toy_shards, toy_config, tmp_path
+):
+    """A thousand million rows; in as many pieces as the refusal says, they do."""
+    if free_memory(CPU) is None:
+        pytest.skip("this system does not say how much memory is free")
+    config = override(toy_config, ["train.batch_size=1000000000"])
+    with pytest.raises(UserError) as refusal:
+        pretrain(toy_shards, tmp_path / "run", config, lambda record: None)
+    assert list(tmp_path.iterdir()) == []
+    says = re.fullmatch(
+        r"a step needs about [\d.]+ GiB, and [\d.]+ GiB are free: set train.accumulation=(\d+)",
+        str(refusal.value),
+    )
+    pieces = int(says[1])
+    model = build_model(config, make_tokenizer(config.model.vocab_size), torch.float32)
+    require_memory(model, override(config, [f"train.accumulation={2 * pieces}"]), CPU)
+    with pytest.raises(UserError, match="a step needs about"):
+        require_memory(model, override(config, [f"train.accumulation={pieces // 2}"]), CPU)

@@ -1,0 +1,108 @@
+"""What a step of pre-training needs of memory, and whether it is there."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from electra.config import PretrainConfig, require
+from electra.corpus.examples import Batch
+from electra.corpus.tokenizer import SPECIAL_TOKENS
+from electra.method.objective import Objective
+
+BYTES_PER_PARAMETER = 16
+"""Weight, gradient and Adam's two moments, float32."""
+GIB = 2**30
+
+
+def estimate_step(model: Objective, config: PretrainConfig, device: torch.device) -> float:
+    """Return the estimated peak of a step, bytes; what the framework takes comes on top.
+
+    It is 16 for each parameter, and what a piece of a step (train.accumulation) keeps for its
+    backward pass.
+    """
+    piece = -(-config.train.batch_size // config.train.accumulation)
+    return _fixed(model) + measure_activations(model, config, device) * piece
+
+
+def require_memory(model: Objective, config: PretrainConfig, device: torch.device) -> None:
+    """Refuse a run whose steps would not fit into what is free.
+
+    Raises:
+        UserError: They would not; it names the accumulation with which they would.
+    """
+    free = free_memory(device)
+    if free is None:
+        return
+    train = config.train
+    free += sum(tensor.nbytes for tensor in model.parameters())  # they are there already
+    a_row = measure_activations(model, config, device)
+    room = int((free - _fixed(model)) // a_row)
+    pieces = -(-train.batch_size // room) if room > 0 else 0
+    need = _fixed(model) + a_row * -(-train.batch_size // train.accumulation)
+    require(
+        need <= free,
+        f"a step needs about {need / GIB:.1f} GiB, and {max(free, 0) / GIB:.1f} GiB are free: "
+        + (
+            f"set train.accumulation={pieces}"
+            if pieces
+            else "choose a smaller model, or a shorter examples.sequence_length"
+        ),
+    )
+
+
+def free_memory(device: torch.device) -> float | None:
+    """Return the bytes that a process may still take; None where the system does not say."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    facts = Path("/proc/meminfo")
+    if not facts.is_file():
+        return None
+    free = int(facts.read_text("ascii").partition("MemAvailable:")[2].split()[0]) * 1024
+    group = Path("/sys/fs/cgroup")
+    if (group / "memory.max").is_file():
+        limit = (group / "memory.max").read_text("ascii").strip()
+        if limit != "max":
+            free = min(free, int(limit) - int((group / "memory.current").read_text("ascii")))
+    return free
+
+
+def make_rows(config: PretrainConfig, num_rows: int, seed: int) -> Batch:
+    """Return full rows of random tokens between [CLS] and [SEP], of two segments."""
+    length = config.examples.sequence_length
+    rng = torch.Generator().manual_seed(seed)
+    first = len(SPECIAL_TOKENS)
+    ids_BL = torch.randint(first, config.model.vocab_size, (num_rows, length), generator=rng)
+    ids_BL[:, 0], ids_BL[:, -1] = 2, 3
+    types_BL = (torch.arange(length) >= length // 2).long().expand(num_rows, length)
+    return Batch(ids_BL, None, types_BL)
+
+
+def measure_activations(model: Objective, config: PretrainConfig, device: torch.device) -> float:
+    """Return the bytes that one more row keeps for the backward pass."""
+    sizes = [_saved_bytes(model, config, rows, device) for rows in (1, 2)]
+    return sizes[1] - sizes[0]
+
+
+def _fixed(model: Objective) -> float:
+    return BYTES_PER_PARAMETER * sum(parameter.numel() for parameter in model.parameters())
+
+
+def _saved_bytes(
+    model: Objective, config: PretrainConfig, num_rows: int, device: torch.device
+) -> int:
+    """Return the bytes of all tensors, each storage once, that a forward pass saves."""
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    storages: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    batch = make_rows(config, num_rows, seed=0).to(device)
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        output = model.compute(batch, torch.Generator(device).manual_seed(0))
+    del output
+    return sum(storages.values())
