@@ -525,8 +525,8 @@ class FinetuneConfig:
     """Passes over train. 0: the task's, which is 3, for SQuAD 2, for GLUE's RTE and STS-B 10."""
     sequence_length: int = 0
     """Longest row in tokens, special ones included; longer texts are cut at their end, those of
-    SQuAD and tagging into several rows. 0: 128, for SQuAD 512, or what the encoder was pre-trained
-    on if that is shorter."""
+    SQuAD and tagging into several rows. 0: 128, for tagging 256, for SQuAD 512, or what the encoder
+    was pre-trained on if that is shorter."""
     dropout_prob: float = 0.1
     """Dropout in the encoder and before the classifier, whatever pre-training used."""
     pooling: Literal["cls", "mean"] = "cls"

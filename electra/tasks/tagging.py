@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -51,6 +51,8 @@ class Tagging(Task):
     score the others, lower-case and strip accents of any vocabulary, put all tokens in segment 1
     and count the loss twice; we do none of this.
     """
+
+    longest_row: ClassVar[int] = 256
 
     name: str
     metrics: tuple[str, ...]
