@@ -28,8 +28,8 @@ app = App(
     help="""Pre-train text encoders by replaced token detection, and prove how good they are.
 
 From text to a scored, exported encoder, a verb a step, each reading what the one before wrote:
-tokenizer, prepare, pretrain, finetune, report, export. `electra quickstart` does them all in five
-minutes. Files and folders are described in docs/ARTEFACTS.md.""",
+tokenizer, prepare, pretrain, finetune, report, predict, export. `electra quickstart` does most of
+them in five minutes. Files and folders are described in docs/ARTEFACTS.md.""",
     version=electra.__version__,
     help_format="markdown",
 )
@@ -512,25 +512,103 @@ def report(
 
 
 @app.command
-def export(run: Path, *, out: Path, dry_run: DryRun = False) -> None:
-    """Write the discriminator and the generator as Hugging Face folders.
+def predict(
+    run: Path,
+    *,
+    input_: Annotated[Path, Parameter(name="--input")],
+    out: Path | None = None,
+    seed: int | None = None,
+    columns: Annotated[tuple[str, ...], Parameter(negative=(), consume_multiple=True)] = (),
+    dry_run: DryRun = False,
+) -> None:
+    """Answer a file without labels with a fine-tuned model, one line for each input, in its order.
 
-    transformers loads OUT as AutoModelForPreTraining, AutoModel and AutoTokenizer, and
-    OUT/generator as AutoModelForMaskedLM, with no code of ours.
+    Texts and pairs stand in a table with the columns of training; single texts may also stand in a
+    .txt file, a text a line. Sentences to tag stand in CoNLL's columns, in JSON lines with
+    `tokens`, or in a .txt file, a sentence a line with spaces between its words; questions in
+    SQuAD's or MRQA's files, or in a table with `question` and `context`. Blank lines are no inputs.
+
+    Example: electra predict cola --input texts.tsv --out answers.tsv
+
+    Parameters
+    ----------
+    run
+        A folder of `electra finetune`.
+    input_
+        The file; - is standard input, a text a line.
+    out
+        The .jsonl or .tsv file to write. Without it JSON lines go to standard output.
+    seed
+        Whose model answers; the one with the best score on dev if not given.
+    columns
+        Names of the columns to read where they are not those of training: text, or both texts, or
+        question and context; of CoNLL's columns the word's number.
+    """
+    from electra.predict import answer, ask, check_format, list_json, write_answers
+    from electra.terminal import Progress, print_done, print_lines, print_note
+    from electra.training.finetuned import read_finetuned
+
+    model = read_finetuned(run, seed)
+    if out is not None:
+        check_format(out)
+    task = ask(model, input_, columns)
+    count = sum(map(len, task.examples.values()))
+    if dry_run:
+        where = out or "standard output"
+        return _print_plan(
+            None, f"answer {count:,} inputs of {input_} with seed {model.seed} to {where}"
+        )
+    with Progress("predicting", unit="rows") as progress:
+        answers = answer(model, task, progress.update)
+    if answers.num_cut:
+        print_note(
+            f"{answers.num_cut:,} of {count:,} inputs were longer than the run's rows of "
+            f"{model.config.sequence_length} tokens and were cut"
+        )
+    if out is None:
+        return print_lines(list_json(answers))
+    write_answers(out, answers)
+    print_done(f"wrote {out}: {count:,} answers of seed {model.seed} of {run}")
+
+
+@app.command
+def export(run: Path, *, out: Path, seed: int | None = None, dry_run: DryRun = False) -> None:
+    """Write what was pre-trained or fine-tuned as Hugging Face folders.
+
+    Of a pre-training, transformers loads OUT as AutoModelForPreTraining, AutoModel and
+    AutoTokenizer, and OUT/generator as AutoModelForMaskedLM; of a fine-tuning, OUT as
+    AutoModelForSequenceClassification, TokenClassification, QuestionAnswering or MultipleChoice,
+    which answers as `electra predict` does. No code of ours is needed.
 
     Example: electra export run --out exported
 
     Parameters
     ----------
     run
-        A run folder of `electra pretrain`.
+        A run folder of `electra pretrain`, or a folder of `electra finetune`.
     out
         The folder to write.
+    seed
+        Of a fine-tuning, whose model; the one with the best score on dev if not given.
     """
     from electra.export import export as run_export
+    from electra.export import export_finetuned
     from electra.terminal import print_done
+    from electra.training.finetuned import is_finetuned, read_finetuned
     from electra.training.pretrained import read_run_config
 
+    if is_finetuned(run):
+        model = read_finetuned(run, seed)
+        _refuse_existing(out)
+        if dry_run:
+            return _print_plan(model.config, f"read seed {model.seed} of {run} and write {out}")
+        architecture = export_finetuned(model, out)
+        return print_done(
+            f"wrote {out}: seed {model.seed} of {run} as {architecture}",
+            f'python -c "from transformers import {architecture} as Model; '
+            f"Model.from_pretrained('{out}')\"",
+        )
+    require(seed is None, f"--seed is for a folder of `electra finetune`, which {run} is not")
     settings = read_run_config(run)
     _refuse_existing(out)
     if dry_run:

@@ -1,17 +1,23 @@
-"""Export: a run folder in, Hugging Face folders out that transformers loads with no code of ours.
+"""Export: a folder in, Hugging Face folders out that transformers loads with no code of ours.
 
+Of a pre-training:
 OUT/                ElectraForPreTraining: the discriminator with its head, and the tokenizer; of an
                     objective without discriminator ElectraForMaskedLM
 OUT/generator/      ElectraForMaskedLM: the generator, if there is one, likewise
+
+Of a fine-tuning:
+OUT/                ElectraForSequenceClassification, ...ForTokenClassification,
+                    ...ForQuestionAnswering or ...ForMultipleChoice, and the tokenizer
 """
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import save_file
 from torch import Tensor
 
-from electra.config import EncoderConfig
+from electra.config import UserError, require
 from electra.corpus.tokenizer import Tokenizer
 from electra.files import new_folder, write_json
 from electra.model.huggingface import (
@@ -21,7 +27,16 @@ from electra.model.huggingface import (
     encoder_to_huggingface,
     head_to_huggingface,
 )
+from electra.model.huggingface_heads import (
+    HuggingFaceHead,
+    bound_states,
+    choice_head,
+    classification_head,
+    span_head,
+    tagging_head,
+)
 from electra.training.checkpoint import FILES, find_checkpoint, read_tensors
+from electra.training.finetuned import Finetuned
 from electra.training.pretrained import generator_of, kept_encoder, read_run_config, tensors_below
 
 
@@ -39,11 +54,14 @@ def export(run: Path, out: Path) -> None:
     head = tensors_below("discriminator_head.", tensors)
     generator = None if config.method.objective == "mlm" else generator_of(config, tensors)
     with new_folder(out) as folder:
+        tokenizer.write(folder)
         _write(
             folder,
-            "ElectraForPreTraining" if head else "ElectraForMaskedLM",
-            config.model,
-            tokenizer,
+            config_to_huggingface(
+                config.model,
+                "ElectraForPreTraining" if head else "ElectraForMaskedLM",
+                tokenizer.pad_id,
+            ),
             encoder_to_huggingface(kept)
             | (
                 head_to_huggingface(head, DISCRIMINATOR_HEAD)
@@ -54,25 +72,80 @@ def export(run: Path, out: Path) -> None:
         if generator:
             sizes, parameters = generator
             (folder / "generator").mkdir()
+            tokenizer.write(folder / "generator")
             _write(
                 folder / "generator",
-                "ElectraForMaskedLM",
-                sizes,
-                tokenizer,
+                config_to_huggingface(sizes, "ElectraForMaskedLM", tokenizer.pad_id),
                 encoder_to_huggingface(tensors_below("encoder.", parameters))
                 | head_to_huggingface(tensors_below("head.", parameters), GENERATOR_HEAD),
             )
 
 
-def _write(
-    folder: Path,
-    architecture: str,
-    config: EncoderConfig,
-    tokenizer: Tokenizer,
-    tensors: Mapping[str, Tensor],
-) -> None:
-    tokenizer.write(folder)
-    write_json(
-        folder / "config.json", config_to_huggingface(config, architecture, tokenizer.pad_id)
+def export_finetuned(finetuned: Finetuned, out: Path) -> str:
+    """Write the folder of a fine-tuned model; return the name of its class in transformers.
+
+    Its answers are the model's in float32. The tokenizer cuts where fine-tuning did.
+
+    Raises:
+        UserError: transformers has no class with such a head; `out` exists.
+    """
+    tensors, tokenizer = finetuned.tensors, finetuned.tokenizer
+    encoder = tensors_below("encoder.", tensors)
+    head = convert_head(finetuned, tensors_below("head.", tensors), encoder)
+    config = config_to_huggingface(finetuned.encoder, head.architecture, tokenizer.pad_id)
+    with new_folder(out) as folder:
+        tokenizer.write(folder, max_length=finetuned.config.sequence_length)
+        _write(folder, config | head.settings, encoder_to_huggingface(encoder) | head.tensors)
+    return head.architecture
+
+
+def convert_head(
+    finetuned: Finetuned, head: Mapping[str, Tensor], encoder: Mapping[str, Tensor]
+) -> HuggingFaceHead:
+    """Return a fine-tuned head as transformers has it.
+
+    Args:
+        finetuned: Its facts and settings.
+        head: Its parameters.
+        encoder: Those of the encoder, whose last layer norm says how large states can be.
+
+    Raises:
+        UserError: transformers has no class with such a head.
+    """
+    run, facts, pooling = finetuned.run, finetuned.facts, finetuned.config.pooling
+    family = facts["family"]
+    if family == "squad" and facts["head"] != "plain":
+        raise UserError(
+            f"{run}: transformers has no class with a {facts['head']} head; fine-tune with --set "
+            "squad.head=plain to export, or use electra predict"
+        )
+    if family in ("classification", "choice") and pooling != "cls":
+        raise UserError(
+            f"{run}: transformers' classifiers read [CLS], which pooling={pooling} is not; "
+            "fine-tune with --set pooling=cls to export, or use electra predict"
+        )
+    require(
+        set(head) == {"dense.weight", "dense.bias"},
+        f"{run}: transformers has no class with a head of {', '.join(sorted(head))}; use electra "
+        "predict",
     )
+    weight, bias = head["dense.weight"], head["dense.bias"]
+    if family == "tagging":
+        return tagging_head(weight, bias, facts["labels"])
+    if family == "squad":
+        return span_head(weight, bias)
+    if family == "choice":
+        return choice_head(weight, bias)
+    labels = facts["labels"]
+    if facts["label_range"]:
+        least, greatest = facts["label_range"]
+        weight, bias = weight * (greatest - least), bias * (greatest - least) + least
+        labels = facts["columns"][-1:]
+    norm = tensors_below(f"layers.{finetuned.encoder.num_hidden_layers - 1}.output_norm.", encoder)
+    bound = bound_states(norm["weight"], norm["bias"])
+    return classification_head(weight, bias, bound_H=bound, labels=labels)
+
+
+def _write(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    write_json(folder / "config.json", config)
     save_file(dict(tensors), folder / "model.safetensors", metadata={"format": "pt"})

@@ -247,6 +247,12 @@ def print_done(what: str, next_command: str = "") -> None:
         console.print(line, soft_wrap=True)
 
 
+def print_lines(lines: Sequence[str]) -> None:
+    """Print results as they are, for another program to read."""
+    sys.stdout.writelines(line + "\n" for line in lines)
+    sys.stdout.flush()
+
+
 def print_step(title: str) -> None:
     """Print the headline of a step: the command that does it, where there is one."""
     Console(highlight=False, markup=False, emoji=False).print(

@@ -18,7 +18,7 @@ LEVELS = [
     {"training"},
     {"method"},
     {"tasks", "reports", "start", "memory"},
-    {"pretrain", "finetune", "score", "submit", "export", "terminal"},
+    {"pretrain", "finetune", "predict", "score", "submit", "export", "terminal"},
     {"plan"},
     {"quickstart"},
     {"cli"},
@@ -98,7 +98,7 @@ class Refuse(importlib.abc.MetaPathFinder):
             raise ImportError(name)
 
 sys.meta_path.insert(0, Refuse())
-import electra.pretrain, electra.finetune, electra.export, electra.corpus.prepare
+import electra.pretrain, electra.finetune, electra.predict, electra.export, electra.corpus.prepare
 """
 
 

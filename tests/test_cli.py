@@ -206,6 +206,7 @@ def test_help_of_every_verb(capsys):
         "pretrain",
         "finetune",
         "report",
+        "predict",
         "export",
         "quickstart",
         "score",

@@ -126,8 +126,13 @@ class Tokenizer:
         with new_folder(Path(folder)) as incomplete:
             self.write(incomplete)
 
-    def write(self, folder: Path) -> None:
-        """Write the files of `save` into a folder that is there."""
+    def write(self, folder: Path, max_length: int = MODEL_MAX_LENGTH) -> None:
+        """Write the files of `save` into a folder that is there.
+
+        Args:
+            folder: The folder.
+            max_length: Tokens of the longest row, where transformers cuts if asked to.
+        """
         self._backend.save(str(folder / "tokenizer.json"))
         (folder / "vocab.txt").write_text(
             "".join(f"{token}\n" for token in self.tokens_by_id), encoding="utf-8", newline="\n"
@@ -137,7 +142,7 @@ class Tokenizer:
             "do_lower_case": self.lowercase,
             "strip_accents": self.strip_accents,
             "tokenize_chinese_chars": True,
-            "model_max_length": MODEL_MAX_LENGTH,
+            "model_max_length": max_length,
             **{f"{token[1:-1].lower()}_token": token for token in SPECIAL_TOKENS},
         }
         (folder / "tokenizer_config.json").write_text(

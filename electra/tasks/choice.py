@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from electra.config import EncoderConfig, FinetuneConfig, UserError, require
 from electra.corpus.tokenizer import Tokenizer
 from electra.model.heads import ClassifierHead
-from electra.tasks.classification import read_label
+from electra.tasks.classification import describe_labels, read_label
 from electra.tasks.metrics import score
 from electra.tasks.predictions import predictions_name, write_labels
 from electra.tasks.rows import Batch, Outputs, Rows, pack_row, pad_rows
@@ -44,6 +44,8 @@ class MultipleChoice(Task):
     epochs: int = 3
     files: tuple[Path, ...] = ()
     columns: tuple[str, ...] = ()
+    begin: str = ""
+    """Column of the words that all choices begin with, if there is one."""
     metrics: tuple[str, ...] = ("accuracy",)
 
     @property
@@ -125,8 +127,17 @@ class MultipleChoice(Task):
         write_labels(path, self.labels, rows.targets["labels"], outputs["logits"])
 
     def facts(self) -> dict[str, Any]:
-        """Return family and number of choices."""
-        return {"family": "choice", "num_choices": self.num_choices}
+        """Return family, number of choices and the column they begin with."""
+        return {"family": "choice", "num_choices": self.num_choices, "begin": self.begin}
+
+    @classmethod
+    def from_facts(cls, facts: dict[str, Any], examples: dict[str, list[Question]]) -> Self:
+        """Return the task of a saved model, with questions to be answered."""
+        return cls(facts["task"], facts["num_choices"], examples)
+
+    def describe_answers(self, split: str, rows: Rows, outputs: Outputs) -> list[dict[str, Any]]:
+        """Return for each question the number of the choice taken, and the probability of each."""
+        return describe_labels(self.labels, outputs["logits"])
 
 
 def read_questions(
@@ -214,6 +225,7 @@ def read_swag(data: Path) -> MultipleChoice:
         examples=examples,
         files=tuple(table.path for table in tables.values()),
         columns=("sent1", "sent2", *_endings(tables["train"]), "label"),
+        begin="sent2",
     )
 
 

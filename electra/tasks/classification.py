@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -154,6 +154,33 @@ class Classification(Task):
             "labels": list(self.labels),
             "label_range": self.label_range,
         }
+
+    @classmethod
+    def from_facts(cls, facts: dict[str, Any], examples: dict[str, list[Example]]) -> Self:
+        """Return the task of a saved model, with examples to be answered."""
+        label_range = facts["label_range"] and tuple(facts["label_range"])
+        return cls(facts["task"], (), examples, tuple(facts["labels"]), label_range)
+
+    def describe_answers(self, split: str, rows: Rows, outputs: Outputs) -> list[dict[str, Any]]:
+        """Return for each example the `prediction`; of a label with the probabilities of all."""
+        if self.labels:
+            return describe_labels(self.labels, outputs["logits"])
+        least, greatest = self.label_range or (0.0, 1.0)
+        numbers = self.decide(outputs) * (greatest - least) + least
+        return [{"prediction": round(number, 4)} for number in numbers.tolist()]
+
+
+def describe_labels(labels: Sequence[str], logits: Tensor) -> list[dict[str, Any]]:
+    """Return for each example the likeliest label as `prediction`, and prob_LABEL of each."""
+    names = [f"prob_{label}" for label in labels]
+    guesses, probs = logits.argmax(dim=1).tolist(), logits.softmax(dim=1).tolist()
+    return [
+        {
+            "prediction": labels[guess],
+            **{name: round(share, 6) for name, share in zip(names, shares, strict=True)},
+        }
+        for guess, shares in zip(guesses, probs, strict=True)
+    ]
 
 
 def read_examples(

@@ -136,11 +136,9 @@ def read_sentences(path: Path, word_column: int, tag_column: int) -> list[Senten
         sentences = _read_json_lines(path)
     else:
         sentences = _read_columns(path, word_column, tag_column)
-    require(bool(sentences), f"{path} is empty: it must have at least one word")
+    _check_words(path, sentences)
     for sentence in sentences:
-        for line, word, tag in zip(sentence.lines, sentence.words, sentence.tags, strict=True):
-            if word == "":
-                raise UserError(f"{path} line {line}: the word must not be empty")
+        for line, tag in zip(sentence.lines, sentence.tags, strict=True):
             if not tag or " " in tag or not tag.isprintable():
                 raise UserError(
                     f"{path} line {line}: the tag {tag!r} must be printable, without spaces and "
@@ -149,7 +147,41 @@ def read_sentences(path: Path, word_column: int, tag_column: int) -> list[Senten
     return sentences
 
 
-def _read_columns(path: Path, word_column: int, tag_column: int) -> list[Sentence]:
+def read_words(path: Path, word_column: int = 1, field: str = JSON_FIELDS[0]) -> list[Sentence]:
+    """Return the sentences of a file without tags, or whose tags are not looked at.
+
+    As `read_sentences`, but that column files may have a single column, and that a line of a .jsonl
+    file without words is a sentence, too.
+
+    Args:
+        path: The file.
+        word_column: Column of the word, from 1, of a column file.
+        field: Name of the list of words, of a .jsonl file.
+
+    Raises:
+        UserError: The file cannot be read or has no word, or a line does not fit.
+    """
+    if format_of(path) == JSON_LINES:
+        table = read_table(path)
+        sentences = []
+        for line, row in zip(table.lines, table.rows, strict=True):
+            words = _read_list(f"{path} line {line}", row, field)
+            sentences.append(Sentence(words, [], [line] * len(words)))
+    else:
+        sentences = _read_columns(path, word_column, None)
+    _check_words(path, sentences)
+    return sentences
+
+
+def _check_words(path: Path, sentences: Sequence[Sentence]) -> None:
+    has_words = any(sentence.words for sentence in sentences)
+    require(has_words, f"{path} is empty: it must have at least one word")
+    for sentence in sentences:
+        for line, word in zip(sentence.lines, sentence.words, strict=True):
+            require(word != "", f"{path} line {line}: the word must not be empty")
+
+
+def _read_columns(path: Path, word_column: int, tag_column: int | None) -> list[Sentence]:
     lines = read_lines(path)
     has_comments = lines[0].startswith("# ")
     blocks = _split_blocks(lines, has_comments)
@@ -172,8 +204,9 @@ def _read_columns(path: Path, word_column: int, tag_column: int) -> list[Sentenc
                 )
             if not has_notes or columns[0].isdecimal():
                 sentence.words.append(columns[word_column - 1])
-                sentence.tags.append(columns[tag_column - 1])  # of tag_column 0 the last
                 sentence.lines.append(number)
+                if tag_column is not None:
+                    sentence.tags.append(columns[tag_column - 1])  # of tag_column 0 the last
         if sentence.words:
             sentences.append(sentence)
     return sentences
@@ -196,15 +229,17 @@ def _split_line(line: str, separator: str) -> list[str]:
     return columns if separator == "\t" else [column for column in columns if column]
 
 
-def _check_columns(place: str, num_columns: int, word_column: int, tag_column: int) -> None:
+def _check_columns(place: str, num_columns: int, word_column: int, tag_column: int | None) -> None:
     require(
-        num_columns >= 2,
+        num_columns >= 2 or tag_column is None,
         f"{place}: one column; a word and its tag are needed, with a tab or spaces between them",
     )
     require(
         1 <= word_column <= num_columns,
         f"{place}: word_column must lie in 1 to {num_columns}, not {word_column}",
     )
+    if tag_column is None:
+        return
     require(
         0 <= tag_column <= num_columns,
         f"{place}: tag_column must lie in 0 to {num_columns}, not {tag_column}",

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,8 @@ from electra.model.initialisation import draw_glorot, init_weights
 from electra.tasks.rows import Batch, Outputs, Rows, make_batch
 from electra.tasks.task import Task
 from electra.training.checkpoint import load_parameters
-from electra.training.device import step_seed
+from electra.training.device import choose_dtype, step_seed
+from electra.training.finetuned import Finetuned
 from electra.training.pretrained import Pretrained
 
 PREDICT_ROWS = 128
@@ -70,14 +72,35 @@ def build_network(
     return Network(encoder, head, task)
 
 
+def load_network(finetuned: Finetuned, task: Task, device: torch.device) -> Network:
+    """Return a fine-tuned network as it was saved, in the compute dtype of its settings.
+
+    Raises:
+        UserError: Its file is damaged or lacks a parameter.
+    """
+    compute_dtype = choose_dtype(finetuned.config.precision, device)
+    encoder = Encoder(finetuned.encoder, compute_dtype=compute_dtype)
+    head = task.build_head(finetuned.encoder, finetuned.config)
+    model = Network(encoder, head, task)
+    load_parameters(model, finetuned.tensors)
+    return model.to(device)
+
+
 @torch.inference_mode()
-def predict(model: Network, rows: Rows, device: torch.device) -> Outputs:
+def predict(
+    model: Network,
+    rows: Rows,
+    device: torch.device,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Outputs:
     """Return what the network says of all items, in their order, dropout off.
 
-    A dimension that is as long as a batch's rows is filled up with -inf.
+    A dimension that is as long as a batch's rows is filled up with -inf. `progress` is told the
+    items done, and all.
     """
     model.eval()
     collected: Outputs = {}
+    num_done = 0
     longest_first = rows.item_lengths.argsort(descending=True, stable=True)
     for items in longest_first.split(max(1, PREDICT_ROWS // rows.rows_per_item)):
         for name, values in model(make_batch(rows, items, device)).items():
@@ -86,6 +109,8 @@ def predict(model: Network, rows: Rows, device: torch.device) -> Outputs:
                 shape = (len(rows), *values.shape[1:])
                 collected[name] = torch.full(shape, fill, dtype=values.dtype)
             collected[name][(items, *map(slice, values.shape[1:]))] = values.cpu()
+        num_done += len(items)
+        progress(num_done, len(rows))
     return collected
 
 

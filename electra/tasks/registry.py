@@ -1,7 +1,9 @@
 """Every task by the name that a user types."""
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from electra.config import FinetuneConfig, OwnTaskConfig, UserError, did_you_mean, require
 from electra.settings import override_from_toml
@@ -9,8 +11,10 @@ from electra.tasks.choice import MultipleChoice, read_swag
 from electra.tasks.classification import Classification
 from electra.tasks.conll import read_tagging_task
 from electra.tasks.glue import GLUE, NAMES, read_glue_task
+from electra.tasks.inputs import read_asked, read_choices, read_sentences, read_texts
 from electra.tasks.own import read_own_task
-from electra.tasks.squad import read_squad_task
+from electra.tasks.squad import SquadTask, read_squad_task
+from electra.tasks.tagging import Tagging
 from electra.tasks.task import Task
 
 OWN = "own"
@@ -19,6 +23,14 @@ TAGGING = "tagging"
 SQUAD = ("squad-1.1", "squad-2.0")
 TASKS = (*GLUE, *SQUAD, SWAG, TAGGING, OWN)
 TASK_FILE = ".toml"
+Reader = Callable[[Path, Sequence[str], dict[str, Any]], list[Any]]
+FAMILIES: dict[str, tuple[type[Task], Reader]] = {
+    "classification": (Classification, read_texts),
+    "choice": (MultipleChoice, read_choices),
+    "squad": (SquadTask, read_asked),
+    "tagging": (Tagging, read_sentences),
+}
+"""What a saved model's family is made of, and what reads inputs for it."""
 
 
 def read_task(name: str, data: Path, config: FinetuneConfig) -> Task:
@@ -89,6 +101,25 @@ def _read_own(data: Path, own: OwnTaskConfig) -> Classification | MultipleChoice
         f"own.name {own.name!r} is the name of another task; choose one that is not",
     )
     return read_own_task(data, own)
+
+
+def read_inputs(facts: dict[str, Any], split: str, path: Path, columns: Sequence[str] = ()) -> Task:
+    """Return the task of a saved model with the inputs of a file without labels as a split.
+
+    Args:
+        facts: What the model knows of its task.
+        split: What the split is called.
+        path: The file.
+        columns: Names of its columns, where they are not those of training.
+
+    Raises:
+        UserError: The family is unknown, or the file does not fit it.
+    """
+    family = facts.get("family", "")
+    if family not in FAMILIES:
+        raise UserError(f"unknown family of tasks {family!r}{did_you_mean(family, FAMILIES)}")
+    task_type, read = FAMILIES[family]
+    return task_type.from_facts(facts, {split: read(path, columns, facts)})
 
 
 def _split(names: str) -> list[str]:

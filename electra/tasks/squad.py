@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -20,6 +20,8 @@ from electra.tasks.squad_rows import Windows, encode_questions
 from electra.tasks.squad_score import score_v1, score_v2
 from electra.tasks.task import Constant, Task
 
+SQUAD_2 = "squad-2.0"
+"""The task in which a text need not hold the answer."""
 REFERENCE_THRESHOLD = -2.75
 """Source: configure_finetuning.py qa_na_threshold."""
 
@@ -126,6 +128,32 @@ class SquadTask(Task):
         """Return family, head and the odds above which there is no answer."""
         return {"family": "squad", "head": self.head, "null_threshold": self._threshold}
 
+    @classmethod
+    def from_facts(cls, facts: dict[str, Any], examples: dict[str, list[Question]]) -> Self:
+        """Return the task of a saved model, with questions to be answered."""
+        is_reference = facts["null_threshold"] == REFERENCE_THRESHOLD
+        return cls(facts["task"], examples, head=facts["head"], reference=is_reference)
+
+    def describe_answers(self, split: str, rows: Rows, outputs: Outputs) -> list[dict[str, Any]]:
+        """Return each question's `id`, `answer`, best `span` and `prob_none`.
+
+        The answer is the span, or "" where SQuAD 2.0's null odds are above the threshold; prob_none
+        is what these odds come to as a probability.
+        """
+        found = self._find(split, outputs)
+        may_be_none = self.name == SQUAD_2
+        return [
+            {
+                "id": question.id,
+                "answer": "" if may_be_none and odds > self._threshold else text,
+                "span": text,
+                "prob_none": round(torch.tensor(odds).sigmoid().item(), 6),
+            }
+            for question, text, odds in zip(
+                self.examples[split], found.texts, found.null_odds, strict=True
+            )
+        ]
+
     @property
     def _threshold(self) -> float:
         return REFERENCE_THRESHOLD if self.reference else 0.0
@@ -189,9 +217,9 @@ def read_squad_task(
     read = tuple(path for paths in files.values() for path in paths)
     has_unanswerable = any(question.answers == () for question in examples["dev"])
     require(
-        has_unanswerable == (name == "squad-2.0"),
+        has_unanswerable == (name == SQUAD_2),
         f"{files['dev'][0]}: {'some' if has_unanswerable else 'all'} of its questions have "
         f"{'no' if has_unanswerable else 'an'} answer; that is the task "
-        f"{'squad-2.0' if has_unanswerable else 'squad-1.1'}",
+        f"{SQUAD_2 if has_unanswerable else 'squad-1.1'}",
     )
     return SquadTask(name, examples, read, head, reference)

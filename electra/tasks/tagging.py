@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -176,6 +176,19 @@ class Tagging(Task):
     def facts(self) -> dict[str, Any]:
         """Return family and labels."""
         return {"family": "tagging", "labels": list(self.labels)}
+
+    @classmethod
+    def from_facts(cls, facts: dict[str, Any], examples: dict[str, list[Sentence]]) -> Self:
+        """Return the task of a saved model, with sentences to be tagged."""
+        return cls(facts["task"], (), examples, tuple(facts["labels"]))
+
+    def describe_answers(self, split: str, rows: Rows, outputs: Outputs) -> list[dict[str, Any]]:
+        """Return each sentence's `tokens`, which are its words, and their `tags`."""
+        predicted = self._decide(split, rows, outputs)
+        return [
+            {"tokens": sentence.words, "tags": tags}
+            for sentence, tags in zip(self.examples[split], predicted, strict=True)
+        ]
 
 
 def _guess(rows: Rows, outputs: Outputs) -> Tensor:

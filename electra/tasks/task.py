@@ -6,7 +6,7 @@ answers, and answers into scores: classification.py is the simplest.
 
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 from torch import Tensor, nn
 
@@ -82,3 +82,15 @@ class Task(ABC):
     @abstractmethod
     def facts(self) -> dict[str, Any]:
         """Return what a saved model must know to answer again; "family" says whose facts it is."""
+
+    @classmethod
+    @abstractmethod
+    def from_facts(cls, facts: dict[str, Any], examples: dict[str, list[Any]]) -> Self:
+        """Return the task of a saved model, with examples to be answered."""
+
+    @abstractmethod
+    def describe_answers(self, split: str, rows: Rows, outputs: Outputs) -> list[dict[str, Any]]:
+        """Return a record for each example of a split: what is answered, and how surely.
+
+        Values are text, numbers and lists of text; those of a split have the same names.
+        """

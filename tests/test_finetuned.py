@@ -1,0 +1,701 @@
+"""A fine-tuned model in use: it answers files of every format, and transformers answers alike."""
+
+import dataclasses
+import io
+import json
+import lzma
+import math
+import random
+import sys
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import save_file
+
+from electra.cli import main
+from electra.config import EncoderConfig, FinetuneConfig, UserError
+from electra.export import convert_head, export_finetuned
+from electra.files import write_json
+from electra.finetune import finetune
+from electra.model.encoder import Encoder
+from electra.model.heads import ClassifierHead
+from electra.model.huggingface import config_to_huggingface, encoder_to_huggingface
+from electra.model.huggingface_heads import bound_states, choice_head, classification_head
+from electra.model.initialisation import init_weights
+from electra.predict import Answers, answer, ask, list_json, list_rows, write_answers
+from electra.presets import encoder_sizes
+from electra.settings import override
+from electra.tasks.network import load_network
+from electra.tasks.rows import make_batch
+from electra.tasks.table import FORMATS
+from electra.training.finetuned import read_finetuned
+
+CPU = torch.device("cpu")
+CONFIG = FinetuneConfig(
+    learning_rate=3e-3,
+    layer_lr_decay=0.9,
+    batch_size=16,
+    epochs=4,
+    reseeds=0,
+    sequence_length=24,
+    precision="float32",
+    device="cpu",
+    threads=1,
+)
+PEOPLE = {"sailor": "B-PER", "doctor": "B-PER", "queen": "B-PER", "boat": "B-ART"}
+KEYS = ("missing_keys", "unexpected_keys", "mismatched_keys")
+
+
+@pytest.fixture(scope="module")
+def start(toy_tokenizer, tmp_path_factory):
+    """A Hugging Face folder with an encoder of two layers and random weights."""
+    folder = tmp_path_factory.mktemp("start") / "encoder"
+    toy_tokenizer.save(folder)
+    sizes = encoder_sizes(
+        64, 2, 32, vocab_size=toy_tokenizer.vocab_size, max_position_embeddings=32
+    )
+    encoder = Encoder(sizes)
+    init_weights(encoder, 0.1, torch.Generator().manual_seed(0))
+    write_json(folder / "config.json", config_to_huggingface(sizes, "ElectraModel", 0))
+    save_file(encoder_to_huggingface(encoder.state_dict()), folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sentences(toy_text):
+    return [line for line in toy_text.read_text().splitlines() if line][:400]
+
+
+def write_splits(folder, name, header, lines):
+    """Write the first three quarters as train and the rest as dev."""
+    folder.mkdir()
+    cut = len(lines) * 3 // 4
+    for split, part in (("train", lines[:cut]), ("dev", lines[cut:])):
+        (folder / name.format(split)).write_text("\n".join([*header, *part]) + "\n")
+    return folder
+
+
+def write_squad(folder, sentences):
+    """Who did it? Of every third text what it does not say is asked."""
+    folder.mkdir()
+    for split, part in (("train", sentences[:120]), ("dev", sentences[120:180])):
+        paragraphs = []
+        texts = [" ".join(part[place : place + 3]) for place in range(0, len(part), 3)]
+        for number, context in enumerate(texts):
+            who = " ".join(context.split()[:2])
+            asked = {"id": f"q{number}", "question": "who painted", "answers": []}
+            if number % 3:
+                asked["answers"] = [{"text": who, "answer_start": 0}]
+            asked["is_impossible"] = not asked["answers"]
+            paragraphs.append({"context": context, "qas": [asked]})
+        write_json(folder / f"{split}.json", {"data": [{"paragraphs": paragraphs}]})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(start, sentences, tmp_path_factory):
+    """A finished fine-tuning of each kind, by name, and in DATA.name the folder of its files."""
+    folder = tmp_path_factory.mktemp("runs")
+    rng = random.Random(0)
+    data = {
+        "texts": write_splits(
+            folder / "texts-data",
+            "{}.tsv",
+            ["text\tlabel"],
+            [f"{line}\t{'woman' if 'queen' in line else 'other'}" for line in sentences],
+        ),
+        "numbers": write_splits(
+            folder / "numbers-data",
+            "{}.tsv",
+            ["index\tsentence1\tsentence2\tscore"],
+            [f"{n}\t{line}\tthe boat .\t{rng.randint(0, 5)}" for n, line in enumerate(sentences)],
+        ),
+        "tags": write_splits(
+            folder / "tags-data",
+            "{}.conll",
+            [],
+            [
+                "".join(f"{word} {PEOPLE.get(word, 'O')}\n" for word in (one + " " + two).split())
+                for one, two in zip(sentences[:200], sentences[200:], strict=True)
+            ],
+        ),
+        "plain": write_squad(folder / "plain-data", sentences),
+    }
+    data["beam"], data["mean"] = data["plain"], data["texts"]
+    settings = {
+        "texts": ("own", [], 2),
+        "mean": ("own", ["pooling=mean", "precision=bfloat16"], 1),
+        "numbers": ("sts-b", [], 1),
+        "tags": ("tagging", ["precision=bfloat16"], 1),
+        "plain": ("squad-2.0", ["squad.head=plain"], 1),
+        "beam": ("squad-2.0", [], 1),
+    }
+    for name, (task, assignments, seeds) in settings.items():
+        finetune(
+            start,
+            task,
+            data[name],
+            folder / name,
+            override(CONFIG, assignments),
+            seeds=seeds,
+            progress=lambda record: None,
+        )
+    return folder
+
+
+def predict(run, path, columns=(), seed=None):
+    model = read_finetuned(run, seed)
+    return answer(model, ask(model, path, columns))
+
+
+def run_command(capsys, *words):
+    try:
+        main([str(word) for word in words])
+        status = 0
+    except SystemExit as stop:
+        status = stop.code
+    return status, *capsys.readouterr()
+
+
+# --- the answers that training wrote ---
+
+
+@pytest.mark.parametrize("name", ["texts", "mean"])
+def test_dev_texts_get_the_labels_and_probabilities_of_training(runs, name):
+    found = predict(runs / name, runs / "texts-data" / "dev.tsv", seed=0)
+    lines = (runs / name / "seed-0" / "predictions.tsv").read_text().splitlines()
+    header, *rows = [line.split("\t")[2:] for line in lines]
+    assert header == ["prediction", "prob_other", "prob_woman"]
+    expected = [
+        {"prediction": row[0], "prob_other": float(row[1]), "prob_woman": float(row[2])}
+        for row in rows
+    ]
+    assert found.records == expected
+    results = json.loads((runs / name / "results.json").read_text())
+    assert found.num_cut == results["num_cut"]["dev"] > 0
+    assert {row[0] for row in rows} == {"other", "woman"}
+
+
+def test_dev_pairs_get_the_numbers_of_training(runs):
+    found = predict(runs / "numbers", runs / "numbers-data" / "dev.tsv")
+    lines = (runs / "numbers" / "seed-0" / "predictions.tsv").read_text().splitlines()[1:]
+    assert found.records == [{"prediction": float(line.split("\t")[2])} for line in lines]
+    assert len({each["prediction"] for each in found.records}) > 10
+
+
+def test_dev_sentences_get_the_tags_of_training(runs):
+    found = predict(runs / "tags", runs / "tags-data" / "dev.conll")
+    text = (runs / "tags" / "seed-0" / "predictions.conll").read_text()
+    expected = []
+    for block in text.strip().split("\n\n"):
+        words, _, tags = zip(*(line.split() for line in block.splitlines()), strict=True)
+        expected.append({"tokens": list(words), "tags": list(tags)})
+    assert found.records == expected
+    assert len({tag for each in expected for tag in each["tags"]}) > 1
+    model = read_finetuned(runs / "tags")
+    rows = ask(model, runs / "tags-data" / "dev.conll").encode(model.tokenizer, 24)["input"]
+    assert len(rows) > len(expected)  # longer than a row
+
+
+@pytest.mark.parametrize("name", ["plain", "beam"])
+def test_dev_questions_get_the_answers_of_training(runs, name):
+    found = predict(runs / name, runs / "plain-data" / "dev.json")
+    texts, odds = (
+        json.loads((runs / name / "seed-0" / f"{what}.json").read_text())
+        for what in ("predictions", "null_odds")
+    )
+    assert [(each["id"], each["span"]) for each in found.records] == list(texts.items())
+    for each in found.records:
+        prob = 1 / (1 + math.exp(-odds[each["id"]]))
+        assert each["prob_none"] == pytest.approx(prob, abs=1e-6)
+        assert each["answer"] == ("" if odds[each["id"]] > 0 else each["span"])
+
+
+def test_the_seed_that_is_best_on_dev_answers_unless_another_is_asked_for(runs, tmp_path):
+    results = json.loads((runs / "texts" / "results.json").read_text())
+    scores = {int(seed): each["scores"]["accuracy"] for seed, each in results["seeds"].items()}
+    assert read_finetuned(runs / "texts").seed == max(scores, key=scores.get)
+    assert read_finetuned(runs / "texts", 1).seed == 1
+    for best in (0, 1):
+        for seed, record in results["seeds"].items():
+            record["scores"]["accuracy"] = 0.9 if int(seed) == best else 0.8
+        copy = tmp_path / str(best)
+        (copy / f"seed-{best}").mkdir(parents=True)
+        (copy / f"seed-{best}" / "model").symlink_to(runs / "texts" / f"seed-{best}" / "model")
+        (copy / "config.json").write_text((runs / "texts" / "config.json").read_text())
+        write_json(copy / "results.json", results)
+        assert read_finetuned(copy).seed == best
+        path = runs / "texts-data" / "dev.tsv"
+        assert predict(copy, path) == predict(runs / "texts", path, seed=best)
+
+
+# --- files ---
+
+TEXTS = ["the queen painted a boat .", 'a "young" doctor, unhesitatingly', "in 1912"]
+
+
+def write_table(path, columns, rows):
+    """A table written by hand: no field has a tab, and those with commas are quoted as CSV has."""
+    suffix = path.suffix
+    if suffix == ".jsonl":
+        lines = [json.dumps(dict(zip(columns, row, strict=True))) for row in rows]
+    elif suffix == ".csv":
+        quoted = [['"' + cell.replace('"', '""') + '"' for cell in row] for row in (columns, *rows)]
+        lines = [",".join(row) for row in quoted]
+    else:
+        lines = ["\t".join(row) for row in (columns, *rows)]
+    path.write_text("\n\n".join(lines) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("suffix", [each for each in FORMATS if each != ".parquet"])
+def test_tables_of_every_format_and_plain_text_are_answered_alike(runs, tmp_path, suffix):
+    path = tmp_path / "plain.txt.xz"
+    path.write_bytes(lzma.compress("\n\n".join(TEXTS).encode()))
+    expected = predict(runs / "texts", path).records
+    assert len(expected) == 3
+    rows = [[str(number), text] for number, text in enumerate(TEXTS)]
+    table = write_table(tmp_path / f"table{suffix}", ["label", "text"], rows)
+    assert predict(runs / "texts", table).records == expected
+    table = write_table(tmp_path / f"other{suffix}", ["id", "review"], rows)
+    assert predict(runs / "texts", table, ["review"]).records == expected
+
+
+def test_pairs_may_have_other_columns(runs, tmp_path):
+    rows = [["the boat .", text] for text in TEXTS]
+    trained = write_table(tmp_path / "a.tsv", ["sentence2", "sentence1"], rows)
+    named = write_table(tmp_path / "b.jsonl", ["second", "first"], rows)
+    expected = predict(runs / "numbers", trained)
+    assert predict(runs / "numbers", named, ["first", "second"]) == expected
+    assert predict(runs / "numbers", named, ["second", "first"]) != expected
+
+
+def test_words_in_columns_lists_and_lines_are_tagged_alike(runs, tmp_path):
+    asked = [text.split() for text in TEXTS]
+    (tmp_path / "lines.txt").write_text("\n".join(" ".join(words) for words in asked))
+    expected = predict(runs / "tags", tmp_path / "lines.txt").records
+    assert [each["tokens"] for each in expected] == asked
+    assert all(len(each["tags"]) == len(each["tokens"]) for each in expected)
+    blocks = ["".join(f"{word}\n" for word in words) for words in asked]
+    (tmp_path / "words.conll").write_text("\n".join(blocks))
+    assert predict(runs / "tags", tmp_path / "words.conll").records == expected
+    blocks = ["".join(f"NN {word} O\n" for word in words) for words in asked]
+    (tmp_path / "columns.txt").write_text("\n".join(blocks))
+    assert predict(runs / "tags", tmp_path / "columns.txt", ["2"]).records == expected
+    lines = [json.dumps({"tokens": words, "words": words[::-1]}) for words in [[], *asked]]
+    (tmp_path / "lists.jsonl").write_text("\n".join(lines))
+    nothing = {"tokens": [], "tags": []}
+    assert predict(runs / "tags", tmp_path / "lists.jsonl").records == [nothing, *expected]
+    backwards = predict(runs / "tags", tmp_path / "lists.jsonl", ["words"]).records[1:]
+    assert [each["tokens"][::-1] for each in backwards] == asked
+
+
+def test_questions_in_tables_and_in_mrqas_format_are_answered_alike(runs, tmp_path):
+    data = json.loads((runs / "plain-data" / "dev.json").read_text())
+    paragraphs = data["data"][0]["paragraphs"]
+    expected = predict(runs / "plain", runs / "plain-data" / "dev.json").records
+    rows = [[each["qas"][0]["question"], each["context"]] for each in paragraphs]
+    table = write_table(tmp_path / "table.jsonl", ["question", "context"], rows)
+    found = predict(runs / "plain", table).records
+    assert [each["id"] for each in found] == [str(2 * n + 1) for n in range(len(rows))]
+    assert [each | {"id": ""} for each in found] == [each | {"id": ""} for each in expected]
+    rows = [[f"q{number}", *row] for number, row in enumerate(rows)]
+    table = write_table(tmp_path / "named.tsv", ["id", "asked", "text"], rows)
+    assert predict(runs / "plain", table, ["asked", "text"]).records == expected
+    for each in paragraphs:
+        each["qas"][0]["qid"] = each["qas"][0].pop("id")
+    lines = [json.dumps(each) for each in ({"header": {}}, *paragraphs)]
+    (tmp_path / "mrqa.jsonl").write_text("\n".join(lines))
+    assert predict(runs / "plain", tmp_path / "mrqa.jsonl").records == expected
+
+
+def test_squad_1_always_answers(runs, tmp_path):
+    model = read_finetuned(runs / "beam")
+    never = dataclasses.replace(model, facts=model.facts | {"null_threshold": -2.75})
+    always = dataclasses.replace(model, facts=model.facts | {"task": "squad-1.1"})
+    path = runs / "plain-data" / "dev.json"
+    by_threshold, by_task = (answer(each, ask(each, path)).records for each in (never, always))
+    assert all(each["answer"] == each["span"] for each in by_task)
+    odds = json.loads((runs / "beam" / "seed-0" / "null_odds.json").read_text())
+    assert [each["answer"] == "" for each in by_threshold] == [x > -2.75 for x in odds.values()]
+
+
+def test_long_texts_are_cut_and_counted_and_progress_is_told(runs, tmp_path):
+    (tmp_path / "texts.txt").write_text("queen " * 40 + "\n" + "queen\n" * 150)
+    model, told = read_finetuned(runs / "texts"), []
+    task = ask(model, tmp_path / "texts.txt")
+    found = answer(model, task, lambda done, total: told.append((done, total)))
+    assert found.num_cut == 1
+    assert told == [(128, 151), (151, 151)]
+
+
+# --- refusals ---
+
+
+TABLE = "; say with --columns which to read in place of "
+REFUSED = [
+    (
+        ("texts", "a.tsv", "texts\tid\nx\t1\n", []),
+        f"a.tsv: no column 'text'; its columns are texts, id{TABLE}text",
+    ),
+    (
+        ("texts", "a.tsv", "text\tid\nx\t1\ny\n", []),
+        "a.tsv line 3: 1 tab-separated fields; it must have 2: text, id",
+    ),
+    (
+        ("texts", "a.jsonl", '{"text": "x"}\n{"txt": "y"}', []),
+        "a.jsonl line 2: no 'text'; it must be text",
+    ),
+    (("texts", "a.jsonl", "", []), "a.jsonl is empty: it must have at least one row"),
+    (("texts", "a.txt", " \n", []), "a.txt is empty: it must have at least one line of text"),
+    (("texts", "a.md", "x", []), "a.md must be .txt, .tsv, "),
+    (("texts", "a.tsv", "a\nx\n", ["a", "b"]), "--columns must name 1, as text, not a, b"),
+    (
+        ("texts", "a.txt", "x\n", ["text"]),
+        "a.txt is plain text, a text a line; text must be columns of a .tsv, ",
+    ),
+    (
+        ("numbers", "a.txt", "x\n", []),
+        "a.txt is plain text, a text a line; sentence1 and sentence2 must be columns of a .tsv, ",
+    ),
+    (
+        ("tags", "a.txt", "queen B-PER\n\na O\n", []),
+        "a.txt: every line ends with a tag, as in a file of columns; if it is one, say which "
+        "column is the word's: --columns 1",
+    ),
+    (
+        ("tags", "a.conll", "queen O\na\n", []),
+        "a.conll line 2: 1 columns; it must have 2, as line 1 has",
+    ),
+    (
+        ("tags", "a.conll", "queen\n", ["2"]),
+        "a.conll line 1: word_column must lie in 1 to 1, not 2",
+    ),
+    (
+        ("tags", "a.conll", "queen\n", ["word"]),
+        "--columns of a .conll file must be the word's number, not 'word'",
+    ),
+    (
+        ("tags", "a.conll", "queen\n", ["1", "2"]),
+        "--columns must name that of the word, not 1, 2",
+    ),
+    (
+        ("tags", "a.jsonl", '{"tokens": []}', []),
+        "a.jsonl is empty: it must have at least one word",
+    ),
+    (
+        ("tags", "a.jsonl", '{"tokens": ["a", ""]}', []),
+        "a.jsonl line 1: the word must not be empty",
+    ),
+    (
+        ("tags", "a.jsonl", '{"token": ["a"]}', []),
+        "a.jsonl line 1: no 'tokens'; did you mean 'token'?",
+    ),
+    (("plain", "a.txt", "x\n", []), "a.txt must be .json, .tsv, "),
+    (
+        ("plain", "a.tsv", "question\tid\nx\t1\n", []),
+        f"a.tsv: no column 'context'; its columns are question, id{TABLE}question, context",
+    ),
+    (
+        ("plain", "a.tsv", "question\tcontext\tid\nx\t\tq7\n", []),
+        "question 'q7': its context has no token; it must have one",
+    ),
+]
+
+
+@pytest.mark.parametrize(("asked", "message"), REFUSED)
+def test_files_that_do_not_fit_are_refused_in_one_line(runs, tmp_path, asked, message):
+    run, name, content, columns = asked
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError) as refusal:
+        predict(runs / run, tmp_path / name, columns)
+    text = str(refusal.value).replace(f"{tmp_path}/", "")
+    assert text.startswith(message)
+    assert "\n" not in text
+
+
+def test_folders_that_are_no_finished_fine_tuning_are_refused(runs, start, tmp_path):
+    for folder in (tmp_path, start, tmp_path / "nowhere"):
+        with pytest.raises(UserError, match="is not a finished folder of `electra finetune`"):
+            read_finetuned(folder)
+    with pytest.raises(UserError, match=r"texts has no seed 7; choose from 0, 1$"):
+        read_finetuned(runs / "texts", 7)
+    (tmp_path / "config.json").write_text((runs / "texts" / "config.json").read_text())
+    with pytest.raises(UserError, match=r"and a results\.json"):
+        read_finetuned(tmp_path)
+    write_json(tmp_path / "results.json", {"metric": "accuracy"})
+    with pytest.raises(UserError, match="is not a folder that `electra finetune` wrote"):
+        read_finetuned(tmp_path)
+    (tmp_path / "results.json").write_text((runs / "texts" / "results.json").read_text())
+    with pytest.raises(UserError, match=r"cannot read .*seed-0/model/config.json"):
+        read_finetuned(tmp_path, 0)
+
+
+# --- the verb ---
+
+
+def test_answers_are_written_whole_as_json_lines_or_as_a_table(tmp_path):
+    found = Answers([{"prediction": "a\tb", "x": 0.5, "tags": ["O", "New York", " "]}] * 2, 0)
+    write_answers(tmp_path / "new" / "out.jsonl", found)
+    lines = (tmp_path / "new" / "out.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == found.records
+    write_answers(tmp_path / "out.tsv", found)
+    row = "a b\t0.5\tO New_York _"
+    assert (tmp_path / "out.tsv").read_text() == f"prediction\tx\ttags\n{row}\n{row}\n"
+    half = Answers([{"tokens": ["é\ud800"]}], 0)
+    assert list_json(half) == ['{"tokens": ["é�"]}']
+    assert list_rows(half) == ["tokens", "é�"]
+
+
+def test_the_verb_answers_a_file_or_standard_input(runs, tmp_path, capsys, monkeypatch):
+    (tmp_path / "in.txt").write_text("\n".join(TEXTS))
+    expected = predict(runs / "texts", tmp_path / "in.txt").records
+    out = tmp_path / "out.jsonl"
+    words = ["predict", runs / "texts", "--input", tmp_path / "in.txt"]
+    status, printed, err = run_command(capsys, *words, "--out", out, "--dry-run")
+    assert status == 0, err
+    assert "would answer 3 inputs of" in printed
+    assert not out.exists()
+    status, printed, err = run_command(capsys, *words, "--out", out)
+    assert status == 0, err
+    assert [json.loads(line) for line in out.read_text().splitlines()] == expected
+    seed = read_finetuned(runs / "texts").seed
+    assert printed.strip() == f"wrote {out}: 3 answers of seed {seed} of {runs / 'texts'}"
+    status, printed, _ = run_command(capsys, *words)
+    assert printed == out.read_text()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(TEXTS).encode())))
+    status, printed, _ = run_command(capsys, "predict", runs / "texts", "--input", "-")
+    assert (status, printed) == (0, out.read_text())
+
+    named = write_table(tmp_path / "in.tsv", ["review", "label"], [["queen " * 40, ""]])
+    words = ["predict", runs / "texts", "--input", named, "--columns", "review"]
+    status, printed, err = run_command(capsys, *words, "--seed", "1")
+    assert (status, len(printed.splitlines())) == (0, 1), err
+    assert "note: 1 of 1 inputs were longer than the run's rows of 24 tokens and were cut" in err
+
+    for refused, message in (
+        (out, f"{out} exists already; remove it or choose another --out"),
+        (
+            tmp_path / "out.csv",
+            f"--out {tmp_path}/out.csv must be a .jsonl or .tsv file, not '.csv'",
+        ),
+    ):
+        status, printed, err = run_command(capsys, *words, "--out", refused)
+        assert (status, printed, err.strip()) == (2, "", f"error: {message}")
+
+
+# --- transformers ---
+
+
+def load(model_class, folder):
+    loaded, info = model_class.from_pretrained(folder, output_loading_info=True)
+    assert not any(info[key] for key in KEYS), info
+    return loaded.eval()
+
+
+def read_in_float32(run):
+    """The model of a run, whatever the precision of its training."""
+    model = read_finetuned(run)
+    return dataclasses.replace(model, config=dataclasses.replace(model.config, precision="float32"))
+
+
+def logits_of_rows(run, path):
+    """Our network's outputs in float32, and what transformers reads of the same rows."""
+    model = read_in_float32(run)
+    task = ask(model, path)
+    rows = task.encode(model.tokenizer, model.config.sequence_length)["input"]
+    batch = make_batch(rows, torch.arange(len(rows)), CPU)
+    theirs = {"input_ids": batch.input_ids, "token_type_ids": batch.token_type_ids}
+    theirs["attention_mask"] = None if batch.attention_mask is None else batch.attention_mask.long()
+    with torch.inference_mode():
+        outputs = load_network(model, task, CPU).eval()(batch)
+    return outputs, {name: values for name, values in theirs.items() if values is not None}
+
+
+def test_a_classifier_exports_and_its_pipeline_answers_alike(runs, sentences, tmp_path):
+    model = read_finetuned(runs / "texts")
+    assert export_finetuned(model, tmp_path / "hf") == "ElectraForSequenceClassification"
+    theirs = load(transformers.AutoModelForSequenceClassification, tmp_path / "hf")
+    outputs, inputs = logits_of_rows(runs / "texts", runs / "texts-data" / "dev.tsv")
+    with torch.inference_mode():
+        torch.testing.assert_close(theirs(**inputs).logits, outputs["logits"], atol=5e-5, rtol=0)
+    pipeline = transformers.pipeline("text-classification", model=str(tmp_path / "hf"))
+    long = "queen " * 40
+    (tmp_path / "in.txt").write_text("\n".join([*sentences[:20], long]))
+    found = pipeline([*sentences[:20], long], top_k=None, truncation=True)
+    for ours, each in zip(predict(runs / "texts", tmp_path / "in.txt").records, found, strict=True):
+        assert each[0]["label"] == ours["prediction"]
+        for answered in each:
+            assert answered["score"] == pytest.approx(ours[f"prob_{answered['label']}"], abs=1e-5)
+
+
+def test_a_regression_exports_and_its_pipeline_answers_in_its_range(runs, tmp_path):
+    model = read_finetuned(runs / "numbers")
+    shifted = dataclasses.replace(model, facts=model.facts | {"label_range": [-1.0, 2.0]})
+    path = runs / "numbers-data" / "dev.tsv"
+    outputs, inputs = logits_of_rows(runs / "numbers", path)
+    for name, each, factor, least in (("hf", model, 5, 0), ("shifted", shifted, 3, -1)):
+        assert export_finetuned(each, tmp_path / name)
+        theirs = load(transformers.AutoModelForSequenceClassification, tmp_path / name)
+        assert theirs.config.problem_type == "regression"
+        expected = outputs["logits"] * factor + least
+        with torch.inference_mode():
+            torch.testing.assert_close(theirs(**inputs).logits, expected, atol=1e-4, rtol=0)
+    pipeline = transformers.pipeline("text-classification", model=str(tmp_path / "hf"))
+    pairs = [line.split("\t")[1:3] for line in path.read_text().splitlines()[1:]]
+    asked = [{"text": first, "text_pair": second} for first, second in pairs]
+    found = pipeline(asked, truncation=True)
+    assert {each["label"] for each in found} == {"score"}
+    numbers = [each["prediction"] for each in predict(runs / "numbers", path).records]
+    assert [each["score"] for each in found] == pytest.approx(numbers, abs=1e-4)
+
+
+def test_a_tagger_exports_and_its_pipeline_answers_alike(runs, sentences, tmp_path):
+    assert export_finetuned(read_finetuned(runs / "tags"), tmp_path / "hf")
+    theirs = load(transformers.AutoModelForTokenClassification, tmp_path / "hf")
+    (tmp_path / "in.txt").write_text("\n".join(sentences[:30]))
+    outputs, inputs = logits_of_rows(runs / "tags", tmp_path / "in.txt")
+    real = inputs["attention_mask"].bool()
+    with torch.inference_mode():
+        torch.testing.assert_close(
+            theirs(**inputs).logits[real], outputs["logits"][real], atol=1e-5, rtol=0
+        )
+    pipeline = transformers.pipeline(
+        "token-classification", model=str(tmp_path / "hf"), aggregation_strategy="first"
+    )
+    plain = read_in_float32(runs / "tags")
+    ours = answer(plain, ask(plain, tmp_path / "in.txt")).records
+    num_entities = 0
+    for sentence, each in zip(sentences, ours, strict=False):
+        found = {
+            (entity["start"], entity["end"], entity["entity_group"])
+            for entity in pipeline(sentence)
+        }
+        expected, place = set(), 0
+        for word, tag in zip(each["tokens"], each["tags"], strict=True):
+            if tag != "O":
+                expected.add((place, place + len(word), tag[2:]))
+            place += len(word) + 1
+        assert found == expected
+        num_entities += len(expected)
+    assert num_entities > 20
+
+
+def test_plain_spans_export_and_their_best_span_is_ours(runs, tmp_path):
+    assert export_finetuned(read_finetuned(runs / "plain"), tmp_path / "hf")
+    theirs = load(transformers.AutoModelForQuestionAnswering, tmp_path / "hf")
+    outputs, inputs = logits_of_rows(runs / "plain", runs / "plain-data" / "dev.json")
+    with torch.inference_mode():
+        found = theirs(**inputs)
+    for name in ("start_logits", "end_logits"):
+        is_allowed = outputs[name] > -math.inf
+        assert is_allowed.sum() > 300
+        torch.testing.assert_close(
+            found[name][is_allowed], outputs[name][is_allowed], atol=1e-5, rtol=0
+        )
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    asked = {"question": "who painted", "context": "the queen painted a boat yesterday ."}
+    table = write_table(tmp_path / "in.tsv", list(asked), [list(asked.values())])
+    ours = predict(runs / "plain", table).records[0]
+    encoded = tokenizer(*asked.values(), return_tensors="pt", return_offsets_mapping=True)
+    offsets = encoded.pop("offset_mapping")[0]
+    is_text = torch.tensor([place == 1 for place in encoded.sequence_ids(0)])
+    with torch.inference_mode():
+        found = theirs(**encoded)
+    scores = found.start_logits[0][:, None] + found.end_logits[0]
+    scores = scores.masked_fill(~(is_text[:, None] & is_text), -math.inf).triu()
+    first, last = divmod(int(scores.where(scores != 0, -math.inf).argmax()), len(scores))
+    assert asked["context"][offsets[first, 0] : offsets[last, 1]] == ours["span"]
+
+
+def test_a_choice_is_transformers_multiple_choice_without_summary(start, tmp_path):
+    sizes = EncoderConfig(
+        vocab_size=50, embedding_size=16, hidden_size=32, num_hidden_layers=2,
+        num_attention_heads=2, intermediate_size=64,
+    )  # fmt: skip
+    rng = torch.Generator().manual_seed(0)
+    encoder, head = Encoder(sizes).eval(), ClassifierHead(32, 1, 0.1, "cls").eval()
+    for module in (encoder, head):
+        init_weights(module, 0.2, rng)
+    exported = choice_head(head.dense.weight.detach(), head.dense.bias.detach())
+    config = config_to_huggingface(sizes, exported.architecture, 0) | exported.settings
+    write_json(tmp_path / "config.json", config)
+    tensors = encoder_to_huggingface(encoder.state_dict()) | exported.tensors
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    theirs = load(transformers.AutoModelForMultipleChoice, tmp_path)
+    input_ids = torch.randint(1, 50, (3, 4, 12), generator=rng)
+    with torch.inference_mode():
+        ours = head(encoder(input_ids.flatten(0, 1), None, None), None).view(3, 4)
+        torch.testing.assert_close(theirs(input_ids=input_ids).logits, ours, atol=1e-5, rtol=0)
+
+
+def test_no_state_exceeds_the_bound_and_some_come_near():
+    rng = torch.Generator().manual_seed(0)
+    for size in (2, 16, 256):
+        norm = torch.nn.LayerNorm(size, eps=1e-12)
+        init_weights(norm, 1.0, rng)
+        torch.nn.init.normal_(norm.weight, 1, 0.5, generator=rng)
+        torch.nn.init.normal_(norm.bias, 0, 0.5, generator=rng)
+        bound = bound_states(norm.weight, norm.bias)
+        spikes = torch.cat([torch.eye(size), -torch.eye(size)]) * 100
+        states = norm(torch.cat([spikes, torch.randn(500, size, generator=rng)]))
+        assert (states.abs() <= bound).all()
+        assert (states.abs().amax(dim=0) > 0.7 * bound - 0.5).all()
+
+
+@pytest.mark.parametrize(("size", "tolerance"), [(32, 1e-5), (256, 1e-4), (1024, 3e-4)])
+def test_a_lift_makes_two_layers_one_however_states_lie(size, tolerance):
+    rng = torch.Generator().manual_seed(0)
+    gamma = torch.randn(size, generator=rng) * 0.3 + 1
+    beta = torch.randn(size, generator=rng)
+    spread = torch.randn(size, generator=rng).exp()
+    states = torch.nn.functional.layer_norm(
+        torch.randn(500, size, generator=rng) * spread, (size,), gamma, beta
+    )
+    weight = torch.randn(3, size, generator=rng) / size**0.5
+    bias = torch.randn(3, generator=rng)
+    labels = ("a", "b", "c")
+    bound = bound_states(gamma, beta)
+    tensors = classification_head(weight, bias, bound_H=bound, labels=labels).tensors
+    parts = [tensors[f"classifier.{name}"] for name in ("dense.weight", "dense.bias")]
+    inner = torch.nn.functional.gelu(torch.nn.functional.linear(states, *parts))
+    parts = [tensors[f"classifier.{name}"] for name in ("out_proj.weight", "out_proj.bias")]
+    expected = states.double() @ weight.double().T + bias
+    assert expected.abs().max() > 3
+    torch.testing.assert_close(
+        torch.nn.functional.linear(inner, *parts).double(), expected, atol=tolerance, rtol=0
+    )
+
+
+def test_what_transformers_has_no_class_for_is_refused(runs, tmp_path):
+    for name, message in (
+        ("mean", "pooling=mean is not; fine-tune with --set pooling=cls to export, or use"),
+        ("beam", "no class with a beam head; fine-tune with --set squad.head=plain to export, or"),
+    ):
+        with pytest.raises(UserError, match=message):
+            export_finetuned(read_finetuned(runs / name), tmp_path / "hf")
+    features = {"lstm.weight": torch.zeros(1), "dense.weight": torch.zeros(1)}
+    with pytest.raises(UserError, match=r"no class with a head of dense\.weight, lstm\.weight"):
+        convert_head(read_finetuned(runs / "tags"), features, {})
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_verb_exports_a_fine_tuning(runs, tmp_path, capsys):
+    out = tmp_path / "hf"
+    words = ["export", runs / "texts", "--out", out, "--seed", "1"]
+    status, printed, err = run_command(capsys, *words, "--dry-run")
+    assert status == 0, err
+    assert f"would read seed 1 of {runs / 'texts'} and write {out}" in printed
+    assert not out.exists()
+    status, printed, err = run_command(capsys, *words)
+    assert status == 0, err
+    wrote, following = printed.strip().splitlines()
+    assert wrote == f"wrote {out}: seed 1 of {runs / 'texts'} as ElectraForSequenceClassification"
+    assert following.startswith('next: python -c "from transformers import')
+    code = following.removeprefix('next: python -c "').removesuffix('"')
+    exec(code)
+    config = json.loads((out / "config.json").read_text())
+    assert config["id2label"] == {"0": "other", "1": "woman"}
+    assert config["label2id"] == {"other": 0, "woman": 1}
