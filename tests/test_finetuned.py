@@ -11,20 +11,15 @@ import sys
 import pytest
 import torch
 import transformers
-from safetensors.torch import save_file
 
 from electra.cli import main
-from electra.config import EncoderConfig, FinetuneConfig, UserError
+from electra.config import FinetuneConfig, UserError
 from electra.export import convert_head, export_finetuned
 from electra.files import write_json
 from electra.finetune import finetune
-from electra.model.encoder import Encoder
-from electra.model.heads import ClassifierHead
-from electra.model.huggingface import config_to_huggingface, encoder_to_huggingface
-from electra.model.huggingface_heads import bound_states, choice_head, classification_head
+from electra.model.huggingface_heads import bound_states, classification_head
 from electra.model.initialisation import init_weights
 from electra.predict import Answers, answer, ask, list_json, list_rows, write_answers
-from electra.presets import encoder_sizes
 from electra.settings import override
 from electra.tasks.network import load_network
 from electra.tasks.rows import make_batch
@@ -45,21 +40,6 @@ CONFIG = FinetuneConfig(
 )
 PEOPLE = {"sailor": "B-PER", "doctor": "B-PER", "queen": "B-PER", "boat": "B-ART"}
 KEYS = ("missing_keys", "unexpected_keys", "mismatched_keys")
-
-
-@pytest.fixture(scope="module")
-def start(toy_tokenizer, tmp_path_factory):
-    """A Hugging Face folder with an encoder of two layers and random weights."""
-    folder = tmp_path_factory.mktemp("start") / "encoder"
-    toy_tokenizer.save(folder)
-    sizes = encoder_sizes(
-        64, 2, 32, vocab_size=toy_tokenizer.vocab_size, max_position_embeddings=32
-    )
-    encoder = Encoder(sizes)
-    init_weights(encoder, 0.1, torch.Generator().manual_seed(0))
-    write_json(folder / "config.json", config_to_huggingface(sizes, "ElectraModel", 0))
-    save_file(encoder_to_huggingface(encoder.state_dict()), folder / "model.safetensors")
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -121,12 +101,26 @@ def runs(start, sentences, tmp_path_factory):
             ],
         ),
         "plain": write_squad(folder / "plain-data", sentences),
+        "choices": write_splits(
+            folder / "choices-data",
+            "{}.tsv",
+            ["text\tending0\tending1\tending2\tlabel"],
+            [
+                "\t".join([line, *rng.sample(["a boat", "a day", "the sea"], 3), str(n % 3)])
+                for n, line in enumerate(sentences[:200])
+            ],
+        ),
     }
     data["beam"], data["mean"] = data["plain"], data["texts"]
     settings = {
         "texts": ("own", [], 2),
         "mean": ("own", ["pooling=mean", "precision=bfloat16"], 1),
         "numbers": ("sts-b", [], 1),
+        "choices": (
+            "own",
+            ["own.kind=choice", "own.choices=ending0,ending1,ending2", "pooling=cls"],
+            1,
+        ),
         "tags": ("tagging", ["precision=bfloat16"], 1),
         "plain": ("squad-2.0", ["squad.head=plain"], 1),
         "beam": ("squad-2.0", [], 1),
@@ -182,6 +176,25 @@ def test_dev_pairs_get_the_numbers_of_training(runs):
     lines = (runs / "numbers" / "seed-0" / "predictions.tsv").read_text().splitlines()[1:]
     assert found.records == [{"prediction": float(line.split("\t")[2])} for line in lines]
     assert len({each["prediction"] for each in found.records}) > 10
+
+
+def test_dev_choices_get_the_probabilities_of_training(runs):
+    found = predict(runs / "choices", runs / "choices-data" / "dev.tsv")
+    lines = (runs / "choices" / "seed-0" / "predictions.tsv").read_text().splitlines()
+    header, *rows = [line.split("\t")[2:] for line in lines]
+    assert header == ["prediction", "prob_0", "prob_1", "prob_2"]
+    assert found.records == [
+        {"prediction": row[0], **{f"prob_{n}": float(row[n + 1]) for n in range(3)}} for row in rows
+    ]
+    assert len({each["prob_0"] for each in found.records}) > 10
+
+
+def test_another_number_of_choices_is_refused(runs, tmp_path):
+    (tmp_path / "two.tsv").write_text("text\ta\tb\nthe queen\tone\ttwo\n")
+    with pytest.raises(UserError, match=r"two.tsv: no column 'ending0', 'ending1', 'ending2'"):
+        predict(runs / "choices", tmp_path / "two.tsv")
+    with pytest.raises(UserError, match="--columns must name 4, as text, ending0"):
+        predict(runs / "choices", tmp_path / "two.tsv", columns=["text", "a", "b"])
 
 
 def test_dev_sentences_get_the_tags_of_training(runs):
@@ -610,25 +623,14 @@ def test_plain_spans_export_and_their_best_span_is_ours(runs, tmp_path):
     assert asked["context"][offsets[first, 0] : offsets[last, 1]] == ours["span"]
 
 
-def test_a_choice_is_transformers_multiple_choice_without_summary(start, tmp_path):
-    sizes = EncoderConfig(
-        vocab_size=50, embedding_size=16, hidden_size=32, num_hidden_layers=2,
-        num_attention_heads=2, intermediate_size=64,
-    )  # fmt: skip
-    rng = torch.Generator().manual_seed(0)
-    encoder, head = Encoder(sizes).eval(), ClassifierHead(32, 1, 0.1, "cls").eval()
-    for module in (encoder, head):
-        init_weights(module, 0.2, rng)
-    exported = choice_head(head.dense.weight.detach(), head.dense.bias.detach())
-    config = config_to_huggingface(sizes, exported.architecture, 0) | exported.settings
-    write_json(tmp_path / "config.json", config)
-    tensors = encoder_to_huggingface(encoder.state_dict()) | exported.tensors
-    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    theirs = load(transformers.AutoModelForMultipleChoice, tmp_path)
-    input_ids = torch.randint(1, 50, (3, 4, 12), generator=rng)
+def test_a_choice_is_transformers_multiple_choice_without_summary(runs, tmp_path):
+    model = read_finetuned(runs / "choices")
+    assert export_finetuned(model, tmp_path / "hf") == "ElectraForMultipleChoice"
+    theirs = load(transformers.AutoModelForMultipleChoice, tmp_path / "hf")
+    outputs, inputs = logits_of_rows(runs / "choices", runs / "choices-data" / "dev.tsv")
+    inputs = {name: values.unflatten(0, (-1, 3)) for name, values in inputs.items()}
     with torch.inference_mode():
-        ours = head(encoder(input_ids.flatten(0, 1), None, None), None).view(3, 4)
-        torch.testing.assert_close(theirs(input_ids=input_ids).logits, ours, atol=1e-5, rtol=0)
+        torch.testing.assert_close(theirs(**inputs).logits, outputs["logits"], atol=1e-5, rtol=0)
 
 
 def test_no_state_exceeds_the_bound_and_some_come_near():
