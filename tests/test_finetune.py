@@ -14,7 +14,7 @@ from electra.settings import from_dict
 from electra.tasks.network import Network, build_network, keep_tokens, predict, restore_tokens
 from electra.tasks.registry import read_task
 from electra.training.device import step_seed
-from electra.training.optimizer import build_optimizer
+from electra.training.optimizer import ReferenceAdamW, build_optimizer
 from electra.training.pretrained import load_pretrained
 
 CPU = torch.device("cpu")
@@ -168,6 +168,38 @@ def test_each_layer_learns_at_a_multiple_of_the_one_above(pretrained, task):
             else 0.125
         )
         assert scales[id(parameter)] == expected, name
+
+
+def test_in_reference_mode_every_layer_is_one_multiple_lower_and_adam_is_the_released_codes(
+    pretrained, task
+):
+    model = build(pretrained, task)
+    optimizer = build_optimizer(model, PRESETS["tiny"].optimizer, 0.5, "reference")
+    assert isinstance(optimizer, ReferenceAdamW)
+    scales = {
+        id(parameter): group["lr_scale"]
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+    expected = {"head": 1.0, "encoder.layers.1": 0.25, "encoder.layers.0": 0.125}
+    for name, parameter in model.named_parameters():
+        scale = next((each for part, each in expected.items() if name.startswith(part)), 0.0625)
+        assert scales[id(parameter)] == scale, name
+
+
+def test_in_reference_mode_the_loss_is_the_batchs_sum(pretrained, task, rows, monkeypatch):
+    """The norms that clipping sees are those of the mean times the examples of the batch."""
+    norms = {"paper": [], "reference": []}
+    clip = torch.nn.utils.clip_grad_norm_
+    for mode, seen in norms.items():
+
+        def note(parameters, most, seen=seen, **settings):
+            seen.append(clip(parameters, most, **settings).item())
+
+        monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", note)
+        config = dataclasses.replace(CONFIG, epochs=1, mode=mode)
+        train_seed(pretrained, task, rows, config, seed=0, progress=ignore)
+    assert norms["reference"][0] == pytest.approx(CONFIG.batch_size * norms["paper"][0], rel=1e-4)
 
 
 def test_presets_are_table_7_and_follow_the_encoders_width():
