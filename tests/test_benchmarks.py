@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from benchmarks import load
+from benchmarks import finetune, load
 from benchmarks.objectives import VARIANTS, configure
 from benchmarks.step import Best, Loop, Ours, check_losses
 from electra.memory import make_rows
@@ -76,3 +76,35 @@ def test_loading_is_measured(toy_shards):
     assert rates["gather"] > rates["batch"] > 0
     low, middle, high = result["quartiles"]["batch"]
     assert low >= middle >= high
+
+
+@pytest.fixture
+def finetunings(toy_text, toy_tokenizer, tmp_path):
+    """Every way of fine-tuning `tiny` on who the first sentences are about."""
+    lines = [line for line in toy_text.read_text().splitlines() if line]
+    for split, part in (("train", lines[:64]), ("dev", lines[64:80])):
+        rows = [f"{line}\t{'woman' if 'queen' in line else 'other'}" for line in part]
+        (tmp_path / f"{split}.tsv").write_text("\n".join(["text\tlabel", *rows]))
+    settings = ["batch_size=16", "threads=1", "precision=float32"]
+    return finetune.build_variants("own", tmp_path, toy_tokenizer, "tiny", settings, tmp_path)
+
+
+def test_fine_tuning_is_timed_beside_the_same_computation(finetunings):
+    losses = finetune.check_losses(finetunings, torch.arange(16))
+    assert list(losses) == [*finetune.TRAINERS, "ours"]
+    for loss in losses.values():
+        assert loss == pytest.approx(losses["ours"], rel=1e-5)
+    before = [parameter.detach().clone() for parameter in finetunings[0].model.parameters()]
+    results = finetune.measure(finetunings, steps=2, repeats=1)
+    after = finetunings[0].model.parameters()
+    assert not any(torch.equal(one, two) for one, two in zip(before, after, strict=True))
+    assert {result["examples"] for result in results.values()} == {32}
+    assert all(min(result["seconds"]) > 0 for result in results.values())
+    assert [row[0] for row in finetune.tabulate(results).rows] == list(losses)
+
+
+def test_another_fine_tuning_is_noticed(finetunings):
+    with torch.no_grad():
+        finetunings[1].model.classifier.out_proj.bias[0] += 0.1
+    with pytest.raises(SystemExit, match="trainer bf16 computes"):
+        finetune.check_losses(finetunings, torch.arange(16))

@@ -1,0 +1,373 @@
+"""Fine-tuning's examples per second, ours beside transformers' Trainer.
+
+    python -m benchmarks.finetune --task cola --data ../shared/data/glue --out results/finetune.json
+
+trainer         Trainer as it comes: float32, batches in random order, each padded to its longest
+trainer bf16    the same with bf16=True
+trainer best    the same with rows of similar length batched together
+ours            the loop of electra/finetune.py, called as `electra finetune` calls it
+
+All have the same sizes, weights to begin with, batch size, dropout, clipping and rows, and AdamW;
+ours learns layer by layer at its own rate, which costs it more groups of parameters. Before
+anything is timed, both networks must give the same loss from the same weights, float32, dropout
+off. A repeat is one pass of each variant, in turn, over the same part of train; what comes before
+the first step (networks, optimizers) is not timed.
+"""
+
+import argparse
+import dataclasses
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from electra.config import FinetuneConfig, UserError, require
+from electra.corpus.tokenizer import Tokenizer
+from electra.files import write_json, write_text
+from electra.finetune import TaskRows, encode_task, train_seed
+from electra.model.encoder import Encoder
+from electra.model.huggingface import config_to_huggingface, encoder_to_huggingface
+from electra.model.initialisation import init_weights
+from electra.presets import FINETUNE_PRESETS, PRESETS
+from electra.reports.tables import Table, to_markdown
+from electra.settings import override
+from electra.tasks.classification import Classification
+from electra.tasks.network import build_network, keep_tokens
+from electra.tasks.registry import read_task
+from electra.tasks.rows import Rows, make_batch
+from electra.training.device import choose_device, choose_dtype, describe_device, prepare_process
+from electra.training.pretrained import Pretrained
+from electra.training.run import find_commit
+
+TOLERANCE = 1e-4
+"""Largest relative difference of losses that counts as the same computation, float32."""
+SHIFT = 20.0
+"""Added before transformers' extra GELU and taken off behind it: so far up it is the identity."""
+TRAINERS: dict[str, dict[str, Any]] = {
+    "trainer": {},
+    "trainer bf16": {"bf16": True},
+    "trainer best": {"bf16": True, "train_sampling_strategy": "group_by_length"},
+}
+
+
+class Ours:
+    """The loop of electra/finetune.py."""
+
+    name = "ours"
+
+    def __init__(
+        self, pretrained: Pretrained, task: Classification, rows: TaskRows, config: FinetuneConfig
+    ):
+        self.pretrained, self.task, self.rows, self.config = pretrained, task, rows, config
+        self.dtype = choose_dtype(config.precision, choose_device(config.device))
+
+    def time_pass(self, items: Tensor) -> float:
+        """Return the seconds of one pass over these examples of train."""
+        train = self.rows.splits["train"].take(items)
+        dev = train.take(torch.arange(min(len(train), self.config.batch_size)))
+        rows = self.rows._replace(splits={"train": train, "dev": dev})
+        run = train_seed(
+            self.pretrained, self.task, rows, self.config, seed=0, progress=lambda record: None
+        )
+        return run.record["train_seconds"]
+
+    def loss(self, items: Tensor) -> float:
+        """Return the loss of one batch before any step, float32, dropout off."""
+        network = build_network(
+            self.pretrained,
+            self.task,
+            self.config,
+            compute_dtype=torch.float32,
+            seed=0,
+            from_scratch=False,
+        ).eval()
+        keep_tokens(network, self.rows.token_ids)
+        batch = make_batch(self.rows.splits["train"], items, torch.device("cpu"))
+        with torch.inference_mode():
+            return self.task.loss(network(batch), batch).item()
+
+
+class Clock(transformers.TrainerCallback):
+    """The seconds of an epoch, its data loading included."""
+
+    seconds = 0.0
+
+    def on_epoch_begin(self, *_: Any, **__: Any) -> None:
+        """Begin."""
+        _wait()
+        self.began = time.perf_counter()
+
+    def on_epoch_end(self, *_: Any, **__: Any) -> None:
+        """End."""
+        _wait()
+        self.seconds = time.perf_counter() - self.began
+
+
+class Theirs:
+    """transformers' Trainer with its ElectraForSequenceClassification.
+
+    Args:
+        name: A key of TRAINERS.
+        ours: Whose weights and settings are taken over.
+        rows: Those of train over the whole vocabulary.
+        folder: Where the tokenizer stands, and where Trainer may write.
+    """
+
+    def __init__(self, name: str, ours: Ours, rows: Rows, folder: Path):
+        self.name, self.config, self.folder = name, ours.config, folder
+        self.dtype = torch.bfloat16 if TRAINERS[name].get("bf16") else torch.float32
+        self.model = build_classifier(ours)
+        self.features = describe_rows(rows)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        self.collator = transformers.DataCollatorWithPadding(tokenizer)
+
+    def time_pass(self, items: Tensor) -> float:
+        """Return the seconds of one pass over these examples of train."""
+        config, clock = self.config, Clock()
+        arguments = transformers.TrainingArguments(
+            output_dir=str(self.folder),
+            num_train_epochs=1,
+            per_device_train_batch_size=config.batch_size,
+            learning_rate=config.learning_rate,
+            weight_decay=config.weight_decay,
+            max_grad_norm=config.max_grad_norm,
+            warmup_steps=config.warmup_fraction,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            use_cpu=not torch.cuda.is_available(),
+            dataloader_pin_memory=torch.cuda.is_available(),
+            **TRAINERS[self.name],
+        )
+        trainer = transformers.Trainer(
+            model=self.model,
+            args=arguments,
+            train_dataset=[self.features[item] for item in items.tolist()],
+            data_collator=self.collator,
+            callbacks=[clock],
+        )
+        trainer.remove_callback(transformers.PrinterCallback)
+        trainer.train()
+        return clock.seconds
+
+    def loss(self, items: Tensor) -> float:
+        """Return the loss of one batch before any step, float32, dropout off."""
+        batch = self.collator([self.features[item] for item in items.tolist()])
+        with torch.inference_mode():
+            return self.model.to("cpu").eval()(**batch).loss.item()
+
+
+def build_classifier(ours: Ours) -> transformers.PreTrainedModel:
+    """Return transformers' classifier with the weights that ours begins with.
+
+    Its head has a linear map and a GELU more; these are made the identity.
+    """
+    network = build_network(
+        ours.pretrained,
+        ours.task,
+        ours.config,
+        compute_dtype=torch.float32,
+        seed=0,
+        from_scratch=False,
+    )
+    sizes, dense = network.encoder.config, network.head.dense
+    values = config_to_huggingface(
+        sizes, "ElectraForSequenceClassification", ours.pretrained.tokenizer.pad_id
+    )
+    model = transformers.ElectraForSequenceClassification(
+        transformers.ElectraConfig(**values, num_labels=len(ours.task.labels))
+    )
+    weight, bias = dense.weight.detach(), dense.bias.detach()
+    head = {
+        "classifier.dense.weight": torch.eye(sizes.hidden_size),
+        "classifier.dense.bias": torch.full((sizes.hidden_size,), SHIFT),
+        "classifier.out_proj.weight": weight,
+        "classifier.out_proj.bias": bias - SHIFT * weight.sum(dim=1),
+    }
+    model.load_state_dict(encoder_to_huggingface(network.encoder.state_dict()) | head)
+    return model
+
+
+def describe_rows(rows: Rows) -> list[dict[str, Any]]:
+    """Return rows as what transformers' tokenizer would have made of their texts."""
+    columns = (rows.input_ids, rows.lengths, rows.first_lengths, rows.targets["labels"])
+    return [
+        {
+            "input_ids": ids[:length],
+            "token_type_ids": [0] * first + [1] * (length - first),
+            "attention_mask": [1] * length,
+            "labels": label,
+        }
+        for ids, length, first, label in zip(*(c.tolist() for c in columns), strict=True)
+    ]
+
+
+def build_variants(
+    task_name: str,
+    data: Path,
+    tokenizer: Tokenizer,
+    preset: str,
+    settings: Sequence[str],
+    folder: Path,
+) -> list[Any]:
+    """Return the variants, ours last, with the same random weights.
+
+    Raises:
+        UserError: The task is not one of choosing among labels.
+    """
+    config = dataclasses.replace(
+        FINETUNE_PRESETS[preset], pooling="cls", epochs=1, sequence_length=128
+    )
+    config = override(config, settings)
+    task = read_task(task_name, data, config)
+    require(
+        isinstance(task, Classification) and bool(task.labels),
+        f"{task_name} does not choose among labels; take another task, such as cola",
+    )
+    assert isinstance(task, Classification)
+    sizes = dataclasses.replace(PRESETS[preset].model, vocab_size=tokenizer.vocab_size)
+    encoder = Encoder(sizes)
+    init_weights(encoder, sizes.initializer_range, torch.Generator().manual_seed(0))
+    pretrained = Pretrained(sizes, tokenizer, encoder.state_dict(), 128, "random weights")
+    tokenizer.save(folder / "tokenizer")
+    ours = Ours(pretrained, task, encode_task(task, pretrained, config), config)
+    whole = task.encode(tokenizer, config.sequence_length)["train"]
+    return [*(Theirs(name, ours, whole, folder / "tokenizer") for name in TRAINERS), ours]
+
+
+def check_losses(variants: Sequence[Any], items: Tensor) -> dict[str, float]:
+    """Return each variant's loss on one batch.
+
+    Raises:
+        SystemExit: One is not that of ours.
+    """
+    losses = {variant.name: variant.loss(items) for variant in variants}
+    for name, loss in losses.items():
+        if abs(loss - losses["ours"]) > TOLERANCE * losses["ours"]:
+            raise SystemExit(f"error: {name} computes {loss}, ours {losses['ours']}")
+    return losses
+
+
+def measure(variants: Sequence[Any], *, steps: int, repeats: int) -> dict[str, Any]:
+    """Return each variant's seconds for `repeats` passes over `steps` batches, and what follows."""
+    ours = variants[-1]
+    num_train = len(ours.rows.splits["train"])
+    num_items = min(num_train, steps * ours.config.batch_size)
+    seconds: dict[str, list[float]] = {variant.name: [] for variant in variants}
+    rng = torch.Generator().manual_seed(0)
+    for repeat in range(repeats + 1):
+        items = torch.randperm(num_train, generator=rng)[:num_items]
+        for variant in variants:
+            taken = variant.time_pass(items)
+            if repeat:  # the first warms up
+                seconds[variant.name].append(taken)
+        print(f"repeat {repeat} of {repeats}", file=sys.stderr, flush=True)
+    medians = {name: statistics.median(each) for name, each in seconds.items()}
+    return {
+        variant.name: {
+            "dtype": str(variant.dtype).removeprefix("torch."),
+            "seconds": seconds[variant.name],
+            "examples": num_items,
+            "examples_per_second": num_items / medians[variant.name],
+            "times_trainer": medians["trainer"] / medians[variant.name],
+            "times_best": medians["trainer best"] / medians[variant.name],
+        }
+        for variant in variants
+    }
+
+
+def tabulate(results: dict[str, Any]) -> Table:
+    """Return a row for each variant."""
+    rows = []
+    for name, result in results.items():
+        slow, fast = (result["examples"] / f(result["seconds"]) for f in (max, min))
+        rows.append(
+            [
+                name,
+                result["dtype"],
+                f"{result['examples_per_second']:,.0f} ({slow:,.0f} to {fast:,.0f})",
+                f"{result['times_trainer']:.2f}",
+                f"{result['times_best']:.2f}",
+            ]
+        )
+    headers = ["fine-tuning", "dtype", "examples/s, median (range)", "x trainer", "x best"]
+    return Table(headers, rows)
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def main() -> None:
+    """Check, time, print a table, write a file."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--task", default="cola")
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument(
+        "--tokenizer", type=Path, default=Path("../shared/data/vocab/bert-base-uncased.txt")
+    )
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--preset", default="small", choices=list(FINETUNE_PRESETS))
+    parser.add_argument("--steps", type=int, default=32, help="batches of a pass")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--set", nargs="*", default=[])
+    arguments = parser.parse_args()
+    transformers.logging.set_verbosity_error()
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            variants = build_variants(
+                arguments.task,
+                arguments.data,
+                Tokenizer.load(arguments.tokenizer),
+                arguments.preset,
+                arguments.set,
+                Path(folder),
+            )
+        except UserError as error:
+            parser.error(str(error))
+        ours = variants[-1]
+        config = ours.config
+        prepare_process(config.threads)
+        losses = check_losses(variants, torch.arange(config.batch_size))
+        print(f"losses agree: {losses}", flush=True)
+        results = measure(variants, steps=arguments.steps, repeats=arguments.repeats)
+    lengths = ours.rows.splits["train"].lengths
+    record = {
+        "device": describe_device(choose_device(config.device)),
+        "commit": find_commit(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "preset": arguments.preset,
+        "task": ours.task.name,
+        "batch_size": config.batch_size,
+        "mean_length": lengths.float().mean().item(),
+        "longest": lengths.max().item(),
+        "settings": arguments.set,
+        "losses": losses,
+        "variants": results,
+    }
+    title = (
+        f"{record['device']}, torch {torch.__version__}, transformers {transformers.__version__}, "
+        f"preset {arguments.preset}, {ours.task.name} (rows of {record['mean_length']:.1f} tokens "
+        f"on average), batch {config.batch_size}, medians of {arguments.repeats} interleaved "
+        f"passes over {results['ours']['examples']:,} examples, commit {record['commit']}"
+    )
+    table = f"{title}\n\n{to_markdown(tabulate(results))}"
+    if arguments.out:
+        write_json(arguments.out, record)
+        write_text(arguments.out.with_suffix(".md"), table + "\n")
+    print(table)
+
+
+if __name__ == "__main__":
+    main()
