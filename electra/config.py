@@ -500,6 +500,35 @@ class TaggingConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FeaturesConfig:
+    """An encoder that is read instead of fine-tuned: its states go into BiLSTMs, which learn.
+
+    Source: BERT's feature-based approach (section 5.3 of its paper), whose best has `layers` 4.
+    """
+
+    layers: int = 0
+    """Layers whose states are read, from the top down; 0: the encoder is fine-tuned."""
+    combine: Literal["concat", "sum"] = "concat"
+    """concat: the layers' states side by side; sum: ELMo's learnt weighted sum of them."""
+    lstm_size: int = 768
+    """Units of a BiLSTM in each direction."""
+    lstm_layers: int = 2
+    """BiLSTMs, each on the one before it."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("layers", 0), ("lstm_size", 1), ("lstm_layers", 1)):
+            value = getattr(self, name)
+            require(value >= least, f"features.{name} must be >= {least}, not {value}")
+        for field_ in dataclasses.fields(self):
+            value = getattr(self, field_.name)
+            require(
+                self.layers > 0 or value == field_.default,
+                f"features.{field_.name} {value} is for an encoder that is read, not fine-tuned: "
+                "set features.layers, to 4 as BERT has it",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class FinetuneConfig:
     """Everything `electra finetune` can be told. Source: Table 7; sizes: FINETUNE_PRESETS."""
 
@@ -542,6 +571,7 @@ class FinetuneConfig:
     own: OwnTaskConfig = field(default_factory=OwnTaskConfig)
     squad: SquadConfig = field(default_factory=SquadConfig)
     tagging: TaggingConfig = field(default_factory=TaggingConfig)
+    features: FeaturesConfig = field(default_factory=FeaturesConfig)
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """As in pre-training."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

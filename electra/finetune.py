@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from electra.config import FinetuneConfig, OptimizerConfig, require
 from electra.files import sha256_file, write_json
+from electra.presets import finetune_preset
 from electra.settings import to_dict
 from electra.tasks.network import Network, build_network, keep_tokens, predict, restore_tokens
 from electra.tasks.registry import read_task, resolve_own
@@ -185,7 +186,35 @@ def fit_to_start(config: FinetuneConfig, pretrained: Pretrained, task: Task) -> 
         f"sequence_length {length} is more than the {longest} tokens that {pretrained.source} was "
         "trained on; positions beyond them were never trained",
     )
+    config = fit_features(config, pretrained, task)
     return dataclasses.replace(config, sequence_length=length, epochs=config.epochs or task.epochs)
+
+
+def fit_features(config: FinetuneConfig, pretrained: Pretrained, task: Task) -> FinetuneConfig:
+    """Return the config without what an encoder that is only read has no use for.
+
+    Raises:
+        UserError: The task's head cannot read features, more layers are to be read than there are,
+            or each is to learn at a rate of its own.
+    """
+    layers, most = config.features.layers, pretrained.encoder.num_hidden_layers
+    if not layers:
+        return config
+    require(
+        task.reads_features,
+        f"features.layers is for classification and tagging, not for {task.name}",
+    )
+    require(
+        layers <= most,
+        f"features.layers {layers} is more than the {most} layers of {pretrained.source}",
+    )
+    usual = finetune_preset(pretrained.encoder).layer_lr_decay
+    require(
+        config.layer_lr_decay in (1, usual),
+        f"layer_lr_decay {config.layer_lr_decay} is for an encoder that learns; with "
+        f"features.layers {layers} it does not: leave one of them away",
+    )
+    return dataclasses.replace(config, layer_lr_decay=1.0)
 
 
 def train_until_it_learns(
@@ -269,7 +298,8 @@ def train_seed(
     )
     whole_table = keep_tokens(model, rows.token_ids)
     model.to(device)
-    optimizer = build_optimizer(model, optimizer_config, config.layer_lr_decay, config.mode)
+    learns = model.head if config.features.layers else model
+    optimizer = build_optimizer(learns, optimizer_config, config.layer_lr_decay, config.mode)
     history: list[dict[str, Any]] = []
     kept: _Kept | None = None
     step, seconds = 0, 0.0
@@ -402,6 +432,7 @@ def _write_seed(
         **task.facts(),
         "sequence_length": config.sequence_length,
         "pooling": config.pooling,
+        "features": to_dict(config.features),
         "encoder": to_dict(run.model.encoder.config),
     }
     write_json(model / "config.json", facts)

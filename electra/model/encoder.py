@@ -1,7 +1,7 @@
 """The encoder of both networks: BERT's post-norm transformer, as ELECTRA uses it.
 
 Shape suffixes: B rows of the batch, L positions, E embedding size, H hidden size, N heads,
-D size of a head (H = N * D), F feed-forward size.
+D size of a head (H = N * D), F feed-forward size, K layers read as features.
 
 Parameters are float32. `compute_dtype` is the dtype of activations and matrix products: embeddings
 are looked up and normalised in float32, cast once, and every weight is cast where it is used, so
@@ -200,6 +200,47 @@ class Encoder(nn.Module):
         Returns:
             Hidden states (B, L, H) in `compute_dtype`. Those at padding are meaningless.
         """
+        x_BLH, mask_BNLL, masks = self._begin(
+            input_ids_BL, attention_mask_BL, token_type_ids_BL, sees
+        )
+        for layer in self.layers:
+            x_BLH = layer(x_BLH, mask_BNLL, masks)
+        return x_BLH
+
+    @torch.no_grad()
+    def layer_states(
+        self,
+        num_layers: int,
+        input_ids_BL: Tensor,
+        attention_mask_BL: Tensor | None = None,
+        token_type_ids_BL: Tensor | None = None,
+    ) -> Tensor:
+        """Return the states of the top K layers as features, which no gradient passes.
+
+        Args:
+            num_layers: K.
+            input_ids_BL: As in `forward`.
+            attention_mask_BL: Likewise.
+            token_type_ids_BL: Likewise.
+
+        Returns:
+            (K, B, L, H) in `compute_dtype`; the last are what `forward` returns.
+        """
+        x_BLH, mask_BNLL, masks = self._begin(input_ids_BL, attention_mask_BL, token_type_ids_BL)
+        states = []
+        for layer in self.layers:
+            x_BLH = layer(x_BLH, mask_BNLL, masks)
+            states.append(x_BLH)
+        return torch.stack(states[-num_layers:])
+
+    def _begin(
+        self,
+        input_ids_BL: Tensor,
+        attention_mask_BL: Tensor | None,
+        token_type_ids_BL: Tensor | None,
+        sees: Literal["all", "before", "after"] = "all",
+    ) -> tuple[Tensor, Tensor | None, DropoutMasks | None]:
+        """Return what the first layer reads: states, what is added to scores, dropout's masks."""
         x_BLH = self.embeddings(input_ids_BL, token_type_ids_BL).to(self.compute_dtype)
         masks = self._draw_masks(x_BLH)
         x_BLH = self.dropout(x_BLH, masks)
@@ -218,9 +259,7 @@ class Encoder(nn.Module):
             ).masked_fill_(forbidden_BNLL, torch.finfo(self.compute_dtype).min)
         if self.embeddings_project is not None:
             x_BLH = self.embeddings_project(x_BLH)
-        for layer in self.layers:
-            x_BLH = layer(x_BLH, mask_BNLL, masks)
-        return x_BLH
+        return x_BLH, mask_BNLL, masks
 
     def _draw_masks(self, x_BLH: Tensor) -> DropoutMasks | None:
         """Return dropout's masks for one pass; None where torch's own dropout is as fast."""

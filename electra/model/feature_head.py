@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from electra.config import FeaturesConfig
 from electra.model.dropout import Dropout
 from electra.model.encoder import Linear
 
@@ -28,9 +29,9 @@ class LayerSum(nn.Module):
         self.weight = nn.Parameter(torch.zeros(num_layers))
         self.scale = nn.Parameter(torch.ones(()))
 
-    def forward(self, states: list[Tensor]) -> Tensor:
-        """Map K states (B, L, H) to one (B, L, H)."""
-        return self.scale * torch.einsum("k,kblh->blh", self.weight.softmax(0), torch.stack(states))
+    def forward(self, states_KBLH: Tensor) -> Tensor:
+        """Map the K layers' states to one (B, L, H)."""
+        return self.scale * torch.einsum("k,kblh->blh", self.weight.softmax(0), states_KBLH)
 
 
 class FeatureHead(nn.Module):
@@ -43,47 +44,49 @@ class FeatureHead(nn.Module):
     def __init__(
         self,
         hidden_size: int,
-        num_layers: int,
         num_classes: int,
+        config: FeaturesConfig,
         *,
-        combine: Literal["concat", "sum"] = "concat",
         of: Literal["tokens", "row"],
-        lstm_size: int = 768,
-        lstm_layers: int = 2,
-        dropout_prob: float = 0.1,
+        dropout_prob: float,
     ):
         """Build the layers.
 
         Args:
             hidden_size: H.
-            num_layers: K.
             num_classes: C.
-            combine: Layers side by side (F = K * H), or their LayerSum (F = H).
+            config: K; whether its layers stand side by side (F = K * H) or become their LayerSum
+                (F = H); and the BiLSTMs, each on the one before it.
             of: What is judged: each token by its own state, or the row by both directions' last.
-            lstm_size: U.
-            lstm_layers: BiLSTMs, each on the one before it.
             dropout_prob: Dropout on the features and before the linear layer.
         """
         super().__init__()
-        self.of = of
-        self.layer_sum = LayerSum(num_layers) if combine == "sum" else None
-        features_size = hidden_size if combine == "sum" else num_layers * hidden_size
+        self.num_layers, self.of = config.layers, of
+        is_sum = config.combine == "sum"
+        self.layer_sum = LayerSum(config.layers) if is_sum else None
+        features_size = hidden_size if is_sum else config.layers * hidden_size
         self.dropout = Dropout(dropout_prob)
         self.lstm = nn.LSTM(
-            features_size, lstm_size, lstm_layers, batch_first=True, bidirectional=True
+            features_size,
+            config.lstm_size,
+            config.lstm_layers,
+            batch_first=True,
+            bidirectional=True,
         )
-        self.dense = Linear(2 * lstm_size, num_classes)
+        self.dense = Linear(2 * config.lstm_size, num_classes)
 
-    def forward(self, states: list[Tensor], attention_mask_BL: Tensor | None) -> Tensor:
+    def forward(self, states_KBLH: Tensor, attention_mask_BL: Tensor | None) -> Tensor:
         """Return logits (B, L, C) of tokens, or (B, C) of rows.
 
         Args:
-            states: Those of the K layers, (B, L, H) each.
+            states_KBLH: Those of the K layers, from `Encoder.layer_states`.
             attention_mask_BL: False where there is padding, at the end of rows only; None: nowhere.
         """
-        states = [layer.float() for layer in states]
-        whole = torch.cat(states, dim=-1) if self.layer_sum is None else self.layer_sum(states)
-        features_BLF = self.dropout(whole)
+        states_KBLH = states_KBLH.float()
+        if self.layer_sum is None:
+            features_BLF = self.dropout(states_KBLH.permute(1, 2, 0, 3).flatten(2))
+        else:
+            features_BLF = self.dropout(self.layer_sum(states_KBLH))
         num_rows, num_positions = features_BLF.shape[:2]
         if attention_mask_BL is None:
             lengths_B = torch.full((num_rows,), num_positions)

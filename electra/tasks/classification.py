@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from electra.config import EncoderConfig, FinetuneConfig, UserError, did_you_mean, require
 from electra.corpus.tokenizer import Tokenizer
+from electra.model.feature_head import FeatureHead
 from electra.model.heads import ClassifierHead
 from electra.tasks.metrics import score
 from electra.tasks.predictions import predictions_name, write_labels, write_numbers
@@ -33,6 +34,8 @@ class Example(NamedTuple):
 @dataclass(frozen=True)
 class Classification(Task):
     """Which of `labels` a text is, or of a regression which number in `label_range`."""
+
+    reads_features: ClassVar[bool] = True
 
     name: str
     metrics: tuple[str, ...]
@@ -89,10 +92,17 @@ class Classification(Task):
         return (known - least) / (greatest - least)
 
     def build_head(self, sizes: EncoderConfig, config: FinetuneConfig) -> nn.Module:
-        """Return dropout and a linear layer on a row's state."""
-        return ClassifierHead(
-            sizes.hidden_size, len(self.labels) or 1, sizes.hidden_dropout_prob, config.pooling
+        """Return dropout and a linear layer on a row's state, or BiLSTMs on features."""
+        size, num_logits, dropout_prob = (
+            sizes.hidden_size,
+            len(self.labels) or 1,
+            config.dropout_prob,
         )
+        if config.features.layers:
+            return FeatureHead(
+                size, num_logits, config.features, of="row", dropout_prob=dropout_prob
+            )
+        return ClassifierHead(size, num_logits, dropout_prob, config.pooling)
 
     def answer(self, head: nn.Module, states: Tensor, batch: Batch) -> Outputs:
         """Return logits (B, labels), or the number predicted (B, 1)."""

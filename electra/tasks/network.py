@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from electra.config import FinetuneConfig
 from electra.model.encoder import Encoder
+from electra.model.feature_head import FeatureHead
 from electra.model.initialisation import draw_glorot, init_weights
 from electra.tasks.rows import Batch, Outputs, Rows, make_batch
 from electra.tasks.task import Task
@@ -22,7 +23,7 @@ PREDICT_ROWS = 128
 
 
 class Network(nn.Module):
-    """An encoder and a task's output layer on its states."""
+    """An encoder and a task's output layer on its states; a FeatureHead reads those of K layers."""
 
     def __init__(self, encoder: Encoder, head: nn.Module, task: Task):
         super().__init__()
@@ -32,7 +33,11 @@ class Network(nn.Module):
 
     def forward(self, batch: Batch) -> Outputs:
         """Return what the network says of a batch's items, float32."""
-        states = self.encoder(batch.input_ids, batch.attention_mask, batch.token_type_ids)
+        rows = batch.input_ids, batch.attention_mask, batch.token_type_ids
+        if isinstance(self.head, FeatureHead):
+            states = self.encoder.layer_states(self.head.num_layers, *rows)
+        else:
+            states = self.encoder(*rows)
         return self.task.answer(self.head, states, batch)
 
 
@@ -45,7 +50,7 @@ def build_network(
     seed: int,
     from_scratch: bool,
 ) -> Network:
-    """Return the encoder under a fresh head, with fine-tuning's own dropout.
+    """Return the encoder under a fresh head, with fine-tuning's own dropout; none if it is read.
 
     Args:
         pretrained: The encoder's sizes and weights.
@@ -55,10 +60,11 @@ def build_network(
         seed: Decides the weights that are drawn.
         from_scratch: Draw the encoder's weights, too.
     """
+    dropout_prob = 0.0 if config.features.layers else config.dropout_prob
     sizes = dataclasses.replace(
         pretrained.encoder,
-        hidden_dropout_prob=config.dropout_prob,
-        attention_probs_dropout_prob=config.dropout_prob,
+        hidden_dropout_prob=dropout_prob,
+        attention_probs_dropout_prob=dropout_prob,
     )
     encoder = Encoder(sizes, compute_dtype=compute_dtype)
     head = task.build_head(sizes, config)

@@ -18,6 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from electra.config import EncoderConfig, FinetuneConfig
 from electra.corpus.tokenizer import Tokenizer
+from electra.model.feature_head import FeatureHead
 from electra.model.tagging_head import TaggingHead
 from electra.tasks.entities import EntityCounts, count_entities, sum_counts
 from electra.tasks.rows import Batch, Outputs, Rows, pad_rows
@@ -53,6 +54,8 @@ class Tagging(Task):
     """
 
     longest_row: ClassVar[int] = 256
+
+    reads_features: ClassVar[bool] = True
 
     name: str
     metrics: tuple[str, ...]
@@ -103,11 +106,18 @@ class Tagging(Task):
         )
 
     def build_head(self, sizes: EncoderConfig, config: FinetuneConfig) -> nn.Module:
-        """Return dropout and a linear layer on each position's state."""
-        return TaggingHead(sizes.hidden_size, len(self.labels), sizes.hidden_dropout_prob)
+        """Return dropout and a linear layer on each position's state, or BiLSTMs on features."""
+        size, num_labels, dropout_prob = sizes.hidden_size, len(self.labels), config.dropout_prob
+        if config.features.layers:
+            return FeatureHead(
+                size, num_labels, config.features, of="tokens", dropout_prob=dropout_prob
+            )
+        return TaggingHead(size, num_labels, dropout_prob)
 
     def answer(self, head: nn.Module, states: Tensor, batch: Batch) -> Outputs:
         """Return logits (B, l, labels)."""
+        if isinstance(head, FeatureHead):
+            return {"logits": head(states, batch.attention_mask)}
         return {"logits": head(states)}
 
     def loss(self, outputs: Outputs, batch: Batch) -> Tensor:

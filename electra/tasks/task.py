@@ -41,6 +41,8 @@ class Task(ABC):
     """Which columns or fields of the files were read."""
     longest_row: ClassVar[int] = 128
     """Tokens of the longest row if the user does not say. Source: Table 7."""
+    reads_features: ClassVar[bool] = False
+    """Whether its head may be a FeatureHead on an encoder that does not learn."""
 
     @property
     def headline(self) -> str:
@@ -57,7 +59,14 @@ class Task(ABC):
 
     @abstractmethod
     def answer(self, head: nn.Module, states: Tensor, batch: Batch) -> Outputs:
-        """Return what the output layer says, float32, of the encoder's states (B * C, l, H)."""
+        """Return what the output layer says, float32.
+
+        Args:
+            head: It.
+            states: The encoder's, (B * C, l, H); for a FeatureHead those of K layers,
+                (K, B, l, H).
+            batch: What the encoder read.
+        """
 
     @abstractmethod
     def loss(self, outputs: Outputs, batch: Batch) -> Tensor:

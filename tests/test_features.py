@@ -1,0 +1,173 @@
+"""An encoder that is read instead of fine-tuned."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import ElectraConfig, ElectraModel
+
+from electra.config import FeaturesConfig, FinetuneConfig, UserError
+from electra.files import write_json
+from electra.finetune import encode_task, finetune, fit_to_start, train_seed
+from electra.model.encoder import Encoder
+from electra.model.huggingface import config_to_huggingface, encoder_to_huggingface
+from electra.model.initialisation import init_weights
+from electra.presets import FINETUNE_PRESETS, PRESETS, encoder_sizes
+from electra.settings import from_dict, override
+from electra.tasks.choice import MultipleChoice
+from electra.tasks.network import Network, build_network, keep_tokens, predict
+from electra.tasks.registry import read_task
+from electra.training.pretrained import load_pretrained
+
+CPU = torch.device("cpu")
+CONFIG = override(
+    FINETUNE_PRESETS["tiny"],
+    ["features.layers=2", "features.lstm_size=24", "features.lstm_layers=1", "epochs=1"]
+    + ["batch_size=16", "learning_rate=1e-2", "reseeds=0", "sequence_length=32"]
+    + ["precision=float32", "threads=1"],
+)
+PERSONS = {"old": "B-PER", "sailor": "I-PER", "queen": "B-PER", "doctor": "B-PER"}
+
+
+def ignore(record):
+    pass
+
+
+@pytest.fixture(scope="module")
+def start(toy_tokenizer, tmp_path_factory):
+    """A Hugging Face folder with an encoder of three layers and random weights."""
+    folder = tmp_path_factory.mktemp("start") / "encoder"
+    toy_tokenizer.save(folder)
+    vocab_size = toy_tokenizer.vocab_size
+    sizes = encoder_sizes(64, 3, 32, vocab_size=vocab_size, max_position_embeddings=32)
+    encoder = Encoder(sizes)
+    init_weights(encoder, 0.1, torch.Generator().manual_seed(0))
+    write_json(folder / "config.json", config_to_huggingface(sizes, "ElectraModel", 0))
+    save_file(encoder_to_huggingface(encoder.state_dict()), folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pretrained(start):
+    return load_pretrained(start)
+
+
+@pytest.fixture(scope="module")
+def data(toy_text, tmp_path_factory):
+    """By task: is it about a person, and which of its words are."""
+    folder = tmp_path_factory.mktemp("data")
+    lines = [line for line in toy_text.read_text().splitlines() if line]
+    parts = {"train": lines[:300], "dev": lines[300:400]}
+    for task in ("own", "tagging"):
+        (folder / task).mkdir()
+    for split, part in parts.items():
+        rows = [f"{line}\t{'woman' if 'queen' in line else 'other'}" for line in part]
+        (folder / f"own/{split}.tsv").write_text("\n".join(["text\tlabel", *rows]))
+        tagged = [
+            "\n".join(f"{word} {PERSONS.get(word, 'O')}" for word in line.split()) for line in part
+        ]
+        (folder / f"tagging/{split}.txt").write_text("\n\n".join(tagged) + "\n")
+    return folder
+
+
+def test_features_are_the_states_of_transformers_top_layers(pretrained):
+    encoder = Encoder(pretrained.encoder).eval()
+    encoder.load_state_dict(pretrained.tensors)
+    values = config_to_huggingface(pretrained.encoder, "ElectraModel", 0)
+    theirs = ElectraModel(ElectraConfig(**values)).eval()
+    tensors = encoder_to_huggingface(encoder.state_dict())
+    theirs.load_state_dict({k.removeprefix("electra."): v for k, v in tensors.items()})
+    rng = torch.Generator().manual_seed(0)
+    ids = torch.randint(pretrained.encoder.vocab_size, (4, 9), generator=rng)
+    mask = torch.arange(9) < torch.tensor([9, 4, 1, 6])[:, None]
+    types = torch.randint(2, (4, 9), generator=rng)
+    with torch.inference_mode():
+        expected = theirs(ids, mask.long(), types, output_hidden_states=True).hidden_states
+    for num_layers in (1, 2, 3):
+        states = encoder.layer_states(num_layers, ids, mask, types)
+        assert states.shape == (num_layers, 4, 9, 64)
+        assert not states.requires_grad
+        for ours, other in zip(states, expected[-num_layers:], strict=True):
+            torch.testing.assert_close(ours[mask], other[mask])
+
+
+@pytest.mark.parametrize("name", ["own", "tagging"])
+@pytest.mark.parametrize("combine", ["concat", "sum"])
+def test_the_head_learns_and_the_encoder_stays(name, combine, pretrained, data):
+    features = dataclasses.replace(CONFIG.features, combine=combine)
+    config = dataclasses.replace(CONFIG, features=features, weight_decay=0.1, epochs=4)
+    task = read_task(name, data / name, config)
+    rows = encode_task(task, pretrained, config)
+    run = train_seed(pretrained, task, rows, config, seed=0, progress=ignore)
+    for key, tensor in run.model.encoder.state_dict().items():
+        assert torch.equal(tensor, pretrained.tensors[key]), key
+    fresh = build_network(
+        pretrained, task, config, compute_dtype=torch.float32, seed=0, from_scratch=False
+    )
+    for key, tensor in run.model.head.state_dict().items():
+        assert not torch.equal(tensor, fresh.head.state_dict()[key]), key
+    headline = task.find_constant(rows.splits["train"], rows.splits["dev"]).scores[task.headline]
+    assert run.record["scores"][task.headline] > max(0.97, headline)
+    assert not run.record["degenerate"]
+
+
+def test_a_read_encoder_has_no_dropout_and_the_head_has(pretrained, data):
+    task = read_task("own", data / "own", CONFIG)
+    model = build_network(
+        pretrained, task, CONFIG, compute_dtype=torch.float32, seed=0, from_scratch=False
+    ).train()
+    ids = torch.arange(12).view(2, 6)
+    one, two = (model.encoder.layer_states(2, ids) for _ in range(2))
+    assert torch.equal(one, two)
+    assert not torch.equal(model.head(one, None), model.head(one, None))
+
+
+def test_settings_are_recorded_and_the_folder_gives_its_predictions(start, data, tmp_path):
+    out = tmp_path / "out"
+    finetune(start, "own", data / "own", out, CONFIG, seeds=1, progress=ignore)
+    saved = from_dict(FinetuneConfig, json.loads((out / "config.json").read_text())["config"])
+    assert saved == CONFIG
+    facts = json.loads((out / "seed-0/model/config.json").read_text())
+    assert from_dict(FeaturesConfig, facts["features"]) == CONFIG.features
+    task, pretrained = read_task("own", data / "own", saved), load_pretrained(start)
+    model = Network(Encoder(pretrained.encoder), task.build_head(pretrained.encoder, saved), task)
+    model.load_state_dict(load_file(out / "seed-0/model/model.safetensors"))
+    rows = encode_task(task, pretrained, saved)
+    keep_tokens(model, rows.token_ids)
+    probs = predict(model, rows.splits["dev"], CPU)["logits"].softmax(dim=1)
+    lines = (out / "seed-0/predictions.tsv").read_text().splitlines()[1:]
+    written = torch.tensor([[float(cell) for cell in line.split("\t")[3:]] for line in lines])
+    torch.testing.assert_close(written, probs, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["features.layers=-1"], "features.layers must be >= 0, not -1"),
+        (["features.layers=4", "features.lstm_size=0"], "features.lstm_size must be >= 1, not 0"),
+        (["features.layers=4", "features.combine=mean"], "features.combine cannot be 'mean'"),
+        (["features.combine=sum"], "features.combine sum is for an encoder that is read"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(settings, message):
+    with pytest.raises(UserError, match=message):
+        override(FinetuneConfig(), settings)
+
+
+def test_what_does_not_fit_the_start_or_the_task_is_refused(pretrained, data):
+    task = read_task("own", data / "own", CONFIG)
+    small = dataclasses.replace(pretrained, encoder=PRESETS["small"].model)
+    usual = override(FINETUNE_PRESETS["small"], ["features.layers=4"])
+    assert fit_to_start(usual, small, task).layer_lr_decay == 1
+    for config, message in (
+        (override(CONFIG, ["features.layers=4"]), "features.layers 4 is more than the 3 layers of"),
+        (override(CONFIG, ["layer_lr_decay=0.5"]), "layer_lr_decay 0.5 is for an encoder that le"),
+    ):
+        with pytest.raises(UserError, match=message) as refusal:
+            fit_to_start(config, pretrained, task)
+        assert "\n" not in str(refusal.value)
+    choice = MultipleChoice("swag", 4, {})
+    with pytest.raises(UserError, match=r"features.layers is for classification and tagging, not"):
+        fit_to_start(CONFIG, pretrained, choice)
