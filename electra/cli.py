@@ -361,6 +361,7 @@ def finetune(
     out: Path,
     seeds: int = 1,
     from_scratch: Annotated[bool, Parameter(negative=())] = False,
+    grid: Annotated[tuple[str, ...], Parameter(negative=(), consume_multiple=True)] = (),
     set_: Set = (),
     config: Toml = None,
     dry_run: DryRun = False,
@@ -390,14 +391,21 @@ def finetune(
         Number of runs; the median counts.
     from_scratch
         Take the sizes but not the weights: the comparison that shows what pre-training is worth.
+    grid
+        Settings as field=value,value: every combination is fine-tuned into a folder of its own
+        below OUT, and dev chooses the best.
     """
+    from electra.finetune import finetune as run_finetune
+    from electra.grid import combine, search, tabulate
     from electra.presets import finetune_preset
     from electra.reports.runs import read_finetuning
     from electra.reports.tables import finetuning_table
     from electra.terminal import Progress, print_done, print_note, print_table, show_finetuning
     from electra.training.pretrained import load_pretrained
 
-    settings = _resolve(finetune_preset(load_pretrained(start).encoder), config, set_)
+    preset = _resolve(finetune_preset(load_pretrained(start).encoder), config, ())
+    combinations = combine(preset, set_, grid)  # without a grid it is one
+    settings = next(iter(combinations.values()))
     _refuse_existing(out)
     if dry_run:
         from electra.tasks.registry import read_task, resolve_own
@@ -405,19 +413,30 @@ def finetune(
         settings = resolve_own(task, settings)
         question = read_task(task, data, settings)
         files = ", ".join(map(str, question.files))
-        return _print_plan(settings, f"read {files}, fine-tune {seeds} times, write {out}")
-    from electra.finetune import finetune as run_finetune
-
+        each = f" with each of {' '.join(combinations)}" if grid else ""
+        return _print_plan(settings, f"read {files}, fine-tune {seeds} times{each}, write {out}")
     with Progress(f"fine-tuning on {task}", unit="steps") as progress:
-        show = show_finetuning(progress, seeds)
-        results = run_finetune(
-            start, task, data, out, settings, seeds=seeds, from_scratch=from_scratch, progress=show
-        )
-    table = finetuning_table([read_finetuning(out / "results.json")])
+        show = show_finetuning(progress, seeds * len(combinations))
+        if grid:
+            results = search(
+                *(start, task, data, out, combinations),
+                seeds=seeds,
+                from_scratch=from_scratch,
+                progress=show,
+            )
+        else:
+            results = run_finetune(
+                *(start, task, data, out, settings),
+                seeds=seeds,
+                from_scratch=from_scratch,
+                progress=show,
+            )
+    scores = out / results["best"] if grid else out
+    table = tabulate(results) if grid else finetuning_table([read_finetuning(out / "results.json")])
     print_table(table.rows, table.headers)
     for note in results["notes"]:
         print_note(note)
-    print_done(f"wrote {out}", f"electra report {start} {out} --out report.html")
+    print_done(f"wrote {out}", f"electra report {start} {scores} --out report.html")
 
 
 @app.command

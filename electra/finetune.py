@@ -105,7 +105,7 @@ def finetune(
     pretrained = load_pretrained(start)
     config = fit_to_start(config, pretrained, question)
     prepare_process(config.threads)
-    folder = _begin_folder(
+    folder = begin_folder(
         out,
         {
             "task": question.name,
@@ -386,8 +386,12 @@ class _Kept(NamedTuple):
     """Empty where the model's own are those of this epoch when training ends."""
 
 
-def _begin_folder(out: Path, settings: dict[str, Any], config: FinetuneConfig) -> Path:
-    """Return `<out>.incomplete`, new or begun with the same settings."""
+def begin_folder(out: Path, settings: dict[str, Any], config: FinetuneConfig) -> Path:
+    """Return `<out>.incomplete`, new or begun with the same settings.
+
+    Raises:
+        UserError: It was begun with others.
+    """
     folder = out.with_name(out.name + ".incomplete")
     settings_path = folder / "config.json"
     if settings_path.exists():

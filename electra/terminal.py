@@ -260,16 +260,18 @@ def print_step(title: str) -> None:
     )
 
 
-def show_finetuning(progress: Progress, seeds: int) -> Callable[[Mapping[str, Any]], None]:
-    """Return what shows a fine-tuning's records as the progress of all its seeds together."""
+def show_finetuning(progress: Progress, runs: int) -> Callable[[Mapping[str, Any]], None]:
+    """Return what shows the records of fine-tunings as the progress of all runs together."""
     scores = ""
 
     def show(record: Mapping[str, Any]) -> None:
         nonlocal scores
         if record["part"] == "train":
-            done = record["seed"] * record["steps"] + record["step"]
+            done = record.get("run", record["seed"]) * record["steps"] + record["step"]
             note = f"seed {record['seed']}, epoch {record['epoch']}"
-            progress.update(done, seeds * record["steps"], note + scores)
+            if "combination" in record:
+                note = f"{record['combination']}, {note}"
+            progress.update(done, runs * record["steps"], note + scores)
         elif record["part"] == "dev":
             items = record["scores"].items()
             scores = "; dev " + ", ".join(f"{name} {value:.3f}" for name, value in items)

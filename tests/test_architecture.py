@@ -19,7 +19,7 @@ LEVELS = [
     {"method"},
     {"tasks", "reports", "start", "memory"},
     {"pretrain", "finetune", "predict", "score", "submit", "export", "terminal"},
-    {"plan"},
+    {"plan", "grid"},
     {"quickstart"},
     {"cli"},
     {"__main__"},

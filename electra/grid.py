@@ -1,0 +1,155 @@
+"""A search over settings: every combination of some values fine-tuned, each a folder of its own.
+
+The best is that with the highest median over the seeds on dev, and results say that dev chose it.
+A search that was interrupted goes on with the combinations, and their seeds, that are not finished.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from electra.config import FinetuneConfig, require
+from electra.files import sha256_file, write_json
+from electra.finetune import Progress, begin_folder, finetune, fit_to_start
+from electra.reports.tables import Table
+from electra.settings import override, to_dict
+from electra.tasks.registry import read_task
+from electra.training.device import prepare_process
+from electra.training.pretrained import load_pretrained
+
+CHOSEN_ON_DEV = "dev chose the best combination: its score there is not that of unseen examples"
+
+
+def combine(
+    config: FinetuneConfig, fixed: Sequence[str], grid: Sequence[str]
+) -> dict[str, FinetuneConfig]:
+    """Return the settings of every combination by its name, such as "learning_rate=1e-4,epochs=3".
+
+    Args:
+        config: What they begin with.
+        fixed: `field=value`, for all of them.
+        grid: `field=value,value`, a field each.
+
+    Raises:
+        UserError: A field or value is unknown, one given twice, or settings do not fit together.
+    """
+    axes = []
+    for words in grid:
+        name, _, values = (part.strip() for part in words.partition("="))
+        choices = [value.strip() for value in values.split(",")]
+        require(all(choices), f"--grid takes field=value,value, not {words!r}")
+        require(
+            "/" not in values, f"--grid: a value becomes a folder's name and has no /: {words!r}"
+        )
+        axes.append([f"{name}={choice}" for choice in choices])
+    names: dict[FinetuneConfig, str] = {}
+    for assignments in product(*axes):
+        settings, name = override(config, [*fixed, *assignments]), ",".join(assignments)
+        require(settings not in names, f"--grid: {name} is the same as {names.get(settings)}")
+        names[settings] = name
+    return {name: settings for settings, name in names.items()}
+
+
+def search(
+    start: Path,
+    task: str,
+    data: Path,
+    out: Path,
+    combinations: Mapping[str, FinetuneConfig],
+    *,
+    seeds: int,
+    from_scratch: bool = False,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Fine-tune with every combination of settings and write their folder; return its results.
+
+    Args:
+        start: As in `finetune`, whose folders become `<out>/<combination>`.
+        task: Likewise.
+        data: Likewise.
+        out: The folder to write; must not exist. Until all is finished it is `<out>.incomplete`.
+        combinations: Settings by name, from `combine`.
+        seeds: How many runs each.
+        from_scratch: As in `finetune`.
+        progress: As in `finetune`; its records have a "combination" and the number of their "run".
+
+    Raises:
+        UserError: As `finetune`, before anything is run.
+    """
+    require(not out.exists(), f"{out} exists already; remove it or choose another --out")
+    require(seeds >= 1, f"seeds must be >= 1, not {seeds}")
+    pretrained = load_pretrained(start)
+    headlines = set()
+    for config in combinations.values():
+        question = read_task(task, data, config)
+        fit_to_start(config, pretrained, question)
+        headlines.add(question.headline)
+    require(
+        len(headlines) == 1,
+        f"--grid: scores of one metric can be compared, not of {' and '.join(sorted(headlines))}",
+    )
+    prepare_process(config.threads)
+    folder = begin_folder(
+        out,
+        {
+            "task": question.name,
+            "start": pretrained.source,
+            "from_scratch": from_scratch,
+            "seeds": seeds,
+            "files": {str(path): sha256_file(path) for path in question.files},
+            "grid": {name: to_dict(config) for name, config in combinations.items()},
+        },
+        config,
+    )
+    for number, (name, config) in enumerate(combinations.items()):
+
+        def tell(record: dict[str, Any], before: int = number * seeds, name: str = name) -> None:
+            run = before + record.get("seed", 0)
+            progress({**record, "combination": name, "run": run})
+
+        if not (folder / name).exists():
+            finetune(
+                *(start, task, data, folder / name, config),
+                seeds=seeds,
+                from_scratch=from_scratch,
+                progress=tell,
+            )
+    results = _compare(folder, list(combinations))
+    write_json(folder / "results.json", results)
+    folder.rename(out)
+    return results
+
+
+def _compare(folder: Path, names: Sequence[str]) -> dict[str, Any]:
+    """Return the combinations' scores, the best first; of equals the first that was named."""
+    found = [
+        {
+            "combination": name,
+            **json.loads((folder / name / "results.json").read_text(encoding="utf-8")),
+        }
+        for name in names
+    ]
+    found.sort(key=lambda each: each["median"], reverse=True)
+    of_all = ("task", "metric", "start", "source", "from_scratch", "device")
+    of_each = ("combination", "median", "std", "num_degenerate", "commit")
+    return {
+        **{key: found[0][key] for key in of_all},
+        "num_seeds": len(found[0]["seeds"]),
+        "best": found[0]["combination"],
+        "notes": [CHOSEN_ON_DEV],
+        "combinations": [{key: each[key] for key in of_each} for each in found],
+    }
+
+
+def tabulate(results: Mapping[str, Any]) -> Table:
+    """Return a row for each combination of a search's results, the best first."""
+    rows = []
+    for each in results["combinations"]:
+        settings = dict(words.split("=") for words in each["combination"].split(","))
+        spread = "-" if each["std"] is None else f"{each['std']:.3f}"
+        score = [f"{each['median']:.3f}", spread, str(each["num_degenerate"])]
+        rows.append([*settings.values(), *score])
+    headers = [*settings, f"{results['metric']}, median on dev", "std", "collapsed"]
+    return Table(headers, rows)

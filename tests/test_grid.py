@@ -1,0 +1,188 @@
+"""A search over settings: combinations, their folders, resuming, refusals, and the verb."""
+
+import json
+import statistics
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from electra.cli import main
+from electra.config import FinetuneConfig, UserError
+from electra.files import write_json
+from electra.finetune import finetune
+from electra.grid import CHOSEN_ON_DEV, combine, search, tabulate
+from electra.model.encoder import Encoder
+from electra.model.huggingface import config_to_huggingface, encoder_to_huggingface
+from electra.model.initialisation import init_weights
+from electra.presets import encoder_sizes
+from electra.settings import override
+
+CONFIG = override(
+    FinetuneConfig(),
+    ["batch_size=16", "reseeds=0", "precision=float32", "threads=1", "layer_lr_decay=1"],
+)
+GRID = ["learning_rate=1e-5,3e-3", "epochs=1,2"]
+NAMES = [f"learning_rate={rate},epochs={epochs}" for rate in ("1e-5", "3e-3") for epochs in "12"]
+
+
+def ignore(record):
+    pass
+
+
+@pytest.fixture(scope="module")
+def start(toy_tokenizer, tmp_path_factory):
+    """A Hugging Face folder with an encoder of one layer and random weights."""
+    folder = tmp_path_factory.mktemp("start") / "encoder"
+    toy_tokenizer.save(folder)
+    vocab_size = toy_tokenizer.vocab_size
+    sizes = encoder_sizes(64, 1, 32, vocab_size=vocab_size, max_position_embeddings=32)
+    encoder = Encoder(sizes)
+    init_weights(encoder, 0.1, torch.Generator().manual_seed(0))
+    write_json(folder / "config.json", config_to_huggingface(sizes, "ElectraModel", 0))
+    save_file(encoder_to_huggingface(encoder.state_dict()), folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(toy_text, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    lines = [line for line in toy_text.read_text().splitlines() if line]
+    for split, part in (("train", lines[:160]), ("dev", lines[160:220])):
+        rows = [f"{line}\t{'woman' if 'queen' in line else 'other'}" for line in part]
+        (folder / f"{split}.tsv").write_text("\n".join(["text\tlabel", *rows]))
+    return folder
+
+
+def test_every_combination_has_a_name_and_its_settings():
+    found = combine(CONFIG, ["dropout_prob=0"], GRID)
+    assert list(found) == NAMES
+    for name, config in found.items():
+        assert config == override(CONFIG, ["dropout_prob=0", *name.split(",")])
+    assert combine(CONFIG, ["epochs=4"], []) == {"": override(CONFIG, ["epochs=4"])}
+
+
+@pytest.mark.parametrize(
+    ("fixed", "grid", "message"),
+    [
+        ([], ["learning_rate"], "--grid takes field=value,value, not 'learning_rate'"),
+        ([], ["learning_rate=1,,2"], "--grid takes field=value,value, not 'learning_rate=1,,2'"),
+        ([], ["learning_rat=1,2"], "'learning_rat'; did you mean 'learning_rate'"),
+        ([], ["epochs=1,many"], "epochs must be a whole number, not 'many'"),
+        ([], ["epochs=1,2", "epochs=3"], "epochs is set twice: 1 and 3"),
+        (["epochs=1"], ["epochs=2,3"], "epochs is set twice: 1 and 2"),
+        ([], ["learning_rate=1e-4,0.0001"], "learning_rate=0.0001 is the same as learning_rate=1e"),
+        ([], ["own.dev=a/dev.tsv,b/dev.tsv"], "a value becomes a folder's name and has no /"),
+        ([], ["dropout_prob=0.1,1"], r"dropout_prob must lie in \[0, 1\), not 1.0"),
+    ],
+)
+def test_a_grid_that_means_nothing_is_refused(fixed, grid, message):
+    with pytest.raises(UserError, match=message) as refusal:
+        combine(CONFIG, fixed, grid)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.fixture(scope="module")
+def found(start, data, tmp_path_factory):
+    out = tmp_path_factory.mktemp("search") / "out"
+    combinations = combine(CONFIG, [], GRID)
+    return search(start, "own", data, out, combinations, seeds=2, progress=ignore), out
+
+
+def test_the_best_by_the_median_on_dev_comes_first_and_dev_is_named(found):
+    results, out = found
+    assert json.loads((out / "results.json").read_text()) == results
+    assert sorted(path.name for path in out.iterdir() if path.is_dir()) == sorted(NAMES)
+    medians = {}
+    for name in NAMES:
+        scores = [
+            json.loads(path.read_text())["scores"]["accuracy"]
+            for path in (out / name).glob("seed-*/results.json")
+        ]
+        assert len(scores) == 2
+        medians[name] = statistics.median(scores)
+    ranked = [each["combination"] for each in results["combinations"]]
+    assert ranked == sorted(NAMES, key=medians.get, reverse=True)
+    assert [each["median"] for each in results["combinations"]] == [medians[n] for n in ranked]
+    assert results["best"] == ranked[0]
+    assert medians[ranked[0]] > medians[ranked[-1]]
+    assert results["notes"] == [CHOSEN_ON_DEV]
+    assert (results["metric"], results["num_seeds"]) == ("accuracy", 2)
+    table = tabulate(results)
+    assert table.headers[:3] == ["learning_rate", "epochs", "accuracy, median on dev"]
+    assert [f"learning_rate={row[0]},epochs={row[1]}" for row in table.rows] == ranked
+
+
+def test_a_combination_is_what_fine_tuning_alone_gives(found, start, data, tmp_path):
+    _, out = found
+    config = override(CONFIG, NAMES[2].split(","))
+    alone = finetune(start, "own", data, tmp_path / "alone", config, seeds=2, progress=ignore)
+    assert json.loads((out / NAMES[2] / "results.json").read_text())["median"] == alone["median"]
+
+
+def test_what_is_finished_is_not_repeated(found, start, data, tmp_path):
+    class PowerCut(Exception):
+        pass
+
+    def cut_in_the_third(record):
+        if record["part"] == "dev" and (record["combination"], record["seed"]) == (NAMES[2], 1):
+            raise PowerCut
+
+    def begin(grid=GRID, seeds=2, progress=ignore):
+        combinations = combine(CONFIG, [], grid)
+        return search(start, "own", data, out, combinations, seeds=seeds, progress=progress)
+
+    out = tmp_path / "out"
+    with pytest.raises(PowerCut):
+        begin(progress=cut_in_the_third)
+    assert not out.exists()
+    with pytest.raises(UserError, match=r"out.incomplete was begun with another grid; remove it"):
+        begin(grid=GRID[:1])
+    with pytest.raises(UserError, match=r"out.incomplete was begun with another seeds; remove it"):
+        begin(seeds=3)
+    seen = []
+    results = begin(progress=seen.append)
+    trained = [(r["combination"], r["seed"], r["run"]) for r in seen if r["part"] == "dev"]
+    assert list(dict.fromkeys(trained)) == [(NAMES[2], 1, 5), (NAMES[3], 0, 6), (NAMES[3], 1, 7)]
+    whole, _ = found
+    for one, two in zip(results["combinations"], whole["combinations"], strict=True):
+        assert (one["combination"], one["median"]) == (two["combination"], two["median"])
+
+
+@pytest.mark.parametrize(
+    ("grid", "seeds", "message"),
+    [
+        (["sequence_length=16,64"], 1, "sequence_length 64 is more than the 32 tokens"),
+        (["squad.head=beam,plain"], 1, "squad.head is for squad-1.1 and squad-2.0, not for own"),
+        (["own.metric=f1,mcc"], 1, "scores of one metric can be compared, not of f1 and mcc"),
+        (GRID, 0, "seeds must be >= 1, not 0"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_runs(
+    grid, seeds, message, start, data, tmp_path
+):
+    with pytest.raises(UserError, match=message) as refusal:
+        search(
+            *(start, "own", data, tmp_path / "out", combine(CONFIG, [], grid)),
+            seeds=seeds,
+            progress=ignore,
+        )
+    assert "\n" not in str(refusal.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_verb(start, data, tmp_path, capsys):
+    words = ["finetune", start, "--task", "own", "--data", data, "--out", tmp_path / "out"]
+    words += ["--set", "epochs=1", "threads=1", "--grid", "learning_rate=1e-3,3e-3"]
+    main([str(word) for word in [*words, "--dry-run"]])
+    printed = capsys.readouterr().out
+    assert "fine-tune 1 times with each of learning_rate=1e-3 learning_rate=3e-3" in printed
+    assert not list(tmp_path.iterdir())
+    main([str(word) for word in words])
+    printed, told = capsys.readouterr()
+    best = json.loads((tmp_path / "out/results.json").read_text())["best"]
+    lines = printed.splitlines()
+    assert lines[0].split()[:3] == ["learning_rate", "accuracy,", "median"]
+    assert lines[2].split()[0] == best.partition("=")[2]
+    assert f"note: {CHOSEN_ON_DEV}" in told
+    assert lines[-1] == f"next: electra report {start} {tmp_path}/out/{best} --out report.html"
