@@ -380,7 +380,8 @@ def finetune(
     Parameters
     ----------
     start
-        A run folder of `electra pretrain`, or a Hugging Face folder.
+        A run folder of `electra pretrain`, a Hugging Face folder, or a folder of `electra
+        finetune`, whose best seed on dev goes on to learn this task.
     task
         The task's name, or a .toml file that describes one.
     data

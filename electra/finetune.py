@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from electra.config import FinetuneConfig, OptimizerConfig, require
+from electra.corpus.tokenizer import Tokenizer
 from electra.files import sha256_file, write_json
 from electra.presets import finetune_preset
 from electra.settings import to_dict
@@ -85,7 +86,8 @@ def finetune(
     What is finished is kept in `<out>.incomplete` until all is: called again, it goes on there.
 
     Args:
-        start: Run folder of `electra pretrain`, or a Hugging Face folder.
+        start: Run folder of `electra pretrain`, a Hugging Face folder, or the folder of another
+            fine-tuning, whose encoder goes on to this task.
         task: A name in `registry.TASKS`.
         data: Folder of the task's files.
         out: The folder to write; must not exist.
@@ -140,7 +142,8 @@ def finetune(
                 from_scratch=from_scratch,
                 progress=progress,
             )
-            _write_seed(seed_folder, run, question, rows, pretrained, config)
+            longest = config.sequence_length if from_scratch else pretrained.sequence_length
+            _write_seed(seed_folder, run, question, rows, pretrained.tokenizer, config, longest)
         record = json.loads((seed_folder / "results.json").read_text(encoding="utf-8"))
         progress({"part": "seed", **record})
     results = {**facts, **summarise(folder, question)}
@@ -420,23 +423,27 @@ def _write_seed(
     run: SeedRun,
     task: Task,
     rows: TaskRows,
-    pretrained: Pretrained,
+    tokenizer: Tokenizer,
     config: FinetuneConfig,
+    longest_row: int,
 ) -> None:
-    """Write a seed's folder: model, predictions, results."""
+    """Write a seed's folder: model, predictions, results.
+
+    `longest_row` is that which the encoder was ever trained on, in tokens.
+    """
     incomplete = folder.with_name(folder.name + ".incomplete")
     shutil.rmtree(incomplete, ignore_errors=True)
     model = incomplete / "model"
     model.mkdir(parents=True)
-    pretrained.tokenizer.save(model / "tokenizer")
+    tokenizer.save(model / "tokenizer")
     tensors = {k: v.detach().cpu().contiguous() for k, v in run.model.named_parameters()}
     save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
     facts = {
         "task": task.name,
         **task.facts(),
         "sequence_length": config.sequence_length,
+        "longest_row": longest_row,
         "pooling": config.pooling,
-        "features": to_dict(config.features),
         "encoder": to_dict(run.model.encoder.config),
     }
     write_json(model / "config.json", facts)

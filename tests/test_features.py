@@ -5,10 +5,10 @@ import json
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from transformers import ElectraConfig, ElectraModel
 
-from electra.config import FeaturesConfig, FinetuneConfig, UserError
+from electra.config import FinetuneConfig, UserError
 from electra.files import write_json
 from electra.finetune import encode_task, finetune, fit_to_start, train_seed
 from electra.model.encoder import Encoder
@@ -17,8 +17,9 @@ from electra.model.initialisation import init_weights
 from electra.presets import FINETUNE_PRESETS, PRESETS, encoder_sizes
 from electra.settings import from_dict, override
 from electra.tasks.choice import MultipleChoice
-from electra.tasks.network import Network, build_network, keep_tokens, predict
+from electra.tasks.network import build_network, keep_tokens, load_network, predict
 from electra.tasks.registry import read_task
+from electra.training.finetuned import read_finetuned
 from electra.training.pretrained import load_pretrained
 
 CPU = torch.device("cpu")
@@ -129,12 +130,8 @@ def test_settings_are_recorded_and_the_folder_gives_its_predictions(start, data,
     finetune(start, "own", data / "own", out, CONFIG, seeds=1, progress=ignore)
     saved = from_dict(FinetuneConfig, json.loads((out / "config.json").read_text())["config"])
     assert saved == CONFIG
-    facts = json.loads((out / "seed-0/model/config.json").read_text())
-    assert from_dict(FeaturesConfig, facts["features"]) == CONFIG.features
-    task, pretrained = read_task("own", data / "own", saved), load_pretrained(start)
-    model = Network(Encoder(pretrained.encoder), task.build_head(pretrained.encoder, saved), task)
-    model.load_state_dict(load_file(out / "seed-0/model/model.safetensors"))
-    rows = encode_task(task, pretrained, saved)
+    model = load_network(read_finetuned(out), read_task("own", data / "own", saved), CPU)
+    rows = encode_task(model.task, load_pretrained(start), saved)
     keep_tokens(model, rows.token_ids)
     probs = predict(model, rows.splits["dev"], CPU)["logits"].softmax(dim=1)
     lines = (out / "seed-0/predictions.tsv").read_text().splitlines()[1:]

@@ -55,6 +55,10 @@ def read_finetuned(run: Path, seed: int | None = None) -> Finetuned:
         "task, and a results.json",
     )
     results = _read_object(run / "results.json")
+    require(
+        "best" not in results,
+        f"{run} holds several fine-tunings; take one of them: {run}/{results.get('best')}",
+    )
     try:
         headlines = {
             int(number): record["scores"][results["metric"]]

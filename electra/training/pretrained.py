@@ -1,4 +1,7 @@
-"""A pre-trained encoder, read from where it stands: a run folder or a Hugging Face folder."""
+"""A pre-trained encoder, read from where it stands.
+
+That is a run folder, a Hugging Face folder, or what an earlier fine-tuning has made of one.
+"""
 
 import json
 from collections.abc import Mapping
@@ -17,6 +20,7 @@ from electra.corpus.tokenizer import Tokenizer
 from electra.model.huggingface import config_from_huggingface, encoder_from_huggingface
 from electra.settings import from_dict
 from electra.training.checkpoint import FILES, find_checkpoint, read_tensors
+from electra.training.finetuned import Finetuned, is_finetuned, read_finetuned
 
 
 @dataclass(frozen=True)
@@ -30,25 +34,28 @@ class Pretrained:
     sequence_length: int
     """Longest row it was trained on, in tokens; positions beyond it never were."""
     source: str
-    """Folder and step, for manifests."""
+    """Folder and step, or seed and task, for manifests."""
 
 
 def load_pretrained(folder: Path) -> Pretrained:
-    """Return the discriminator's encoder of a run folder, or the encoder of a Hugging Face folder.
+    """Return the encoder that stands in a folder.
+
+    Args:
+        folder: A run folder, whose discriminator's encoder it is; a Hugging Face folder; or a
+            folder of `electra finetune`, whose seed with the best headline on dev it is.
 
     Raises:
-        UserError: The folder is neither, or is damaged.
+        UserError: The folder is none of these, or is damaged.
     """
     config_path = folder / "config.json"
-    try:
-        values = json.loads(config_path.read_text(encoding="utf-8"))
-    except OSError:
-        raise UserError(
-            f"{folder} is neither a run of `electra pretrain` nor a Hugging Face folder: "
-            "it has no config.json"
-        ) from None
-    except ValueError as error:
-        raise UserError(f"{config_path} is not valid JSON: {error}") from None
+    require(
+        config_path.is_file(),
+        f"{folder} is neither a run of `electra pretrain` nor a Hugging Face folder nor one of "
+        "`electra finetune`: it has no config.json",
+    )
+    if is_finetuned(folder):
+        return _encoder_of(read_finetuned(folder))
+    values = json.loads(config_path.read_text(encoding="utf-8"))
     if "model_type" in values:
         encoder = config_from_huggingface(values)
         theirs = read_tensors(folder / "model.safetensors")
@@ -68,6 +75,18 @@ def load_pretrained(folder: Path) -> Pretrained:
         tensors,
         config.examples.sequence_length,
         f"{folder} at step {step}",
+    )
+
+
+def _encoder_of(finetuned: Finetuned) -> Pretrained:
+    """Return the encoder of a fine-tuned model, to go on to another task."""
+    facts = finetuned.facts
+    return Pretrained(
+        finetuned.encoder,
+        finetuned.tokenizer,
+        tensors_below("encoder.", finetuned.tensors),
+        facts.get("longest_row", finetuned.config.sequence_length),
+        f"{finetuned.run} at seed {finetuned.seed}, fine-tuned on {facts['task']}",
     )
 
 
