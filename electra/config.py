@@ -510,13 +510,13 @@ class FeaturesConfig:
     """Layers whose states are read, from the top down; 0: the encoder is fine-tuned."""
     combine: Literal["concat", "sum"] = "concat"
     """concat: the layers' states side by side; sum: ELMo's learnt weighted sum of them."""
-    lstm_size: int = 768
-    """Units of a BiLSTM in each direction."""
+    lstm_size: int = 0
+    """Units of a BiLSTM in each direction; 0: the encoder's hidden size, as BERT's 768 are."""
     lstm_layers: int = 2
     """BiLSTMs, each on the one before it."""
 
     def __post_init__(self) -> None:
-        for name, least in (("layers", 0), ("lstm_size", 1), ("lstm_layers", 1)):
+        for name, least in (("layers", 0), ("lstm_size", 0), ("lstm_layers", 1)):
             value = getattr(self, name)
             require(value >= least, f"features.{name} must be >= {least}, not {value}")
         for field_ in dataclasses.fields(self):

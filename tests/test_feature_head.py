@@ -70,8 +70,8 @@ def test_the_sum_begins_as_the_mean_and_follows_its_weights():
 
 
 def test_sizes_are_bert_s_unless_told():
-    head = FeatureHead(256, 9, FeaturesConfig(layers=4), of="tokens", dropout_prob=0.1)
-    assert (head.lstm.input_size, head.lstm.hidden_size, head.lstm.num_layers) == (1024, 768, 2)
+    head = FeatureHead(768, 9, FeaturesConfig(layers=4), of="tokens", dropout_prob=0.1)
+    assert (head.lstm.input_size, head.lstm.hidden_size, head.lstm.num_layers) == (3072, 768, 2)
     assert (head.dense.in_features, head.dense.out_features) == (1536, 9)
     summed = FeaturesConfig(layers=4, combine="sum")
     assert FeatureHead(256, 9, summed, of="tokens", dropout_prob=0.1).lstm.input_size == 256

@@ -143,7 +143,7 @@ def test_settings_are_recorded_and_the_folder_gives_its_predictions(start, data,
     ("settings", "message"),
     [
         (["features.layers=-1"], "features.layers must be >= 0, not -1"),
-        (["features.layers=4", "features.lstm_size=0"], "features.lstm_size must be >= 1, not 0"),
+        (["features.layers=4", "features.lstm_size=-1"], "features.lstm_size must be >= 0, not -1"),
         (["features.layers=4", "features.combine=mean"], "features.combine cannot be 'mean'"),
         (["features.combine=sum"], "features.combine sum is for an encoder that is read"),
     ],

@@ -66,14 +66,11 @@ class FeatureHead(nn.Module):
         self.layer_sum = LayerSum(config.layers) if is_sum else None
         features_size = hidden_size if is_sum else config.layers * hidden_size
         self.dropout = Dropout(dropout_prob)
+        lstm_size = config.lstm_size or hidden_size
         self.lstm = nn.LSTM(
-            features_size,
-            config.lstm_size,
-            config.lstm_layers,
-            batch_first=True,
-            bidirectional=True,
+            features_size, lstm_size, config.lstm_layers, batch_first=True, bidirectional=True
         )
-        self.dense = Linear(2 * config.lstm_size, num_classes)
+        self.dense = Linear(2 * lstm_size, num_classes)
 
     def forward(self, states_KBLH: Tensor, attention_mask_BL: Tensor | None) -> Tensor:
         """Return logits (B, L, C) of tokens, or (B, C) of rows.
