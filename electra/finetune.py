@@ -215,7 +215,7 @@ def fit_features(config: FinetuneConfig, pretrained: Pretrained, task: Task) -> 
     require(
         config.layer_lr_decay in (1, usual),
         f"layer_lr_decay {config.layer_lr_decay} is for an encoder that learns; with "
-        f"features.layers {layers} it does not: leave one of them away",
+        f"features.layers {layers} it does not: set layer_lr_decay=1",
     )
     return dataclasses.replace(config, layer_lr_decay=1.0)
 

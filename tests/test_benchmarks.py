@@ -79,14 +79,9 @@ def test_loading_is_measured(toy_shards):
 
 
 @pytest.fixture
-def finetunings(toy_text, toy_tokenizer, tmp_path):
-    """Every way of fine-tuning `tiny` on who the first sentences are about."""
-    lines = [line for line in toy_text.read_text().splitlines() if line]
-    for split, part in (("train", lines[:64]), ("dev", lines[64:80])):
-        rows = [f"{line}\t{'woman' if 'queen' in line else 'other'}" for line in part]
-        (tmp_path / f"{split}.tsv").write_text("\n".join(["text\tlabel", *rows]))
+def finetunings(toy_question, toy_tokenizer, tmp_path):
     settings = ["batch_size=16", "threads=1", "precision=float32"]
-    return finetune.build_variants("own", tmp_path, toy_tokenizer, "tiny", settings, tmp_path)
+    return finetune.build_variants("own", toy_question, toy_tokenizer, "tiny", settings, tmp_path)
 
 
 def test_fine_tuning_is_timed_beside_the_same_computation(finetunings):

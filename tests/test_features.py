@@ -5,16 +5,13 @@ import json
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from transformers import ElectraConfig, ElectraModel
 
 from electra.config import FinetuneConfig, UserError
-from electra.files import write_json
 from electra.finetune import encode_task, finetune, fit_to_start, train_seed
 from electra.model.encoder import Encoder
 from electra.model.huggingface import config_to_huggingface, encoder_to_huggingface
-from electra.model.initialisation import init_weights
-from electra.presets import FINETUNE_PRESETS, PRESETS, encoder_sizes
+from electra.presets import FINETUNE_PRESETS, PRESETS
 from electra.settings import from_dict, override
 from electra.tasks.choice import MultipleChoice
 from electra.tasks.network import build_network, keep_tokens, load_network, predict
@@ -37,40 +34,21 @@ def ignore(record):
 
 
 @pytest.fixture(scope="module")
-def start(toy_tokenizer, tmp_path_factory):
-    """A Hugging Face folder with an encoder of three layers and random weights."""
-    folder = tmp_path_factory.mktemp("start") / "encoder"
-    toy_tokenizer.save(folder)
-    vocab_size = toy_tokenizer.vocab_size
-    sizes = encoder_sizes(64, 3, 32, vocab_size=vocab_size, max_position_embeddings=32)
-    encoder = Encoder(sizes)
-    init_weights(encoder, 0.1, torch.Generator().manual_seed(0))
-    write_json(folder / "config.json", config_to_huggingface(sizes, "ElectraModel", 0))
-    save_file(encoder_to_huggingface(encoder.state_dict()), folder / "model.safetensors")
-    return folder
+def pretrained(toy_encoder):
+    return load_pretrained(toy_encoder)
 
 
 @pytest.fixture(scope="module")
-def pretrained(start):
-    return load_pretrained(start)
-
-
-@pytest.fixture(scope="module")
-def data(toy_text, tmp_path_factory):
-    """By task: is it about a person, and which of its words are."""
-    folder = tmp_path_factory.mktemp("data")
+def data(toy_text, toy_question, tmp_path_factory):
+    """By task: is it about the queen, and which of its words are persons."""
+    folder = tmp_path_factory.mktemp("tagging")
     lines = [line for line in toy_text.read_text().splitlines() if line]
-    parts = {"train": lines[:300], "dev": lines[300:400]}
-    for task in ("own", "tagging"):
-        (folder / task).mkdir()
-    for split, part in parts.items():
-        rows = [f"{line}\t{'woman' if 'queen' in line else 'other'}" for line in part]
-        (folder / f"own/{split}.tsv").write_text("\n".join(["text\tlabel", *rows]))
+    for split, part in (("train", lines[:300]), ("dev", lines[300:400])):
         tagged = [
             "\n".join(f"{word} {PERSONS.get(word, 'O')}" for word in line.split()) for line in part
         ]
-        (folder / f"tagging/{split}.txt").write_text("\n\n".join(tagged) + "\n")
-    return folder
+        (folder / f"{split}.txt").write_text("\n\n".join(tagged) + "\n")
+    return {"own": toy_question, "tagging": folder}
 
 
 def test_features_are_the_states_of_transformers_top_layers(pretrained):
@@ -86,7 +64,7 @@ def test_features_are_the_states_of_transformers_top_layers(pretrained):
     types = torch.randint(2, (4, 9), generator=rng)
     with torch.inference_mode():
         expected = theirs(ids, mask.long(), types, output_hidden_states=True).hidden_states
-    for num_layers in (1, 2, 3):
+    for num_layers in (1, 2):
         states = encoder.layer_states(num_layers, ids, mask, types)
         assert states.shape == (num_layers, 4, 9, 64)
         assert not states.requires_grad
@@ -99,7 +77,7 @@ def test_features_are_the_states_of_transformers_top_layers(pretrained):
 def test_the_head_learns_and_the_encoder_stays(name, combine, pretrained, data):
     features = dataclasses.replace(CONFIG.features, combine=combine)
     config = dataclasses.replace(CONFIG, features=features, weight_decay=0.1, epochs=4)
-    task = read_task(name, data / name, config)
+    task = read_task(name, data[name], config)
     rows = encode_task(task, pretrained, config)
     run = train_seed(pretrained, task, rows, config, seed=0, progress=ignore)
     for key, tensor in run.model.encoder.state_dict().items():
@@ -115,7 +93,7 @@ def test_the_head_learns_and_the_encoder_stays(name, combine, pretrained, data):
 
 
 def test_a_read_encoder_has_no_dropout_and_the_head_has(pretrained, data):
-    task = read_task("own", data / "own", CONFIG)
+    task = read_task("own", data["own"], CONFIG)
     model = build_network(
         pretrained, task, CONFIG, compute_dtype=torch.float32, seed=0, from_scratch=False
     ).train()
@@ -125,13 +103,13 @@ def test_a_read_encoder_has_no_dropout_and_the_head_has(pretrained, data):
     assert not torch.equal(model.head(one, None), model.head(one, None))
 
 
-def test_settings_are_recorded_and_the_folder_gives_its_predictions(start, data, tmp_path):
+def test_settings_are_recorded_and_the_folder_gives_its_predictions(toy_encoder, data, tmp_path):
     out = tmp_path / "out"
-    finetune(start, "own", data / "own", out, CONFIG, seeds=1, progress=ignore)
+    finetune(toy_encoder, "own", data["own"], out, CONFIG, seeds=1, progress=ignore)
     saved = from_dict(FinetuneConfig, json.loads((out / "config.json").read_text())["config"])
     assert saved == CONFIG
-    model = load_network(read_finetuned(out), read_task("own", data / "own", saved), CPU)
-    rows = encode_task(model.task, load_pretrained(start), saved)
+    model = load_network(read_finetuned(out), read_task("own", data["own"], saved), CPU)
+    rows = encode_task(model.task, load_pretrained(toy_encoder), saved)
     keep_tokens(model, rows.token_ids)
     probs = predict(model, rows.splits["dev"], CPU)["logits"].softmax(dim=1)
     lines = (out / "seed-0/predictions.tsv").read_text().splitlines()[1:]
@@ -154,12 +132,12 @@ def test_settings_that_mean_nothing_are_refused(settings, message):
 
 
 def test_what_does_not_fit_the_start_or_the_task_is_refused(pretrained, data):
-    task = read_task("own", data / "own", CONFIG)
+    task = read_task("own", data["own"], CONFIG)
     small = dataclasses.replace(pretrained, encoder=PRESETS["small"].model)
     usual = override(FINETUNE_PRESETS["small"], ["features.layers=4"])
     assert fit_to_start(usual, small, task).layer_lr_decay == 1
     for config, message in (
-        (override(CONFIG, ["features.layers=4"]), "features.layers 4 is more than the 3 layers of"),
+        (override(CONFIG, ["features.layers=4"]), "features.layers 4 is more than the 2 layers of"),
         (override(CONFIG, ["layer_lr_decay=0.5"]), "layer_lr_decay 0.5 is for an encoder that le"),
     ):
         with pytest.raises(UserError, match=message) as refusal:

@@ -4,18 +4,11 @@ import json
 import statistics
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
 from electra.cli import main
 from electra.config import FinetuneConfig, UserError
-from electra.files import write_json
 from electra.finetune import finetune
 from electra.grid import CHOSEN_ON_DEV, combine, search, tabulate
-from electra.model.encoder import Encoder
-from electra.model.huggingface import config_to_huggingface, encoder_to_huggingface
-from electra.model.initialisation import init_weights
-from electra.presets import encoder_sizes
 from electra.settings import override
 
 CONFIG = override(
@@ -28,30 +21,6 @@ NAMES = [f"learning_rate={rate},epochs={epochs}" for rate in ("1e-5", "3e-3") fo
 
 def ignore(record):
     pass
-
-
-@pytest.fixture(scope="module")
-def start(toy_tokenizer, tmp_path_factory):
-    """A Hugging Face folder with an encoder of one layer and random weights."""
-    folder = tmp_path_factory.mktemp("start") / "encoder"
-    toy_tokenizer.save(folder)
-    vocab_size = toy_tokenizer.vocab_size
-    sizes = encoder_sizes(64, 1, 32, vocab_size=vocab_size, max_position_embeddings=32)
-    encoder = Encoder(sizes)
-    init_weights(encoder, 0.1, torch.Generator().manual_seed(0))
-    write_json(folder / "config.json", config_to_huggingface(sizes, "ElectraModel", 0))
-    save_file(encoder_to_huggingface(encoder.state_dict()), folder / "model.safetensors")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def data(toy_text, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    lines = [line for line in toy_text.read_text().splitlines() if line]
-    for split, part in (("train", lines[:160]), ("dev", lines[160:220])):
-        rows = [f"{line}\t{'woman' if 'queen' in line else 'other'}" for line in part]
-        (folder / f"{split}.tsv").write_text("\n".join(["text\tlabel", *rows]))
-    return folder
 
 
 def test_every_combination_has_a_name_and_its_settings():
@@ -83,10 +52,12 @@ def test_a_grid_that_means_nothing_is_refused(fixed, grid, message):
 
 
 @pytest.fixture(scope="module")
-def found(start, data, tmp_path_factory):
+def found(toy_encoder, toy_question, tmp_path_factory):
     out = tmp_path_factory.mktemp("search") / "out"
     combinations = combine(CONFIG, [], GRID)
-    return search(start, "own", data, out, combinations, seeds=2, progress=ignore), out
+    return search(
+        toy_encoder, "own", toy_question, out, combinations, seeds=2, progress=ignore
+    ), out
 
 
 def test_the_best_by_the_median_on_dev_comes_first_and_dev_is_named(found):
@@ -113,14 +84,16 @@ def test_the_best_by_the_median_on_dev_comes_first_and_dev_is_named(found):
     assert [f"learning_rate={row[0]},epochs={row[1]}" for row in table.rows] == ranked
 
 
-def test_a_combination_is_what_fine_tuning_alone_gives(found, start, data, tmp_path):
+def test_a_combination_is_what_fine_tuning_alone_gives(found, toy_encoder, toy_question, tmp_path):
     _, out = found
     config = override(CONFIG, NAMES[2].split(","))
-    alone = finetune(start, "own", data, tmp_path / "alone", config, seeds=2, progress=ignore)
+    alone = finetune(
+        toy_encoder, "own", toy_question, tmp_path / "alone", config, seeds=2, progress=ignore
+    )
     assert json.loads((out / NAMES[2] / "results.json").read_text())["median"] == alone["median"]
 
 
-def test_what_is_finished_is_not_repeated(found, start, data, tmp_path):
+def test_what_is_finished_is_not_repeated(found, toy_encoder, toy_question, tmp_path):
     class PowerCut(Exception):
         pass
 
@@ -130,7 +103,9 @@ def test_what_is_finished_is_not_repeated(found, start, data, tmp_path):
 
     def begin(grid=GRID, seeds=2, progress=ignore):
         combinations = combine(CONFIG, [], grid)
-        return search(start, "own", data, out, combinations, seeds=seeds, progress=progress)
+        return search(
+            toy_encoder, "own", toy_question, out, combinations, seeds=seeds, progress=progress
+        )
 
     out = tmp_path / "out"
     with pytest.raises(PowerCut):
@@ -159,11 +134,11 @@ def test_what_is_finished_is_not_repeated(found, start, data, tmp_path):
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_runs(
-    grid, seeds, message, start, data, tmp_path
+    grid, seeds, message, toy_encoder, toy_question, tmp_path
 ):
     with pytest.raises(UserError, match=message) as refusal:
         search(
-            *(start, "own", data, tmp_path / "out", combine(CONFIG, [], grid)),
+            *(toy_encoder, "own", toy_question, tmp_path / "out", combine(CONFIG, [], grid)),
             seeds=seeds,
             progress=ignore,
         )
@@ -171,8 +146,17 @@ def test_what_does_not_fit_is_refused_before_anything_runs(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_verb(start, data, tmp_path, capsys):
-    words = ["finetune", start, "--task", "own", "--data", data, "--out", tmp_path / "out"]
+def test_the_verb(toy_encoder, toy_question, tmp_path, capsys):
+    words = [
+        "finetune",
+        toy_encoder,
+        "--task",
+        "own",
+        "--data",
+        toy_question,
+        "--out",
+        tmp_path / "out",
+    ]
     words += ["--set", "epochs=1", "threads=1", "--grid", "learning_rate=1e-3,3e-3"]
     main([str(word) for word in [*words, "--dry-run"]])
     printed = capsys.readouterr().out
@@ -185,4 +169,6 @@ def test_the_verb(start, data, tmp_path, capsys):
     assert lines[0].split()[:3] == ["learning_rate", "accuracy,", "median"]
     assert lines[2].split()[0] == best.partition("=")[2]
     assert f"note: {CHOSEN_ON_DEV}" in told
-    assert lines[-1] == f"next: electra report {start} {tmp_path}/out/{best} --out report.html"
+    assert (
+        lines[-1] == f"next: electra report {toy_encoder} {tmp_path}/out/{best} --out report.html"
+    )
