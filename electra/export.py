@@ -114,6 +114,10 @@ def convert_head(
     """
     run, facts, pooling = finetuned.run, finetuned.facts, finetuned.config.pooling
     family = facts["family"]
+    require(
+        not finetuned.config.features.layers,
+        f"{run}: transformers has no class that reads features; use electra predict",
+    )
     if family == "squad" and facts["head"] != "plain":
         raise UserError(
             f"{run}: transformers has no class with a {facts['head']} head; fine-tune with --set "

@@ -8,6 +8,7 @@ import torch
 from transformers import ElectraConfig, ElectraModel
 
 from electra.config import FinetuneConfig, UserError
+from electra.export import export_finetuned
 from electra.finetune import encode_task, finetune, fit_to_start, train_seed
 from electra.model.encoder import Encoder
 from electra.model.huggingface import config_to_huggingface, encoder_to_huggingface
@@ -115,6 +116,8 @@ def test_settings_are_recorded_and_the_folder_gives_its_predictions(toy_encoder,
     lines = (out / "seed-0/predictions.tsv").read_text().splitlines()[1:]
     written = torch.tensor([[float(cell) for cell in line.split("\t")[3:]] for line in lines])
     torch.testing.assert_close(written, probs, atol=1e-5, rtol=0)
+    with pytest.raises(UserError, match="transformers has no class that reads features; use elect"):
+        export_finetuned(read_finetuned(out), tmp_path / "exported")
 
 
 @pytest.mark.parametrize(
