@@ -35,7 +35,7 @@ def build_optimizer(
     num_layers = max((depth for depth in depths.values() if depth is not None), default=0)
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
-        decays = not (name.endswith("bias") or "norm" in name)
+        decays = not (name.rpartition(".")[2].startswith("bias") or "norm" in name)
         depth = depths[name]
         above = 0 if depth is None else num_layers + 1 - depth + (mode == "reference")
         key = (config.weight_decay if decays else 0.0, layer_lr_decay**above)
