@@ -437,7 +437,9 @@ def finetune(
     print_table(table.rows, table.headers)
     for note in results["notes"]:
         print_note(note)
-    print_done(f"wrote {out}", f"electra report {start} {scores} --out report.html")
+    is_run = (start / "metrics.jsonl").is_file()  # only of a run there is a page
+    report_it = f"electra report {start} {scores} --out report.html"
+    print_done(f"wrote {out}", report_it if is_run else f"electra predict {scores} --input FILE")
 
 
 @app.command
