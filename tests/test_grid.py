@@ -169,6 +169,4 @@ def test_the_verb(toy_encoder, toy_question, tmp_path, capsys):
     assert lines[0].split()[:3] == ["learning_rate", "accuracy,", "median"]
     assert lines[2].split()[0] == best.partition("=")[2]
     assert f"note: {CHOSEN_ON_DEV}" in told
-    assert (
-        lines[-1] == f"next: electra report {toy_encoder} {tmp_path}/out/{best} --out report.html"
-    )
+    assert lines[-1] == f"next: electra predict {tmp_path}/out/{best} --input FILE"
