@@ -93,20 +93,6 @@ def toy_config() -> PretrainConfig:
 
 
 @pytest.fixture(scope="session")
-def toy_encoder(toy_tokenizer, tmp_path_factory) -> Path:
-    """A Hugging Face folder: two layers of 64, random weights, rows of at most 32 tokens."""
-    folder = tmp_path_factory.mktemp("encoder") / "encoder"
-    toy_tokenizer.save(folder)
-    vocab_size = toy_tokenizer.vocab_size
-    sizes = encoder_sizes(64, 2, 32, vocab_size=vocab_size, max_position_embeddings=32)
-    encoder = Encoder(sizes)
-    init_weights(encoder, 0.1, torch.Generator().manual_seed(0))
-    write_json(folder / "config.json", config_to_huggingface(sizes, "ElectraModel", 0))
-    save_file(encoder_to_huggingface(encoder.state_dict()), folder / "model.safetensors")
-    return folder
-
-
-@pytest.fixture(scope="session")
 def toy_question(toy_text, tmp_path_factory) -> Path:
     """A task of one's own that can be learnt: is the sentence about the queen?"""
     folder = tmp_path_factory.mktemp("question")

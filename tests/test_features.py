@@ -35,8 +35,8 @@ def ignore(record):
 
 
 @pytest.fixture(scope="module")
-def pretrained(toy_encoder):
-    return load_pretrained(toy_encoder)
+def pretrained(start):
+    return load_pretrained(start)
 
 
 @pytest.fixture(scope="module")
@@ -104,13 +104,13 @@ def test_a_read_encoder_has_no_dropout_and_the_head_has(pretrained, data):
     assert not torch.equal(model.head(one, None), model.head(one, None))
 
 
-def test_settings_are_recorded_and_the_folder_gives_its_predictions(toy_encoder, data, tmp_path):
+def test_settings_are_recorded_and_the_folder_gives_its_predictions(start, data, tmp_path):
     out = tmp_path / "out"
-    finetune(toy_encoder, "own", data["own"], out, CONFIG, seeds=1, progress=ignore)
+    finetune(start, "own", data["own"], out, CONFIG, seeds=1, progress=ignore)
     saved = from_dict(FinetuneConfig, json.loads((out / "config.json").read_text())["config"])
     assert saved == CONFIG
     model = load_network(read_finetuned(out), read_task("own", data["own"], saved), CPU)
-    rows = encode_task(model.task, load_pretrained(toy_encoder), saved)
+    rows = encode_task(model.task, load_pretrained(start), saved)
     keep_tokens(model, rows.token_ids)
     probs = predict(model, rows.splits["dev"], CPU)["logits"].softmax(dim=1)
     lines = (out / "seed-0/predictions.tsv").read_text().splitlines()[1:]

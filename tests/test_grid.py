@@ -52,12 +52,10 @@ def test_a_grid_that_means_nothing_is_refused(fixed, grid, message):
 
 
 @pytest.fixture(scope="module")
-def found(toy_encoder, toy_question, tmp_path_factory):
+def found(start, toy_question, tmp_path_factory):
     out = tmp_path_factory.mktemp("search") / "out"
     combinations = combine(CONFIG, [], GRID)
-    return search(
-        toy_encoder, "own", toy_question, out, combinations, seeds=2, progress=ignore
-    ), out
+    return search(start, "own", toy_question, out, combinations, seeds=2, progress=ignore), out
 
 
 def test_the_best_by_the_median_on_dev_comes_first_and_dev_is_named(found):
@@ -84,16 +82,16 @@ def test_the_best_by_the_median_on_dev_comes_first_and_dev_is_named(found):
     assert [f"learning_rate={row[0]},epochs={row[1]}" for row in table.rows] == ranked
 
 
-def test_a_combination_is_what_fine_tuning_alone_gives(found, toy_encoder, toy_question, tmp_path):
+def test_a_combination_is_what_fine_tuning_alone_gives(found, start, toy_question, tmp_path):
     _, out = found
     config = override(CONFIG, NAMES[2].split(","))
     alone = finetune(
-        toy_encoder, "own", toy_question, tmp_path / "alone", config, seeds=2, progress=ignore
+        start, "own", toy_question, tmp_path / "alone", config, seeds=2, progress=ignore
     )
     assert json.loads((out / NAMES[2] / "results.json").read_text())["median"] == alone["median"]
 
 
-def test_what_is_finished_is_not_repeated(found, toy_encoder, toy_question, tmp_path):
+def test_what_is_finished_is_not_repeated(found, start, toy_question, tmp_path):
     class PowerCut(Exception):
         pass
 
@@ -103,9 +101,7 @@ def test_what_is_finished_is_not_repeated(found, toy_encoder, toy_question, tmp_
 
     def begin(grid=GRID, seeds=2, progress=ignore):
         combinations = combine(CONFIG, [], grid)
-        return search(
-            toy_encoder, "own", toy_question, out, combinations, seeds=seeds, progress=progress
-        )
+        return search(start, "own", toy_question, out, combinations, seeds=seeds, progress=progress)
 
     out = tmp_path / "out"
     with pytest.raises(PowerCut):
@@ -134,11 +130,11 @@ def test_what_is_finished_is_not_repeated(found, toy_encoder, toy_question, tmp_
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_runs(
-    grid, seeds, message, toy_encoder, toy_question, tmp_path
+    grid, seeds, message, start, toy_question, tmp_path
 ):
     with pytest.raises(UserError, match=message) as refusal:
         search(
-            *(toy_encoder, "own", toy_question, tmp_path / "out", combine(CONFIG, [], grid)),
+            *(start, "own", toy_question, tmp_path / "out", combine(CONFIG, [], grid)),
             seeds=seeds,
             progress=ignore,
         )
@@ -146,10 +142,10 @@ def test_what_does_not_fit_is_refused_before_anything_runs(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_verb(toy_encoder, toy_question, tmp_path, capsys):
+def test_the_verb(start, toy_question, tmp_path, capsys):
     words = [
         "finetune",
-        toy_encoder,
+        start,
         "--task",
         "own",
         "--data",

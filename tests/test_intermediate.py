@@ -29,17 +29,15 @@ def ignore(record):
 
 
 @pytest.fixture(scope="module")
-def first(toy_encoder, toy_question, tmp_path_factory):
+def first(start, toy_question, tmp_path_factory):
     """A finished fine-tuning of three seeds."""
     out = tmp_path_factory.mktemp("first") / "first"
-    finetune(toy_encoder, "own", toy_question, out, CONFIG, seeds=3, progress=ignore)
+    finetune(start, "own", toy_question, out, CONFIG, seeds=3, progress=ignore)
     return out
 
 
 @pytest.mark.parametrize("best", ["0", "1", "2"])
-def test_the_encoder_is_that_of_the_best_seed_on_dev(
-    best, first, toy_encoder, toy_question, tmp_path
-):
+def test_the_encoder_is_that_of_the_best_seed_on_dev(best, first, start, toy_question, tmp_path):
     folder = tmp_path / "first"
     shutil.copytree(first, folder)
     results = json.loads((folder / "results.json").read_text())
@@ -53,7 +51,7 @@ def test_the_encoder_is_that_of_the_best_seed_on_dev(
     assert all(torch.equal(pretrained.tensors[name], kept[name]) for name in kept)
     assert pretrained.source == f"{folder} at seed {best}, fine-tuned on own"
     assert pretrained.sequence_length == 32
-    before = load_pretrained(toy_encoder)
+    before = load_pretrained(start)
     assert pretrained.tokenizer.digest == before.tokenizer.digest
     moved = "layers.0.output.weight"
     assert not torch.equal(pretrained.tensors[moved], before.tensors[moved])
@@ -65,25 +63,21 @@ def test_the_encoder_is_that_of_the_best_seed_on_dev(
         assert torch.equal(parameter, kept[name]), name
 
 
-def test_fine_tuning_goes_on_from_it_and_says_so(first, toy_encoder, toy_question, tmp_path):
+def test_fine_tuning_goes_on_from_it_and_says_so(first, start, toy_question, tmp_path):
     """With hardly any steps left, only an encoder that has learnt the question answers it."""
     config = dataclasses.replace(CONFIG, epochs=1, train_examples=64, sequence_length=24)
     arguments = {"seeds": 1, "progress": ignore}
     second = finetune(first, "own", toy_question, tmp_path / "second", config, **arguments)
-    plain = finetune(toy_encoder, "own", toy_question, tmp_path / "plain", config, **arguments)
+    plain = finetune(start, "own", toy_question, tmp_path / "plain", config, **arguments)
     assert second["median"] > plain["median"] + 0.05
     assert second["start"] == str(first)
     assert second["source"] == load_pretrained(first).source
     assert json.loads((tmp_path / "second/config.json").read_text())["start"] == second["source"]
 
 
-def test_an_encoder_from_scratch_knows_only_the_rows_it_had(
-    first, toy_encoder, toy_question, tmp_path
-):
+def test_an_encoder_from_scratch_knows_only_the_rows_it_had(first, start, toy_question, tmp_path):
     out = tmp_path / "scratch"
-    finetune(
-        toy_encoder, "own", toy_question, out, CONFIG, seeds=1, from_scratch=True, progress=ignore
-    )
+    finetune(start, "own", toy_question, out, CONFIG, seeds=1, from_scratch=True, progress=ignore)
     assert load_pretrained(out).sequence_length == 16
     longer = dataclasses.replace(CONFIG, sequence_length=24)
     with pytest.raises(
@@ -92,10 +86,8 @@ def test_an_encoder_from_scratch_knows_only_the_rows_it_had(
         finetune(out, "own", toy_question, tmp_path / "out", longer, seeds=1, progress=ignore)
 
 
-def test_tokens_that_the_first_task_lacked_are_handed_on_as_they_were(
-    first, toy_encoder, toy_question
-):
-    before, after = load_pretrained(toy_encoder), load_pretrained(first)
+def test_tokens_that_the_first_task_lacked_are_handed_on_as_they_were(first, start, toy_question):
+    before, after = load_pretrained(start), load_pretrained(first)
     token_ids = encode_task(read_task("own", toy_question, CONFIG), before, CONFIG).token_ids
     is_used = torch.zeros(before.tokenizer.vocab_size, dtype=torch.bool)
     is_used[token_ids] = True
@@ -106,9 +98,7 @@ def test_tokens_that_the_first_task_lacked_are_handed_on_as_they_were(
     assert is_used[is_moved].all()
 
 
-def test_folders_that_cannot_be_started_from_are_refused(
-    first, toy_encoder, toy_question, tmp_path
-):
+def test_folders_that_cannot_be_started_from_are_refused(first, start, toy_question, tmp_path):
     def refuse(folder, message):
         with pytest.raises(UserError, match=message) as refusal:
             load_pretrained(folder)
@@ -124,7 +114,7 @@ def test_folders_that_cannot_be_started_from_are_refused(
     refuse(half, "half.incomplete is not a folder that `electra finetune` wrote: KeyError")
     out = tmp_path / "search"
     combinations = combine(CONFIG, [], ["learning_rate=1e-3,2e-3"])
-    arguments = toy_encoder, "own", toy_question, out
+    arguments = start, "own", toy_question, out
     best = search(*arguments, combinations, seeds=1, progress=ignore)["best"]
     refuse(out, f"holds several fine-tunings; take one of them: {out}/{best}")
     assert load_pretrained(out / best).source == f"{out}/{best} at seed 0, fine-tuned on own"

@@ -10,19 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 from seqeval.metrics import accuracy_score
 from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
 from transformers import ElectraConfig, ElectraForTokenClassification
 
 from electra.config import FinetuneConfig, UserError
 from electra.corpus.tokenizer import Tokenizer
-from electra.files import write_json
 from electra.finetune import encode_task, train_seed
 from electra.model.encoder import Encoder
 from electra.model.huggingface import config_to_huggingface, encoder_to_huggingface
 from electra.model.initialisation import init_weights
-from electra.presets import encoder_sizes
 from electra.tasks.conll import read_tagging_task
 from electra.tasks.network import predict
 from electra.tasks.rows import Rows, make_batch
@@ -448,16 +445,8 @@ def test_predictions_are_lines_that_conlleval_reads(toy_tokenizer, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def pretrained(toy_tokenizer, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("start") / "encoder"
-    toy_tokenizer.save(folder)
-    vocab_size = toy_tokenizer.vocab_size
-    sizes = encoder_sizes(64, 2, 32, vocab_size=vocab_size, max_position_embeddings=32)
-    encoder = Encoder(sizes)
-    init_weights(encoder, 0.1, torch.Generator().manual_seed(0))
-    write_json(folder / "config.json", config_to_huggingface(sizes, "ElectraModel", 0))
-    save_file(encoder_to_huggingface(encoder.state_dict()), folder / "model.safetensors")
-    return load_pretrained(folder)
+def pretrained(start):
+    return load_pretrained(start)
 
 
 def test_the_head_is_that_of_transformers_token_classifier(pretrained):

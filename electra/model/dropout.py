@@ -12,11 +12,11 @@ ONE = 1 << 16
 class DropoutMasks:
     """Every mask of one pass through an encoder on a CPU: slices of one pool of random flags.
 
-    To draw each element of each mask by itself takes a fifth of a step. Here a pool a little larger
-    than the largest mask is drawn once, and a mask is a view of it that begins at a random place:
-    its elements are independent, and any two elements of two masks are one and the same flag with
-    probability 1 / SPREAD, so that their correlation is no more than that. An element is kept with
-    the probability asked for, to 1 / 131072.
+    To draw each element of each mask by itself takes a seventh of a step. Here a pool a little
+    larger than the largest mask is drawn once, and a mask is a view of it that begins at a random
+    place: its elements are independent, and any two elements of two masks are one and the same flag
+    with probability 1 / SPREAD, so that their correlation is no more than that. An element is kept
+    with the probability asked for, to 1 / 131072.
 
     Args:
         largest: Elements of the largest mask.

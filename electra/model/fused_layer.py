@@ -1,6 +1,6 @@
 """A transformer layer as one step of autograd: what `Layer.plain` computes, in fewer operations.
 
-On a CPU a third of a plain layer's time goes into operations between the matrix products: copies,
+On a CPU much of a plain layer's time goes into operations between the matrix products: copies,
 casts, masks, one pass over memory each. Here forward and backward are written out with as few
 passes as torch's operations allow: scales ride on the products, residuals on the accumulators of
 dropout and of the backward products, dropout multiplies by a mask it has drawn once, and gradients
