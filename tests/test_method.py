@@ -153,13 +153,30 @@ def softmax_case(num=70, vocab=1000, size=16, dtype=torch.float32, scale=3.0):
     return [features, table, bias], (targets, weights, torch.rand(num, generator=rng))
 
 
+@pytest.fixture
+def compiled_loss_and_sample():
+    """What a GPU runs, traced as for it but computed by torch's own operations."""
+    torch.compiler.reset()
+    return torch.compile(loss_and_sample, fullgraph=True, dynamic=False, backend="aot_eager")
+
+
 @pytest.mark.parametrize("num", [1, 31, 32, 33, 70, 2100])
 def test_one_pass_equals_plain(num):
     """Loss 1e-6 relative, gradients 1e-5 of their largest element, same draws and hits."""
+    assert_equals_plain(loss_and_sample, num)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's
+@pytest.mark.parametrize("num", [1, 70, 2100])
+def test_compiled_equals_plain(compiled_loss_and_sample, num):
+    assert_equals_plain(compiled_loss_and_sample, num)
+
+
+def assert_equals_plain(predict, num):
     parameters, rest = softmax_case(num)
     plain = loss_and_sample_plain(*parameters, *rest)
     expected = torch.autograd.grad(50 * plain.loss, parameters)
-    fused = loss_and_sample(*parameters, *rest)
+    fused = predict(*parameters, *rest)
     actual = torch.autograd.grad(50 * fused.loss, parameters)
     torch.testing.assert_close(fused.loss, plain.loss, rtol=1e-6, atol=0)
     for a, e in zip(actual, expected, strict=True):

@@ -1,10 +1,12 @@
 """The generator's softmax over the vocabulary: loss, sample and accuracy from one set of logits.
 
-Shape suffixes: M positions, E embedding size, V vocabulary.
+Shape suffixes: M positions, C and R of them at a time, E embedding size, V vocabulary, W the same
+in whole blocks, K blocks of B.
 
 `loss_and_sample_plain` is the definition. `loss_and_sample` computes the same in one pass: the
 exponentials that the loss needs are those that the sample and the gradient need, logits exist for
-`CHUNK` positions at a time, and float32 work is done on `SLICE` rows so that it stays in the cache.
+`CHUNK` positions at a time and, on a CPU, float32 work is done on `SLICE` rows so that it stays in
+the cache.
 docs/PERFORMANCE.md has what it gives.
 """
 
@@ -108,51 +110,42 @@ class _LossAndSample(torch.autograd.Function):
         uniform_M: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         needs_grad = any(ctx.needs_input_grad[:3])
-        num_positions, vocab_size = features_ME.shape[0], table_VE.shape[0]
-        num_blocks = -(-vocab_size // BLOCK)
-        table = table_VE.to(features_ME.dtype)
-        loss = torch.zeros((), device=features_ME.device)
-        sampled_M = torch.empty_like(targets_M)
-        correct_M = torch.empty_like(targets_M, dtype=torch.bool)
-        # Padded to whole blocks with zeros, so that a sample can be found block first.
-        probs_buffer = features_ME.new_zeros(SLICE, num_blocks * BLOCK, dtype=torch.float32)
-        grad_features_ME = torch.empty_like(features_ME)
-        grad_table_VE: Tensor | None = None
-        grad_bias_V = torch.zeros_like(bias_V)
-
-        for start in range(0, num_positions, CHUNK):
-            chunk = slice(start, min(start + CHUNK, num_positions))
-            logits_MV = F.linear(features_ME[chunk], table)
-            for low in range(start, chunk.stop, SLICE):
-                rows = slice(low, min(low + SLICE, chunk.stop))
-                logits_RV = logits_MV[low - start : rows.stop - start]
-                padded_RV = probs_buffer[: len(logits_RV)]
-                probs_RV = padded_RV[:, :vocab_size]
-                probs_RV.copy_(logits_RV).add_(bias_V)  # one pass would mix dtypes: twice as slow
-                target_R1 = targets_M[rows, None]
-                largest_R1 = probs_RV.amax(dim=-1, keepdim=True)
-                target_logit_R1 = probs_RV.gather(1, target_R1)
-                correct_M[rows] = (target_logit_R1 == largest_R1).squeeze(1)
-                probs_RV.sub_(largest_R1).exp_()
-                sampled_M[rows], sum_R1 = _sample(padded_RV, uniform_M[rows, None])
-                nll_R1 = sum_R1.log() + largest_R1 - target_logit_R1
-                loss += (nll_R1.squeeze(1) * weights_M[rows]).sum()
-                if needs_grad:  # d loss / d logits = weight * (softmax - onehot), over the logits
-                    probs_RV.mul_(weights_M[rows, None] / sum_R1)
-                    probs_RV.scatter_add_(1, target_R1, -weights_M[rows, None])
-                    grad_bias_V += probs_RV.sum(dim=0)
-                    logits_RV.copy_(probs_RV)
+        vocab_size = table_VE.shape[0]
+        in_slices = features_ME.device.type == "cpu" and not torch.compiler.is_compiling()
+        score = _score_in_slices if in_slices else _score
+        table_WE = _fill_blocks(table_VE, features_ME.dtype)
+        bias_W = F.pad(bias_V, (0, len(table_WE) - vocab_size), value=-math.inf)  # never drawn
+        scores, grads_features, grads_bias = [], [], []
+        grad_table_WE: Tensor | None = None
+        for features_CE, targets_C, weights_C, uniform_C in zip(
+            *(each.split(CHUNK) for each in (features_ME, targets_M, weights_M, uniform_M)),
+            strict=True,
+        ):
+            logits_CW = F.linear(features_CE, table_WE)
+            *scored, grad_logits_CW, grad_bias_W = score(
+                logits_CW, bias_W, targets_C, weights_C, uniform_C, needs_grad
+            )
+            scores.append(scored)
             if needs_grad:
-                torch.matmul(logits_MV, table, out=grad_features_ME[chunk])
-                grad_chunk_VE = (logits_MV.T @ features_ME[chunk]).float()
-                grad_table_VE = (
-                    grad_chunk_VE if grad_table_VE is None else grad_table_VE.add_(grad_chunk_VE)
-                )
-
+                grads_features.append(grad_logits_CW @ table_WE)
+                grads_bias.append(grad_bias_W)
+                grad_WE = (grad_logits_CW.T @ features_CE).float()
+                grad_table_WE = grad_WE if grad_table_WE is None else grad_table_WE + grad_WE
+        losses, sampled, correct = zip(*scores, strict=True)
         if needs_grad:
-            ctx.save_for_backward(grad_features_ME, grad_table_VE, grad_bias_V)
-        ctx.mark_non_differentiable(sampled_M, correct_M)
-        return loss, sampled_M.clamp_(max=vocab_size - 1), correct_M
+            assert grad_table_WE is not None
+            ctx.save_for_backward(
+                torch.cat(grads_features),
+                grad_table_WE[:vocab_size],
+                torch.stack(grads_bias).sum(dim=0)[:vocab_size],
+            )
+        outputs = (
+            torch.stack(losses).sum(),
+            torch.cat(sampled).clamp(max=vocab_size - 1),
+            torch.cat(correct),
+        )
+        ctx.mark_non_differentiable(*outputs[1:])
+        return outputs
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
@@ -168,6 +161,73 @@ class _LossAndSample(torch.autograd.Function):
         )
 
 
+def _score(
+    logits_CW: Tensor,
+    bias_W: Tensor,
+    targets_C: Tensor,
+    weights_C: Tensor,
+    uniform_C: Tensor,
+    needs_grad: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Return loss, samples, hits and, if asked for, the loss's gradients of logits and bias.
+
+    Written for a compiler, which makes a few passes over the logits of it.
+    """
+    logits_32 = logits_CW.float() + bias_W
+    largest_C1 = logits_32.amax(dim=-1, keepdim=True)
+    target_logit_C1 = logits_32.gather(1, targets_C[:, None])
+    weights_of_draw_CW = (logits_32 - largest_C1).exp()
+    sampled_C, sum_C1 = _sample(weights_of_draw_CW, uniform_C[:, None])
+    nll_C = (sum_C1.log() + largest_C1 - target_logit_C1).squeeze(1)
+    loss, correct_C = (nll_C * weights_C).sum(), (target_logit_C1 == largest_C1).squeeze(1)
+    if not needs_grad:
+        return loss, sampled_C, correct_C, None, None
+    is_target_CW = torch.arange(len(bias_W), device=bias_W.device) == targets_C[:, None]
+    grad_CW = weights_C[:, None] * (weights_of_draw_CW / sum_C1 - is_target_CW.float())
+    return loss, sampled_C, correct_C, grad_CW.to(logits_CW.dtype), grad_CW.sum(dim=0)
+
+
+def _score_in_slices(
+    logits_CW: Tensor,
+    bias_W: Tensor,
+    targets_C: Tensor,
+    weights_C: Tensor,
+    uniform_C: Tensor,
+    needs_grad: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return what `_score` returns, a few rows at a time; gradients overwrite logits."""
+    loss, grad_bias_W = torch.zeros(()), torch.zeros_like(bias_W)
+    sampled_C, correct_C = torch.empty_like(targets_C), torch.empty_like(targets_C).bool()
+    buffer_RW = torch.empty((SLICE, len(bias_W)))
+    for low in range(0, len(targets_C), SLICE):
+        rows = slice(low, low + SLICE)
+        logits_RW = logits_CW[rows]
+        target_R1, weights_R1 = targets_C[rows, None], weights_C[rows, None]
+        probs_RW = buffer_RW[: len(logits_RW)]
+        probs_RW.copy_(logits_RW).add_(bias_W)  # one pass would mix dtypes: twice as slow
+        largest_R1 = probs_RW.amax(dim=-1, keepdim=True)
+        target_logit_R1 = probs_RW.gather(1, target_R1)
+        correct_C[rows] = (target_logit_R1 == largest_R1).squeeze(1)
+        probs_RW.sub_(largest_R1).exp_()
+        sampled_C[rows], sum_R1 = _sample(probs_RW, uniform_C[rows, None])
+        loss += ((sum_R1.log() + largest_R1 - target_logit_R1) * weights_R1).sum()
+        if needs_grad:
+            probs_RW.mul_(weights_R1 / sum_R1)
+            probs_RW.scatter_add_(1, target_R1, -weights_R1)
+            grad_bias_W += probs_RW.sum(dim=0)
+            logits_RW.copy_(probs_RW)
+    return loss, sampled_C, correct_C, logits_CW, grad_bias_W
+
+
+def _fill_blocks(table_VE: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the table with zeros behind it, up to a whole number of blocks (W, E).
+
+    A GPU's products are slow where rows of logits begin at odd addresses, as those of 30,522 do;
+    and draws find their block first.
+    """
+    return F.pad(table_VE.to(dtype), (0, 0, 0, -len(table_VE) % BLOCK))
+
+
 def log_likelihood(
     features_ME: Tensor, table_VE: Tensor, bias_V: Tensor, targets_M: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -178,13 +238,14 @@ def log_likelihood(
     """
 
     def chunk(features_CE: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor]:
-        logits_CV = F.linear(features_CE, table_VE.to(features_CE.dtype)).float() + bias_V
+        logits_CW = F.linear(features_CE, _fill_blocks(table_VE, features_CE.dtype))
+        logits_CV = logits_CW[:, : len(bias_V)].float() + bias_V
         log_probs_CV = logits_CV.log_softmax(dim=-1)
         entropy_C = -(log_probs_CV.detach().exp() * log_probs_CV.detach()).sum(dim=-1)
         return log_probs_CV.gather(1, targets_C[:, None]).squeeze(1), entropy_C
 
     parts = [
-        checkpoint(chunk, features_CE, targets_C, use_reentrant=False)
+        checkpoint(chunk, features_CE, targets_C, use_reentrant=False, preserve_rng_state=False)
         for features_CE, targets_C in zip(
             features_ME.split(CHUNK), targets_M.split(CHUNK), strict=True
         )
@@ -193,13 +254,13 @@ def log_likelihood(
     return torch.cat(log_probs), torch.cat(entropies)
 
 
-def _sample(weights_RV: Tensor, uniform_R1: Tensor) -> tuple[Tensor, Tensor]:
+def _sample(weights_RW: Tensor, uniform_R1: Tensor) -> tuple[Tensor, Tensor]:
     """Draw a column of each row in proportion to its weight; return the columns and the row sums.
 
     First a block of BLOCK columns by the cumulative sum of block sums, then a column within it: the
     same inverse of the cumulative distribution, without its full length.
     """
-    blocks_RKB = weights_RV.view(len(weights_RV), -1, BLOCK)
+    blocks_RKB = weights_RW.view(-1, weights_RW.shape[1] // BLOCK, BLOCK)
     sums_RK = blocks_RKB.sum(dim=-1)
     cumulative_RK = sums_RK.cumsum(dim=-1)
     sum_R1 = cumulative_RK[:, -1:]
