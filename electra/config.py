@@ -326,6 +326,11 @@ class TrainConfig:
     """Where to train. auto: a CUDA device if there is one."""
     threads: int = 0
     """CPU threads; 0: one for each core this process may use."""
+    compile: Literal["auto", "yes", "no"] = "auto"
+    """Whether losses and gradients run through torch.compile. auto: on a CUDA device, if it has a
+    working compiler. The first steps then take a minute or two."""
+    cuda_graph: bool = True
+    """Whether, on a CUDA device, steps are captured once and replayed whole."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "log_every", "evaluate_every", "save_every"):

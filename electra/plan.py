@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from torch import nn
 
 from electra.config import PretrainConfig
 from electra.corpus.tokenizer import SPECIAL_TOKENS, Tokenizer
@@ -14,13 +13,14 @@ from electra.memory import estimate_step, make_rows
 from electra.method.flops import count_run
 from electra.method.objective import Objective
 from electra.start import build_model
+from electra.step import WARM_UP_STEPS, Step
 from electra.training.device import (
     choose_device,
     choose_dtype,
     describe_device,
     prepare_process,
+    wait_for,
 )
-from electra.training.optimizer import build_optimizer
 
 
 class Plan(NamedTuple):
@@ -86,28 +86,28 @@ def time_step(
     progress: Callable[[float], None] = lambda seconds: None,
 ) -> float:
     """Return the estimated seconds of an optimizer step: the median of those that were timed."""
-    optimizer = build_optimizer(model, config.optimizer, mode=config.method.mode)
-    rng = torch.Generator(device).manual_seed(0)
+    step = Step(model, config)
     batch_size = config.train.batch_size
     model.train()
 
     def run(num_rows: int) -> float:
-        batch = make_rows(config, num_rows, seed=num_rows).to(device)
+        batch = make_rows(config, num_rows, seed=num_rows)
         began = time.perf_counter()
-        model.compute(batch, rng).loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.max_grad_norm, foreach=True)
-        optimizer.step()
-        optimizer.zero_grad()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
+        step(0, batch, config.optimizer.learning_rate)
+        wait_for(device)
         return time.perf_counter() - began
 
+    num_rows = batch_size
+    if device.type == "cuda":  # whose time does not grow with rows until they fill it
+        for _ in range(WARM_UP_STEPS + 1):
+            run(num_rows)
     began = time.perf_counter()
-    num_rows = max(1, batch_size // (16 * config.train.accumulation))
-    run(num_rows)  # warms up
-    # As many rows as leave time for five steps.
-    fitting = probe_seconds / 5 / run(num_rows) * num_rows
-    num_rows = max(1, min(-(-batch_size // config.train.accumulation), int(fitting)))
+    if device.type == "cpu":
+        num_rows = max(1, batch_size // (16 * config.train.accumulation))
+        run(num_rows)  # warms up
+        # As many rows as leave time for five steps.
+        fitting = probe_seconds / 5 / run(num_rows) * num_rows
+        num_rows = max(1, min(-(-batch_size // config.train.accumulation), int(fitting)))
     seconds = [run(num_rows)]
     while time.perf_counter() - began < probe_seconds:
         seconds.append(run(num_rows))

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from electra.config import PretrainConfig, require
 from electra.corpus.examples import Batch, Examples, permute
@@ -28,6 +27,7 @@ from electra.method.objective import Objective
 from electra.method.schemes import TwoStage
 from electra.settings import to_dict
 from electra.start import build_model, count_tokens, fit_to_shards, load_frozen
+from electra.step import Step
 from electra.training.checkpoint import (
     find_checkpoint,
     load_checkpoint,
@@ -40,7 +40,7 @@ from electra.training.device import (
     prepare_process,
     step_seed,
 )
-from electra.training.optimizer import build_optimizer, learning_rate_at, set_learning_rate
+from electra.training.optimizer import learning_rate_at
 from electra.training.pretrained import read_run_config
 from electra.training.run import MetricsLog, read_metrics, stop_on_signal, write_manifest
 
@@ -77,19 +77,20 @@ def pretrain(shards_folder: Path, run: Path, config: PretrainConfig, show: Show)
     config = fit_to_shards(config, shards)
     device = choose_device(config.train.device)
     prepare_process(config.train.threads)
-    model = _build(config, shards, device)
+    step = Step(_build(config, shards, device), config)
     run.mkdir(parents=True)
     shards.tokenizer.save(run / "tokenizer")
     write_manifest(
         run,
         device=describe_device(device),
         dtype=str(choose_dtype(config.train.precision, device)),
+        step=step.describe(),
         shards={"folder": str(shards_folder), "sha256": shards.digest},
         seed=config.train.seed,
     )
     # Last, so that a folder with a config.json is one that can be continued.
     write_json(run / "config.json", to_dict(config))
-    return _train(run, config, shards, model, device, show, resume=False)
+    return _train(run, shards, step, show, resume=False)
 
 
 def resume(run: Path, show: Show, shards_folder: Path | None = None) -> dict[str, Any]:
@@ -114,8 +115,8 @@ def resume(run: Path, show: Show, shards_folder: Path | None = None) -> dict[str
     )
     device = choose_device(config.train.device)
     prepare_process(config.train.threads)
-    model = _build(config, shards, device)
-    return _train(run, config, shards, model, device, show, resume=True)
+    step = Step(_build(config, shards, device), config)
+    return _train(run, shards, step, show, resume=True)
 
 
 def _build(config: PretrainConfig, shards: Shards, device: torch.device) -> Objective:
@@ -130,25 +131,16 @@ def _build(config: PretrainConfig, shards: Shards, device: torch.device) -> Obje
     return model
 
 
-def _train(
-    run: Path,
-    config: PretrainConfig,
-    shards: Shards,
-    model: Objective,
-    device: torch.device,
-    show: Show,
-    *,
-    resume: bool,
-) -> dict[str, Any]:
+def _train(run: Path, shards: Shards, step: Step, show: Show, *, resume: bool) -> dict[str, Any]:
+    config, model, device = step.config, step.model, step.device
     train, seed = config.train, config.train.seed
     tokenizer = shards.tokenizer
-    optimizer = build_optimizer(model, config.optimizer, mode=config.method.mode)
     first_step = 0
     if resume and (run / "checkpoints").is_dir():
         first_step, checkpoint = find_checkpoint(run)
         if isinstance(model, TwoStage) and first_step > config.second_stage:
             model.begin_second()
-        load_checkpoint(checkpoint, model, optimizer)
+        load_checkpoint(checkpoint, model, step.optimizer)
     elif config.generator.kind == "frozen":
         load_frozen(model, config)
     examples = Examples(shards.train, tokenizer, config.examples, seed)
@@ -156,10 +148,7 @@ def _train(
     measures = Measures(model.loss_weights)
     log = MetricsLog(run, first_step)
     clock = _Clock(log.last_train)
-    rng = torch.Generator(device)
     length = config.examples.sequence_length
-    piece = -(-train.batch_size // train.accumulation)
-    pieces = [slice(first, first + piece) for first in range(0, train.batch_size, piece)]
     num_real, grad_norms = torch.zeros((), dtype=torch.int64, device=device), []
 
     def write(record: dict[str, Any]) -> None:
@@ -168,31 +157,17 @@ def _train(
 
     with stop_on_signal() as stop:
         model.train()
-        for step in range(first_step, train.steps):
-            batch = examples.batch(step, train.batch_size).to(device)
-            rng.manual_seed(step_seed(seed, "corruption", step))
-            torch.manual_seed(step_seed(seed, "dropout", step))
-            if isinstance(model, TwoStage) and step == config.second_stage:
+        for number in range(first_step, train.steps):
+            if isinstance(model, TwoStage) and number == config.second_stage:
                 model.begin_second()
-            learning_rate = _learning_rate_at(step, config)
-            set_learning_rate(optimizer, learning_rate)
-
-            draw = model.masking.draw(batch, rng)
-            counts = model.masking.count(batch, draw)
-            for rows in pieces:
-                output = model(batch.rows(rows), draw.rows(rows), counts)
-                output.loss.backward()
+                step.forget()
+            learning_rate = _learning_rate_at(number, config)
+            outcome = step(number, examples.batch(number, train.batch_size), learning_rate)
+            for output in outcome.outputs:
                 measures.add(output)
-            grad_norms.append(
-                nn.utils.clip_grad_norm_(
-                    model.parameters(), config.optimizer.max_grad_norm, foreach=True
-                )
-            )
-            optimizer.step()
-            optimizer.zero_grad()
-
-            num_real += counts.num_real
-            done = step + 1
+            num_real += outcome.num_real
+            grad_norms.append(outcome.grad_norm.clone())
+            done = number + 1
             is_last, is_stopped = done == train.steps, stop.requested
             saves = done % train.save_every == 0 or is_last or is_stopped
             if done % train.log_every == 0 or saves:  # a checkpoint's record ends its window
@@ -218,7 +193,7 @@ def _train(
                     evaluation = evaluate(model, heldout, device)
                     write({"part": "heldout", "step": done, **evaluation})
                 if saves:
-                    save_checkpoint(run, done, model, optimizer, train.keep_checkpoints)
+                    save_checkpoint(run, done, model, step.optimizer, train.keep_checkpoints)
             if is_stopped and not is_last:
                 log.close()
                 raise Interrupted(run, done)

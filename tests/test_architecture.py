@@ -17,7 +17,7 @@ LEVELS = [
     {"settings", "corpus", "model"},
     {"training"},
     {"method"},
-    {"tasks", "reports", "start", "memory"},
+    {"tasks", "reports", "start", "memory", "step"},
     {"pretrain", "finetune", "predict", "score", "submit", "export", "terminal"},
     {"plan", "grid"},
     {"quickstart"},

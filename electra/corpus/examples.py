@@ -10,7 +10,7 @@ Source: section 3.1 and build_pretraining_dataset.py, whose example is cut at a 
 whose remainder is thrown away (docs/DEVIATIONS.md).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -37,21 +37,21 @@ class Batch(NamedTuple):
     """0 in [CLS] A [SEP], 1 in B [SEP], 0 at padding; int64."""
 
     def to(self, device: torch.device) -> "Batch":
-        """Return the batch on a device."""
-        mask = self.attention_mask_BL
-        return Batch(
-            self.input_ids_BL.to(device),
-            None if mask is None else mask.to(device),
-            self.token_type_ids_BL.to(device),
-        )
+        """Return the batch on a device; the copy to a CUDA device is not waited for."""
+        if device.type == "cuda":  # from pinned memory, which torch keeps until it is copied
+            return self._each(lambda tensor: tensor.pin_memory().to(device, non_blocking=True))
+        return self._each(lambda tensor: tensor.to(device))
 
     def rows(self, rows: slice) -> "Batch":
         """Return some of the rows."""
+        return self._each(lambda tensor: tensor[rows])
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         mask = self.attention_mask_BL
         return Batch(
-            self.input_ids_BL[rows],
-            None if mask is None else mask[rows],
-            self.token_type_ids_BL[rows],
+            change(self.input_ids_BL),
+            None if mask is None else change(mask),
+            change(self.token_type_ids_BL),
         )
 
 

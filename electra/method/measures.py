@@ -26,7 +26,8 @@ class Measures:
         self.sums.append({name: torch.stack(pair) for name, pair in output.means.items()})
         if judgement := output.judgement:
             masks = judgement.judged_BL & judgement.is_replaced_BL, judgement.judged_BL
-            self.judged.append((judgement.logits_BL, *masks))
+            # Copies, as the sums are: the next step may write its outputs to the same place.
+            self.judged.append((judgement.logits_BL.clone(), masks[0], judgement.judged_BL.clone()))
 
     def record(self) -> dict[str, Any]:
         """Return the measures by name (docs/ARTEFACTS.md) and forget the outputs."""

@@ -168,8 +168,8 @@ def _score(
     weights_C: Tensor,
     uniform_C: Tensor,
     needs_grad: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Return loss, samples, hits and, if asked for, the loss's gradients of logits and bias.
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return loss, samples, hits, and the loss's gradients of logits and bias if they are needed.
 
     Written for a compiler, which makes a few passes over the logits of it.
     """
@@ -181,7 +181,7 @@ def _score(
     nll_C = (sum_C1.log() + largest_C1 - target_logit_C1).squeeze(1)
     loss, correct_C = (nll_C * weights_C).sum(), (target_logit_C1 == largest_C1).squeeze(1)
     if not needs_grad:
-        return loss, sampled_C, correct_C, None, None
+        return loss, sampled_C, correct_C, logits_CW, bias_W
     is_target_CW = torch.arange(len(bias_W), device=bias_W.device) == targets_C[:, None]
     grad_CW = weights_C[:, None] * (weights_of_draw_CW / sum_C1 - is_target_CW.float())
     return loss, sampled_C, correct_C, grad_CW.to(logits_CW.dtype), grad_CW.sum(dim=0)

@@ -83,8 +83,7 @@ def load_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
     for key, value in load_file(folder / FILES[1]).items():
         moment, name = key.split("/", 1)
         state: dict[str, Any] = optimizer.state[parameters[name]]
-        # Adam counts its steps in a scalar that stays where the optimizer put it.
-        state[moment] = value if moment == "step" else value.to(parameters[name].device)
+        state[moment] = value.to(parameters[name].device)
 
 
 @torch.no_grad()

@@ -54,6 +54,12 @@ def prepare_process(threads: int) -> None:
         libc.mallopt(trim_threshold, 2**31 - 1)
 
 
+def wait_for(device: torch.device) -> None:
+    """Return when the device has done all that it was asked for."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def usable_cores() -> int:
     """Return the number of cores this process may run on."""
     if sys.platform == "linux":

@@ -19,6 +19,7 @@ def build_optimizer(
     config: OptimizerConfig,
     layer_lr_decay: float = 1.0,
     mode: Mode = "paper",
+    captured: bool = False,
 ) -> torch.optim.Optimizer:
     """Return AdamW over every parameter; biases and layer norms are not decayed.
 
@@ -30,6 +31,8 @@ def build_optimizer(
             lowest. Each group carries its multiple as "lr_scale", which `set_learning_rate` reads.
         mode: paper: torch's AdamW. reference: ReferenceAdamW, and every layer one multiple lower
             (the released code counts the head's layer twice).
+        captured: Whether updates will be replayed as part of a CUDA graph. Rates are then tensors
+            on the device, which `set_learning_rate` writes to.
     """
     depths = {name: _depth(name) for name, _ in model.named_parameters()}
     num_layers = max((depth for depth in depths.values() if depth is not None), default=0)
@@ -40,10 +43,13 @@ def build_optimizer(
         above = 0 if depth is None else num_layers + 1 - depth + (mode == "reference")
         key = (config.weight_decay if decays else 0.0, layer_lr_decay**above)
         groups.setdefault(key, []).append(parameter)
-    with_settings = [
+    with_settings: list[dict[str, Any]] = [
         {"params": parameters, "weight_decay": decay, "lr_scale": scale}
         for (decay, scale), parameters in groups.items()
     ]
+    if captured:
+        for group in with_settings:
+            group["lr"] = torch.tensor(config.learning_rate, device=group["params"][0].device)
     settings: dict[str, Any] = {
         "lr": config.learning_rate,
         "betas": (config.adam_beta1, config.adam_beta2),
@@ -51,7 +57,7 @@ def build_optimizer(
     }
     if mode == "reference":
         return ReferenceAdamW(with_settings, **settings)
-    return torch.optim.AdamW(with_settings, **settings, fused=True)
+    return torch.optim.AdamW(with_settings, **settings, fused=True, capturable=captured)
 
 
 def _depth(name: str) -> int | None:
@@ -83,18 +89,26 @@ class ReferenceAdamW(torch.optim.Optimizer):
         """Update every parameter that has a gradient."""
         for group in self.param_groups:
             beta1, beta2 = group["betas"]
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
+            learning = [each for each in group["params"] if each.grad is not None]
+            if not learning:
+                continue
+            grads = [each.grad for each in learning]
+            for parameter in learning:
                 state = self.state[parameter]
                 if not state:
                     state["exp_avg"] = torch.zeros_like(parameter)
                     state["exp_avg_sq"] = torch.zeros_like(parameter)
-                mean, square = state["exp_avg"], state["exp_avg_sq"]
-                mean.lerp_(parameter.grad, 1 - beta1)
-                square.mul_(beta2).addcmul_(parameter.grad, parameter.grad, value=1 - beta2)
-                parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                parameter.addcdiv_(mean, square.sqrt().add_(group["eps"]), value=-group["lr"])
+            means = [self.state[each]["exp_avg"] for each in learning]
+            squares = [self.state[each]["exp_avg_sq"] for each in learning]
+            torch._foreach_lerp_(means, grads, 1 - beta1)
+            torch._foreach_mul_(squares, beta2)
+            torch._foreach_addcmul_(squares, grads, grads, value=1 - beta2)
+            deviations = torch._foreach_sqrt(squares)
+            torch._foreach_add_(deviations, group["eps"])
+            updates = torch._foreach_div(means, deviations)
+            torch._foreach_add_(updates, learning, alpha=group["weight_decay"])
+            torch._foreach_mul_(updates, group["lr"])
+            torch._foreach_sub_(learning, updates)
 
 
 def learning_rate_at(step: int, steps: int, config: OptimizerConfig, mode: Mode = "paper") -> float:
@@ -115,4 +129,8 @@ def learning_rate_at(step: int, steps: int, config: OptimizerConfig, mode: Mode 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
     """Give every group its share of the rate."""
     for group in optimizer.param_groups:
-        group["lr"] = learning_rate * group["lr_scale"]
+        rate = learning_rate * group["lr_scale"]
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate

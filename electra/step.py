@@ -1,0 +1,233 @@
+"""One optimizer step: the same computation on every device, in the fastest form each has.
+
+`Step.compute` is the step: positions drawn, losses, gradients, clipping, update. A CPU does it
+operation by operation. On a CUDA device the objective is compiled and the whole step, optimizer
+included, is captured once as a CUDA graph and replayed: at hidden size 256 a step is some three
+thousand operations of a few microseconds, and to launch them one by one takes longer than to do
+them. Nothing in a step waits for the device.
+"""
+
+import os
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from electra.config import PretrainConfig, UserError
+from electra.corpus.examples import Batch
+from electra.method.objective import Objective, Output
+from electra.training.device import choose_dtype, step_seed, wait_for
+from electra.training.optimizer import build_optimizer, set_learning_rate
+
+WARM_UP_STEPS = 3
+"""Steps done before one is captured; libraries choose and allocate in them what they keep."""
+
+
+class Outcome(NamedTuple):
+    """What a step leaves behind, on its device; overwritten by the next captured step."""
+
+    outputs: list[Output]
+    """One of each piece; without gradients."""
+    num_real: Tensor
+    """Tokens that are not padding."""
+    grad_norm: Tensor
+    """Before clipping."""
+
+
+class Step:
+    """The optimizer step of a model.
+
+    Args:
+        model: Its networks, on the device.
+        config: The settings of the run.
+
+    Attributes:
+        optimizer: Updates the model's parameters.
+        compiled: Whether the objective runs through torch.compile.
+        captured: Whether steps are replayed as CUDA graphs.
+    """
+
+    def __init__(self, model: Objective, config: PretrainConfig):
+        self.model = model
+        self.config = config
+        self.device = next(model.parameters()).device
+        self.compiled = _compiles(config, self.device)
+        self.captured = config.train.cuda_graph and self.device.type == "cuda"
+        self.optimizer = build_optimizer(
+            model, config.optimizer, mode=config.method.mode, captured=self.captured
+        )
+        self.rng = torch.Generator(self.device)
+        self.forward: Callable[..., Output] = model
+        if self.compiled:
+            self.forward = torch.compile(model, fullgraph=True, dynamic=False)
+        self.attention = {
+            masked: rank_attention(config, self.device, masked=masked)
+            for masked in (False, True)
+            if self.device.type == "cuda"
+        }
+        self.captures: dict[tuple[Any, ...], _Capture] = {}
+
+    def __call__(self, number: int, batch: Batch, learning_rate: float) -> Outcome:
+        """Do the step of this number, counted from 0.
+
+        Args:
+            number: All randomness is a function of it and of train.seed.
+            batch: The rows, in host memory.
+            learning_rate: Of this step.
+        """
+        seed = self.config.train.seed
+        self.rng.manual_seed(step_seed(seed, "corruption", number))
+        torch.manual_seed(step_seed(seed, "dropout", number))
+        set_learning_rate(self.optimizer, learning_rate)
+        if self.device.type != "cuda":
+            return self.compute(batch)
+        with sdpa_kernel(self.attention[batch.attention_mask_BL is not None], set_priority=True):
+            if not self.captured:
+                return self.compute(batch.to(self.device))
+            shape = tuple(None if tensor is None else tensor.shape for tensor in batch)
+            if shape not in self.captures:
+                self.captures[shape] = _Capture(batch, self.device)
+            return self.captures[shape](self, batch)
+
+    def compute(self, batch: Batch) -> Outcome:
+        """Do a step with rows that are on the device: the definition."""
+        train, model = self.config.train, self.model
+        piece = -(-train.batch_size // train.accumulation)
+        draw = model.masking.draw(batch, self.rng)
+        counts = model.masking.count(batch, draw)
+        outputs = []
+        for first in range(0, len(batch.input_ids_BL), piece):
+            rows = slice(first, first + piece)
+            output = self.forward(batch.rows(rows), draw.rows(rows), counts)
+            output.loss.backward()
+            outputs.append(output._replace(loss=output.loss.detach()))
+        grad_norm = nn.utils.clip_grad_norm_(
+            model.parameters(), self.config.optimizer.max_grad_norm, foreach=True
+        )
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return Outcome(outputs, counts.num_real, grad_norm)
+
+    def forget(self) -> None:
+        """Capture anew: from here on the model computes something else."""
+        self.captures.clear()
+
+    def describe(self) -> dict[str, Any]:
+        """Return the form that steps have, for manifests."""
+        return {
+            "compiled": self.compiled,
+            "captured": self.captured,
+            "attention": {
+                "masked" if masked else "unmasked": kernels[0].name
+                for masked, kernels in self.attention.items()
+            },
+        }
+
+
+class _Capture:
+    """Steps with batches of one shape, as a CUDA graph over buffers that stay where they are."""
+
+    def __init__(self, batch: Batch, device: torch.device):
+        self.batch = batch.to(device)
+        self.stream = torch.cuda.Stream(device)
+        self.graph = torch.cuda.CUDAGraph()
+        self.num_done = 0
+        self.outcome: Outcome | None = None
+
+    def __call__(self, step: Step, batch: Batch) -> Outcome:
+        for buffer, tensor in zip(self.batch, batch, strict=True):
+            if buffer is not None and tensor is not None:
+                buffer.copy_(tensor.pin_memory(), non_blocking=True)
+        self.num_done += 1
+        if self.num_done <= WARM_UP_STEPS:
+            # On a stream of its own, as the capture will be.
+            self.stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.stream), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message=".*capturable=True")
+                outcome = step.compute(self.batch)
+            torch.cuda.current_stream().wait_stream(self.stream)
+            return outcome
+        if self.outcome is None:
+            self.graph.register_generator_state(step.rng)
+            with torch.cuda.graph(self.graph, stream=self.stream):
+                self.outcome = step.compute(self.batch)
+        self.graph.replay()
+        return self.outcome
+
+
+def _compiles(config: PretrainConfig, device: torch.device) -> bool:
+    """Return whether to compile.
+
+    Raises:
+        UserError: It was asked for, and there is no compiler that works.
+    """
+    choice = config.train.compile
+    if choice == "no" or (choice == "auto" and device.type != "cuda"):
+        return False
+    _keep_compiled()
+    try:
+        torch.compile(torch.square)(torch.ones(8, device=device))
+    except Exception as error:  # whatever a missing compiler, driver or header makes of itself
+        if choice == "yes":
+            reason = str(error).strip().partition("\n")[0]
+            raise UserError(
+                f"train.compile yes: torch.compile does not work here: {reason}"
+            ) from None
+        return False
+    return True
+
+
+def _keep_compiled() -> None:
+    """Let what is compiled be found again by the next run, also after a restart."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache / "electra" / "compiled"))
+
+
+def rank_attention(
+    config: PretrainConfig, device: torch.device, *, masked: bool
+) -> list[SDPBackend]:
+    """Return torch's attention kernels that can do a layer of the discriminator, fastest first.
+
+    Forward and backward are timed with the run's sizes and dropout, with a mask or without.
+    """
+    sizes, train = config.model, config.train
+    rows, length = -(-train.batch_size // train.accumulation), config.examples.sequence_length
+    heads, rate = sizes.num_attention_heads, sizes.attention_probs_dropout_prob
+    dtype = choose_dtype(train.precision, device)
+    mask_B11L = torch.zeros((rows, 1, 1, length), device=device, dtype=dtype) if masked else None
+    qkv_BL3ND = torch.randn(
+        (rows, length, 3, heads, sizes.hidden_size // heads), device=device, dtype=dtype
+    ).requires_grad_()
+
+    def attend() -> None:
+        q, k, v = qkv_BL3ND.permute(2, 0, 3, 1, 4).unbind(0)
+        F.scaled_dot_product_attention(q, k, v, mask_B11L, rate).sum().backward()
+
+    seconds = {}
+    for kernel in (
+        SDPBackend.FLASH_ATTENTION,
+        SDPBackend.CUDNN_ATTENTION,
+        SDPBackend.EFFICIENT_ATTENTION,
+        SDPBackend.MATH,
+    ):
+        with warnings.catch_warnings(), sdpa_kernel(kernel), suppress(RuntimeError):
+            warnings.simplefilter("ignore")  # why a kernel cannot
+            seconds[kernel] = statistics.median(_time(attend, device) for _ in range(7))
+    return sorted(seconds, key=seconds.__getitem__)
+
+
+def _time(work: Callable[[], None], device: torch.device) -> float:
+    """Return the seconds that some work takes on its device."""
+    wait_for(device)
+    began = time.perf_counter()
+    work()
+    wait_for(device)
+    return time.perf_counter() - began

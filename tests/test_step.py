@@ -1,0 +1,265 @@
+"""One optimizer step: compiled, captured and plain are the same computation."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.attention import SDPBackend
+
+from electra.config import UserError
+from electra.memory import make_rows
+from electra.plan import make_tokenizer
+from electra.presets import PRESETS
+from electra.settings import override
+from electra.start import build_model
+from electra.step import WARM_UP_STEPS, Step, rank_attention
+from electra.training.optimizer import build_optimizer, set_learning_rate
+
+VOCAB = 300
+CPU = torch.device("cpu")
+OBJECTIVES = {
+    "rtd": [],
+    "rtd_masked_only": ["method.objective=rtd_masked_only"],
+    "mlm": ["method.objective=mlm", "method.shown_at_mask=80/10/10"],
+    "replace_mlm": ["method.objective=replace_mlm"],
+    "all_tokens_mlm": ["method.objective=all_tokens_mlm"],
+    "electric": ["method.objective=electric"],
+    "two_stage": ["method.scheme=two_stage", "method.sharing=none"],
+    "adversarial": ["method.scheme=adversarial"],
+    "unigram": ["generator.kind=unigram"],
+    "temperature": ["generator.temperature=1.5", "generator.disallow_correct=true"],
+    "reference": ["method.mode=reference"],
+    "spans": ["method.mask_unit=span"],
+}
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+torch_warns = pytest.mark.filterwarnings(  # of what it does itself
+    "ignore:.*should not be instantiated:DeprecationWarning",
+    "ignore:.*script_method:DeprecationWarning",
+)
+
+
+def make_config(*settings):
+    small = [
+        "model.num_hidden_layers=2",
+        f"model.vocab_size={VOCAB}",
+        "examples.sequence_length=32",
+        "optimizer.warmup_steps=10",
+        "train.batch_size=8",
+        "train.precision=float32",
+    ]
+    return override(PRESETS["small"], [*small, *settings])
+
+
+def without_dropout(config):
+    sizes = dataclasses.replace(
+        config.model, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+    )
+    return dataclasses.replace(config, model=sizes)
+
+
+def make_model(config, device=CPU, dtype=torch.float32):
+    return build_model(config, make_tokenizer(VOCAB), dtype, torch.ones(VOCAB)).to(device)
+
+
+def padded(batch):
+    """The same rows, the first of them cut short."""
+    mask = torch.ones_like(batch.input_ids_BL, dtype=torch.bool)
+    mask[0, 20:] = False
+    return batch._replace(attention_mask_BL=mask)
+
+
+def losses_and_gradients(model, batch, forward):
+    draw = model.masking.draw(batch, torch.Generator().manual_seed(1))
+    output = forward(batch, draw, model.masking.count(batch, draw))
+    output.loss.backward()
+    gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    return output, gradients
+
+
+@torch_warns
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_every_objective_is_one_graph(name):
+    """It is traced whole, and what a GPU is given computes what the plain path does."""
+    torch.compiler.reset()
+    model = make_model(make_config(*OBJECTIVES[name])).eval()
+    batch = padded(make_rows(make_config(), 4, 0))
+    plain, expected = losses_and_gradients(model, batch, model)
+    compiled = torch.compile(model, fullgraph=True, dynamic=False, backend="aot_eager")
+    output, actual = losses_and_gradients(model, batch, compiled)
+    torch.testing.assert_close(output.loss, plain.loss, rtol=1e-6, atol=0)
+    assert output.means.keys() == plain.means.keys()
+    for name, measure in plain.means.items():
+        torch.testing.assert_close(output.means[name], measure, rtol=1e-5, atol=1e-6)
+    assert actual.keys() == expected.keys()
+    for name, gradient in expected.items():
+        assert (actual[name] - gradient).abs().max() <= 1e-5 * gradient.abs().max(), name
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_no_step_waits_for_its_device(name):
+    """On a device without data whatever asks for a value, or for a size that depends on one, fails.
+
+    Dropout on, a padded row, bfloat16; the paths of a GPU, since the device is no CPU.
+    """
+    model = make_model(make_config(*OBJECTIVES[name]), torch.device("meta"), torch.bfloat16)
+    batch = padded(make_rows(make_config(), 4, 0)).to(torch.device("meta"))
+    draw = model.masking.draw(batch, torch.Generator())
+    output = model(batch, draw, model.masking.count(batch, draw))
+    output.loss.backward()
+    assert output.loss.is_meta
+    assert all(total.is_meta for total, _ in output.means.values())
+
+
+@pytest.mark.parametrize("mode", ["paper", "reference"])
+def test_rates_that_a_graph_can_be_told(mode):
+    """Updates are bit for bit those of rates that are numbers."""
+    config = make_config(f"method.mode={mode}", "optimizer.weight_decay=0.1")
+    weights = []
+    for captured in (False, True):
+        model = make_model(config)
+        optimizer = build_optimizer(model, config.optimizer, mode=mode, captured=captured)
+        rng = torch.Generator().manual_seed(0)
+        for rate in (1e-3, 5e-4, 0.0, 2e-3):
+            for parameter in model.parameters():
+                parameter.grad = torch.randn(parameter.shape, generator=rng)
+            set_learning_rate(optimizer, rate)
+            optimizer.step()
+        weights.append([parameter.detach() for parameter in model.parameters()])
+    for number, tensor in zip(*weights, strict=True):
+        torch.testing.assert_close(tensor, number, rtol=1e-6, atol=1e-8)
+
+
+def test_layers_keep_rates_of_their_own_as_tensors():
+    """One tensor for all groups would give each the rate of the last."""
+    model, optimizer = make_model(make_config()), make_config().optimizer
+    groups = build_optimizer(model, optimizer, layer_lr_decay=0.5, captured=True)
+    set_learning_rate(groups, 1.0)
+    for group in groups.param_groups:
+        assert group["lr"].item() == pytest.approx(group["lr_scale"])
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_kernels_are_ranked(masked):
+    kernels = rank_attention(make_config(), CPU, masked=masked)
+    assert SDPBackend.MATH in kernels  # which can do everything
+    assert len(set(kernels)) == len(kernels)
+
+
+@torch_warns
+def test_a_missing_compiler_is_told():
+    from torch._inductor import config
+
+    torch.compiler.reset()
+    message = r"train.compile yes: torch\.compile does not work here"
+    with config.patch({"cpp.cxx": ("no-such-compiler",)}), pytest.raises(UserError, match=message):
+        Step(make_model(make_config()), make_config("train.compile=yes"))
+    assert not Step(make_model(make_config()), make_config()).compiled
+
+
+def run(config, steps, device=CPU):
+    """The losses of some steps."""
+    step = Step(make_model(config, device), config)
+    step.model.train()
+    losses = []
+    for number in range(steps):
+        batch = make_rows(config, config.train.batch_size, number % 5)
+        outcome = step(number, padded(batch) if number % 4 == 3 else batch, 3e-4)
+        losses.append(sum(output.loss.item() for output in outcome.outputs))
+    return np.array(losses)
+
+
+def assert_learn_alike(actual, expected):
+    """Until a draw on the edge between two tokens falls to the other, losses agree closely."""
+    np.testing.assert_allclose(actual[:20], expected[:20], rtol=1e-4)
+    means = (each.reshape(4, -1).mean(axis=1) for each in (actual, expected))
+    np.testing.assert_allclose(*means, rtol=0.02)
+    assert expected[-10:].mean() < 0.8 * expected[:5].mean()
+
+
+@torch_warns
+def test_compiled_and_plain_learn_alike():
+    """Losses of 40 steps in float32, without dropout, with rows in two pieces."""
+    torch.compiler.reset()
+    config = without_dropout(make_config("train.accumulation=2"))
+    plain = run(config, 40)
+    compiled = run(override(config, ["train.compile=yes"]), 40)
+    assert not np.array_equal(compiled, plain)
+    assert_learn_alike(compiled, plain)
+
+
+@needs_cuda
+@pytest.mark.parametrize("settings", [[], ["train.accumulation=2"], ["method.mode=reference"]])
+def test_cuda_captured_and_plain_learn_alike(settings):
+    """Losses of 200 steps in float32, without dropout."""
+    config = without_dropout(make_config("train.device=cuda", *settings))
+    device = torch.device("cuda")
+    plain = run(override(config, ["train.compile=no", "train.cuda_graph=false"]), 200, device)
+    captured = run(override(config, ["train.compile=no"]), 200, device)
+    both = run(config, 200, device)
+    assert_learn_alike(captured, plain)
+    assert_learn_alike(both, plain)
+
+
+@needs_cuda
+def test_cuda_and_cpu_learn_alike():
+    """The same rows; positions and draws differ, so that means of losses are compared."""
+    config = without_dropout(make_config())
+    on_cpu = run(config, 200)
+    on_cuda = run(override(config, ["train.device=cuda"]), 200, torch.device("cuda"))
+    assert on_cuda[-50:].mean() == pytest.approx(on_cpu[-50:].mean(), rel=0.02)
+
+
+@needs_cuda
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_cuda_losses_and_gradients_are_those_of_a_cpu(name):
+    """Same weights, positions and uniforms; float32."""
+    device = torch.device("cuda")
+    config = without_dropout(make_config(*OBJECTIVES[name]))
+    batch = padded(make_rows(config, 8, 0))
+    results = []
+    for place in (CPU, device):
+        model = make_model(config, place)
+        draw = model.masking.draw(batch, torch.Generator().manual_seed(1))
+        moved, there = batch.to(place), type(draw)(*(each.to(place) for each in draw))
+        output = model(moved, there, model.masking.count(moved, there))
+        output.loss.backward()
+        results.append((output.loss.item(), [p.grad for p in model.parameters()]))
+    assert results[1][0] == pytest.approx(results[0][0], rel=1e-4)
+    for expected, actual in zip(results[0][1], results[1][1], strict=True):
+        if expected is not None:
+            assert (actual.cpu() - expected).abs().max() <= 1e-3 * expected.abs().max()
+
+
+@needs_cuda
+def test_cuda_steps_never_wait():
+    """Torch itself refuses every operation that would wait for the device."""
+    device = torch.device("cuda")
+    config = make_config("train.device=cuda")
+    step = Step(make_model(config, device), config)
+    batch = make_rows(config, 8, 0)
+    for number in range(WARM_UP_STEPS + 2):  # with what is done once
+        step(number, batch, 1e-3)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for number in range(5):
+            step(number, batch, 1e-3)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@needs_cuda
+def test_cuda_captured_steps_draw_anew():
+    """Positions, draws and dropout of a replay are those of its number, not of the capture."""
+    device = torch.device("cuda")
+    config = make_config("train.device=cuda")
+    step = Step(make_model(config, device), config)
+    step.model.train()
+    batch, losses = make_rows(config, 8, 0), []
+    for number in [0] * (WARM_UP_STEPS + 1) + [1, 2, 1, 2]:
+        losses.append(step(number, batch, 0.0).outputs[0].loss.item())
+    assert losses[-4] == pytest.approx(losses[-2], rel=1e-4)
+    assert losses[-3] == pytest.approx(losses[-1], rel=1e-4)
+    assert losses[-4] != pytest.approx(losses[-3], rel=1e-4)
