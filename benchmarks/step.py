@@ -7,13 +7,15 @@
 (b) best        the best that can be made of the same modules: LM head at the masked positions only,
                 one uniform number a draw, fused AdamW, bfloat16 autocast
 (c) compiled    (b) under torch.compile, where there is a compiler (--compiled)
-ours            the step of electra/pretrain.py
-ours, wide      the same with a generator of the discriminator's width and a quarter of its layers
+ours            electra/step.py as pre-training uses it
+ours, plain     the same, neither compiled nor captured (on a GPU)
+ours, wide      ours with a generator of the discriminator's width and a quarter of its layers
                 (--wide): other work, beside the others for its time alone
 
 All have the same sizes, batch, dropout, vocabulary and embeddings, tied; before anything is timed,
-all must give the same two losses from the same weights, masks and draws, dropout off. Repeats
-alternate; each variant's peak memory is that of a process of its own.
+all must give the same two losses from the same weights, masks and draws, dropout off. Batches come
+from the host. Repeats alternate, each of one step on a CPU and of 20 on a GPU; each variant's peak
+memory is that of a process of its own.
 """
 
 import argparse
@@ -36,7 +38,6 @@ from electra.files import write_json, write_text
 from electra.memory import make_rows
 from electra.method.flops import count_true
 from electra.method.masking import Draw
-from electra.method.objective import Objective
 from electra.method.replaced_token_detection import ReplacedTokenDetection
 from electra.model.huggingface import (
     DISCRIMINATOR_HEAD,
@@ -51,8 +52,8 @@ from electra.presets import PRESETS
 from electra.reports.tables import Table, to_markdown
 from electra.settings import override
 from electra.start import build_model
-from electra.training.device import choose_dtype, describe_device, prepare_process
-from electra.training.optimizer import build_optimizer
+from electra.step import WARM_UP_STEPS, Step
+from electra.training.device import choose_dtype, describe_device, prepare_process, wait_for
 from electra.training.run import find_commit
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
@@ -60,27 +61,22 @@ TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
 
 
 class Ours:
-    """The step of electra/pretrain.py."""
+    """The step that pre-training does."""
 
     name = "ours"
+    settings: Sequence[str] = ()
 
     def __init__(self, config: PretrainConfig, tokenizer: Tokenizer, device: torch.device):
-        self.config, self.device = config, device
+        self.config, self.device = override(config, self.settings), device
         self.dtype = choose_dtype(config.train.precision, device)
-        self.model: Objective = build_model(config, tokenizer, self.dtype).to(device)
-        self.optimizer = build_optimizer(self.model, config.optimizer)
-        self.rng = torch.Generator(device)
+        self.model = build_model(self.config, tokenizer, self.dtype).to(device).train()
+        self.do_step = Step(self.model, self.config)
+        self.num_done = 0
 
     def step(self, batch: Batch) -> None:
         """Do one optimizer step."""
-        draw = self.model.masking.draw(batch, self.rng)
-        output = self.model(batch, draw, self.model.masking.count(batch, draw))
-        output.loss.backward()
-        nn.utils.clip_grad_norm_(
-            self.model.parameters(), self.config.optimizer.max_grad_norm, foreach=True
-        )
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        self.do_step(self.num_done, batch, 1e-4)
+        self.num_done += 1
 
     @torch.no_grad()
     def losses(self, batch: Batch, draw: Draw, sampled_BS: Tensor) -> tuple[float, float]:
@@ -115,6 +111,7 @@ class Loop:
         assert isinstance(model, ReplacedTokenDetection)
         assert isinstance(model.generator, MaskedLM)
         self.masking = model.masking
+        self.rng = torch.Generator(self.device)
         sizes = self.config.model
         small = self.config.generator.encoder(sizes)
 
@@ -174,7 +171,8 @@ class Loop:
 
     def step(self, batch: Batch) -> None:
         """Do one optimizer step."""
-        draw = self.masking.draw(batch, torch.default_generator)
+        batch = batch.to(self.device)
+        draw = self.masking.draw(batch, self.rng)
         mlm_loss, disc_loss = self.forward(batch, draw, None)
         (mlm_loss + self.config.method.disc_weight * disc_loss).backward()
         nn.utils.clip_grad_norm_(self.parameters, self.config.optimizer.max_grad_norm)
@@ -251,18 +249,22 @@ class Compiled(Best):
         self.encode_discriminator = torch.compile(self.discriminator.electra)
 
 
+class Plain(Ours):
+    """Ours, operation by operation."""
+
+    name = "ours, plain"
+    settings = ("train.compile=no", "train.cuda_graph=false")
+
+
 class Wide(Ours):
     """Ours with a wide and shallow generator: a few large products instead of many small ones."""
 
     name = "ours, wide"
-
-    def __init__(self, config: PretrainConfig, tokenizer: Tokenizer, device: torch.device):
-        sizes = ["generator.hidden_fraction=1", "generator.layers_fraction=0.25"]
-        super().__init__(override(config, sizes), tokenizer, device)
+    settings = ("generator.hidden_fraction=1", "generator.layers_fraction=0.25")
 
 
-VARIANTS = {"loop": Loop, "best": Best, "compiled": Compiled}
-OURS = {"ours": Ours, "ours, wide": Wide}
+THEIRS = {variant.name: variant for variant in (Loop, Best, Compiled)}
+OURS = {variant.name: variant for variant in (Ours, Plain, Wide)}
 
 
 def build(name: str, config: PretrainConfig, device: torch.device) -> Any:
@@ -270,7 +272,7 @@ def build(name: str, config: PretrainConfig, device: torch.device) -> Any:
     tokenizer = make_tokenizer(config.model.vocab_size)
     if name in OURS:
         return OURS[name](config, tokenizer, device)
-    return VARIANTS[name](Ours(config, tokenizer, device))
+    return THEIRS[name](Ours(config, tokenizer, device))
 
 
 def check_losses(
@@ -294,13 +296,14 @@ def check_losses(
     return losses
 
 
-def time_step(variant: Any, batch: Batch, device: torch.device) -> float:
-    """Return the seconds of one step."""
-    _wait(device)
+def time_steps(variant: Any, batches: Sequence[Batch], device: torch.device) -> float:
+    """Return the seconds of a step, on average."""
+    wait_for(device)
     began = time.perf_counter()
-    variant.step(batch)
-    _wait(device)
-    return time.perf_counter() - began
+    for batch in batches:
+        variant.step(batch)
+    wait_for(device)
+    return (time.perf_counter() - began) / len(batches)
 
 
 def measure_peak(device: torch.device, dtype: torch.dtype) -> float:
@@ -309,37 +312,32 @@ def measure_peak(device: torch.device, dtype: torch.dtype) -> float:
     a = torch.randn(size, size, device=device, dtype=dtype)
     best = 0.0
     for _ in range(10):
-        _wait(device)
+        wait_for(device)
         began = time.perf_counter()
         F.linear(a, a)
-        _wait(device)
+        wait_for(device)
         best = max(best, 2 * size**3 / (time.perf_counter() - began))
     return best
 
 
 def measure_memory(name: str, arguments: Sequence[str], device: torch.device) -> float:
-    """Return the peak memory of a process that does three steps of a variant, bytes."""
+    """Return the peak memory of a process that does a few steps of a variant, bytes."""
     command = [sys.executable, "-m", "benchmarks.step", *arguments, "--memory-of", name]
     answer = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return float(answer.split()[-1])
 
 
 def report_memory(name: str, config: PretrainConfig, device: torch.device) -> None:
-    """Print the peak memory of this process after three steps."""
+    """Print the peak memory of this process after a few steps."""
     variant = build(name, config, device)
-    for seed in range(3):
-        variant.step(make_rows(config, config.train.batch_size, seed).to(device))
+    for seed in range(WARM_UP_STEPS + 2):
+        variant.step(make_rows(config, config.train.batch_size, seed))
     if device.type == "cuda":
         print(torch.cuda.max_memory_allocated())
     else:
         # Not ru_maxrss, which a process inherits from the one that started it.
         status = Path("/proc/self/status").read_text(encoding="ascii")
         print(int(status.partition("VmHWM:")[2].split()[0]) * 1024)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
 
 
 def main() -> None:
@@ -363,19 +361,26 @@ def main() -> None:
     config = override(PRESETS[arguments.preset], settings)
     if arguments.memory_of:
         return report_memory(arguments.memory_of, config, device)
-    names = ["loop", "best", *(["compiled"] if arguments.compiled else []), "ours"]
+    asked = {
+        "compiled": arguments.compiled,
+        "ours, plain": device.type == "cuda",
+        "ours, wide": arguments.wide,
+    }
+    names = [name for name in (*THEIRS, *OURS) if asked.get(name, True)]
     variants = [build(name, config, device) for name in names]
-    losses = check_losses(variants, config, device)
-    if arguments.wide:
-        names.append("ours, wide")
-        variants.append(build("ours, wide", config, device))
+    comparable = [variant for variant in variants if variant.name != "ours, wide"]
+    losses = check_losses(comparable, config, device)
     print(f"losses agree: {losses}", flush=True)
 
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for repeat in range(arguments.repeats + 1):
-        batch = make_rows(config, config.train.batch_size, repeat).to(device)
+        num_steps = 20 if device.type == "cuda" else 1
+        batches = [
+            make_rows(config, config.train.batch_size, num_steps * repeat + number)
+            for number in range(num_steps)
+        ]
         for variant in variants:
-            taken = time_step(variant, batch, device)
+            taken = time_steps(variant, batches, device)
             if repeat:  # the first warms up
                 seconds[variant.name].append(taken)
         print(f"repeat {repeat} of {arguments.repeats}", file=sys.stderr, flush=True)
@@ -432,7 +437,7 @@ def tabulate(results: dict[str, Any]) -> Table:
             [
                 name,
                 result["dtype"],
-                f"{1000 * result['median']:.0f} ({1000 * low:.0f} to {1000 * high:.0f})",
+                f"{1000 * result['median']:.4g} ({1000 * low:.4g} to {1000 * high:.4g})",
                 f"{result['tokens_per_second']:,.0f}",
                 f"{result['times_loop']:.2f}",
                 f"{result['times_best']:.2f}",

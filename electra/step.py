@@ -74,6 +74,8 @@ class Step:
             if self.device.type == "cuda"
         }
         self.captures: dict[tuple[Any, ...], _Capture] = {}
+        if self.captured:  # all on one stream, to which gradients stay bound, and in one memory
+            self.stream, self.pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
 
     def __call__(self, number: int, batch: Batch, learning_rate: float) -> Outcome:
         """Do the step of this number, counted from 0.
@@ -94,8 +96,8 @@ class Step:
                 return self.compute(batch.to(self.device))
             shape = tuple(None if tensor is None else tensor.shape for tensor in batch)
             if shape not in self.captures:
-                self.captures[shape] = _Capture(batch, self.device)
-            return self.captures[shape](self, batch)
+                self.captures[shape] = _Capture(self, batch)
+            return self.captures[shape](batch)
 
     def compute(self, batch: Batch) -> Outcome:
         """Do a step with rows that are on the device: the definition."""
@@ -135,32 +137,35 @@ class Step:
 class _Capture:
     """Steps with batches of one shape, as a CUDA graph over buffers that stay where they are."""
 
-    def __init__(self, batch: Batch, device: torch.device):
-        self.batch = batch.to(device)
-        self.stream = torch.cuda.Stream(device)
+    def __init__(self, step: Step, batch: Batch):
+        self.step = step
+        self.batch = batch.to(step.device)
         self.graph = torch.cuda.CUDAGraph()
         self.num_done = 0
         self.outcome: Outcome | None = None
 
-    def __call__(self, step: Step, batch: Batch) -> Outcome:
+    def __call__(self, batch: Batch) -> Outcome:
         for buffer, tensor in zip(self.batch, batch, strict=True):
             if buffer is not None and tensor is not None:
                 buffer.copy_(tensor.pin_memory(), non_blocking=True)
         self.num_done += 1
         if self.num_done <= WARM_UP_STEPS:
-            # On a stream of its own, as the capture will be.
-            self.stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self.stream), warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message=".*capturable=True")
-                outcome = step.compute(self.batch)
-            torch.cuda.current_stream().wait_stream(self.stream)
-            return outcome
+            return self._warm_up()
         if self.outcome is None:
-            self.graph.register_generator_state(step.rng)
-            with torch.cuda.graph(self.graph, stream=self.stream):
-                self.outcome = step.compute(self.batch)
+            self.graph.register_generator_state(self.step.rng)
+            with torch.cuda.graph(self.graph, pool=self.step.pool, stream=self.step.stream):
+                self.outcome = self.step.compute(self.batch)
         self.graph.replay()
         return self.outcome
+
+    def _warm_up(self) -> Outcome:
+        stream, current = self.step.stream, torch.cuda.current_stream()
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*capturable=True")  # it soon will be
+            outcome = self.step.compute(self.batch)
+        current.wait_stream(stream)
+        return outcome
 
 
 def _compiles(config: PretrainConfig, device: torch.device) -> bool:
