@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 from torch.nn.attention import SDPBackend
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from electra.config import UserError
 from electra.memory import make_rows
@@ -14,6 +16,7 @@ from electra.presets import PRESETS
 from electra.settings import override
 from electra.start import build_model
 from electra.step import WARM_UP_STEPS, Step, rank_attention
+from electra.training.device import step_seed
 from electra.training.optimizer import build_optimizer, set_learning_rate
 
 VOCAB = 300
@@ -169,6 +172,69 @@ def run(config, steps, device=CPU):
         outcome = step(number, padded(batch) if number % 4 == 3 else batch, 3e-4)
         losses.append(sum(output.loss.item() for output in outcome.outputs))
     return np.array(losses)
+
+
+class Tape(TorchDispatchMode):
+    """What a CUDA graph is: the operations of a step, to be done again at the same places."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        output = func(*args, **(kwargs or {}))
+        self.calls.append((func, args, kwargs or {}, output))
+        return output
+
+    @torch.no_grad()
+    def replay(self):
+        guard = torch._C._AutoDispatchBelowAutograd()  # they were recorded below it
+        for func, args, kwargs, output in self.calls:
+            again = func(*args, **kwargs)
+            for old, new in zip(tree_leaves(output), tree_leaves(again), strict=True):
+                if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():
+                    old.copy_(new)
+        del guard
+
+
+@pytest.mark.parametrize(
+    "settings", [[], ["train.accumulation=2"], ["method.mode=reference"], OBJECTIVES["adversarial"]]
+)
+def test_a_step_can_be_replayed(settings):
+    """One step is recorded and done again for the others: rows, rates and draws are theirs.
+
+    Whatever Python decides or counts by itself would stay as it was in the recorded step.
+    """
+    config = without_dropout(make_config(*settings))
+    rates = (1e-3, 2e-3, 5e-4, 1e-3, 3e-3, 0.0, 1e-3)
+    batches = [padded(make_rows(config, 8, seed)) for seed in range(len(rates))]
+    done, replayed = (Step(make_model(config).train(), config) for _ in range(2))
+    replayed.optimizer = build_optimizer(
+        replayed.model, config.optimizer, mode=config.method.mode, captured=True
+    )
+    expected = [
+        done(number, batch, rate).outputs[0].loss
+        for number, (batch, rate) in enumerate(zip(batches, rates, strict=True))
+    ]
+    buffers, tape, outcome = batches[0].to(CPU), Tape(), None
+    buffers = type(buffers)(*(each.clone() for each in buffers))
+    for number, (batch, rate) in enumerate(zip(batches, rates, strict=True)):
+        if number < 2:  # the optimizer's state appears
+            replayed(number, batch, rate)
+            continue
+        for buffer, tensor in zip(buffers, batch, strict=True):
+            buffer.copy_(tensor)
+        replayed.rng.manual_seed(step_seed(0, "corruption", number))
+        set_learning_rate(replayed.optimizer, rate)
+        if outcome is None:
+            with tape:
+                outcome = replayed.compute(buffers)
+            assert "aten::_local_scalar_dense" not in {call[0].name() for call in tape.calls}
+        else:
+            tape.replay()
+        torch.testing.assert_close(outcome.outputs[0].loss, expected[number])
+    for one, other in zip(done.model.parameters(), replayed.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def assert_learn_alike(actual, expected):

@@ -1,7 +1,7 @@
 """The encoder of both networks: BERT's post-norm transformer, as ELECTRA uses it.
 
-Shape suffixes: B rows of the batch, L positions, E embedding size, H hidden size, N heads,
-D size of a head (H = N * D), F feed-forward size, K layers read as features.
+Shape suffixes: B rows of the batch, L positions, T types of segment, E embedding size, H hidden
+size, N heads, D size of a head (H = N * D), F feed-forward size, K layers read as features.
 
 Parameters are float32. `compute_dtype` is the dtype of activations and matrix products: embeddings
 are looked up and normalised in float32, cast once, and every weight is cast where it is used, so
@@ -57,10 +57,9 @@ class Embeddings(nn.Module):
         if token_type_ids_BL is None:
             types_BLE = self.types.weight[0]
         else:  # a sum over two rows: a look-up's gradient would be a slow scatter
-            types_BLE = (
-                F.one_hot(token_type_ids_BL, self.types.num_embeddings).to(positions_LE.dtype)
-                @ self.types.weight
-            )
+            type_T = torch.arange(self.types.num_embeddings, device=input_ids_BL.device)
+            is_type_BLT = token_type_ids_BL[:, :, None] == type_T
+            types_BLE = is_type_BLT.to(positions_LE.dtype) @ self.types.weight
         return self.norm(self.tokens(input_ids_BL) + positions_LE + types_BLE)
 
 
