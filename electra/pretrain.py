@@ -66,7 +66,8 @@ def pretrain(shards_folder: Path, run: Path, config: PretrainConfig, show: Show)
         shards_folder: What `prepare` wrote.
         run: The run folder; must not exist.
         config: The settings; the vocabulary's size is taken from the shards.
-        show: Is given every record of metrics.jsonl as it is written.
+        show: Is given every record of metrics.jsonl as it is written, and before the first one
+            {"part": "compiling"} if there is something to wait for.
 
     Raises:
         UserError: The folders or the settings do not fit, or memory does not suffice.
@@ -155,6 +156,8 @@ def _train(run: Path, shards: Shards, step: Step, show: Show, *, resume: bool) -
         log.write(record)
         show(record)
 
+    if step.compiled:
+        show({"part": "compiling", "step": first_step})
     with stop_on_signal() as stop:
         model.train()
         for number in range(first_step, train.steps):

@@ -28,6 +28,7 @@ SECONDS_BETWEEN_REFRESHES = 0.1
 SECONDS_BETWEEN_LINES = 10.0
 LINES_BETWEEN_HEADERS = 20
 MAX_WIDTH = 100
+COMPILING = "The first steps compile the networks, which takes a minute or two."
 
 GENERATOR_ROWS = ("mlm_loss", "mlm_accuracy", "sampled_accuracy")
 DISCRIMINATOR_ROWS = ("disc_loss", "constant_disc_loss", "disc_auc", "replaced_rate")
@@ -80,6 +81,7 @@ class Display:
         self._title = _printable(title)
         self._train: Mapping[str, Any] = {}
         self._heldout: Mapping[str, Any] = {}
+        self._has_begun = False
         self._num_lines = 0
         self._screen = _Screen()
 
@@ -91,8 +93,14 @@ class Display:
 
     def show(self, record: Mapping[str, Any]) -> None:
         """Show a record: a new picture on a terminal, a line of numbers elsewhere."""
-        if self._num_lines == 0:
+        if not self._has_begun:
             self._begin()
+        if record["part"] == "compiling":
+            if self._screen.live:
+                self._screen.draw(Text(COMPILING, "dim"))
+            else:
+                self._screen.print_line(f"# {COMPILING}")
+            return
         self._num_lines += 1
         if self._screen.live:
             if record["part"] == "heldout":
@@ -107,6 +115,7 @@ class Display:
         self._screen.print_line(record_line(record))
 
     def _begin(self) -> None:
+        self._has_begun = True
         self._screen.start()
         if not self._screen.live:
             self._screen.print_line(f"# {self._title}: {self._steps:,} steps.")

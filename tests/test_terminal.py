@@ -8,6 +8,7 @@ from rich.text import Text
 
 from electra.reports.tokens import TokenView
 from electra.terminal import (
+    COMPILING,
     Display,
     Progress,
     print_done,
@@ -88,6 +89,21 @@ def test_plain_mode_prints_one_line_a_record_with_all_its_numbers(capsys):
     assert records[30:] == [["1000", "-", "heldout", *numbers, "-", "-"]]
     # The header comes again, so that it is never far above.
     assert sum(line.endswith("grad") for line in lines) == 2
+
+
+def test_a_wait_for_the_compiler_is_told_and_no_record(capsys, open_terminal):
+    with Display(steps=10) as display:
+        display.show({"part": "compiling", "step": 0})
+        display.show(TRAIN)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if "compile" in line] == [f"# {COMPILING}"]
+    assert sum(line.startswith("# Pre-training") for line in lines) == 1
+    terminal = open_terminal()
+    with Display(steps=10) as display:
+        display.show({"part": "compiling", "step": 0})
+        assert COMPILING in strip(terminal.getvalue())
+        display.show(TRAIN)
+    assert COMPILING not in strip(terminal.getvalue()).split("╭")[-1]
 
 
 def test_plain_columns_keep_their_place_for_any_number(capsys):
