@@ -1,14 +1,16 @@
 """What a step of pre-training needs of memory, and whether it is there."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from electra.config import PretrainConfig, require
 from electra.corpus.examples import Batch
 from electra.corpus.tokenizer import SPECIAL_TOKENS
 from electra.method.objective import Objective
+from electra.model.encoder import Encoder
 
 BYTES_PER_PARAMETER = 16
 """Weight, gradient and Adam's two moments, float32."""
@@ -18,7 +20,7 @@ GIB = 2**30
 def estimate_step(model: Objective, config: PretrainConfig, device: torch.device) -> float:
     """Return the estimated peak of a step, bytes; what the framework takes comes on top.
 
-    It is 16 for each parameter, and what a piece of a step (train.accumulation) keeps for its
+    It is 16 for each parameter, and what a piece of a step (train.accumulation) takes for its
     backward pass.
     """
     piece = -(-config.train.batch_size // config.train.accumulation)
@@ -29,7 +31,8 @@ def require_memory(model: Objective, config: PretrainConfig, device: torch.devic
     """Refuse a run whose steps would not fit into what is free.
 
     Raises:
-        UserError: They would not; it names the accumulation with which they would.
+        UserError: They would not; it names the accumulation with which they would, or, where not
+            even one row fits, train.recompute_activations if that is still to be tried.
     """
     free = free_memory(device)
     if free is None:
@@ -39,6 +42,8 @@ def require_memory(model: Objective, config: PretrainConfig, device: torch.devic
     a_row = measure_activations(model, config, device)
     room = int((free - _fixed(model)) // a_row)
     pieces = -(-train.batch_size // room) if room > 0 else 0
+    can_recompute = free > _fixed(model) and not train.recompute_activations
+    smaller = "choose a smaller model, or a shorter examples.sequence_length"
     need = _fixed(model) + a_row * -(-train.batch_size // train.accumulation)
     require(
         need <= free,
@@ -46,7 +51,9 @@ def require_memory(model: Objective, config: PretrainConfig, device: torch.devic
         + (
             f"set train.accumulation={pieces}"
             if pieces
-            else "choose a smaller model, or a shorter examples.sequence_length"
+            else f"set train.recompute_activations=true, or {smaller}"
+            if can_recompute
+            else smaller
         ),
     )
 
@@ -79,20 +86,45 @@ def make_rows(config: PretrainConfig, num_rows: int, seed: int) -> Batch:
 
 
 def measure_activations(model: Objective, config: PretrainConfig, device: torch.device) -> float:
-    """Return the bytes that one more row keeps for the backward pass."""
-    sizes = [_saved_bytes(model, config, rows, device) for rows in (1, 2)]
-    return sizes[1] - sizes[0]
+    """Return the bytes that one more row takes in a step.
+
+    That is what the forward pass keeps, and on the way back a gradient of each activation of the
+    widest layer. Where layers recompute, little more than their inputs is kept, and on the way back
+    one layer's activations are there again beside their gradients.
+    """
+
+    def measure(num_rows: int) -> int:
+        batch = make_rows(config, num_rows, seed=0).to(device)
+        rng = torch.Generator(device).manual_seed(0)
+        kept = _saved_bytes(model, lambda: model.compute(batch, rng).loss)
+        widest = max(
+            _layer_bytes(encoder, batch.input_ids_BL)
+            for encoder in model.modules()
+            if isinstance(encoder, Encoder)
+        )
+        return kept + widest * (2 if config.train.recompute_activations else 1)
+
+    return measure(2) - measure(1)
+
+
+def _layer_bytes(encoder: Encoder, input_ids_BL: Tensor) -> int:
+    """Return the bytes of one layer's activations."""
+    x_BLH = torch.zeros(
+        *(*input_ids_BL.shape, encoder.config.hidden_size),
+        dtype=encoder.compute_dtype,
+        device=input_ids_BL.device,
+        requires_grad=True,
+    )
+    return _saved_bytes(encoder, lambda: encoder.layers[0](x_BLH, None, None))
 
 
 def _fixed(model: Objective) -> float:
     return BYTES_PER_PARAMETER * sum(parameter.numel() for parameter in model.parameters())
 
 
-def _saved_bytes(
-    model: Objective, config: PretrainConfig, num_rows: int, device: torch.device
-) -> int:
+def _saved_bytes(module: nn.Module, forward: Callable[[], Tensor]) -> int:
     """Return the bytes of all tensors, each storage once, that a forward pass saves."""
-    parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
     storages: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
@@ -101,8 +133,7 @@ def _saved_bytes(
             storages[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    batch = make_rows(config, num_rows, seed=0).to(device)
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        output = model.compute(batch, torch.Generator(device).manual_seed(0))
+        output = forward()
     del output
     return sum(storages.values())

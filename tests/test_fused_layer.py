@@ -47,7 +47,7 @@ def run(layer, forward, dtype, with_mask, with_dropout):
         mask = torch.zeros(B, 1, 1, L, dtype=dtype)
         mask.masked_fill_(hidden[:, None, None, :], torch.finfo(dtype).min)
     torch.manual_seed(2)
-    masks = DropoutMasks(B * L * max(H, layer.attention.num_heads * L), dtype)
+    masks = DropoutMasks(B * L * max(H, layer.attention.num_heads * L), dtype, (0.1, 0.2))
     layer.zero_grad()
     y = forward(x, mask, masks if with_dropout else None)
     (y.float() * weights).sum().backward()
@@ -150,7 +150,7 @@ def test_200_steps_by_either_path(toy_shards, toy_config, tmp_path, monkeypatch)
 def test_masks_keep_the_share_they_say(dtype):
     """A million elements: the share, neighbours and two masks at a time, within 4 deviations."""
     torch.manual_seed(0)
-    masks = DropoutMasks(1_000_000, dtype)
+    masks = DropoutMasks(1_000_000, dtype, [0.1])
     one, two = (masks.draw(0.1, (1000, 1000)).double() for _ in range(2))
     assert one.unique().tolist() == [0.0, 1.0]
     for kept in (one, two):
@@ -165,18 +165,18 @@ def test_masks_keep_the_share_they_say(dtype):
 def test_two_masks_are_the_same_flags_from_another_place():
     """That is what the class says of them; two passes share nothing."""
     torch.manual_seed(0)
-    masks = DropoutMasks(200_000, torch.float32)
+    masks = DropoutMasks(200_000, torch.float32, [0.1])
     one, two = (masks.draw(0.1, (200_000,)) for _ in range(2))
     shift = (two.data_ptr() - one.data_ptr()) // one.itemsize
     assert 0 < abs(shift) < SPREAD
     early, late = (one, two) if shift > 0 else (two, one)
     assert torch.equal(early[abs(shift) :], late[: -abs(shift)])
-    other = DropoutMasks(200_000, torch.float32).draw(0.1, (200_000,))
+    other = DropoutMasks(200_000, torch.float32, [0.1]).draw(0.1, (200_000,))
     assert (one * other).mean().item() == pytest.approx(0.81, abs=0.004)
 
 
 def test_a_mask_of_the_largest_size_fits_the_pool_wherever_it_begins(monkeypatch):
-    masks = DropoutMasks(100, torch.float32)
+    masks = DropoutMasks(100, torch.float32, [0.5])
     last = torch.tensor(SPREAD - 1)
     monkeypatch.setattr(torch, "randint", lambda *_: last)
     assert masks.draw(0.5, (100,)).shape == (100,)
@@ -191,12 +191,12 @@ def test_probabilities_are_exact_to_one_in_131072():
 def test_dropout_scales_what_it_keeps_and_its_gradient_alike():
     torch.manual_seed(0)
     x = torch.ones(1000, requires_grad=True)
-    out = Dropout(0.1).train()(x, DropoutMasks(1000, torch.float32))
+    out = Dropout(0.1).train()(x, DropoutMasks(1000, torch.float32, [0.1]))
     assert sorted(out.unique().tolist()) == pytest.approx([0.0, 1 / 0.9], rel=1e-4)
     out.sum().backward()
     assert torch.equal(x.grad, out)
-    assert torch.equal(Dropout(0.1).eval()(x, DropoutMasks(1000, torch.float32)), x)
+    assert torch.equal(Dropout(0.1).eval()(x, DropoutMasks(1000, torch.float32, [0.1])), x)
 
 
 def test_without_dropout_nothing_is_drawn():
-    assert Dropout(0.0).train().draw((3,), DropoutMasks(3, torch.float32)) is None
+    assert Dropout(0.0).train().draw((3,), DropoutMasks(3, torch.float32, [])) is None

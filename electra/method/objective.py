@@ -15,7 +15,7 @@ from electra.config import EncoderConfig, PretrainConfig
 from electra.corpus.examples import Batch
 from electra.corpus.tokenizer import Tokenizer
 from electra.method.masking import Counts, Draw, Masking
-from electra.model.encoder import Encoder
+from electra.model.encoder import Embeddings, Encoder
 from electra.model.heads import GeneratorHead
 from electra.model.masked_lm import FixedDistribution, MaskedLM, TwoTowers
 from electra.model.softmax import Prediction
@@ -151,7 +151,15 @@ class Parts:
         if shared is not None and sharing == "all":
             return shared
         embeddings = shared.embeddings if shared is not None and sharing == "embeddings" else None
-        return Encoder(sizes, embeddings=embeddings, compute_dtype=self.compute_dtype)
+        return self._new_encoder(sizes, embeddings)
+
+    def _new_encoder(self, sizes: EncoderConfig, embeddings: Embeddings | None) -> Encoder:
+        return Encoder(
+            sizes,
+            embeddings=embeddings,
+            compute_dtype=self.compute_dtype,
+            recompute_activations=self.config.train.recompute_activations,
+        )
 
     def masked_lm(self) -> MaskedLM:
         """Return a masked language model of the full size, the one that is kept."""
@@ -182,7 +190,7 @@ class Parts:
         """Return Electric's noise, of the generator's size each tower."""
         sizes = self.config.generator.encoder(self.config.model)
         before = self.encoder(sizes, shared=kept)
-        after = Encoder(sizes, embeddings=before.embeddings, compute_dtype=self.compute_dtype)
+        after = self._new_encoder(sizes, before.embeddings)
         both = dataclasses.replace(sizes, hidden_size=2 * sizes.hidden_size)
         return TwoTowers(before, after, GeneratorHead(both))
 

@@ -1,5 +1,7 @@
 """Dropout, and on a CPU masks that cost next to nothing."""
 
+from collections.abc import Iterable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -21,19 +23,21 @@ class DropoutMasks:
     Args:
         largest: Elements of the largest mask.
         dtype: Of the masks.
+        probs: With which elements are dropped. All pools are drawn at once: a layer that is
+            computed twice must find the same.
     """
 
-    def __init__(self, largest: int, dtype: torch.dtype):
-        self.size = largest + SPREAD
+    def __init__(self, largest: int, dtype: torch.dtype, probs: Iterable[float]):
         self.dtype = dtype
-        self.pools: dict[float, Tensor] = {}
+        self.pools = {prob: self._draw_pool(prob, largest + SPREAD) for prob in probs}
+
+    def _draw_pool(self, prob: float, size: int) -> Tensor:
+        words = torch.empty(-(-size // 4), dtype=torch.int64).random_(-(2**63), 2**63 - 1)
+        bits = words.view(torch.int16)[:size]
+        return (bits < num_kept(prob) - ONE // 2).to(self.dtype)
 
     def draw(self, prob: float, shape: tuple[int, ...]) -> Tensor:
         """Return 1 where an element is kept, 0 where it is dropped; not to be written to."""
-        if prob not in self.pools:
-            words = torch.empty(-(-self.size // 4), dtype=torch.int64).random_(-(2**63), 2**63 - 1)
-            bits = words.view(torch.int16)[: self.size]
-            self.pools[prob] = (bits < num_kept(prob) - ONE // 2).to(self.dtype)
         first = int(torch.randint(SPREAD, ()))
         return self.pools[prob][first : first + torch.Size(shape).numel()].view(shape)
 

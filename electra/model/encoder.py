@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from electra.config import EncoderConfig
 from electra.model.dropout import Dropout, DropoutMasks
@@ -160,6 +161,8 @@ class Encoder(nn.Module):
         config: Sizes and dropout probabilities.
         embeddings: An embedding block to share with another encoder; None makes a new one.
         compute_dtype: Dtype of activations and matrix products.
+        recompute_activations: Whether layers in training keep only their input, and compute the
+            rest again on the way back, dropout's masks included.
     """
 
     def __init__(
@@ -168,10 +171,12 @@ class Encoder(nn.Module):
         *,
         embeddings: Embeddings | None = None,
         compute_dtype: torch.dtype = torch.float32,
+        recompute_activations: bool = False,
     ):
         super().__init__()
         self.config = config
         self.compute_dtype = compute_dtype
+        self.recompute_activations = recompute_activations
         self.embeddings = Embeddings(config) if embeddings is None else embeddings
         self.embeddings_project = (
             Linear(config.embedding_size, config.hidden_size)
@@ -180,6 +185,8 @@ class Encoder(nn.Module):
         )
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
         self.dropout = Dropout(config.hidden_dropout_prob)
+        probs = {config.hidden_dropout_prob, config.attention_probs_dropout_prob}
+        self.dropout_probs = sorted(probs - {0.0})
 
     def forward(
         self,
@@ -203,7 +210,15 @@ class Encoder(nn.Module):
             input_ids_BL, attention_mask_BL, token_type_ids_BL, sees
         )
         for layer in self.layers:
-            x_BLH = layer(x_BLH, mask_BNLL, masks)
+            if self.recompute_activations and self.training:
+                x_BLH = checkpoint(
+                    layer,
+                    *(x_BLH, mask_BNLL, masks),
+                    use_reentrant=False,
+                    preserve_rng_state=bool(self.dropout_probs),
+                )
+            else:
+                x_BLH = layer(x_BLH, mask_BNLL, masks)
         return x_BLH
 
     @torch.no_grad()
@@ -266,4 +281,4 @@ class Encoder(nn.Module):
             return None
         (B, L, E), sizes = x_BLH.shape, self.config
         widest = max(E, sizes.hidden_size, sizes.num_attention_heads * L)
-        return DropoutMasks(B * L * widest, self.compute_dtype)
+        return DropoutMasks(B * L * widest, self.compute_dtype, self.dropout_probs)

@@ -1,0 +1,165 @@
+"""Recomputed activations: the same step to the bit, in the memory that was estimated."""
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+
+from electra import memory
+from electra.config import UserError
+from electra.memory import make_rows, measure_activations, require_memory
+from electra.model.encoder import Encoder
+from electra.model.initialisation import init_weights
+from electra.plan import make_tokenizer
+from electra.presets import PRESETS, encoder_sizes
+from electra.pretrain import pretrain
+from electra.settings import override
+from electra.start import build_model
+from electra.training.checkpoint import find_checkpoint, read_tensors
+
+CPU = torch.device("cpu")
+RECOMPUTE = "train.recompute_activations=true"
+
+
+def config_of(*settings):
+    """Two networks of three layers, with two kinds of dropout."""
+    sizes = encoder_sizes(
+        64, 3, 32, vocab_size=500, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.2
+    )
+    settings = ["generator.hidden_fraction=1", "examples.sequence_length=32", *settings]
+    return override(dataclasses.replace(PRESETS["small"], model=sizes), settings)
+
+
+def gradients(*settings):
+    """Loss and gradients of two pieces of a step, and the state of the dropout's randomness."""
+    config = config_of(*settings)
+    model = build_model(config, make_tokenizer(500), torch.float32)
+    batch = make_rows(config, 6, seed=0)
+    draw = model.masking.draw(batch, torch.Generator().manual_seed(1))
+    counts = model.masking.count(batch, draw)
+    torch.manual_seed(2)
+    losses = []
+    for rows in (slice(0, 3), slice(3, 6)):
+        output = model(batch.rows(rows), draw.rows(rows), counts)
+        output.loss.backward()
+        losses.append(output.loss.detach())
+    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return found | {"losses": torch.stack(losses), "state": torch.get_rng_state()}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        [],
+        ["method.sharing=none"],
+        ["method.sharing=all"],
+        ["method.objective=electric"],
+        ["method.scheme=adversarial"],
+        ["method.objective=all_tokens_mlm"],
+        ["model.hidden_dropout_prob=0"],
+        ["model.hidden_dropout_prob=0", "model.attention_probs_dropout_prob=0"],
+    ],
+    ids=" ".join,
+)
+def test_losses_and_gradients_are_the_same_to_the_bit(settings):
+    kept, recomputed = gradients(*settings), gradients(*settings, RECOMPUTE)
+    assert kept.keys() == recomputed.keys()
+    assert len(kept) > 30
+    for name, tensor in kept.items():
+        assert torch.equal(recomputed[name], tensor), name
+
+
+def test_a_run_ends_with_the_same_weights(toy_shards, toy_config, tmp_path):
+    ends = []
+    for settings in ([], [RECOMPUTE]):
+        config = override(toy_config, ["train.accumulation=2", *settings])
+        run = tmp_path / str(len(ends))
+        pretrain(toy_shards, run, config, lambda record: None)
+        ends.append(read_tensors(find_checkpoint(run)[1] / "model.safetensors"))
+    assert all(torch.equal(ends[1][name], tensor) for name, tensor in ends[0].items())
+
+
+@pytest.mark.parametrize("prob", [0.0, 0.1])
+def test_compiled_as_one_graph_it_keeps_less_and_computes_the_same(prob):
+    """torch.compile(fullgraph=True), with dropout and padding."""
+    sizes = encoder_sizes(
+        64, 3, 32, vocab_size=50, hidden_dropout_prob=prob, attention_probs_dropout_prob=prob / 2
+    )
+    ids = torch.randint(50, (4, 16), generator=torch.Generator().manual_seed(0))
+    real = torch.arange(16) < torch.tensor([[16], [9], [16], [3]])
+
+    def run(recompute):
+        torch._dynamo.reset()
+        encoder = Encoder(sizes, recompute_activations=recompute)
+        init_weights(encoder, 0.1, torch.Generator().manual_seed(0))
+        compiled = torch.compile(encoder, fullgraph=True, backend="aot_eager")
+        torch.manual_seed(1)
+        saved = {}
+
+        def note(tensor):
+            saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            states = compiled(ids, real)
+        (states[real] ** 3).sum().backward()
+        weights = sum(parameter.nbytes for parameter in encoder.parameters())
+        found = {name: parameter.grad for name, parameter in encoder.named_parameters()}
+        return found | {"states": states.detach()}, sum(saved.values()) - weights
+
+    kept, bytes_kept = run(recompute=False)
+    recomputed, bytes_recomputed = run(recompute=True)
+    assert bytes_recomputed < 0.3 * bytes_kept
+    for name, tensor in kept.items():
+        torch.testing.assert_close(recomputed[name], tensor, atol=1e-6, rtol=1e-5)
+
+
+# What a step takes
+
+
+def allocated_at_once(model, batch):
+    """The most bytes that torch held at once in a step, as its profiler saw it."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+        model.compute(batch, torch.Generator().manual_seed(0)).loss.backward()
+    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    events.sort(key=lambda event: event.start_ns())
+    return max(itertools.accumulate(event.nbytes() for event in events))
+
+
+@pytest.mark.parametrize("settings", [[], [RECOMPUTE]], ids=["kept", "recomputed"])
+@pytest.mark.parametrize("length", [32, 192])
+def test_the_estimate_is_what_more_rows_take(length, settings):
+    """From 20 to 60 rows, with eight layers, where attention is little and where it is most."""
+    config = config_of(*settings)
+    config = override(config, ["model.num_hidden_layers=8", f"examples.sequence_length={length}"])
+    model = build_model(config, make_tokenizer(500), torch.float32)
+    few, many = (allocated_at_once(model, make_rows(config, rows, 0)) for rows in (20, 60))
+    estimate = measure_activations(model, config, CPU)
+    assert estimate == pytest.approx((many - few) / 40, rel=0.2)
+
+
+def test_a_row_that_does_not_fit_is_to_be_recomputed(monkeypatch):
+    """Half a row fits: the refusal names the setting; with it, rows fit one by one."""
+    config = config_of("train.batch_size=8")
+    model, recomputing = (
+        build_model(override(config, settings), make_tokenizer(500), torch.float32)
+        for settings in ([], [RECOMPUTE])
+    )
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    row = measure_activations(model, config, CPU)
+
+    def let_free(num_bytes):
+        monkeypatch.setattr(memory, "free_memory", lambda device: num_bytes - weights)
+
+    let_free(4 * weights + row / 2)  # weights, gradients and Adam's two moments are four of them
+    with pytest.raises(UserError, match=r"set train\.recompute_activations=true, or choose"):
+        require_memory(model, config, CPU)
+    with pytest.raises(UserError, match=r"set train\.accumulation=\d$"):
+        require_memory(recomputing, override(config, [RECOMPUTE]), CPU)
+    settings = [RECOMPUTE, "train.accumulation=8"]
+    require_memory(recomputing, override(config, settings), CPU)
+    let_free(3 * weights)
+    with pytest.raises(UserError, match="free: choose a smaller model"):
+        require_memory(model, config, CPU)
