@@ -60,7 +60,10 @@ class Step:
         self.config = config
         self.device = next(model.parameters()).device
         self.compiled = _compiles(config, self.device)
-        self.captured = config.train.cuda_graph and self.device.type == "cuda"
+        # Uncompiled layers that recompute ask for the state of the random numbers, which a capture
+        # cannot give.
+        can_capture = self.compiled or not config.train.recompute_activations
+        self.captured = config.train.cuda_graph and can_capture and self.device.type == "cuda"
         self.optimizer = build_optimizer(
             model, config.optimizer, mode=config.method.mode, captured=self.captured
         )

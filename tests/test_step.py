@@ -34,6 +34,7 @@ OBJECTIVES = {
     "temperature": ["generator.temperature=1.5", "generator.disallow_correct=true"],
     "reference": ["method.mode=reference"],
     "spans": ["method.mask_unit=span"],
+    "recompute": ["train.recompute_activations=true"],
 }
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -87,7 +88,7 @@ def losses_and_gradients(model, batch, forward):
 def test_every_objective_is_one_graph(name):
     """It is traced whole, and what a GPU is given computes what the plain path does."""
     torch.compiler.reset()
-    model = make_model(make_config(*OBJECTIVES[name])).eval()
+    model = make_model(without_dropout(make_config(*OBJECTIVES[name]))).train()
     batch = padded(make_rows(make_config(), 4, 0))
     plain, expected = losses_and_gradients(model, batch, model)
     compiled = torch.compile(model, fullgraph=True, dynamic=False, backend="aot_eager")
@@ -198,7 +199,7 @@ class Tape(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(
-    "settings", [[], ["train.accumulation=2"], ["method.mode=reference"], OBJECTIVES["adversarial"]]
+    "settings", [[], ["train.accumulation=2"], OBJECTIVES["reference"], OBJECTIVES["adversarial"]]
 )
 def test_a_step_can_be_replayed(settings):
     """One step is recorded and done again for the others: rows, rates and draws are theirs.
