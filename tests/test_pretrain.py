@@ -15,9 +15,10 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from electra.config import ExamplesConfig, OptimizerConfig, UserError
-from electra.corpus.examples import Examples, permute
-from electra.corpus.shards import open_shards
+from electra.config import ExamplesConfig, OptimizerConfig, PrepareConfig, UserError
+from electra.corpus.examples import BLOCK_ROWS, Examples, permute
+from electra.corpus.prepare import prepare
+from electra.corpus.shards import Shard, open_shards
 from electra.export import export
 from electra.model.encoder import Encoder
 from electra.pretrain import Interrupted, pretrain, resume
@@ -58,9 +59,20 @@ def finished(toy_shards, toy_config, tmp_path_factory):
 # Rows
 
 
+@pytest.fixture(scope="module")
+def uneven_shards(toy_text, toy_tokenizer, tmp_path_factory):
+    """The toy text in shards of 700 tokens and more; the last one is what is left."""
+    folder = tmp_path_factory.mktemp("uneven") / "shards"
+    config = PrepareConfig(heldout_prob=0, workers=1, shard_tokens=700)
+    prepare([str(toy_text)], toy_tokenizer, folder, config, None)
+    shards = open_shards(folder)
+    assert len({len(shard.tokens) for shard in shards.train}) > 5
+    return shards
+
+
 @pytest.mark.parametrize("length", [8, 32, 128])
-def test_every_token_is_in_exactly_one_row(toy_shards, length):
-    shards = open_shards(toy_shards)
+def test_every_token_is_in_exactly_one_row(uneven_shards, length):
+    shards = uneven_shards
     examples = Examples(shards.train, shards.tokenizer, ExamplesConfig(sequence_length=length), 0)
     batch = examples.rows(np.arange(len(examples)))
     ids, tokenizer = batch.input_ids_BL, shards.tokenizer
@@ -143,6 +155,38 @@ def test_order_is_a_function_of_seed_and_step(toy_shards):
     assert n_steps * 8 > n, "the steps run into the second epoch"
     first = torch.cat(ordered)[:n]
     assert len({tuple(row) for row in first.tolist()}) > 0.95 * n
+
+
+def test_rows_are_those_of_older_runs(toy_tokenizer):
+    """A run that was begun with an older version is continued with the rows it would have had."""
+    places = permute(np.arange(12), 1000, seed=3, epoch=2)
+    assert places.tolist() == [633, 590, 110, 721, 52, 884, 236, 621, 104, 289, 303, 867]
+    assert permute(np.array([5]), 1 << 30, seed=3, epoch=0).tolist() == [67296491]
+    tokens, border = np.arange(3000) % 100 + 10, np.zeros(1, dtype="<u4")
+    shard = Shard(tokens.astype("<u2"), border, border)
+    config = ExamplesConfig(sequence_length=32, short_prob=0.5)
+    batch = Examples([shard], toy_tokenizer, config, seed=3).batch(20, 8)
+    assert batch.input_ids_BL[:, 1].tolist() == [82, 80, 59, 39, 78, 100, 54, 88]
+    assert batch.attention_mask_BL.sum(1).tolist() == [32, 32, 32, 32, 32, 19, 32, 15]
+
+
+@pytest.mark.parametrize("first_step", [0, 611])
+@pytest.mark.parametrize("batch_size", [5, 96, BLOCK_ROWS + 1])
+def test_reading_by_blocks_changes_no_batch(uneven_shards, batch_size, first_step):
+    """Over borders of epochs and of blocks, and from a step in the middle on."""
+    tokenizer, config = uneven_shards.tokenizer, ExamplesConfig(sequence_length=32)
+    examples = Examples(uneven_shards.train, tokenizer, config, seed=0)
+    num_steps = BLOCK_ROWS // batch_size + 3
+    assert num_steps * batch_size > len(examples)
+    batches = examples.batches(first_step, batch_size)
+    has_mask = set()
+    for step, batch in zip(range(first_step, first_step + num_steps), batches, strict=False):
+        expected = examples.batch(step, batch_size)
+        for tensor, other in zip(batch, expected, strict=True):
+            assert (tensor is None) == (other is None)
+            assert tensor is None or (tensor.dtype == other.dtype and torch.equal(tensor, other))
+        has_mask.add(batch.attention_mask_BL is not None)
+    assert has_mask == ({True, False} if batch_size == 5 else {True})
 
 
 # Continuation
