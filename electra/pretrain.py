@@ -145,6 +145,7 @@ def _train(run: Path, shards: Shards, step: Step, show: Show, *, resume: bool) -
     elif config.generator.kind == "frozen":
         load_frozen(model, config)
     examples = Examples(shards.train, tokenizer, config.examples, seed)
+    batches = examples.batches(first_step, train.batch_size)
     heldout = heldout_batches(shards, config)
     measures = Measures(model.loss_weights)
     log = MetricsLog(run, first_step)
@@ -165,7 +166,7 @@ def _train(run: Path, shards: Shards, step: Step, show: Show, *, resume: bool) -
                 model.begin_second()
                 step.forget()
             learning_rate = _learning_rate_at(number, config)
-            outcome = step(number, examples.batch(number, train.batch_size), learning_rate)
+            outcome = step(number, next(batches), learning_rate)
             for output in outcome.outputs:
                 measures.add(output)
             num_real += outcome.num_real
