@@ -262,6 +262,10 @@ class ExamplesConfig:
     """Share of rows with one segment instead of two."""
     short_prob: float = 0.05
     """Share of rows whose length is drawn from [5, sequence_length] instead of being full."""
+    attend: Literal["row", "document"] = "row"
+    """What a token attends to: its row; or its own document in it, as if the others were not there.
+    Worth trying where documents are short beside the row and have nothing to do with one another;
+    it saves no time, and on a GPU costs the attention kernel that works without a mask."""
 
     def __post_init__(self) -> None:
         require(

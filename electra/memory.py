@@ -75,14 +75,14 @@ def free_memory(device: torch.device) -> float | None:
 
 
 def make_rows(config: PretrainConfig, num_rows: int, seed: int) -> Batch:
-    """Return full rows of random tokens between [CLS] and [SEP], of two segments."""
+    """Return full rows of random tokens between [CLS] and [SEP], of two segments and documents."""
     length = config.examples.sequence_length
     rng = torch.Generator().manual_seed(seed)
     first = len(SPECIAL_TOKENS)
     ids_BL = torch.randint(first, config.model.vocab_size, (num_rows, length), generator=rng)
     ids_BL[:, 0], ids_BL[:, -1] = 2, 3
     types_BL = (torch.arange(length) >= length // 2).long().expand(num_rows, length)
-    return Batch(ids_BL, None, types_BL)
+    return Batch(ids_BL, types_BL + 1 if config.examples.attend == "document" else None, types_BL)
 
 
 def measure_activations(model: Objective, config: PretrainConfig, device: torch.device) -> float:

@@ -56,6 +56,7 @@ def gradients(*settings):
         ["method.sharing=all"],
         ["method.objective=electric"],
         ["method.scheme=adversarial"],
+        ["examples.attend=document"],
         ["method.objective=all_tokens_mlm"],
         ["model.hidden_dropout_prob=0"],
         ["model.hidden_dropout_prob=0", "model.attention_probs_dropout_prob=0"],
@@ -82,12 +83,13 @@ def test_a_run_ends_with_the_same_weights(toy_shards, toy_config, tmp_path):
 
 @pytest.mark.parametrize("prob", [0.0, 0.1])
 def test_compiled_as_one_graph_it_keeps_less_and_computes_the_same(prob):
-    """torch.compile(fullgraph=True), with dropout and padding."""
+    """torch.compile(fullgraph=True), with dropout, documents and padding."""
     sizes = encoder_sizes(
         64, 3, 32, vocab_size=50, hidden_dropout_prob=prob, attention_probs_dropout_prob=prob / 2
     )
     ids = torch.randint(50, (4, 16), generator=torch.Generator().manual_seed(0))
     real = torch.arange(16) < torch.tensor([[16], [9], [16], [3]])
+    numbers = (1 + torch.arange(16) // 6) * real
 
     def run(recompute):
         torch._dynamo.reset()
@@ -102,7 +104,7 @@ def test_compiled_as_one_graph_it_keeps_less_and_computes_the_same(prob):
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            states = compiled(ids, real)
+            states = compiled(ids, numbers)
         (states[real] ** 3).sum().backward()
         weights = sum(parameter.nbytes for parameter in encoder.parameters())
         found = {name: parameter.grad for name, parameter in encoder.named_parameters()}

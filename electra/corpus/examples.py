@@ -37,7 +37,8 @@ class Batch(NamedTuple):
     input_ids_BL: Tensor
     """int64."""
     attention_mask_BL: Tensor | None
-    """True at tokens, False at padding; None if no row is padded."""
+    """True at tokens, False at padding; None if no row is padded. Where tokens attend within their
+    document: its number in the row, from 1, and 0 at padding; int64."""
     token_type_ids_BL: Tensor
     """0 in [CLS] A [SEP], 1 in B [SEP], 0 at padding; int64."""
 
@@ -149,11 +150,12 @@ class Examples:
             ]
         )
 
-    def _read(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _read(self, rows: np.ndarray) -> tuple[np.ndarray, ...]:
         """Return what `_assemble` makes rows of.
 
         That is L + 1 tokens of the stream (B, L + 1) from two before each row's first one on, the
-        position at which each second segment begins, and each row's length.
+        position at which each second segment begins, each row's length and, where tokens attend
+        within documents, the number of each position's.
         """
         starts_B, counts_B, is_pair_B = self.starts[rows], self.counts[rows], self.is_pair[rows]
         middle_B = starts_B + (counts_B + 1) // 2
@@ -170,7 +172,10 @@ class Examples:
         first_B = self._split(counts_B, slices_BL, lines_2B - starts_B, documents_2B - starts_B)
         second_B, length_B = np.where(is_pair_B, first_B, counts_B) + 2, counts_B + 2 + is_pair_B
         dtype = self.position_L.dtype
-        return slices_BL, second_B.astype(dtype), length_B.astype(dtype)
+        columns = slices_BL, second_B.astype(dtype), length_B.astype(dtype)
+        if self.config.attend == "row":
+            return columns
+        return *columns, self._number_documents(rows, second_B).astype(dtype)
 
     def _split(
         self,
@@ -206,7 +211,30 @@ class Examples:
         first_B[rows_R] = middle_R + begins_RW.argmax(axis=1)
         return first_B
 
-    def _assemble(self, slices_BL: np.ndarray, second_B: np.ndarray, length_B: np.ndarray) -> Batch:
+    def _number_documents(self, rows: np.ndarray, second_B: np.ndarray) -> np.ndarray:
+        """Return the number of each position's document in its row, from 1 (B, L).
+
+        [CLS] belongs to the first document, [SEP] to that of the token before it.
+        """
+        position_L = np.arange(self.config.sequence_length)
+        # In tokens of the row, without [CLS], and without the first [SEP] where it is passed.
+        place_BL = position_L - 1 - (position_L >= second_B[:, None] - 1)
+        token_BL = self.starts[rows, None] + np.clip(place_BL, 0, self.counts[rows, None] - 1)
+        shard_B = np.searchsorted(self.shard_ends, rows, side="right")
+        numbers_BL = np.empty(token_BL.shape, dtype=np.int64)
+        for number in np.unique(shard_B):
+            inside, documents = shard_B == number, self.shards[number].documents
+            token_IL = token_BL[inside].astype(documents.dtype)  # else documents are cast, whole
+            numbers_BL[inside] = np.searchsorted(documents, token_IL, side="right")
+        return numbers_BL - numbers_BL[:, :1] + 1
+
+    def _assemble(
+        self,
+        slices_BL: np.ndarray,
+        second_B: np.ndarray,
+        length_B: np.ndarray,
+        documents_BL: np.ndarray | None = None,
+    ) -> Batch:
         """Return rows as tensors, from what `_read` returns of them."""
         # [CLS] stands before the first segment, and a [SEP] between the two: a row is two slices of
         # the stream, one token and two tokens behind their place.
@@ -221,9 +249,14 @@ class Examples:
             real_BL = self.position_L < length_B[:, None]
             types_BL &= real_BL
             np.copyto(ids_BL, self.tokenizer.pad_id, where=~real_BL)
+        mask_BL = real_BL
+        if documents_BL is not None:
+            mask_BL = documents_BL.astype(np.int64)
+            if real_BL is not None:
+                mask_BL *= real_BL
         return Batch(
             torch.from_numpy(ids_BL.astype(np.int64)),
-            None if real_BL is None else torch.from_numpy(real_BL),
+            None if mask_BL is None else torch.from_numpy(mask_BL),
             torch.from_numpy(types_BL.astype(np.int64)),
         )
 

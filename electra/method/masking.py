@@ -68,7 +68,7 @@ def count_real(batch: Batch) -> Tensor:
     """Return the number of tokens that are not padding."""
     if batch.attention_mask_BL is None:
         return torch.full((), batch.input_ids_BL.numel(), device=batch.input_ids_BL.device)
-    return batch.attention_mask_BL.sum()
+    return find_real(batch).sum()
 
 
 def replace(input_ids_BL: Tensor, draw: Draw, tokens_BS: Tensor | int) -> Tensor:

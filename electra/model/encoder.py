@@ -200,6 +200,7 @@ class Encoder(nn.Module):
         Args:
             input_ids_BL: Token ids, int64.
             attention_mask_BL: 1 (or True) at real tokens, 0 at padding; None: nothing is padding.
+                Of integers, tokens attend to those of the same number: their document in the row.
             token_type_ids_BL: Segment 0 or 1 of each token; None: all 0.
             sees: What a position attends to: all, itself and those before it, or those after it.
 
@@ -260,7 +261,11 @@ class Encoder(nn.Module):
         x_BLH = self.dropout(x_BLH, masks)
         forbidden_BNLL = None
         if attention_mask_BL is not None:
-            forbidden_BNLL = ~attention_mask_BL.bool()[:, None, None, :]
+            forbidden_BNLL = (
+                ~attention_mask_BL[:, None, None, :]
+                if attention_mask_BL.dtype == torch.bool
+                else attention_mask_BL[:, None, :, None] != attention_mask_BL[:, None, None, :]
+            )
         if sees != "all":
             length = input_ids_BL.shape[1]
             ones_LL = torch.ones(length, length, dtype=torch.bool, device=x_BLH.device)

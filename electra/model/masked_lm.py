@@ -3,7 +3,7 @@
 `MaskedLM` and `FixedDistribution` take the same arguments and return a Prediction.
 
 Shape suffixes: B rows, L positions, S slots for chosen positions in a row, M = B * S of them,
-E embedding size, V vocabulary.
+E embedding size, H hidden size, K = L - 1 neighbours in a row, V vocabulary.
 """
 
 import math
@@ -83,7 +83,7 @@ class MaskedLM(nn.Module):
 
         Args:
             input_ids_BL: Ids, int64, with [MASK] or something else at the positions.
-            attention_mask_BL: True at tokens, False at padding; None: no padding.
+            attention_mask_BL: As the encoder's.
             token_type_ids_BL: Segment of each token.
             index_BS: The positions.
             targets_BS: The original ids there.
@@ -111,7 +111,8 @@ class TwoTowers(nn.Module):
     """p(x_t | all tokens but x_t) at every position of an unmasked row, in one pass.
 
     One transformer reads from the left, one from the right; what they know at t - 1 and at t + 1 is
-    put together. At the first and last position of a row one side is empty.
+    put together. At the first and last position of a row one side is empty; so it is at those of a
+    document where tokens attend within theirs.
 
     Args:
         before: The tower that sees what is before; its token embeddings are also the softmax's.
@@ -142,11 +143,16 @@ class TwoTowers(nn.Module):
         batch = (input_ids_BL, attention_mask_BL, token_type_ids_BL)
         before_BLH = self.before(*batch, sees="before")
         after_BLH = self.after(*batch, sees="after")
+        earlier_BKH, later_BKH = before_BLH[:, :-1], after_BLH[:, 1:]
+        if attention_mask_BL is not None:
+            is_border_BK1 = (attention_mask_BL[:, 1:] != attention_mask_BL[:, :-1])[:, :, None]
+            earlier_BKH = earlier_BKH.masked_fill(is_border_BK1, 0.0)
+            later_BKH = later_BKH.masked_fill(is_border_BK1, 0.0)
         return self.head(
             torch.cat(
                 [
-                    nn.functional.pad(before_BLH[:, :-1], (0, 0, 1, 0)),
-                    nn.functional.pad(after_BLH[:, 1:], (0, 0, 0, 1)),
+                    nn.functional.pad(earlier_BKH, (0, 0, 1, 0)),
+                    nn.functional.pad(later_BKH, (0, 0, 0, 1)),
                 ],
                 dim=-1,
             )

@@ -1,0 +1,247 @@
+"""Rows of several documents, whose tokens attend to their own document only."""
+
+import dataclasses
+from bisect import bisect_right
+
+import numpy as np
+import pytest
+import torch
+
+from electra.config import ExamplesConfig, PrepareConfig
+from electra.corpus.examples import Batch, Examples
+from electra.corpus.prepare import prepare
+from electra.corpus.shards import open_shards
+from electra.memory import make_rows, measure_activations
+from electra.method.masking import find_real
+from electra.method.registry import OBJECTIVES
+from electra.model.encoder import Encoder, Layer
+from electra.model.heads import GeneratorHead
+from electra.model.initialisation import init_weights
+from electra.model.masked_lm import TwoTowers
+from electra.plan import make_tokenizer
+from electra.presets import PRESETS, encoder_sizes
+from electra.pretrain import pretrain
+from electra.settings import override
+from electra.start import build_model
+
+VOCAB, B, L = 50, 8, 24
+SIZES = encoder_sizes(
+    64, 2, 32, vocab_size=VOCAB, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+)
+CLOSE = {"atol": 1e-6, "rtol": 1e-5}
+
+
+def rng(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def random_rows(seed):
+    """Rows of one to five documents, some padded, and their numbers from 1."""
+    borders_BL = torch.rand(B, L, generator=rng(seed)) < 0.1
+    borders_BL[0] = False
+    borders_BL[1, L // 2] = True
+    numbers_BL = borders_BL.long().cumsum(dim=1)
+    numbers_BL += 1 - numbers_BL[:, :1]
+    length_B1 = torch.randint(5, 2 * L, (B, 1), generator=rng(seed + 1))
+    ids_BL = torch.randint(5, VOCAB, (B, L), generator=rng(seed + 2))
+    return ids_BL, numbers_BL * (torch.arange(L) < length_B1)
+
+
+def replace_others(ids_BL, is_mine_BL, seed):
+    """Other tokens wherever the document is not."""
+    return torch.where(is_mine_BL, ids_BL, torch.randint(5, VOCAB, (B, L), generator=rng(seed)))
+
+
+# Numbers
+
+
+@pytest.fixture(scope="module")
+def many_shards(toy_text, toy_tokenizer, tmp_path_factory):
+    """The toy text in several shards."""
+    folder = tmp_path_factory.mktemp("prepared") / "shards"
+    config = PrepareConfig(heldout_prob=0.1, workers=1, shard_tokens=2000)
+    prepare([str(toy_text)], toy_tokenizer, folder, config, None)
+    return folder
+
+
+@pytest.mark.parametrize("length", [8, 64, 200])
+def test_numbers_are_those_of_the_stream(many_shards, length):
+    """Each row against the shard's own borders, token by token, in an order of no shard."""
+    shards = open_shards(many_shards)
+    assert len(shards.train) > 2
+    tokenizer = shards.tokenizer
+    config = ExamplesConfig(sequence_length=length, attend="document")
+    examples = Examples(shards.train, tokenizer, config, 0)
+    rows = np.random.default_rng(0).permutation(len(examples))
+    batch = examples.rows(rows)
+    most = 0
+    for row, ids, numbers in zip(rows, batch.input_ids_BL, batch.attention_mask_BL, strict=True):
+        documents = shards.train[bisect_right(examples.shard_ends, row)].documents.tolist()
+        token, expected = int(examples.starts[row]), []
+        first = bisect_right(documents, token)
+        for place, token_id in enumerate(ids.tolist()):
+            if token_id == tokenizer.pad_id:
+                expected.append(0)
+            elif token_id == tokenizer.cls_id:
+                assert place == 0
+                expected.append(1)
+            elif token_id == tokenizer.sep_id:
+                expected.append(expected[-1])
+            else:
+                expected.append(bisect_right(documents, token) - first + 1)
+                token += 1
+        assert numbers.tolist() == expected
+        assert token == examples.starts[row] + examples.counts[row]
+        most = max(most, *expected)
+    assert most > (1 if length == 8 else 3)
+
+
+def test_rows_are_the_same_but_for_the_numbers(toy_shards):
+    shards = open_shards(toy_shards)
+    by_row, by_document = (
+        Examples(shards.train, shards.tokenizer, ExamplesConfig(attend=attend), 0).batch(0, 16)
+        for attend in ("row", "document")
+    )
+    assert torch.equal(by_row.input_ids_BL, by_document.input_ids_BL)
+    assert torch.equal(by_row.token_type_ids_BL, by_document.token_type_ids_BL)
+    assert torch.equal(find_real(by_row), find_real(by_document))
+    some = by_document.rows(slice(3, 5)).to(torch.device("cpu"))
+    assert torch.equal(some.attention_mask_BL, by_document.attention_mask_BL[3:5])
+
+
+# Encoders
+
+
+@pytest.mark.parametrize("path", ["fused", "plain"])
+@pytest.mark.parametrize("sees", ["all", "before", "after"])
+def test_states_depend_on_ones_own_document_only(path, sees, monkeypatch):
+    if path == "plain":
+        monkeypatch.setattr(Layer, "forward", Layer.plain)
+    encoder = Encoder(SIZES).eval()
+    init_weights(encoder, 0.2, rng(0))
+    changed = 0
+    for seed in range(5):
+        ids_BL, numbers_BL = random_rows(seed)
+        states = encoder(ids_BL, numbers_BL, sees=sees)
+        assert states.isfinite().all()
+        for number in range(1, int(numbers_BL.max()) + 1):
+            is_mine_BL = numbers_BL == number
+            other_BL = replace_others(ids_BL, is_mine_BL, seed)
+            again = encoder(other_BL, numbers_BL, sees=sees)
+            torch.testing.assert_close(again[is_mine_BL], states[is_mine_BL], **CLOSE)
+            by_row = [encoder(ids, numbers_BL > 0, sees=sees) for ids in (ids_BL, other_BL)]
+            changed += not torch.allclose(*(each[is_mine_BL] for each in by_row), **CLOSE)
+    assert changed > 5, "attention over the row tells the difference"
+
+
+def test_a_document_alone_has_the_states_it_has_in_a_row():
+    """Its tokens cut out and put at the same positions behind padding of the other kind."""
+    encoder = Encoder(SIZES).eval()
+    init_weights(encoder, 0.2, rng(0))
+    ids_BL, numbers_BL = random_rows(3)
+    states = encoder(ids_BL, numbers_BL)
+    for number in range(1, int(numbers_BL.max()) + 1):
+        is_mine_BL = numbers_BL == number
+        alone = encoder(ids_BL * is_mine_BL, is_mine_BL)
+        torch.testing.assert_close(alone[is_mine_BL], states[is_mine_BL], **CLOSE)
+
+
+def test_two_towers_say_nothing_of_a_token_from_another_document():
+    towers = TwoTowers(
+        Encoder(SIZES), Encoder(SIZES), GeneratorHead(dataclasses.replace(SIZES, hidden_size=128))
+    ).eval()
+    init_weights(towers, 0.2, rng(0))
+    types_BL = torch.zeros(B, L, dtype=torch.int64)
+    for seed in range(5):
+        ids_BL, numbers_BL = random_rows(seed)
+        features = towers(ids_BL, numbers_BL, types_BL)
+        for number in range(1, int(numbers_BL.max()) + 1):
+            is_mine_BL = numbers_BL == number
+            again = towers(replace_others(ids_BL, is_mine_BL, seed), numbers_BL, types_BL)
+            torch.testing.assert_close(again[is_mine_BL], features[is_mine_BL], **CLOSE)
+
+
+# Objectives
+
+EVERY = [f"method.objective={name}" for name in OBJECTIVES]
+EVERY += ["method.scheme=adversarial", "method.scheme=two_stage method.sharing=none"]
+
+
+def build(settings, attend="document"):
+    config = dataclasses.replace(PRESETS["tiny"], model=dataclasses.replace(SIZES, vocab_size=300))
+    settings = [*settings.split(), f"examples.attend={attend}", "method.mask_prob=0.3"]
+    model = build_model(override(config, settings), make_tokenizer(300), torch.float32)
+    init_weights(model, 0.2, rng(0))
+    return model
+
+
+def rows_of_two(num_first, length):
+    """A batch of [CLS] A [SEP] B [SEP]; the second document is the second segment."""
+    ids = torch.randint(5, 300, (4, length), generator=rng(1))
+    ids[:, 0], ids[:, num_first - 1], ids[:, -1] = 2, 3, 3
+    is_second = (torch.arange(length) >= num_first).long().expand(4, length)
+    return Batch(ids, is_second + 1, is_second.contiguous())
+
+
+@pytest.mark.parametrize("settings", EVERY)
+def test_every_network_of_every_objective_reads_by_document(settings):
+    """What each encoder was asked in a step, asked again with another second document."""
+    model = build(settings)
+    if "two_stage" in settings:
+        model.begin_second()
+    batch = rows_of_two(12, L)
+    calls = []
+
+    def note(encoder, arguments, keywords, states):
+        calls.append((encoder, arguments, keywords, states))
+
+    encoders = {module for module in model.modules() if isinstance(module, Encoder)}
+    hooks = [each.register_forward_hook(note, with_kwargs=True) for each in encoders]
+    assert model.compute(batch, rng(2)).loss.isfinite()
+    for hook in hooks:
+        hook.remove()
+    assert {call[0] for call in calls} == encoders
+    for encoder, (ids_BL, *others), keywords, states in calls:
+        changed_BL = torch.where(batch.attention_mask_BL == 1, ids_BL, 5 + ids_BL.flip(0) % 290)
+        again = encoder(changed_BL, *others, **keywords)
+        torch.testing.assert_close(again[:, :12], states[:, :12], **CLOSE)
+        assert not torch.allclose(again[:, 12:], states[:, 12:], **CLOSE)
+
+
+@pytest.mark.parametrize("settings", EVERY)
+def test_a_row_of_one_document_is_the_same_to_the_bit(settings):
+    model = build(settings)
+    batch = rows_of_two(12, L)
+    ones = torch.ones_like(batch.input_ids_BL)
+    found = []
+    for mask in (None, ones):
+        each = batch._replace(attention_mask_BL=mask)
+        draw = model.masking.draw(each, rng(2))
+        model.zero_grad()
+        torch.manual_seed(0)
+        loss = model(each, draw, model.masking.count(each, draw)).loss
+        loss.backward()
+        found.append((loss.detach(), [p.grad for p in model.parameters() if p.grad is not None]))
+    assert torch.equal(found[0][0], found[1][0])
+    assert all(torch.equal(*pair) for pair in zip(found[0][1], found[1][1], strict=True))
+
+
+def test_a_run_by_documents(toy_shards, toy_config, tmp_path):
+    """Twelve steps, half of the rows padded: finite, and not what attention over rows gives."""
+    losses = {}
+    for attend in ("row", "document"):
+        settings = [f"examples.attend={attend}", "examples.short_prob=0.5", "train.accumulation=2"]
+        records = []
+        pretrain(toy_shards, tmp_path / attend, override(toy_config, settings), records.append)
+        losses[attend] = torch.tensor([record["loss"] for record in records])
+    assert losses["document"].isfinite().all()
+    assert not torch.equal(losses["document"], losses["row"])
+    torch.testing.assert_close(losses["document"], losses["row"], rtol=0.1, atol=0)
+
+
+def test_the_probe_of_memory_reads_by_document():
+    config = override(PRESETS["tiny"], ["examples.attend=document", "model.vocab_size=300"])
+    assert make_rows(config, 2, 0).attention_mask_BL.unique().tolist() == [1, 2]
+    assert make_rows(PRESETS["tiny"], 2, 0).attention_mask_BL is None
+    model = build_model(config, make_tokenizer(300), torch.float32)
+    assert measure_activations(model, config, torch.device("cpu")) > 0
