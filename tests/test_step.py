@@ -34,6 +34,7 @@ OBJECTIVES = {
     "temperature": ["generator.temperature=1.5", "generator.disallow_correct=true"],
     "reference": ["method.mode=reference"],
     "spans": ["method.mask_unit=span"],
+    "documents": ["examples.attend=document"],
     "recompute": ["train.recompute_activations=true"],
 }
 
@@ -71,6 +72,8 @@ def padded(batch):
     """The same rows, the first of them cut short."""
     mask = torch.ones_like(batch.input_ids_BL, dtype=torch.bool)
     mask[0, 20:] = False
+    if batch.attention_mask_BL is not None:
+        mask = batch.attention_mask_BL * mask
     return batch._replace(attention_mask_BL=mask)
 
 
@@ -89,7 +92,7 @@ def test_every_objective_is_one_graph(name):
     """It is traced whole, and what a GPU is given computes what the plain path does."""
     torch.compiler.reset()
     model = make_model(without_dropout(make_config(*OBJECTIVES[name]))).train()
-    batch = padded(make_rows(make_config(), 4, 0))
+    batch = padded(make_rows(make_config(*OBJECTIVES[name]), 4, 0))
     plain, expected = losses_and_gradients(model, batch, model)
     compiled = torch.compile(model, fullgraph=True, dynamic=False, backend="aot_eager")
     output, actual = losses_and_gradients(model, batch, compiled)
@@ -108,8 +111,9 @@ def test_no_step_waits_for_its_device(name):
 
     Dropout on, a padded row, bfloat16; the paths of a GPU, since the device is no CPU.
     """
-    model = make_model(make_config(*OBJECTIVES[name]), torch.device("meta"), torch.bfloat16)
-    batch = padded(make_rows(make_config(), 4, 0)).to(torch.device("meta"))
+    config = make_config(*OBJECTIVES[name])
+    model = make_model(config, torch.device("meta"), torch.bfloat16)
+    batch = padded(make_rows(config, 4, 0)).to(torch.device("meta"))
     draw = model.masking.draw(batch, torch.Generator())
     output = model(batch, draw, model.masking.count(batch, draw))
     output.loss.backward()
