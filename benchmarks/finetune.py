@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import transformers
@@ -33,6 +33,7 @@ from electra.corpus.tokenizer import Tokenizer
 from electra.files import write_json, write_text
 from electra.finetune import TaskRows, encode_task, train_seed
 from electra.model.encoder import Encoder
+from electra.model.heads import ClassifierHead
 from electra.model.huggingface import config_to_huggingface, encoder_to_huggingface
 from electra.model.initialisation import init_weights
 from electra.presets import FINETUNE_PRESETS, PRESETS
@@ -164,7 +165,7 @@ class Theirs:
             return self.model.to("cpu").eval()(**batch).loss.item()
 
 
-def build_classifier(ours: Ours) -> transformers.PreTrainedModel:
+def build_classifier(ours: Ours) -> Any:
     """Return transformers' classifier with the weights that ours begins with.
 
     Its head has a linear map and a GELU more; these are made the identity.
@@ -177,13 +178,11 @@ def build_classifier(ours: Ours) -> transformers.PreTrainedModel:
         seed=0,
         from_scratch=False,
     )
-    sizes, dense = network.encoder.config, network.head.dense
+    sizes, dense = network.encoder.config, cast(ClassifierHead, network.head).dense
     values = config_to_huggingface(
         sizes, "ElectraForSequenceClassification", ours.pretrained.tokenizer.pad_id
-    )
-    model = transformers.ElectraForSequenceClassification(
-        transformers.ElectraConfig(**values, num_labels=len(ours.task.labels))
-    )
+    ) | {"num_labels": len(ours.task.labels)}
+    model = transformers.ElectraForSequenceClassification(transformers.ElectraConfig(**values))
     weight, bias = dense.weight.detach(), dense.bias.detach()
     head = {
         "classifier.dense.weight": torch.eye(sizes.hidden_size),
