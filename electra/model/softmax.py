@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-CHUNK = 2048
+CHUNK = 4096
 SLICE = 32
 BLOCK = 128
 
