@@ -12,7 +12,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from electra.corpus.examples import Batch
 from electra.method.objective import Objective, Output
 from electra.training.device import choose_dtype, step_seed, wait_for
 from electra.training.optimizer import build_optimizer, set_learning_rate
+from electra.training.working_copies import WorkingCopies
 
 WARM_UP_STEPS = 3
 """Steps done before one is captured; libraries choose and allocate in them what they keep."""
@@ -67,6 +68,7 @@ class Step:
         self.optimizer = build_optimizer(
             model, config.optimizer, mode=config.method.mode, captured=self.captured
         )
+        self.copies = self._copy_weights()
         self.rng = torch.Generator(self.device)
         self.forward: Callable[..., Output] = model
         if self.compiled:
@@ -111,8 +113,9 @@ class Step:
         outputs = []
         for first in range(0, len(batch.input_ids_BL), piece):
             rows = slice(first, first + piece)
-            output = self.forward(batch.rows(rows), draw.rows(rows), counts)
-            output.loss.backward()
+            with self.copies.at_work() if self.copies else nullcontext():
+                output = self.forward(batch.rows(rows), draw.rows(rows), counts)
+                output.loss.backward()
             outputs.append(output._replace(loss=output.loss.detach()))
         grad_norm = nn.utils.clip_grad_norm_(
             model.parameters(), self.config.optimizer.max_grad_norm, foreach=True
@@ -122,8 +125,15 @@ class Step:
         return Outcome(outputs, counts.num_real, grad_norm)
 
     def forget(self) -> None:
-        """Capture anew: from here on the model computes something else."""
+        """Begin anew: from here on the model computes something else."""
         self.captures.clear()
+        self.copies = self._copy_weights()
+
+    def _copy_weights(self) -> WorkingCopies | None:
+        dtype = choose_dtype(self.config.train.precision, self.device)
+        if self.device.type == "cpu" or dtype == torch.float32:
+            return None
+        return WorkingCopies(self.model, dtype)
 
     def describe(self) -> dict[str, Any]:
         """Return the form that steps have, for manifests."""

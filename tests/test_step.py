@@ -1,6 +1,7 @@
 """One optimizer step: compiled, captured and plain are the same computation."""
 
 import dataclasses
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -11,13 +12,15 @@ from torch.utils._pytree import tree_leaves
 
 from electra.config import UserError
 from electra.memory import make_rows
+from electra.model.encoder import Layer
 from electra.plan import make_tokenizer
 from electra.presets import PRESETS
 from electra.settings import override
 from electra.start import build_model
 from electra.step import WARM_UP_STEPS, Step, rank_attention
-from electra.training.device import step_seed
+from electra.training.device import choose_dtype, step_seed
 from electra.training.optimizer import build_optimizer, set_learning_rate
+from electra.training.working_copies import WorkingCopies
 
 VOCAB = 300
 CPU = torch.device("cpu")
@@ -54,7 +57,7 @@ def make_config(*settings):
         "train.batch_size=8",
         "train.precision=float32",
     ]
-    return override(PRESETS["small"], [*small, *settings])
+    return override(override(PRESETS["small"], small), settings)
 
 
 def without_dropout(config):
@@ -115,10 +118,44 @@ def test_no_step_waits_for_its_device(name):
     model = make_model(config, torch.device("meta"), torch.bfloat16)
     batch = padded(make_rows(config, 4, 0)).to(torch.device("meta"))
     draw = model.masking.draw(batch, torch.Generator())
-    output = model(batch, draw, model.masking.count(batch, draw))
-    output.loss.backward()
+    with WorkingCopies(model, torch.bfloat16).at_work():
+        output = model(batch, draw, model.masking.count(batch, draw))
+        output.loss.backward()
     assert output.loss.is_meta
     assert all(total.is_meta for total, _ in output.means.values())
+
+
+@torch_warns
+@pytest.mark.parametrize("name", ["rtd", "electric", "two_stage", "recompute"])
+def test_working_copies_change_nothing(name, monkeypatch):
+    """Losses and gradients in bfloat16, of rows in two pieces, to the bit; compiled or not."""
+    torch.compiler.reset()
+    monkeypatch.setattr(Layer, "forward", Layer.plain)  # what a GPU computes
+    config = without_dropout(make_config(*OBJECTIVES[name]))
+    batch, results = padded(make_rows(config, 8, 0)), []
+    for is_at_work in (False, True):
+        model = make_model(config, dtype=torch.bfloat16).train()
+        parameters = dict(model.named_parameters())
+        copies = WorkingCopies(model, torch.bfloat16)
+        forward = torch.compile(model, fullgraph=True, dynamic=False, backend="aot_eager")
+        draw = model.masking.draw(batch, torch.Generator().manual_seed(1))
+        counts, losses = model.masking.count(batch, draw), []
+        for rows in (slice(0, 4), slice(4, 8)):
+            with copies.at_work() if is_at_work else nullcontext():
+                output = forward(batch.rows(rows), draw.rows(rows), counts)
+                output.loss.backward()
+            losses.append(output.loss.item())
+        for parameter_name, parameter in model.named_parameters():
+            assert parameter is parameters[parameter_name]
+        results.append((losses, [p.grad for p in parameters.values()]))
+    assert copies.copies[0].dtype == torch.bfloat16
+    assert len(copies.copies) > 16
+    assert results[0][0] == results[1][0]
+    for expected, actual in zip(results[0][1], results[1][1], strict=True):
+        if expected is None:
+            assert actual is None
+        else:
+            torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("mode", ["paper", "reference"])
@@ -203,9 +240,16 @@ class Tape(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(
-    "settings", [[], ["train.accumulation=2"], OBJECTIVES["reference"], OBJECTIVES["adversarial"]]
+    "settings",
+    [
+        [],
+        ["train.accumulation=2"],
+        ["train.precision=bfloat16", "train.accumulation=2"],
+        OBJECTIVES["reference"],
+        OBJECTIVES["adversarial"],
+    ],
 )
-def test_a_step_can_be_replayed(settings):
+def test_a_step_can_be_replayed(settings, monkeypatch):
     """One step is recorded and done again for the others: rows, rates and draws are theirs.
 
     Whatever Python decides or counts by itself would stay as it was in the recorded step.
@@ -213,7 +257,13 @@ def test_a_step_can_be_replayed(settings):
     config = without_dropout(make_config(*settings))
     rates = (1e-3, 2e-3, 5e-4, 1e-3, 3e-3, 0.0, 1e-3)
     batches = [padded(make_rows(config, 8, seed)) for seed in range(len(rates))]
-    done, replayed = (Step(make_model(config).train(), config) for _ in range(2))
+    monkeypatch.setattr(Layer, "forward", Layer.plain)  # what a GPU computes
+    dtype = choose_dtype(config.train.precision, CPU)
+    done, replayed = (Step(make_model(config, CPU, dtype).train(), config) for _ in range(2))
+    tolerance = {"rtol": 1e-5, "atol": 1e-6}
+    if dtype == torch.bfloat16:
+        tolerance = {"rtol": 2e-4, "atol": 1e-3}  # whose roundings tip over
+        replayed.copies = WorkingCopies(replayed.model, dtype)
     replayed.optimizer = build_optimizer(
         replayed.model, config.optimizer, mode=config.method.mode, captured=True
     )
@@ -237,9 +287,9 @@ def test_a_step_can_be_replayed(settings):
             assert "aten::_local_scalar_dense" not in {call[0].name() for call in tape.calls}
         else:
             tape.replay()
-        torch.testing.assert_close(outcome.outputs[0].loss, expected[number])
+        torch.testing.assert_close(outcome.outputs[0].loss, expected[number], **tolerance)
     for one, other in zip(done.model.parameters(), replayed.model.parameters(), strict=True):
-        torch.testing.assert_close(one, other)
+        torch.testing.assert_close(one, other, **tolerance)
 
 
 def assert_learn_alike(actual, expected):
