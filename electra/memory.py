@@ -81,7 +81,7 @@ def make_rows(config: PretrainConfig, num_rows: int, seed: int) -> Batch:
     first = len(SPECIAL_TOKENS)
     ids_BL = torch.randint(first, config.model.vocab_size, (num_rows, length), generator=rng)
     ids_BL[:, 0], ids_BL[:, -1] = 2, 3
-    types_BL = (torch.arange(length) >= length // 2).long().expand(num_rows, length)
+    types_BL = (torch.arange(length) >= length // 2).long().repeat(num_rows, 1)
     return Batch(ids_BL, types_BL + 1 if config.examples.attend == "document" else None, types_BL)
 
 

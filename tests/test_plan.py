@@ -71,6 +71,7 @@ def test_rows_are_full_and_different(config):
     assert (first.input_ids_BL[:, 0] == 2).all()
     assert (first.input_ids_BL[:, 1:-1] >= 5).all()
     assert not torch.equal(first.input_ids_BL, second.input_ids_BL)
+    assert all(tensor.is_contiguous() for tensor in (first.input_ids_BL, first.token_type_ids_BL))
 
 
 def test_a_step_that_does_not_fit_is_refused_before_anything_is_written(
