@@ -273,9 +273,12 @@ class Encoder(nn.Module):
             forbidden_BNLL = hidden_LL if forbidden_BNLL is None else forbidden_BNLL | hidden_LL
         mask_BNLL = None
         if forbidden_BNLL is not None:
+            # Half of the least number: kernels multiply scores by log2(e), and a row in which all
+            # is hidden, as one of padding before a tower that looks ahead, must stay finite.
+            least = torch.finfo(self.compute_dtype).min / 2
             mask_BNLL = torch.zeros(
                 forbidden_BNLL.shape, dtype=self.compute_dtype, device=x_BLH.device
-            ).masked_fill_(forbidden_BNLL, torch.finfo(self.compute_dtype).min)
+            ).masked_fill_(forbidden_BNLL, least)
         if self.embeddings_project is not None:
             x_BLH = self.embeddings_project(x_BLH)
         return x_BLH, mask_BNLL, masks
