@@ -23,8 +23,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from electra.config import PretrainConfig, UserError
 from electra.corpus.examples import Batch
+from electra.method.masking import find_real
 from electra.method.objective import Objective, Output
-from electra.training.device import choose_dtype, step_seed, wait_for
+from electra.training.device import choose_dtype, step_seed
 from electra.training.optimizer import build_optimizer, set_learning_rate
 from electra.training.working_copies import WorkingCopies
 
@@ -61,10 +62,10 @@ class Step:
         self.config = config
         self.device = next(model.parameters()).device
         self.compiled = _compiles(config, self.device)
-        # Uncompiled layers that recompute ask for the state of the random numbers, which a capture
-        # cannot give.
-        can_capture = self.compiled or not config.train.recompute_activations
-        self.captured = config.train.cuda_graph and can_capture and self.device.type == "cuda"
+        # Layers that recompute set the random numbers back, which a capture does not allow:
+        # uncompiled by asking for their state, compiled by generators that it does not know.
+        can_capture = self.device.type == "cuda" and not config.train.recompute_activations
+        self.captured = config.train.cuda_graph and can_capture
         self.optimizer = build_optimizer(
             model, config.optimizer, mode=config.method.mode, captured=self.captured
         )
@@ -96,6 +97,10 @@ class Step:
         set_learning_rate(self.optimizer, learning_rate)
         if self.device.type != "cuda":
             return self.compute(batch)
+        if self.config.examples.short_prob and batch.attention_mask_BL is None:
+            # Of 128 rows some is nearly always short. The rare step without a mask would be another
+            # form, to be compiled and captured in the middle of a run, with memory of its own.
+            batch = batch._replace(attention_mask_BL=find_real(batch))
         with sdpa_kernel(self.attention[batch.attention_mask_BL is not None], set_priority=True):
             if not self.captured:
                 return self.compute(batch.to(self.device))
@@ -128,6 +133,8 @@ class Step:
         """Begin anew: from here on the model computes something else."""
         self.captures.clear()
         self.copies = self._copy_weights()
+        if self.captured:  # memory that no capture holds any more cannot be shared
+            self.pool = torch.cuda.graph_pool_handle()
 
     def _copy_weights(self) -> WorkingCopies | None:
         dtype = choose_dtype(self.config.train.precision, self.device)
@@ -176,6 +183,7 @@ class _Capture:
         stream.wait_stream(current)
         with torch.cuda.stream(stream), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*capturable=True")  # it soon will be
+            warnings.filterwarnings("ignore", message="TensorFloat32")  # float32 means float32
             outcome = self.step.compute(self.batch)
         current.wait_stream(stream)
         return outcome
@@ -214,7 +222,8 @@ def rank_attention(
 ) -> list[SDPBackend]:
     """Return torch's attention kernels that can do a layer of the discriminator, fastest first.
 
-    Forward and backward are timed with the run's sizes and dropout, with a mask or without.
+    Forward and backward are timed with the run's sizes and dropout, with a mask or without; what
+    it takes to launch them is not, since a replay does not launch them one by one.
     """
     sizes, train = config.model, config.train
     rows, length = -(-train.batch_size // train.accumulation), config.examples.sequence_length
@@ -227,7 +236,8 @@ def rank_attention(
 
     def attend() -> None:
         q, k, v = qkv_BL3ND.permute(2, 0, 3, 1, 4).unbind(0)
-        F.scaled_dot_product_attention(q, k, v, mask_B11L, rate).sum().backward()
+        context_BNLD = F.scaled_dot_product_attention(q, k, v, mask_B11L, rate)
+        context_BNLD.backward(torch.ones_like(context_BNLD))  # laid out as a layer's gradient is
 
     seconds = {}
     for kernel in (
@@ -243,9 +253,15 @@ def rank_attention(
 
 
 def _time(work: Callable[[], None], device: torch.device) -> float:
-    """Return the seconds that some work takes on its device."""
-    wait_for(device)
-    began = time.perf_counter()
+    """Return the seconds that some work takes on its device, its launch left out."""
+    if device.type != "cuda":
+        start = time.perf_counter()
+        work()
+        return time.perf_counter() - start
+    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(1 << 25)  # cycles, some 20 ms, in which all that follows is launched
+    began.record()
     work()
-    wait_for(device)
-    return time.perf_counter() - began
+    ended.record()
+    ended.synchronize()
+    return began.elapsed_time(ended) / 1000
