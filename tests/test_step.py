@@ -1,6 +1,8 @@
 """One optimizer step: compiled, captured and plain are the same computation."""
 
 import dataclasses
+import math
+import shutil
 from contextlib import nullcontext
 
 import numpy as np
@@ -12,9 +14,10 @@ from torch.utils._pytree import tree_leaves
 
 from electra.config import UserError
 from electra.memory import make_rows
-from electra.model.encoder import Layer
+from electra.model.encoder import Encoder, Layer
 from electra.plan import make_tokenizer
-from electra.presets import PRESETS
+from electra.presets import PRESETS, encoder_sizes
+from electra.pretrain import pretrain, resume
 from electra.settings import override
 from electra.start import build_model
 from electra.step import WARM_UP_STEPS, Step, rank_attention
@@ -23,7 +26,7 @@ from electra.training.optimizer import build_optimizer, set_learning_rate
 from electra.training.working_copies import WorkingCopies
 
 VOCAB = 300
-CPU = torch.device("cpu")
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 OBJECTIVES = {
     "rtd": [],
     "rtd_masked_only": ["method.objective=rtd_masked_only"],
@@ -45,6 +48,7 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 torch_warns = pytest.mark.filterwarnings(  # of what it does itself
     "ignore:.*should not be instantiated:DeprecationWarning",
     "ignore:.*script_method:DeprecationWarning",
+    "ignore:Synchronization debug mode:UserWarning",
 )
 
 
@@ -156,6 +160,44 @@ def test_working_copies_change_nothing(name, monkeypatch):
             assert actual is None
         else:
             torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+
+
+@torch_warns
+@pytest.mark.parametrize("name", ["rtd", "documents"])
+def test_what_a_gpu_runs_is_one_graph(name):
+    """Traced whole, forward and backward, on a device that is no CPU; dropout on, bfloat16."""
+    torch.compiler.reset()
+    config, device = make_config(*OBJECTIVES[name]), torch.device("meta")
+    model = make_model(config, device, torch.bfloat16)
+    batch = padded(make_rows(config, 4, 0)).to(device)
+    draw = model.masking.draw(batch, torch.Generator())
+    compiled = torch.compile(model, fullgraph=True, dynamic=False, backend="aot_eager")
+    compiled(batch, draw, model.masking.count(batch, draw)).loss.backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_a_step_leaves_no_graph_behind(name):
+    """What accumulates gradients would stay bound to the stream of that step."""
+    config = make_config(*OBJECTIVES[name])
+    step = Step(make_model(config).train(), config)
+    outcome = step(0, padded(make_rows(config, 8, 0)), 1e-3)
+    tensors = [leaf for leaf in tree_leaves(tuple(outcome)) if isinstance(leaf, torch.Tensor)]
+    assert len(tensors) > 5
+    assert not any(tensor.requires_grad for tensor in tensors)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("sees", ["all", "before", "after"])
+def test_hidden_scores_are_finite_to_every_kernel(dtype, sees):
+    """Some multiply scores by log2(e), and a row of nothing but minus infinity is no number."""
+    encoder = Encoder(encoder_sizes(64, 1, 32, vocab_size=VOCAB), compute_dtype=dtype)
+    added = []
+    encoder.layers[0].register_forward_pre_hook(lambda layer, given: added.append(given[1]))
+    batch = padded(make_rows(make_config(), 4, 0))
+    encoder(*batch, sees=sees)
+    assert added[0].min() < -1e38
+    assert (added[0].float() * math.log2(math.e)).isfinite().all()
 
 
 @pytest.mark.parametrize("mode", ["paper", "reference"])
@@ -312,36 +354,13 @@ def test_compiled_and_plain_learn_alike():
 
 
 @needs_cuda
-@pytest.mark.parametrize("settings", [[], ["train.accumulation=2"], ["method.mode=reference"]])
-def test_cuda_captured_and_plain_learn_alike(settings):
-    """Losses of 200 steps in float32, without dropout."""
-    config = without_dropout(make_config("train.device=cuda", *settings))
-    device = torch.device("cuda")
-    plain = run(override(config, ["train.compile=no", "train.cuda_graph=false"]), 200, device)
-    captured = run(override(config, ["train.compile=no"]), 200, device)
-    both = run(config, 200, device)
-    assert_learn_alike(captured, plain)
-    assert_learn_alike(both, plain)
-
-
-@needs_cuda
-def test_cuda_and_cpu_learn_alike():
-    """The same rows; positions and draws differ, so that means of losses are compared."""
-    config = without_dropout(make_config())
-    on_cpu = run(config, 200)
-    on_cuda = run(override(config, ["train.device=cuda"]), 200, torch.device("cuda"))
-    assert on_cuda[-50:].mean() == pytest.approx(on_cpu[-50:].mean(), rel=0.02)
-
-
-@needs_cuda
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_cuda_losses_and_gradients_are_those_of_a_cpu(name):
     """Same weights, positions and uniforms; float32."""
-    device = torch.device("cuda")
     config = without_dropout(make_config(*OBJECTIVES[name]))
     batch = padded(make_rows(config, 8, 0))
     results = []
-    for place in (CPU, device):
+    for place in (CPU, CUDA):
         model = make_model(config, place)
         draw = model.masking.draw(batch, torch.Generator().manual_seed(1))
         moved, there = batch.to(place), type(draw)(*(each.to(place) for each in draw))
@@ -355,11 +374,50 @@ def test_cuda_losses_and_gradients_are_those_of_a_cpu(name):
 
 
 @needs_cuda
+@pytest.mark.parametrize("settings", [[], ["train.accumulation=2"], ["method.mode=reference"]])
+def test_cuda_captured_and_plain_learn_alike(settings):
+    """Losses of 200 steps in float32, without dropout."""
+    config = without_dropout(make_config("train.compile=no", *settings))
+    plain = run(override(config, ["train.cuda_graph=false"]), 200, CUDA)
+    assert_learn_alike(run(config, 200, CUDA), plain)
+
+
+@needs_cuda
+def test_cuda_stages_are_captured_one_after_the_other():
+    """The second trains another network, in a graph of its own."""
+    config = make_config("train.compile=no", *OBJECTIVES["two_stage"])
+    step = Step(make_model(config, CUDA).train(), config)
+    head = step.model.discriminator_head.dense.weight
+    before = head.detach().clone()
+    for number in range(2 * (WARM_UP_STEPS + 2)):
+        if number == WARM_UP_STEPS + 2:
+            assert torch.equal(head, before)
+            step.model.begin_second()
+            step.forget()
+        outcome = step(number, make_rows(config, 8, number), 1e-3)
+    assert outcome.outputs[0].loss.isfinite()
+    assert not torch.equal(head, before)
+
+
+@needs_cuda
+def test_cuda_run_is_continued(toy_shards, toy_config, tmp_path):
+    """From the middle, with evaluations between replays, to nearly the same end."""
+    config = override(toy_config, ["train.device=cuda", "train.compile=no"])
+    run_folder = tmp_path / "run"
+    whole = pretrain(toy_shards, run_folder, config, lambda record: None)
+    shutil.rmtree(run_folder / "checkpoints" / "step-00000012")
+    (run_folder / "results.json").unlink()
+    continued = resume(run_folder, lambda record: None)
+    assert continued["heldout"]["loss"] == pytest.approx(whole["heldout"]["loss"], rel=1e-2)
+
+
+@torch_warns
+@needs_cuda
 def test_cuda_steps_never_wait():
     """Torch itself refuses every operation that would wait for the device."""
-    device = torch.device("cuda")
-    config = make_config("train.device=cuda")
-    step = Step(make_model(config, device), config)
+    config = make_config("train.compile=yes")
+    step = Step(make_model(config, CUDA), config)
+    assert step.captured
     batch = make_rows(config, 8, 0)
     for number in range(WARM_UP_STEPS + 2):  # with what is done once
         step(number, batch, 1e-3)
@@ -371,12 +429,12 @@ def test_cuda_steps_never_wait():
         torch.cuda.set_sync_debug_mode("default")
 
 
+@torch_warns
 @needs_cuda
 def test_cuda_captured_steps_draw_anew():
     """Positions, draws and dropout of a replay are those of its number, not of the capture."""
-    device = torch.device("cuda")
-    config = make_config("train.device=cuda")
-    step = Step(make_model(config, device), config)
+    config = make_config("train.compile=yes")
+    step = Step(make_model(config, CUDA), config)
     step.model.train()
     batch, losses = make_rows(config, 8, 0), []
     for number in [0] * (WARM_UP_STEPS + 1) + [1, 2, 1, 2]:
@@ -384,3 +442,26 @@ def test_cuda_captured_steps_draw_anew():
     assert losses[-4] == pytest.approx(losses[-2], rel=1e-4)
     assert losses[-3] == pytest.approx(losses[-1], rel=1e-4)
     assert losses[-4] != pytest.approx(losses[-3], rel=1e-4)
+
+
+@torch_warns
+@needs_cuda
+@pytest.mark.parametrize("settings", [[], ["train.accumulation=2", "examples.short_prob=0"]])
+def test_cuda_compiled_and_plain_learn_alike(settings):
+    """Losses of 200 steps in float32, without dropout; rows in pieces, steps with and without mask.
+
+    All steps but those of the last case are given a mask.
+    """
+    config = without_dropout(make_config("train.compile=yes", *settings))
+    plain = run(override(config, ["train.compile=no", "train.cuda_graph=false"]), 200, CUDA)
+    assert_learn_alike(run(config, 200, CUDA), plain)
+
+
+@torch_warns
+@needs_cuda
+def test_cuda_and_cpu_learn_alike():
+    """The same rows; positions and draws differ, so that means of losses are compared."""
+    config = without_dropout(make_config())
+    on_cpu = run(config, 200)
+    on_cuda = run(override(config, ["train.compile=yes"]), 200, CUDA)
+    assert on_cuda[-50:].mean() == pytest.approx(on_cpu[-50:].mean(), rel=0.02)
