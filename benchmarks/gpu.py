@@ -1,54 +1,98 @@
 """Everything that a GPU is asked, in one command, each part in a process of its own.
 
-    python -m benchmarks.gpu --out results/gpu [--shards SHARDS]
+    python -m benchmarks.gpu --out results/gpu [--shards SHARDS] [--parts NAME ...]
 
-Tests of CUDA code; the step at the paper's sizes beside the alternatives; its kernels, and the
-bandwidth of each that the compiler wrote; with shards, pre-training itself for some minutes. A part
-that fails or takes too long is told, and the next one begins.
+First the checks, the cheapest before all: kernels against a CPU, captured steps, compiled ones.
+Then our step at the paper's sizes with its kernels, the step beside the alternatives, the bandwidth
+of each kernel that the compiler wrote, and with shards pre-training itself. A check that fails ends
+it; any other part that fails or takes too long is told, and the next one begins while there is
+time.
 """
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 PYTHON = sys.executable
+LEAST = 20
+"""Seconds below which no part is begun."""
 
 
-def list_parts(out: Path, shards: Path | None) -> dict[str, list[str]]:
-    """Return the commands by name."""
+class Part(NamedTuple):
+    """A process and what it may take."""
 
-    def module(name: str, *words: str) -> list[str]:
-        return [PYTHON, "-m", f"benchmarks.{name}", *words]
+    seconds: float
+    command: list[str]
+    is_check: bool = False
 
-    def size(preset: str, rows: int) -> list[str]:
-        return ["--preset", preset, "--batch-size", str(rows)]
 
-    def to(name: str) -> list[str]:
-        return ["--out", str(out / name)]
+def list_parts(out: Path, shards: Path | None) -> dict[str, Part]:
+    """Return the parts by name, in their order."""
 
+    def check(seconds: float, names: str) -> Part:
+        # What torch itself warns of is told at the end, and is no failure here.
+        words = ["-q", "-p", "no:cacheprovider", "-W", "default", "tests/test_step.py", "-k", names]
+        return Part(seconds, [PYTHON, "-m", "pytest", *words], is_check=True)
+
+    def step(seconds: float, name: str, preset: str, rows: int, *words: str) -> Part:
+        size = ["--preset", preset, "--batch-size", str(rows), "--out", str(out / f"{name}.json")]
+        module = "benchmarks.step" if name.startswith("step") else "benchmarks.kernels"
+        # Not auto: without a compiler this is to fail, not to be timed.
+        return Part(seconds, [PYTHON, "-m", module, *size, "--set", "train.compile=yes", *words])
+
+    wide = ("generator.hidden_fraction=1", "generator.layers_fraction=0.25")
     parts = {
-        "tests": [PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "cuda"],
-        "step-small": module(
-            "step", *size("small", 128), "--compiled", "--wide", *to("step-small.json")
-        ),
-        "kernels-small": module("kernels", *size("small", 128), *to("kernels-small.json")),
-        "kernels-plain": module(
-            "kernels", *size("small", 128), "--plain", *to("kernels-plain.json")
-        ),
-        "step-base": module("step", *size("base", 32), "--compiled", *to("step-base.json")),
-        "kernels-base": module("kernels", *size("base", 64), *to("kernels-base.json")),
-        "bandwidth": module("kernels", *size("small", 128), "--set", "train.cuda_graph=false"),
+        "kernels": check(120, "cuda_losses"),
+        "captured": check(120, "cuda_captured_and or cuda_stages or cuda_run"),
+        "compiled": check(300, "cuda_steps or cuda_captured_steps or cuda_compiled or cuda_and"),
+        "small": step(300, "small", "small", 128),
+        "small-unmasked": step(240, "small-unmasked", "small", 128, "examples.short_prob=0"),
+        "small-plain": step(120, "small-plain", "small", 128, "--plain"),
+        "base": step(360, "base", "base", 64),
+        "step-small": step(480, "step-small", "small", 128, "--compiled", "--repeats", "5"),
+        "step-base": step(480, "step-base", "base", 32, "--compiled", "--repeats", "3"),
+        "small-wide": step(240, "small-wide", "small", 128, *wide),
+        "bandwidth": step(300, "bandwidth", "small", 128, "train.cuda_graph=false"),
     }
     if shards:
-        parts["pretrain"] = [
+        command = [
             *(PYTHON, "-m", "electra", "pretrain", str(shards), "--preset", "small"),
-            *("--out", str(out / "small"), "train.steps=20000", "optimizer.warmup_steps=1000"),
-            *("train.evaluate_every=2000", "train.save_every=20000"),
+            *("--out", str(out / "run"), "train.steps=20000", "optimizer.warmup_steps=1000"),
+            *("train.evaluate_every=2000", "train.save_every=20000", "train.compile=yes"),
         ]
+        parts["pretrain"] = Part(540, command)
     return parts
+
+
+def run_part(name: str, part: Part, out: Path, seconds: float) -> int | str:
+    """Return the exit status of a part, or that it took longer than these seconds."""
+    environment = dict(os.environ)
+    if name == "bandwidth":  # torch's compiler then times each kernel it wrote
+        environment |= {
+            "TORCHINDUCTOR_PROFILE": "1",
+            "TORCHINDUCTOR_PROFILE_OUTPUT": str(out / "bandwidth.txt"),
+        }
+    with (
+        (out / f"{name}.log").open("w") as log,
+        # A group of its own, so that no process of a part is left to disturb the next one.
+        subprocess.Popen(
+            part.command, stdout=log, stderr=subprocess.STDOUT, env=environment, process_group=0
+        ) as process,
+    ):
+        try:
+            return process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGTERM)  # pre-training saves what it has
+            try:
+                process.wait(LEAST)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+            return "too long"
 
 
 def main() -> None:
@@ -59,35 +103,25 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--shards", type=Path, help="what electra prepare wrote")
     parser.add_argument("--parts", nargs="+", help="only these, by name")
-    parser.add_argument("--seconds", type=float, default=540, help="limit of each part")
+    parser.add_argument("--seconds", type=float, default=560, help="limit of all parts together")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     parts = list_parts(arguments.out, arguments.shards)
+    end = time.perf_counter() + arguments.seconds
     for name in arguments.parts or parts:
-        environment = dict(os.environ)
-        if name == "bandwidth":  # torch's compiler then times each kernel it wrote
-            output = arguments.out / "bandwidth.txt"
-            environment |= {
-                "TORCHINDUCTOR_PROFILE": "1",
-                "TORCHINDUCTOR_PROFILE_OUTPUT": str(output),
-            }
-        log, began = arguments.out / f"{name}.log", time.perf_counter()
-        print(f"{name}: {' '.join(parts[name])}", flush=True)
-        with log.open("w") as file:
-            try:
-                code: int | str = subprocess.run(
-                    parts[name],
-                    stdout=file,
-                    stderr=subprocess.STDOUT,
-                    env=environment,
-                    timeout=arguments.seconds,
-                    check=False,
-                ).returncode
-            except subprocess.TimeoutExpired:
-                code = "too long"
-        took = time.perf_counter() - began
-        print(f"{name}: {code or 'done'} after {took:.0f} s; the end of {log}:")
-        print("".join(f"    {line}\n" for line in log.read_text().splitlines()[-14:]), flush=True)
+        part, began = parts[name], time.perf_counter()
+        seconds = min(part.seconds, end - LEAST - began)
+        if seconds < LEAST:
+            print(f"{name}: not begun, no time is left", flush=True)
+            continue
+        print(f"{name}: {' '.join(part.command)}", flush=True)
+        status = run_part(name, part, arguments.out, seconds)
+        took, log = time.perf_counter() - began, arguments.out / f"{name}.log"
+        print(f"{name}: {status or 'done'} after {took:.0f} s; the end of {log}:")
+        lines = log.read_text(errors="replace").splitlines()[-40 if status else -14 :]
+        print("".join(f"    {line[:300]}\n" for line in lines), flush=True)
+        if part.is_check and status:
+            raise SystemExit(f"error: {name} failed; name later parts in --parts to run them still")
 
 
 if __name__ == "__main__":

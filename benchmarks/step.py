@@ -388,7 +388,7 @@ def main() -> None:
     peaks = {str(d).removeprefix("torch."): measure_peak(device, d) for d in {torch.float32, dtype}}
     tokens = config.train.batch_size * config.examples.sequence_length
     words = [word for word in sys.argv[1:] if word not in ("--compiled", "--wide")]
-    results = {}
+    results: dict[str, Any] = {}
     for name in names:
         median = statistics.median(seconds[name])
         computes_in = "float32" if name == "loop" else str(dtype).removeprefix("torch.")
@@ -403,7 +403,6 @@ def main() -> None:
             "times_best": statistics.median(seconds["best"]) / median,
             "share_of_peak": flops / median / peaks[computes_in],
             "dtype": computes_in,
-            "peak_memory": measure_memory(name, words, device),
         }
     record = {
         "device": describe_device(device),
@@ -421,11 +420,19 @@ def main() -> None:
         f"{config.train.batch_size} x {config.examples.sequence_length}, medians of "
         f"{arguments.repeats} interleaved steps, commit {record['commit']}"
     )
-    table = f"{title}\n\n{to_markdown(tabulate(results))}"
-    if arguments.out:
-        write_json(arguments.out, record)
-        write_text(arguments.out.with_suffix(".md"), table + "\n")
-    print(table)
+    report(title, record, arguments.out)  # what is known, should the rest take too long
+    for name in names:
+        results[name]["peak_memory"] = measure_memory(name, words, device)
+    report(title, record, arguments.out)
+
+
+def report(title: str, record: dict[str, Any], out: Path | None) -> None:
+    """Print a table, and write it and the record."""
+    table = f"{title}\n\n{to_markdown(tabulate(record['variants']))}"
+    if out:
+        write_json(out, record)
+        write_text(out.with_suffix(".md"), table + "\n")
+    print(table, flush=True)
 
 
 def tabulate(results: dict[str, Any]) -> Table:
@@ -442,7 +449,7 @@ def tabulate(results: dict[str, Any]) -> Table:
                 f"{result['times_loop']:.2f}",
                 f"{result['times_best']:.2f}",
                 f"{result['share_of_peak']:.0%}",
-                f"{result['peak_memory'] / 2**30:.2f}",
+                f"{result['peak_memory'] / 2**30:.2f}" if "peak_memory" in result else "",
             ]
         )
     headers = [
