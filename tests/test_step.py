@@ -248,8 +248,8 @@ def test_a_missing_compiler_is_told():
 
 def run(config, steps, device=CPU):
     """The losses of some steps."""
-    step = Step(make_model(config, device), config)
-    step.model.train()
+    dtype = choose_dtype(config.train.precision, device)
+    step = Step(make_model(config, device, dtype).train(), config)
     losses = []
     for number in range(steps):
         batch = make_rows(config, config.train.batch_size, number % 5)
@@ -374,9 +374,12 @@ def test_cuda_losses_and_gradients_are_those_of_a_cpu(name):
 
 
 @needs_cuda
-@pytest.mark.parametrize("settings", [[], ["train.accumulation=2"], ["method.mode=reference"]])
+@pytest.mark.parametrize(
+    "settings",
+    [[], ["train.accumulation=2"], ["method.mode=reference"], ["train.precision=bfloat16"]],
+)
 def test_cuda_captured_and_plain_learn_alike(settings):
-    """Losses of 200 steps in float32, without dropout."""
+    """Losses of 200 steps without dropout."""
     config = without_dropout(make_config("train.compile=no", *settings))
     plain = run(override(config, ["train.cuda_graph=false"]), 200, CUDA)
     assert_learn_alike(run(config, 200, CUDA), plain)
@@ -415,8 +418,8 @@ def test_cuda_run_is_continued(toy_shards, toy_config, tmp_path):
 @needs_cuda
 def test_cuda_steps_never_wait():
     """Torch itself refuses every operation that would wait for the device."""
-    config = make_config("train.compile=yes")
-    step = Step(make_model(config, CUDA), config)
+    config = make_config("train.compile=yes", "train.precision=bfloat16")
+    step = Step(make_model(config, CUDA, torch.bfloat16).train(), config)
     assert step.captured
     batch = make_rows(config, 8, 0)
     for number in range(WARM_UP_STEPS + 2):  # with what is done once
