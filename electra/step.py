@@ -86,11 +86,28 @@ class Step:
     def __call__(self, number: int, batch: Batch, learning_rate: float) -> Outcome:
         """Do the step of this number, counted from 0.
 
+        Where the compiler fails on the model and was not asked for by name, it warns of it and goes
+        on without.
+
         Args:
             number: All randomness is a function of it and of train.seed.
             batch: The rows, in host memory.
             learning_rate: Of this step.
         """
+        try:
+            return self._do(number, batch, learning_rate)
+        except RuntimeError as error:
+            is_compilers = type(error).__module__.startswith(("torch._dynamo", "torch._inductor"))
+            if not is_compilers or self.config.train.compile == "yes":
+                raise
+            reason = " ".join(str(error).split())[:200]
+            warnings.warn(f"torch.compile fails, going on without it: {reason}", stacklevel=2)
+        self.compiled, self.forward = False, self.model
+        self.optimizer.zero_grad()
+        self.forget()
+        return self._do(number, batch, learning_rate)
+
+    def _do(self, number: int, batch: Batch, learning_rate: float) -> Outcome:
         seed = self.config.train.seed
         self.rng.manual_seed(step_seed(seed, "corruption", number))
         torch.manual_seed(step_seed(seed, "dropout", number))

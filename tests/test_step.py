@@ -246,6 +246,28 @@ def test_a_missing_compiler_is_told():
     assert not Step(make_model(make_config()), make_config()).compiled
 
 
+@torch_warns
+def test_a_compiler_that_fails_is_done_without():
+    """The step is done all the same, and what was begun of it leaves nothing behind."""
+    torch.compiler.reset()
+
+    def fail(graph, inputs):
+        raise RuntimeError("no such\narchitecture")
+
+    config = make_config("train.accumulation=2")
+    plain, compiled = (Step(make_model(config).train(), config) for _ in range(2))
+    compiled.compiled, compiled.forward = True, torch.compile(compiled.model, backend=fail)
+    with pytest.warns(UserWarning, match="fails, going on without it: .*no such architecture"):
+        actual = compiled(0, make_rows(config, 8, 0), 1e-3)
+    assert not compiled.describe()["compiled"]
+    assert actual.grad_norm == plain(0, make_rows(config, 8, 0), 1e-3).grad_norm
+    asked = Step(make_model(config), config)
+    asked.config = override(config, ["train.compile=yes"])
+    asked.compiled, asked.forward = True, torch.compile(asked.model, backend=fail)
+    with pytest.raises(RuntimeError, match="no such"):
+        asked(0, make_rows(config, 8, 0), 1e-3)
+
+
 def run(config, steps, device=CPU):
     """The losses of some steps."""
     dtype = choose_dtype(config.train.precision, device)
