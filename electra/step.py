@@ -8,23 +8,21 @@ them. Nothing in a step waits for the device.
 """
 
 import os
-import statistics
-import time
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import sdpa_kernel
 
 from electra.config import PretrainConfig, UserError
 from electra.corpus.examples import Batch
 from electra.method.masking import find_real
 from electra.method.objective import Objective, Output
+from electra.training.attention import rank_attention
 from electra.training.device import choose_dtype, step_seed
 from electra.training.optimizer import build_optimizer, set_learning_rate
 from electra.training.working_copies import WorkingCopies
@@ -232,53 +230,3 @@ def _keep_compiled() -> None:
     """Let what is compiled be found again by the next run, also after a restart."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache / "electra" / "compiled"))
-
-
-def rank_attention(
-    config: PretrainConfig, device: torch.device, *, masked: bool
-) -> list[SDPBackend]:
-    """Return torch's attention kernels that can do a layer of the discriminator, fastest first.
-
-    Forward and backward are timed with the run's sizes and dropout, with a mask or without; what
-    it takes to launch them is not, since a replay does not launch them one by one.
-    """
-    sizes, train = config.model, config.train
-    rows, length = -(-train.batch_size // train.accumulation), config.examples.sequence_length
-    heads, rate = sizes.num_attention_heads, sizes.attention_probs_dropout_prob
-    dtype = choose_dtype(train.precision, device)
-    mask_B11L = torch.zeros((rows, 1, 1, length), device=device, dtype=dtype) if masked else None
-    qkv_BL3ND = torch.randn(
-        (rows, length, 3, heads, sizes.hidden_size // heads), device=device, dtype=dtype
-    ).requires_grad_()
-
-    def attend() -> None:
-        q, k, v = qkv_BL3ND.permute(2, 0, 3, 1, 4).unbind(0)
-        context_BNLD = F.scaled_dot_product_attention(q, k, v, mask_B11L, rate)
-        context_BNLD.backward(torch.ones_like(context_BNLD))  # laid out as a layer's gradient is
-
-    seconds = {}
-    for kernel in (
-        SDPBackend.FLASH_ATTENTION,
-        SDPBackend.CUDNN_ATTENTION,
-        SDPBackend.EFFICIENT_ATTENTION,
-        SDPBackend.MATH,
-    ):
-        with warnings.catch_warnings(), sdpa_kernel(kernel), suppress(RuntimeError):
-            warnings.simplefilter("ignore")  # why a kernel cannot
-            seconds[kernel] = statistics.median(_time(attend, device) for _ in range(7))
-    return sorted(seconds, key=seconds.__getitem__)
-
-
-def _time(work: Callable[[], None], device: torch.device) -> float:
-    """Return the seconds that some work takes on its device, its launch left out."""
-    if device.type != "cuda":
-        start = time.perf_counter()
-        work()
-        return time.perf_counter() - start
-    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(1 << 25)  # cycles, some 20 ms, in which all that follows is launched
-    began.record()
-    work()
-    ended.record()
-    ended.synchronize()
-    return began.elapsed_time(ended) / 1000

@@ -20,7 +20,8 @@ from electra.presets import PRESETS, encoder_sizes
 from electra.pretrain import pretrain, resume
 from electra.settings import override
 from electra.start import build_model
-from electra.step import WARM_UP_STEPS, Step, rank_attention
+from electra.step import WARM_UP_STEPS, Step
+from electra.training.attention import rank_attention
 from electra.training.device import choose_dtype, step_seed
 from electra.training.optimizer import build_optimizer, set_learning_rate
 from electra.training.working_copies import WorkingCopies
