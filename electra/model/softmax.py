@@ -173,10 +173,10 @@ def _score(
 
     Written for a compiler, which makes a few passes over the logits of it.
     """
-    logits_32 = logits_CW.float() + bias_W
-    largest_C1 = logits_32.amax(dim=-1, keepdim=True)
-    target_logit_C1 = logits_32.gather(1, targets_C[:, None])
-    weights_of_draw_CW = (logits_32 - largest_C1).exp()
+    exact_CW = logits_CW.float() + bias_W
+    largest_C1 = exact_CW.amax(dim=-1, keepdim=True)
+    target_logit_C1 = exact_CW.gather(1, targets_C[:, None])
+    weights_of_draw_CW = (exact_CW - largest_C1).exp()
     sampled_C, sum_C1 = _sample(weights_of_draw_CW, uniform_C[:, None])
     nll_C = (sum_C1.log() + largest_C1 - target_logit_C1).squeeze(1)
     loss, correct_C = (nll_C * weights_C).sum(), (target_logit_C1 == largest_C1).squeeze(1)
