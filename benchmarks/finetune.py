@@ -31,7 +31,7 @@ from torch import Tensor
 from electra.config import FinetuneConfig, UserError, require
 from electra.corpus.tokenizer import Tokenizer
 from electra.files import write_json, write_text
-from electra.finetune import TaskRows, encode_task, train_seed
+from electra.finetune import train_seed
 from electra.model.encoder import Encoder
 from electra.model.heads import ClassifierHead
 from electra.model.huggingface import config_to_huggingface, encoder_to_huggingface
@@ -39,6 +39,7 @@ from electra.model.initialisation import init_weights
 from electra.presets import FINETUNE_PRESETS, PRESETS
 from electra.reports.tables import Table, to_markdown
 from electra.settings import override
+from electra.tasks.beginning import TaskRows, encode_task
 from electra.tasks.classification import Classification
 from electra.tasks.network import build_network, keep_tokens
 from electra.tasks.registry import read_task

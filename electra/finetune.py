@@ -24,12 +24,12 @@ from torch import Tensor, nn
 from electra.config import FinetuneConfig, OptimizerConfig, require
 from electra.corpus.tokenizer import Tokenizer
 from electra.files import sha256_file, write_json
-from electra.presets import finetune_preset
 from electra.settings import to_dict
+from electra.tasks.beginning import TaskRows, encode_task, fit_to_start
 from electra.tasks.network import Network, build_network, keep_tokens, predict, restore_tokens
 from electra.tasks.registry import read_task, resolve_own
 from electra.tasks.results import describe_task, find_failures, finite, summarise
-from electra.tasks.rows import Outputs, Rows, choose_batches, make_batch, reduce_vocabulary
+from electra.tasks.rows import Outputs, choose_batches, make_batch
 from electra.tasks.task import Task
 from electra.training.checkpoint import load_parameters
 from electra.training.device import (
@@ -50,13 +50,6 @@ LAST_STEPS = 100
 """Steps at the end of a run whose mean loss tells whether it has learnt anything."""
 RESEED = 1000
 """What is added to the seed of a run that is repeated."""
-
-
-class TaskRows(NamedTuple):
-    """All rows of a task, over the part of the vocabulary that occurs in it."""
-
-    token_ids: Tensor
-    splits: dict[str, Rows]
 
 
 @dataclass(frozen=True)
@@ -150,74 +143,6 @@ def finetune(
     write_json(folder / "results.json", results)
     folder.rename(out)
     return results
-
-
-def encode_task(task: Task, pretrained: Pretrained, config: FinetuneConfig) -> TaskRows:
-    """Return a task's rows, of train as many items as are asked for.
-
-    Raises:
-        UserError: train has fewer.
-    """
-    splits = task.encode(pretrained.tokenizer, config.sequence_length)
-    train, count = splits["train"], config.train_examples
-    require(
-        count <= len(train),
-        f"train_examples {count} is more than the {len(train)} that {task.name} has",
-    )
-    if count:
-        order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))
-        splits["train"] = train.take(order[:count].sort().values)
-    return TaskRows(*reduce_vocabulary(splits, pretrained.tokenizer.vocab_size))
-
-
-def fit_to_start(config: FinetuneConfig, pretrained: Pretrained, task: Task) -> FinetuneConfig:
-    """Return the config with what was unset taken from the encoder and the task.
-
-    Raises:
-        UserError: Rows would be longer than those the encoder was trained on, or its tokenizer has
-            tokens it lacks.
-    """
-    num_tokens, vocab_size = pretrained.tokenizer.vocab_size, pretrained.encoder.vocab_size
-    require(
-        num_tokens <= vocab_size,
-        f"{pretrained.source}: the tokenizer has {num_tokens} tokens, the encoder {vocab_size}",
-    )
-    longest = pretrained.sequence_length
-    length = config.sequence_length or min(task.longest_row, longest)
-    require(
-        length <= longest,
-        f"sequence_length {length} is more than the {longest} tokens that {pretrained.source} was "
-        "trained on; positions beyond them were never trained",
-    )
-    config = fit_features(config, pretrained, task)
-    return dataclasses.replace(config, sequence_length=length, epochs=config.epochs or task.epochs)
-
-
-def fit_features(config: FinetuneConfig, pretrained: Pretrained, task: Task) -> FinetuneConfig:
-    """Return the config without what an encoder that is only read has no use for.
-
-    Raises:
-        UserError: The task's head cannot read features, more layers are to be read than there are,
-            or each is to learn at a rate of its own.
-    """
-    layers, most = config.features.layers, pretrained.encoder.num_hidden_layers
-    if not layers:
-        return config
-    require(
-        task.reads_features,
-        f"features.layers is for classification and tagging, not for {task.name}",
-    )
-    require(
-        layers <= most,
-        f"features.layers {layers} is more than the {most} layers of {pretrained.source}",
-    )
-    usual = finetune_preset(pretrained.encoder).layer_lr_decay
-    require(
-        config.layer_lr_decay in (1, usual),
-        f"layer_lr_decay {config.layer_lr_decay} is for an encoder that learns; with "
-        f"features.layers {layers} it does not: set layer_lr_decay=1",
-    )
-    return dataclasses.replace(config, layer_lr_decay=1.0)
 
 
 def train_until_it_learns(

@@ -12,9 +12,10 @@ from typing import Any
 
 from electra.config import FinetuneConfig, require
 from electra.files import sha256_file, write_json
-from electra.finetune import Progress, begin_folder, finetune, fit_to_start
+from electra.finetune import Progress, begin_folder, finetune
 from electra.reports.tables import Table
 from electra.settings import override, to_dict
+from electra.tasks.beginning import fit_to_start
 from electra.tasks.registry import read_task
 from electra.training.device import prepare_process
 from electra.training.pretrained import load_pretrained

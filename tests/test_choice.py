@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from electra.config import FinetuneConfig, UserError
-from electra.finetune import encode_task, finetune
+from electra.finetune import finetune
+from electra.tasks.beginning import encode_task
 from electra.tasks.choice import MultipleChoice, Question
 from electra.tasks.network import build_network, keep_tokens, predict
 from electra.tasks.registry import read_task

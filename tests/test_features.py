@@ -9,11 +9,12 @@ from transformers import ElectraConfig, ElectraModel
 
 from electra.config import FinetuneConfig, UserError
 from electra.export import export_finetuned
-from electra.finetune import encode_task, finetune, fit_to_start, train_seed
+from electra.finetune import finetune, train_seed
 from electra.model.encoder import Encoder
 from electra.model.huggingface import config_to_huggingface, encoder_to_huggingface
 from electra.presets import FINETUNE_PRESETS, PRESETS
 from electra.settings import from_dict, override
+from electra.tasks.beginning import encode_task, fit_to_start
 from electra.tasks.choice import MultipleChoice
 from electra.tasks.network import build_network, keep_tokens, load_network, predict
 from electra.tasks.registry import read_task

@@ -7,10 +7,11 @@ from safetensors.torch import load_file
 
 from electra.config import EncoderConfig, FinetuneConfig, UserError
 from electra.corpus.tokenizer import Tokenizer
-from electra.finetune import encode_task, finetune, fit_to_start, train_seed
+from electra.finetune import finetune, train_seed
 from electra.model.encoder import Encoder
 from electra.presets import FINETUNE_PRESETS, PRESETS, encoder_sizes, finetune_preset
 from electra.settings import from_dict
+from electra.tasks.beginning import encode_task, fit_to_start
 from electra.tasks.network import Network, build_network, keep_tokens, predict, restore_tokens
 from electra.tasks.registry import read_task
 from electra.training.device import step_seed

@@ -11,11 +11,12 @@ import torch
 
 from electra.config import FinetuneConfig, TokenizerConfig, UserError
 from electra.corpus.tokenizer import Tokenizer
-from electra.finetune import encode_task, train_seed
+from electra.finetune import train_seed
 from electra.model.encoder import Encoder
 from electra.model.initialisation import init_weights
 from electra.model.span_heads import span_loss
 from electra.presets import encoder_sizes
+from electra.tasks.beginning import encode_task
 from electra.tasks.squad import SquadTask, read_squad_task
 from electra.tasks.squad_answers import MAX_ANSWER, N_BEST, find_answers
 from electra.tasks.squad_data import Question, read_questions

@@ -16,10 +16,11 @@ from transformers import ElectraConfig, ElectraForTokenClassification
 
 from electra.config import FinetuneConfig, UserError
 from electra.corpus.tokenizer import Tokenizer
-from electra.finetune import encode_task, train_seed
+from electra.finetune import train_seed
 from electra.model.encoder import Encoder
 from electra.model.huggingface import config_to_huggingface, encoder_to_huggingface
 from electra.model.initialisation import init_weights
+from electra.tasks.beginning import encode_task
 from electra.tasks.conll import read_tagging_task
 from electra.tasks.network import predict
 from electra.tasks.rows import Rows, make_batch
