@@ -92,6 +92,67 @@ def measure_copy(device: torch.device) -> float:
     return best
 
 
+def measure(ours: Ours) -> dict[str, Any]:
+    """Return how long steps take, what ran in them, and what the device does at best."""
+    config, device = ours.config, ours.device
+    spans, seconds = record_steps(ours)
+    totals: dict[str, list[float]] = defaultdict(list)
+    for span in spans:
+        totals[span.name].append(span.seconds)
+    tokens = config.train.batch_size * config.examples.sequence_length
+    return {
+        "device": describe_device(device),
+        "commit": find_commit(),
+        "torch": torch.__version__,
+        "step": ours.do_step.describe(),
+        "seconds_per_step": seconds / NUM_STEPS,
+        "tokens_per_second": tokens * NUM_STEPS / seconds,
+        "flops_per_second": count_true(config) * tokens * NUM_STEPS / seconds,
+        "peak_flops_per_second": measure_peak(device, ours.dtype),
+        "copy_bytes_per_second": measure_copy(device),
+        "spans_per_step": len(spans) / NUM_STEPS,
+        "busy_seconds_per_step": sum(span.seconds for span in spans) / NUM_STEPS,
+        # Operations of a CPU lie within one another.
+        "gap_seconds_per_step": find_gaps(spans) / NUM_STEPS if device.type == "cuda" else None,
+        "kernels": [
+            {
+                "name": name,
+                "per_step": len(totals[name]) / NUM_STEPS,
+                "seconds_per_step": sum(totals[name]) / NUM_STEPS,
+            }
+            for name in sorted(totals, key=lambda name: -sum(totals[name]))
+        ],
+    }
+
+
+def describe(record: dict[str, Any]) -> str:
+    """Return a record as Markdown: what it is of, the step as a whole, its longest kernels."""
+    busy, gap = record["busy_seconds_per_step"], record["gap_seconds_per_step"]
+    share = record["flops_per_second"] / record["peak_flops_per_second"]
+    rows = [
+        [
+            kernel["name"][:80],
+            f"{kernel['per_step']:.4g}",
+            f"{1e6 * kernel['seconds_per_step']:,.0f}",
+            f"{kernel['seconds_per_step'] / busy:.1%}",
+        ]
+        for kernel in record["kernels"][:NUM_SHOWN]
+    ]
+    return "\n\n".join(
+        [
+            f"{record['device']}, torch {record['torch']}, preset {record['preset']}, "
+            f"{' '.join(record['settings'])}, commit {record['commit']}",
+            f"{1e3 * record['seconds_per_step']:.4g} ms a step, "
+            f"{record['tokens_per_second']:,.0f} tokens/s, {share:.1%} of "
+            f"{record['peak_flops_per_second'] / 1e12:.4g} TFLOP/s; a copy moves "
+            f"{record['copy_bytes_per_second'] / 1e9:.4g} GB/s. "
+            f"{record['spans_per_step']:,.0f} starts a step, {1e3 * busy:.4g} ms at work"
+            + ("." if gap is None else f", {1e3 * gap:.4g} ms in gaps."),
+            to_markdown(Table(["what ran", "times a step", "us a step", "share"], rows)),
+        ]
+    )
+
+
 def main() -> None:
     """Measure, print a table, write a file."""
     parser = argparse.ArgumentParser(
@@ -109,63 +170,8 @@ def main() -> None:
     config = override(PRESETS[arguments.preset], settings)
     variant = Plain if arguments.plain else Ours
     ours = variant(config, make_tokenizer(config.model.vocab_size), device)
-    spans, seconds = record_steps(ours)
-    totals: dict[str, list[float]] = defaultdict(list)
-    for span in spans:
-        totals[span.name].append(span.seconds)
-    ranked = sorted(totals, key=lambda name: -sum(totals[name]))
-    busy = sum(span.seconds for span in spans)
-    tokens = config.train.batch_size * config.examples.sequence_length
-    record: dict[str, Any] = {
-        "device": describe_device(device),
-        "commit": find_commit(),
-        "torch": torch.__version__,
-        "preset": arguments.preset,
-        "settings": settings,
-        "step": ours.do_step.describe(),
-        "seconds_per_step": seconds / NUM_STEPS,
-        "tokens_per_second": tokens * NUM_STEPS / seconds,
-        "flops_per_second": count_true(ours.config) * tokens * NUM_STEPS / seconds,
-        "peak_flops_per_second": measure_peak(device, ours.dtype),
-        "copy_bytes_per_second": measure_copy(device),
-        "spans_per_step": len(spans) / NUM_STEPS,
-        "busy_seconds_per_step": busy / NUM_STEPS,
-        # Operations of a CPU lie within one another.
-        "gap_seconds_per_step": find_gaps(spans) / NUM_STEPS if device.type == "cuda" else None,
-        "kernels": [
-            {
-                "name": name,
-                "per_step": len(totals[name]) / NUM_STEPS,
-                "seconds_per_step": sum(totals[name]) / NUM_STEPS,
-            }
-            for name in ranked
-        ],
-    }
-    rows = [
-        [
-            kernel["name"][:80],
-            f"{kernel['per_step']:.4g}",
-            f"{1e6 * kernel['seconds_per_step']:,.0f}",
-            f"{kernel['seconds_per_step'] * NUM_STEPS / busy:.1%}",
-        ]
-        for kernel in record["kernels"][:NUM_SHOWN]
-    ]
-    gap = record["gap_seconds_per_step"]
-    share = record["flops_per_second"] / record["peak_flops_per_second"]
-    text = "\n\n".join(
-        [
-            f"{record['device']}, torch {torch.__version__}, preset {arguments.preset}, "
-            f"{' '.join(settings)}, commit {record['commit']}",
-            f"{1e3 * record['seconds_per_step']:.4g} ms a step, "
-            f"{record['tokens_per_second']:,.0f} tokens/s, {share:.1%} of "
-            f"{record['peak_flops_per_second'] / 1e12:.4g} TFLOP/s; a copy moves "
-            f"{record['copy_bytes_per_second'] / 1e9:.4g} GB/s. "
-            f"{record['spans_per_step']:,.0f} starts a step, "
-            f"{1e3 * record['busy_seconds_per_step']:.4g} ms at work"
-            + ("." if gap is None else f", {1e3 * gap:.4g} ms in gaps."),
-            to_markdown(Table(["what ran", "times a step", "us a step", "share"], rows)),
-        ]
-    )
+    record = measure(ours) | {"preset": arguments.preset, "settings": settings}
+    text = describe(record)
     if arguments.out:
         write_json(arguments.out, record)
         write_text(arguments.out.with_suffix(".md"), text + "\n")

@@ -110,7 +110,7 @@ def measure_activations(model: Objective, config: PretrainConfig, device: torch.
 def _layer_bytes(encoder: Encoder, input_ids_BL: Tensor) -> int:
     """Return the bytes of one layer's activations."""
     x_BLH = torch.zeros(
-        *(*input_ids_BL.shape, encoder.config.hidden_size),
+        (*input_ids_BL.shape, encoder.config.hidden_size),
         dtype=encoder.compute_dtype,
         device=input_ids_BL.device,
         requires_grad=True,

@@ -97,12 +97,13 @@ def time_step(
         wait_for(device)
         return time.perf_counter() - began
 
-    num_rows = batch_size
+    began = time.perf_counter()
     if device.type == "cuda":  # whose time does not grow with rows until they fill it
+        num_rows = batch_size
         for _ in range(WARM_UP_STEPS + 1):
             run(num_rows)
-    began = time.perf_counter()
-    if device.type == "cpu":
+        began = time.perf_counter()  # compiling is no part of the probe
+    else:
         num_rows = max(1, batch_size // (16 * config.train.accumulation))
         run(num_rows)  # warms up
         # As many rows as leave time for five steps.

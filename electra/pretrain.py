@@ -141,6 +141,7 @@ def _train(run: Path, shards: Shards, step: Step, show: Show, *, resume: bool) -
         first_step, checkpoint = find_checkpoint(run)
         if isinstance(model, TwoStage) and first_step > config.second_stage:
             model.begin_second()
+            step.forget()
         load_checkpoint(checkpoint, model, step.optimizer)
     elif config.generator.kind == "frozen":
         load_frozen(model, config)
