@@ -20,6 +20,12 @@ from electra.settings import override
 torch.set_num_threads(1)  # the tests run side by side
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--write-golden", action="store_true", help="write tests/golden/ anew instead of comparing"
+    )
+
+
 @pytest.fixture(scope="session")
 def toy_text(tmp_path_factory) -> Path:
     """About 300 documents of grammatical nonsense: learnable, and with borders of every kind."""

@@ -1,0 +1,112 @@
+"""Golden losses: what every objective computes in its first twenty steps, float32 on a CPU.
+
+A change that is not meant to change the computation leaves these numbers alone. One that is meant
+to rewrites them with `pytest tests/test_golden.py --write-golden`, and the diff shows what changed.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from electra.corpus.examples import Examples
+from electra.corpus.shards import open_shards
+from electra.method.schemes import TwoStage
+from electra.presets import PRESETS
+from electra.pretrain import _learning_rate_at
+from electra.settings import override
+from electra.start import build_model, count_tokens, fit_to_shards
+from electra.step import Step
+
+FOLDER = Path(__file__).parent / "golden"
+STEPS = 20
+TOLERANCE = 1e-5
+BASE = [
+    "model.hidden_size=128",
+    "model.num_hidden_layers=2",
+    "model.num_attention_heads=2",
+    "model.intermediate_size=256",
+    "model.embedding_size=32",
+    "generator.hidden_fraction=0.5",
+    "examples.sequence_length=32",
+    "optimizer.warmup_steps=5",
+    f"train.steps={STEPS}",
+    "train.batch_size=8",
+    "train.precision=float32",
+]
+VARIANTS = {
+    "rtd": [],
+    "rtd-masked-only": ["method.objective=rtd_masked_only"],
+    "mlm": ["method.objective=mlm"],
+    "mlm-80-10-10": ["method.objective=mlm", "method.shown_at_mask=80/10/10"],
+    "replace-mlm": ["method.objective=replace_mlm"],
+    "all-tokens-mlm": ["method.objective=all_tokens_mlm"],
+    "electric": ["method.objective=electric"],
+    "two-stage": ["method.scheme=two_stage", "method.sharing=none"],
+    "adversarial": ["method.scheme=adversarial"],
+    "sharing-none": ["method.sharing=none"],
+    "sharing-all": ["method.sharing=all", "generator.hidden_fraction=1"],
+    "replace-mlm-sharing-all": [
+        "method.objective=replace_mlm",
+        "method.sharing=all",
+        "generator.hidden_fraction=1",
+    ],
+    "uniform": ["generator.kind=uniform"],
+    "unigram": ["generator.kind=unigram"],
+    "temperature": ["generator.temperature=1.5", "generator.disallow_correct=true"],
+    "reference": ["method.mode=reference"],
+    "reference-mlm": ["method.mode=reference", "method.objective=mlm"],
+    "whole-words": ["method.mask_unit=whole_word"],
+    "spans": ["method.mask_unit=span"],
+    "documents": ["examples.attend=document"],
+    "neighbours": ["train.initial_weights=neighbours"],
+    "accumulation": ["train.accumulation=3"],
+    "recompute": ["train.recompute_activations=true"],
+    "no-dropout": ["model.hidden_dropout_prob=0", "model.attention_probs_dropout_prob=0"],
+}
+
+
+def compute(settings, shards_folder):
+    """The first steps of a run with these settings: losses, gradient norms, and its rows' hash."""
+    shards = open_shards(shards_folder)
+    config = fit_to_shards(override(override(PRESETS["small"], BASE), settings), shards)
+    model = build_model(config, shards.tokenizer, torch.float32, count_tokens(shards))
+    step = Step(model, config)
+    examples = Examples(shards.train, shards.tokenizer, config.examples, config.train.seed)
+    rows, losses, grad_norms = hashlib.sha256(), [], []
+    model.train()
+    for number in range(STEPS):
+        if isinstance(model, TwoStage) and number == config.second_stage:
+            model.begin_second()
+            step.forget()
+        batch = examples.batch(number, config.train.batch_size)
+        for tensor in (batch.input_ids_BL, batch.token_type_ids_BL):
+            rows.update(tensor.numpy().tobytes())
+        outcome = step(number, batch, _learning_rate_at(number, config))
+        losses.append(sum(output.loss.item() for output in outcome.outputs))
+        grad_norms.append(outcome.grad_norm.item())
+    return {
+        "settings": settings,
+        "rows": rows.hexdigest(),
+        "losses": losses,
+        "grad_norms": grad_norms,
+    }
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_losses_are_the_golden_ones(name, toy_shards, request):
+    actual = compute(VARIANTS[name], toy_shards)
+    path = FOLDER / f"{name}.json"
+    if request.config.getoption("--write-golden"):
+        path.write_text(json.dumps(actual, indent=1) + "\n", encoding="utf-8")
+    golden = json.loads(path.read_text(encoding="utf-8"))
+    assert actual["settings"] == golden["settings"]
+    assert actual["rows"] == golden["rows"]
+    for measure in ("losses", "grad_norms"):
+        assert actual[measure] == pytest.approx(golden[measure], rel=TOLERANCE), measure
+
+
+def test_every_golden_file_belongs_to_a_variant():
+    assert {path.stem for path in FOLDER.glob("*.json")} == VARIANTS.keys()
