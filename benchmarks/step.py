@@ -32,13 +32,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from electra.config import EncoderConfig, PretrainConfig
-from electra.corpus.examples import Batch
 from electra.corpus.tokenizer import Tokenizer
 from electra.files import write_json, write_text
 from electra.memory import make_rows
 from electra.method.flops import count_true
 from electra.method.masking import Draw
 from electra.method.replaced_token_detection import ReplacedTokenDetection
+from electra.model.batch import Batch
 from electra.model.huggingface import (
     DISCRIMINATOR_HEAD,
     GENERATOR_HEAD,

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from electra.config import PretrainConfig, require
-from electra.corpus.examples import Batch
 from electra.corpus.tokenizer import SPECIAL_TOKENS
 from electra.method.objective import Objective
+from electra.model.batch import Batch
 from electra.model.encoder import Encoder
 
 BYTES_PER_PARAMETER = 16
@@ -82,7 +82,9 @@ def make_rows(config: PretrainConfig, num_rows: int, seed: int) -> Batch:
     ids_BL = torch.randint(first, config.model.vocab_size, (num_rows, length), generator=rng)
     ids_BL[:, 0], ids_BL[:, -1] = 2, 3
     types_BL = (torch.arange(length) >= length // 2).long().repeat(num_rows, 1)
-    return Batch(ids_BL, types_BL + 1 if config.examples.attend == "document" else None, types_BL)
+    return Batch(
+        ids_BL, None, types_BL, types_BL + 1 if config.examples.attend == "document" else None
+    )
 
 
 def measure_activations(model: Objective, config: PretrainConfig, device: torch.device) -> float:

@@ -15,16 +15,16 @@ from typing import Any
 import torch
 
 from electra.config import PretrainConfig, require
-from electra.corpus.examples import Batch, Examples, permute
+from electra.corpus.examples import Examples, permute
 from electra.corpus.shards import Shards, open_shards
 from electra.corpus.tokenizer import Tokenizer
 from electra.files import write_json
 from electra.memory import require_memory
 from electra.method.flops import count_run, count_true
-from electra.method.masking import find_real
 from electra.method.measures import Measures
 from electra.method.objective import Objective
 from electra.method.schemes import TwoStage
+from electra.model.batch import Batch, find_real
 from electra.settings import to_dict
 from electra.start import build_model, count_tokens, fit_to_shards, load_frozen
 from electra.step import Step

@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from torch.nn.attention import sdpa_kernel
 
 from electra.config import PretrainConfig, UserError
-from electra.corpus.examples import Batch
-from electra.method.masking import find_real
 from electra.method.objective import Objective, Output
+from electra.model.batch import Batch, find_real
 from electra.training.attention import rank_attention
 from electra.training.device import choose_dtype, step_seed
 from electra.training.optimizer import build_optimizer, set_learning_rate
@@ -115,7 +114,7 @@ class Step:
             # Of 128 rows some is nearly always short. The rare step without a mask would be another
             # form, to be compiled and captured in the middle of a run, with memory of its own.
             batch = batch._replace(attention_mask_BL=find_real(batch))
-        with sdpa_kernel(self.attention[batch.attention_mask_BL is not None], set_priority=True):
+        with sdpa_kernel(self.attention[_is_masked(batch)], set_priority=True):
             if not self.captured:
                 return self.compute(batch.to(self.device))
             shape = tuple(None if tensor is None else tensor.shape for tensor in batch)
@@ -166,6 +165,11 @@ class Step:
                 for masked, kernels in self.attention.items()
             },
         }
+
+
+def _is_masked(batch: Batch) -> bool:
+    """Return whether some attention is not between all positions of a row."""
+    return batch.attention_mask_BL is not None or batch.document_ids_BL is not None
 
 
 class _Capture:

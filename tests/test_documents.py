@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from electra.config import ExamplesConfig, PrepareConfig
-from electra.corpus.examples import Batch, Examples
+from electra.corpus.examples import Examples
 from electra.corpus.prepare import prepare
 from electra.corpus.shards import open_shards
 from electra.memory import make_rows, measure_activations
-from electra.method.masking import find_real
 from electra.method.registry import OBJECTIVES
+from electra.model.batch import Batch, find_real
 from electra.model.encoder import Encoder, Layer
 from electra.model.heads import GeneratorHead
 from electra.model.initialisation import init_weights
@@ -75,7 +75,7 @@ def test_numbers_are_those_of_the_stream(many_shards, length):
     rows = np.random.default_rng(0).permutation(len(examples))
     batch = examples.rows(rows)
     most = 0
-    for row, ids, numbers in zip(rows, batch.input_ids_BL, batch.attention_mask_BL, strict=True):
+    for row, ids, numbers in zip(rows, batch.input_ids_BL, batch.document_ids_BL, strict=True):
         documents = shards.train[bisect_right(examples.shard_ends, row)].documents.tolist()
         token, expected = int(examples.starts[row]), []
         first = bisect_right(documents, token)
@@ -106,7 +106,8 @@ def test_rows_are_the_same_but_for_the_numbers(toy_shards):
     assert torch.equal(by_row.token_type_ids_BL, by_document.token_type_ids_BL)
     assert torch.equal(find_real(by_row), find_real(by_document))
     some = by_document.rows(slice(3, 5)).to(torch.device("cpu"))
-    assert torch.equal(some.attention_mask_BL, by_document.attention_mask_BL[3:5])
+    assert torch.equal(some.document_ids_BL, by_document.document_ids_BL[3:5])
+    assert torch.equal(find_real(by_document), by_document.document_ids_BL > 0)
 
 
 # Encoders
@@ -122,12 +123,12 @@ def test_states_depend_on_ones_own_document_only(path, sees, monkeypatch):
     changed = 0
     for seed in range(5):
         ids_BL, numbers_BL = random_rows(seed)
-        states = encoder(ids_BL, numbers_BL, sees=sees)
+        states = encoder(ids_BL, document_ids_BL=numbers_BL, sees=sees)
         assert states.isfinite().all()
         for number in range(1, int(numbers_BL.max()) + 1):
             is_mine_BL = numbers_BL == number
             other_BL = replace_others(ids_BL, is_mine_BL, seed)
-            again = encoder(other_BL, numbers_BL, sees=sees)
+            again = encoder(other_BL, document_ids_BL=numbers_BL, sees=sees)
             torch.testing.assert_close(again[is_mine_BL], states[is_mine_BL], **CLOSE)
             by_row = [encoder(ids, numbers_BL > 0, sees=sees) for ids in (ids_BL, other_BL)]
             changed += not torch.allclose(*(each[is_mine_BL] for each in by_row), **CLOSE)
@@ -139,7 +140,7 @@ def test_a_document_alone_has_the_states_it_has_in_a_row():
     encoder = Encoder(SIZES).eval()
     init_weights(encoder, 0.2, rng(0))
     ids_BL, numbers_BL = random_rows(3)
-    states = encoder(ids_BL, numbers_BL)
+    states = encoder(ids_BL, document_ids_BL=numbers_BL)
     for number in range(1, int(numbers_BL.max()) + 1):
         is_mine_BL = numbers_BL == number
         alone = encoder(ids_BL * is_mine_BL, is_mine_BL)
@@ -154,10 +155,11 @@ def test_two_towers_say_nothing_of_a_token_from_another_document():
     types_BL = torch.zeros(B, L, dtype=torch.int64)
     for seed in range(5):
         ids_BL, numbers_BL = random_rows(seed)
-        features = towers(ids_BL, numbers_BL, types_BL)
+        features = towers(Batch(ids_BL, None, types_BL, numbers_BL))
         for number in range(1, int(numbers_BL.max()) + 1):
             is_mine_BL = numbers_BL == number
-            again = towers(replace_others(ids_BL, is_mine_BL, seed), numbers_BL, types_BL)
+            other_BL = replace_others(ids_BL, is_mine_BL, seed)
+            again = towers(Batch(other_BL, None, types_BL, numbers_BL))
             torch.testing.assert_close(again[is_mine_BL], features[is_mine_BL], **CLOSE)
 
 
@@ -180,7 +182,7 @@ def rows_of_two(num_first, length):
     ids = torch.randint(5, 300, (4, length), generator=rng(1))
     ids[:, 0], ids[:, num_first - 1], ids[:, -1] = 2, 3, 3
     is_second = (torch.arange(length) >= num_first).long().expand(4, length)
-    return Batch(ids, is_second + 1, is_second.contiguous())
+    return Batch(ids, None, is_second.contiguous(), is_second + 1)
 
 
 @pytest.mark.parametrize("settings", EVERY)
@@ -202,7 +204,7 @@ def test_every_network_of_every_objective_reads_by_document(settings):
         hook.remove()
     assert {call[0] for call in calls} == encoders
     for encoder, (ids_BL, *others), keywords, states in calls:
-        changed_BL = torch.where(batch.attention_mask_BL == 1, ids_BL, 5 + ids_BL.flip(0) % 290)
+        changed_BL = torch.where(batch.document_ids_BL == 1, ids_BL, 5 + ids_BL.flip(0) % 290)
         again = encoder(changed_BL, *others, **keywords)
         torch.testing.assert_close(again[:, :12], states[:, :12], **CLOSE)
         assert not torch.allclose(again[:, 12:], states[:, 12:], **CLOSE)
@@ -214,8 +216,8 @@ def test_a_row_of_one_document_is_the_same_to_the_bit(settings):
     batch = rows_of_two(12, L)
     ones = torch.ones_like(batch.input_ids_BL)
     found = []
-    for mask in (None, ones):
-        each = batch._replace(attention_mask_BL=mask)
+    for documents in (None, ones):
+        each = batch._replace(document_ids_BL=documents)
         draw = model.masking.draw(each, rng(2))
         model.zero_grad()
         torch.manual_seed(0)
@@ -241,7 +243,7 @@ def test_a_run_by_documents(toy_shards, toy_config, tmp_path):
 
 def test_the_probe_of_memory_reads_by_document():
     config = override(PRESETS["tiny"], ["examples.attend=document", "model.vocab_size=300"])
-    assert make_rows(config, 2, 0).attention_mask_BL.unique().tolist() == [1, 2]
-    assert make_rows(PRESETS["tiny"], 2, 0).attention_mask_BL is None
+    assert make_rows(config, 2, 0).document_ids_BL.unique().tolist() == [1, 2]
+    assert make_rows(PRESETS["tiny"], 2, 0).document_ids_BL is None
     model = build_model(config, make_tokenizer(300), torch.float32)
     assert measure_activations(model, config, torch.device("cpu")) > 0

@@ -7,11 +7,11 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from electra.config import EncoderConfig
-from electra.corpus.examples import Batch
 from electra.corpus.tokenizer import Tokenizer
 from electra.method.flops import count_as_the_paper, count_parts, count_training, count_true
 from electra.method.objective import Parts
 from electra.method.registry import build_objective
+from electra.model.batch import Batch
 from electra.presets import PRESETS, encoder_sizes
 from electra.settings import override
 

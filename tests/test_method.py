@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 from scipy import stats
 
-from electra.corpus.examples import Batch
 from electra.corpus.tokenizer import Tokenizer
 from electra.method.masking import Draw, choose_positions, replace
 from electra.method.measures import Measures, area_under_curve, entropy
 from electra.method.objective import Parts
 from electra.method.registry import build_objective
+from electra.model.batch import Batch
 from electra.model.encoder import Dropout, Encoder
 from electra.model.heads import DiscriminatorHead
 from electra.model.initialisation import init_weights

@@ -14,11 +14,11 @@ from scipy import stats
 
 import electra
 from electra.config import MethodConfig, UserError
-from electra.corpus.examples import Batch
 from electra.corpus.tokenizer import Tokenizer
 from electra.method.masking import Draw, Masking
 from electra.method.objective import Parts
 from electra.method.registry import OBJECTIVES, SCHEMES, build_objective
+from electra.model.batch import Batch
 from electra.model.huggingface import (
     GENERATOR_HEAD,
     config_to_huggingface,
@@ -324,9 +324,7 @@ def test_replace_mlm(batch, kind):
     output = model(batch, draw, counts)
     is_chosen = where_chosen(batch, draw)
     prediction = model.generator(
-        masked(batch, draw),
-        batch.attention_mask_BL,
-        batch.token_type_ids_BL,
+        batch._replace(input_ids_BL=masked(batch, draw)),
         draw.index_BS,
         batch.input_ids_BL.gather(1, draw.index_BS),
         draw.chosen_BS / draw.chosen_BS.sum(),
@@ -356,7 +354,7 @@ def test_all_tokens_mlm(batch):
     is_chosen, real = where_chosen(batch, draw), batch.attention_mask_BL
     mlm_loss = F.cross_entropy(logits[is_chosen], batch.input_ids_BL[is_chosen])
     sampled = loss_and_sample_plain(
-        model.generator.features(masked(batch, draw), real, batch.token_type_ids_BL, draw.index_BS),
+        model.generator.features(batch._replace(input_ids_BL=masked(batch, draw)), draw.index_BS),
         *model.generator.softmax,
         original.flatten(),
         draw.chosen_BS.flatten().float(),

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from electra.config import OptimizerConfig, UserError
-from electra.corpus.examples import Batch
 from electra.corpus.tokenizer import Tokenizer
 from electra.method.masking import Draw, Masking, choose_positions_of_reference
+from electra.model.batch import Batch
 from electra.model.encoder import Encoder
 from electra.model.heads import DiscriminatorHead
 from electra.model.initialisation import draw_glorot, init_weights

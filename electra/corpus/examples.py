@@ -11,54 +11,23 @@ whose remainder is thrown away (docs/DEVIATIONS.md).
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.lib.stride_tricks import sliding_window_view
-from torch import Tensor
 
 from electra.config import ExamplesConfig, UserError
 from electra.corpus.shards import Shard
 from electra.corpus.tokenizer import Tokenizer
+from electra.model.batch import Batch
 
 SHORTEST_ROW = 5
 """Tokens of the shortest row that `short_prob` asks for. Source: ExampleBuilder._create_example."""
 
 BLOCK_ROWS = 4096
 """Rows that are read at once for the steps to come; 1 MiB of them at 128 tokens."""
-
-
-class Batch(NamedTuple):
-    """Rows of one step; B rows of L tokens."""
-
-    input_ids_BL: Tensor
-    """int64."""
-    attention_mask_BL: Tensor | None
-    """True at tokens, False at padding; None if no row is padded. Where tokens attend within their
-    document: its number in the row, from 1, and 0 at padding; int64."""
-    token_type_ids_BL: Tensor
-    """0 in [CLS] A [SEP], 1 in B [SEP], 0 at padding; int64."""
-
-    def to(self, device: torch.device) -> "Batch":
-        """Return the batch on a device; the copy to a CUDA device is not waited for."""
-        if device.type == "cuda":  # from pinned memory, which torch keeps until it is copied
-            return self._each(lambda tensor: tensor.pin_memory().to(device, non_blocking=True))
-        return self._each(lambda tensor: tensor.to(device))
-
-    def rows(self, rows: slice) -> "Batch":
-        """Return some of the rows."""
-        return self._each(lambda tensor: tensor[rows])
-
-    def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
-        mask = self.attention_mask_BL
-        return Batch(
-            change(self.input_ids_BL),
-            None if mask is None else change(mask),
-            change(self.token_type_ids_BL),
-        )
 
 
 class Examples:
@@ -249,15 +218,13 @@ class Examples:
             real_BL = self.position_L < length_B[:, None]
             types_BL &= real_BL
             np.copyto(ids_BL, self.tokenizer.pad_id, where=~real_BL)
-        mask_BL = real_BL
-        if documents_BL is not None:
-            mask_BL = documents_BL.astype(np.int64)
-            if real_BL is not None:
-                mask_BL *= real_BL
+            if documents_BL is not None:
+                documents_BL = documents_BL * real_BL
         return Batch(
             torch.from_numpy(ids_BL.astype(np.int64)),
-            None if mask_BL is None else torch.from_numpy(mask_BL),
+            None if real_BL is None else torch.from_numpy(real_BL),
             torch.from_numpy(types_BL.astype(np.int64)),
+            None if documents_BL is None else torch.from_numpy(documents_BL.astype(np.int64)),
         )
 
 

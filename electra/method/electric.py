@@ -25,9 +25,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from electra.corpus.examples import Batch
 from electra.method.masking import Counts, Draw, Masking, replace
 from electra.method.objective import Judgement, Objective, Output, Parts, measure_cloze
+from electra.model.batch import Batch
 from electra.model.encoder import Encoder
 from electra.model.heads import DiscriminatorHead
 from electra.model.masked_lm import TwoTowers
@@ -86,7 +86,7 @@ class Electric(Objective):
     def forward(self, batch: Batch, draw: Draw, counts: Counts) -> Output:
         """Draw noise and tell it from the text."""
         input_ids_BL, maskable_BL = batch.input_ids_BL, self.masking.find_maskable(batch)
-        features_BLE = self.generator(*batch)
+        features_BLE = self.generator(batch)
         log_q_M, _ = log_likelihood(
             features_BLE.flatten(0, 1), *self.generator.softmax, input_ids_BL.flatten()
         )

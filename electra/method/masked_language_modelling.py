@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from electra.corpus.examples import Batch
-from electra.method.masking import Counts, Draw, Masking, count_real, find_real, replace
+from electra.method.masking import Counts, Draw, Masking, replace
 from electra.method.objective import Means, Objective, Output, Parts, predict, predict_masked
+from electra.model.batch import Batch, count_real, find_real
 from electra.model.encoder import Encoder, Linear
 from electra.model.masked_lm import FixedDistribution, MaskedLM
 from electra.model.softmax import log_likelihood
@@ -87,7 +87,8 @@ class ReplaceMLM(Objective):
         self, corrupt_ids_BL: Tensor, batch: Batch, draw: Draw, counts: Counts
     ) -> tuple[Tensor, Means]:
         """Return the loss of the encoder that is kept, at the chosen positions."""
-        restored = predict(self.mlm, corrupt_ids_BL, batch, draw, counts)
+        corrupt = batch._replace(input_ids_BL=corrupt_ids_BL)
+        restored = predict(self.mlm, corrupt, batch, draw, counts)
         num_chosen = draw.chosen_BS.sum()
         return restored.loss, {
             "restore_loss": (restored.loss.detach() * counts.num_chosen, num_chosen),
@@ -110,9 +111,7 @@ class AllTokensMLM(ReplaceMLM):
         self, corrupt_ids_BL: Tensor, batch: Batch, draw: Draw, counts: Counts
     ) -> tuple[Tensor, Means]:
         """Return the loss of the encoder that is kept, at every real token."""
-        hidden_BLH = self.mlm.encoder(
-            corrupt_ids_BL, batch.attention_mask_BL, batch.token_type_ids_BL
-        )
+        hidden_BLH = self.mlm.encoder(*batch._replace(input_ids_BL=corrupt_ids_BL))
         copy_logits_BL = self.copy_head(hidden_BLH.float()).squeeze(-1)
         log_softmax_M, _ = log_likelihood(
             self.mlm.head(hidden_BLH.flatten(0, 1)),

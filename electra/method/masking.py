@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from electra.config import MethodConfig
-from electra.corpus.examples import Batch
 from electra.corpus.tokenizer import Tokenizer
+from electra.model.batch import Batch, count_real, find_real
 
 SPAN_WORDS = 3.8
 """Words in a span on average. Source: SpanBERT (Joshi et al. 2020), section 3.1; its lengths are
@@ -55,20 +55,6 @@ class Counts(NamedTuple):
     """Tokens that are not padding."""
     num_maskable: Tensor
     """Tokens that are not special either."""
-
-
-def find_real(batch: Batch) -> Tensor:
-    """Return where tokens are, True, and where padding, False."""
-    if batch.attention_mask_BL is None:
-        return torch.ones_like(batch.input_ids_BL, dtype=torch.bool)
-    return batch.attention_mask_BL.bool()
-
-
-def count_real(batch: Batch) -> Tensor:
-    """Return the number of tokens that are not padding."""
-    if batch.attention_mask_BL is None:
-        return torch.full((), batch.input_ids_BL.numel(), device=batch.input_ids_BL.device)
-    return find_real(batch).sum()
 
 
 def replace(input_ids_BL: Tensor, draw: Draw, tokens_BS: Tensor | int) -> Tensor:

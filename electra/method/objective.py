@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from electra.config import EncoderConfig, PretrainConfig
-from electra.corpus.examples import Batch
 from electra.corpus.tokenizer import Tokenizer
 from electra.method.masking import Counts, Draw, Masking
+from electra.model.batch import Batch
 from electra.model.encoder import Embeddings, Encoder
 from electra.model.heads import GeneratorHead
 from electra.model.masked_lm import FixedDistribution, MaskedLM, TwoTowers
@@ -94,22 +94,21 @@ def predict_masked(
     counts: Counts,
 ) -> tuple[Prediction, Means]:
     """Return what a network says at the chosen positions of the masked rows, and its measures."""
-    prediction = predict(network, masking.mask(batch.input_ids_BL, draw), batch, draw, counts)
+    masked = batch._replace(input_ids_BL=masking.mask(batch.input_ids_BL, draw))
+    prediction = predict(network, masked, batch, draw, counts)
     return prediction, measure_cloze(prediction, batch, draw, counts)
 
 
 def predict(
     network: MaskedLM | FixedDistribution,
-    shown_ids_BL: Tensor,
+    shown: Batch,
     batch: Batch,
     draw: Draw,
     counts: Counts,
 ) -> Prediction:
-    """Return what a network that is shown these ids says at the chosen positions."""
+    """Return what a network that is shown some rows says of the original ones at m."""
     prediction: Prediction = network(
-        shown_ids_BL,
-        batch.attention_mask_BL,
-        batch.token_type_ids_BL,
+        shown,
         draw.index_BS,
         batch.input_ids_BL.gather(1, draw.index_BS),
         draw.chosen_BS / counts.num_chosen,

@@ -23,9 +23,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from electra.corpus.examples import Batch
-from electra.method.masking import Counts, Draw, Masking, find_real, replace
+from electra.method.masking import Counts, Draw, Masking, replace
 from electra.method.objective import Judgement, Means, Objective, Output, Parts, predict_masked
+from electra.model.batch import Batch, find_real
 from electra.model.encoder import Encoder
 from electra.model.heads import DiscriminatorHead
 from electra.model.masked_lm import FixedDistribution, MaskedLM
@@ -94,7 +94,7 @@ class ReplacedTokenDetection(Objective):
         """Return L_Disc, these rows' share of it, and what it is made of."""
         is_replaced_BL = corrupt_ids_BL != batch.input_ids_BL
         logits_BL = self.discriminator_head(
-            self.discriminator(corrupt_ids_BL, batch.attention_mask_BL, batch.token_type_ids_BL)
+            self.discriminator(*batch._replace(input_ids_BL=corrupt_ids_BL))
         )
         bce_BL = F.binary_cross_entropy_with_logits(
             logits_BL, is_replaced_BL.float(), reduction="none"

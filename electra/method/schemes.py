@@ -11,10 +11,10 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 
-from electra.corpus.examples import Batch
 from electra.method.masking import Counts, Draw, replace
 from electra.method.objective import Output, measure_cloze, predict_masked
 from electra.method.replaced_token_detection import ReplacedTokenDetection, measure_judgement
+from electra.model.batch import Batch
 from electra.model.encoder import Linear
 from electra.model.masked_lm import MaskedLM
 from electra.model.softmax import log_likelihood, loss_and_sample
@@ -78,12 +78,8 @@ class Adversarial(ReplacedTokenDetection):
     def forward(self, batch: Batch, draw: Draw, counts: Counts) -> Output:
         """Corrupt, judge, and reward."""
         generator = cast(MaskedLM, self.generator)
-        features_ME = generator.features(
-            self.masking.mask(batch.input_ids_BL, draw),
-            batch.attention_mask_BL,
-            batch.token_type_ids_BL,
-            draw.index_BS,
-        )
+        masked = batch._replace(input_ids_BL=self.masking.mask(batch.input_ids_BL, draw))
+        features_ME = generator.features(masked, draw.index_BS)
         weights_M = (draw.chosen_BS / counts.num_chosen).flatten()
         with torch.no_grad():
             prediction = loss_and_sample(

@@ -193,22 +193,24 @@ class Encoder(nn.Module):
         input_ids_BL: Tensor,
         attention_mask_BL: Tensor | None = None,
         token_type_ids_BL: Tensor | None = None,
+        document_ids_BL: Tensor | None = None,
         sees: Literal["all", "before", "after"] = "all",
     ) -> Tensor:
         """Encode.
 
         Args:
             input_ids_BL: Token ids, int64.
-            attention_mask_BL: 1 (or True) at real tokens, 0 at padding; None: nothing is padding.
-                Of integers, tokens attend to those of the same number: their document in the row.
+            attention_mask_BL: True at tokens, False at padding; None: nothing is padding.
             token_type_ids_BL: Segment 0 or 1 of each token; None: all 0.
+            document_ids_BL: Number of each token's document, 0 at padding; tokens attend within
+                their document. None: within the row.
             sees: What a position attends to: all, itself and those before it, or those after it.
 
         Returns:
             Hidden states (B, L, H) in `compute_dtype`. Those at padding are meaningless.
         """
         x_BLH, mask_BNLL, masks = self._begin(
-            input_ids_BL, attention_mask_BL, token_type_ids_BL, sees
+            input_ids_BL, attention_mask_BL, token_type_ids_BL, document_ids_BL, sees
         )
         for layer in self.layers:
             if self.recompute_activations and self.training:
@@ -253,6 +255,7 @@ class Encoder(nn.Module):
         input_ids_BL: Tensor,
         attention_mask_BL: Tensor | None,
         token_type_ids_BL: Tensor | None,
+        document_ids_BL: Tensor | None = None,
         sees: Literal["all", "before", "after"] = "all",
     ) -> tuple[Tensor, Tensor | None, DropoutMasks | None]:
         """Return what the first layer reads: states, what is added to scores, dropout's masks."""
@@ -260,12 +263,10 @@ class Encoder(nn.Module):
         masks = self._draw_masks(x_BLH)
         x_BLH = self.dropout(x_BLH, masks)
         forbidden_BNLL = None
-        if attention_mask_BL is not None:
-            forbidden_BNLL = (
-                ~attention_mask_BL[:, None, None, :]
-                if attention_mask_BL.dtype == torch.bool
-                else attention_mask_BL[:, None, :, None] != attention_mask_BL[:, None, None, :]
-            )
+        if document_ids_BL is not None:  # which tell padding, too
+            forbidden_BNLL = document_ids_BL[:, None, :, None] != document_ids_BL[:, None, None, :]
+        elif attention_mask_BL is not None:
+            forbidden_BNLL = ~attention_mask_BL[:, None, None, :]
         if sees != "all":
             length = input_ids_BL.shape[1]
             ones_LL = torch.ones(length, length, dtype=torch.bool, device=x_BLH.device)

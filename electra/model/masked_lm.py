@@ -12,6 +12,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from electra.model.batch import Batch
 from electra.model.encoder import Encoder
 from electra.model.heads import GeneratorHead
 from electra.model.softmax import Prediction, loss_and_sample, loss_and_sample_plain
@@ -52,15 +53,9 @@ class MaskedLM(nn.Module):
         """Set the mode; what is frozen stays without dropout."""
         return super().train(mode and not self.is_frozen)
 
-    def features(
-        self,
-        input_ids_BL: Tensor,
-        attention_mask_BL: Tensor | None,
-        token_type_ids_BL: Tensor,
-        index_BS: Tensor,
-    ) -> Tensor:
+    def features(self, batch: Batch, index_BS: Tensor) -> Tensor:
         """Return what the softmax multiplies with the token table (M, E)."""
-        hidden_BLH = self.encoder(input_ids_BL, attention_mask_BL, token_type_ids_BL)
+        hidden_BLH = self.encoder(*batch)
         index_BSH = index_BS[:, :, None].expand(-1, -1, hidden_BLH.shape[-1])
         return self.head(hidden_BLH.gather(1, index_BSH).flatten(0, 1))
 
@@ -71,9 +66,7 @@ class MaskedLM(nn.Module):
 
     def forward(
         self,
-        input_ids_BL: Tensor,
-        attention_mask_BL: Tensor | None,
-        token_type_ids_BL: Tensor,
+        batch: Batch,
         index_BS: Tensor,
         targets_BS: Tensor,
         weights_BS: Tensor,
@@ -82,15 +75,13 @@ class MaskedLM(nn.Module):
         """Predict the tokens at some positions.
 
         Args:
-            input_ids_BL: Ids, int64, with [MASK] or something else at the positions.
-            attention_mask_BL: As the encoder's.
-            token_type_ids_BL: Segment of each token.
+            batch: Rows with [MASK] or something else at the positions.
             index_BS: The positions.
             targets_BS: The original ids there.
             weights_BS: Weight of each position in the loss, 0 in unused slots.
             uniform_BS: Uniform in [0, 1), from which tokens are drawn.
         """
-        features_ME = self.features(input_ids_BL, attention_mask_BL, token_type_ids_BL, index_BS)
+        features_ME = self.features(batch, index_BS)
         arguments = (
             features_ME,
             *self.softmax,
@@ -133,19 +124,16 @@ class TwoTowers(nn.Module):
         """Table (V, E) and bias (V,) of the softmax."""
         return self.before.embeddings.tokens.weight, self.head.bias
 
-    def forward(
-        self,
-        input_ids_BL: Tensor,
-        attention_mask_BL: Tensor | None,
-        token_type_ids_BL: Tensor,
-    ) -> Tensor:
+    def forward(self, batch: Batch) -> Tensor:
         """Return what the softmax multiplies with the token table (B, L, E)."""
-        batch = (input_ids_BL, attention_mask_BL, token_type_ids_BL)
         before_BLH = self.before(*batch, sees="before")
         after_BLH = self.after(*batch, sees="after")
         earlier_BKH, later_BKH = before_BLH[:, :-1], after_BLH[:, 1:]
-        if attention_mask_BL is not None:
-            is_border_BK1 = (attention_mask_BL[:, 1:] != attention_mask_BL[:, :-1])[:, :, None]
+        numbers_BL = batch.document_ids_BL  # 0 at padding
+        if numbers_BL is None:
+            numbers_BL = batch.attention_mask_BL
+        if numbers_BL is not None:
+            is_border_BK1 = (numbers_BL[:, 1:] != numbers_BL[:, :-1])[:, :, None]
             earlier_BKH = earlier_BKH.masked_fill(is_border_BK1, 0.0)
             later_BKH = later_BKH.masked_fill(is_border_BK1, 0.0)
         return self.head(
@@ -178,9 +166,7 @@ class FixedDistribution(nn.Module):
 
     def forward(
         self,
-        input_ids_BL: Tensor,
-        attention_mask_BL: Tensor | None,
-        token_type_ids_BL: Tensor,
+        batch: Batch,
         index_BS: Tensor,
         targets_BS: Tensor,
         weights_BS: Tensor,
