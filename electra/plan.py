@@ -108,7 +108,7 @@ def time_step(
         run(num_rows)  # warms up
         # As many rows as leave time for five steps.
         fitting = probe_seconds / 5 / run(num_rows) * num_rows
-        num_rows = max(1, min(-(-batch_size // config.train.accumulation), int(fitting)))
+        num_rows = max(1, min(config.train.micro_batch_size, int(fitting)))
     seconds = [run(num_rows)]
     while time.perf_counter() - began < probe_seconds:
         seconds.append(run(num_rows))

@@ -7,7 +7,13 @@ import pytest
 import torch
 
 from electra.config import UserError
-from electra.memory import free_memory, make_rows, measure_activations, require_memory
+from electra.memory import (
+    free_in_groups,
+    free_memory,
+    make_rows,
+    measure_activations,
+    require_memory,
+)
 from electra.method.flops import count_run
 from electra.plan import make_tokenizer, plan, time_step
 from electra.presets import PRESETS, encoder_sizes
@@ -85,7 +91,8 @@ def test_a_step_that_does_not_fit_is_refused_before_anything_is_written(
         pretrain(toy_shards, tmp_path / "run", config, lambda record: None)
     assert list(tmp_path.iterdir()) == []
     says = re.fullmatch(
-        r"a step needs about [\d.]+ GiB, and [\d.]+ GiB are free: set train.accumulation=(\d+)",
+        r"a step needs about [\d.]+ GiB, and [\d.]+ GiB are free: set train.accumulation=(\d+); "
+        "train.check_memory=false begins without this estimate",
         str(refusal.value),
     )
     pieces = int(says[1])
@@ -93,3 +100,46 @@ def test_a_step_that_does_not_fit_is_refused_before_anything_is_written(
     require_memory(model, override(config, [f"train.accumulation={2 * pieces}"]), CPU)
     with pytest.raises(UserError, match="a step needs about"):
         require_memory(model, override(config, [f"train.accumulation={pieces // 2}"]), CPU)
+    require_memory(model, override(config, ["train.check_memory=false"]), CPU)
+
+
+def write_group(folder, limit, used, stat, version=2):
+    folder.mkdir(parents=True, exist_ok=True)
+    names = ("max", "current") if version == 2 else ("limit_in_bytes", "usage_in_bytes")
+    for name, value in zip(names, (limit, used), strict=True):
+        (folder / f"memory.{name}").write_text(f"{value}\n")
+    (folder / "memory.stat").write_text("".join(f"{k} {v}\n" for k, v in stat.items()))
+
+
+CACHE = {"anon": 300, "inactive_file": 400, "active_file": 200, "slab_reclaimable": 50, "slab": 60}
+
+
+def test_page_cache_of_a_control_group_is_free(tmp_path):
+    """That of the process's own group and of each one above; limits that are none do not count."""
+    membership, mount = tmp_path / "cgroup", tmp_path / "mount"
+    membership.write_text("0::/job/step\n")
+    write_group(mount / "job" / "step", "max", 960, CACHE)
+    write_group(mount / "job", 1000, 960, CACHE)
+    write_group(mount / "job" / "other", 10, 10, {})
+    assert free_in_groups(membership, mount) == [40 + 650]
+    write_group(mount, 2000, 1950, {"inactive_file": 7})
+    assert free_in_groups(membership, mount) == [690, 57]
+
+
+def test_control_groups_seen_from_a_container(tmp_path):
+    """The path is the host's, and what is mounted is the container's own group."""
+    membership, mount = tmp_path / "cgroup", tmp_path / "mount"
+    membership.write_text("0::/docker/5f3a\n")
+    write_group(mount, 1000, 900, CACHE)
+    assert free_in_groups(membership, mount) == [750]
+    membership.write_text("0::/../../other\n")
+    assert free_in_groups(membership, mount) == [750]
+
+
+def test_control_groups_of_version_1(tmp_path):
+    membership, mount = tmp_path / "cgroup", tmp_path / "mount"
+    membership.write_text("5:cpu,cpuacct:/\n4:memory:/job\n1:name=systemd:/\n0::/\n")
+    stat = {"inactive_file": 1, "total_inactive_file": 400, "total_active_file": 200}
+    write_group(mount / "memory" / "job", 1000, 900, stat, version=1)
+    assert free_in_groups(membership, mount) == [700]
+    assert free_in_groups(tmp_path / "none", mount) == []
