@@ -1,6 +1,7 @@
 """What a run will take: exact counts, memory that grows as it should, time that is real."""
 
 import dataclasses
+import itertools
 import re
 
 import pytest
@@ -40,23 +41,31 @@ def config():
 
 
 def test_plan(config):
+    """Of steps of 0.3 seconds."""
     seen = []
-    found = plan(config, 0.5, seen.append)
+    ticks = itertools.count()
+    found = plan(config, 4, seen.append, lambda: 0.3 * next(ticks))
     model = build_model(config, make_tokenizer(500), torch.float32)
     assert found.parameters == sum(p.numel() for p in model.parameters())
     assert found.kept_parameters == sum(p.numel() for p in model.discriminator.parameters())
     assert found.tokens == 1000 * 8 * 128
     assert found.flops == count_run(config)
     assert seen == sorted(seen)
-    assert 0.4 < seen[-1] < 5
-    assert 1 < found.seconds < 1000
+    assert seen[-2] < 4 <= seen[-1]
+    assert found.seconds == pytest.approx(1000 * 0.3 * 8 / 2)  # two rows: five steps in the probe
 
 
-def test_time_is_that_of_whole_steps(config):
-    """A probe too short for a step of all rows gives much the same as a long one."""
+@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize("probe_seconds", [0.1, 0.7, 20])
+def test_time_is_that_of_whole_steps(config, probe_seconds, accumulation):
+    """Also where the probe is too short for one: here a row takes a hundredth of a second."""
+    config = override(config, [f"train.accumulation={accumulation}"])
     model = build_model(config, make_tokenizer(500), torch.float32)
-    long, short = (time_step(model, config, CPU, seconds) for seconds in (1.0, 0.1))
-    assert 0.2 < short / long < 5
+    rows = []
+    model.register_forward_pre_hook(lambda _, inputs: rows.append(len(inputs[0].input_ids_BL)))
+    found = time_step(model, config, CPU, probe_seconds, clock=lambda: 0.01 * sum(rows))
+    assert found == pytest.approx(0.08)
+    assert max(rows) == min(config.train.micro_batch_size, max(1, round(probe_seconds / 5 / 0.01)))
 
 
 def test_memory_is_what_a_piece_keeps(config):

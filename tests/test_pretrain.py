@@ -32,7 +32,7 @@ from electra.training.checkpoint import (
     load_parameters,
     save_checkpoint,
 )
-from electra.training.device import step_seed
+from electra.training.device import choose_dtype, step_seed
 from electra.training.optimizer import build_optimizer, learning_rate_at
 from electra.training.pretrained import generator_of, load_pretrained, read_run_config
 from electra.training.run import read_metrics
@@ -577,6 +577,17 @@ def test_groups_of_the_optimizer(toy_config):
     assert scales["embeddings.tokens.weight"] == scales["embeddings_project.bias"] == 0.125
     undecayed = {name for name, decay in decays.items() if decay == 0}
     assert undecayed == {name for name in scales if name.endswith("bias") or "norm" in name}
+
+
+def test_dtype_where_torch_is_built_without_onednn(monkeypatch):
+    """There its question about bfloat16 does not exist."""
+
+    def missing():
+        raise AttributeError("'_OpNamespace' 'mkldnn' object has no such attribute")
+
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", missing)
+    assert choose_dtype("auto", torch.device("cpu")) == torch.float32
 
 
 def test_seeds_of_steps_differ():
