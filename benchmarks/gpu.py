@@ -62,7 +62,8 @@ def list_parts(out: Path, shards: Path | None) -> dict[str, Part]:
     if shards:
         command = [
             *(PYTHON, "-m", "electra", "pretrain", str(shards), "--preset", "small"),
-            *("--out", str(out / "run"), "train.steps=20000", "optimizer.warmup_steps=1000"),
+            *("--out", str(out / "run"), "--set"),
+            *("train.steps=20000", "optimizer.warmup_steps=1000"),
             *("train.evaluate_every=2000", "train.save_every=20000", "train.compile=yes"),
         ]
         parts["pretrain"] = Part(540, command)

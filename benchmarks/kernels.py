@@ -10,6 +10,7 @@ of a large copy.
 import argparse
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -153,8 +154,8 @@ def describe(record: dict[str, Any]) -> str:
     )
 
 
-def main() -> None:
-    """Measure, print a table, write a file."""
+def read_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return what these words ask for, or those of the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -163,7 +164,12 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--plain", action="store_true", help="neither compiled nor captured")
     parser.add_argument("--set", nargs="*", default=[])
-    arguments = parser.parse_args()
+    return parser.parse_args(words)
+
+
+def main() -> None:
+    """Measure, print a table, write a file."""
+    arguments = read_arguments()
     device = choose_device("auto")
     prepare_process(0)
     settings = [f"train.batch_size={arguments.batch_size}", *arguments.set]

@@ -340,8 +340,8 @@ def report_memory(name: str, config: PretrainConfig, device: torch.device) -> No
         print(int(status.partition("VmHWM:")[2].split()[0]) * 1024)
 
 
-def main() -> None:
-    """Check, time, print a table, write a file."""
+def read_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return what these words ask for, or those of the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -354,7 +354,12 @@ def main() -> None:
     parser.add_argument("--wide", action="store_true")
     parser.add_argument("--set", nargs="*", default=[])
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    return parser.parse_args(words)
+
+
+def main() -> None:
+    """Check, time, print a table, write a file."""
+    arguments = read_arguments()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     prepare_process(arguments.threads)
     settings = [f"train.batch_size={arguments.batch_size}", *arguments.set]

@@ -252,11 +252,12 @@ def pretrain(
             f"stopped at step {stop.step:,}; {run} is safe", f"electra pretrain --resume {run}"
         )
         sys.exit(130)
-    reached = ", ".join(
-        f"{name} {value}" for name, value in describe_heldout(results["heldout"]).items()
-    )
+    wrote = f"wrote {run}"
+    if results["heldout"]:
+        reached = describe_heldout(results["heldout"]).items()
+        wrote += f": {', '.join(f'{name} {value}' for name, value in reached)} on held-out text"
     print_done(
-        f"wrote {run}: {reached} on held-out text",
+        wrote,
         f"electra finetune {run} --task own --data FOLDER --out results",
     )
 

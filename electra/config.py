@@ -321,7 +321,7 @@ class TrainConfig:
     evaluate_every: int = 10_000
     """Steps between two evaluations on the held-out part; one always follows the last step."""
     evaluate_rows: int = 1024
-    """Held-out rows evaluated, or all there are if fewer."""
+    """Held-out rows evaluated, or all there are if fewer; 0: no evaluation."""
     save_every: int = 10_000
     """Steps between two checkpoints; one always follows the last step."""
     keep_checkpoints: int = 2
@@ -333,6 +333,9 @@ class TrainConfig:
     """Where to train. auto: a CUDA device if there is one."""
     threads: int = 0
     """CPU threads; 0: one for each core this process may use."""
+    check_memory: bool = True
+    """Whether a run is refused whose steps, by an estimate, do not fit into the memory that is
+    free."""
     compile: Literal["auto", "yes", "no"] = "auto"
     """Whether losses and gradients run through torch.compile. auto: on a CUDA device, if it has a
     working compiler. The first steps then take a minute or two."""
@@ -351,6 +354,11 @@ class TrainConfig:
             self.keep_checkpoints >= 1,
             f"keep_checkpoints must be >= 1, not {self.keep_checkpoints}",
         )
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Rows that are computed at a time; the last piece of a step may have fewer."""
+        return -(-self.batch_size // self.accumulation)
 
 
 @dataclass(frozen=True, kw_only=True)

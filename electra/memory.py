@@ -23,18 +23,18 @@ def estimate_step(model: Objective, config: PretrainConfig, device: torch.device
     It is 16 for each parameter, and what a piece of a step (train.accumulation) takes for its
     backward pass.
     """
-    piece = -(-config.train.batch_size // config.train.accumulation)
-    return _fixed(model) + measure_activations(model, config, device) * piece
+    a_row = measure_activations(model, config, device)
+    return _fixed(model) + a_row * config.train.micro_batch_size
 
 
 def require_memory(model: Objective, config: PretrainConfig, device: torch.device) -> None:
-    """Refuse a run whose steps would not fit into what is free.
+    """Refuse a run whose steps would not fit into what is free, unless train.check_memory is false.
 
     Raises:
         UserError: They would not; it names the accumulation with which they would, or, where not
             even one row fits, train.recompute_activations if that is still to be tried.
     """
-    free = free_memory(device)
+    free = free_memory(device) if config.train.check_memory else None
     if free is None:
         return
     train = config.train
@@ -44,7 +44,7 @@ def require_memory(model: Objective, config: PretrainConfig, device: torch.devic
     pieces = -(-train.batch_size // room) if room > 0 else 0
     can_recompute = free > _fixed(model) and not train.recompute_activations
     smaller = "choose a smaller model, or a shorter examples.sequence_length"
-    need = _fixed(model) + a_row * -(-train.batch_size // train.accumulation)
+    need = _fixed(model) + a_row * train.micro_batch_size
     require(
         need <= free,
         f"a step needs about {need / GIB:.1f} GiB, and {max(free, 0) / GIB:.1f} GiB are free: "
@@ -54,7 +54,8 @@ def require_memory(model: Objective, config: PretrainConfig, device: torch.devic
             else f"set train.recompute_activations=true, or {smaller}"
             if can_recompute
             else smaller
-        ),
+        )
+        + "; train.check_memory=false begins without this estimate",
     )
 
 
@@ -66,12 +67,44 @@ def free_memory(device: torch.device) -> float | None:
     if not facts.is_file():
         return None
     free = int(facts.read_text("ascii").partition("MemAvailable:")[2].split()[0]) * 1024
-    group = Path("/sys/fs/cgroup")
-    if (group / "memory.max").is_file():
-        limit = (group / "memory.max").read_text("ascii").strip()
-        if limit != "max":
-            free = min(free, int(limit) - int((group / "memory.current").read_text("ascii")))
+    return min([free, *free_in_groups(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))])
+
+
+def free_in_groups(membership: Path, mount: Path) -> list[int]:
+    """Return the bytes left in each control group with a limit that the process belongs to.
+
+    A group is charged for the page cache of every file its processes read, which the system gives
+    back before it refuses memory: that counts as free.
+
+    Args:
+        membership: The process's /proc/PID/cgroup. Inside a container its paths may be those of the
+            host; the container's own group is then what is mounted.
+        mount: Where control groups are mounted, version 2, or 1 with the folder `memory`.
+    """
+    free = []
+    for line in membership.read_text().splitlines() if membership.is_file() else ():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        top, files, prefix = mount, ("memory.max", "memory.current"), ""
+        if controllers:  # version 1
+            top, files = mount / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
+            prefix = "total_"
+        own = top / path.lstrip("/")
+        for group in (own, *own.parents):
+            if group.is_relative_to(top) and all((group / name).is_file() for name in files):
+                limit, used = ((group / name).read_text().strip() for name in files)
+                if limit != "max":
+                    free.append(int(limit) - int(used) + _reclaimable(group, prefix))
     return free
+
+
+def _reclaimable(group: Path, prefix: str) -> int:
+    """Return the bytes charged to a control group that it gives back when asked for others."""
+    lines = (group / "memory.stat").read_text().splitlines()
+    stat = {name: int(value) for name, value in (line.split() for line in lines)}
+    names = ("inactive_file", "active_file", "slab_reclaimable")
+    return sum(stat.get(prefix + name, 0) for name in names)
 
 
 def make_rows(config: PretrainConfig, num_rows: int, seed: int) -> Batch:

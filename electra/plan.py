@@ -43,7 +43,12 @@ class Plan(NamedTuple):
     """What the time is for."""
 
 
-def plan(config: PretrainConfig, probe_seconds: float, progress: Callable[[float], None]) -> Plan:
+def plan(
+    config: PretrainConfig,
+    probe_seconds: float,
+    progress: Callable[[float], None],
+    clock: Callable[[], float] = time.perf_counter,
+) -> Plan:
     """Return what a run will take; its steps are timed with random tokens for `probe_seconds`.
 
     Args:
@@ -51,6 +56,7 @@ def plan(config: PretrainConfig, probe_seconds: float, progress: Callable[[float
         probe_seconds: How long steps are timed. A step that takes longer is timed on fewer rows,
             and its time taken as proportional to them.
         progress: Is told the seconds spent, from time to time.
+        clock: Returns the time, seconds.
     """
     device = choose_device(config.train.device)
     prepare_process(config.train.threads)
@@ -67,7 +73,7 @@ def plan(config: PretrainConfig, probe_seconds: float, progress: Callable[[float
         config.train.steps * config.train.batch_size * config.examples.sequence_length,
         count_run(config),
         estimate_step(model, config, device),
-        config.train.steps * time_step(model, config, device, probe_seconds, progress),
+        config.train.steps * time_step(model, config, device, probe_seconds, progress, clock),
         describe_device(device),
     )
 
@@ -84,6 +90,7 @@ def time_step(
     device: torch.device,
     probe_seconds: float,
     progress: Callable[[float], None] = lambda seconds: None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> float:
     """Return the estimated seconds of an optimizer step: the median of those that were timed."""
     step = Step(model, config)
@@ -92,25 +99,25 @@ def time_step(
 
     def run(num_rows: int) -> float:
         batch = make_rows(config, num_rows, seed=num_rows)
-        began = time.perf_counter()
+        began = clock()
         step(0, batch, config.optimizer.learning_rate)
         wait_for(device)
-        return time.perf_counter() - began
+        return clock() - began
 
-    began = time.perf_counter()
+    began = clock()
     if device.type == "cuda":  # whose time does not grow with rows until they fill it
         num_rows = batch_size
         for _ in range(WARM_UP_STEPS + 1):
             run(num_rows)
-        began = time.perf_counter()  # compiling is no part of the probe
+        began = clock()  # compiling is no part of the probe
     else:
         num_rows = max(1, batch_size // (16 * config.train.accumulation))
         run(num_rows)  # warms up
         # As many rows as leave time for five steps.
         fitting = probe_seconds / 5 / run(num_rows) * num_rows
-        num_rows = max(1, min(-(-batch_size // config.train.accumulation), int(fitting)))
+        num_rows = max(1, min(config.train.micro_batch_size, int(fitting)))
     seconds = [run(num_rows)]
-    while time.perf_counter() - began < probe_seconds:
+    while clock() - began < probe_seconds:
         seconds.append(run(num_rows))
-        progress(time.perf_counter() - began)
+        progress(clock() - began)
     return statistics.median(seconds) * batch_size / num_rows

@@ -8,7 +8,8 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from electra.files import write_json
 from electra.memory import require_memory
 from electra.method.flops import count_run, count_true
 from electra.method.measures import Measures
-from electra.method.objective import Objective
+from electra.method.objective import Judgement, Objective, Output
 from electra.method.schemes import TwoStage
 from electra.model.batch import Batch, find_real
 from electra.settings import to_dict
@@ -78,7 +79,9 @@ def pretrain(shards_folder: Path, run: Path, config: PretrainConfig, show: Show)
     config = fit_to_shards(config, shards)
     device = choose_device(config.train.device)
     prepare_process(config.train.threads)
-    step = Step(_build(config, shards, device), config)
+    model = _build(config, shards, device)
+    require_memory(model, config, device)
+    step = Step(model, config)
     run.mkdir(parents=True)
     shards.tokenizer.save(run / "tokenizer")
     write_manifest(
@@ -121,15 +124,13 @@ def resume(run: Path, show: Show, shards_folder: Path | None = None) -> dict[str
 
 
 def _build(config: PretrainConfig, shards: Shards, device: torch.device) -> Objective:
-    """Return the networks, if a step of theirs fits into memory."""
+    """Return the networks with their first weights, on the device."""
     asks_frequencies = (
         config.train.initial_weights == "neighbours" or config.generator.kind == "unigram"
     )
     frequencies_V = count_tokens(shards) if asks_frequencies else None  # reads every token
     dtype = choose_dtype(config.train.precision, device)
-    model = build_model(config, shards.tokenizer, dtype, frequencies_V).to(device)
-    require_memory(model, config, device)
-    return model
+    return build_model(config, shards.tokenizer, dtype, frequencies_V).to(device)
 
 
 def _train(run: Path, shards: Shards, step: Step, show: Show, *, resume: bool) -> dict[str, Any]:
@@ -158,14 +159,24 @@ def _train(run: Path, shards: Shards, step: Step, show: Show, *, resume: bool) -
         log.write(record)
         show(record)
 
+    def evaluates(done: int) -> bool:
+        return bool(heldout) and (done % train.evaluate_every == 0 or done == train.steps)
+
+    def write_evaluation(done: int) -> None:
+        evaluation = evaluate(model, heldout, device, train.micro_batch_size)
+        write({"part": "heldout", "step": done, **evaluation})
+
     if step.compiled:
         show({"part": "compiling", "step": first_step})
-    with stop_on_signal() as stop:
+    with closing(log), stop_on_signal() as stop:
+        if first_step and evaluates(first_step) and not _is_evaluated(run, first_step):
+            write_evaluation(first_step)  # the run ended between its checkpoint and its evaluation
         model.train()
         for number in range(first_step, train.steps):
             if isinstance(model, TwoStage) and number == config.second_stage:
                 model.begin_second()
                 step.forget()
+                measures = Measures(model.loss_weights)
             learning_rate = _learning_rate_at(number, config)
             outcome = step(number, next(batches), learning_rate)
             for output in outcome.outputs:
@@ -175,7 +186,8 @@ def _train(run: Path, shards: Shards, step: Step, show: Show, *, resume: bool) -
             done = number + 1
             is_last, is_stopped = done == train.steps, stop.requested
             saves = done % train.save_every == 0 or is_last or is_stopped
-            if done % train.log_every == 0 or saves:  # a checkpoint's record ends its window
+            # A window ends with a checkpoint, and with a stage: the next has another loss.
+            if done % train.log_every == 0 or saves or done == config.second_stage:
                 record = {
                     "part": "train",
                     "step": done,
@@ -194,16 +206,15 @@ def _train(run: Path, shards: Shards, step: Step, show: Show, *, resume: bool) -
                 )
                 write(record)
             with clock.paused():
-                if done % train.evaluate_every == 0 or is_last:
-                    evaluation = evaluate(model, heldout, device)
-                    write({"part": "heldout", "step": done, **evaluation})
                 if saves:
                     save_checkpoint(run, done, model, step.optimizer, train.keep_checkpoints)
+                if evaluates(done):
+                    write_evaluation(done)
             if is_stopped and not is_last:
-                log.close()
                 raise Interrupted(run, done)
-    log.close()
-    if samples := _view_rows(model, heldout[0], tokenizer, device):
+    if heldout and (
+        samples := _view_rows(model, heldout[0], tokenizer, device, train.micro_batch_size)
+    ):
         write_json(run / "samples.json", samples)
     return _write_results(run, config)
 
@@ -219,20 +230,26 @@ def _learning_rate_at(step: int, config: PretrainConfig) -> float:
 
 @torch.no_grad()
 def _view_rows(
-    model: Objective, batch: Batch, tokenizer: Tokenizer, device: torch.device
+    model: Objective,
+    batch: Batch,
+    tokenizer: Tokenizer,
+    device: torch.device,
+    micro_batch_size: int,
 ) -> list[list[dict[str, Any]]]:
     """Return the first rows of a batch token by token, as both networks see them.
 
     None without a discriminator.
     """
     model.eval()
-    rng = torch.Generator(device).manual_seed(step_seed(0, "heldout", 0))
-    judgement = model.compute(batch.to(device), rng).judgement
+    outputs = _compute_heldout(model, batch, 0, device, micro_batch_size)
+    enough = islice(outputs, -(-NUM_SAMPLES // micro_batch_size))
+    judgements = [output.judgement for output in enough if output.judgement]
     rows: list[list[dict[str, Any]]] = []
-    if judgement is None:
+    if not judgements:
         return rows
+    judgement = Judgement(*map(torch.cat, zip(*judgements, strict=True)))
     real_BL = find_real(batch)
-    for row in range(min(NUM_SAMPLES, len(batch.input_ids_BL))):
+    for row in range(min(NUM_SAMPLES, len(judgement.logits_BL))):
         length = int(real_BL[row].sum())
         columns = zip(
             tokenizer.tokens(judgement.corrupt_ids_BL[row, :length].tolist()),
@@ -246,12 +263,16 @@ def _view_rows(
     return rows
 
 
+def _is_evaluated(run: Path, step: int) -> bool:
+    """Return whether the metrics have an evaluation at this step."""
+    records = read_metrics(run / "metrics.jsonl")
+    return any(record["part"] == "heldout" and record["step"] == step for record in records)
+
+
 def _write_results(run: Path, config: PretrainConfig) -> dict[str, Any]:
     records = read_metrics(run / "metrics.jsonl")
-    train, heldout = (
-        next(record for record in reversed(records) if record["part"] == part)
-        for part in ("train", "heldout")
-    )
+    train = next(record for record in reversed(records) if record["part"] == "train")
+    heldout = next((record for record in reversed(records) if record["part"] == "heldout"), None)
     results = {
         "steps": train["step"],
         "tokens": train["tokens"],
@@ -264,7 +285,12 @@ def _write_results(run: Path, config: PretrainConfig) -> dict[str, Any]:
 
 
 def heldout_batches(shards: Shards, config: PretrainConfig) -> list[Batch]:
-    """Return the held-out rows of an evaluation, the same ones whenever it is asked."""
+    """Return the held-out rows of an evaluation, the same ones whenever it is asked.
+
+    None where `train.evaluate_rows` is 0.
+    """
+    if config.train.evaluate_rows == 0:
+        return []
     examples = Examples(shards.heldout, shards.tokenizer, config.examples, seed=0)
     count = min(len(examples), config.train.evaluate_rows)
     rows = permute(torch.arange(count).numpy(), len(examples), seed=0, epoch=0)
@@ -274,19 +300,37 @@ def heldout_batches(shards: Shards, config: PretrainConfig) -> list[Batch]:
 
 @torch.no_grad()
 def evaluate(
-    model: Objective,
-    batches: list[Batch],
-    device: torch.device,
+    model: Objective, batches: list[Batch], device: torch.device, micro_batch_size: int
 ) -> dict[str, Any]:
-    """Return the measures on held-out rows: dropout off, positions and uniforms always the same."""
+    """Return the measures on held-out rows: dropout off, positions and uniforms always the same.
+
+    Args:
+        model: The networks, on the device.
+        batches: What `heldout_batches` returned.
+        device: Where they are.
+        micro_batch_size: Rows computed at a time, as in a step. Positions and uniforms do not
+            depend on it.
+    """
     model.eval()
     measures = Measures(model.loss_weights)
-    rng = torch.Generator(device)
     for number, batch in enumerate(batches):
-        rng.manual_seed(step_seed(0, "heldout", number))
-        measures.add(model.compute(batch.to(device), rng))
+        for output in _compute_heldout(model, batch, number, device, micro_batch_size):
+            measures.add(output)
     model.train()
     return measures.record()
+
+
+def _compute_heldout(
+    model: Objective, batch: Batch, number: int, device: torch.device, micro_batch_size: int
+) -> Iterator[Output]:
+    """Yield the outputs of a held-out batch, a micro-batch at a time."""
+    rng = torch.Generator(device).manual_seed(step_seed(0, "heldout", number))
+    batch = batch.to(device)
+    draw = model.masking.draw(batch, rng)
+    counts = model.masking.count(batch, draw)
+    for first in range(0, len(batch.input_ids_BL), micro_batch_size):
+        rows = slice(first, first + micro_batch_size)
+        yield model(batch.rows(rows), draw.rows(rows), counts)
 
 
 class _Clock:

@@ -89,8 +89,11 @@ def quickstart(text: Sequence[str], out: Path, config: QuickstartConfig) -> None
     with Display(steps=settings.train.steps) as display:
         pretrain(out / "shards", out / "run", settings, display.show)
     samples = read_samples(out / "run")
-    print_step("a held-out text: what the generator put in, and what the discriminator suspects")
-    print_tokens(samples[0][:SHOWN_TOKENS])
+    if samples:
+        print_step(
+            "a held-out text: what the generator put in, and what the discriminator suspects"
+        )
+        print_tokens(samples[0][:SHOWN_TOKENS])
 
     question = _find_question(corpus, text, config)
     finetunings = []

@@ -125,7 +125,7 @@ class Step:
     def compute(self, batch: Batch) -> Outcome:
         """Do a step with rows that are on the device: the definition."""
         train, model = self.config.train, self.model
-        piece = -(-train.batch_size // train.accumulation)
+        piece = train.micro_batch_size
         draw = model.masking.draw(batch, self.rng)
         counts = model.masking.count(batch, draw)
         outputs = []

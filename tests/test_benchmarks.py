@@ -1,13 +1,17 @@
 """What is timed side by side is the same computation."""
 
 import dataclasses
+import re
+from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks import finetune, load
+from benchmarks import finetune, gpu, kernels, load
+from benchmarks import step as steps
 from benchmarks.objectives import VARIANTS, configure
 from benchmarks.step import Best, Loop, Ours, check_losses
+from electra.cli import main
 from electra.memory import make_rows
 from electra.method.flops import count_run
 from electra.plan import make_tokenizer
@@ -72,10 +76,29 @@ def test_objectives_are_compared_at_equal_compute(toy_shards):
 
 def test_loading_is_measured(toy_shards):
     result = load.measure(toy_shards, rows=4, length=32, repeats=3)
-    rates = result["tokens_per_second"]
-    assert rates["gather"] > rates["batch"] > 0
+    assert all(rate > 0 for rate in result["tokens_per_second"].values())
     low, middle, high = result["quartiles"]["batch"]
     assert low >= middle >= high
+
+
+def test_what_a_gpu_is_asked_can_be_parsed(toy_shards, tmp_path, capsys):
+    """Every command of benchmarks.gpu: its settings hold, its checks are there."""
+    parts = gpu.list_parts(tmp_path, toy_shards)
+    tests = (Path(__file__).parent / "test_step.py").read_text()
+    for name, part in parts.items():
+        module, words = part.command[2], part.command[3:]
+        if module == "electra":
+            main([*words, "--dry-run"])
+            assert "train.compile=yes" in capsys.readouterr().out.splitlines()
+        elif module == "pytest":
+            for word in words[words.index("-k") + 1].split(" or "):
+                assert re.search(rf"def test_\w*{word}", tests), (name, word)
+        else:
+            benchmark = {"benchmarks.step": steps, "benchmarks.kernels": kernels}[module]
+            arguments = benchmark.read_arguments(words)
+            config = override(PRESETS[arguments.preset], arguments.set)
+            assert config.train.compile == "yes", name
+    assert "pretrain" in parts
 
 
 @pytest.fixture

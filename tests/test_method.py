@@ -7,11 +7,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from scipy import stats
+from torch.utils._pytree import tree_leaves
 
 from electra.corpus.tokenizer import Tokenizer
 from electra.method.masking import Draw, choose_positions, replace
-from electra.method.measures import Measures, area_under_curve, entropy
-from electra.method.objective import Parts
+from electra.method.measures import Measures, entropy
+from electra.method.objective import Judgement, Output, Parts
 from electra.method.registry import build_objective
 from electra.model.batch import Batch
 from electra.model.encoder import Dropout, Encoder
@@ -365,17 +366,52 @@ def test_dropout_keeps_the_share_it_says():
     assert neighbours.double().mean().item() == pytest.approx(0.81, abs=0.003)
 
 
-def test_area_under_curve_against_scikit_learn():
+def judge(logits, is_replaced, judged):
+    """An output of which only the discriminator's logits matter."""
+    ones = torch.ones(2)
+    judgement = Judgement(logits.long(), is_replaced, judged, logits, logits)
+    return Output(ones.sum(), {"replaced_rate": (ones[0], ones.sum())}, judgement)
+
+
+@pytest.mark.parametrize("spread", [1, 30, 1e-3])
+@pytest.mark.parametrize("decimals", [1, 6])
+def test_area_under_curve_against_scikit_learn(spread, decimals):
+    """Within half the largest share of originals in one interval, ties and huge logits included."""
     from sklearn.metrics import roc_auc_score
 
-    for seed in range(20):
-        scores = torch.randn(300, generator=generator(seed)).round(decimals=1)  # with ties
-        labels = torch.rand(300, generator=generator(seed + 99)) < 0.2
-        expected = roc_auc_score(labels.numpy(), scores.numpy())
-        assert area_under_curve(scores[labels], scores[~labels]) == pytest.approx(
-            expected, abs=1e-9
-        )
-    assert math.isnan(area_under_curve(torch.tensor([]), torch.tensor([1.0])))
+    is_replaced = torch.rand(40, 500, generator=generator(0)) < 0.2
+    judged = torch.rand(40, 500, generator=generator(1)) < 0.7
+    logits = torch.randn(40, 500, generator=generator(2)) + is_replaced
+    logits = spread * logits.round(decimals=decimals)
+    measures = Measures({})
+    for rows in (slice(0, 16), slice(16, 32), slice(32, 40)):
+        measures.add(judge(logits[rows], is_replaced[rows], judged[rows]))
+    expected = roc_auc_score(is_replaced[judged], logits[judged])
+    originals = logits[judged & ~is_replaced].clamp(-16, 16)
+    interval = (originals.double() * 2048).floor()
+    largest_share = interval.unique(return_counts=True)[1].max().item() / len(originals)
+    found = measures.record()["disc_auc"]
+    assert found == pytest.approx(expected, abs=largest_share / 2)
+    if spread == 1:  # far from the bound, since the errors cancel
+        assert found == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("share", [0, 1])
+def test_no_area_under_curve_of_one_kind_of_token(share):
+    measures = Measures({})
+    is_replaced = torch.full((2, 3), bool(share))
+    measures.add(judge(torch.zeros(2, 3), is_replaced, torch.ones(2, 3, dtype=torch.bool)))
+    assert math.isnan(measures.record()["disc_auc"])
+
+
+def test_measures_do_not_keep_logits():
+    """What is held after fifty outputs is less than the logits of ten."""
+    measures = Measures({})
+    flags = torch.ones(40, 500, dtype=torch.bool)
+    for _ in range(50):
+        measures.add(judge(torch.zeros(40, 500), flags, flags))
+    held = [each for each in tree_leaves(vars(measures)) if isinstance(each, torch.Tensor)]
+    assert sum(tensor.numel() for tensor in held) < 10 * 40 * 500
 
 
 def test_measures_are_means_over_tokens_not_of_means(rows):

@@ -21,16 +21,18 @@ from electra.corpus.prepare import prepare
 from electra.corpus.shards import Shard, open_shards
 from electra.export import export
 from electra.model.encoder import Encoder
-from electra.pretrain import Interrupted, pretrain, resume
+from electra.pretrain import Interrupted, evaluate, heldout_batches, pretrain, resume
+from electra.reports.page import write_page
+from electra.reports.runs import read_runs, read_samples
 from electra.settings import override
-from electra.start import build_model
+from electra.start import build_model, count_tokens, fit_to_shards
 from electra.training.checkpoint import (
     find_checkpoint,
     list_checkpoints,
     load_parameters,
     save_checkpoint,
 )
-from electra.training.device import step_seed
+from electra.training.device import choose_dtype, step_seed
 from electra.training.optimizer import build_optimizer, learning_rate_at
 from electra.training.pretrained import generator_of, load_pretrained, read_run_config
 from electra.training.run import read_metrics
@@ -393,6 +395,19 @@ def test_second_stage_warms_up_anew(toy_shards, toy_config, tmp_path):
     assert rates[1] == pytest.approx(1e-3)
 
 
+def test_the_loss_of_each_stage_is_what_it_minimises(toy_shards, toy_config, tmp_path):
+    """A stage's last step ends its window, also where nothing else does."""
+    config = override(toy_config, [*TWO_STAGE, "method.generator_steps=7", "train.save_every=12"])
+    pretrain(toy_shards, tmp_path / "run", config, ignore)
+    records = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert [record["step"] for record in records if record["part"] == "train"] == [4, 7, 8, 12]
+    for record in records:
+        if record["step"] <= 7:
+            assert record["loss"] == record["mlm_loss"]
+        else:
+            assert record["loss"] == config.method.disc_weight * record["disc_loss"]
+
+
 # What a run writes
 
 
@@ -416,6 +431,76 @@ def test_records_and_files(finished, toy_config):
         assert row[0]["token"] == "[CLS]"
         assert all(view["is_replaced"] == (view["token"] != view["original"]) for view in row)
     assert any((finished / "tensorboard").iterdir())
+
+
+def test_a_run_that_dies_in_an_evaluation_has_its_checkpoint(toy_shards, toy_config, tmp_path):
+    """Whatever happens there; the run is continued, and what it had not evaluated is."""
+    pretrain(toy_shards, tmp_path / "whole", toy_config, ignore)
+
+    def die(record):
+        if record["part"] == "heldout" and record["step"] == dies_at:
+            raise MemoryError
+
+    for dies_at in (6, 12):
+        parts = tmp_path / f"dies-at-{dies_at}"
+        with pytest.raises(MemoryError):
+            pretrain(toy_shards, parts, toy_config, die)
+        assert find_checkpoint(parts)[0] == dies_at
+        metrics = parts / "metrics.jsonl"  # what it would have been without the evaluation
+        kept = metrics.read_text().splitlines(keepends=True)[:-1]
+        metrics.write_text("".join(kept))
+        resume(parts, ignore)
+        assert_same_end(tmp_path / "whole", parts)
+        heldout = [
+            [
+                record
+                for record in read_metrics(run / "metrics.jsonl")
+                if record["part"] == "heldout"
+            ]
+            for run in (tmp_path / "whole", parts)
+        ]
+        assert heldout[0] == heldout[1]
+
+
+def test_evaluation_does_not_depend_on_accumulation(toy_shards, toy_config):
+    """No more rows at a time than in a step, and the same measures to rounding."""
+    shards = open_shards(toy_shards)
+    config = fit_to_shards(override(toy_config, ["train.evaluate_rows=20"]), shards)
+    model = build_model(config, shards.tokenizer, torch.float32, count_tokens(shards))
+    seen = []
+    model.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0].input_ids_BL)))
+    batches, device = heldout_batches(shards, config), torch.device("cpu")
+    expected = evaluate(model, batches, device, config.train.micro_batch_size)
+    assert seen == [8, 8, 4]
+    pieces = override(config, ["train.accumulation=3"])
+    assert heldout_batches(shards, pieces)[0].input_ids_BL.equal(batches[0].input_ids_BL)
+    seen.clear()
+    found = evaluate(model, batches, device, pieces.train.micro_batch_size)
+    assert seen == [3, 3, 2, 3, 3, 2, 3, 1]
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_samples_do_not_depend_on_accumulation(finished, toy_shards, toy_config, tmp_path):
+    run = tmp_path / "run"
+    pretrain(toy_shards, run, override(toy_config, ["train.accumulation=3"]), ignore)
+    samples = [json.loads((folder / "samples.json").read_text()) for folder in (finished, run)]
+    assert [len(each) for each in samples] == [8, 8]
+    originals = [[[view["original"] for view in row] for row in each] for each in samples]
+    assert originals[0] == originals[1]
+
+
+def test_a_run_without_evaluations(toy_shards, toy_config, tmp_path):
+    """Nothing is measured on held-out text, and the report says so."""
+    config = override(toy_config, ["train.evaluate_rows=0"])
+    run = tmp_path / "run"
+    results = pretrain(toy_shards, run, config, ignore)
+    assert results["heldout"] is None
+    assert results["steps"] == 12
+    records = read_metrics(run / "metrics.jsonl")
+    assert {record["part"] for record in records} == {"train"}
+    assert not (run / "samples.json").exists()
+    write_page(tmp_path / "page.html", read_runs([run]), sentences=read_samples(run))
+    assert "Nothing was held out" in (tmp_path / "page.html").read_text()
 
 
 def test_learns_the_toy_language(toy_shards, toy_config, tmp_path):
@@ -492,6 +577,17 @@ def test_groups_of_the_optimizer(toy_config):
     assert scales["embeddings.tokens.weight"] == scales["embeddings_project.bias"] == 0.125
     undecayed = {name for name, decay in decays.items() if decay == 0}
     assert undecayed == {name for name in scales if name.endswith("bias") or "norm" in name}
+
+
+def test_dtype_where_torch_is_built_without_onednn(monkeypatch):
+    """There its question about bfloat16 does not exist."""
+
+    def missing():
+        raise AttributeError("'_OpNamespace' 'mkldnn' object has no such attribute")
+
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", missing)
+    assert choose_dtype("auto", torch.device("cpu")) == torch.float32
 
 
 def test_seeds_of_steps_differ():

@@ -31,7 +31,10 @@ class TwoStage(ReplacedTokenDetection):
 
     @torch.no_grad()
     def begin_second(self) -> None:
-        """Start the discriminator from the generator, which learns no more."""
+        """Start the discriminator from the generator, which learns no more.
+
+        The generator's loss is reported from here on, but is no part of what is minimised.
+        """
         theirs = cast(MaskedLM, self.generator).encoder.state_dict()
         ours = self.discriminator.state_dict()
         agree = all(name in theirs and theirs[name].shape == t.shape for name, t in ours.items())
@@ -39,6 +42,7 @@ class TwoStage(ReplacedTokenDetection):
             if agree or name.startswith("embeddings."):
                 tensor.copy_(theirs[name])
         self.is_second = True
+        self.loss_weights = {"disc_loss": self.loss_weights["disc_loss"]}
         cast(MaskedLM, self.generator).freeze()
 
     def forward(self, batch: Batch, draw: Draw, counts: Counts) -> Output:

@@ -35,7 +35,8 @@ def choose_dtype(
     if device.type == "cuda":
         native = torch.cuda.is_bf16_supported(including_emulation=False)
     else:
-        native = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        onednn = torch.backends.mkldnn.is_available()  # not in every build of torch
+        native = onednn and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return torch.bfloat16 if native else torch.float32
 
 
