@@ -68,14 +68,15 @@ ConfigType = TypeVar("ConfigType")
 
 def main(tokens: Sequence[str] | None = None) -> None:
     """Run the command line; every way out is an exit status."""
-    from electra.terminal import print_error
+    from electra.terminal import print_error, show_warnings
 
     # The parser would take a lone - for an option.
     words = [
         "./-" if word == "-" else word for word in (sys.argv[1:] if tokens is None else tokens)
     ]
     try:
-        app(words, exit_on_error=False, print_error=False, result_action="return_none")
+        with show_warnings():
+            app(words, exit_on_error=False, print_error=False, result_action="return_none")
     except CycloptsError as error:
         print_error(" ".join(str(error).split()))
         sys.exit(2)

@@ -1,15 +1,24 @@
-"""Files and folders that are whole or not there, and hashes to tell damage."""
+"""Files and folders that are whole or not there, hashes to tell damage, and locks."""
 
 import hashlib
 import json
 import os
+import platform
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from electra.config import require
+from electra.config import UserError, require
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
+
+UNFINISHED = ".unfinished"
+"""The lock of a folder that `new_folder` writes; where it stands, the folder may be cleared."""
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -33,20 +42,108 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def read_text(path: Path) -> str:
+    """Return the content of a UTF-8 file.
+
+    Raises:
+        UserError: It cannot be read; the message names the file.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise UserError(f"{path}, line {line}: not UTF-8") from None
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file.
+
+    Raises:
+        UserError: It cannot be read or holds something else; the message names the file.
+    """
+    try:
+        value = json.loads(read_text(path))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}, line {error.lineno}: not valid JSON ({error.msg})") from None
+    require(isinstance(value, dict), f"{path} must hold an object, not {type(value).__name__}")
+    return value
+
+
+@contextmanager
+def hold(lock: Path) -> Iterator[None]:
+    """Hold the folder that a lock file stands in, for this process alone.
+
+    The lock ends with the process, whatever ends it; a file that was left behind locks nothing.
+    Where the system or the file system knows no locks, nothing is refused.
+
+    Args:
+        lock: The lock file; its folder must exist. It is removed at the end.
+
+    Raises:
+        UserError: Another process holds it.
+    """
+    with lock.open("a+", encoding="utf-8") as file:
+        is_taken = False
+        if fcntl:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                is_taken = not _is_open_as(file, lock)  # removed by who held it until now
+            except BlockingIOError:
+                is_taken = True
+            except OSError:
+                pass  # a file system without locks
+        if is_taken:
+            file.seek(0)
+            holder = file.read().strip() or "another process"
+            raise UserError(f"{lock.parent} is in use by {holder}; wait until it ends, or stop it")
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {platform.node()}\n")
+        file.flush()
+        try:
+            yield
+        finally:
+            if _is_open_as(file, lock):
+                with suppress(OSError):
+                    lock.unlink()
+
+
+def _is_open_as(file: IO[str], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except OSError:
+        return False
+
+
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
     """Give `<folder>.incomplete` to write into, and rename it at the end; on an error, remove it.
 
+    What a process that was killed left there is cleared. A folder of this name that something else
+    wrote, such as an unfinished fine-tuning, is not.
+
     Raises:
-        UserError: the folder exists already.
+        UserError: The folder exists already, another process is writing it, or the other name is
+            taken.
     """
     require(not folder.exists(), f"{folder} exists already; remove it or choose another name")
     incomplete = folder.with_name(f"{folder.name}.incomplete")
-    shutil.rmtree(incomplete, ignore_errors=True)  # of a run that was killed
-    incomplete.mkdir(parents=True)
-    try:
-        yield incomplete
-        incomplete.rename(folder)
-    except BaseException:
-        shutil.rmtree(incomplete, ignore_errors=True)
-        raise
+    lock = incomplete / UNFINISHED
+    is_empty = incomplete.is_dir() and not any(incomplete.iterdir())
+    is_free = not incomplete.exists() or is_empty or lock.exists()
+    require(is_free, f"{incomplete} is in the way; finish or move it, or choose another name")
+    incomplete.mkdir(parents=True, exist_ok=True)
+    with hold(lock):
+        try:
+            for path in incomplete.iterdir():
+                if path.is_dir():
+                    shutil.rmtree(path)
+                elif path != lock:
+                    path.unlink()
+            yield incomplete
+            incomplete.rename(folder)
+        except BaseException:
+            shutil.rmtree(incomplete, ignore_errors=True)
+            raise
+        (folder / UNFINISHED).unlink()

@@ -6,32 +6,31 @@ seeds that are not finished.
 """
 
 import dataclasses
-import json
 import math
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from electra.config import FinetuneConfig, OptimizerConfig, require
 from electra.corpus.tokenizer import Tokenizer
-from electra.files import sha256_file, write_json
+from electra.files import hold, read_object, sha256_file, write_json
 from electra.settings import to_dict
 from electra.tasks.beginning import TaskRows, encode_task, fit_to_start
 from electra.tasks.network import Network, build_network, keep_tokens, predict, restore_tokens
 from electra.tasks.registry import read_task, resolve_own
-from electra.tasks.results import describe_task, find_failures, finite, summarise
+from electra.tasks.results import describe_task, find_failures, finite, read_seed, summarise
 from electra.tasks.rows import Outputs, choose_batches, make_batch
 from electra.tasks.task import Task
-from electra.training.checkpoint import load_parameters
+from electra.training.checkpoint import load_parameters, write_tensors
 from electra.training.device import (
     choose_device,
     choose_dtype,
@@ -41,7 +40,7 @@ from electra.training.device import (
 )
 from electra.training.optimizer import build_optimizer, learning_rate_at, set_learning_rate
 from electra.training.pretrained import Pretrained, load_pretrained
-from electra.training.run import find_commit, write_manifest
+from electra.training.run import LOCK, begin_session, find_commit
 
 Progress = Callable[[dict[str, Any]], None]
 PROGRESS_STEPS = 25
@@ -100,49 +99,45 @@ def finetune(
     pretrained = load_pretrained(start)
     config = fit_to_start(config, pretrained, question)
     prepare_process(config.threads)
-    folder = begin_folder(
-        out,
-        {
-            "task": question.name,
-            "start": pretrained.source,
-            "from_scratch": from_scratch,
-            "files": {str(path): sha256_file(path) for path in question.files},
-            "config": to_dict(config),
-        },
-        config,
-    )
-    rows = encode_task(question, pretrained, config)
-    constant = question.find_constant(rows.splits["train"], rows.splits["dev"])
-    facts = {
-        **describe_task(question, rows.splits, constant),
-        "start": str(start),
-        "source": pretrained.source,
+    settings = {
+        "task": question.name,
+        "start": pretrained.source,
         "from_scratch": from_scratch,
-        "keep_epoch": config.keep_epoch,
+        "files": {str(path): sha256_file(path) for path in question.files},
         "config": to_dict(config),
-        "device": describe_device(choose_device(config.device)),
     }
-    progress({"part": "task", **facts})
-    for seed in range(seeds):
-        seed_folder = folder / f"seed-{seed}"
-        if not seed_folder.exists():
-            run = train_until_it_learns(
-                pretrained,
-                question,
-                rows,
-                config,
-                seed=seed,
-                from_scratch=from_scratch,
-                progress=progress,
-            )
-            longest = config.sequence_length if from_scratch else pretrained.sequence_length
-            _write_seed(seed_folder, run, question, rows, pretrained.tokenizer, config, longest)
-        record = json.loads((seed_folder / "results.json").read_text(encoding="utf-8"))
-        progress({"part": "seed", **record})
-    results = {**facts, **summarise(folder, question)}
-    write_json(folder / "results.json", results)
-    folder.rename(out)
-    return results
+    with begin_folder(out, settings, config) as folder:
+        rows = encode_task(question, pretrained, config)
+        constant = question.find_constant(rows.splits["train"], rows.splits["dev"])
+        facts = {
+            **describe_task(question, rows.splits, constant),
+            "start": str(start),
+            "source": pretrained.source,
+            "from_scratch": from_scratch,
+            "keep_epoch": config.keep_epoch,
+            "config": to_dict(config),
+            "device": describe_device(choose_device(config.device)),
+        }
+        progress({"part": "task", **facts})
+        for seed in range(seeds):
+            seed_folder = folder / f"seed-{seed}"
+            if not seed_folder.exists():
+                run = train_until_it_learns(
+                    pretrained,
+                    question,
+                    rows,
+                    config,
+                    seed=seed,
+                    from_scratch=from_scratch,
+                    progress=progress,
+                )
+                longest = config.sequence_length if from_scratch else pretrained.sequence_length
+                _write_seed(seed_folder, run, question, rows, pretrained.tokenizer, config, longest)
+            record = read_seed(seed_folder / "results.json")
+            progress({"part": "seed", **record})
+        results = {**facts, **summarise(folder, question)}
+        write_json(folder / "results.json", results)
+        return results
 
 
 def train_until_it_learns(
@@ -314,33 +309,43 @@ class _Kept(NamedTuple):
     """Empty where the model's own are those of this epoch when training ends."""
 
 
-def begin_folder(out: Path, settings: dict[str, Any], config: FinetuneConfig) -> Path:
-    """Return `<out>.incomplete`, new or begun with the same settings.
+@contextmanager
+def begin_folder(out: Path, settings: dict[str, Any], config: FinetuneConfig) -> Iterator[Path]:
+    """Give `<out>.incomplete`, new or begun with the same settings, and rename it at the end.
+
+    On an error it stays, to be gone on with.
 
     Raises:
-        UserError: It was begun with others.
+        UserError: It was begun with others, something else wrote it, or another process does.
     """
     folder = out.with_name(out.name + ".incomplete")
     settings_path = folder / "config.json"
-    if settings_path.exists():
-        begun = json.loads(settings_path.read_text(encoding="utf-8"))
-        different = [key for key in settings if settings[key] != begun.get(key)]
-        require(
-            not different,
-            f"{folder} was begun with another {' and '.join(different)}; remove it or choose "
-            "another --out",
-        )
-        return folder
-    device = choose_device(config.device)
+    lock = folder / LOCK
+    is_ours = settings_path.exists() or lock.exists() or not any(folder.glob("*"))
+    require(is_ours, f"{folder} is in the way; remove it or choose another --out")
     folder.mkdir(parents=True, exist_ok=True)
-    write_manifest(
-        folder,
-        device=describe_device(device),
-        dtype=str(choose_dtype(config.precision, device)),
-        scikit_learn=metadata.version("scikit-learn"),
-    )
-    write_json(settings_path, settings)
-    return folder
+    with hold(lock):
+        if settings_path.exists():
+            begun = read_object(settings_path)
+            different = [key for key in settings if settings[key] != begun.get(key)]
+            require(
+                not different,
+                f"{folder} was begun with another {' and '.join(different)}; remove it or choose "
+                "another --out",
+            )
+        else:
+            write_json(folder / "manifest.json", {"sessions": []})
+            write_json(settings_path, settings)
+        device = choose_device(config.device)
+        begin_session(
+            folder,
+            device=describe_device(device),
+            dtype=str(choose_dtype(config.precision, device)),
+            scikit_learn=metadata.version("scikit-learn"),
+        )
+        yield folder
+        folder.rename(out)
+        (out / LOCK).unlink()
 
 
 def _write_seed(
@@ -361,8 +366,7 @@ def _write_seed(
     model = incomplete / "model"
     model.mkdir(parents=True)
     tokenizer.save(model / "tokenizer")
-    tensors = {k: v.detach().cpu().contiguous() for k, v in run.model.named_parameters()}
-    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    write_tensors(model / "model.safetensors", dict(run.model.named_parameters()))
     facts = {
         "task": task.name,
         **task.facts(),

@@ -4,14 +4,13 @@ The best is that with the highest median over the seeds on dev, and results say 
 A search that was interrupted goes on with the combinations, and their seeds, that are not finished.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from electra.config import FinetuneConfig, require
-from electra.files import sha256_file, write_json
+from electra.files import read_object, sha256_file, write_json
 from electra.finetune import Progress, begin_folder, finetune
 from electra.reports.tables import Table
 from electra.settings import override, to_dict
@@ -92,51 +91,52 @@ def search(
         f"--grid: scores of one metric can be compared, not of {' and '.join(sorted(headlines))}",
     )
     prepare_process(config.threads)
-    folder = begin_folder(
-        out,
-        {
-            "task": question.name,
-            "start": pretrained.source,
-            "from_scratch": from_scratch,
-            "seeds": seeds,
-            "files": {str(path): sha256_file(path) for path in question.files},
-            "grid": {name: to_dict(config) for name, config in combinations.items()},
-        },
-        config,
-    )
-    for number, (name, config) in enumerate(combinations.items()):
+    settings = {
+        "task": question.name,
+        "start": pretrained.source,
+        "from_scratch": from_scratch,
+        "seeds": seeds,
+        "files": {str(path): sha256_file(path) for path in question.files},
+        "grid": {name: to_dict(config) for name, config in combinations.items()},
+    }
+    with begin_folder(out, settings, config) as folder:
+        for number, (name, config) in enumerate(combinations.items()):
 
-        def tell(record: dict[str, Any], before: int = number * seeds, name: str = name) -> None:
-            run = before + record.get("seed", 0)
-            progress({**record, "combination": name, "run": run})
+            def tell(
+                record: dict[str, Any], before: int = number * seeds, name: str = name
+            ) -> None:
+                run = before + record.get("seed", 0)
+                progress({**record, "combination": name, "run": run})
 
-        if not (folder / name).exists():
-            finetune(
-                *(start, task, data, folder / name, config),
-                seeds=seeds,
-                from_scratch=from_scratch,
-                progress=tell,
-            )
-    results = _compare(folder, list(combinations))
-    write_json(folder / "results.json", results)
-    folder.rename(out)
-    return results
+            if not (folder / name).exists():
+                finetune(
+                    *(start, task, data, folder / name, config),
+                    seeds=seeds,
+                    from_scratch=from_scratch,
+                    progress=tell,
+                )
+        results = _compare(folder, list(combinations))
+        write_json(folder / "results.json", results)
+        return results
 
 
 def _compare(folder: Path, names: Sequence[str]) -> dict[str, Any]:
     """Return the combinations' scores, the best first; of equals the first that was named."""
-    found = [
-        {
-            "combination": name,
-            **json.loads((folder / name / "results.json").read_text(encoding="utf-8")),
-        }
-        for name in names
-    ]
-    found.sort(key=lambda each: each["median"], reverse=True)
-    of_all = ("task", "metric", "start", "source", "from_scratch", "device")
+    of_all = ("task", "metric", "start", "source", "from_scratch", "device", "seeds")
     of_each = ("combination", "median", "std", "num_degenerate", "commit")
+    found = []
+    for name in names:
+        path = folder / name / "results.json"
+        results = {"combination": name, **read_object(path)}
+        missing = [key for key in (*of_all, *of_each) if key not in results]
+        require(
+            not missing,
+            f"{path} lacks {', '.join(missing)}; remove {path.parent} to run it again",
+        )
+        found.append(results)
+    found.sort(key=lambda each: each["median"], reverse=True)
     return {
-        **{key: found[0][key] for key in of_all},
+        **{key: found[0][key] for key in of_all if key != "seeds"},
         "num_seeds": len(found[0]["seeds"]),
         "best": found[0]["combination"],
         "notes": [CHOSEN_ON_DEV],

@@ -4,7 +4,6 @@ Order, positions, draws and dropout are functions of (seed, step), so a run that
 anywhere and continued ends, bit for bit on a CPU, where it would have ended.
 """
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -15,11 +14,11 @@ from typing import Any
 
 import torch
 
-from electra.config import PretrainConfig, require
+from electra.config import PretrainConfig, UserError, require
 from electra.corpus.examples import Examples, permute
 from electra.corpus.shards import Shards, open_shards
 from electra.corpus.tokenizer import Tokenizer
-from electra.files import write_json
+from electra.files import hold, new_folder, write_json
 from electra.memory import require_memory
 from electra.method.flops import count_run, count_true
 from electra.method.measures import Measures
@@ -31,8 +30,10 @@ from electra.start import build_model, count_tokens, fit_to_shards, load_frozen
 from electra.step import Step
 from electra.training.checkpoint import (
     find_checkpoint,
+    list_checkpoints,
     load_checkpoint,
     save_checkpoint,
+    set_damaged_aside,
 )
 from electra.training.device import (
     choose_device,
@@ -43,7 +44,15 @@ from electra.training.device import (
 )
 from electra.training.optimizer import learning_rate_at
 from electra.training.pretrained import read_run_config
-from electra.training.run import MetricsLog, read_metrics, stop_on_signal, write_manifest
+from electra.training.run import (
+    LOCK,
+    MetricsLog,
+    amend_session,
+    begin_session,
+    read_manifest,
+    read_metrics,
+    stop_on_signal,
+)
 
 NUM_SAMPLES = 8
 """Held-out rows shown token by token in samples.json."""
@@ -65,13 +74,14 @@ def pretrain(shards_folder: Path, run: Path, config: PretrainConfig, show: Show)
 
     Args:
         shards_folder: What `prepare` wrote.
-        run: The run folder; must not exist.
+        run: The run folder; must not exist. From its first moment on it can be continued.
         config: The settings; the vocabulary's size is taken from the shards.
         show: Is given every record of metrics.jsonl as it is written, and before the first one
             {"part": "compiling"} if there is something to wait for.
 
     Raises:
-        UserError: The folders or the settings do not fit, or memory does not suffice.
+        UserError: The folders or the settings do not fit, memory does not suffice, or the run
+            cannot be written.
         Interrupted: A signal asked to stop; the state is saved.
     """
     require(not run.exists(), f"{run} exists already; choose another --out, or --resume {run}")
@@ -82,23 +92,21 @@ def pretrain(shards_folder: Path, run: Path, config: PretrainConfig, show: Show)
     model = _build(config, shards, device)
     require_memory(model, config, device)
     step = Step(model, config)
-    run.mkdir(parents=True)
-    shards.tokenizer.save(run / "tokenizer")
-    write_manifest(
-        run,
-        device=describe_device(device),
-        dtype=str(choose_dtype(config.train.precision, device)),
-        step=step.describe(),
-        shards={"folder": str(shards_folder), "sha256": shards.digest},
-        seed=config.train.seed,
-    )
-    # Last, so that a folder with a config.json is one that can be continued.
-    write_json(run / "config.json", to_dict(config))
-    return _train(run, shards, step, show, resume=False)
+    with _writing(run):
+        with new_folder(run) as folder:
+            shards.tokenizer.save(folder / "tokenizer")
+            source = {"folder": str(shards_folder), "sha256": shards.digest}
+            manifest = {"shards": source, "seed": config.train.seed, "sessions": []}
+            write_json(folder / "manifest.json", manifest)
+            write_json(folder / "config.json", to_dict(config))
+        with hold(run / LOCK):
+            return _train(run, shards, step, show)
 
 
 def resume(run: Path, show: Show, shards_folder: Path | None = None) -> dict[str, Any]:
     """Continue an interrupted run from its newest intact checkpoint; return its results.
+
+    A run that has written none begins again.
 
     Args:
         run: A run folder; its own config.json is what counts.
@@ -106,21 +114,45 @@ def resume(run: Path, show: Show, shards_folder: Path | None = None) -> dict[str
         shards_folder: Where the shards are now, if they have moved.
 
     Raises:
-        UserError: It is no run folder, or the shards are not those it began with.
+        UserError: It is no run folder, is damaged, in use or complete, or the shards are not those
+            it began with.
         Interrupted: As in `pretrain`.
     """
     config = read_run_config(run)
-    require(not (run / "results.json").exists(), f"{run} is complete; there is nothing to resume")
-    manifest = json.loads((run / "manifest.json").read_text())
-    shards = open_shards(shards_folder or Path(manifest["shards"]["folder"]))
-    require(
-        shards.digest == manifest["shards"]["sha256"],
-        f"{shards.folder} does not hold the shards that {run} was begun with",
-    )
-    device = choose_device(config.train.device)
-    prepare_process(config.train.threads)
-    step = Step(_build(config, shards, device), config)
-    return _train(run, shards, step, show, resume=True)
+    with _writing(run), hold(run / LOCK):
+        is_complete = (run / "results.json").exists()
+        require(not is_complete, f"{run} is complete; there is nothing to resume")
+        manifest = read_manifest(run)
+        try:
+            folder, digest = Path(manifest["shards"]["folder"]), manifest["shards"]["sha256"]
+        except (KeyError, TypeError):
+            raise UserError(
+                f"{run / 'manifest.json'} is damaged: shards must have a folder and a sha256"
+            ) from None
+        shards = open_shards(shards_folder or folder)
+        require(
+            shards.digest == digest,
+            f"{shards.folder} does not hold the shards that {run} was begun with",
+        )
+        device = choose_device(config.train.device)
+        prepare_process(config.train.threads)
+        return _train(run, shards, Step(_build(config, shards, device), config), show)
+
+
+@contextmanager
+def _writing(run: Path) -> Iterator[None]:
+    """Make a full disk, or a folder that may not be written, one line that says what remains."""
+    try:
+        yield
+    except BrokenPipeError:  # of whoever reads what is shown
+        raise
+    except OSError as error:
+        what = f"{error.filename or run}: {error.strerror or error}"
+        if not (run / "config.json").exists():
+            raise UserError(what) from None
+        raise UserError(
+            f"{what}; checkpoints written before are whole: electra pretrain --resume {run}"
+        ) from None
 
 
 def _build(config: PretrainConfig, shards: Shards, device: torch.device) -> Objective:
@@ -133,19 +165,27 @@ def _build(config: PretrainConfig, shards: Shards, device: torch.device) -> Obje
     return build_model(config, shards.tokenizer, dtype, frequencies_V).to(device)
 
 
-def _train(run: Path, shards: Shards, step: Step, show: Show, *, resume: bool) -> dict[str, Any]:
+def _train(run: Path, shards: Shards, step: Step, show: Show) -> dict[str, Any]:
     config, model, device = step.config, step.model, step.device
     train, seed = config.train, config.train.seed
     tokenizer = shards.tokenizer
     first_step = 0
-    if resume and (run / "checkpoints").is_dir():
+    if list_checkpoints(run):
         first_step, checkpoint = find_checkpoint(run)
+        set_damaged_aside(run, checkpoint)
         if isinstance(model, TwoStage) and first_step > config.second_stage:
             model.begin_second()
             step.forget()
         load_checkpoint(checkpoint, model, step.optimizer)
     elif config.generator.kind == "frozen":
         load_frozen(model, config)
+    begin_session(
+        run,
+        first_step=first_step,
+        device=describe_device(device),
+        dtype=str(choose_dtype(train.precision, device)),
+        step=step.describe(),
+    )
     examples = Examples(shards.train, tokenizer, config.examples, seed)
     batches = examples.batches(first_step, train.batch_size)
     heldout = heldout_batches(shards, config)
@@ -166,9 +206,10 @@ def _train(run: Path, shards: Shards, step: Step, show: Show, *, resume: bool) -
         evaluation = evaluate(model, heldout, device, train.micro_batch_size)
         write({"part": "heldout", "step": done, **evaluation})
 
-    if step.compiled:
+    is_compiled = step.compiled
+    if is_compiled:
         show({"part": "compiling", "step": first_step})
-    with closing(log), stop_on_signal() as stop:
+    with stop_on_signal() as stop, closing(log):
         if first_step and evaluates(first_step) and not _is_evaluated(run, first_step):
             write_evaluation(first_step)  # the run ended between its checkpoint and its evaluation
         model.train()
@@ -179,6 +220,9 @@ def _train(run: Path, shards: Shards, step: Step, show: Show, *, resume: bool) -
                 measures = Measures(model.loss_weights)
             learning_rate = _learning_rate_at(number, config)
             outcome = step(number, next(batches), learning_rate)
+            if step.compiled != is_compiled:
+                is_compiled = step.compiled
+                amend_session(run, step=step.describe())
             for output in outcome.outputs:
                 measures.add(output)
             num_real += outcome.num_real
@@ -270,9 +314,14 @@ def _is_evaluated(run: Path, step: int) -> bool:
 
 
 def _write_results(run: Path, config: PretrainConfig) -> dict[str, Any]:
-    records = read_metrics(run / "metrics.jsonl")
-    train = next(record for record in reversed(records) if record["part"] == "train")
-    heldout = next((record for record in reversed(records) if record["part"] == "heldout"), None)
+    path = run / "metrics.jsonl"
+    last = {record["part"]: record for record in read_metrics(path)}
+    for part in ("train", "heldout") if config.train.evaluate_rows else ("train",):
+        require(
+            last.get(part, {}).get("step") == config.train.steps,
+            f"{path} has no {part} record of step {config.train.steps}: results cannot be told",
+        )
+    train, heldout = last["train"], last.get("heldout")
     results = {
         "steps": train["step"],
         "tokens": train["tokens"],

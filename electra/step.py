@@ -52,6 +52,7 @@ class Step:
         optimizer: Updates the model's parameters.
         compiled: Whether the objective runs through torch.compile.
         captured: Whether steps are replayed as CUDA graphs.
+        compiler_failure: What became of the compiler, and at which step; None while it works.
     """
 
     def __init__(self, model: Objective, config: PretrainConfig):
@@ -59,6 +60,7 @@ class Step:
         self.config = config
         self.device = next(model.parameters()).device
         self.compiled = _compiles(config, self.device)
+        self.compiler_failure: str | None = None
         # Layers that recompute set the random numbers back, which a capture does not allow:
         # uncompiled by asking for their state, compiled by generators that it does not know.
         can_capture = self.device.type == "cuda" and not config.train.recompute_activations
@@ -99,6 +101,7 @@ class Step:
             reason = " ".join(str(error).split())[:200]
             warnings.warn(f"torch.compile fails, going on without it: {reason}", stacklevel=2)
         self.compiled, self.forward = False, self.model
+        self.compiler_failure = f"at step {number}: {reason}"
         self.optimizer.zero_grad()
         self.forget()
         return self._do(number, batch, learning_rate)
@@ -159,6 +162,7 @@ class Step:
         """Return the form that steps have, for manifests."""
         return {
             "compiled": self.compiled,
+            "compiler_failure": self.compiler_failure,
             "captured": self.captured,
             "attention": {
                 "masked" if masked else "unmasked": kernels[0].name

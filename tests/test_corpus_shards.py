@@ -23,6 +23,7 @@ from electra.corpus.shards import PARTS, ShardWriter, open_shards, tokens_dtype
 from electra.corpus.text import TextCounts, find_files, read_documents
 from electra.corpus.tokenizer import Tokenizer
 from electra.corpus.vocabulary import break_words
+from electra.files import UNFINISHED
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
@@ -324,6 +325,9 @@ def test_what_a_killed_run_left_is_replaced(tokenizer, text_file, tmp_path):
     prepare([str(text_file)], tokenizer, tmp_path / "clean", config())
     shutil.copytree(tmp_path / "clean", tmp_path / "out.incomplete")
     (tmp_path / "out.incomplete/train-00007.tokens").write_bytes(b"left over")
+    with pytest.raises(UserError, match=r"out\.incomplete is in the way; finish or move it"):
+        prepare([str(text_file)], tokenizer, tmp_path / "out", config())
+    (tmp_path / "out.incomplete" / UNFINISHED).touch()
     prepare([str(text_file)], tokenizer, tmp_path / "out", config())
     assert folder_digests(tmp_path / "out") == folder_digests(tmp_path / "clean")
     assert not (tmp_path / "out.incomplete").exists()

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import os
 
 import pytest
 import torch
@@ -292,7 +293,7 @@ def test_the_folder_holds_scores_predictions_and_a_model_that_gives_them(start, 
     parts = " ".join(record["part"] for record in seen)
     assert parts == "task train dev seed train dev seed"
     assert (results["start"], results["source"]) == (str(start), str(start))
-    manifest = json.loads((out / "manifest.json").read_text())
+    (manifest,) = json.loads((out / "manifest.json").read_text())["sessions"]
     assert (results["commit"], results["device"]) == (str(manifest["commit"]), manifest["device"])
     assert manifest["dtype"] == "torch.float32"
     saved = json.loads((out / "config.json").read_text())
@@ -320,6 +321,37 @@ def test_the_folder_holds_scores_predictions_and_a_model_that_gives_them(start, 
         assert [float(each) for each in written] == pytest.approx(probs[number].tolist(), abs=1e-5)
 
 
+def test_a_fine_tuning_is_in_one_process_at_a_time(start, data, tmp_path):
+    config = dataclasses.replace(CONFIG, epochs=1)
+    refused = []
+
+    def try_another(record):
+        if record["part"] == "task":
+            with pytest.raises(UserError) as refusal:
+                finetune(start, "own", data, tmp_path / "a", config, seeds=1, progress=ignore)
+            refused.append(str(refusal.value))
+
+    finetune(start, "own", data, tmp_path / "a", config, seeds=1, progress=try_another)
+    says = f"{tmp_path}/a.incomplete is in use by process {os.getpid()} on "
+    assert [line.startswith(says) for line in refused] == [True]
+    assert not list(tmp_path.rglob("lock"))
+
+
+@pytest.mark.parametrize("name", ["config.json", "seed-0/results.json"])
+def test_a_damaged_fine_tuning_is_named(start, data, tmp_path, name):
+    def cut(record):
+        if record["part"] == "seed":
+            raise InterruptedError
+
+    arguments = (start, "own", data, tmp_path / "a", dataclasses.replace(CONFIG, epochs=1))
+    with pytest.raises(InterruptedError):
+        finetune(*arguments, seeds=2, progress=cut)
+    for content in (b"\xff", b"{", b"[]", b"{}"):
+        (tmp_path / "a.incomplete" / name).write_bytes(content)
+        with pytest.raises(UserError, match=f"a.incomplete(/{name}| was begun with another)"):
+            finetune(*arguments, seeds=2, progress=ignore)
+
+
 def test_finished_seeds_are_not_repeated(start, data, tmp_path):
     class PowerCut(Exception):
         pass
@@ -339,6 +371,9 @@ def test_finished_seeds_are_not_repeated(start, data, tmp_path):
         finetune(*arguments, tmp_path / "a", other, seeds=2, progress=ignore)
     with pytest.raises(UserError, match="was begun with another from_scratch;"):
         finetune(*arguments, tmp_path / "a", config, seeds=2, from_scratch=True, progress=ignore)
+    with pytest.raises(UserError, match=r"a\.incomplete is in the way; finish or move it"):
+        Tokenizer.load(start).save(tmp_path / "a")
+    assert (tmp_path / "a.incomplete/seed-0/results.json").is_file()
 
     seen = []
     continued = finetune(*arguments, tmp_path / "a", config, seeds=2, progress=seen.append)

@@ -110,7 +110,7 @@ def test_folders_that_cannot_be_started_from_are_refused(first, start, toy_quest
     (half / "results.json").unlink()
     refuse(half, "half.incomplete is not a finished folder of `electra finetune`")
     (half / "results.json").write_text("{")
-    refuse(half, "results.json is not valid JSON")
+    refuse(half, "results.json, line 1: not valid JSON")
     write_json(half / "results.json", {"metric": "f1", "seeds": {"0": {"scores": {}}}})
     refuse(half, "half.incomplete is not a folder that `electra finetune` wrote: KeyError")
     out = tmp_path / "search"

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -278,10 +279,146 @@ def test_damaged_checkpoint_is_passed_over(finished, tmp_path):
     data = bytearray(newest.read_bytes())
     data[len(data) // 2] ^= 1
     newest.write_bytes(data)
-    assert find_checkpoint(run)[0] == 6
+    with pytest.warns(UserWarning, match=r"run: step-00000012 is damaged .* step-00000006 instead"):
+        assert find_checkpoint(run)[0] == 6
     shutil.rmtree(list_checkpoints(run)[0])
     with pytest.raises(UserError, match=r"step-00000012 is damaged .model.safetensors"):
         find_checkpoint(run)
+
+
+@pytest.fixture
+def unfinished(finished, tmp_path):
+    """A run at its last step but without results, as if killed just before them."""
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    (run / "results.json").unlink()
+    return run
+
+
+def flip_bit(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_damaged_checkpoint_is_replaced(finished, unfinished):
+    """A stop before its step is reached costs no good one either."""
+    flip_bit(unfinished / "checkpoints/step-00000012/model.safetensors")
+
+    def interrupt(record):
+        if record["step"] == 8:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.warns(UserWarning, match="is damaged"), pytest.raises(Interrupted) as stop:
+        resume(unfinished, interrupt)
+    steps = [int(folder.name.removeprefix("step-")) for folder in list_checkpoints(unfinished)]
+    assert steps == [6, stop.value.step]
+    resume(unfinished, ignore)
+    assert_same_end(finished, unfinished)
+    assert sorted((unfinished / "checkpoints").iterdir()) == list_checkpoints(unfinished)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"\xff", b"{", b"[]", b"{}", b'{"step": 12, "sha256": {}}', b'{"step": 13, "sha256": {}}'],
+)
+def test_a_damaged_state_is_a_damaged_checkpoint(unfinished, content):
+    (unfinished / "checkpoints/step-00000012/state.json").write_bytes(content)
+    with pytest.warns(UserWarning, match="step-00000012 is damaged"):
+        assert find_checkpoint(unfinished)[0] == 6
+
+
+def test_a_run_killed_in_its_first_save_begins_again(finished, unfinished):
+    shutil.rmtree(unfinished / "checkpoints/step-00000012")
+    (unfinished / "checkpoints/step-00000006").rename(
+        unfinished / "checkpoints/step-00000006.incomplete"
+    )
+    resume(unfinished, ignore)
+    assert_same_end(finished, unfinished)
+
+
+@pytest.mark.parametrize("limit", [10, 100_000], ids=["metrics", "checkpoint"])
+def test_a_full_disk_is_one_line_and_the_run_goes_on_afterwards(
+    finished, toy_shards, toy_config, tmp_path, limit
+):
+    def fill(record):
+        if record["step"] == 8:
+            limit_files(limit)
+
+    try:
+        with pytest.raises(UserError, match=r"File too large; checkpoints .* are whole: electra"):
+            pretrain(toy_shards, tmp_path / "run", toy_config, fill)
+    finally:
+        limit_files(resource.RLIM_INFINITY)
+    assert [folder.name for folder in (tmp_path / "run/checkpoints").iterdir()] == ["step-00000006"]
+    resume(tmp_path / "run", ignore)
+    assert_same_end(finished, tmp_path / "run")
+
+
+def limit_files(size):
+    """Let files grow no further, as on a full disk."""
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+
+
+def test_a_disk_that_is_full_from_the_beginning_leaves_nothing(toy_shards, toy_config, tmp_path):
+    try:
+        limit_files(100)
+        with pytest.raises(UserError, match="File too large"):
+            pretrain(toy_shards, tmp_path / "run", toy_config, ignore)
+    finally:
+        limit_files(resource.RLIM_INFINITY)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_is_in_one_process_at_a_time(toy_shards, toy_config, tmp_path):
+    refused = []
+
+    def try_another(record):
+        with pytest.raises(UserError) as refusal:
+            resume(tmp_path / "run", ignore)
+        refused.append(str(refusal.value))
+
+    config = override(toy_config, ["train.steps=2"])
+    pretrain(toy_shards, tmp_path / "run", config, try_another)
+    says = f"{tmp_path}/run is in use by process {os.getpid()} on "
+    assert refused
+    assert all(line.startswith(says) for line in refused)
+    assert not (tmp_path / "run/lock").exists()
+
+
+@pytest.mark.parametrize(("name", "key"), [("config.json", "model"), ("manifest.json", "shards")])
+def test_a_damaged_run_is_named(unfinished, name, key):
+    path = unfinished / name
+    values = json.loads(path.read_bytes())
+    changed = [{**values, key: None}, {k: v for k, v in values.items() if k != key}]
+    for content in (b"\xff", b"{", b"[]", b"{}", *(json.dumps(each).encode() for each in changed)):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=name) as refusal:
+            resume(unfinished, ignore)
+        assert "\n" not in str(refusal.value)
+    path.unlink()
+    with pytest.raises(UserError, match=name):
+        resume(unfinished, ignore)
+
+
+def test_a_damaged_record_costs_no_other(finished, unfinished):
+    """Nor does a last line that was cut off, which is no news after a crash."""
+    path = unfinished / "metrics.jsonl"
+    lines = path.read_bytes().splitlines()
+    for number, damaged in ((1, b"\xff\xfe"), (2, b"[]"), (3, b'{"part": "train", "stop": 8}')):
+        path.write_bytes(b"\n".join([*lines[:number], damaged, *lines[number + 1 :], b'{"pa']))
+        with pytest.warns(UserWarning, match=f"jsonl has 1 damaged of 6 records, .* {number + 1}$"):
+            records = read_metrics(path)
+        whole = read_metrics(finished / "metrics.jsonl")
+        assert records == whole[:number] + whole[number + 1 :]
+    with pytest.warns(UserWarning, match="1 damaged"):
+        resume(unfinished, ignore)
+    assert read_metrics(path) == whole[:3] + whole[4:]
+    (unfinished / "results.json").unlink()
+    path.write_text("")
+    with pytest.raises(UserError, match=r"metrics\.jsonl has no train record of step 12"):
+        resume(unfinished, ignore)
 
 
 def test_only_the_newest_checkpoints_are_kept(toy_shards, toy_config, tmp_path):
@@ -425,7 +562,9 @@ def test_records_and_files(finished, toy_config):
     assert results["heldout"] == heldout[-1]
     assert results["tokens"] == train[-1]["tokens"]
     manifest = json.loads((finished / "manifest.json").read_text())
-    assert {"command", "commit", "device", "dtype", "seed", "shards", "started"} <= manifest.keys()
+    assert manifest.keys() == {"shards", "seed", "sessions"}
+    (session,) = manifest["sessions"]
+    assert {"command", "commit", "packages", "device", "dtype", "started"} <= session.keys()
     samples = json.loads((finished / "samples.json").read_text())
     for row in samples:
         assert row[0]["token"] == "[CLS]"
@@ -501,6 +640,39 @@ def test_a_run_without_evaluations(toy_shards, toy_config, tmp_path):
     assert not (run / "samples.json").exists()
     write_page(tmp_path / "page.html", read_runs([run]), sentences=read_samples(run))
     assert "Nothing was held out" in (tmp_path / "page.html").read_text()
+
+
+def test_the_manifest_tells_of_every_session(unfinished):
+    """Also of a run that an older version began, whose manifest told of the first alone."""
+    path = unfinished / "manifest.json"
+    manifest = json.loads(path.read_text())
+    (session,) = manifest.pop("sessions")
+    assert session["first_step"] == 0
+    path.write_text(json.dumps({**manifest, **session, "commit": "an older one"}))
+    resume(unfinished, ignore)
+    sessions = json.loads(path.read_text())["sessions"]
+    assert [each["first_step"] for each in sessions] == [0, 12]
+    assert [each["commit"] for each in sessions] == ["an older one", session["commit"]]
+    assert sessions[1].keys() == session.keys()
+
+
+def test_the_manifest_tells_that_the_compiler_failed(toy_shards, toy_config, tmp_path, monkeypatch):
+    """In the middle of a run on a device that compiles where that is not asked for by name."""
+
+    def fail(module, inputs):
+        raise RuntimeError("no compiler")
+
+    compile_with_torch = torch.compile
+    monkeypatch.setattr("electra.step._compiles", lambda config, device: True)
+    monkeypatch.setattr(
+        torch, "compile", lambda model, **options: compile_with_torch(model, backend=fail)
+    )
+    config = override(toy_config, ["train.steps=1"])
+    with pytest.warns(UserWarning, match="torch.compile fails, going on without it"):
+        pretrain(toy_shards, tmp_path / "run", config, ignore)
+    (session,) = json.loads((tmp_path / "run/manifest.json").read_text())["sessions"]
+    assert not session["step"]["compiled"]
+    assert session["step"]["compiler_failure"].startswith("at step 0: ")
 
 
 def test_learns_the_toy_language(toy_shards, toy_config, tmp_path):

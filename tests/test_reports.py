@@ -433,6 +433,18 @@ def test_a_number_without_an_origin_does_not_reach_the_readme(tmp_path):
     assert readme.read_text() == f"{BEGIN}\n{END}\n"
 
 
+def test_every_session_is_an_origin(tmp_path):
+    folder = write_run(tmp_path / "tiny")
+    session = json.loads((folder / "manifest.json").read_text())
+    other = {**session, "commit": "fedcba9876543210", "device": "Some GPU"}
+    manifest = {"seed": 7, "sessions": [session, session, other]}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    rows = dict(facts_table(read_runs([folder])).rows)
+    assert rows["device"] == "Some CPU, 2 threads and Some GPU"
+    assert rows["commit"] == "0123456789+changes and fedcba9876"
+    assert rows["packages"] == "electra 0.1.0, torch 2.13.0"
+
+
 def test_verdicts_are_counted():
     sentence = [
         TokenView("a", "b", True, 0.5),

@@ -133,7 +133,8 @@ class Tokenizer:
             folder: The folder.
             max_length: Tokens of the longest row, where transformers cuts if asked to.
         """
-        self._backend.save(str(folder / "tokenizer.json"))
+        content = self._backend.to_str(pretty=True)  # whose own `save` raises no OSError
+        (folder / "tokenizer.json").write_text(content, encoding="utf-8")
         (folder / "vocab.txt").write_text(
             "".join(f"{token}\n" for token in self.tokens_by_id), encoding="utf-8", newline="\n"
         )

@@ -79,12 +79,15 @@ def results_block(results_folder: Path) -> str:
 
 
 def _origin(run: Run, folder: Path) -> str:
-    for key in ("command", "commit", "device", "seed"):
-        require(key in run.manifest, f"{folder / 'manifest.json'} lacks {key!r}")
-    command = run.manifest["command"]
+    told = {key: run.tell(key) for key in ("command", "commit", "device")}
+    told["seed"] = [run.manifest["seed"]] if "seed" in run.manifest else []
+    for key, answers in told.items():
+        require(bool(answers), f"{folder / 'manifest.json'} lacks {key!r}")
+    command = told["command"][0]
+    commits = " and ".join(f"`{format_commit(each)}`" for each in told["commit"])
     return (
-        f"- `{run.name}`: seed {run.manifest['seed']}, commit "
-        f"`{format_commit(run.manifest['commit'])}`, {run.manifest['device']}; "
+        f"- `{run.name}`: seed {run.manifest['seed']}, commit {commits}, "
+        f"{' and '.join(map(str, told['device']))}; "
         f"`{command if isinstance(command, str) else ' '.join(map(str, command))}`"
     )
 

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from electra.config import UserError, require
+from electra.files import read_object, read_text
 from electra.reports.tokens import Sentence, TokenView
+from electra.training.run import read_manifest
 
 PARTS = ("train", "heldout")
 Record = Mapping[str, Any]
@@ -23,6 +25,14 @@ class Run:
     manifest: Mapping[str, Any]
     train: Sequence[Record]
     heldout: Sequence[Record]
+
+    def tell(self, key: str) -> list[Any]:
+        """Return what the sessions of the run say under a key, each answer once."""
+        answers: list[Any] = []
+        for session in self.manifest["sessions"]:
+            if key in session and session[key] not in answers:
+                answers.append(session[key])
+        return answers
 
     @property
     def last_train(self) -> Record:
@@ -73,8 +83,8 @@ def _read_run(folder: Path, name: str) -> Run:
     require(folder.is_dir(), f"{folder} is not a run folder; see electra pretrain")
     records = read_metrics(folder / "metrics.jsonl")
     train, heldout = ([r for r in records if r["part"] == part] for part in PARTS)
-    config, manifest = (read_object(folder / f) for f in ("config.json", "manifest.json"))
-    return Run(name, config, manifest, train, heldout)
+    config = read_object(folder / "config.json")
+    return Run(name, config, read_manifest(folder), train, heldout)
 
 
 def read_metrics(path: Path) -> list[Record]:
@@ -83,7 +93,7 @@ def read_metrics(path: Path) -> list[Record]:
     Raises:
         UserError: It cannot be read, is empty, or has a line that is not a record.
     """
-    text = _read_text(path)
+    text = read_text(path)
     require(bool(text), f"{path} is empty, at line 1: the run has not logged anything yet")
     records = {}
     for number, line in enumerate(text.removesuffix("\n").split("\n"), start=1):
@@ -157,33 +167,9 @@ def read_samples(run: Path) -> list[Sentence]:
     if not path.exists():
         return []
     try:
-        return [[TokenView(**view) for view in row] for row in json.loads(_read_text(path))]
+        return [[TokenView(**view) for view in row] for row in json.loads(read_text(path))]
     except (ValueError, TypeError) as error:
         raise UserError(f"{path} does not hold rows of tokens: {error}") from None
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file.
-
-    Raises:
-        UserError: It cannot be read or holds something else.
-    """
-    try:
-        value = json.loads(_read_text(path))
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}, line {error.lineno}: not valid JSON ({error.msg})") from None
-    require(isinstance(value, dict), f"{path} must hold an object, not {type(value).__name__}")
-    return value
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        raise UserError(f"{path}, line {line}: not UTF-8") from None
 
 
 def replace_text(path: Path, text: str) -> None:

@@ -180,9 +180,12 @@ def _generator(run: Run) -> str:
 
 def _facts(run: Run) -> dict[str, str]:
     model, train = _section(run, "model"), _section(run, "train")
-    last, manifest = run.last_train, run.manifest
+    last = run.last_train
     tokens, seconds = last.get("tokens"), last.get("seconds")
-    packages = {"electra": manifest.get("electra", UNKNOWN), **manifest.get("packages", {})}
+    versions = [
+        {"electra": session.get("electra", UNKNOWN), **session.get("packages", {})}
+        for session in run.manifest["sessions"]
+    ]
     return {
         "objective": _objective(run),
         "encoder": f"{model('num_hidden_layers')} layers, width {model('hidden_size')}, "
@@ -196,11 +199,16 @@ def _facts(run: Run) -> dict[str, str]:
         "text read": UNKNOWN if tokens is None else f"{tokens:,} tokens",
         "operations": f"{last['flops']:.2e} FLOPs" if "flops" in last else UNKNOWN,
         "time": UNKNOWN if seconds is None else format_seconds(seconds),
-        "device": str(manifest.get("device") or UNKNOWN),
-        "dtype": str(manifest.get("dtype") or UNKNOWN).removeprefix("torch."),
-        "seed": str(manifest.get("seed", UNKNOWN)),
-        "commit": format_commit(manifest.get("commit")),
-        "packages": ", ".join(f"{name} {version}" for name, version in packages.items()),
+        "device": " and ".join(map(str, run.tell("device"))) or UNKNOWN,
+        "dtype": " and ".join(map(str, run.tell("dtype"))).replace("torch.", "") or UNKNOWN,
+        "seed": str(run.manifest.get("seed", UNKNOWN)),
+        "commit": " and ".join(map(format_commit, run.tell("commit"))) or UNKNOWN,
+        "packages": " and ".join(
+            dict.fromkeys(
+                ", ".join(f"{name} {version}" for name, version in each.items())
+                for each in versions
+            )
+        ),
     }
 
 

@@ -1,6 +1,5 @@
 """What is written about a fine-tuned task: facts, failures, summary over seeds."""
 
-import json
 import math
 import statistics
 from pathlib import Path
@@ -8,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from electra.config import require
+from electra.files import read_object
 from electra.tasks.choice import MultipleChoice
 from electra.tasks.classification import Classification
 from electra.tasks.metrics import score
@@ -62,12 +63,31 @@ def describe_task(task: Task, rows: dict[str, Rows], constant: Constant) -> dict
     }
 
 
+SEED_KEYS = (
+    *("seed", "scores", "degenerate", "notes"),
+    *("train_seconds", "examples_per_second", "commit"),
+)
+"""What every seed's results.json has."""
+
+
+def read_seed(path: Path) -> dict[str, Any]:
+    """Return a finished seed's results.json.
+
+    Raises:
+        UserError: It is missing or damaged; without its folder the seed is run again.
+    """
+    record = read_object(path)
+    missing = [key for key in SEED_KEYS if key not in record]
+    require(
+        not missing,
+        f"{path} lacks {', '.join(missing)}; remove {path.parent} to run the seed again",
+    )
+    return record
+
+
 def summarise(folder: Path, task: Task) -> dict[str, Any]:
     """Return the spread of the headline over every finished seed, failed ones included."""
-    records = [
-        json.loads(path.read_text(encoding="utf-8"))
-        for path in folder.glob("seed-*[0-9]/results.json")
-    ]
+    records = [read_seed(path) for path in folder.glob("seed-*[0-9]/results.json")]
     records.sort(key=lambda record: record["seed"])
     values = [record["scores"][task.headline] for record in records]
     return {

@@ -4,12 +4,18 @@
                               optimizer.safetensors  Adam's moments, "<moment>/<parameter>"
                               state.json             step, and the sha256 of the two files
 
+A damaged one is passed over. When the run goes on, it is renamed `step-00001000.damaged`, and
+removed once that step is reached again and saved.
+
 Data order, positions, draws and dropout are functions of (seed, step), so the step is all the state
 there is besides weights and moments.
 """
 
 import json
+import os
+import re
 import shutil
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,12 +34,15 @@ FILES = ("model.safetensors", "optimizer.safetensors")
 def save_checkpoint(
     run: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, keep: int
 ) -> Path:
-    """Write the checkpoint of this step and drop all but the newest `keep`; return its folder."""
+    """Write the checkpoint of this step and drop all but the newest `keep`; return its folder.
+
+    Raises:
+        OSError: It cannot be written; those written before are as they were.
+    """
     folder = run / "checkpoints" / f"step-{step:08d}"
-    if folder.exists():
-        return folder
+    for left in folder.parent.glob("step-*.incomplete"):  # of a run that was killed
+        shutil.rmtree(left)
     incomplete = folder.with_name(folder.name + ".incomplete")
-    shutil.rmtree(incomplete, ignore_errors=True)
     incomplete.mkdir(parents=True)
     parameters = dict(model.named_parameters())
     moments = {
@@ -41,14 +50,22 @@ def save_checkpoint(
         for name, parameter in parameters.items()
         for moment, value in optimizer.state[parameter].items()
     }
-    for name, tensors in zip(FILES, (parameters, moments), strict=True):
-        contiguous = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
-        save_file(contiguous, incomplete / name, metadata={"format": "pt"})
-    hashes = {name: sha256_file(incomplete / name) for name in FILES}
-    write_json(incomplete / "state.json", {"step": step, "sha256": hashes})
+    try:
+        for name, tensors in zip(FILES, (parameters, moments), strict=True):
+            write_tensors(incomplete / name, tensors)
+        hashes = {name: sha256_file(incomplete / name) for name in FILES}
+        write_json(incomplete / "state.json", {"step": step, "sha256": hashes})
+    except OSError:
+        shutil.rmtree(incomplete, ignore_errors=True)
+        raise
+    if folder.exists():
+        _set_aside(folder)
     incomplete.rename(folder)
     for old in list_checkpoints(run)[:-keep]:
         shutil.rmtree(old)
+    for damaged in folder.parent.glob("step-*.damaged"):
+        if damaged.stem <= folder.name:
+            shutil.rmtree(damaged)
     return folder
 
 
@@ -60,20 +77,59 @@ def list_checkpoints(run: Path) -> list[Path]:
 def find_checkpoint(run: Path) -> tuple[int, Path]:
     """Return step and folder of the newest checkpoint whose files are intact.
 
+    Those that are newer and damaged are named in a warning.
+
     Raises:
         UserError: There is none; the message names what is damaged.
     """
-    damaged = []
+    damaged: list[str] = []
     for folder in reversed(list_checkpoints(run)):
         try:
-            state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-            for name, digest in state["sha256"].items():
-                if sha256_file(folder / name) != digest:
-                    raise ValueError(f"{name} does not match its sha256")
-            return state["step"], folder
-        except (OSError, ValueError, KeyError) as error:
+            step = _verify(folder)
+        except PermissionError as error:
+            raise UserError(f"cannot read {error.filename}: {error.strerror}") from None
+        except (OSError, ValueError, TypeError) as error:
             damaged.append(f"{folder.name} is damaged ({error})")
+            continue
+        if damaged:
+            warnings.warn(
+                f"{run}: {'; '.join(damaged)}; taking {folder.name} instead", stacklevel=2
+            )
+        return step, folder
     raise UserError(f"{run} has no usable checkpoint: {'; '.join(damaged) or 'none was written'}")
+
+
+def _verify(folder: Path) -> int:
+    """Return the step of a checkpoint, or raise what says how it is damaged."""
+    state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+    try:
+        step, hashes = state["step"], [state["sha256"][name] for name in FILES]
+    except (KeyError, TypeError):
+        raise ValueError("state.json has no step, or not every sha256") from None
+    if folder.name != f"step-{step:08d}":
+        raise ValueError(f"state.json is of step {step}")
+    for name, digest in zip(FILES, hashes, strict=True):
+        if sha256_file(folder / name) != digest:
+            raise ValueError(f"{name} does not match its sha256")
+    return int(step)
+
+
+def set_damaged_aside(run: Path, intact: Path) -> None:
+    """Rename the checkpoints newer than the newest intact one, so that none of them is kept for it.
+
+    Args:
+        run: The run folder, which this process must hold.
+        intact: What `find_checkpoint` returned.
+    """
+    for folder in list_checkpoints(run):
+        if folder.name > intact.name:
+            _set_aside(folder)
+
+
+def _set_aside(folder: Path) -> None:
+    aside = folder.with_name(folder.name + ".damaged")
+    shutil.rmtree(aside, ignore_errors=True)
+    folder.rename(aside)
 
 
 def load_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -110,3 +166,19 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         return load_file(path)
     except (OSError, SafetensorError) as error:
         raise UserError(f"cannot read {path}: {error}") from None
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write a safetensors file.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    contiguous = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    try:
+        save_file(contiguous, path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        code = re.search(r"\(os error (\d+)\)", str(error))
+        if not code:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from None

@@ -1,4 +1,4 @@
-"""The run folder: manifest, metrics, and stopping in good order."""
+"""The run folder: manifest, metrics, its lock, and stopping in good order."""
 
 import json
 import math
@@ -6,6 +6,7 @@ import platform
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -16,24 +17,56 @@ from types import FrameType
 from typing import Any
 
 import electra
-from electra.files import write_json
+from electra.config import require
+from electra.files import read_object, write_json, write_text
+
+MAX_NAMED = 5
+"""Damaged lines that a warning names."""
 
 
-def write_manifest(folder: Path, **facts: Any) -> None:
-    """Write manifest.json: where the numbers beside it come from, and the facts given."""
+LOCK = "lock"
+"""The lock file of a run, and of a fine-tuning that is not finished; see `files.hold`."""
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Return the manifest of a run or a fine-tuning: its own facts, and "sessions", a list.
+
+    Raises:
+        UserError: It is missing or damaged.
+    """
+    path = folder / "manifest.json"
+    manifest = read_object(path)
+    if "sessions" not in manifest:  # of an older version, which told of the first session alone
+        of_run: dict[str, Any] = {k: manifest.pop(k) for k in ("shards", "seed") if k in manifest}
+        manifest = of_run | {"sessions": [manifest]}
+    sessions = manifest["sessions"]
+    is_list = isinstance(sessions, list) and all(isinstance(each, dict) for each in sessions)
+    require(is_list, f"{path} is damaged: sessions must be a list of objects")
+    return manifest
+
+
+def begin_session(folder: Path, **facts: Any) -> None:
+    """Add to manifest.json where the numbers from here on come from, and the facts given."""
+    manifest = read_manifest(folder)
     packages = ("torch", "numpy", "tokenizers", "safetensors")
-    write_json(
-        folder / "manifest.json",
-        {
-            "command": ["electra", *sys.argv[1:]],
-            "electra": electra.__version__,
-            "commit": find_commit(),
-            "python": platform.python_version(),
-            "packages": {name: metadata.version(name) for name in packages},
-            "started": datetime.now(UTC).isoformat(timespec="seconds"),
-            **facts,
-        },
-    )
+    session = {
+        "command": ["electra", *sys.argv[1:]],
+        "electra": electra.__version__,
+        "commit": find_commit(),
+        "python": platform.python_version(),
+        "packages": {name: metadata.version(name) for name in packages},
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        **facts,
+    }
+    manifest["sessions"].append(session)
+    write_json(folder / "manifest.json", manifest)
+
+
+def amend_session(folder: Path, **facts: Any) -> None:
+    """Replace facts of the session that runs."""
+    manifest = read_manifest(folder)
+    manifest["sessions"][-1].update(facts)
+    write_json(folder / "manifest.json", manifest)
 
 
 def find_commit() -> str | None:
@@ -68,10 +101,9 @@ class MetricsLog:
         self.path = run / "metrics.jsonl"
         kept = [record for record in read_metrics(self.path) if record["step"] <= step]
         self.last_train = next((r for r in reversed(kept) if r["part"] == "train"), None)
-        temporary = self.path.with_name("metrics.jsonl.incomplete")
-        temporary.write_text("".join(json.dumps(record) + "\n" for record in kept))
-        temporary.replace(self.path)
-        self.file = self.path.open("a", encoding="utf-8")
+        write_text(self.path, "".join(json.dumps(record) + "\n" for record in kept))
+        # Unbuffered: a line that a full disk refuses must not be written again at the end.
+        self.file = self.path.open("ab", buffering=0)
         self.tensorboard = None
         if find_spec("tensorboard"):
             from torch.utils.tensorboard import SummaryWriter
@@ -84,8 +116,9 @@ class MetricsLog:
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in record.items()
         }
-        self.file.write(json.dumps(finite) + "\n")
-        self.file.flush()
+        line = (json.dumps(finite) + "\n").encode()
+        while line:  # a disk that fills up takes a part and then refuses
+            line = line[self.file.write(line) :]
         if self.tensorboard:
             for name, value in finite.items():
                 if isinstance(value, int | float) and name != "step":
@@ -99,16 +132,38 @@ class MetricsLog:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the records of metrics.jsonl; a last line that was cut off by a crash is left out."""
+    """Return the records of metrics.jsonl.
+
+    A last line that was cut off by a crash is left out; so are damaged lines, with a warning that
+    says how many.
+    """
     if not path.exists():
         return []
-    records = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    *lines, _cut = path.read_bytes().split(b"\n")
+    records, damaged = [], []
+    for number, line in enumerate(lines, start=1):
         try:
-            records.append(json.loads(line))
-        except ValueError:
-            break
+            records.append(_read_record(line))
+        except (ValueError, KeyError, TypeError):
+            damaged.append(str(number))
+    if damaged:
+        warnings.warn(
+            f"{path} has {len(damaged)} damaged of {len(lines)} records, left out: "
+            f"line {', '.join(damaged[:MAX_NAMED])}{', ...' * (len(damaged) > MAX_NAMED)}",
+            stacklevel=2,
+        )
     return records
+
+
+def _read_record(line: bytes) -> dict[str, Any]:
+    record = json.loads(line)
+    if not isinstance(record, dict):
+        raise ValueError("not an object")
+    totals = {"train": ("tokens", "seconds"), "heldout": ()}[record["part"]]
+    is_whole = isinstance(record["step"], int)
+    if not is_whole or not all(isinstance(record[name], int | float) for name in totals):
+        raise ValueError("not a number")
+    return record
 
 
 class StopRequest:
