@@ -105,9 +105,9 @@ class MultipleChoice(Task):
 
     def score(self, split: str, rows: Rows, outputs: Outputs) -> dict[str, float]:
         """Return the accuracy, as a fraction; nothing where the right choices are not known."""
-        labels = rows.targets["labels"]
-        if labels[0] < 0:
+        if self.examples[split][0].label is None:
             return {}
+        labels = rows.targets["labels"]
         return score(self.metrics, labels.tolist(), outputs["logits"].argmax(dim=1).tolist())
 
     def find_constant(self, train: Rows, dev: Rows) -> Constant:

@@ -122,9 +122,9 @@ class Classification(Task):
 
     def score(self, split: str, rows: Rows, outputs: Outputs) -> dict[str, float]:
         """Return the metrics, as fractions; none where labels are not known."""
-        labels = rows.targets["labels"]
-        if not len(labels) or labels[0].isnan() or labels[0] < 0:
+        if self.examples[split][0].label is None:
             return {}
+        labels = rows.targets["labels"]
         return score(self.metrics, labels.tolist(), self.decide(outputs).tolist())
 
     def find_constant(self, train: Rows, dev: Rows) -> Constant:
@@ -239,7 +239,7 @@ def read_label(name: str, labels: tuple[str, ...] | tuple[float, float]) -> int 
         return labels.index(name)
     least, greatest = (float(label) for label in labels)
     try:
-        value = float(name)
+        value = math.nan if "_" in name else float(name)  # which Python reads as 1000 in "1_000"
     except ValueError:
         value = math.nan
     is_bounded = math.isfinite(least) or math.isfinite(greatest)
