@@ -17,7 +17,7 @@ from electra.model.feature_head import FeatureHead
 from electra.model.heads import ClassifierHead
 from electra.tasks.metrics import score
 from electra.tasks.predictions import predictions_name, write_labels, write_numbers
-from electra.tasks.rows import Batch, Outputs, Rows, pack_row, pad_rows
+from electra.tasks.rows import Batch, Outputs, Rows, encode_texts, pack_row, pad_rows
 from electra.tasks.table import Table
 from electra.tasks.task import Constant, Task
 
@@ -69,8 +69,9 @@ class Classification(Task):
     def _encode(
         self, examples: Sequence[Example], tokenizer: Tokenizer, sequence_length: int
     ) -> Rows:
-        firsts = tokenizer.encode_batch([example.text_a for example in examples])
-        seconds = iter(tokenizer.encode_batch([e.text_b for e in examples if e.text_b is not None]))
+        firsts = encode_texts(tokenizer, [each.text_a for each in examples], sequence_length)
+        pairs = [each.text_b for each in examples if each.text_b is not None]
+        seconds = iter(encode_texts(tokenizer, pairs, sequence_length))
         rows, first_lengths, num_cut = [], [], 0
         for example, first in zip(examples, firsts, strict=True):
             second = None if example.text_b is None else next(seconds)
