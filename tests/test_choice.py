@@ -122,7 +122,7 @@ def test_one_logit_a_row_and_the_loss_by_hand(pretrained, toy_tokenizer):
     ]
     assert task.loss(outputs, batch).item() == pytest.approx(sum(by_hand) / 3, rel=1e-5)
     best = logits[0].argmax().item()
-    assert task.score("dev", rows, outputs) == {"accuracy": pytest.approx(1 / 3)}
+    assert task.score("train", rows, outputs) == {"accuracy": pytest.approx(1 / 3)}
     assert task.describe_collapse(rows, outputs) == f"every dev prediction is choice {best}"
 
 

@@ -6,6 +6,7 @@ import json
 import pyarrow
 import pyarrow.parquet
 import pytest
+import torch
 
 from electra.config import FinetuneConfig, UserError
 from electra.finetune import finetune
@@ -95,6 +96,18 @@ def test_a_regression_takes_its_range_from_train(tmp_path, toy_tokenizer):
     assert rows["dev"].targets["labels"].tolist() == pytest.approx([1.25, 0])
 
 
+def test_a_number_below_trains_least_is_a_label_like_any_other(tmp_path, toy_tokenizer):
+    train = "text,label\na,0\nb,5\n"
+    write(tmp_path, train_csv=train, dev_csv="text,label\na,-1\nb,4\n", test_csv="text\na\n")
+    task = own(tmp_path, "kind=regression")
+    rows = task.encode(toy_tokenizer, 8)
+    answers = {"logits": torch.tensor([[0.1], [0.9]])}
+    assert task.score("dev", rows["dev"], answers) == pytest.approx(
+        {"spearman": 1.0, "pearson": 1.0}
+    )
+    assert task.score("test", rows["test"], {"logits": torch.tensor([[0.1]])}) == {}
+
+
 QUESTION = Question("a boat", ("sank", "flew", "sang"), 0)
 
 
@@ -161,6 +174,26 @@ REFUSALS = [
         "{0}/train.csv line 4: the label must be a number, not 'inf'",
     ),
     (
+        {"train_csv": "text,label\na,1\nb,1_000\n", "dev_csv": "text,label\na,1\n"},
+        ["kind=regression"],
+        "{0}/train.csv line 3: the label must be a number, not '1_000'",
+    ),
+    (
+        {"train_csv": "text,label\na,1\nb,1e308\n", "dev_csv": "text,label\na,1\n"},
+        ["kind=regression"],
+        "{0}/train.csv line 3: the label 1e+308 is beyond float32 on the scale from 1 to 1e+308",
+    ),
+    (
+        {"train_csv": "text,label\na,1\nb,2\n", "dev_csv": "text,label\na,-1e39\n"},
+        ["kind=regression"],
+        "{0}/dev.csv line 2: the label -1e+39 is beyond float32 on the scale from 1 to 2",
+    ),
+    (
+        {"train_csv": "text,label\na,1\nb,1.000000001\n", "dev_csv": "text,label\na,1\n"},
+        ["kind=regression"],
+        "{0}/train.csv: every 'label' is 1 in float32; two different numbers are needed",
+    ),
+    (
         {"train_csv": "text,label\na,1.5\n", "dev_jsonl": '{"text": "a", "label": null}'},
         ["kind=regression"],
         "{0}/dev.jsonl line 1: 'label' is None; it must be text or a number",
@@ -168,7 +201,7 @@ REFUSALS = [
     (
         {"train_csv": "text,label\na,3\nb,3.0\n", "dev_csv": "text,label\na,1\n"},
         ["kind=regression"],
-        "{0}/train.csv: every 'label' is 3; two different numbers are needed",
+        "{0}/train.csv: every 'label' is 3 in float32; two different numbers are needed",
     ),
     (
         {"train_csv": CHOICES, "dev_csv": CHOICES},

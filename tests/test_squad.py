@@ -2,6 +2,7 @@ import gzip
 import json
 import lzma
 import random
+import tracemalloc
 from itertools import pairwise
 from pathlib import Path
 
@@ -181,6 +182,8 @@ REFUSALS = [
         mrqa_jsonl(detected_answers=[{"char_spans": []}]),
         "{0} question 'm1': char_spans begin with None; ",
     ),
+    ("x.json", "[" * 100_000, "{0} is JSON that is nested too deeply"),
+    ("x.jsonl", "[" * 100_000, "{0} line 1: JSON that is nested too deeply"),
     ("x.tsv", "", "{0} must be .json or .jsonl, compressed or not"),
 ]
 
@@ -253,6 +256,21 @@ def test_a_token_is_owned_by_the_window_that_shows_most_around_it():
                 ]
                 owners = [n for n, (start, end) in enumerate(owned) if start <= token < end]
                 assert owners == [scores.index(max(scores))]
+
+
+def test_a_long_text_takes_no_more_memory_than_its_tokens():
+    tracemalloc.start()
+    owned = own_tokens(cut_windows(50_000, 256, 128))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert owned[-1][1] == 50_000
+    assert peak < 5e6
+
+
+def test_a_text_of_more_rows_than_make_sense_is_refused(toy_tokenizer):
+    question = Question("q", "a", "a " * 500_001, None, None)
+    with pytest.raises(UserError, match="question 'q': its context has 1,000,002 characters; it"):
+        encode_questions([question], toy_tokenizer, 32, reference=False)
 
 
 WORDS = (

@@ -1,6 +1,8 @@
 import json
 import lzma
 import math
+import os
+import random
 from collections import Counter
 from pathlib import Path
 
@@ -9,11 +11,17 @@ import pytest
 import torch
 
 from electra.config import FinetuneConfig, UserError
+from electra.corpus.tokenizer import Tokenizer
+from electra.corpus.vocabulary import SPECIAL_TOKENS
 from electra.settings import override
+from electra.tasks.choice import MultipleChoice
+from electra.tasks.choice import Question as ChoiceQuestion
 from electra.tasks.classification import Classification, Example
 from electra.tasks.metrics import score
 from electra.tasks.registry import read_task
-from electra.tasks.rows import choose_batches, cut_pair, make_batch, pack_row
+from electra.tasks.rows import choose_batches, cut_pair, encode_texts, make_batch, pack_row
+from electra.tasks.table import read_lines, read_table
+from electra.tasks.tagging import Sentence, Tagging
 
 GLUE_FOLDER = Path(__file__).parents[2] / "shared/data/glue"
 CPU = torch.device("cpu")
@@ -58,6 +66,44 @@ def test_rows_have_special_tokens_and_fit():
     assert pack_row([1, 2, 3], None, 4, cls_id=cls, sep_id=sep) == ([cls, 1, 2, sep], 4)
     pair = pack_row([1, 2, 3, 4], [5, 6], 8, cls_id=cls, sep_id=sep)
     assert pair == ([cls, 1, 2, 3, sep, 5, 6, sep], 5)
+
+
+CHARS = "aab the  .,[#\t\n\r\u4e2d\u4e16\u3042\uac00\u00a0\u0085\x01\u200d\u0301\u0327\u00c9\u0130"
+CHARS += "\u1e9e\ud83d"
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_the_first_ids_of_a_text_are_those_of_the_whole(lowercase):
+    rng = random.Random(0)
+    texts = ["".join(rng.choices(CHARS, k=rng.randrange(400))) for _ in range(1000)]
+    letters = [*{*CHARS.lower(), *CHARS} - {"\ud83d", "\n", "\r"}, "##a", "##b", "##the"]
+    tokenizer = Tokenizer([*SPECIAL_TOKENS, *letters], lowercase=lowercase)
+    whole = tokenizer.encode_batch(texts)
+    for most in (1, 3, 20):
+        assert encode_texts(tokenizer, texts, most) == [ids[:most] for ids in whole]
+
+
+class CountingTokenizer(Tokenizer):
+    """One that tells how much it was asked to read."""
+
+    num_chars = 0
+
+    def encode_batch(self, texts):
+        self.num_chars += sum(map(len, texts))
+        return super().encode_batch(texts)
+
+
+def test_of_a_giant_text_no_more_is_tokenized_than_its_row_takes(toy_tokenizer):
+    tokenizer = CountingTokenizer(toy_tokenizer.tokens_by_id)
+    giant = "the queen " * 20_000
+    pair = toy_task([Example(giant, giant, 0)])
+    choice = MultipleChoice("toy", 2, {"train": [ChoiceQuestion(giant, (giant, "a"), 0)]})
+    tagging = Tagging("toy", (), {"train": [Sentence(["a-" * 100_000], ["O"], [1])]}, ("O",))
+    for task in (pair, choice, tagging):
+        rows = task.encode(tokenizer, 16)["train"]
+        assert rows.lengths.max() == 16
+        assert rows.num_cut == 1
+    assert tokenizer.num_chars < 2000
 
 
 def test_batches_carry_ids_mask_segments_and_labels(toy_tokenizer):
@@ -312,6 +358,16 @@ def test_own_files_that_do_not_fit_are_refused_in_one_line(tmp_path, files, sett
         own(write(tmp_path, **files), *settings)
     assert str(refusal.value).startswith(message.format(tmp_path))
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("read", [read_table, read_lines])
+def test_a_pipe_that_nobody_writes_is_refused_not_waited_for(tmp_path, read):
+    os.mkfifo(tmp_path / "a.tsv")
+    with pytest.raises(UserError, match=r"a\.tsv is not a regular file; give one that is"):
+        read(tmp_path / "a.tsv")
+    os.mkfifo(tmp_path / "task.toml")
+    with pytest.raises(UserError, match=r"task\.toml is not a regular file"):
+        read_task(str(tmp_path / "task.toml"), tmp_path, FinetuneConfig())
 
 
 def test_bytes_that_are_not_text_are_refused_with_their_line(tmp_path):

@@ -20,7 +20,7 @@ from electra.model.heads import ClassifierHead
 from electra.tasks.classification import describe_labels, read_label
 from electra.tasks.metrics import score
 from electra.tasks.predictions import predictions_name, write_labels
-from electra.tasks.rows import Batch, Outputs, Rows, pack_row, pad_rows
+from electra.tasks.rows import Batch, Outputs, Rows, encode_texts, pack_row, pad_rows
 from electra.tasks.table import Table, find_table, read_table
 from electra.tasks.task import Constant, Task
 
@@ -63,8 +63,9 @@ class MultipleChoice(Task):
     def _encode(
         self, questions: Sequence[Question], tokenizer: Tokenizer, sequence_length: int
     ) -> Rows:
-        contexts = tokenizer.encode_batch([question.context for question in questions])
-        choices = iter(tokenizer.encode_batch([text for q in questions for text in q.choices]))
+        contexts = encode_texts(tokenizer, [each.context for each in questions], sequence_length)
+        texts = [text for question in questions for text in question.choices]
+        choices = iter(encode_texts(tokenizer, texts, sequence_length))
         rows, first_lengths, num_cut = [], [], 0
         for context in contexts:
             is_cut = False
@@ -105,9 +106,9 @@ class MultipleChoice(Task):
 
     def score(self, split: str, rows: Rows, outputs: Outputs) -> dict[str, float]:
         """Return the accuracy, as a fraction; nothing where the right choices are not known."""
-        labels = rows.targets["labels"]
-        if labels[0] < 0:
+        if self.examples[split][0].label is None:
             return {}
+        labels = rows.targets["labels"]
         return score(self.metrics, labels.tolist(), outputs["logits"].argmax(dim=1).tolist())
 
     def find_constant(self, train: Rows, dev: Rows) -> Constant:

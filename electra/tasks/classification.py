@@ -17,7 +17,7 @@ from electra.model.feature_head import FeatureHead
 from electra.model.heads import ClassifierHead
 from electra.tasks.metrics import score
 from electra.tasks.predictions import predictions_name, write_labels, write_numbers
-from electra.tasks.rows import Batch, Outputs, Rows, pack_row, pad_rows
+from electra.tasks.rows import Batch, Outputs, Rows, encode_texts, pack_row, pad_rows
 from electra.tasks.table import Table
 from electra.tasks.task import Constant, Task
 
@@ -69,8 +69,9 @@ class Classification(Task):
     def _encode(
         self, examples: Sequence[Example], tokenizer: Tokenizer, sequence_length: int
     ) -> Rows:
-        firsts = tokenizer.encode_batch([example.text_a for example in examples])
-        seconds = iter(tokenizer.encode_batch([e.text_b for e in examples if e.text_b is not None]))
+        firsts = encode_texts(tokenizer, [each.text_a for each in examples], sequence_length)
+        pairs = [each.text_b for each in examples if each.text_b is not None]
+        seconds = iter(encode_texts(tokenizer, pairs, sequence_length))
         rows, first_lengths, num_cut = [], [], 0
         for example, first in zip(examples, firsts, strict=True):
             second = None if example.text_b is None else next(seconds)
@@ -122,9 +123,9 @@ class Classification(Task):
 
     def score(self, split: str, rows: Rows, outputs: Outputs) -> dict[str, float]:
         """Return the metrics, as fractions; none where labels are not known."""
-        labels = rows.targets["labels"]
-        if not len(labels) or labels[0].isnan() or labels[0] < 0:
+        if self.examples[split][0].label is None:
             return {}
+        labels = rows.targets["labels"]
         return score(self.metrics, labels.tolist(), self.decide(outputs).tolist())
 
     def find_constant(self, train: Rows, dev: Rows) -> Constant:
@@ -239,7 +240,7 @@ def read_label(name: str, labels: tuple[str, ...] | tuple[float, float]) -> int 
         return labels.index(name)
     least, greatest = (float(label) for label in labels)
     try:
-        value = float(name)
+        value = math.nan if "_" in name else float(name)  # which Python reads as 1000 in "1_000"
     except ValueError:
         value = math.nan
     is_bounded = math.isfinite(least) or math.isfinite(greatest)

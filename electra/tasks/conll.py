@@ -1,5 +1,6 @@
 """Files of tagged words: CoNLL's columns or JSON lines, compressed or not."""
 
+import reprlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -271,5 +272,5 @@ def _read_list(place: str, row: dict[str, Any], name: str) -> list[str]:
         raise UserError(f"{place}: no {name!r}{did_you_mean(name, row)}")
     values = row[name]
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-        raise UserError(f"{place}: {name!r} must be a list of texts, not {values!r:.60}")
+        raise UserError(f"{place}: {name!r} must be a list of texts, not {reprlib.repr(values)}")
     return values

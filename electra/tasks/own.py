@@ -3,10 +3,12 @@
 import math
 from pathlib import Path
 
+import numpy as np
+
 from electra.config import OWN_METRICS, OwnTaskConfig, UserError, require
 from electra.corpus.compression import compression_of
 from electra.tasks.choice import MultipleChoice, count_choices, read_questions
-from electra.tasks.classification import Classification, read_examples
+from electra.tasks.classification import Classification, Example, read_examples
 from electra.tasks.table import FORMATS, Table, format_of, read_table
 
 TEXT_COLUMNS = ("text", "sentence", "text_a", "sentence1")
@@ -41,14 +43,7 @@ def read_own_task(data: Path, config: OwnTaskConfig) -> Classification | Multipl
         )
         for split, table in tables.items()
     }
-    numbers = [example.label for example in examples["train"] if example.label is not None]
-    label_range = (float(min(numbers)), float(max(numbers))) if is_regression else None
-    if label_range:
-        require(
-            label_range[0] < label_range[1],
-            f"{tables['train'].path}: every {config.label!r} is {label_range[0]:g}; two different "
-            "numbers are needed",
-        )
+    label_range = _find_range(tables, examples, config.label) if is_regression else None
     return Classification(
         name=config.name,
         metrics=_order_metrics(config),
@@ -58,6 +53,32 @@ def read_own_task(data: Path, config: OwnTaskConfig) -> Classification | Multipl
         files=tuple(table.path for table in tables.values()),
         columns=tuple(column for column in (text, text_b, config.label) if column),
     )
+
+
+def _find_range(
+    tables: dict[str, Table], examples: dict[str, list[Example]], column: str
+) -> tuple[float, float]:
+    """Return the least and the greatest label of train, if every label can be scaled by them."""
+    numbers = [example.label for example in examples["train"] if example.label is not None]
+    least, greatest = float(min(numbers)), float(max(numbers))
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        size = np.float32(greatest) - np.float32(least)
+        require(
+            size != 0,
+            f"{tables['train'].path}: every {column!r} is {least:g} in float32; two different "
+            "numbers are needed",
+        )
+        for split, table in tables.items():
+            for number, example in enumerate(examples[split]):
+                if example.label is None:
+                    continue
+                scaled = (np.float32(example.label) - np.float32(least)) / size
+                require(
+                    bool(np.isfinite(scaled)),
+                    f"{table.place(number)}: the label {example.label:g} is beyond float32 on the "
+                    f"scale from {least:g} to {greatest:g}",
+                )
+    return least, greatest
 
 
 def _read_choice(tables: dict[str, Table], text: str, config: OwnTaskConfig) -> MultipleChoice:

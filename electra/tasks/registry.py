@@ -14,6 +14,7 @@ from electra.tasks.glue import GLUE, NAMES, read_glue_task
 from electra.tasks.inputs import read_asked, read_choices, read_sentences, read_texts
 from electra.tasks.own import read_own_task
 from electra.tasks.squad import SquadTask, read_squad_task
+from electra.tasks.table import require_regular
 from electra.tasks.tagging import Tagging
 from electra.tasks.task import Task
 
@@ -88,6 +89,8 @@ def resolve_own(name: str, config: FinetuneConfig) -> FinetuneConfig:
         return config
     default = OwnTaskConfig()
     is_file = Path(name).suffix == TASK_FILE
+    if is_file:
+        require_regular(Path(name))
     own = override_from_toml(default, Path(name)) if is_file else default
     for key, value in vars(config.own).items():
         if value not in (getattr(default, key), getattr(own, key)):

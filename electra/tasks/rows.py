@@ -6,6 +6,7 @@ positions, l of them in a batch.
 """
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,8 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from electra.corpus.tokenizer import Tokenizer
 from electra.training.device import step_seed
 
+WORD_BORDER = re.compile(r"[ \t\r\n!-/:-@\[-`{-~\u4e00-\u9fff]")
+"""Characters before which a word ends whatever follows: white space, ASCII punctuation, and the
+ideographs that are words of their own. BertNormalizer keeps each of them, changes none of them in
+dependence on others, and removes the other control characters, which are therefore no borders."""
+CHARS_PER_TOKEN = 8
+"""Characters that are tokenized at first for each token of a row; a word and its space have fewer."""
 POOL_BATCHES = 32
 """Batches that are sorted by length together: the more, the less padding and the less mixing."""
 
@@ -99,6 +107,34 @@ def pad_rows(
         num_cut,
         rows_per_item,
     )
+
+
+def encode_texts(tokenizer: Tokenizer, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
+    """Return the first `max_tokens` ids of each text, or all if it has fewer.
+
+    Of a long text only as much is tokenized as that takes: a part that ends before a WORD_BORDER
+    has the ids that the whole text begins with, since no step of the tokenizer looks past one. A
+    part that has too few ids is followed by one CHARS_PER_TOKEN times as long.
+    """
+    ids: list[list[int]] = [[] for _ in texts]
+    places, num_chars = list(range(len(texts))), max_tokens * CHARS_PER_TOKEN
+    while places:
+        parts = [_first_words(texts[place], num_chars) for place in places]
+        for place, part in zip(places, tokenizer.encode_batch(parts), strict=True):
+            ids[place] = part[:max_tokens]
+        places = [
+            place
+            for place, part in zip(places, parts, strict=True)
+            if len(ids[place]) < max_tokens and len(part) < len(texts[place])
+        ]
+        num_chars *= CHARS_PER_TOKEN
+    return ids
+
+
+def _first_words(text: str, num_chars: int) -> str:
+    """Return a text up to the first border at or after this many characters."""
+    border = WORD_BORDER.search(text, num_chars)
+    return text[: border.start()] if border else text
 
 
 def reduce_vocabulary(splits: dict[str, Rows], vocab_size: int) -> tuple[Tensor, dict[str, Rows]]:

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from electra.config import UserError, require
-from electra.corpus.compression import open_source
-from electra.tasks.table import format_of, read_table
+from electra.tasks.table import format_of, read_content, read_table
 
 FORMATS = (".json", ".jsonl")
 KINDS = {str: "text", int: "a whole number", bool: "true or false", list: "a list", dict: "a map"}
@@ -94,12 +93,12 @@ def read_questions(paths: Sequence[Path], *, is_labelled: bool) -> list[Question
 
 def _read_squad(path: Path) -> Iterator[tuple[str, Any]]:
     """Give each paragraph, and where it stands."""
-    with open_source(path) as (_, stream):
-        content = stream.read()
     try:
-        data = json.loads(content)
+        data = json.loads(read_content(path))
     except ValueError as error:
         raise UserError(f"{path} is not valid JSON: {error}") from None
+    except RecursionError:
+        raise UserError(f"{path} is JSON that is nested too deeply") from None
     for number, article in enumerate(_take(data, "data", list, str(path)), 1):
         place = f"{path} article {number}"
         for paragraph_number, paragraph in enumerate(_take(article, "paragraphs", list, place), 1):

@@ -11,13 +11,15 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from electra.config import UserError
+from electra.config import UserError, require
 from electra.corpus.tokenizer import Tokenizer
-from electra.tasks.rows import Rows, pad_rows
+from electra.tasks.rows import Rows, encode_texts, pad_rows
 from electra.tasks.squad_data import Question
 
 MAX_QUESTION = 64
 """Tokens of a question; what is longer is cut. Source: configure_finetuning.py max_query_length."""
+MAX_CONTEXT_CHARS = 1_000_000
+"""Characters of a context, every token of which is read: some 2,000 rows of 512 tokens."""
 DOC_STRIDE = 128
 """Tokens from one window's start to the next one's. Source: configure_finetuning.py."""
 
@@ -64,13 +66,13 @@ def own_tokens(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
     them in order. Source: qa_tasks.py _check_is_max_context.
     """
     num_tokens = spans[-1][1]
-    tokens = np.arange(num_tokens)
-    poorer = np.full((len(spans), num_tokens), -np.inf)
-    for row, (start, end) in zip(poorer, spans, strict=True):
-        inside = slice(start, end)
-        sides = np.minimum(tokens[inside] - start, end - 1 - tokens[inside])
-        row[inside] = sides + 0.01 * (end - start)
-    owners = poorer.argmax(axis=0)
+    most, owners = np.full(num_tokens, -np.inf), np.zeros(num_tokens, np.int64)
+    for number, (start, end) in enumerate(spans):
+        tokens = np.arange(start, end)
+        poorer = np.minimum(tokens - start, end - 1 - tokens) + 0.01 * (end - start)
+        is_better = poorer > most[start:end]
+        most[start:end][is_better] = poorer[is_better]
+        owners[start:end][is_better] = number
     ends = np.searchsorted(owners, np.arange(len(spans)), side="right")
     return list(zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True))
 
@@ -103,12 +105,12 @@ def encode_questions(
             is answerable.
 
     Raises:
-        UserError: A context or an answer has no token.
+        UserError: A context or an answer has no token, or a context is too long.
     """
     asked = {question.context: question for question in questions}
     contexts = {context: _encode_context(asked[context], tokenizer) for context in asked}
-    texts = tokenizer.encode_batch([question.text for question in questions])
     max_question = min(MAX_QUESTION, sequence_length // 2)
+    texts = encode_texts(tokenizer, [question.text for question in questions], max_question + 1)
     cls, sep = [tokenizer.cls_id], [tokenizer.sep_id]
     rows: list[list[int]] = []
     first_lengths: list[int] = []
@@ -140,6 +142,12 @@ def encode_questions(
 
 def _encode_context(question: Question, tokenizer: Tokenizer) -> tuple[list[int], np.ndarray]:
     """Return the ids of the text and their offsets (T, 2)."""
+    num_chars = len(question.context)
+    require(
+        num_chars <= MAX_CONTEXT_CHARS,
+        f"question {question.id!r}: its context has {num_chars:,} characters; it must have at most "
+        f"{MAX_CONTEXT_CHARS:,}",
+    )
     ids, offsets = tokenizer.encode_with_offsets(question.context)
     if not ids:
         raise UserError(f"question {question.id!r}: its context has no token; it must have one")

@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+import reprlib
+import stat
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from electra.config import UserError, did_you_mean, require
-from electra.corpus.compression import DECOMPRESSORS, compression_of, import_extra, open_source
+from electra.corpus.compression import (
+    DECOMPRESSORS,
+    STDIN,
+    compression_of,
+    import_extra,
+    open_source,
+)
 
 FORMATS = (".tsv", ".csv", ".jsonl", ".parquet")
 
@@ -70,7 +78,7 @@ class Table:
     def _require(self, fits: bool, number: int, name: str, rule: str) -> None:
         if not fits:
             row = self.rows[number]
-            what = f"{name!r} is {row[name]!r}" if name in row else f"no {name!r}"
+            what = f"{name!r} is {reprlib.repr(row[name])}" if name in row else f"no {name!r}"
             raise UserError(f"{self.place(number)}: {what}; {rule}")
 
 
@@ -102,8 +110,7 @@ def read_table(path: Path, columns: tuple[str, ...] = ()) -> Table:
     require(
         kind in FORMATS, f"{path} must be {', '.join(FORMATS)}, compressed or not, not {kind!r}"
     )
-    with open_source(path) as (_, stream):
-        content = stream.read()
+    content = read_content(path)
     if kind == ".parquet":
         table = _read_parquet(path, content)
     elif kind == ".jsonl":
@@ -124,8 +131,31 @@ def read_lines(path: Path) -> list[str]:
     Raises:
         UserError: The file cannot be read or is not UTF-8.
     """
+    return _split_lines(_decode(path, read_content(path)))
+
+
+def read_content(path: Path) -> bytes:
+    """Return what is in a file, decompressed.
+
+    Raises:
+        UserError: It cannot be read, or is neither a regular file nor standard input.
+    """
+    require_regular(path)
     with open_source(path) as (_, stream):
-        return _split_lines(_decode(path, stream.read()))
+        return stream.read()
+
+
+def require_regular(path: Path) -> None:
+    """Refuse what is there but no regular file, such as a FIFO, which may wait for ever.
+
+    Raises:
+        UserError: It is such a thing, and not standard input.
+    """
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return  # opening it says why
+    require(path == STDIN or stat.S_ISREG(mode), f"{path} is not a regular file; give one that is")
 
 
 def _decode(path: Path, content: bytes) -> str:
@@ -185,7 +215,12 @@ def _read_jsonl(path: Path, lines: list[tuple[int, str]]) -> Table:
             row = json.loads(line)
         except ValueError as error:
             raise UserError(f"{path} line {number}: not valid JSON: {error}") from None
-        require(isinstance(row, dict), f"{path} line {number}: must be a JSON object, not {line!r}")
+        except RecursionError:
+            raise UserError(f"{path} line {number}: JSON that is nested too deeply") from None
+        require(
+            isinstance(row, dict),
+            f"{path} line {number}: must be a JSON object, not {reprlib.repr(line)}",
+        )
         rows.append(row)
     return Table(path, tuple(rows[0]) if rows else (), rows, [number for number, _ in lines])
 

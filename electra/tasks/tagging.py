@@ -21,7 +21,7 @@ from electra.corpus.tokenizer import Tokenizer
 from electra.model.feature_head import FeatureHead
 from electra.model.tagging_head import TaggingHead
 from electra.tasks.entities import EntityCounts, count_entities, sum_counts
-from electra.tasks.rows import Batch, Outputs, Rows, pad_rows
+from electra.tasks.rows import Batch, Outputs, Rows, encode_texts, pad_rows
 from electra.tasks.task import Constant, Task
 
 ENTITY_METRICS = ("f1", "precision", "recall", "accuracy")
@@ -83,7 +83,9 @@ class Tagging(Task):
         vocabulary = list(dict.fromkeys(word for each in sentences for word in each.words))
         tokens_of = {
             word: tokens or [tokenizer.unk_id]  # of a control character nothing is left
-            for word, tokens in zip(vocabulary, tokenizer.encode_batch(vocabulary), strict=True)
+            for word, tokens in zip(
+                vocabulary, encode_texts(tokenizer, vocabulary, room + 1), strict=True
+            )
         }
         rows, targets, num_cut = [], [], 0
         for sentence in sentences:
