@@ -29,7 +29,6 @@ from electra.model.huggingface import (
 )
 from electra.model.huggingface_heads import (
     HuggingFaceHead,
-    bound_states,
     choice_head,
     classification_head,
     span_head,
@@ -90,24 +89,21 @@ def export_finetuned(finetuned: Finetuned, out: Path) -> str:
         UserError: transformers has no class with such a head; `out` exists.
     """
     tensors, tokenizer = finetuned.tensors, finetuned.tokenizer
-    encoder = tensors_below("encoder.", tensors)
-    head = convert_head(finetuned, tensors_below("head.", tensors), encoder)
+    head = convert_head(finetuned, tensors_below("head.", tensors))
+    encoder = encoder_to_huggingface(tensors_below("encoder.", tensors))
     config = config_to_huggingface(finetuned.encoder, head.architecture, tokenizer.pad_id)
     with new_folder(out) as folder:
         tokenizer.write(folder, max_length=finetuned.config.sequence_length)
-        _write(folder, config | head.settings, encoder_to_huggingface(encoder) | head.tensors)
+        _write(folder, config | head.settings, encoder | head.tensors)
     return head.architecture
 
 
-def convert_head(
-    finetuned: Finetuned, head: Mapping[str, Tensor], encoder: Mapping[str, Tensor]
-) -> HuggingFaceHead:
-    """Return a fine-tuned head as transformers has it.
+def convert_head(finetuned: Finetuned, head: Mapping[str, Tensor]) -> HuggingFaceHead:
+    """Return the head of a fine-tuned model as one of transformers' classes.
 
     Args:
-        finetuned: Its facts and settings.
-        head: Its parameters.
-        encoder: Those of the encoder, whose last layer norm says how large states can be.
+        finetuned: The model's facts and settings.
+        head: The head's parameters.
 
     Raises:
         UserError: transformers has no class with such a head.
@@ -145,9 +141,7 @@ def convert_head(
         least, greatest = facts["label_range"]
         weight, bias = weight * (greatest - least), bias * (greatest - least) + least
         labels = facts["columns"][-1:]
-    norm = tensors_below(f"layers.{finetuned.encoder.num_hidden_layers - 1}.output_norm.", encoder)
-    bound = bound_states(norm["weight"], norm["bias"])
-    return classification_head(weight, bias, bound_H=bound, labels=labels)
+    return classification_head(weight, bias, labels)
 
 
 def _write(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:

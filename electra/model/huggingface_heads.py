@@ -1,6 +1,7 @@
-"""Fine-tuned heads in transformers' words: the class, its parameters and what its config.json adds.
+"""Fine-tuned heads for transformers: the class, its parameters, and its fields of config.json.
 
-Each answers as ours does. Shape suffixes: H hidden, C classes.
+The class computes the same logits as our head, and can be trained further. Shape suffixes: H hidden
+size, C classes.
 """
 
 from collections.abc import Sequence
@@ -9,49 +10,56 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-GELU_IS_IDENTITY = 6.0
-"""From here on GELU(x) is x in float32: the normal distribution has 1e-9 left above it."""
+from electra.config import require
 
 
 class HuggingFaceHead(NamedTuple):
-    """What stands on the encoder in one of transformers' classes."""
+    """The head of one of transformers' classes."""
 
     architecture: str
+    """Name of the class."""
     tensors: dict[str, Tensor]
+    """The head's parameters, by the names of the class."""
     settings: dict[str, Any]
-    """Of config.json, beside the encoder's."""
-
-
-def bound_states(gamma_H: Tensor, beta_H: Tensor) -> Tensor:
-    """Return (H,) what the absolute values of a layer norm's outputs never exceed.
-
-    A normalised vector's mean square is at most 1, so none of its H values exceeds sqrt(H).
-    """
-    return gamma_H.abs() * len(gamma_H) ** 0.5 + beta_H.abs()
+    """The head's fields of config.json."""
 
 
 def classification_head(
-    weight_CH: Tensor, bias_C: Tensor, *, bound_H: Tensor, labels: Sequence[str]
+    weight_CH: Tensor, bias_C: Tensor, labels: Sequence[str]
 ) -> HuggingFaceHead:
-    """Return a linear layer on [CLS] as ElectraForSequenceClassification, which has two.
+    """Return a linear layer on [CLS] as ElectraForSequenceClassification, which has two layers.
 
-    Theirs is out_proj(GELU(dense(h))). Our h passes through the first unchanged, but for rounding:
-    dense adds to each value what lifts it to where GELU is the identity, and the bias of out_proj
-    takes it away again.
+    The class computes out_proj(GELU(dense(h))). Since GELU(x) - GELU(-x) = x, two hidden units with
+    opposite weights pass a logit on unchanged. All C pairs are repeated as often as H units allow,
+    and out_proj averages the copies, so that dropout and gradients are spread over the layer as in
+    an ordinary head. The H % 2C units that are left are zero, and remain zero in training.
 
     Args:
-        weight_CH: Of our layer.
-        bias_C: Likewise.
-        bound_H: What the absolute values of h never exceed.
-        labels: Their names; of a regression one, that of the number.
+        weight_CH: Weight of the linear layer.
+        bias_C: Bias of the linear layer.
+        labels: Names of the classes; of a regression, the one name of the number.
+
+    Raises:
+        UserError: There are more than H / 2 classes.
     """
-    lift_H = (bound_H + GELU_IS_IDENTITY).ceil()
-    lowered_C = bias_C.double() - weight_CH.double() @ lift_H.double()
+    num_classes, hidden_size = weight_CH.shape
+    copies = hidden_size // (2 * num_classes)
+    require(
+        copies >= 1,
+        f"transformers' classifier with {hidden_size} hidden units can hold at most "
+        f"{hidden_size // 2} labels of ours, not {num_classes}; use electra predict",
+    )
+    num_used = 2 * num_classes * copies
+    dense_HH = torch.zeros(hidden_size, hidden_size)
+    dense_HH[:num_used] = torch.cat([weight_CH, -weight_CH]).repeat(copies, 1)
+    out_CH = torch.zeros(num_classes, hidden_size)
+    eye_CC = torch.eye(num_classes) / copies
+    out_CH[:, :num_used] = torch.cat([eye_CC, -eye_CC], dim=1).repeat(1, copies)
     tensors = {
-        "classifier.dense.weight": torch.eye(len(lift_H)),
-        "classifier.dense.bias": lift_H,
-        "classifier.out_proj.weight": weight_CH,
-        "classifier.out_proj.bias": lowered_C.float(),
+        "classifier.dense.weight": dense_HH,
+        "classifier.dense.bias": torch.zeros(hidden_size),
+        "classifier.out_proj.weight": out_CH,
+        "classifier.out_proj.bias": bias_C,
     }
     kind = "regression" if len(labels) == 1 else "single_label_classification"
     settings = {"problem_type": kind, **_name_labels(labels)}
@@ -65,20 +73,24 @@ def tagging_head(weight_CH: Tensor, bias_C: Tensor, labels: Sequence[str]) -> Hu
 
 
 def span_head(weight_2H: Tensor, bias_2: Tensor) -> HuggingFaceHead:
-    """Return the logits of starts and ends as ElectraForQuestionAnswering.
+    """Return a linear layer to start and end logits as ElectraForQuestionAnswering.
 
-    Theirs are finite at positions where no answer may stand, too: its users leave these out.
+    The class also gives finite logits at positions where no answer may stand, such as those of the
+    question. The caller has to leave these positions out.
     """
     tensors = {"qa_outputs.weight": weight_2H, "qa_outputs.bias": bias_2}
     return HuggingFaceHead("ElectraForQuestionAnswering", tensors, {})
 
 
 def choice_head(weight_1H: Tensor, bias_1: Tensor) -> HuggingFaceHead:
-    """Return a logit for each choice's [CLS] as ElectraForMultipleChoice, without its summary."""
+    """Return a linear layer on each choice's [CLS] as ElectraForMultipleChoice.
+
+    The class has a summary layer before the linear one; here the summary is [CLS] itself.
+    """
     settings = {
         "summary_type": "first",
         "summary_use_proj": False,
-        "summary_activation": "linear",  # theirs for "none"
+        "summary_activation": "linear",  # no activation
     }
     tensors = {"classifier.weight": weight_1H, "classifier.bias": bias_1}
     return HuggingFaceHead("ElectraForMultipleChoice", tensors, settings)
