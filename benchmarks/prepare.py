@@ -23,9 +23,10 @@ from typing import Any
 import tokenizers
 
 from electra.config import PrepareConfig, UserError
-from electra.corpus.prepare import num_cores, prepare
+from electra.corpus.prepare import prepare
 from electra.corpus.text import TextCounts, find_files, read_documents
 from electra.corpus.tokenizer import Tokenizer
+from electra.processes import usable_cores
 
 LINES_PER_CALL = 1000
 
@@ -105,7 +106,7 @@ def main() -> None:
     parser.add_argument("--tokenizer", required=True, help="a tokenizer's folder or vocab.txt")
     parser.add_argument("--out", required=True, type=Path, help="the .json file to write")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each (default: 3)")
-    parser.add_argument("--workers", type=int, default=num_cores(), help="cores for each")
+    parser.add_argument("--workers", type=int, default=usable_cores(), help="cores for each")
     options = parser.parse_args()
     try:
         result = measure(

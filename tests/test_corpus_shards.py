@@ -383,6 +383,7 @@ def test_foreign_folders_are_refused(tokenizer, text_file, tmp_path):
     prepare([str(text_file)], tokenizer, out, config())
     original = (out / "manifest.json").read_text()
     manifest = json.loads(original)
+    without_shards = {**manifest, "parts": {**manifest["parts"], "heldout": {"shards": []}}}
     with pytest.raises(UserError, match=r"is not a shards folder \(no manifest.json\)"):
         open_shards(tmp_path)
     for content, message in (
@@ -392,6 +393,7 @@ def test_foreign_folders_are_refused(tokenizer, text_file, tmp_path):
         (json.dumps({**manifest, "version": 2}), "has format version 2; this electra reads 1"),
         (json.dumps({**manifest, "dtype": "<u4"}), "is damaged: dtype '<u4' is wrong"),
         (json.dumps({**manifest, "parts": {}}), "is damaged: a field is missing"),
+        (json.dumps(without_shards), "is damaged: no shard of part heldout"),
     ):
         (out / "manifest.json").write_text(content)
         with pytest.raises(UserError, match=message):
@@ -403,6 +405,18 @@ def test_foreign_folders_are_refused(tokenizer, text_file, tmp_path):
     Tokenizer([*SPECIAL, "alpha"]).save(out / "tokenizer")
     with pytest.raises(UserError, match="is not the tokenizer these shards were prepared with"):
         open_shards(out)
+
+
+def test_a_shard_without_tokens_is_refused(tokenizer, text_file, tmp_path):
+    manifest = prepare([str(text_file)], tokenizer, tmp_path / "out", config())
+    (entry,) = manifest["parts"]["heldout"]["shards"]
+    for column in ("tokens", "lines", "documents"):
+        (tmp_path / f"out/heldout-00000.{column}").write_bytes(b"")
+        entry[f"num_{column}"] = 0
+        entry["sha256"][column] = hashlib.sha256().hexdigest()
+    (tmp_path / "out/manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match=r"heldout-00000\.tokens is damaged: .* never empty"):
+        open_shards(tmp_path / "out")
 
 
 def test_large_vocabularies_take_four_bytes(tmp_path):

@@ -10,8 +10,6 @@ import json
 import multiprocessing
 import os
 import re
-import signal
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -30,6 +28,7 @@ from electra.corpus.text import TextCounts, find_files, read_documents
 from electra.corpus.tokenizer import Tokenizer
 from electra.corpus.vocabulary import break_words
 from electra.files import new_folder
+from electra.processes import follow_parent, usable_cores
 
 Progress = Callable[[int, int | None, int], None]
 """Told the source bytes read, those in all (None: unknown) and the tokens written so far."""
@@ -252,7 +251,7 @@ def choose_heldout(first: int, num_documents: int, prob: float, seed: int) -> np
 def _encode(documents: Iterable[list[str]], tokenizer: Tokenizer, workers: int) -> Generator[Batch]:
     """Yield batches of tokens in the order of the documents."""
     batches = _batch_documents(documents)
-    workers = workers or num_cores()
+    workers = workers or usable_cores()
     if workers == 1:
         yield from map(WordEncoder(tokenizer).encode_documents, batches)
         return
@@ -280,13 +279,6 @@ def _encode(documents: Iterable[list[str]], tokenizer: Tokenizer, workers: int) 
         pool.shutdown(cancel_futures=True)
 
 
-def num_cores() -> int:
-    """Return the cores this process may use, where the system tells, else all."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def _batch_documents(documents: Iterable[list[str]]) -> Iterator[list[str]]:
     batch: list[str] = []
     num_chars = 0
@@ -301,22 +293,6 @@ def _batch_documents(documents: Iterable[list[str]]) -> Iterator[list[str]]:
 
 
 _worker_encoder: WordEncoder
-
-
-def follow_parent() -> None:
-    """Make a process of a pool end with its parent, and leave Ctrl-C to that.
-
-    Otherwise a parent that is killed leaves the processes waiting for work for ever.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it reaches the whole process group
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def wait() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()
 
 
 def _start_worker(tokenizer: Tokenizer) -> None:
