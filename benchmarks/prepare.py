@@ -24,7 +24,8 @@ import tokenizers
 
 from electra.config import PrepareConfig, UserError
 from electra.corpus.prepare import prepare
-from electra.corpus.text import TextCounts, find_files, read_documents
+from electra.corpus.sources import find_sources
+from electra.corpus.text import TextCounts, read_documents
 from electra.corpus.tokenizer import Tokenizer
 from electra.processes import usable_cores
 
@@ -58,7 +59,9 @@ def measure(files: Sequence[str], folder: str, *, repeats: int, workers: int) ->
         tokenizer.save(Path(copy) / "t")
         backend = tokenizers.Tokenizer.from_file(str(Path(copy) / "t" / "tokenizer.json"))
     counts = TextCounts()
-    documents = read_documents(find_files(files), border="blank", text_field="text", counts=counts)
+    documents = read_documents(
+        find_sources(files).files, border="blank", text_field="text", counts=counts
+    )
     lines = [line for document in documents for line in document]
     os.environ["RAYON_NUM_THREADS"] = str(workers)
     runs: dict[str, list[tuple[float, int]]] = {"prepare": [], "tokenizers": []}

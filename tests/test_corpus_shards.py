@@ -20,7 +20,8 @@ from electra.config import PrepareConfig, TokenizerConfig, UserError
 from electra.corpus import prepare as prepare_module
 from electra.corpus.prepare import WordEncoder, choose_heldout, prepare
 from electra.corpus.shards import PARTS, ShardWriter, open_shards, tokens_dtype
-from electra.corpus.text import TextCounts, find_files, read_documents
+from electra.corpus.sources import find_sources
+from electra.corpus.text import TextCounts, read_documents
 from electra.corpus.tokenizer import Tokenizer
 from electra.corpus.vocabulary import break_words
 
@@ -106,7 +107,7 @@ def test_tokens_in_are_tokens_in_the_shards(
     )
     counts = TextCounts()
     documents = read_documents(
-        find_files([str(text_file)]), border="blank", text_field="text", counts=counts
+        find_sources([str(text_file)]).files, border="blank", text_field="text", counts=counts
     )
     expected = [
         tokenizer.encode_batch([break_words(line) for line in lines]) for lines in documents
@@ -186,7 +187,7 @@ def test_forgetting_words_changes_nothing(tokenizer, monkeypatch):
 
 def test_text_without_tokens_is_left_out(tokenizer, tmp_path):
     path = tmp_path / "a.txt"
-    path.write_bytes(b"\0\0\n\nalpha\n\0\n\nbeta\n\n\0")
+    path.write_bytes(b"\1\1\n\nalpha\n\1\n\nbeta\n\n\1")
     manifest = prepare([str(path)], tokenizer, tmp_path / "out", config())
     assert sum(manifest["parts"][part]["num_documents"] for part in PARTS) == 2
     assert sum(manifest["parts"][part]["num_lines"] for part in PARTS) == 2
@@ -327,6 +328,29 @@ def test_what_a_killed_run_left_is_replaced(tokenizer, text_file, tmp_path):
     prepare([str(text_file)], tokenizer, tmp_path / "out", config())
     assert folder_digests(tmp_path / "out") == folder_digests(tmp_path / "clean")
     assert not (tmp_path / "out.incomplete").exists()
+
+
+def test_a_file_whose_name_is_not_utf8(tokenizer, text_file, tmp_path):
+    text_file.rename(tmp_path / "caf\udce9.txt")
+    manifest = prepare([str(tmp_path)], tokenizer, tmp_path / "out", config())
+    assert manifest["source_files"] == ["caf\ufffd.txt"]
+    open_shards(tmp_path / "out")
+
+
+def test_what_the_verbs_wrote_is_no_text(tokenizer, text_file, tmp_path):
+    folder = text_file.parent
+    first = prepare([str(folder)], tokenizer, folder / "out", config())
+    tokenizer.save(folder / "deep/down/vocabulary")
+    shutil.copytree(folder / "out", folder / "again.incomplete")
+    (folder / "deep/run").mkdir()
+    for name in ("config.json", "manifest.json", "results.json"):
+        (folder / "deep/run" / name).write_text("{}")
+    for number, words in enumerate((str(folder), str(folder / "**/*"))):
+        again = prepare([words], tokenizer, tmp_path / f"outside-{number}", config())
+        assert again.pop("passed_over") == 4 + number
+        assert again == {key: value for key, value in first.items() if key != "passed_over"}
+    with pytest.raises(UserError, match="out is a shards folder, not text"):
+        prepare([str(folder / "out")], tokenizer, tmp_path / "third", config())
 
 
 def test_refusals_of_prepare(tokenizer, text_file, tmp_path):

@@ -24,9 +24,10 @@ import numpy as np
 from electra.config import PrepareConfig, UserError, require
 from electra.corpus.compression import STDIN
 from electra.corpus.shards import FORMAT, PARTS, VERSION, ShardWriter, tokens_dtype
-from electra.corpus.text import TextCounts, find_files, read_documents
+from electra.corpus.sources import find_sources
+from electra.corpus.text import TextCounts, read_documents
 from electra.corpus.tokenizer import Tokenizer
-from electra.corpus.vocabulary import break_words
+from electra.corpus.vocabulary import break_words, replace_surrogates
 from electra.files import new_folder
 from electra.processes import follow_parent, usable_cores
 
@@ -109,8 +110,10 @@ def prepare(
 
     Raises:
         UserError: a path is wrong or damaged, `out` exists, or there is too little text.
+        OSError: a folder cannot be listed, or `out` cannot be written.
     """
-    files = find_files(paths)
+    sources = find_sources(paths)
+    files = sources.files
     counts = TextCounts()
     with new_folder(Path(out)) as folder:
         tokenizer.save(folder / "tokenizer")
@@ -143,7 +146,8 @@ def prepare(
             "dtype": tokens_dtype(tokenizer.vocab_size),
             "vocab_size": tokenizer.vocab_size,
             "tokenizer_digest": tokenizer.digest,
-            "source_files": [path.name for path in files],
+            "source_files": [replace_surrogates(path.name) for path in files],
+            "passed_over": len(sources.passed_over),
             "text": dataclasses.asdict(counts),
             "unk_tokens": num_unknown,
             "heldout": heldout_rule,
@@ -221,7 +225,8 @@ def _throttle(
     progress: Progress | None, files: Sequence[Path], counts: TextCounts
 ) -> Callable[[int, bool], None]:
     """Return what tells the progress a few times a second, and once at the end."""
-    total = None if STDIN in files else sum(path.stat().st_size for path in files)
+    is_known = all(path != STDIN and path.is_file() for path in files)
+    total = sum(path.stat().st_size for path in files) if is_known else None
     told = 0.0
 
     def report(num_tokens: int, is_last: bool) -> None:
