@@ -23,9 +23,11 @@ from typing import Any
 import tokenizers
 
 from electra.config import PrepareConfig, UserError
-from electra.corpus.prepare import num_cores, prepare
-from electra.corpus.text import TextCounts, find_files, read_documents
+from electra.corpus.prepare import prepare
+from electra.corpus.sources import find_sources
+from electra.corpus.text import TextCounts, read_documents
 from electra.corpus.tokenizer import Tokenizer
+from electra.processes import usable_cores
 
 LINES_PER_CALL = 1000
 
@@ -57,7 +59,9 @@ def measure(files: Sequence[str], folder: str, *, repeats: int, workers: int) ->
         tokenizer.save(Path(copy) / "t")
         backend = tokenizers.Tokenizer.from_file(str(Path(copy) / "t" / "tokenizer.json"))
     counts = TextCounts()
-    documents = read_documents(find_files(files), border="blank", text_field="text", counts=counts)
+    documents = read_documents(
+        find_sources(files).files, border="blank", text_field="text", counts=counts
+    )
     lines = [line for document in documents for line in document]
     os.environ["RAYON_NUM_THREADS"] = str(workers)
     runs: dict[str, list[tuple[float, int]]] = {"prepare": [], "tokenizers": []}
@@ -105,7 +109,7 @@ def main() -> None:
     parser.add_argument("--tokenizer", required=True, help="a tokenizer's folder or vocab.txt")
     parser.add_argument("--out", required=True, type=Path, help="the .json file to write")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each (default: 3)")
-    parser.add_argument("--workers", type=int, default=num_cores(), help="cores for each")
+    parser.add_argument("--workers", type=int, default=usable_cores(), help="cores for each")
     options = parser.parse_args()
     try:
         result = measure(

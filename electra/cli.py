@@ -106,13 +106,13 @@ def tokenizer(
     out
         The tokenizer folder to write.
     """
-    from electra.corpus.text import TextCounts, find_files, read_documents
+    from electra.corpus.text import TextCounts, read_documents
     from electra.corpus.tokenizer import Tokenizer
     from electra.terminal import Progress, print_done
 
     settings = _resolve(TokenizerConfig(), config, set_)
     reading = PrepareConfig()
-    files = find_files(text)
+    files = _find_text(text)
     _refuse_existing(out)
     if dry_run:
         return _print_plan(settings, f"read {_describe(files)} and write the tokenizer {out}")
@@ -161,12 +161,11 @@ def prepare(
         The shards folder to write.
     """
     from electra.corpus.prepare import prepare as run_prepare
-    from electra.corpus.text import find_files
     from electra.corpus.tokenizer import Tokenizer
     from electra.terminal import Progress, print_done
 
     settings = _resolve(PrepareConfig(), config, set_)
-    files = find_files(text)
+    files = _find_text(text)
     loaded = Tokenizer.load(tokenizer)
     _refuse_existing(out)
     if dry_run:
@@ -733,6 +732,20 @@ def _next_free(out: Path) -> Path:
     while free.exists():
         free, number = out.with_name(f"{out.name}-{number}"), number + 1
     return free
+
+
+def _find_text(text: Sequence[str]) -> Sequence[Path]:
+    """Return the files to read, and tell what is passed over and what is waited for."""
+    from electra.corpus.sources import find_sources, name_passed_over
+    from electra.terminal import print_note
+
+    sources = find_sources(text)
+    if sources.passed_over:
+        print_note(name_passed_over(sources.passed_over))
+    for path in sources.files:
+        if path.is_fifo():
+            print_note(f"{path} is a pipe; waiting until something is written to it")
+    return sources.files
 
 
 def _describe(files: Sequence[Path]) -> str:

@@ -639,3 +639,14 @@ class QuickstartConfig:
     """Texts asked about."""
     seeds: int = 5
     """Fine-tunings, with and without pre-training; their median counts."""
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("pretrain_seconds", 1),
+            ("num_packages", 2),
+            ("num_labelled", 2 * self.num_packages),  # each label twice, as a task of one's own
+            ("num_asked", self.num_packages),
+            ("seeds", 1),
+        ):
+            value = getattr(self, name)
+            require(value >= least, f"{name} must be at least {least}, not {value}")

@@ -5,6 +5,7 @@ by hand.
 """
 
 import dataclasses
+import itertools
 import json
 import shlex
 import time
@@ -12,12 +13,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from electra.config import PrepareConfig, PretrainConfig, QuickstartConfig, TokenizerConfig
+from electra.config import PrepareConfig, PretrainConfig, QuickstartConfig, TokenizerConfig, require
 from electra.corpus.harvest import Docstring, harvest, write_jsonl
 from electra.corpus.prepare import prepare
-from electra.corpus.question import Question, package_question
+from electra.corpus.question import MIN_WORDS, PackageQuestion, package_question
 from electra.corpus.shards import Shards, open_shards
-from electra.corpus.text import TextCounts, find_files, read_documents
+from electra.corpus.sources import find_sources, name_passed_over
+from electra.corpus.text import TextCounts, read_documents
 from electra.corpus.tokenizer import Tokenizer
 from electra.export import export
 from electra.finetune import finetune
@@ -33,6 +35,7 @@ from electra.terminal import (
     Display,
     Progress,
     print_done,
+    print_note,
     print_step,
     print_table,
     print_tokens,
@@ -43,6 +46,10 @@ from electra.training.device import choose_device, choose_dtype, prepare_process
 PROBE_SECONDS = 1.0
 SHOWN_TOKENS = 40
 """Tokens of the sample that is shown on the terminal."""
+MAX_PASSAGES = 20_000
+"""Lines of a file that the question may be about."""
+MAX_GROUP, MIN_GROUPS = 20, 20
+"""Lines side by side that are all learnt from or all asked about, and groups of them in a file."""
 
 
 def quickstart(text: Sequence[str], out: Path, config: QuickstartConfig) -> None:
@@ -53,21 +60,30 @@ def quickstart(text: Sequence[str], out: Path, config: QuickstartConfig) -> None
         out: The folder to write; must not exist.
         config: The recipe.
     """
-    if text:
-        find_files(text)  # refuses what is not there before anything is written
     began = time.perf_counter()
-    out.mkdir(parents=True)
     corpus = list(text) or [str(out / "corpus.jsonl")]
-    if not text:
+    if text:
+        sources = find_sources(text)
+        if sources.passed_over:
+            print_note(name_passed_over(sources.passed_over))
+        question = _ask_about_files(sources.files, config)
+        out.mkdir(parents=True)
+    else:
         print_step("corpus: the documentation of Python and its packages, read but never run")
         with Progress("reading", unit="texts") as progress:
-            write_jsonl(_count(harvest(), progress), out / "corpus.jsonl")
+            docstrings = list(_show_count(harvest(), progress))
+        require(bool(docstrings), "no documentation lies beside this Python; name text with --text")
+        question = package_question(docstrings, config.num_packages, config.prepare.seed)
+        out.mkdir(parents=True)
+        write_jsonl(docstrings, out / "corpus.jsonl")
+    print_step(_describe_question(question, "files" if text else "packages"))
 
     words = shlex.join(corpus)
     changed = set_words(TokenizerConfig(), config.tokenizer)
     print_step(f"electra tokenizer {words} --out {out}/tokenizer{changed}")
     with Progress("vocabulary", unit="lines") as progress:
-        lines = _count(_read_lines(corpus, config.prepare), progress)
+        texts = find_sources(corpus).files
+        lines = _show_count(_stream_lines(texts, config.prepare), progress)
         tokenizer = Tokenizer.train(lines, config.tokenizer)
     tokenizer.save(out / "tokenizer")
 
@@ -95,7 +111,6 @@ def quickstart(text: Sequence[str], out: Path, config: QuickstartConfig) -> None
         )
         print_tokens(samples[0][:SHOWN_TOKENS])
 
-    question = _find_question(corpus, text, config)
     finetunings = []
     if question:
         folder = out / "question"
@@ -121,10 +136,6 @@ def quickstart(text: Sequence[str], out: Path, config: QuickstartConfig) -> None
                     progress=show_finetuning(progress, config.seeds),
                 )
             finetunings.append(read_finetuning(scores / "results.json"))
-    else:
-        print_step(
-            "no question: texts of one origin only; see electra finetune --help for your own"
-        )
 
     runs = read_runs([out / "run"])
     export(out / "run", out / "exported")
@@ -183,45 +194,56 @@ def set_words(default: Any, settings: Any) -> str:
     return f" --set {' '.join(changes)}" if changes else ""
 
 
-def _count(items: Iterable[Any], progress: Progress) -> Iterator[Any]:
+def _show_count(items: Iterable[Any], progress: Progress) -> Iterator[Any]:
     for number, item in enumerate(items, start=1):
         progress.update(number, None)
         yield item
 
 
-def _read_lines(corpus: Sequence[str], config: PrepareConfig) -> Iterator[str]:
-    counts = TextCounts()
-    files = find_files(corpus)
+def _stream_lines(files: Sequence[Path], config: PrepareConfig) -> Iterator[str]:
     for document in read_documents(
-        files, border=config.border, text_field=config.text_field, counts=counts
+        files, border=config.border, text_field=config.text_field, counts=TextCounts()
     ):
         yield from document
 
 
-def _find_question(
-    corpus: Sequence[str], text: Sequence[str], config: QuickstartConfig
-) -> tuple[list[Question], list[Question]] | None:
-    """Return train and test of "which package (own text: which file) does this come from?"."""
-    if not text:
-        lines = Path(corpus[0]).read_text(encoding="utf-8").splitlines()
-        docstrings = [Docstring(**json.loads(line)) for line in lines]
-        return package_question(docstrings, config.num_packages, config.prepare.seed)
-    files = find_files(corpus)[: config.num_packages]
-    if len(files) < 2:
-        return None
-    passages = [
-        Docstring(package=str(file), module=str(number // 20), name="", text=line)
-        for file in files
-        for number, line in enumerate(_read_lines([str(file)], config.prepare))
-    ]
-    return package_question(passages, len(files), config.prepare.seed)
+def _ask_about_files(files: Sequence[Path], config: QuickstartConfig) -> PackageQuestion | None:
+    """Return the question "which of the largest files does this line come from?", if there is one.
+
+    Raises:
+        UserError: A file can be read only once, or is damaged.
+    """
+    for file in files:
+        require(
+            file.is_file(), f"quickstart reads its text several times; write {file} to a file first"
+        )
+    largest = sorted(files, key=lambda file: file.stat().st_size, reverse=True)
+    passages = []
+    for file in largest[: config.num_packages]:
+        # A label has to be printable.
+        name = "".join(char if char.isprintable() else "\ufffd" for char in str(file))
+        lines = list(itertools.islice(_stream_lines([file], config.prepare), MAX_PASSAGES))
+        # Neighbouring lines stay on one side, in groups of which a small file has some, too.
+        group = min(MAX_GROUP, max(1, len(lines) // MIN_GROUPS))
+        passages += [
+            Docstring(package=name, module=str(number // group), name="", text=line)
+            for number, line in enumerate(lines)
+        ]
+    return package_question(passages, config.num_packages, config.prepare.seed)
 
 
-def _write_question(
-    folder: Path, question: tuple[list[Question], list[Question]], config: QuickstartConfig
-) -> None:
+def _describe_question(question: PackageQuestion | None, what: str) -> str:
+    if question:
+        return f"question: which of {len(question.packages)} {what} does a text come from?"
+    return (
+        f"no question, so no fine-tuning: it takes two {what} with a few lines of "
+        f"{MIN_WORDS} words or more; see electra finetune --help for a task of your own"
+    )
+
+
+def _write_question(folder: Path, question: PackageQuestion, config: QuickstartConfig) -> None:
     folder.mkdir()
-    counts = (config.num_labelled, config.num_asked)
-    for name, part, most in zip(("train", "dev"), question, counts, strict=True):
-        lines = [json.dumps(each._asdict(), ensure_ascii=False) + "\n" for each in part[:most]]
+    train, dev = question.train[: config.num_labelled], question.test[: config.num_asked]
+    for name, part in (("train", train), ("dev", dev)):
+        lines = [json.dumps(each._asdict(), ensure_ascii=False) + "\n" for each in part]
         (folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")

@@ -13,7 +13,7 @@ ROOT = Path(electra.__file__).parent
 # folder. A file not named here fails the test: it has to be given its place.
 LEVELS = [
     {"config", "__init__"},
-    {"files", "presets"},
+    {"files", "presets", "processes"},
     {"settings", "corpus", "model"},
     {"training"},
     {"method"},

@@ -20,7 +20,8 @@ from electra.config import PrepareConfig, TokenizerConfig, UserError
 from electra.corpus import prepare as prepare_module
 from electra.corpus.prepare import WordEncoder, choose_heldout, prepare
 from electra.corpus.shards import PARTS, ShardWriter, open_shards, tokens_dtype
-from electra.corpus.text import TextCounts, find_files, read_documents
+from electra.corpus.sources import find_sources
+from electra.corpus.text import TextCounts, read_documents
 from electra.corpus.tokenizer import Tokenizer
 from electra.corpus.vocabulary import break_words
 from electra.files import UNFINISHED
@@ -107,7 +108,7 @@ def test_tokens_in_are_tokens_in_the_shards(
     )
     counts = TextCounts()
     documents = read_documents(
-        find_files([str(text_file)]), border="blank", text_field="text", counts=counts
+        find_sources([str(text_file)]).files, border="blank", text_field="text", counts=counts
     )
     expected = [
         tokenizer.encode_batch([break_words(line) for line in lines]) for lines in documents
@@ -187,7 +188,7 @@ def test_forgetting_words_changes_nothing(tokenizer, monkeypatch):
 
 def test_text_without_tokens_is_left_out(tokenizer, tmp_path):
     path = tmp_path / "a.txt"
-    path.write_bytes(b"\0\0\n\nalpha\n\0\n\nbeta\n\n\0")
+    path.write_bytes(b"\1\1\n\nalpha\n\1\n\nbeta\n\n\1")
     manifest = prepare([str(path)], tokenizer, tmp_path / "out", config())
     assert sum(manifest["parts"][part]["num_documents"] for part in PARTS) == 2
     assert sum(manifest["parts"][part]["num_lines"] for part in PARTS) == 2
@@ -333,6 +334,29 @@ def test_what_a_killed_run_left_is_replaced(tokenizer, text_file, tmp_path):
     assert not (tmp_path / "out.incomplete").exists()
 
 
+def test_a_file_whose_name_is_not_utf8(tokenizer, text_file, tmp_path):
+    text_file.rename(tmp_path / "caf\udce9.txt")
+    manifest = prepare([str(tmp_path)], tokenizer, tmp_path / "out", config())
+    assert manifest["source_files"] == ["caf\ufffd.txt"]
+    open_shards(tmp_path / "out")
+
+
+def test_what_the_verbs_wrote_is_no_text(tokenizer, text_file, tmp_path):
+    folder = text_file.parent
+    first = prepare([str(folder)], tokenizer, folder / "out", config())
+    tokenizer.save(folder / "deep/down/vocabulary")
+    shutil.copytree(folder / "out", folder / "again.incomplete")
+    (folder / "deep/run").mkdir()
+    for name in ("config.json", "manifest.json", "results.json"):
+        (folder / "deep/run" / name).write_text("{}")
+    for number, words in enumerate((str(folder), str(folder / "**/*"))):
+        again = prepare([words], tokenizer, tmp_path / f"outside-{number}", config())
+        assert again.pop("passed_over") == 4 + number
+        assert again == {key: value for key, value in first.items() if key != "passed_over"}
+    with pytest.raises(UserError, match="out is a shards folder, not text"):
+        prepare([str(folder / "out")], tokenizer, tmp_path / "third", config())
+
+
 def test_refusals_of_prepare(tokenizer, text_file, tmp_path):
     for name, content, message in (
         ("blank.txt", " \n\n\t\n", "the files hold no text"),
@@ -387,6 +411,7 @@ def test_foreign_folders_are_refused(tokenizer, text_file, tmp_path):
     prepare([str(text_file)], tokenizer, out, config())
     original = (out / "manifest.json").read_text()
     manifest = json.loads(original)
+    without_shards = {**manifest, "parts": {**manifest["parts"], "heldout": {"shards": []}}}
     with pytest.raises(UserError, match=r"is not a shards folder \(no manifest.json\)"):
         open_shards(tmp_path)
     for content, message in (
@@ -396,6 +421,7 @@ def test_foreign_folders_are_refused(tokenizer, text_file, tmp_path):
         (json.dumps({**manifest, "version": 2}), "has format version 2; this electra reads 1"),
         (json.dumps({**manifest, "dtype": "<u4"}), "is damaged: dtype '<u4' is wrong"),
         (json.dumps({**manifest, "parts": {}}), "is damaged: a field is missing"),
+        (json.dumps(without_shards), "is damaged: no shard of part heldout"),
     ):
         (out / "manifest.json").write_text(content)
         with pytest.raises(UserError, match=message):
@@ -407,6 +433,18 @@ def test_foreign_folders_are_refused(tokenizer, text_file, tmp_path):
     Tokenizer([*SPECIAL, "alpha"]).save(out / "tokenizer")
     with pytest.raises(UserError, match="is not the tokenizer these shards were prepared with"):
         open_shards(out)
+
+
+def test_a_shard_without_tokens_is_refused(tokenizer, text_file, tmp_path):
+    manifest = prepare([str(text_file)], tokenizer, tmp_path / "out", config())
+    (entry,) = manifest["parts"]["heldout"]["shards"]
+    for column in ("tokens", "lines", "documents"):
+        (tmp_path / f"out/heldout-00000.{column}").write_bytes(b"")
+        entry[f"num_{column}"] = 0
+        entry["sha256"][column] = hashlib.sha256().hexdigest()
+    (tmp_path / "out/manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match=r"heldout-00000\.tokens is damaged: .* never empty"):
+        open_shards(tmp_path / "out")
 
 
 def test_large_vocabularies_take_four_bytes(tmp_path):

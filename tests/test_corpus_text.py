@@ -3,9 +3,11 @@
 import gzip
 import json
 import lzma
+import os
 import random
 import re
 import resource
+import subprocess
 import sys
 
 import pytest
@@ -13,8 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from electra.config import UserError
+from electra.corpus import sources as sources_module
 from electra.corpus import text as text_module
-from electra.corpus.text import TextCounts, find_files, read_documents
+from electra.corpus.sources import find_sources
+from electra.corpus.text import TextCounts, read_documents
 from electra.corpus.vocabulary import break_words
 
 DOCUMENTS = [
@@ -26,8 +30,7 @@ DOCUMENTS = [
 
 def read(path, border="blank", text_field="text"):
     counts = TextCounts()
-    files = find_files([str(path)])
-    documents = list(read_documents(files, border=border, text_field=text_field, counts=counts))
+    documents = list(read_documents([path], border=border, text_field=text_field, counts=counts))
     return documents, counts
 
 
@@ -223,7 +226,7 @@ def test_parquet_columns_are_checked(tmp_path):
         read(path, text_field="n")
 
 
-def test_find_files(tmp_path):
+def test_find_sources(tmp_path):
     for name in ("b/two.txt", "a.txt", "b/.hidden/x.txt", ".y.txt", "b/c/three.md"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -231,8 +234,8 @@ def test_find_files(tmp_path):
     (tmp_path / "b/empty.txt").touch()
     (tmp_path / "nothing").mkdir()
     names = ["a.txt", "b/c/three.md", "b/two.txt"]
-    assert find_files([str(tmp_path)]) == [tmp_path / name for name in names]
-    found = find_files([str(tmp_path / "a.txt"), str(tmp_path / "**/*.txt"), "-"])
+    assert find_sources([str(tmp_path)]).files == tuple(tmp_path / name for name in names)
+    found = find_sources([str(tmp_path / "a.txt"), str(tmp_path / "**/*.txt"), "-"]).files
     assert [path.name for path in found] == ["a.txt", "two.txt", "-"]
     for name, message in (
         ("missing.txt", "there is no file .*missing.txt"),
@@ -241,9 +244,69 @@ def test_find_files(tmp_path):
         ("nothing", "the folder .*nothing holds no files with text"),
     ):
         with pytest.raises(UserError, match=message):
-            find_files([str(tmp_path / name)])
+            find_sources([str(tmp_path / name)])
     with pytest.raises(UserError, match="no text given"):
-        find_files([])
+        find_sources([])
+
+
+def test_what_is_no_text_is_passed_over_and_named(tmp_path):
+    (tmp_path / "a.txt").write_text("text")
+    (tmp_path / "latin.txt").write_bytes("Größe, naïve: mostly ASCII, and read.".encode("latin-1"))
+    hostile = {
+        "b.txt.gz": (gzip.compress(b"\0tar\0"), "binary"),
+        "image.png": (b"\x89PNG\r\n\x1a\n\0\0", "binary"),
+        "koi8.txt": ("Жизнь".encode("koi8-r"), "binary, or text that is not UTF-8"),
+        "utf16.txt": ("text".encode("utf-16"), "UTF-16; convert it to UTF-8 (iconv -f UTF-16 -t UTF-8)"),  # noqa: E501
+    }  # fmt: skip
+    for name, (content, kind) in hostile.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(UserError, match=re.escape(f"{name} is no text: {kind}")):
+            find_sources([str(tmp_path / name)])
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "self").symlink_to(tmp_path)
+    (tmp_path / "gone.txt").symlink_to(tmp_path / "nothing.txt")
+    expected = {name: kind for name, (_, kind) in hostile.items()} | {
+        "pipe": "not a regular file",
+        "gone.txt": "a link to nothing",
+    }
+    for name, links in (("", {"self": "a link to a folder"}), ("*", {})):
+        found = find_sources([str(tmp_path / name)])
+        assert [path.name for path in found.files] == ["a.txt", "latin.txt"]
+        assert {path.name: kind for path, kind in found.passed_over} == expected | links
+    assert find_sources([str(tmp_path / "pipe")]).files == (tmp_path / "pipe",)
+    with pytest.raises(UserError, match=r"/dev/null is neither a file, nor a folder, nor a pipe"):
+        find_sources(["/dev/null"])
+    (tmp_path / "a.txt").unlink()
+    (tmp_path / "latin.txt").unlink()
+    with pytest.raises(UserError, match=r"holds no files with text; passed over.*pipe \(not a reg"):
+        find_sources([str(tmp_path)])
+
+
+def test_a_character_at_the_end_of_the_first_block_is_no_damage(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources_module, "FIRST_BYTES", 3)
+    (tmp_path / "a.txt").write_text("a中文")
+    assert find_sources([str(tmp_path)]).files == (tmp_path / "a.txt",)
+
+
+@pytest.mark.parametrize("pattern", ["", "**/*.txt", "*/*.txt"])
+def test_a_folder_that_cannot_be_listed_is_an_error(tmp_path, pattern):
+    (tmp_path / "readable").mkdir()
+    (tmp_path / "readable/a.txt").write_text("text")
+    closed = tmp_path / "closed"
+    closed.mkdir()
+    tmp_path.chmod(0o755)
+    closed.chmod(0)
+    # Permissions hold nobody back who is root, so another user looks.
+    program = (
+        "import os, sys; from electra.corpus.sources import find_sources;"
+        "os.chdir(sys.argv[1]);"
+        "os.getuid() or os.setuid(12345);"
+        "print(find_sources(sys.argv[2:]).files)"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path), pattern or "."]
+    done = subprocess.run(command, capture_output=True, text=True)
+    closed.chmod(0o755)
+    assert re.search(r"PermissionError: \[Errno 13\] Permission denied: '.*closed/?'", done.stderr)
 
 
 def test_long_words_are_broken_and_others_left_alone():

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.lib.stride_tricks import sliding_window_view
 
-from electra.config import ExamplesConfig, UserError
+from electra.config import ExamplesConfig
 from electra.corpus.shards import Shard
 from electra.corpus.tokenizer import Tokenizer
 from electra.model.batch import Batch
@@ -34,7 +34,7 @@ class Examples:
     """All rows of an epoch, in an order that each epoch draws anew.
 
     Args:
-        shards: One part of a shards folder.
+        shards: One part of a shards folder; none of them is empty.
         tokenizer: For the special tokens and for where words begin.
         config: Length of a row, shares of short ones and of single segments.
         seed: Seed of the cut and of the order.
@@ -43,8 +43,6 @@ class Examples:
     def __init__(
         self, shards: Sequence[Shard], tokenizer: Tokenizer, config: ExamplesConfig, seed: int
     ):
-        if not any(len(shard.tokens) for shard in shards):
-            raise UserError("the shards hold no tokens")
         self.shards = shards
         self.tokenizer = tokenizer
         self.config = config
@@ -97,11 +95,10 @@ class Examples:
             covered += int(counts[-1].sum())
         count, pair = np.concatenate(counts), np.concatenate(pairs)
         ends = np.cumsum(count)
-        num_rows = int(np.searchsorted(ends, num_tokens)) + 1 if num_tokens else 0
+        num_rows = int(np.searchsorted(ends, num_tokens)) + 1
         count, pair = count[:num_rows], pair[:num_rows]
         starts = ends[:num_rows] - count
-        if num_rows:
-            count[-1] = num_tokens - starts[-1]
+        count[-1] = num_tokens - starts[-1]
         return starts, count, pair & (count >= 2)
 
     def _draw(self, first: int, last: int) -> np.ndarray:

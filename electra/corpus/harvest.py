@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from electra.config import require
-from electra.corpus.prepare import follow_parent, num_cores
+from electra.processes import follow_parent, usable_cores
 
 STANDARD_LIBRARY = "python"
 """The package name under which the standard library's docstrings are given."""
@@ -64,7 +64,7 @@ def harvest() -> Iterator[Docstring]:
     tasks = list(_list_modules())
     # Spawned, since a fork of a process with threads (torch's, tokenizers') may hang.
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(num_cores(), spawn, follow_parent) as pool:
+    with ProcessPoolExecutor(usable_cores(), spawn, follow_parent) as pool:
         for docstrings in pool.map(
             _read_module, *zip(*tasks, strict=True), chunksize=FILES_PER_TASK
         ):

@@ -10,8 +10,6 @@ import json
 import multiprocessing
 import os
 import re
-import signal
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -26,10 +24,12 @@ import numpy as np
 from electra.config import PrepareConfig, UserError, require
 from electra.corpus.compression import STDIN
 from electra.corpus.shards import FORMAT, PARTS, VERSION, ShardWriter, tokens_dtype
-from electra.corpus.text import TextCounts, find_files, read_documents
+from electra.corpus.sources import find_sources
+from electra.corpus.text import TextCounts, read_documents
 from electra.corpus.tokenizer import Tokenizer
-from electra.corpus.vocabulary import break_words
+from electra.corpus.vocabulary import break_words, replace_surrogates
 from electra.files import new_folder
+from electra.processes import follow_parent, usable_cores
 
 Progress = Callable[[int, int | None, int], None]
 """Told the source bytes read, those in all (None: unknown) and the tokens written so far."""
@@ -110,8 +110,10 @@ def prepare(
 
     Raises:
         UserError: a path is wrong or damaged, `out` exists, or there is too little text.
+        OSError: a folder cannot be listed, or `out` cannot be written.
     """
-    files = find_files(paths)
+    sources = find_sources(paths)
+    files = sources.files
     counts = TextCounts()
     with new_folder(Path(out)) as folder:
         tokenizer.save(folder / "tokenizer")
@@ -144,7 +146,8 @@ def prepare(
             "dtype": tokens_dtype(tokenizer.vocab_size),
             "vocab_size": tokenizer.vocab_size,
             "tokenizer_digest": tokenizer.digest,
-            "source_files": [path.name for path in files],
+            "source_files": [replace_surrogates(path.name) for path in files],
+            "passed_over": len(sources.passed_over),
             "text": dataclasses.asdict(counts),
             "unk_tokens": num_unknown,
             "heldout": heldout_rule,
@@ -222,7 +225,8 @@ def _throttle(
     progress: Progress | None, files: Sequence[Path], counts: TextCounts
 ) -> Callable[[int, bool], None]:
     """Return what tells the progress a few times a second, and once at the end."""
-    total = None if STDIN in files else sum(path.stat().st_size for path in files)
+    is_known = all(path != STDIN and path.is_file() for path in files)
+    total = sum(path.stat().st_size for path in files) if is_known else None
     told = 0.0
 
     def report(num_tokens: int, is_last: bool) -> None:
@@ -252,7 +256,7 @@ def choose_heldout(first: int, num_documents: int, prob: float, seed: int) -> np
 def _encode(documents: Iterable[list[str]], tokenizer: Tokenizer, workers: int) -> Generator[Batch]:
     """Yield batches of tokens in the order of the documents."""
     batches = _batch_documents(documents)
-    workers = workers or num_cores()
+    workers = workers or usable_cores()
     if workers == 1:
         yield from map(WordEncoder(tokenizer).encode_documents, batches)
         return
@@ -280,13 +284,6 @@ def _encode(documents: Iterable[list[str]], tokenizer: Tokenizer, workers: int) 
         pool.shutdown(cancel_futures=True)
 
 
-def num_cores() -> int:
-    """Return the cores this process may use, where the system tells, else all."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def _batch_documents(documents: Iterable[list[str]]) -> Iterator[list[str]]:
     batch: list[str] = []
     num_chars = 0
@@ -301,22 +298,6 @@ def _batch_documents(documents: Iterable[list[str]]) -> Iterator[list[str]]:
 
 
 _worker_encoder: WordEncoder
-
-
-def follow_parent() -> None:
-    """Make a process of a pool end with its parent, and leave Ctrl-C to that.
-
-    Otherwise a parent that is killed leaves the processes waiting for work for ever.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it reaches the whole process group
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def wait() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()
 
 
 def _start_worker(tokenizer: Tokenizer) -> None:

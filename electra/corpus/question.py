@@ -6,18 +6,22 @@ left to go by is what the text is about. Train and test never share a module, no
 """
 
 import hashlib
+import itertools
 import random
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from electra.config import require
 from electra.corpus.harvest import STANDARD_LIBRARY, Docstring
 
 TEST_SHARE = 0.2
 MIN_WORDS = 8
 MAX_WORDS = 64
+MIN_TRAIN_TEXTS = 4
+MIN_TEST_TEXTS = 2
+"""Texts that a package needs on either side to take part."""
 MASK = "name"
 
 SECTION = re.compile(
@@ -33,7 +37,8 @@ IDENTIFIER = re.compile(
     r"|\b\w*_\w*"  # underscored
     r"|\b\w*[a-z][A-Z]\w*"  # camelCase
 )
-WORD = re.compile(r"[A-Za-z]+")
+WORD = re.compile(r"[^\W\d_]+")
+"""Letters of any script: the texts may be a user's own."""
 NICKNAMES = {
     STANDARD_LIBRARY: ("stdlib", "pep"),
     "huggingface_hub": ("huggingface", "hugging face", "hf"),
@@ -51,46 +56,73 @@ MIN_PART_CHARS = 5
 """Characters from which a package's name is masked inside longer words too ("PyTorch")."""
 
 
-class Question(NamedTuple):
+class LabelledText(NamedTuple):
     """A text and the package it comes from."""
 
     text: str
     label: str
 
 
+@dataclass(frozen=True)
+class PackageQuestion:
+    """Which package does a text come from? Equally many texts of each, in random order.
+
+    Any first part of `train` or `test` is balanced, too.
+    """
+
+    packages: tuple[str, ...]
+    train: tuple[LabelledText, ...]
+    test: tuple[LabelledText, ...]
+
+
 def package_question(
     docstrings: Iterable[Docstring], num_packages: int, seed: int
-) -> tuple[list[Question], list[Question]]:
-    """Return (train, test): equally many texts of each of the packages with the most of them.
+) -> PackageQuestion | None:
+    """Return the question about the packages with the most texts, or None if fewer than two do.
 
-    Raises:
-        UserError: there are fewer packages with texts for both.
+    A package takes part with at least MIN_TRAIN_TEXTS to learn from and MIN_TEST_TEXTS to ask
+    about; where too few have as many, there are fewer than `num_packages`.
     """
     by_package: dict[str, list[Docstring]] = defaultdict(list)
     for docstring in docstrings:
         if len(WORD.findall(prose := _find_prose(docstring.text))) >= MIN_WORDS:
             by_package[docstring.package].append(docstring._replace(text=prose))
-    packages = sorted(by_package, key=lambda name: (-len(by_package[name]), name))[:num_packages]
-    mask = _name_pattern(packages)
-    parts: dict[bool, dict[str, list[Question]]] = {False: {}, True: {}}
+    ranked = sorted(by_package, key=lambda name: (-len(by_package[name]), name))
+    while True:
+        packages = ranked[:num_packages]
+        train, test = _split_texts({name: by_package[name] for name in packages}, seed)
+        too_small = {
+            name
+            for name in packages
+            if len(train[name]) < MIN_TRAIN_TEXTS or len(test[name]) < MIN_TEST_TEXTS
+        }
+        if not too_small:
+            break
+        # Once more, since what is masked depends on the packages that take part.
+        ranked = [name for name in ranked if name not in too_small]
+    if len(packages) < 2:
+        return None
+    return PackageQuestion(tuple(packages), _balance(train, seed), _balance(test, seed))
+
+
+def _split_texts(
+    by_package: Mapping[str, Iterable[Docstring]], seed: int
+) -> tuple[dict[str, list[LabelledText]], dict[str, list[LabelledText]]]:
+    """Return the masked texts of each package, to learn from and to ask about; each text once."""
+    mask = _name_pattern(by_package)
+    train: dict[str, list[LabelledText]] = {name: [] for name in by_package}
+    test: dict[str, list[LabelledText]] = {name: [] for name in by_package}
     seen: set[str] = set()
-    for package in packages:
-        train: list[Question] = parts[False].setdefault(package, [])
-        test: list[Question] = parts[True].setdefault(package, [])
-        for docstring in by_package[package]:
+    for package, docstrings in by_package.items():
+        for docstring in docstrings:
             text = mask.sub(MASK, IDENTIFIER.sub(MASK, docstring.text))
             key = text.lower()
             num_words = sum(word != MASK for word in WORD.findall(key))
             if num_words >= MIN_WORDS and key not in seen:
                 seen.add(key)
                 side = test if _is_test(docstring, seed) else train
-                side.append(Question(text, package))
-    num_usable = sum(bool(parts[False][name] and parts[True][name]) for name in packages)
-    require(
-        num_usable >= max(2, num_packages),
-        f"num_packages must be 2 to {num_usable} with this documentation, not {num_packages}",
-    )
-    return _balance(parts[False], seed), _balance(parts[True], seed)
+                side[package].append(LabelledText(text, package))
+    return train, test
 
 
 def _find_prose(text: str) -> str:
@@ -125,10 +157,10 @@ def _is_test(docstring: Docstring, seed: int) -> bool:
     return number < TEST_SHARE * 2**64
 
 
-def _balance(by_label: dict[str, list[Question]], seed: int) -> list[Question]:
-    """Return as many questions of each label as the rarest has, in random order."""
+def _balance(by_label: Mapping[str, Sequence[LabelledText]], seed: int) -> tuple[LabelledText, ...]:
+    """Return as many texts of each label as the rarest has: round after round, one of each."""
     rng = random.Random(seed)
-    size = min(len(questions) for questions in by_label.values())
-    chosen = [q for label in sorted(by_label) for q in rng.sample(by_label[label], size)]
-    rng.shuffle(chosen)
-    return chosen
+    size = min(map(len, by_label.values()))
+    columns = [rng.sample(by_label[label], size) for label in sorted(by_label)]
+    rounds = [rng.sample(row, len(row)) for row in zip(*columns, strict=True)]
+    return tuple(itertools.chain.from_iterable(rounds))

@@ -99,6 +99,8 @@ def open_shards(folder: str | Path) -> Shards:
         )
     except (KeyError, TypeError):
         raise UserError(f"{path} is damaged: a field is missing") from None
+    for part, shards in zip(PARTS, (train, heldout), strict=True):
+        require(bool(shards), f"{path} is damaged: no shard of part {part}")
     digest = hashlib.sha256(content).hexdigest()
     return Shards(folder, tokenizer, manifest, digest, train, heldout)
 
@@ -122,6 +124,7 @@ def _open_shard(folder: Path, name: str, entry: dict[str, Any], dtype: str) -> S
         require(path.is_file(), f"{path} is missing")
         actual = path.stat().st_size
         require(actual == size, f"{path} is damaged: {actual:,} bytes, not {size:,}")
+        require(size > 0, f"{path} is damaged: a shard is never empty")
         require(
             sha256_file(path) == entry["sha256"][column],
             f"{path} is damaged: its sha256 differs from the manifest's",

@@ -7,19 +7,19 @@ memory is bounded whatever a file expands to.
 """
 
 import codecs
-import glob
 import io
 import json
 import shutil
 import tempfile
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Literal
 
 from electra.config import UserError, require
-from electra.corpus.compression import STDIN, compression_of, import_extra, open_source
+from electra.corpus.compression import import_extra, open_source
+from electra.corpus.sources import UTF16, UTF16_BOMS, content_suffix
 from electra.corpus.vocabulary import replace_surrogates
 
 Border = Literal["blank", "line", "file"]
@@ -52,44 +52,13 @@ class TextCounts:
     """Places where bytes were no UTF-8, or half a surrogate pair stood, replaced by U+FFFD."""
 
 
-def find_files(paths: Sequence[str]) -> list[Path]:
-    """Return the files that paths, folders and globs stand for, each once; "-" is standard input.
-
-    A folder stands for all files below it, sorted, save hidden and empty ones.
-
-    Raises:
-        UserError: a path stands for nothing, or is an empty file.
-    """
-    require(bool(paths), "no text given; name files, folders or globs, or - for standard input")
-    files: list[Path] = []
-    for name in paths:
-        path = Path(name)
-        if path == STDIN:
-            files.append(STDIN)
-        elif path.is_dir():
-            inside = sorted(file for file in path.rglob("*") if _is_visible_text(file, path))
-            require(bool(inside), f"the folder {name} holds no files with text")
-            files += inside
-        elif path.exists():
-            require(path.is_fifo() or path.stat().st_size > 0, f"the file {name} is empty")
-            files.append(path)
-        else:
-            # Path.glob takes no absolute pattern.
-            matches = sorted(map(Path, glob.glob(name, recursive=True)))  # noqa: PTH207
-            matches = [file for file in matches if file.is_file() and file.stat().st_size > 0]
-            rule = "no file matches" if glob.has_magic(name) else "there is no file"
-            require(bool(matches), f"{rule} {name}")
-            files += matches
-    return list(dict.fromkeys(files))
-
-
 def read_documents(
     paths: Iterable[Path], *, border: Border, text_field: str, counts: TextCounts
 ) -> Generator[list[str]]:
     """Yield each document as its lines, none empty, runs of unusual white space made one space.
 
     Args:
-        paths: files of `find_files`.
+        paths: files of `find_sources`.
         border: where a document of plain text ends; a record is a document in any case.
         text_field: the field or column of a record that holds the text.
         counts: counted up while reading; whole once the last document has been taken.
@@ -102,15 +71,10 @@ def read_documents(
         yield from _read_file(path, border, text_field, counts)
 
 
-def _is_visible_text(file: Path, folder: Path) -> bool:
-    is_hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
-    return not is_hidden and file.is_file() and file.stat().st_size > 0
-
-
 def _read_file(
     path: Path, border: Border, text_field: str, counts: TextCounts
 ) -> Iterator[list[str]]:
-    kind = (path.with_suffix("") if compression_of(path) else path).suffix.lower()
+    kind = content_suffix(path)
     with open_source(path) as (source, stream):
         before = counts.source_bytes
         if kind == ".parquet":
@@ -142,10 +106,7 @@ def _read_lines(
         counts.text_bytes += len(data)
         counts.source_bytes = before + source.tell() if is_seekable else counts.text_bytes
         if is_first:
-            is_utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-            require(
-                not is_utf16, f"{path} is UTF-16; convert it to UTF-8 (iconv -f UTF-16 -t UTF-8)"
-            )
+            require(not data.startswith(UTF16_BOMS), f"{path} is {UTF16}")
             data = data.removeprefix(codecs.BOM_UTF8)
             is_first = False
         data = rest + data

@@ -2,7 +2,6 @@
 
 import ctypes
 import hashlib
-import os
 import platform
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Literal
 import torch
 
 from electra.config import UserError
+from electra.processes import usable_cores
 
 
 def choose_device(name: Literal["auto", "cpu", "cuda"]) -> torch.device:
@@ -59,13 +59,6 @@ def wait_for(device: torch.device) -> None:
     """Return when the device has done all that it was asked for."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def usable_cores() -> int:
-    """Return the number of cores this process may run on."""
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def step_seed(seed: int, stream: str, step: int) -> int:

@@ -1,0 +1,101 @@
+"""The quickstart with texts of one's own: what cannot be asked is said before, the rest is done."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from electra.cli import main
+from electra.corpus import harvest as harvest_module
+
+SMALL = [
+    "tokenizer.vocab_size=200",
+    "prepare.workers=1",
+    "pretrain.model.hidden_size=64",
+    "pretrain.model.num_attention_heads=1",
+    "pretrain.model.embedding_size=32",
+    "pretrain.model.intermediate_size=64",
+    "pretrain.model.num_hidden_layers=1",
+    "pretrain.generator.hidden_fraction=1",
+    "pretrain.examples.sequence_length=32",
+    "pretrain.train.steps=4",
+    "pretrain.train.batch_size=4",
+    "pretrain.train.evaluate_rows=8",
+    "pretrain.train.threads=1",
+    "finetune.epochs=1",
+    "finetune.threads=1",
+    "finetune.reseeds=0",
+    "seeds=1",
+]
+WORDS = {
+    "english": "the old sailor painted a boat yesterday before his breakfast at the harbour",
+    "french": "le vieux marin a repeint hier son bateau avant le petit déjeuner au port",
+    "german": "der alte Seemann strich gestern vor dem Frühstück am Hafen sein Boot neu",
+    "chinese": "老水手昨天早饭前在港口给他的船刷了漆",
+}
+
+
+@pytest.fixture
+def texts(tmp_path):
+    """Five small files in four languages; of one there are three lines, of one no words."""
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for name, words in WORDS.items():
+        lines = [f"{words} {name * (number % 3)} {number}." for number in range(60)]
+        turned = [" ".join(words.split()[n % 7 :] + [lines[n]]) for n in range(60)]
+        (folder / f"{name}.txt").write_text("\n".join(turned), encoding="utf-8")
+    (folder / "short.txt").write_text("Nothing to\nsee in\nhere.")
+    return folder
+
+
+def run(capsys, *words):
+    """Return the exit status, standard output and standard error of a tiny quickstart."""
+    try:
+        main(["quickstart", *map(str, words), "--set", *SMALL])
+        status = 0
+    except SystemExit as stop:
+        status = stop.code
+    return status, *capsys.readouterr()
+
+
+def test_files_that_hold_too_little_are_left_out_of_the_question(capsys, texts, tmp_path):
+    out = tmp_path / "out"
+    status, printed, err = run(capsys, "--text", texts, "--out", out)
+    assert status == 0, err
+    steps = [line for line in printed.splitlines() if line]
+    assert steps[0] == "question: which of 3 files does a text come from?"
+    rows = (out / "question/train.jsonl").read_text().splitlines()
+    assert {Path(json.loads(row)["label"]).name for row in rows} == {
+        "english.txt",
+        "french.txt",
+        "german.txt",
+    }
+    for name in ("report.html", "exported/config.json", "finetune-scratch/results.json"):
+        assert (out / name).is_file()
+
+
+def test_a_single_file_is_pretrained_without_a_question(capsys, texts, tmp_path):
+    out = tmp_path / "out"
+    status, printed, err = run(capsys, "--text", texts / "german.txt", "--out", out)
+    assert status == 0, err
+    assert "no question, so no fine-tuning: it takes two files" in printed.splitlines()[1]
+    assert (out / "report.html").is_file()
+    assert (out / "exported/config.json").is_file()
+    assert not (out / "question").exists()
+
+
+def test_what_cannot_be_a_quickstart_leaves_nothing(capsys, texts, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.setattr(harvest_module, "_list_modules", lambda: [])
+    for words, message in (
+        (["--text", "-"], "quickstart reads its text several times; write - to a file first"),
+        (["--text", tmp_path / "pipe"], "quickstart reads its text several times"),
+        ([], "no documentation lies beside this Python; name text with --text"),
+        (["--text", texts, "--set", "num_packages=1"], "num_packages must be at least 2, not 1"),
+    ):
+        status, _, err = run(capsys, *words, "--out", out)
+        assert (status, len(err.splitlines())) == (2, 1), err
+        assert message in err
+    assert not out.exists()
