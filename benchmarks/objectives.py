@@ -23,6 +23,7 @@ from electra.corpus.shards import open_shards
 from electra.files import write_json, write_text
 from electra.finetune import finetune
 from electra.method.flops import count_run, count_true
+from electra.method.registry import sketch_objective
 from electra.presets import FINETUNE_PRESETS, PRESETS
 from electra.pretrain import pretrain, resume
 from electra.reports.tables import Table, to_markdown
@@ -66,7 +67,11 @@ def configure(variant: str, seed: int, rtd_steps: int, shards_folder: Path) -> P
         )
 
     config = build(variant)
-    steps = round(rtd_steps * count_true(build("rtd")) / count_true(config))
+    rtd, own = (
+        count_true(sketch_objective(each), each.examples.sequence_length)
+        for each in (build("rtd"), config)
+    )
+    steps = round(rtd_steps * rtd / own)
     return override(
         config,
         [
@@ -104,7 +109,7 @@ def run_one(
         "steps": results["steps"],
         "tokens": results["tokens"],
         "seconds": results["seconds"],
-        "flops": count_run(config),
+        "flops": count_run(sketch_objective(config), config),
         "heldout": results["heldout"],
         "curve": [r for r in read_metrics(run / "metrics.jsonl") if r["part"] == "heldout"],
         "scores": scores,

@@ -32,11 +32,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from electra.config import EncoderConfig, PretrainConfig
-from electra.corpus.tokenizer import Tokenizer
+from electra.corpus.tokenizer import Tokenizer, make_tokenizer
 from electra.files import write_json, write_text
 from electra.memory import make_rows
 from electra.method.flops import count_true
 from electra.method.masking import Draw
+from electra.method.registry import sketch_objective
 from electra.method.replaced_token_detection import ReplacedTokenDetection
 from electra.model.batch import Batch
 from electra.model.huggingface import (
@@ -47,7 +48,6 @@ from electra.model.huggingface import (
     head_to_huggingface,
 )
 from electra.model.masked_lm import MaskedLM
-from electra.plan import make_tokenizer
 from electra.presets import PRESETS
 from electra.reports.tables import Table, to_markdown
 from electra.settings import override
@@ -391,14 +391,15 @@ def main() -> None:
         print(f"repeat {repeat} of {arguments.repeats}", file=sys.stderr, flush=True)
     dtype = choose_dtype(config.train.precision, device)
     peaks = {str(d).removeprefix("torch."): measure_peak(device, d) for d in {torch.float32, dtype}}
-    tokens = config.train.batch_size * config.examples.sequence_length
+    length = config.examples.sequence_length
+    tokens = config.train.batch_size * length
     words = [word for word in sys.argv[1:] if word not in ("--compiled", "--wide")]
     results: dict[str, Any] = {}
     for name in names:
         median = statistics.median(seconds[name])
         computes_in = "float32" if name == "loop" else str(dtype).removeprefix("torch.")
         variant = next(variant for variant in variants if variant.name == name)
-        flops = count_true(variant.config) * tokens
+        flops = count_true(sketch_objective(variant.config), length) * tokens
         results[name] = {
             "flops": flops,
             "seconds": seconds[name],

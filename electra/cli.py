@@ -328,11 +328,13 @@ def flops(
     Example: electra flops --preset base --set method.objective=mlm train.steps=1000000
     """
     from electra.method.flops import count_parts, count_run, count_true
+    from electra.method.registry import sketch_objective
     from electra.reports.glossary import format_count
     from electra.terminal import print_done, print_table
 
     settings = _resolve(_preset(preset), config, set_)
-    total = count_true(settings)
+    objective, length = sketch_objective(settings), settings.examples.sequence_length
+    total = count_true(objective, length)
     rows = [
         (
             part.name,
@@ -340,15 +342,15 @@ def flops(
             f"{part.train / 1e6:.3f}",
             f"{part.train / total:.1%}",
         )
-        for part in count_parts(settings)
+        for part in count_parts(objective, length)
     ]
     rows.append(("all", "", f"{total / 1e6:.3f}", "100.0%"))
     print_table(rows, ["part", "MFLOP a token, forward", "in training", "share"])
-    run = count_run(settings)
+    run = count_run(objective, settings)
     train = settings.train
-    tokens = train.steps * train.batch_size * settings.examples.sequence_length
+    tokens = train.steps * train.batch_size * length
     print_done(
-        f"{train.steps:,} steps of {train.batch_size} x {settings.examples.sequence_length}, "
+        f"{train.steps:,} steps of {train.batch_size} x {length}, "
         f"{format_count(tokens)} tokens: true {run['true']:.3e}, paper {run['paper']:.3e}"
     )
 

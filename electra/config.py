@@ -184,6 +184,22 @@ class GeneratorConfig:
         )
 
 
+OBJECTIVES = {
+    "rtd": "replaced_token_detection:ReplacedTokenDetection",
+    "rtd_masked_only": "replaced_token_detection:MaskedOnly",
+    "mlm": "masked_language_modelling:MaskedLanguageModelling",
+    "replace_mlm": "masked_language_modelling:ReplaceMLM",
+    "all_tokens_mlm": "masked_language_modelling:AllTokensMLM",
+    "electric": "electric:Electric",
+}
+"""Every objective by its name, and where it stands below method/. A new one is one line here."""
+SCHEMES = {
+    ("rtd", "two_stage"): "schemes:TwoStage",
+    ("rtd", "adversarial"): "schemes:Adversarial",
+}
+"""What stands for an objective where the scheme is not joint."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class MethodConfig:
     """What is trained, and how. Source: sections 2, 3.2 and 3.5, Table 6."""
@@ -192,9 +208,7 @@ class MethodConfig:
     """Whose details: the paper's, or those of the released code, quirks included: positions drawn
     with replacement, 85/15, Adam without bias correction, decay during warm-up, Glorot where no
     initialiser was named. docs/DEVIATIONS.md has them one by one."""
-    objective: Literal[
-        "rtd", "rtd_masked_only", "mlm", "replace_mlm", "all_tokens_mlm", "electric"
-    ] = "rtd"
+    objective: str = "rtd"
     """rtd: replaced token detection. rtd_masked_only: its loss over the masked positions only
     ("ELECTRA 15%"). mlm: masked language modelling. replace_mlm: with the generator's draws instead
     of [MASK]. all_tokens_mlm: likewise, predicting every token, with a copy mechanism.
@@ -223,17 +237,19 @@ class MethodConfig:
         require(0 < self.mask_prob < 1, f"mask_prob must lie in (0, 1), not {self.mask_prob}")
         require(self.disc_weight >= 0, f"disc_weight must be >= 0, not {self.disc_weight}")
         require(
-            self.mode == "paper" or (self.objective in ("rtd", "mlm") and self.scheme == "joint"),
-            f"method.mode reference has rtd and mlm, trained jointly: the released code has no "
-            f"{self.objective if self.scheme == 'joint' else self.scheme}",
+            self.objective in OBJECTIVES,
+            f"method.objective cannot be {self.objective!r}"
+            f"{did_you_mean(self.objective, OBJECTIVES)}",
         )
         require(
             self.mode == "paper" or self.mask_unit == "token",
             f"method.mode reference masks tokens; mask_unit {self.mask_unit} needs mode paper",
         )
+        known = [objective for objective, scheme in SCHEMES if scheme == self.scheme]
         require(
-            self.scheme == "joint" or self.objective == "rtd",
-            f"method.scheme {self.scheme} is a way of training rtd, not {self.objective}",
+            self.scheme == "joint" or self.objective in known,
+            f"method.scheme {self.scheme} is a way of training {' or '.join(known)}, not "
+            f"{self.objective}",
         )
         require(
             self.scheme != "two_stage" or self.sharing == "none",
@@ -386,14 +402,6 @@ class PretrainConfig:
             "generator.kind frozen cannot share what it does not learn with a discriminator that "
             f"does: set method.sharing=none, not {method.sharing}",
         )
-        is_plain = generator.kind == "network" and generator.temperature == 1
-        require(
-            method.objective != "electric"
-            or (is_plain and not generator.disallow_correct and method.sharing != "all"),
-            "method.objective electric has a noise distribution of its own, whose probabilities "
-            "count: generator.kind network, temperature 1, disallow_correct false and "
-            "method.sharing embeddings or none",
-        )
         require(
             method.sharing != "all" or sizes == self.model,
             f"method.sharing all needs networks of equal size, not {sizes.hidden_size} x "
@@ -419,13 +427,6 @@ class PretrainConfig:
                     f"embeddings: hidden_size {encoder.hidden_size} is less than embedding_size "
                     f"{encoder.embedding_size}; set generator.hidden_fraction=1",
                 )
-
-    @property
-    def second_stage(self) -> int:
-        """Step at which two_stage turns to the discriminator; 0 for other schemes."""
-        if self.method.scheme != "two_stage":
-            return 0
-        return self.method.generator_steps or self.train.steps // 2
 
 
 OWN_METRICS = {

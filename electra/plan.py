@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from electra.config import PretrainConfig
-from electra.corpus.tokenizer import SPECIAL_TOKENS, Tokenizer
+from electra.corpus.tokenizer import make_tokenizer
 from electra.memory import estimate_step, make_rows
 from electra.method.flops import count_run
 from electra.method.objective import Objective
@@ -71,17 +71,11 @@ def plan(
         num_parameters,
         config.train.steps,
         config.train.steps * config.train.batch_size * config.examples.sequence_length,
-        count_run(config),
+        count_run(model, config),
         estimate_step(model, config, device),
         config.train.steps * time_step(model, config, device, probe_seconds, progress, clock),
         describe_device(device),
     )
-
-
-def make_tokenizer(vocab_size: int) -> Tokenizer:
-    """Return a vocabulary of this size whose words do not matter."""
-    words = (f"w{number}" for number in range(len(SPECIAL_TOKENS), vocab_size))
-    return Tokenizer([*SPECIAL_TOKENS, *words])
 
 
 def time_step(

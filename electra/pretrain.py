@@ -23,7 +23,6 @@ from electra.memory import require_memory
 from electra.method.flops import count_run, count_true
 from electra.method.measures import Measures
 from electra.method.objective import Judgement, Objective, Output
-from electra.method.schemes import TwoStage
 from electra.model.batch import Batch, find_real
 from electra.settings import to_dict
 from electra.start import build_model, count_tokens, fit_to_shards, load_frozen
@@ -173,8 +172,8 @@ def _train(run: Path, shards: Shards, step: Step, show: Show) -> dict[str, Any]:
     if list_checkpoints(run):
         first_step, checkpoint = find_checkpoint(run)
         set_damaged_aside(run, checkpoint)
-        if isinstance(model, TwoStage) and first_step > config.second_stage:
-            model.begin_second()
+        for stage in range(1, model.stage_at(first_step - 1) + 1):
+            model.begin_stage(stage)
             step.forget()
         load_checkpoint(checkpoint, model, step.optimizer)
     elif config.generator.kind == "frozen":
@@ -193,6 +192,7 @@ def _train(run: Path, shards: Shards, step: Step, show: Show) -> dict[str, Any]:
     log = MetricsLog(run, first_step)
     clock = _Clock(log.last_train)
     length = config.examples.sequence_length
+    flops_per_token = count_true(model, length)
     num_real, grad_norms = torch.zeros((), dtype=torch.int64, device=device), []
 
     def write(record: dict[str, Any]) -> None:
@@ -214,11 +214,11 @@ def _train(run: Path, shards: Shards, step: Step, show: Show) -> dict[str, Any]:
             write_evaluation(first_step)  # the run ended between its checkpoint and its evaluation
         model.train()
         for number in range(first_step, train.steps):
-            if isinstance(model, TwoStage) and number == config.second_stage:
-                model.begin_second()
+            if number in model.stages[1:]:
+                model.begin_stage(model.stage_at(number))
                 step.forget()
                 measures = Measures(model.loss_weights)
-            learning_rate = _learning_rate_at(number, config)
+            learning_rate = _learning_rate_at(number, model, config)
             outcome = step(number, next(batches), learning_rate)
             if step.compiled != is_compiled:
                 is_compiled = step.compiled
@@ -231,13 +231,13 @@ def _train(run: Path, shards: Shards, step: Step, show: Show) -> dict[str, Any]:
             is_last, is_stopped = done == train.steps, stop.requested
             saves = done % train.save_every == 0 or is_last or is_stopped
             # A window ends with a checkpoint, and with a stage: the next has another loss.
-            if done % train.log_every == 0 or saves or done == config.second_stage:
+            if done % train.log_every == 0 or saves or done in model.stages:
                 record = {
                     "part": "train",
                     "step": done,
                     **clock.record(done, train.steps, int(num_real)),
                     **measures.record(),
-                    "flops": count_true(config) * done * train.batch_size * length,
+                    "flops": flops_per_token * done * train.batch_size * length,
                     "learning_rate": learning_rate,
                     "grad_norm": torch.stack(grad_norms).mean().item(),
                 }
@@ -260,16 +260,14 @@ def _train(run: Path, shards: Shards, step: Step, show: Show) -> dict[str, Any]:
         samples := _view_rows(model, heldout[0], tokenizer, device, train.micro_batch_size)
     ):
         write_json(run / "samples.json", samples)
-    return _write_results(run, config)
+    return _write_results(run, model, config)
 
 
-def _learning_rate_at(step: int, config: PretrainConfig) -> float:
-    """Return the rate of a step; each stage of two has a schedule of its own."""
-    first, steps = 0, config.train.steps
-    if config.second_stage:
-        is_second = step >= config.second_stage
-        first, steps = (config.second_stage, steps) if is_second else (0, config.second_stage)
-    return learning_rate_at(step - first, steps - first, config.optimizer, config.method.mode)
+def _learning_rate_at(step: int, model: Objective, config: PretrainConfig) -> float:
+    """Return the rate of a step; each stage has a schedule of its own."""
+    stage = model.stage_at(step)
+    first, end = (*model.stages, config.train.steps)[stage : stage + 2]
+    return learning_rate_at(step - first, end - first, config.optimizer, config.method.mode)
 
 
 @torch.no_grad()
@@ -313,7 +311,7 @@ def _is_evaluated(run: Path, step: int) -> bool:
     return any(record["part"] == "heldout" and record["step"] == step for record in records)
 
 
-def _write_results(run: Path, config: PretrainConfig) -> dict[str, Any]:
+def _write_results(run: Path, model: Objective, config: PretrainConfig) -> dict[str, Any]:
     path = run / "metrics.jsonl"
     last = {record["part"]: record for record in read_metrics(path)}
     for part in ("train", "heldout") if config.train.evaluate_rows else ("train",):
@@ -326,7 +324,7 @@ def _write_results(run: Path, config: PretrainConfig) -> dict[str, Any]:
         "steps": train["step"],
         "tokens": train["tokens"],
         "seconds": train["seconds"],
-        "flops": count_run(config),
+        "flops": count_run(model, config),
         "heldout": heldout,
     }
     write_json(run / "results.json", results)

@@ -1,21 +1,19 @@
 """How a run begins: settings that fit the shards, and networks with their first weights."""
 
 import dataclasses
-import math
 from pathlib import Path
 from typing import cast
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from electra.config import EncoderConfig, MethodConfig, PretrainConfig, UserError, require
+from electra.config import EncoderConfig, PretrainConfig, UserError, require
 from electra.corpus.shards import Shards
 from electra.corpus.tokenizer import Tokenizer
 from electra.method.objective import Objective, Parts
 from electra.method.registry import build_objective
 from electra.model.encoder import Embeddings, Encoder
-from electra.model.heads import DiscriminatorHead, GeneratorHead
 from electra.model.initialisation import draw_glorot, init_weights, look_at_neighbours
 from electra.model.masked_lm import MaskedLM
 from electra.training.checkpoint import FILES, find_checkpoint, load_parameters, read_tensors
@@ -104,28 +102,8 @@ def build_model(
         for encoders in by_embeddings.values():
             look_at_neighbours(encoders, std, rng)
         if frequencies_V is not None:
-            _begin_at_frequencies(model, config.method, frequencies_V)
+            model.set_constant_predictions(frequencies_V)
     return model
-
-
-@torch.no_grad()
-def _begin_at_frequencies(model: nn.Module, config: MethodConfig, frequencies_V: Tensor) -> None:
-    """Let the heads begin as the best constant predictions.
-
-    The bias of a softmax is the logarithm of each token's frequency, the discriminator's that of
-    the odds at which a token is replaced by a generator that is never right. Left to be learnt, the
-    latter bends the whole discriminator towards a constant: after 5.7 M tokens its states had an
-    effective rank of 4.
-    """
-    for part in model.modules():
-        if isinstance(part, GeneratorHead):
-            part.bias.copy_((frequencies_V / frequencies_V.sum()).log())
-        if isinstance(part, DiscriminatorHead) and config.objective == "rtd":
-            odds = config.mask_prob / (1 - config.mask_prob)
-            part.dense_prediction.bias.fill_(math.log(odds))
-        if isinstance(part, DiscriminatorHead) and config.objective == "electric":
-            probs_V = frequencies_V / frequencies_V.sum()  # an energy is -log of a probability
-            part.dense_prediction.bias.fill_(-(probs_V * probs_V.log()).sum().item())
 
 
 def count_tokens(shards: Shards) -> Tensor:

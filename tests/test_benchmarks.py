@@ -12,9 +12,10 @@ from benchmarks import step as steps
 from benchmarks.objectives import VARIANTS, configure
 from benchmarks.step import Best, Loop, Ours, check_losses
 from electra.cli import main
+from electra.corpus.tokenizer import make_tokenizer
 from electra.memory import make_rows
 from electra.method.flops import count_run
-from electra.plan import make_tokenizer
+from electra.method.registry import sketch_objective
 from electra.presets import PRESETS, encoder_sizes
 from electra.settings import override
 
@@ -69,7 +70,7 @@ def test_objectives_are_compared_at_equal_compute(toy_shards):
     costs = {}
     for variant in VARIANTS:
         config = configure(variant, 0, 1000, toy_shards)
-        costs[variant] = count_run(config)["true"]
+        costs[variant] = count_run(sketch_objective(config), config)["true"]
     for variant, cost in costs.items():
         assert cost == pytest.approx(costs["rtd"], rel=0.005), variant
 

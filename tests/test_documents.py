@@ -7,18 +7,17 @@ import numpy as np
 import pytest
 import torch
 
-from electra.config import ExamplesConfig, PrepareConfig
+from electra.config import OBJECTIVES, ExamplesConfig, PrepareConfig
 from electra.corpus.examples import Examples
 from electra.corpus.prepare import prepare
 from electra.corpus.shards import open_shards
+from electra.corpus.tokenizer import make_tokenizer
 from electra.memory import make_rows, measure_activations
-from electra.method.registry import OBJECTIVES
 from electra.model.batch import Batch, find_real
 from electra.model.encoder import Encoder, Layer
 from electra.model.heads import GeneratorHead
 from electra.model.initialisation import init_weights
 from electra.model.masked_lm import TwoTowers
-from electra.plan import make_tokenizer
 from electra.presets import PRESETS, encoder_sizes
 from electra.pretrain import pretrain
 from electra.settings import override
@@ -190,7 +189,7 @@ def test_every_network_of_every_objective_reads_by_document(settings):
     """What each encoder was asked in a step, asked again with another second document."""
     model = build(settings)
     if "two_stage" in settings:
-        model.begin_second()
+        model.begin_stage(1)
     batch = rows_of_two(12, L)
     calls = []
 

@@ -8,10 +8,10 @@ import torch
 
 from electra import memory
 from electra.config import UserError
+from electra.corpus.tokenizer import make_tokenizer
 from electra.memory import make_rows, measure_activations, require_memory
 from electra.model.encoder import Encoder
 from electra.model.initialisation import init_weights
-from electra.plan import make_tokenizer
 from electra.presets import PRESETS, encoder_sizes
 from electra.pretrain import pretrain
 from electra.settings import override

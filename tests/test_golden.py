@@ -13,7 +13,6 @@ import torch
 
 from electra.corpus.examples import Examples
 from electra.corpus.shards import open_shards
-from electra.method.schemes import TwoStage
 from electra.presets import PRESETS
 from electra.pretrain import _learning_rate_at
 from electra.settings import override
@@ -78,13 +77,13 @@ def compute(settings, shards_folder):
     rows, losses, grad_norms = hashlib.sha256(), [], []
     model.train()
     for number in range(STEPS):
-        if isinstance(model, TwoStage) and number == config.second_stage:
-            model.begin_second()
+        if number in model.stages[1:]:
+            model.begin_stage(model.stage_at(number))
             step.forget()
         batch = examples.batch(number, config.train.batch_size)
         for tensor in (batch.input_ids_BL, batch.token_type_ids_BL):
             rows.update(tensor.numpy().tobytes())
-        outcome = step(number, batch, _learning_rate_at(number, config))
+        outcome = step(number, batch, _learning_rate_at(number, model, config))
         losses.append(sum(output.loss.item() for output in outcome.outputs))
         grad_norms.append(outcome.grad_norm.item())
     return {

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from electra.config import UserError
+from electra.corpus.tokenizer import make_tokenizer
 from electra.memory import (
     free_in_groups,
     free_memory,
@@ -16,7 +17,8 @@ from electra.memory import (
     require_memory,
 )
 from electra.method.flops import count_run
-from electra.plan import make_tokenizer, plan, time_step
+from electra.method.registry import sketch_objective
+from electra.plan import plan, time_step
 from electra.presets import PRESETS, encoder_sizes
 from electra.pretrain import pretrain
 from electra.settings import override
@@ -49,7 +51,7 @@ def test_plan(config):
     assert found.parameters == sum(p.numel() for p in model.parameters())
     assert found.kept_parameters == sum(p.numel() for p in model.discriminator.parameters())
     assert found.tokens == 1000 * 8 * 128
-    assert found.flops == count_run(config)
+    assert found.flops == count_run(sketch_objective(config), config)
     assert seen == sorted(seen)
     assert seen[-2] < 4 <= seen[-1]
     assert found.seconds == pytest.approx(1000 * 0.3 * 8 / 2)  # two rows: five steps in the probe

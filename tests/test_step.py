@@ -13,9 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from electra.config import UserError
+from electra.corpus.tokenizer import make_tokenizer
 from electra.memory import make_rows
 from electra.model.encoder import Encoder, Layer
-from electra.plan import make_tokenizer
 from electra.presets import PRESETS, encoder_sizes
 from electra.pretrain import pretrain, resume
 from electra.settings import override
@@ -418,7 +418,7 @@ def test_cuda_stages_are_captured_one_after_the_other():
     for number in range(2 * (WARM_UP_STEPS + 2)):
         if number == WARM_UP_STEPS + 2:
             assert torch.equal(head, before)
-            step.model.begin_second()
+            step.model.begin_stage(1)
             step.forget()
         outcome = step(number, make_rows(config, 8, number), 1e-3)
     assert outcome.outputs[0].loss.isfinite()

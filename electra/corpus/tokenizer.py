@@ -205,6 +205,12 @@ class Tokenizer:
         return _rebuild, (self.tokens_by_id, self.lowercase, self.strip_accents)
 
 
+def make_tokenizer(vocab_size: int) -> Tokenizer:
+    """Return a tokenizer of this size whose words do not matter."""
+    words = (f"w{number}" for number in range(len(SPECIAL_TOKENS), vocab_size))
+    return Tokenizer([*SPECIAL_TOKENS, *words])
+
+
 def _rebuild(tokens: tuple[str, ...], lowercase: bool, strip_accents: bool) -> Tokenizer:
     return Tokenizer(tokens, lowercase=lowercase, strip_accents=strip_accents)
 

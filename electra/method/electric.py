@@ -25,8 +25,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from electra.config import require
 from electra.method.masking import Counts, Draw, Masking, replace
-from electra.method.objective import Judgement, Objective, Output, Parts, measure_cloze
+from electra.method.objective import Judgement, Network, Objective, Output, Parts, measure_cloze
 from electra.model.batch import Batch
 from electra.model.encoder import Encoder
 from electra.model.heads import DiscriminatorHead
@@ -69,7 +70,19 @@ class Electric(Objective):
 
     @classmethod
     def build(cls, parts: Parts) -> Self:
-        """Return it with networks of the configured sizes."""
+        """Return it with networks of the configured sizes.
+
+        Raises:
+            UserError: The settings are of a generator that is not the two towers.
+        """
+        generator, sharing = parts.config.generator, parts.config.method.sharing
+        is_plain = generator.kind == "network" and generator.temperature == 1
+        require(
+            is_plain and not generator.disallow_correct and sharing != "all",
+            "method.objective electric has a noise distribution of its own, whose probabilities "
+            "count: generator.kind network, temperature 1, disallow_correct false and "
+            "method.sharing embeddings or none",
+        )
         discriminator = parts.encoder(parts.config.model)
         return cls(
             generator=parts.two_towers(discriminator),
@@ -78,6 +91,23 @@ class Electric(Objective):
             masking=parts.masking(),
             disc_weight=parts.config.method.disc_weight,
         )
+
+    @property
+    def networks(self) -> dict[str, Network]:
+        """The two towers of the noise, and the discriminator, which gives energies."""
+        noise, head = self.generator, self.discriminator_head
+        return {
+            "generator": Network((noise.before, noise.after), noise.head, "tokens", "all"),
+            "discriminator": Network((self.discriminator,), head, "energy", "all"),
+        }
+
+    @torch.no_grad()
+    def set_constant_predictions(self, frequencies_V: Tensor) -> None:
+        """Set the softmax's bias, and the energies': the mean of -log of a token's probability."""
+        super().set_constant_predictions(frequencies_V)
+        probs_V = frequencies_V / frequencies_V.sum()
+        entropy = -(probs_V * probs_V.log()).sum().item()
+        self.discriminator_head.dense_prediction.bias.fill_(entropy)
 
     def energy(self, batch: Batch) -> Tensor:
         """Return E(x)_t (B, L); meaningless at padding and special tokens."""

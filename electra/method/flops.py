@@ -9,16 +9,14 @@ Both end within a third of one another; comparisons "at equal compute" use the t
 Source: section 3.1 and flops_computation.py.
 """
 
-import dataclasses
 from typing import NamedTuple
 
 from electra.config import EncoderConfig, PretrainConfig
+from electra.method.objective import Objective
 
 FORWARD_AND_BACKWARD = 3
 DROPOUT, NORM, ACTIVATION, SOFTMAX = 4, 5, 8, 5
 """The script's operations for each element."""
-JUDGES = ("rtd", "rtd_masked_only", "electric")
-"""Objectives that keep a discriminator."""
 OUTPUT_FRACTION = 0.15625
 """The script's share of positions that are predicted: 20 of 128."""
 
@@ -38,87 +36,52 @@ class Part(NamedTuple):
         return self.forward * self.passes
 
 
-def count_parts(config: PretrainConfig) -> list[Part]:
-    """Return the true count of a configuration, part by part.
+def count_parts(objective: Objective, length: int) -> list[Part]:
+    """Return the true count of an objective's networks for rows of this length, part by part.
 
     Padding counts as tokens do. A gradient that is recomputed to save memory is counted once.
     """
-    method, sizes = config.method, config.model
-    length = config.examples.sequence_length
-    share = max(1, round(method.mask_prob * length)) / length
-    predicted = 1.0 if method.objective == "all_tokens_mlm" else share
+    chosen = max(1, round(objective.masking.config.mask_prob * length)) / length
     parts = []
-    if method.objective != "mlm" and config.generator.kind in ("network", "frozen"):
-        # Of two stages, the first trains the generator and the second only runs it.
-        first = config.second_stage / config.train.steps if config.second_stage else 1.0
-        if config.generator.kind == "frozen":
-            first = 0.0
-        passes = FORWARD_AND_BACKWARD * first + (1 - first)
-        generator = config.generator.encoder(sizes)
-        networks = [*_encoder(generator, length), _softmax(generator, share)]
-        if method.objective == "electric":  # two towers, and a softmax everywhere
-            both = dataclasses.replace(generator, hidden_size=2 * generator.hidden_size)
-            towers = [part._replace(forward=2 * part.forward) for part in networks[:-1]]
-            networks = [*towers, _softmax(both, 1.0)]
-        parts += [part._replace(name=f"generator: {part.name}", passes=passes) for part in networks]
-    kept = [*_encoder(sizes, length)]
-    if method.objective in JUDGES:
-        kept.append(Part("head", 2 * sizes.hidden_size * (sizes.hidden_size + 1), 0))
-        name = "discriminator"
-    else:
-        kept.append(_softmax(sizes, predicted))
-        name = "encoder"
-    second = 1 - config.second_stage / config.train.steps
-    parts += [
-        part._replace(name=f"{name}: {part.name}", passes=FORWARD_AND_BACKWARD * second)
-        for part in kept
-    ]
+    for role, network in objective.networks.items():
+        passes = FORWARD_AND_BACKWARD * network.trained + network.run - network.trained
+        counts: dict[str, float] = {}
+        for encoder in network.encoders:
+            for name, flops in encoder.count_flops(length).items():
+                counts[name] = counts.get(name, 0) + flops
+        share = chosen if network.at == "chosen" else 1.0
+        counts["softmax" if network.predicts == "tokens" else "head"] = share * network.head.flops
+        parts += [Part(f"{role}: {name}", flops, passes) for name, flops in counts.items()]
     return parts
 
 
-def _encoder(sizes: EncoderConfig, length: int) -> list[Part]:
-    h, e, layers = sizes.hidden_size, sizes.embedding_size, sizes.num_hidden_layers
-    parts = [
-        Part("attention, projections", layers * 8 * h * h, 0),
-        Part("attention, scores and sums", layers * 4 * h * length, 0),
-        Part("feed-forward", layers * 4 * h * sizes.intermediate_size, 0),
-    ]
-    return [Part("embeddings, projection", 2 * e * h, 0), *parts] if e != h else parts
+def count_true(objective: Objective, length: int) -> float:
+    """Return the true count for each token of a training step, the mean over all steps."""
+    return sum(part.train for part in count_parts(objective, length))
 
 
-def _softmax(sizes: EncoderConfig, share: float) -> Part:
-    e = sizes.embedding_size
-    return Part("softmax", share * 2 * e * (sizes.hidden_size + sizes.vocab_size), 0)
-
-
-def count_true(config: PretrainConfig) -> float:
-    """Return the true count for each token of a training step."""
-    return sum(part.train for part in count_parts(config))
-
-
-def count_run(config: PretrainConfig) -> dict[str, float]:
+def count_run(objective: Objective, config: PretrainConfig) -> dict[str, float]:
     """Return what a whole run costs, by either count."""
-    train = config.train
-    num_tokens = train.steps * train.batch_size * config.examples.sequence_length
-    return {"true": count_true(config) * num_tokens, "paper": count_as_the_paper(config)}
+    train, length = config.train, config.examples.sequence_length
+    true = count_true(objective, length) * train.steps * train.batch_size * length
+    return {"true": true, "paper": count_as_the_paper(objective, config)}
 
 
-def count_as_the_paper(config: PretrainConfig) -> float:
+def count_as_the_paper(objective: Objective, config: PretrainConfig) -> float:
     """Return the paper's count of a whole run."""
-    method, train, length = config.method, config.train, config.examples.sequence_length
-    judges = method.objective in JUDGES
-    predicted = 1.0 if method.objective == "all_tokens_mlm" else OUTPUT_FRACTION
-    kept_steps = train.steps - config.second_stage
-    total = count_training(
-        config.model, length, train.batch_size, kept_steps, judges=judges, predicted=predicted
-    )
-    if method.objective != "mlm" and config.generator.kind in ("network", "frozen"):
-        generator = config.generator.encoder(config.model)
-        # Electric has two towers under one softmax, which predicts everywhere.
-        towers, share = (2, 0.5) if method.objective == "electric" else (1, OUTPUT_FRACTION)
-        total += towers * count_training(
-            generator, length, train.batch_size, train.steps, predicted=share
-        )
+    total = 0.0
+    for network in objective.networks.values():
+        for encoder in network.encoders:
+            total += count_training(
+                encoder.config,
+                config.examples.sequence_length,
+                config.train.batch_size,
+                config.train.steps * network.run,
+                judges=network.predicts != "tokens",
+                # Two towers stand under one softmax.
+                predicted=(OUTPUT_FRACTION if network.at == "chosen" else 1.0)
+                / len(network.encoders),
+            )
     return total
 
 

@@ -9,14 +9,23 @@ Shape suffixes: B rows, L positions, S slots for chosen positions in a row, M po
 together.
 """
 
-from typing import Self
+from typing import Literal, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from electra.method.masking import Counts, Draw, Masking, replace
-from electra.method.objective import Means, Objective, Output, Parts, predict, predict_masked
+from electra.method.objective import (
+    Means,
+    Network,
+    Objective,
+    Output,
+    Parts,
+    describe_generator,
+    predict,
+    predict_masked,
+)
 from electra.model.batch import Batch, count_real, find_real
 from electra.model.encoder import Encoder, Linear
 from electra.model.masked_lm import FixedDistribution, MaskedLM
@@ -25,6 +34,8 @@ from electra.model.softmax import log_likelihood
 
 class MaskedLanguageModelling(Objective):
     """BERT without next-sentence prediction; what stands at m is `method.shown_at_mask`."""
+
+    in_released_code = True
 
     def __init__(self, *, mlm: MaskedLM, masking: Masking):
         super().__init__()
@@ -36,6 +47,11 @@ class MaskedLanguageModelling(Objective):
     def kept(self) -> Encoder:
         """The encoder that restores tokens."""
         return self.mlm.encoder
+
+    @property
+    def networks(self) -> dict[str, Network]:
+        """The one network."""
+        return {"encoder": Network((self.mlm.encoder,), self.mlm.head, "tokens", "chosen")}
 
     @classmethod
     def build(cls, parts: Parts) -> Self:
@@ -55,6 +71,8 @@ class ReplaceMLM(Objective):
     only.
     """
 
+    restores: Literal["chosen", "all"] = "chosen"
+
     def __init__(self, *, generator: MaskedLM | FixedDistribution, mlm: MaskedLM, masking: Masking):
         super().__init__()
         # First, so that the shared embedding block is saved under its name.
@@ -67,6 +85,12 @@ class ReplaceMLM(Objective):
     def kept(self) -> Encoder:
         """The encoder that restores tokens."""
         return self.mlm.encoder
+
+    @property
+    def networks(self) -> dict[str, Network]:
+        """The generator, and the encoder that restores tokens."""
+        encoder = Network((self.mlm.encoder,), self.mlm.head, "tokens", self.restores)
+        return describe_generator(self.generator) | {"encoder": encoder}
 
     @classmethod
     def build(cls, parts: Parts) -> Self:
@@ -102,6 +126,8 @@ class AllTokensMLM(ReplaceMLM):
     p(x_t) = D [x_corrupt_t = x_t] + (1 - D) softmax(x_t), where D = sigmoid(w h_t + b) is the
     probability that the token is copied from the input.
     """
+
+    restores = "all"
 
     def __init__(self, *, generator: MaskedLM | FixedDistribution, mlm: MaskedLM, masking: Masking):
         super().__init__(generator=generator, mlm=mlm, masking=masking)

@@ -5,8 +5,9 @@ docs/OBJECTIVES.md writes a new one as an example.
 """
 
 import dataclasses
+from bisect import bisect_right
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from electra.corpus.tokenizer import Tokenizer
 from electra.method.masking import Counts, Draw, Masking
 from electra.model.batch import Batch
 from electra.model.encoder import Embeddings, Encoder
-from electra.model.heads import GeneratorHead
+from electra.model.heads import DiscriminatorHead, GeneratorHead
 from electra.model.masked_lm import FixedDistribution, MaskedLM, TwoTowers
 from electra.model.softmax import Prediction
 
@@ -49,16 +50,41 @@ class Output(NamedTuple):
     """None where no discriminator is at work."""
 
 
+class Network(NamedTuple):
+    """One network of an objective, and what the steps of a run ask of it."""
+
+    encoders: tuple[Encoder, ...]
+    """One, or the two towers of Electric's noise."""
+    head: GeneratorHead | DiscriminatorHead
+    predicts: Literal["tokens", "replaced", "energy"]
+    """What the head says of a position: which token, whether it was replaced, or an energy."""
+    at: Literal["chosen", "all"]
+    """The positions it is asked about."""
+    trained: float = 1.0
+    """Share of the run's steps that train it."""
+    run: float = 1.0
+    """Share of the run's steps that run it at all."""
+
+
 class Objective(nn.Module):
-    """What the pre-training loop asks of an objective.
+    """What is trained, so described that neither loop nor checkpoint nor FLOPs know its name.
 
     Attributes:
         masking: Chooses the positions.
-        loss_weights: Weight in the loss of the measures it is made of.
+        loss_weights: Weight of each measure in the loss that is minimised now.
+        stages: First step of each stage. A stage has a schedule of the learning rate of its own.
+        in_released_code: Whether the released code has it (method.mode=reference).
     """
 
     masking: Masking
     loss_weights: dict[str, float]
+    stages: tuple[int, ...] = (0,)
+    in_released_code: ClassVar[bool] = False
+
+    @property
+    def networks(self) -> dict[str, Network]:
+        """The networks by role; the one that is kept is `discriminator` or `encoder`."""
+        raise NotImplementedError
 
     @property
     def kept(self) -> Encoder:
@@ -69,6 +95,26 @@ class Objective(nn.Module):
     def build(cls, parts: "Parts") -> Self:
         """Return it with networks of the configured sizes, their weights not yet drawn."""
         raise NotImplementedError
+
+    def stage_at(self, step: int) -> int:
+        """Return the number of the stage that a step belongs to, both counted from 0."""
+        return bisect_right(self.stages, step) - 1
+
+    def begin_stage(self, stage: int) -> None:
+        """Turn to the stage of this number, counted from 0; the first needs no turn."""
+
+    @torch.no_grad()
+    def set_constant_predictions(self, frequencies_V: Tensor) -> None:
+        """Set the biases of the heads to the best predictions that look at no text.
+
+        The bias of a softmax is then the logarithm of each token's frequency.
+
+        Args:
+            frequencies_V: Times each token occurs, at least once.
+        """
+        for network in self.networks.values():
+            if isinstance(network.head, GeneratorHead):
+                network.head.bias.copy_((frequencies_V / frequencies_V.sum()).log())
 
     def forward(self, batch: Batch, draw: Draw, counts: Counts) -> Output:
         """Return losses and measures.
@@ -196,3 +242,12 @@ class Parts:
     def masking(self) -> Masking:
         """Return what chooses and masks positions."""
         return Masking(self.config.method, self.tokenizer)
+
+
+def describe_generator(generator: MaskedLM | FixedDistribution) -> dict[str, Network]:
+    """Return the generator under its role; nothing where it is no network."""
+    if isinstance(generator, FixedDistribution):
+        return {}
+    trained = 0.0 if generator.is_frozen else 1.0
+    encoders = (generator.encoder,)
+    return {"generator": Network(encoders, generator.head, "tokens", "chosen", trained)}

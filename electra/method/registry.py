@@ -1,33 +1,36 @@
-"""Every objective by its name in `method.objective`; a new one is a line here."""
+"""The objective that a configuration names."""
 
-from electra.method.electric import Electric
-from electra.method.masked_language_modelling import (
-    AllTokensMLM,
-    MaskedLanguageModelling,
-    ReplaceMLM,
-)
+from importlib import import_module
+
+import torch
+
+from electra.config import OBJECTIVES, SCHEMES, PretrainConfig, require
+from electra.corpus.tokenizer import make_tokenizer
 from electra.method.objective import Objective, Parts
-from electra.method.replaced_token_detection import MaskedOnly, ReplacedTokenDetection
-from electra.method.schemes import Adversarial, TwoStage
-
-OBJECTIVES: dict[str, type[Objective]] = {
-    "rtd": ReplacedTokenDetection,
-    "rtd_masked_only": MaskedOnly,
-    "mlm": MaskedLanguageModelling,
-    "replace_mlm": ReplaceMLM,
-    "all_tokens_mlm": AllTokensMLM,
-    "electric": Electric,
-}
-SCHEMES: dict[str, type[Objective]] = {
-    "two_stage": TwoStage,
-    "adversarial": Adversarial,
-}
-"""What stands for "rtd" where the scheme is not joint."""
 
 
 def build_objective(parts: Parts) -> Objective:
-    """Return the objective that the config names, its weights not yet drawn."""
+    """Return the objective that the config names, its weights not yet drawn.
+
+    Raises:
+        UserError: The objective cannot do what the config asks of it.
+    """
     method = parts.config.method
-    if method.scheme != "joint":
-        return SCHEMES[method.scheme].build(parts)
-    return OBJECTIVES[method.objective].build(parts)
+    name, scheme = method.objective, method.scheme
+    place = OBJECTIVES[name] if scheme == "joint" else SCHEMES[name, scheme]
+    module, _, class_name = place.partition(":")
+    objective: type[Objective] = getattr(import_module(f"electra.method.{module}"), class_name)
+    require(
+        method.mode == "paper" or objective.in_released_code,
+        f"method.mode reference: the released code has no {name if scheme == 'joint' else scheme}; "
+        "choose rtd or mlm, trained jointly",
+    )
+    return objective.build(parts)
+
+
+def sketch_objective(config: PretrainConfig) -> Objective:
+    """Return the objective without memory for its weights (on the meta device), to be described."""
+    with torch.device("meta"):
+        frequencies_V = torch.ones(config.model.vocab_size)
+        tokenizer = make_tokenizer(config.model.vocab_size)
+        return build_objective(Parts(config, tokenizer, frequencies_V=frequencies_V))

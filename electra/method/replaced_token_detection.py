@@ -17,6 +17,7 @@ positive logit mean replaced here. A draw that equals the original counts as ori
 Shape suffixes: B rows, L positions, S slots for chosen positions in a row.
 """
 
+import math
 from typing import Self
 
 import torch
@@ -24,7 +25,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from electra.method.masking import Counts, Draw, Masking, replace
-from electra.method.objective import Judgement, Means, Objective, Output, Parts, predict_masked
+from electra.method.objective import (
+    Judgement,
+    Means,
+    Network,
+    Objective,
+    Output,
+    Parts,
+    describe_generator,
+    predict_masked,
+)
 from electra.model.batch import Batch, find_real
 from electra.model.encoder import Encoder
 from electra.model.heads import DiscriminatorHead
@@ -59,10 +69,19 @@ class ReplacedTokenDetection(Objective):
         self.masking = masking
         self.loss_weights = {"mlm_loss": 1.0, "disc_loss": disc_weight}
 
+    in_released_code = True
+
     @property
     def kept(self) -> Encoder:
         """The discriminator."""
         return self.discriminator
+
+    @property
+    def networks(self) -> dict[str, Network]:
+        """Generator and discriminator."""
+        head = self.discriminator_head
+        discriminator = Network((self.discriminator,), head, "replaced", "all")
+        return describe_generator(self.generator) | {"discriminator": discriminator}
 
     @classmethod
     def build(cls, parts: Parts) -> Self:
@@ -75,6 +94,22 @@ class ReplacedTokenDetection(Objective):
             masking=parts.masking(),
             disc_weight=parts.config.method.disc_weight,
         )
+
+    @torch.no_grad()
+    def set_constant_predictions(self, frequencies_V: Tensor) -> None:
+        """Set the softmax's bias, and the discriminator's to the odds of a generator never right.
+
+        Left to be learnt, the latter bends the whole discriminator towards a constant: after 5.7 M
+        tokens its states had an effective rank of 4.
+        """
+        super().set_constant_predictions(frequencies_V)
+        prob = self.prior_prob
+        self.discriminator_head.dense_prediction.bias.fill_(math.log(prob / (1 - prob)))
+
+    @property
+    def prior_prob(self) -> float:
+        """Probability that a judged token is replaced where the generator is never right."""
+        return self.masking.config.mask_prob
 
     def forward(self, batch: Batch, draw: Draw, counts: Counts) -> Output:
         """Corrupt the rows with the generator and judge every token with the discriminator."""
@@ -113,6 +148,10 @@ class ReplacedTokenDetection(Objective):
 
 class MaskedOnly(ReplacedTokenDetection):
     """ELECTRA 15%: as RTD, but L_Disc is about the chosen positions only. Source: section 3.5."""
+
+    in_released_code = False
+
+    prior_prob = 0.5  # not 1, as it would be at first: the odds must be finite
 
     def find_judged(self, batch: Batch, draw: Draw, counts: Counts) -> tuple[Tensor, Tensor]:
         """Return the chosen positions, and their number in the step."""

@@ -6,13 +6,13 @@ can see why.
 Shape suffixes: B rows, L positions, S slots for chosen positions in a row, M = B * S of them.
 """
 
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import torch
 import torch.nn.functional as F
 
 from electra.method.masking import Counts, Draw, replace
-from electra.method.objective import Output, measure_cloze, predict_masked
+from electra.method.objective import Network, Output, Parts, measure_cloze, predict_masked
 from electra.method.replaced_token_detection import ReplacedTokenDetection, measure_judgement
 from electra.model.batch import Batch
 from electra.model.encoder import Linear
@@ -27,10 +27,31 @@ class TwoStage(ReplacedTokenDetection):
     its embeddings at least. Without that, the paper says, it would sometimes learn nothing.
     """
 
+    in_released_code = False
     is_second = False
+    num_steps = 0
+
+    @classmethod
+    def build(cls, parts: Parts) -> Self:
+        """Return it with networks of the configured sizes and the step of its second stage."""
+        model = super().build(parts)
+        model.num_steps = parts.config.train.steps
+        second = parts.config.method.generator_steps or model.num_steps // 2
+        model.stages = (0, second)
+        return model
+
+    @property
+    def networks(self) -> dict[str, Network]:
+        """The generator, trained first and only run later; the discriminator, of the second."""
+        first = self.stages[1] / self.num_steps
+        found = super().networks
+        return {
+            "generator": found["generator"]._replace(trained=first),
+            "discriminator": found["discriminator"]._replace(trained=1 - first, run=1 - first),
+        }
 
     @torch.no_grad()
-    def begin_second(self) -> None:
+    def begin_stage(self, stage: int) -> None:
         """Start the discriminator from the generator, which learns no more.
 
         The generator's loss is reported from here on, but is no part of what is minimised.
@@ -71,6 +92,8 @@ class Adversarial(ReplacedTokenDetection):
     truth. The reward of a position is its own loss only, as in the paper. What the paper leaves
     open and we decide: no gradient from the baseline into the generator, all weights but lambda 1.
     """
+
+    in_released_code = False
 
     def __init__(self, **arguments: Any):
         super().__init__(**arguments)

@@ -11,7 +11,7 @@ statistics in float32 whatever the dtype.
 Source: google-research/electra model/modeling.py.
 """
 
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -153,6 +153,15 @@ class Layer(nn.Module):
         inner_BLF = F.gelu(self.intermediate(x_BLH))
         return self.output_norm(x_BLH + self.dropout(self.output(inner_BLF), masks))
 
+    def count_flops(self, length: int) -> dict[str, float]:
+        """Return the operations at each position of rows of this length, forward, by part."""
+        size, inner_size = self.output.out_features, self.output.in_features
+        return {
+            "attention, projections": 8 * size * size,
+            "attention, scores and sums": 4 * size * length,
+            "feed-forward": 4 * size * inner_size,
+        }
+
 
 class Encoder(nn.Module):
     """Embeddings, a projection where E != H, and the layers: (B, L) ids to (B, L, H) states.
@@ -223,6 +232,19 @@ class Encoder(nn.Module):
             else:
                 x_BLH = layer(x_BLH, mask_BNLL, masks)
         return x_BLH
+
+    def count_flops(self, length: int) -> dict[str, float]:
+        """Return the operations at each position of rows of this length, forward, by part.
+
+        They are those of the matrix products; a multiply-add is two, a look-up none.
+        """
+        parts: dict[str, float] = {}
+        if self.embeddings_project is not None:
+            parts["embeddings, projection"] = 2 * self.embeddings_project.weight.numel()
+        for layer in self.layers:
+            for name, flops in cast(Layer, layer).count_flops(length).items():
+                parts[name] = parts.get(name, 0) + flops
+        return parts
 
     @torch.no_grad()
     def layer_states(

@@ -27,6 +27,12 @@ class GeneratorHead(nn.Module):
         self.norm = LayerNorm(config.embedding_size, eps=config.layer_norm_eps)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
+    @property
+    def flops(self) -> float:
+        """Operations at each position, forward, with the product by the token table."""
+        size = self.dense.out_features
+        return 2 * size * (self.dense.in_features + len(self.bias))
+
     def forward(self, hidden_MH: Tensor) -> Tensor:
         """Map hidden states (M, H) to features (M, E)."""
         return self.norm(F.gelu(self.dense(hidden_MH)))
@@ -42,6 +48,11 @@ class DiscriminatorHead(nn.Module):
         super().__init__()
         self.dense = Linear(config.hidden_size, config.hidden_size)
         self.dense_prediction = Linear(config.hidden_size, 1)
+
+    @property
+    def flops(self) -> float:
+        """Operations at each position, forward."""
+        return 2 * self.dense.in_features * (self.dense.out_features + 1)
 
     def forward(self, hidden_BLH: Tensor) -> Tensor:
         """Map hidden states (B, L, H) to logits (B, L)."""
