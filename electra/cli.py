@@ -19,9 +19,17 @@ from electra.config import (
     UserError,
     did_you_mean,
     require,
+    require_schedule,
 )
 from electra.presets import PRESETS, QUICKSTART
-from electra.settings import flatten, override, override_from_toml, to_dict
+from electra.settings import (
+    flatten,
+    override,
+    override_from_toml,
+    override_values,
+    read_toml,
+    to_dict,
+)
 
 app = App(
     name="electra",
@@ -193,7 +201,9 @@ def prepare(
 def pretrain(
     shards: Path | None = None,
     *,
-    preset: Annotated[str, Parameter(help=f"One of {', '.join(PRESETS)}.")] = "tiny",
+    preset: Annotated[
+        str | None, Parameter(help=f"One of {', '.join(PRESETS)}; tiny if not given.")
+    ] = None,
     out: Path | None = None,
     resume: Path | None = None,
     set_: Set = (),
@@ -221,14 +231,17 @@ def pretrain(
 
     if resume is not None:
         require(out is None, "--resume continues in its own folder; leave --out away")
-        require(not set_ and config is None, "--resume keeps the run's settings; leave --set away")
+        require(
+            not set_ and config is None and preset is None,
+            "--resume keeps the run's settings; leave --set, --config and --preset away",
+        )
         from electra.training.pretrained import read_run_config
 
         settings = read_run_config(resume)
         if dry_run:
             return _print_plan(settings, f"continue {resume}")
     else:
-        settings = _resolve(_preset(preset), config, set_)
+        settings = _resolve_pretraining(preset or "tiny", config, set_)
         if shards is None or out is None:
             raise UserError("pretrain needs SHARDS and --out RUN, or --resume RUN")
         _refuse_existing(out)
@@ -287,7 +300,7 @@ def plan(
     from electra.terminal import Progress, print_done, print_table
 
     given = [*set_, *([f"train.steps={steps}"] if steps is not None else [])]
-    settings = _resolve(_preset(preset), config, given)
+    settings = _resolve_pretraining(preset, config, given)
     with Progress("timing steps", unit="seconds") as progress:
         found = run_plan(
             settings,
@@ -332,7 +345,7 @@ def flops(
     from electra.reports.glossary import format_count
     from electra.terminal import print_done, print_table
 
-    settings = _resolve(_preset(preset), config, set_)
+    settings = _resolve_pretraining(preset, config, set_)
     objective, length = sketch_objective(settings), settings.examples.sequence_length
     total = count_true(objective, length)
     rows = [
@@ -714,9 +727,31 @@ def quickstart(
     run_quickstart(text, out, settings)
 
 
-def _preset(name: str) -> PretrainConfig:
-    require(name in PRESETS, f"unknown preset {name!r}{did_you_mean(name, PRESETS)}")
-    return PRESETS[name]
+def _resolve_pretraining(
+    preset: str, toml: Path | None, assignments: Sequence[str]
+) -> PretrainConfig:
+    """Return the settings of a pre-training; a preset's warm-up is cut to a tenth of a short one.
+
+    A warm-up that was set is kept, or refused.
+    """
+    require(preset in PRESETS, f"unknown preset {preset!r}{did_you_mean(preset, PRESETS)}")
+    settings, given = PRESETS[preset], {word.partition("=")[0].strip() for word in assignments}
+    if toml is not None:
+        values = read_toml(toml)
+        settings = override_values(settings, values, toml)
+        given.update(values)
+    settings = override(settings, assignments)
+    warmup_steps, tenth = settings.optimizer.warmup_steps, settings.shortest_schedule // 10
+    if warmup_steps > tenth and "optimizer.warmup_steps" not in given:
+        from electra.terminal import print_note
+
+        print_note(
+            f"optimizer.warmup_steps={tenth}, a tenth of the schedule: {preset}'s {warmup_steps:,} "
+            "are for a longer one"
+        )
+        settings = override(settings, [f"optimizer.warmup_steps={tenth}"])
+    require_schedule(settings)
+    return settings
 
 
 def _resolve(settings: ConfigType, toml: Path | None, assignments: Sequence[str]) -> ConfigType:

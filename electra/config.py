@@ -7,6 +7,7 @@ ELECTRA paper's appendix. How settings are read and overridden stands in setting
 
 import dataclasses
 import difflib
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -299,18 +300,33 @@ class OptimizerConfig:
     learning_rate: float = 5e-4
     """Peak."""
     warmup_steps: int = 10_000
-    """Steps in which the rate climbs from 0 to its peak; it then falls linearly to 0 at the end."""
+    """Steps in which the rate climbs from 0 to its peak; it then falls linearly to 0 at the end.
+    Where it is not set, and the run or a stage of it is so short that the preset's would be more
+    than a tenth of it, it is a tenth."""
     weight_decay: float = 0.01
     """Decoupled, times the learning rate; none on biases and layer norms."""
     adam_beta1: float = 0.9
     adam_beta2: float = 0.999
     adam_epsilon: float = 1e-6
     max_grad_norm: float = 1.0
-    """Clip of the global gradient norm of both networks together."""
+    """Clip of the global gradient norm of both networks together; inf: none."""
 
     def __post_init__(self) -> None:
-        require(self.learning_rate > 0, f"learning_rate must be > 0, not {self.learning_rate}")
+        for name in ("learning_rate", "adam_epsilon"):
+            value = getattr(self, name)
+            require(0 < value < math.inf, f"{name} must be > 0 and finite, not {value}")
         require(self.warmup_steps >= 0, f"warmup_steps must be >= 0, not {self.warmup_steps}")
+        require(
+            0 <= self.weight_decay < math.inf,
+            f"weight_decay must be >= 0 and finite, not {self.weight_decay}",
+        )
+        for name in ("adam_beta1", "adam_beta2"):
+            value = getattr(self, name)
+            require(0 <= value < 1, f"{name} must lie in [0, 1), not {value}")
+        require(
+            self.max_grad_norm > 0,
+            f"max_grad_norm must be > 0, not {self.max_grad_norm}; inf does not clip",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -361,6 +377,9 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "log_every", "evaluate_every", "save_every"):
             require(getattr(self, name) >= 1, f"{name} must be >= 1, not {getattr(self, name)}")
+        for name in ("evaluate_rows", "threads"):
+            require(getattr(self, name) >= 0, f"{name} must be >= 0, not {getattr(self, name)}")
+        require(0 <= self.seed < 2**63, f"seed must lie in 0 to 2^63 - 1, not {self.seed}")
         require(
             1 <= self.accumulation <= self.batch_size,
             f"train.accumulation must lie in 1 to batch_size {self.batch_size}, not "
@@ -427,6 +446,32 @@ class PretrainConfig:
                     f"embeddings: hidden_size {encoder.hidden_size} is less than embedding_size "
                     f"{encoder.embedding_size}; set generator.hidden_fraction=1",
                 )
+
+    @property
+    def second_stage(self) -> int:
+        """Step at which two_stage turns to the discriminator; 0 for other schemes."""
+        if self.method.scheme != "two_stage":
+            return 0
+        return self.method.generator_steps or self.train.steps // 2
+
+    @property
+    def shortest_schedule(self) -> int:
+        """Steps of the learning rate's schedule; of two stages, the steps of the shorter one."""
+        return min(self.second_stage or self.train.steps, self.train.steps - self.second_stage)
+
+
+def require_schedule(config: PretrainConfig) -> None:
+    """Refuse a run that would never reach its learning rate.
+
+    Not among the config's own checks: finished runs without this rule stay readable.
+    """
+    warmup_steps, steps = config.optimizer.warmup_steps, config.shortest_schedule
+    schedule = "steps of the shorter stage" if config.second_stage else "train.steps"
+    require(
+        warmup_steps < steps,
+        f"optimizer.warmup_steps {warmup_steps} must be less than the {steps} {schedule}, for the "
+        f"rate to reach its peak and decay: set optimizer.warmup_steps={steps // 10}",
+    )
 
 
 OWN_METRICS = {
@@ -562,7 +607,7 @@ class FinetuneConfig:
     weight_decay: float = 0.0
     """Decoupled, times the learning rate. Table 7 has 0, the released code 0.01."""
     max_grad_norm: float = 1.0
-    """Clip of the global norm of the gradient."""
+    """Clip of the global norm of the gradient; inf: none."""
     mode: Literal["paper", "reference"] = "paper"
     """reference: as the released code has it, the loss is the batch's sum instead of its mean, Adam
     has no bias correction, decay runs during warm-up, and every layer's rate is scaled once more
@@ -601,7 +646,10 @@ class FinetuneConfig:
     """CPU threads; 0: one for each core this process may use."""
 
     def __post_init__(self) -> None:
-        require(self.learning_rate > 0, f"learning_rate must be > 0, not {self.learning_rate}")
+        require(
+            0 < self.learning_rate < math.inf,
+            f"learning_rate must be > 0 and finite, not {self.learning_rate}",
+        )
         require(
             0 < self.layer_lr_decay <= 1,
             f"layer_lr_decay must lie in (0, 1], not {self.layer_lr_decay}",
@@ -609,8 +657,14 @@ class FinetuneConfig:
         for name in ("warmup_fraction", "dropout_prob"):
             value = getattr(self, name)
             require(0 <= value < 1, f"{name} must lie in [0, 1), not {value}")
-        require(self.weight_decay >= 0, f"weight_decay must be >= 0, not {self.weight_decay}")
-        require(self.max_grad_norm > 0, f"max_grad_norm must be > 0, not {self.max_grad_norm}")
+        require(
+            0 <= self.weight_decay < math.inf,
+            f"weight_decay must be >= 0 and finite, not {self.weight_decay}",
+        )
+        require(
+            self.max_grad_norm > 0,
+            f"max_grad_norm must be > 0, not {self.max_grad_norm}; inf does not clip",
+        )
         require(self.batch_size >= 1, f"batch_size must be >= 1, not {self.batch_size}")
         require(
             self.sequence_length == 0 or self.sequence_length >= 8,

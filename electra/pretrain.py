@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from electra.config import PretrainConfig, UserError, require
+from electra.config import PretrainConfig, UserError, require, require_schedule
 from electra.corpus.examples import Examples, permute
 from electra.corpus.shards import Shards, open_shards
 from electra.corpus.tokenizer import Tokenizer
@@ -84,6 +84,7 @@ def pretrain(shards_folder: Path, run: Path, config: PretrainConfig, show: Show)
         Interrupted: A signal asked to stop; the state is saved.
     """
     require(not run.exists(), f"{run} exists already; choose another --out, or --resume {run}")
+    require_schedule(config)
     shards = open_shards(shards_folder)
     config = fit_to_shards(config, shards)
     device = choose_device(config.train.device)

@@ -32,14 +32,23 @@ def override(config: ConfigType, assignments: Iterable[str]) -> ConfigType:
 
 def override_from_toml(config: ConfigType, path: Path) -> ConfigType:
     """Return the config with a TOML file's tables and keys applied; they are named as in --set."""
+    return override_values(config, read_toml(path), path)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return the values of a TOML file by dotted name."""
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        return dict(flatten(tomllib.loads(path.read_text(encoding="utf-8"))))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not valid TOML: {error}") from None
+
+
+def override_values(config: ConfigType, values: Mapping[str, Any], path: Path) -> ConfigType:
+    """Return the config with the values applied that `read_toml` found in this file."""
     try:
-        return _replace(config, dict(flatten(tables)))
+        return _replace(config, values)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 

@@ -128,7 +128,21 @@ def test_mistakes_are_one_line_with_status_2(capsys, chain, toy_text, tmp_path):
         (["pretrain", shards], r"needs SHARDS and --out RUN"),
         (["pretrain", folder / "run", "--out", out], r"is not the manifest of a shards folder"),
         (["pretrain", "--resume", folder / "run"], r"is complete; there is nothing to resume"),
-        (["pretrain", "--resume", folder / "run", "--set", "train.steps=9"], r"leave --set away"),
+        (
+            ["pretrain", "--resume", folder / "run", "--set", "train.steps=9"],
+            r"leave --set, .* away",
+        ),
+        (["pretrain", "--resume", folder / "run", "--preset", "tiny"], r"--preset away"),
+        (
+            ["pretrain", shards, "--out", out]
+            + ["--set", "train.steps=50", "optimizer.warmup_steps=50"],
+            r"optimizer.warmup_steps 50 must be less than the 50 train.steps, .*warmup_steps=5$",
+        ),
+        (
+            ["pretrain", shards, "--out", out, "--set", "train.steps=50", "method.sharing=none"]
+            + ["method.scheme=two_stage", "method.generator_steps=20", "optimizer.warmup_steps=20"],
+            r"must be less than the 20 steps of the shorter stage.*set optimizer.warmup_steps=2$",
+        ),
         (
             ["prepare", "nowhere.txt", "--tokenizer", folder / "vocabulary", "--out", out],
             r"nowhere",
@@ -197,6 +211,40 @@ def test_settings_from_toml_then_from_set(capsys, chain, tmp_path):
     status, _, err = run(capsys, *words, "--dry-run")
     assert status == 2
     assert "is not valid TOML" in err
+
+
+@pytest.mark.parametrize(
+    ("preset", "settings", "warmup_steps"),
+    [
+        ("small", ["train.steps=2000"], 200),
+        ("small", ["train.steps=5"], 0),
+        ("small", ["train.steps=200000"], 10_000),
+        ("small", ["train.steps=2000", "optimizer.warmup_steps=1000"], 1000),
+        (
+            "small",
+            ["train.steps=2000", "method.generator_steps=500"]
+            + ["method.scheme=two_stage", "method.sharing=none"],
+            50,
+        ),
+        ("tiny", [], 300),
+    ],
+)
+def test_a_short_run_warms_up_for_a_tenth(capsys, tmp_path, preset, settings, warmup_steps):
+    """Unless the user says otherwise; what was changed is said."""
+    words = ["pretrain", "shards", "--out", tmp_path / "run", "--dry-run", "--preset", preset]
+    toml = tmp_path / "recipe.toml"
+    toml.write_text(
+        "\n".join(
+            f"{name} = {value}" if value.isdigit() else f'{name} = "{value}"'
+            for name, value in (word.split("=") for word in settings)
+        )
+    )
+    for more in (["--set", *settings] if settings else [], ["--config", toml]):
+        status, printed, err = run(capsys, *words, *more)
+        assert status == 0
+        assert f"optimizer.warmup_steps={warmup_steps}" in printed.splitlines()
+        is_changed = warmup_steps not in (300, 1000, 10_000)
+        assert (f"note: optimizer.warmup_steps={warmup_steps}, a tenth" in err) == is_changed
 
 
 def test_help_of_every_verb(capsys):

@@ -207,7 +207,7 @@ def test_interrupted_and_continued_equals_uninterrupted(
 @pytest.mark.parametrize("generator_steps", [4, 9, 10])
 def test_two_stages_continue_too(toy_shards, toy_config, tmp_path, generator_steps):
     """Stopped after step 9: in the second stage, at its very beginning, before it."""
-    settings = [*TWO_STAGE, f"method.generator_steps={generator_steps}"]
+    settings = [*TWO_STAGE, f"method.generator_steps={generator_steps}", "optimizer.warmup_steps=1"]
     assert_continues(toy_shards, override(toy_config, settings), tmp_path)
 
 
@@ -720,6 +720,9 @@ def test_refusals(finished, toy_shards, toy_config, tmp_path):
         resume(tmp_path, ignore)
     with pytest.raises(UserError, match="not a shards folder"):
         pretrain(tmp_path, tmp_path / "run", toy_config, ignore)
+    config = override(toy_config, ["optimizer.warmup_steps=12"])
+    with pytest.raises(UserError, match=r"warmup_steps 12 must be less .* warmup_steps=1$"):
+        pretrain(toy_shards, tmp_path / "run", config, ignore)
     assert not (tmp_path / "run").exists()
 
 

@@ -36,8 +36,7 @@ class TwoStage(ReplacedTokenDetection):
         """Return it with networks of the configured sizes and the step of its second stage."""
         model = super().build(parts)
         model.num_steps = parts.config.train.steps
-        second = parts.config.method.generator_steps or model.num_steps // 2
-        model.stages = (0, second)
+        model.stages = (0, parts.config.second_stage)
         return model
 
     @property
