@@ -59,12 +59,20 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def from_dict(config_type: type[ConfigType], values: Mapping[str, Any]) -> ConfigType:
-    """Return the config that `to_dict` wrote."""
+    """Return the config that `to_dict` wrote; what an older version did not know has its default.
+
+    Raises:
+        UserError: A value is not of its field's type.
+        KeyError, TypeError, AttributeError: It is nothing that `to_dict` wrote.
+    """
     hints = get_type_hints(config_type)
-    arguments = {
-        name: from_dict(hints[name], value) if dataclasses.is_dataclass(hints[name]) else value
-        for name, value in values.items()
-    }
+    arguments = {}
+    for name, value in values.items():
+        if dataclasses.is_dataclass(hints[name]):
+            value = from_dict(hints[name], value)
+        elif type(value) is not hints[name]:
+            value = _parse(name, value, hints[name])
+        arguments[name] = value
     return config_type(**arguments)
 
 
@@ -106,7 +114,7 @@ def _parse(name: str, value: Any, hint: Any) -> Any:
     """Read a value for a field of type `hint`: from text (--set) or as TOML gave it."""
     origin = get_origin(hint)
     if origin in (Union, UnionType):
-        if value == "none":
+        if value is None or value == "none":
             return None
         return _parse(name, value, next(part for part in get_args(hint) if part is not type(None)))
     if origin is Literal:

@@ -392,6 +392,9 @@ def test_a_damaged_run_is_named(unfinished, name, key):
     path = unfinished / name
     values = json.loads(path.read_bytes())
     changed = [{**values, key: None}, {k: v for k, v in values.items() if k != key}]
+    if name == "config.json":
+        wrong = {"steps": 1.5, "seed": "x", "precision": "float23", "compile": None}
+        changed += [{**values, "train": values["train"] | {k: v}} for k, v in wrong.items()]
     for content in (b"\xff", b"{", b"[]", b"{}", *(json.dumps(each).encode() for each in changed)):
         path.write_bytes(content)
         with pytest.raises(UserError, match=name) as refusal:

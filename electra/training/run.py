@@ -6,6 +6,7 @@ import platform
 import signal
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -105,9 +106,12 @@ class MetricsLog:
         # Unbuffered: a line that a full disk refuses must not be written again at the end.
         self.file = self.path.open("ab", buffering=0)
         self.tensorboard = None
+        self.usual_hook = threading.excepthook
         if find_spec("tensorboard"):
             from torch.utils.tensorboard import SummaryWriter
 
+            # What its thread cannot write, its next call raises here: no need of a traceback there.
+            threading.excepthook = self._pass_over
             self.tensorboard = SummaryWriter(str(run / "tensorboard"), purge_step=step + 1)
 
     def write(self, record: Mapping[str, Any]) -> None:
@@ -127,8 +131,15 @@ class MetricsLog:
     def close(self) -> None:
         """Close the files."""
         self.file.close()
-        if self.tensorboard:
-            self.tensorboard.close()
+        try:
+            if self.tensorboard:
+                self.tensorboard.close()
+        finally:
+            threading.excepthook = self.usual_hook
+
+    def _pass_over(self, failure: threading.ExceptHookArgs) -> None:
+        if not isinstance(failure.exc_value, OSError):
+            self.usual_hook(failure)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
