@@ -58,7 +58,8 @@ def submit(
     Args:
         folders: Finished fine-tunings on GLUE's tasks, one a task.
         out: The .zip file to write; must not exist.
-        ensemble: Answer with the mean over all seeds, not with the seed that is best on dev.
+        ensemble: Answer with the mean over the seeds as drawn, not with the seed that is best on
+            dev, which may be one that took a collapsed one's place.
         partial: Leave out what no folder has answers to.
 
     Raises:
@@ -105,10 +106,11 @@ def _answer(
     name: str, task: str, split: str, folder: Path, results: Mapping[str, Any], *, ensemble: bool
 ) -> Answers:
     scores = {
-        seed: record["scores"][results["metric"]] for seed, record in results["seeds"].items()
+        seed: record["scores"][results["metric"]]
+        for seed, record in (results["seeds"] | results.get("replacements", {})).items()
     }
     best = max(scores, key=lambda seed: scores[seed])
-    seeds = list(scores) if ensemble else [best]
+    seeds = list(results["seeds"]) if ensemble else [best]
     read = [_read_split(folder / f"seed-{seed}", split, results["num_items"]) for seed in seeds]
     what = f"mean of {len(seeds)} seeds" if ensemble else f"seed {best}"
     return Answers(name, _format(average(read), GLUE[task].label_range), f"{folder}, {what}")

@@ -184,6 +184,19 @@ def test_numbers_in_tables_come_from_the_files(run_folder):
     ]
 
 
+def test_replaced_seeds_stand_beside_those_as_drawn(run_folder):
+    replaced = {"median": 0.625, "mean": 0.5, "std": 0.0, "seeds": {"0": 1000, "1": 1, "2": 2002}}
+    new = write_finetuning(
+        run_folder, from_scratch=False, median=0.5, with_replacements=replaced, replacements={}
+    )
+    once = {"0": {"drawn_as": 2000}, "1": {"drawn_as": 1}, "2": {}}
+    old = write_finetuning(run_folder, from_scratch=True, median=0.75, seeds=3)
+    old.write_text(json.dumps(json.loads(old.read_text()) | {"seeds": once}))
+    row = finetuning_table([read_finetuning(path) for path in (new, old)]).rows[0]
+    assert row[3] == "0.500 ± 0.062 (0.625 with 2 of 3 replaced)"
+    assert row[4] == "0.750 ± 0.062 (1 of 3 replaced)"
+
+
 def test_a_finetuning_never_hides_another(tmp_path):
     finetuning = read_finetuning(write_finetuning(tmp_path, from_scratch=True, median=0.5))
     with pytest.raises(UserError, match="two fine-tunings of tiny on cola are of the same kind"):
@@ -474,6 +487,7 @@ def test_facts_tell_objective_and_generator(run_folder, method, generator, expec
     config |= {"method": method, "generator": generator}
     (run_folder / "config.json").write_text(json.dumps(config))
     facts = dict(facts_table(read_runs([run_folder])).rows)
+    assert "masked" in facts
     assert facts["generator"] == expected
     words = [method.get("objective", "rtd"), *([method["scheme"]] if "scheme" in method else [])]
     assert facts["objective"] == ", ".join(words)

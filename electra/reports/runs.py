@@ -47,10 +47,17 @@ class Finetuning:
     """Whether it is the comparison: the same encoder without its pre-trained weights."""
     seeds: tuple[str, ...]
     median: float
+    """Of the seeds as drawn; in folders written when collapsed seeds were replaced without keeping
+    them, of those in their place."""
     std: float | None
     """None for a single seed."""
     majority: float | None
     """The metric of always answering the commonest label."""
+    num_replaced: int
+    """Seeds that collapsed and were repeated as others."""
+    replaced_median: float | None
+    """With these in place of the collapsed; None where no seed was replaced, or where `median` is
+    that already."""
     num_degenerate: int
     """Seeds that ended with one answer for everything."""
     commit: str | None
@@ -125,6 +132,8 @@ def read_finetuning(path: Path) -> Finetuning:
             median=float(values["median"]),
             std=None if values["std"] is None else float(values["std"]),
             majority=values["majority"].get(values["metric"]),
+            num_replaced=_count_replaced(values),
+            replaced_median=(values.get("with_replacements") or {}).get("median"),
             num_degenerate=int(values["num_degenerate"]),
             commit=values.get("commit"),
             device=values.get("device"),
@@ -134,6 +143,20 @@ def read_finetuning(path: Path) -> Finetuning:
         raise UserError(f"{path} is not a fine-tuning's results: it lacks {error}") from None
     except (TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{path} is not a fine-tuning's results: {error}") from None
+
+
+def _count_replaced(values: Record) -> int:
+    """Return how many seeds others took the place of.
+
+    Until results told of the seeds as drawn, the record of such a seed was that of the other, whose
+    number stood in "drawn_as".
+    """
+    if "with_replacements" not in values:
+        return sum(
+            str(record.get("drawn_as", seed)) != seed for seed, record in values["seeds"].items()
+        )
+    standing = (values["with_replacements"] or {}).get("seeds", {})
+    return sum(str(other) != seed for seed, other in standing.items())
 
 
 def _collect_scores(seeds: Iterable[Record]) -> dict[str, tuple[float, ...]]:

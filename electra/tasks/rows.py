@@ -23,7 +23,7 @@ WORD_BORDER = re.compile(r"[ \t\r\n!-/:-@\[-`{-~\u4e00-\u9fff]")
 ideographs that are words of their own. BertNormalizer keeps each of them, changes none of them in
 dependence on others, and removes the other control characters, which are therefore no borders."""
 CHARS_PER_TOKEN = 8
-"""Characters that are tokenized at first for each token of a row; a word and its space have fewer."""
+"""Characters that are tokenized at first for each token of a row; most tokens have fewer."""
 POOL_BATCHES = 32
 """Batches that are sorted by length together: the more, the less padding and the less mixing."""
 
