@@ -20,7 +20,7 @@ from electra.model.heads import ClassifierHead
 from electra.tasks.classification import describe_labels, read_label
 from electra.tasks.metrics import score
 from electra.tasks.predictions import predictions_name, write_labels
-from electra.tasks.rows import Batch, Outputs, Rows, encode_texts, pack_row, pad_rows
+from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_texts, pack_row, pad_rows
 from electra.tasks.table import Table, find_table, read_table
 from electra.tasks.task import Constant, Task
 
@@ -96,11 +96,11 @@ class MultipleChoice(Task):
         """Return dropout and a linear layer to one logit on a row's state."""
         return ClassifierHead(sizes.hidden_size, 1, sizes.hidden_dropout_prob, config.pooling)
 
-    def answer(self, head: nn.Module, states: Tensor, batch: Batch) -> Outputs:
+    def answer(self, head: nn.Module, states: Tensor, batch: TaskBatch) -> Outputs:
         """Return a logit for each choice of each question, (B, C)."""
         return {"logits": head(states, batch.attention_mask).view(-1, self.num_choices)}
 
-    def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
+    def loss(self, outputs: Outputs, batch: TaskBatch) -> Tensor:
         """Return the mean cross-entropy over the choices, nats."""
         return F.cross_entropy(outputs["logits"], batch.targets["labels"])
 

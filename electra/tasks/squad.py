@@ -13,7 +13,7 @@ from electra.config import EncoderConfig, FinetuneConfig, require
 from electra.corpus.tokenizer import Tokenizer
 from electra.files import write_json
 from electra.model.span_heads import UNANSWERABLE_WEIGHT, BeamSpanHead, SpanHead, span_loss
-from electra.tasks.rows import Batch, Outputs, Rows
+from electra.tasks.rows import Outputs, Rows, TaskBatch
 from electra.tasks.squad_answers import Answers, find_answers
 from electra.tasks.squad_data import Question, find_files, read_questions
 from electra.tasks.squad_rows import Windows, encode_questions
@@ -60,14 +60,14 @@ class SquadTask(Task):
         """Return the head that `head` names; neither has dropout, as in the released code."""
         return (BeamSpanHead if self.head == "beam" else SpanHead)(sizes.hidden_size)
 
-    def answer(self, head: nn.Module, states: Tensor, batch: Batch) -> Outputs:
+    def answer(self, head: nn.Module, states: Tensor, batch: TaskBatch) -> Outputs:
         """Return what the head says; to a beam in training the right starts are told."""
         if self.head == "plain":
             return head(states, batch.token_type_ids)
         starts = batch.targets["start"] if head.training else None
         return head(states, batch.token_type_ids, starts)
 
-    def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
+    def loss(self, outputs: Outputs, batch: TaskBatch) -> Tensor:
         """Return the loss of a batch, nats, from what the head says in training."""
         return span_loss(outputs, batch.targets)
 

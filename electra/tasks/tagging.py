@@ -21,7 +21,7 @@ from electra.corpus.tokenizer import Tokenizer
 from electra.model.feature_head import FeatureHead
 from electra.model.tagging_head import TaggingHead
 from electra.tasks.entities import EntityCounts, count_entities, sum_counts
-from electra.tasks.rows import Batch, Outputs, Rows, encode_texts, pad_rows
+from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_texts, pad_rows
 from electra.tasks.task import Constant, Task
 
 ENTITY_METRICS = ("f1", "precision", "recall", "accuracy")
@@ -116,13 +116,13 @@ class Tagging(Task):
             )
         return TaggingHead(size, num_labels, dropout_prob)
 
-    def answer(self, head: nn.Module, states: Tensor, batch: Batch) -> Outputs:
+    def answer(self, head: nn.Module, states: Tensor, batch: TaskBatch) -> Outputs:
         """Return logits (B, l, labels)."""
         if isinstance(head, FeatureHead):
             return {"logits": head(states, batch.attention_mask)}
         return {"logits": head(states)}
 
-    def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
+    def loss(self, outputs: Outputs, batch: TaskBatch) -> Tensor:
         """Return the mean cross-entropy over the words that are scored, nats."""
         logits, labels = outputs["logits"], batch.targets["labels"]
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-1)
