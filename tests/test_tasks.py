@@ -14,8 +14,7 @@ from electra.config import FinetuneConfig, UserError
 from electra.corpus.tokenizer import Tokenizer
 from electra.corpus.vocabulary import SPECIAL_TOKENS
 from electra.settings import override
-from electra.tasks.choice import MultipleChoice
-from electra.tasks.choice import Question as ChoiceQuestion
+from electra.tasks.choice import ChoiceQuestion, MultipleChoice
 from electra.tasks.classification import Classification, Example
 from electra.tasks.metrics import score
 from electra.tasks.registry import read_task

@@ -25,7 +25,7 @@ from electra.tasks.table import Table, find_table, read_table
 from electra.tasks.task import Constant, Task
 
 
-class Question(NamedTuple):
+class ChoiceQuestion(NamedTuple):
     """A text, what may go with it, and which does."""
 
     context: str
@@ -40,7 +40,7 @@ class MultipleChoice(Task):
 
     name: str
     num_choices: int
-    examples: dict[str, list[Question]]
+    examples: dict[str, list[ChoiceQuestion]]
     epochs: int = 3
     files: tuple[Path, ...] = ()
     columns: tuple[str, ...] = ()
@@ -61,7 +61,7 @@ class MultipleChoice(Task):
         }
 
     def _encode(
-        self, questions: Sequence[Question], tokenizer: Tokenizer, sequence_length: int
+        self, questions: Sequence[ChoiceQuestion], tokenizer: Tokenizer, sequence_length: int
     ) -> Rows:
         contexts = encode_texts(tokenizer, [each.context for each in questions], sequence_length)
         texts = [text for question in questions for text in question.choices]
@@ -132,7 +132,7 @@ class MultipleChoice(Task):
         return {"family": "choice", "num_choices": self.num_choices, "begin": self.begin}
 
     @classmethod
-    def from_facts(cls, facts: dict[str, Any], examples: dict[str, list[Question]]) -> Self:
+    def from_facts(cls, facts: dict[str, Any], examples: dict[str, list[ChoiceQuestion]]) -> Self:
         """Return the task of a saved model, with questions to be answered."""
         return cls(facts["task"], facts["num_choices"], examples)
 
@@ -141,9 +141,9 @@ class MultipleChoice(Task):
         return describe_labels(self.labels, outputs["logits"])
 
 
-def read_questions(
+def read_choice_questions(
     table: Table, *, context: str, choices: Sequence[str], label: str | None, begin: str = ""
-) -> list[Question]:
+) -> list[ChoiceQuestion]:
     """Return a question for each row of a table.
 
     Args:
@@ -174,11 +174,11 @@ def read_questions(
         except UserError as error:
             raise UserError(f"{table.place(number)}: {error}") from None
         texts = tuple(f"{start} {text}" if start else text for text in row)
-        questions.append(Question(first, texts, place))
+        questions.append(ChoiceQuestion(first, texts, place))
     return questions
 
 
-def count_choices(tables: dict[str, Table], examples: dict[str, list[Question]]) -> int:
+def count_choices(tables: dict[str, Table], examples: dict[str, list[ChoiceQuestion]]) -> int:
     """Return how many choices the questions of every split have.
 
     Raises:
@@ -211,7 +211,7 @@ def read_swag(data: Path) -> MultipleChoice:
         require(found[split] is not None, f"{data} has no {stem}.csv; give SWAG's folder")
     tables = {split: read_table(path) for split, path in found.items() if path is not None}
     examples = {
-        split: read_questions(
+        split: read_choice_questions(
             table,
             context="sent1",
             begin="sent2",

@@ -10,12 +10,11 @@ from typing import Any
 
 from electra.config import require
 from electra.corpus.compression import STDIN
-from electra.tasks.choice import Question as Choices
-from electra.tasks.choice import read_questions as read_choice_questions
+from electra.tasks.choice import ChoiceQuestion, read_choice_questions
 from electra.tasks.classification import Example
 from electra.tasks.conll import FORMATS as TAGGING_FORMATS
 from electra.tasks.conll import JSON_FIELDS, JSON_LINES, read_words
-from electra.tasks.squad_data import Question, read_questions
+from electra.tasks.squad_data import SpanQuestion, read_questions
 from electra.tasks.table import FORMATS, Table, format_of, read_lines, read_table
 from electra.tasks.tagging import Sentence
 
@@ -45,7 +44,7 @@ def read_texts(path: Path, columns: Sequence[str], facts: dict[str, Any]) -> lis
     return [Example(first, second, None) for first, second in zip(firsts, pairs, strict=True)]
 
 
-def read_choices(path: Path, columns: Sequence[str], facts: dict[str, Any]) -> list[Choices]:
+def read_choices(path: Path, columns: Sequence[str], facts: dict[str, Any]) -> list[ChoiceQuestion]:
     """Return questions with their choices: the rows of a table.
 
     Raises:
@@ -98,7 +97,7 @@ def read_sentences(path: Path, columns: Sequence[str], facts: dict[str, Any]) ->
     return [each._replace(tags=facts["labels"][:1] * len(each.words)) for each in sentences]
 
 
-def read_asked(path: Path, columns: Sequence[str], facts: dict[str, Any]) -> list[Question]:
+def read_asked(path: Path, columns: Sequence[str], facts: dict[str, Any]) -> list[SpanQuestion]:
     """Return questions: the rows of a table with a question and its context, SQuAD's or MRQA's.
 
     Those of a table are called by its column `id`, or else by the number of their line.
@@ -115,7 +114,7 @@ def read_asked(path: Path, columns: Sequence[str], facts: dict[str, Any]) -> lis
     texts, contexts = _take_columns(table, columns, QUESTION_COLUMNS)
     ids = table.column("id") if "id" in table.columns else map(str, table.lines)
     return [
-        Question(name, text, context, None, None)
+        SpanQuestion(name, text, context, None, None)
         for name, text, context in zip(ids, texts, contexts, strict=True)
     ]
 

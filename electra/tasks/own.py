@@ -7,7 +7,7 @@ import numpy as np
 
 from electra.config import OWN_METRICS, OwnTaskConfig, UserError, require
 from electra.corpus.compression import compression_of
-from electra.tasks.choice import MultipleChoice, count_choices, read_questions
+from electra.tasks.choice import MultipleChoice, count_choices, read_choice_questions
 from electra.tasks.classification import Classification, Example, read_examples
 from electra.tasks.table import FORMATS, Table, format_of, read_table
 
@@ -84,7 +84,7 @@ def _find_range(
 def _read_choice(tables: dict[str, Table], text: str, config: OwnTaskConfig) -> MultipleChoice:
     columns = [column.strip() for column in (config.choices or "").split(",")]
     examples = {
-        split: read_questions(
+        split: read_choice_questions(
             table, context=text, choices=columns, label=_find_label(split, table, config)
         )
         for split, table in tables.items()

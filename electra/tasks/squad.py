@@ -15,7 +15,7 @@ from electra.files import write_json
 from electra.model.span_heads import UNANSWERABLE_WEIGHT, BeamSpanHead, SpanHead, span_loss
 from electra.tasks.rows import Outputs, Rows, TaskBatch
 from electra.tasks.squad_answers import Answers, find_answers
-from electra.tasks.squad_data import Question, find_files, read_questions
+from electra.tasks.squad_data import SpanQuestion, find_files, read_questions
 from electra.tasks.squad_rows import Windows, encode_questions
 from electra.tasks.squad_score import score_v1, score_v2
 from electra.tasks.task import Constant, Task
@@ -33,7 +33,7 @@ class SquadTask(Task):
     longest_row: ClassVar[int] = 512
 
     name: str
-    examples: dict[str, list[Question]]
+    examples: dict[str, list[SpanQuestion]]
     files: tuple[Path, ...] = ()
     head: Literal["beam", "plain"] = "beam"
     """beam: the end is judged given the start, and whether there is an answer by a classifier;
@@ -129,7 +129,7 @@ class SquadTask(Task):
         return {"family": "squad", "head": self.head, "null_threshold": self._threshold}
 
     @classmethod
-    def from_facts(cls, facts: dict[str, Any], examples: dict[str, list[Question]]) -> Self:
+    def from_facts(cls, facts: dict[str, Any], examples: dict[str, list[SpanQuestion]]) -> Self:
         """Return the task of a saved model, with questions to be answered."""
         is_reference = facts["null_threshold"] == REFERENCE_THRESHOLD
         return cls(facts["task"], examples, head=facts["head"], reference=is_reference)

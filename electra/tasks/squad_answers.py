@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from electra.tasks.rows import Outputs
-from electra.tasks.squad_data import Question
+from electra.tasks.squad_data import SpanQuestion
 from electra.tasks.squad_rows import Window, Windows
 
 MAX_ANSWER = 30
@@ -40,7 +40,7 @@ class Answers(NamedTuple):
         return [answers[0][0] if answers else "" for answers in self.n_best]
 
 
-def find_answers(questions: Sequence[Question], windows: Windows, outputs: Outputs) -> Answers:
+def find_answers(questions: Sequence[SpanQuestion], windows: Windows, outputs: Outputs) -> Answers:
     """Return the best answers to each question, and the odds that it has none.
 
     A span is at most MAX_ANSWER tokens long and starts where its row owns the text. Its text is cut
