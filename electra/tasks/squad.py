@@ -14,7 +14,7 @@ from electra.corpus.tokenizer import Tokenizer
 from electra.files import write_json
 from electra.model.span_heads import UNANSWERABLE_WEIGHT, BeamSpanHead, SpanHead, span_loss
 from electra.tasks.rows import Outputs, Rows, TaskBatch
-from electra.tasks.squad_answers import Answers, find_answers
+from electra.tasks.squad_answers import SpanAnswers, find_answers
 from electra.tasks.squad_data import SpanQuestion, find_files, read_questions
 from electra.tasks.squad_rows import Windows, encode_questions
 from electra.tasks.squad_score import score_v1, score_v2
@@ -158,7 +158,7 @@ class SquadTask(Task):
     def _threshold(self) -> float:
         return REFERENCE_THRESHOLD if self.reference else 0.0
 
-    def _find(self, split: str, outputs: Outputs) -> Answers:
+    def _find(self, split: str, outputs: Outputs) -> SpanAnswers:
         return find_answers(self.examples[split], self._windows[split], outputs)
 
 
