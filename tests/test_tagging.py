@@ -24,7 +24,7 @@ from electra.tasks.beginning import encode_task
 from electra.tasks.conll import read_tagging_task
 from electra.tasks.network import predict
 from electra.tasks.rows import Rows, make_batch
-from electra.tasks.tagging import ENTITY_METRICS, Sentence, Tagging, cut_windows
+from electra.tasks.tagging import ENTITY_METRICS, Sentence, Tagging, cut_word_windows
 from electra.training.pretrained import load_pretrained
 
 DATA = Path(__file__).parents[2] / "shared/data"
@@ -272,7 +272,7 @@ def test_windows_score_every_word_once_where_it_has_most_context(room):
     for _ in range(100):
         largest = min(room, rng.choice((1, 3, 8, room)))
         sizes = [rng.randint(1, largest) for _ in range(rng.randrange(1, 5 * room + 10))]
-        windows = cut_windows(sizes, room)
+        windows = cut_word_windows(sizes, room)
         scored = [word for window in windows for word in sorted(window.scored)]
         assert scored == list(range(len(sizes)))
         assert all(window.scored for window in windows)
@@ -292,7 +292,7 @@ def test_windows_score_every_word_once_where_it_has_most_context(room):
 
 def test_a_window_that_shows_no_word_best_is_left_out():
     first, between, last = [1] * 10, [1, 4, 4, 1, 1], [10]
-    windows = cut_windows([*first, *between, *last], 20)
+    windows = cut_word_windows([*first, *between, *last], 20)
     # A row of words 10 to 14 stood between these two.
     assert [window.words for window in windows] == [range(14), range(11, 16)]
     assert [window.scored for window in windows] == [set(range(12)), set(range(12, 16))]

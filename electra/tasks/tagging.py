@@ -36,7 +36,7 @@ class Sentence(NamedTuple):
     """Line of each word in its file, from 1."""
 
 
-class Window(NamedTuple):
+class WordWindow(NamedTuple):
     """The part of a sentence that is one row."""
 
     words: range
@@ -91,7 +91,7 @@ class Tagging(Task):
         for sentence in sentences:
             tokens = [tokens_of[word][:room] for word in sentence.words]
             num_cut += any(len(tokens_of[word]) > room for word in sentence.words)
-            for window in cut_windows([len(each) for each in tokens], room):
+            for window in cut_word_windows([len(each) for each in tokens], room):
                 row, labels = [tokenizer.cls_id], [-1]
                 for word in window.words:
                     label = label_ids[sentence.tags[word]] if word in window.scored else -1
@@ -216,7 +216,7 @@ def _format_types(counts: dict[str, EntityCounts]) -> str:
     return "".join(lines)
 
 
-def cut_windows(sizes: Sequence[int], room: int) -> list[Window]:
+def cut_word_windows(sizes: Sequence[int], room: int) -> list[WordWindow]:
     """Return the rows of a sentence: whole words, each scored once, where it has most context.
 
     A row begins half a row before the end of the one before it, or later if the next word would not
@@ -241,7 +241,7 @@ def cut_windows(sizes: Sequence[int], room: int) -> list[Window]:
             if min(left, right) > most[word]:
                 most[word], owner[word] = min(left, right), number
     windows = [
-        Window(words, frozenset(word for word in words if owner[word] == number))
+        WordWindow(words, frozenset(word for word in words if owner[word] == number))
         for number, words in enumerate(rows)
     ]
     return [window for window in windows if window.scored]
