@@ -21,7 +21,7 @@ from electra.tasks.classification import describe_labels, read_label
 from electra.tasks.metrics import score
 from electra.tasks.predictions import predictions_name, write_labels
 from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_texts, pack_row, pad_rows
-from electra.tasks.table import Table, find_table, read_table
+from electra.tasks.table import TableFile, find_table, read_table
 from electra.tasks.task import Constant, Task
 
 
@@ -142,7 +142,7 @@ class MultipleChoice(Task):
 
 
 def read_choice_questions(
-    table: Table, *, context: str, choices: Sequence[str], label: str | None, begin: str = ""
+    table: TableFile, *, context: str, choices: Sequence[str], label: str | None, begin: str = ""
 ) -> list[ChoiceQuestion]:
     """Return a question for each row of a table.
 
@@ -178,7 +178,7 @@ def read_choice_questions(
     return questions
 
 
-def count_choices(tables: dict[str, Table], examples: dict[str, list[ChoiceQuestion]]) -> int:
+def count_choices(tables: dict[str, TableFile], examples: dict[str, list[ChoiceQuestion]]) -> int:
     """Return how many choices the questions of every split have.
 
     Raises:
@@ -230,7 +230,7 @@ def read_swag(data: Path) -> MultipleChoice:
     )
 
 
-def _endings(table: Table) -> list[str]:
+def _endings(table: TableFile) -> list[str]:
     names = [name for name in table.columns if name.startswith("ending")]
     require(len(names) > 1, f"{table.path}: no columns ending0, ending1, ...; give SWAG's folder")
     return names

@@ -18,7 +18,7 @@ from electra.model.heads import ClassifierHead
 from electra.tasks.metrics import score
 from electra.tasks.predictions import predictions_name, write_labels, write_numbers
 from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_texts, pack_row, pad_rows
-from electra.tasks.table import Table
+from electra.tasks.table import TableFile
 from electra.tasks.task import Constant, Task
 
 
@@ -195,7 +195,7 @@ def describe_labels(labels: Sequence[str], logits: Tensor) -> list[dict[str, Any
 
 
 def read_examples(
-    table: Table,
+    table: TableFile,
     labels: tuple[str, ...] | tuple[float, float],
     *,
     text: str,

@@ -15,7 +15,7 @@ from electra.tasks.classification import Example
 from electra.tasks.conll import FORMATS as TAGGING_FORMATS
 from electra.tasks.conll import JSON_FIELDS, JSON_LINES, read_words
 from electra.tasks.squad_data import SpanQuestion, read_questions
-from electra.tasks.table import FORMATS, Table, format_of, read_lines, read_table
+from electra.tasks.table import FORMATS, TableFile, format_of, read_lines, read_table
 from electra.tasks.tagging import Sentence
 
 TEXT = ".txt"
@@ -137,12 +137,14 @@ def _check_format(path: Path, formats: Sequence[str]) -> None:
     )
 
 
-def _take_columns(table: Table, columns: Sequence[str], expected: Sequence[str]) -> list[list[str]]:
+def _take_columns(
+    table: TableFile, columns: Sequence[str], expected: Sequence[str]
+) -> list[list[str]]:
     """Return the values of the columns named, or else of those expected."""
     return [table.column(name) for name in _name_columns(table, columns, expected)]
 
 
-def _name_columns(table: Table, columns: Sequence[str], expected: Sequence[str]) -> list[str]:
+def _name_columns(table: TableFile, columns: Sequence[str], expected: Sequence[str]) -> list[str]:
     """Return the columns named, or else those expected, all of which are there."""
     require(
         len(columns) in (0, len(expected)),
