@@ -20,7 +20,7 @@ from electra.tasks.metrics import score
 from electra.tasks.registry import read_task
 from electra.tasks.rows import choose_batches, cut_pair, encode_texts, make_batch, pack_row
 from electra.tasks.table import read_lines, read_table
-from electra.tasks.tagging import Sentence, Tagging
+from electra.tasks.tagging import TaggedSentence, Tagging
 
 GLUE_FOLDER = Path(__file__).parents[2] / "shared/data/glue"
 CPU = torch.device("cpu")
@@ -97,7 +97,7 @@ def test_of_a_giant_text_no_more_is_tokenized_than_its_row_takes(toy_tokenizer):
     giant = "the queen " * 20_000
     pair = toy_task([Example(giant, giant, 0)])
     choice = MultipleChoice("toy", 2, {"train": [ChoiceQuestion(giant, (giant, "a"), 0)]})
-    tagging = Tagging("toy", (), {"train": [Sentence(["a-" * 100_000], ["O"], [1])]}, ("O",))
+    tagging = Tagging("toy", (), {"train": [TaggedSentence(["a-" * 100_000], ["O"], [1])]}, ("O",))
     for task in (pair, choice, tagging):
         rows = task.encode(tokenizer, 16)["train"]
         assert rows.lengths.max() == 16

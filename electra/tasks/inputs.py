@@ -16,7 +16,7 @@ from electra.tasks.conll import FORMATS as TAGGING_FORMATS
 from electra.tasks.conll import JSON_FIELDS, JSON_LINES, read_words
 from electra.tasks.squad_data import SpanQuestion, read_questions
 from electra.tasks.table import FORMATS, TableFile, format_of, read_lines, read_table
-from electra.tasks.tagging import Sentence
+from electra.tasks.tagging import TaggedSentence
 
 TEXT = ".txt"
 QUESTION_COLUMNS = ("question", "context")
@@ -64,7 +64,9 @@ def read_choices(path: Path, columns: Sequence[str], facts: dict[str, Any]) -> l
     return questions
 
 
-def read_sentences(path: Path, columns: Sequence[str], facts: dict[str, Any]) -> list[Sentence]:
+def read_sentences(
+    path: Path, columns: Sequence[str], facts: dict[str, Any]
+) -> list[TaggedSentence]:
     """Return sentences of words: columns, JSON lines, or of plain text each line split at spaces.
 
     A .txt file is plain text unless the column of the word is named.
@@ -82,7 +84,7 @@ def read_sentences(path: Path, columns: Sequence[str], facts: dict[str, Any]) ->
             f"{path}: every line ends with a tag, as in a file of columns; if it is one, say which "
             "column is the word's: --columns 1",
         )
-        sentences = [Sentence(words, [], [number] * len(words)) for number, words in lines]
+        sentences = [TaggedSentence(words, [], [number] * len(words)) for number, words in lines]
     elif format_of(path) == JSON_LINES:
         sentences = read_words(path, field=columns[0] if columns else JSON_FIELDS[0])
     else:

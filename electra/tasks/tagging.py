@@ -27,7 +27,7 @@ from electra.tasks.task import Constant, Task
 ENTITY_METRICS = ("f1", "precision", "recall", "accuracy")
 
 
-class Sentence(NamedTuple):
+class TaggedSentence(NamedTuple):
     """Words and the tag of each."""
 
     words: list[str]
@@ -60,7 +60,7 @@ class Tagging(Task):
     name: str
     metrics: tuple[str, ...]
     """ENTITY_METRICS, or accuracy alone where tags name no entities."""
-    examples: dict[str, list[Sentence]]
+    examples: dict[str, list[TaggedSentence]]
     """Their tags are labels."""
     labels: tuple[str, ...]
     epochs: int = 3
@@ -78,7 +78,7 @@ class Tagging(Task):
             for split, sentences in self.examples.items()
         }
 
-    def _encode(self, sentences: Sequence[Sentence], tokenizer: Tokenizer, room: int) -> Rows:
+    def _encode(self, sentences: Sequence[TaggedSentence], tokenizer: Tokenizer, room: int) -> Rows:
         label_ids = {label: place for place, label in enumerate(self.labels)}
         vocabulary = list(dict.fromkeys(word for each in sentences for word in each.words))
         tokens_of = {
@@ -190,7 +190,7 @@ class Tagging(Task):
         return {"family": "tagging", "labels": list(self.labels)}
 
     @classmethod
-    def from_facts(cls, facts: dict[str, Any], examples: dict[str, list[Sentence]]) -> Self:
+    def from_facts(cls, facts: dict[str, Any], examples: dict[str, list[TaggedSentence]]) -> Self:
         """Return the task of a saved model, with sentences to be tagged."""
         return cls(facts["task"], (), examples, tuple(facts["labels"]))
 
