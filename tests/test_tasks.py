@@ -19,7 +19,7 @@ from electra.tasks.classification import Classification, Example
 from electra.tasks.metrics import score
 from electra.tasks.registry import read_task
 from electra.tasks.rows import choose_batches, cut_pair, encode_texts, make_batch, pack_row
-from electra.tasks.table import read_lines, read_table
+from electra.tasks.table import read_table, read_text_lines
 from electra.tasks.tagging import TaggedSentence, Tagging
 
 GLUE_FOLDER = Path(__file__).parents[2] / "shared/data/glue"
@@ -359,7 +359,7 @@ def test_own_files_that_do_not_fit_are_refused_in_one_line(tmp_path, files, sett
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("read", [read_table, read_lines])
+@pytest.mark.parametrize("read", [read_table, read_text_lines])
 def test_a_pipe_that_nobody_writes_is_refused_not_waited_for(tmp_path, read):
     os.mkfifo(tmp_path / "a.tsv")
     with pytest.raises(UserError, match=r"a\.tsv is not a regular file; give one that is"):

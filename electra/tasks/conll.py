@@ -8,7 +8,7 @@ from typing import Any
 from electra.config import UserError, did_you_mean, require
 from electra.corpus.compression import compression_of
 from electra.tasks.entities import ENTITY_TAG, find_entities, type_of, write_tags
-from electra.tasks.table import format_of, read_lines, read_table
+from electra.tasks.table import format_of, read_table, read_text_lines
 from electra.tasks.tagging import ENTITY_METRICS, TaggedSentence, Tagging
 
 FILE_NAMES = {
@@ -185,7 +185,7 @@ def _check_words(path: Path, sentences: Sequence[TaggedSentence]) -> None:
 
 
 def _read_columns(path: Path, word_column: int, tag_column: int | None) -> list[TaggedSentence]:
-    lines = read_lines(path)
+    lines = read_text_lines(path)
     has_comments = lines[0].startswith("# ")
     blocks = _split_blocks(lines, has_comments)
     if not blocks:

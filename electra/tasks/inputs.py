@@ -15,7 +15,7 @@ from electra.tasks.classification import Example
 from electra.tasks.conll import FORMATS as TAGGING_FORMATS
 from electra.tasks.conll import JSON_FIELDS, JSON_LINES, read_words
 from electra.tasks.squad_data import SpanQuestion, read_questions
-from electra.tasks.table import FORMATS, TableFile, format_of, read_lines, read_table
+from electra.tasks.table import FORMATS, TableFile, format_of, read_table, read_text_lines
 from electra.tasks.tagging import TaggedSentence
 
 TEXT = ".txt"
@@ -127,7 +127,7 @@ def _is_plain(path: Path) -> bool:
 
 def _read_plain(path: Path) -> list[tuple[int, str]]:
     """Return the lines that are not blank, with their numbers."""
-    lines = [(number, line) for number, line in enumerate(read_lines(path), 1) if line.strip()]
+    lines = [(number, line) for number, line in enumerate(read_text_lines(path), 1) if line.strip()]
     require(bool(lines), f"{path} is empty: it must have at least one line of text")
     return lines
 

@@ -125,7 +125,7 @@ def read_table(path: Path, columns: tuple[str, ...] = ()) -> TableFile:
     return table
 
 
-def read_lines(path: Path) -> list[str]:
+def read_text_lines(path: Path) -> list[str]:
     """Return the lines of a text file, compressed or not.
 
     Raises:
