@@ -78,13 +78,13 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
 
 def _read_run(folder: Path, name: str) -> Run:
     require(folder.is_dir(), f"{folder} is not a run folder; see electra pretrain")
-    records = read_metrics(folder / "metrics.jsonl")
+    records = read_records(folder / "metrics.jsonl")
     train, heldout = ([r for r in records if r["part"] == part] for part in PARTS)
     config, manifest = (read_object(folder / f) for f in ("config.json", "manifest.json"))
     return Run(name, config, manifest, train, heldout)
 
 
-def read_metrics(path: Path) -> list[Record]:
+def read_records(path: Path) -> list[Record]:
     """Return the records of a metrics.jsonl by step, once each: a resumed run repeats some.
 
     Raises:
