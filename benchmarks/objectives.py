@@ -52,6 +52,8 @@ TASKS = {
     "qnli": ["epochs=1", "train_examples=10000"],
 }
 """Cut to what minutes allow; the train part of QNLI at hand may be a rebuilt one."""
+FINETUNING = ["threads=1", "reseeds=0"]
+"""Of every task: seeds are compared as they are drawn."""
 MEASURES = ("mlm_loss", "mlm_accuracy", "disc_loss", "constant_disc_loss", "disc_auc")
 
 
@@ -99,7 +101,7 @@ def run_one(
     for task, settings in TASKS.items():
         out = runs / f"{variant}-{seed}-{task}"
         if not out.exists():
-            finetuning = override(FINETUNE_PRESETS["tiny"], [*settings, "threads=1"])
+            finetuning = override(FINETUNE_PRESETS["tiny"], [*settings, *FINETUNING])
             finetune(run, task, glue, out, finetuning, seeds=1, progress=lambda record: None)
         scores[task] = json.loads((out / "results.json").read_text(encoding="utf-8"))["median"]
         print(f"{run.name} {task} {scores[task]:.3f}", flush=True)
@@ -124,7 +126,7 @@ def score_scratch(start: Path, seeds: int, glue: Path, runs: Path) -> list[dict[
     for task, settings in TASKS.items():
         out = runs / f"scratch-{task}"
         if not out.exists():
-            finetuning = override(FINETUNE_PRESETS["tiny"], [*settings, "threads=1"])
+            finetuning = override(FINETUNE_PRESETS["tiny"], [*settings, *FINETUNING])
             finetune(
                 start,
                 task,

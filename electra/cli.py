@@ -3,6 +3,7 @@
 Exit status: 0 done; 1 a bug, with a traceback; 2 a user's mistake, in one line; 130 interrupted.
 """
 
+import dataclasses
 import shlex
 import sys
 from collections.abc import Sequence
@@ -420,7 +421,10 @@ def finetune(
     from electra.terminal import Progress, print_done, print_note, print_table, show_finetuning
     from electra.training.pretrained import load_pretrained
 
-    preset = _resolve(finetune_preset(load_pretrained(start).encoder), config, ())
+    preset = finetune_preset(load_pretrained(start).encoder)
+    if grid:  # it compares seeds as they are drawn
+        preset = dataclasses.replace(preset, reseeds=0)
+    preset = _resolve(preset, config, ())
     combinations = combine(preset, set_, grid)  # without a grid it is one
     settings = next(iter(combinations.values()))
     _refuse_existing(out)
@@ -469,8 +473,8 @@ def submit(
 ) -> None:
     """Write the answers to GLUE's test sets as the zip that gluebenchmark.com takes.
 
-    Of several seeds the one that is best on dev answers. WNLI is answered with the majority of its
-    train set unless a fine-tuning on it is given.
+    Of several seeds, those in place of collapsed ones included, the best on dev answers. WNLI is
+    answered with the majority of its train set unless a fine-tuning on it is given.
 
     Example: electra submit cola sst-2 mrpc sts-b qqp mnli qnli rte --out submission.zip
 
@@ -481,7 +485,7 @@ def submit(
     out
         The zip to write.
     ensemble
-        Answer with the mean of all seeds' probabilities or numbers.
+        Answer with the mean of the probabilities or numbers of all seeds as drawn.
     partial
         Leave out the test sets that no folder has answers to.
     """

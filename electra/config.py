@@ -628,7 +628,9 @@ class FinetuneConfig:
     """The state the classifier reads: that of [CLS], as in the paper, or the mean over the row's
     tokens, which a small or short-trained encoder needs, since nothing has taught its [CLS]."""
     reseeds: int = 2
-    """How often a seed whose run collapses is repeated with another; results tell of each."""
+    """How often a seed whose run collapses is repeated as another. Results are those of the seeds
+    as drawn; beside them stands the median with the others in place of the collapsed. Of a grid the
+    default is 0."""
     swap_pairs: bool = True
     """Train on every pair of MRPC and STS-B in both orders, as the released code does."""
     keep_epoch: Literal["last", "best"] = "last"

@@ -48,7 +48,7 @@ PROGRESS_STEPS = 25
 LAST_STEPS = 100
 """Steps at the end of a run whose mean loss tells whether it has learnt anything."""
 RESEED = 1000
-"""What is added to the seed of a run that is repeated."""
+"""What is added to a seed that collapsed, for the one in its place; seeds as drawn lie below."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def finetune(
         UserError: Folders, files or settings do not fit, or `<out>.incomplete` has other settings.
     """
     require(not out.exists(), f"{out} exists already; remove it or choose another --out")
-    require(seeds >= 1, f"seeds must be >= 1, not {seeds}")
+    require(1 <= seeds <= RESEED, f"seeds must lie in 1 to {RESEED}, not {seeds}")
     config = resolve_own(task, config)
     question = read_task(task, data, config)
     pretrained = load_pretrained(start)
@@ -120,27 +120,19 @@ def finetune(
         }
         progress({"part": "task", **facts})
         for seed in range(seeds):
-            seed_folder = folder / f"seed-{seed}"
-            if not seed_folder.exists():
-                run = train_until_it_learns(
-                    pretrained,
-                    question,
-                    rows,
-                    config,
-                    seed=seed,
-                    from_scratch=from_scratch,
-                    progress=progress,
-                )
-                longest = config.sequence_length if from_scratch else pretrained.sequence_length
-                _write_seed(seed_folder, run, question, rows, pretrained.tokenizer, config, longest)
-            record = read_seed(seed_folder / "results.json")
-            progress({"part": "seed", **record})
+            train_until_it_learns(
+                *(folder, pretrained, question, rows, config),
+                seed=seed,
+                from_scratch=from_scratch,
+                progress=progress,
+            )
         results = {**facts, **summarise(folder, question)}
         write_json(folder / "results.json", results)
         return results
 
 
 def train_until_it_learns(
+    folder: Path,
     pretrained: Pretrained,
     task: Task,
     rows: TaskRows,
@@ -149,32 +141,44 @@ def train_until_it_learns(
     seed: int,
     from_scratch: bool = False,
     progress: Progress,
-) -> SeedRun:
-    """Return a seed's run; if it collapses, that of another seed, `config.reseeds` times at most.
+) -> None:
+    """Write the run of a seed as drawn, and while it collapses that of another in its place.
 
-    The record says how often and why; arguments as `train_seed`.
+    There are `config.reseeds` others at most, RESEED apart. Each run has the folder of its own
+    seed, `<folder>/seed-N`, and one that is there already is not repeated. The headline is of the
+    seeds as drawn (results.py): what replaces a failure is chosen by its success.
+
+    Args:
+        folder: The fine-tuning's.
+        pretrained: As `train_seed`, like the others.
+        task: Likewise.
+        rows: Likewise.
+        config: Likewise.
+        seed: The seed as drawn.
+        from_scratch: Likewise.
+        progress: Is given "train" and "dev" records with the seed as drawn, and "seed" records.
     """
-    notes: list[str] = []
+    longest = config.sequence_length if from_scratch else pretrained.sequence_length
     for attempt in range(config.reseeds + 1):
-        run = train_seed(
-            pretrained,
-            task,
-            rows,
-            config,
-            seed=seed + RESEED * attempt,
-            from_scratch=from_scratch,
-            progress=lambda record: progress({**record, "seed": seed}),
-        )
-        is_last = attempt == config.reseeds
-        if run.record["degenerate"] and not is_last:
-            notes.append(
-                f"collapsed as seed {run.record['seed']} ({'; '.join(run.record['notes'])}), "
-                f"repeated as seed {seed + RESEED * (attempt + 1)}"
+        number = seed + RESEED * attempt
+        seed_folder = folder / f"seed-{number}"
+        if not seed_folder.exists():
+            run = train_seed(
+                pretrained,
+                task,
+                rows,
+                config,
+                seed=number,
+                from_scratch=from_scratch,
+                progress=lambda record: progress({**record, "seed": seed}),
             )
-        else:
+            if attempt:
+                run = dataclasses.replace(run, record={**run.record, "replaces": seed})
+            _write_seed(seed_folder, run, task, rows, pretrained.tokenizer, config, longest)
+        record = read_seed(seed_folder / "results.json")
+        progress({"part": "seed", **record})
+        if not record["degenerate"]:
             break
-    record = {**run.record, "seed": seed, "drawn_as": run.record["seed"]}
-    return dataclasses.replace(run, record={**record, "notes": notes + run.record["notes"]})
 
 
 def train_seed(

@@ -1,6 +1,7 @@
 """A search over settings: every combination of some values fine-tuned, each a folder of its own.
 
 The best is that with the highest median over the seeds on dev, and results say that dev chose it.
+Collapsed seeds are not repeated as others (`reseeds`) unless that is asked for.
 A search that was interrupted goes on with the combinations, and their seeds, that are not finished.
 """
 
@@ -11,7 +12,7 @@ from typing import Any
 
 from electra.config import FinetuneConfig, require
 from electra.files import read_object, sha256_file, write_json
-from electra.finetune import Progress, begin_folder, finetune
+from electra.finetune import RESEED, Progress, begin_folder, finetune
 from electra.reports.tables import Table
 from electra.settings import override, to_dict
 from electra.tasks.beginning import fit_to_start
@@ -79,7 +80,7 @@ def search(
         UserError: As `finetune`, before anything is run.
     """
     require(not out.exists(), f"{out} exists already; remove it or choose another --out")
-    require(seeds >= 1, f"seeds must be >= 1, not {seeds}")
+    require(1 <= seeds <= RESEED, f"seeds must lie in 1 to {RESEED}, not {seeds}")
     pretrained = load_pretrained(start)
     headlines = set()
     for config in combinations.values():
@@ -123,7 +124,7 @@ def search(
 def _compare(folder: Path, names: Sequence[str]) -> dict[str, Any]:
     """Return the combinations' scores, the best first; of equals the first that was named."""
     of_all = ("task", "metric", "start", "source", "from_scratch", "device", "seeds")
-    of_each = ("combination", "median", "std", "num_degenerate", "commit")
+    of_each = ("combination", "median", "std", "with_replacements", "num_degenerate", "commit")
     found = []
     for name in names:
         path = folder / name / "results.json"
@@ -140,7 +141,7 @@ def _compare(folder: Path, names: Sequence[str]) -> dict[str, Any]:
         "num_seeds": len(found[0]["seeds"]),
         "best": found[0]["combination"],
         "notes": [CHOSEN_ON_DEV],
-        "combinations": [{key: each[key] for key in of_each} for each in found],
+        "combinations": [{key: each.get(key) for key in of_each} for each in found],
     }
 
 

@@ -39,7 +39,7 @@ EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 @dataclass(frozen=True)
-class Answers:
+class SubmissionFile:
     """One file of a submission."""
 
     name: str
@@ -50,7 +50,7 @@ class Answers:
 
 def submit(
     folders: Sequence[Path], out: Path, *, ensemble: bool = False, partial: bool = False
-) -> list[Answers]:
+) -> list[SubmissionFile]:
     """Write a submission to the GLUE server and return what is in it.
 
     WNLI is answered with train's majority unless a fine-tuning on it is given.
@@ -58,7 +58,8 @@ def submit(
     Args:
         folders: Finished fine-tunings on GLUE's tasks, one a task.
         out: The .zip file to write; must not exist.
-        ensemble: Answer with the mean over all seeds, not with the seed that is best on dev.
+        ensemble: Answer with the mean over the seeds as drawn, not with the seed that is best on
+            dev, which may be one that took a collapsed one's place.
         partial: Leave out what no folder has answers to.
 
     Raises:
@@ -73,7 +74,7 @@ def submit(
         if folder and split in results["num_items"]:
             answers.append(_answer(name, task, split, folder, results, ensemble=ensemble))
         elif name == WNLI and not folder:
-            answers.append(Answers(name, [WNLI_MAJORITY] * WNLI_ROWS, "majority of train"))
+            answers.append(SubmissionFile(name, [WNLI_MAJORITY] * WNLI_ROWS, "majority of train"))
         else:
             missing.append(f"{name} ({split} of {task})")
     require(
@@ -103,15 +104,16 @@ def _read_results(folders: Sequence[Path]) -> dict[str, tuple[Path, dict[str, An
 
 def _answer(
     name: str, task: str, split: str, folder: Path, results: Mapping[str, Any], *, ensemble: bool
-) -> Answers:
+) -> SubmissionFile:
     scores = {
-        seed: record["scores"][results["metric"]] for seed, record in results["seeds"].items()
+        seed: record["scores"][results["metric"]]
+        for seed, record in (results["seeds"] | results.get("replacements", {})).items()
     }
     best = max(scores, key=lambda seed: scores[seed])
-    seeds = list(scores) if ensemble else [best]
+    seeds = list(results["seeds"]) if ensemble else [best]
     read = [_read_split(folder / f"seed-{seed}", split, results["num_items"]) for seed in seeds]
     what = f"mean of {len(seeds)} seeds" if ensemble else f"seed {best}"
-    return Answers(name, _format(average(read), GLUE[task].label_range), f"{folder}, {what}")
+    return SubmissionFile(name, _format(average(read), GLUE[task].label_range), f"{folder}, {what}")
 
 
 def _read_split(folder: Path, split: str, num_items: Mapping[str, int]) -> Predictions:
@@ -133,7 +135,7 @@ def _format(predictions: Predictions, label_range: tuple[float, float] | None) -
     return [f"{number:.3f}" for number in predictions.values[:, 0].clip(*label_range)]
 
 
-def _write_zip(out: Path, answers: Sequence[Answers]) -> None:
+def _write_zip(out: Path, answers: Sequence[SubmissionFile]) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     incomplete = out.with_name(out.name + ".incomplete")
     with zipfile.ZipFile(incomplete, "w", zipfile.ZIP_DEFLATED) as archive:

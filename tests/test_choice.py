@@ -11,7 +11,7 @@ import torch
 from electra.config import FinetuneConfig, UserError
 from electra.finetune import finetune
 from electra.tasks.beginning import encode_task
-from electra.tasks.choice import MultipleChoice, Question
+from electra.tasks.choice import ChoiceQuestion, MultipleChoice
 from electra.tasks.network import build_network, keep_tokens, predict
 from electra.tasks.registry import read_task
 from electra.tasks.rows import make_batch
@@ -64,8 +64,8 @@ def build(pretrained, task):
 
 def test_every_choice_is_a_row_beside_the_context(toy_tokenizer):
     questions = [
-        Question("the queen", ("a boat", "sold", ""), 1),
-        Question("a", ("a", "the castle", "a"), None),
+        ChoiceQuestion("the queen", ("a boat", "sold", ""), 1),
+        ChoiceQuestion("a", ("a", "the castle", "a"), None),
     ]
     rows = toy(questions).encode(toy_tokenizer, 32)["train"]
     assert (len(rows), rows.rows_per_item, rows.input_ids.shape[0]) == (2, 3, 6)
@@ -84,14 +84,17 @@ def test_every_choice_is_a_row_beside_the_context(toy_tokenizer):
 
 def test_a_question_is_cut_once_however_many_of_its_rows_are(toy_tokenizer):
     long = "the old sailor repaired the castle yesterday"
-    questions = [Question(long, (long, long, "a"), 0), Question("a", ("a", "a", "a"), 0)]
+    questions = [
+        ChoiceQuestion(long, (long, long, "a"), 0),
+        ChoiceQuestion("a", ("a", "a", "a"), 0),
+    ]
     rows = toy(questions).encode(toy_tokenizer, 8)["train"]
     assert rows.num_cut == 1
     assert rows.input_ids.shape == (6, 8)
 
 
 def test_a_batch_keeps_the_rows_of_a_question_together(toy_tokenizer):
-    questions = [Question("a", (f"{'boat ' * n}a", "a"), n % 2) for n in range(5)]
+    questions = [ChoiceQuestion("a", (f"{'boat ' * n}a", "a"), n % 2) for n in range(5)]
     rows = toy(questions).encode(toy_tokenizer, 32)["train"]
     batch = make_batch(rows, torch.tensor([4, 1]), CPU)
     assert batch.input_ids.shape[0] == 4
@@ -104,7 +107,7 @@ def test_a_batch_keeps_the_rows_of_a_question_together(toy_tokenizer):
 
 
 def test_one_logit_a_row_and_the_loss_by_hand(pretrained, toy_tokenizer):
-    questions = [Question("the queen", ("a boat", "sold", "a"), n) for n in range(3)]
+    questions = [ChoiceQuestion("the queen", ("a boat", "sold", "a"), n) for n in range(3)]
     task = toy(questions)
     model = build(pretrained, task)
     assert model.head.dense.weight.shape == (1, 64)
@@ -127,8 +130,8 @@ def test_one_logit_a_row_and_the_loss_by_hand(pretrained, toy_tokenizer):
 
 
 def test_choices_may_be_listed_in_any_order(pretrained, toy_tokenizer):
-    task = toy([Question("the queen", ("a boat", "sold", "a"), 0)])
-    turned = toy([Question("the queen", ("a", "a boat", "sold"), 1)])
+    task = toy([ChoiceQuestion("the queen", ("a boat", "sold", "a"), 0)])
+    turned = toy([ChoiceQuestion("the queen", ("a", "a boat", "sold"), 1)])
     model = build(pretrained, task)
     one, other = (
         predict(model, each.encode(toy_tokenizer, 32)["train"], CPU)["logits"]
@@ -145,7 +148,7 @@ def test_padding_does_not_change_logits(pretrained):
         count = int(torch.randint(1, 8, (), generator=rng))
         return " ".join(words[int(torch.randint(7, (), generator=rng))] for _ in range(count))
 
-    questions = [Question(text(), (text(), text(), text(), text()), 0) for _ in range(20)]
+    questions = [ChoiceQuestion(text(), (text(), text(), text(), text()), 0) for _ in range(20)]
     task = toy(questions)
     rows = encode_task(task, pretrained, CONFIG)
     model = build(pretrained, task)
@@ -157,8 +160,8 @@ def test_padding_does_not_change_logits(pretrained):
 
 
 def test_the_constant_answer_holds_every_choice_equally_likely(toy_tokenizer):
-    rows = toy([Question("a", ("a", "b", "c", "d"), 0)] * 3).encode(toy_tokenizer, 8)["train"]
-    constant = toy([Question("a", ("a", "b", "c", "d"), 0)]).find_constant(rows, rows)
+    rows = toy([ChoiceQuestion("a", ("a", "b", "c", "d"), 0)] * 3).encode(toy_tokenizer, 8)["train"]
+    constant = toy([ChoiceQuestion("a", ("a", "b", "c", "d"), 0)]).find_constant(rows, rows)
     assert constant.loss == pytest.approx(math.log(4))
     assert constant.scores == {"accuracy": 0.25}
 
@@ -199,8 +202,8 @@ def test_swag_is_read_by_column_with_and_without_labels(tmp_path):
     write(tmp_path, val=SWAG, test=UNLABELLED)
     (tmp_path / "train.csv.xz").write_bytes(lzma.compress(SWAG.encode()))
     task = read_task("SWAG", tmp_path, FinetuneConfig())
-    first = Question("The queen, old.", ("She sold it.", 'She said "no".', "She ran."), 1)
-    second = Question("A boat.", ("It\nsank.", "It sold.", "It ran."), 0)
+    first = ChoiceQuestion("The queen, old.", ("She sold it.", 'She said "no".', "She ran."), 1)
+    second = ChoiceQuestion("A boat.", ("It\nsank.", "It sold.", "It ran."), 0)
     assert task.examples["train"] == task.examples["dev"] == [first, second]
     assert task.examples["test"] == [first._replace(label=None), second._replace(label=None)]
     assert (task.num_choices, task.headline, task.epochs) == (3, "accuracy", 3)

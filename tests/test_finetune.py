@@ -15,6 +15,8 @@ from electra.settings import from_dict
 from electra.tasks.beginning import encode_task, fit_to_start
 from electra.tasks.network import Network, build_network, keep_tokens, predict, restore_tokens
 from electra.tasks.registry import read_task
+from electra.tasks.results import summarise
+from electra.tasks.squad import SquadTask
 from electra.training.device import step_seed
 from electra.training.optimizer import ReferenceAdamW, build_optimizer
 from electra.training.pretrained import load_pretrained
@@ -409,18 +411,50 @@ def test_a_collapsed_run_is_repeated_as_another_seed_and_all_of_it_is_told(start
     seen = []
     out = tmp_path / "out"
     results = finetune(start, "own", data, out, config, seeds=1, progress=seen.append)
-    record = results["seeds"]["0"]
-    assert len([each for each in seen if each["part"] == "dev"]) == 3
-    assert record["degenerate"]
-    assert (record["seed"], record["drawn_as"]) == (0, 2000)
-    assert [note.partition(" (")[0] for note in record["notes"][:2]] == [
-        "collapsed as seed 0",
-        "collapsed as seed 1000",
+    assert [each["seed"] for each in seen if each["part"] == "dev"] == [0, 0, 0]
+    assert [each["seed"] for each in seen if each["part"] == "seed"] == [0, 1000, 2000]
+    assert list(results["seeds"]) == ["0"]
+    assert [each["replaces"] for each in results["replacements"].values()] == [0, 0]
+    assert list(results["replacements"]) == ["1000", "2000"]
+    assert list(dict.fromkeys(note.partition(":")[0] for note in results["notes"][:-1])) == [
+        "seed 0",
+        "seed 1000, in place of seed 0",
+        "seed 2000, in place of seed 0",
     ]
-    assert record["notes"][1].endswith("repeated as seed 2000")
     alone = dataclasses.replace(CONFIG, epochs=1, learning_rate=0.2)
     first = finetune(start, "own", data, tmp_path / "alone", alone, seeds=1, progress=ignore)
-    assert first["seeds"]["0"]["drawn_as"] == 0
+    assert first["seeds"]["0"]["epochs"] == results["seeds"]["0"]["epochs"]
+    assert (first["replacements"], first["with_replacements"]) == ({}, None)
+
+
+def write_seed(folder, seed, score, **changes):
+    record = {"seed": seed, "scores": {"accuracy": score}, "degenerate": False, "notes": []}
+    record |= {"train_seconds": 1.0, "examples_per_second": 2.0, "commit": "x"} | changes
+    (folder / f"seed-{seed}").mkdir()
+    (folder / f"seed-{seed}" / "results.json").write_text(json.dumps(record))
+
+
+def test_the_headline_is_the_median_of_the_seeds_as_drawn(tmp_path):
+    write_seed(tmp_path, 0, 0.5, degenerate=True, notes=["collapsed"])
+    write_seed(tmp_path, 1, 0.5, degenerate=True, notes=["collapsed"])
+    write_seed(tmp_path, 2, 0.75)
+    write_seed(tmp_path, 1000, 0.5, degenerate=True, notes=["collapsed"], replaces=0)
+    write_seed(tmp_path, 2000, 0.875, replaces=0)
+    write_seed(tmp_path, 1001, 1.0, replaces=1)
+    results = summarise(tmp_path, SquadTask("toy", {}, metrics=("accuracy",)))
+    assert (results["median"], results["num_degenerate"]) == (0.5, 2)
+    assert list(results["seeds"]) == ["0", "1", "2"]
+    assert list(results["replacements"]) == ["1000", "1001", "2000"]
+    assert results["with_replacements"] == {
+        "median": 0.875,
+        "mean": 0.875,
+        "std": 0.125,
+        "seeds": {"0": 2000, "1": 1001, "2": 2},
+    }
+    assert results["notes"][-1] == (
+        "the median is that of the seeds as drawn; with seed 2000 in place of 0, seed 1001 in "
+        "place of 1 it is 0.875"
+    )
 
 
 def test_what_does_not_fit_is_refused_and_nothing_written(start, data, tmp_path):
@@ -433,7 +467,8 @@ def test_what_does_not_fit_is_refused_and_nothing_written(start, data, tmp_path)
         assert "\n" not in str(refusal.value)
         assert list(tmp_path.iterdir()) == []
 
-    refuse("seeds must be >= 1, not 0", seeds=0)
+    refuse("seeds must lie in 1 to 1000, not 0", seeds=0)
+    refuse("seeds must lie in 1 to 1000, not 1001", seeds=1001)
     refuse(
         "sequence_length 64 is more than the 32 tokens that .* was trained on", sequence_length=64
     )

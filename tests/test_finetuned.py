@@ -243,6 +243,17 @@ def test_the_seed_that_is_best_on_dev_answers_unless_another_is_asked_for(runs, 
         assert predict(copy, path) == predict(runs / "texts", path, seed=best)
 
 
+def test_a_seed_that_replaced_another_answers_if_it_is_best_on_dev(runs, tmp_path):
+    results = json.loads((runs / "texts" / "results.json").read_text())
+    seeds = results["seeds"]
+    results["replacements"] = {"1000": {**seeds["1"], "scores": {"accuracy": 2.0}, "replaces": 0}}
+    (tmp_path / "seed-1000").mkdir()
+    (tmp_path / "seed-1000" / "model").symlink_to(runs / "texts" / "seed-1" / "model")
+    (tmp_path / "config.json").write_text((runs / "texts" / "config.json").read_text())
+    write_json(tmp_path / "results.json", results)
+    assert read_finetuned(tmp_path).seed == 1000
+
+
 # --- files ---
 
 TEXTS = ["the queen painted a boat .", 'a "young" doctor, unhesitatingly', "in 1912"]

@@ -126,7 +126,7 @@ def test_what_is_finished_is_not_repeated(found, start, toy_question, tmp_path):
         (["sequence_length=16,64"], 1, "sequence_length 64 is more than the 32 tokens"),
         (["squad.head=beam,plain"], 1, "squad.head is for squad-1.1 and squad-2.0, not for own"),
         (["own.metric=f1,mcc"], 1, "scores of one metric can be compared, not of f1 and mcc"),
-        (GRID, 0, "seeds must be >= 1, not 0"),
+        (GRID, 0, "seeds must lie in 1 to 1000, not 0"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_runs(
@@ -161,6 +161,8 @@ def test_the_verb(start, toy_question, tmp_path, capsys):
     main([str(word) for word in words])
     printed, told = capsys.readouterr()
     best = json.loads((tmp_path / "out/results.json").read_text())["best"]
+    settings = json.loads((tmp_path / "out" / best / "config.json").read_text())["config"]
+    assert settings["reseeds"] == 0
     lines = printed.splitlines()
     assert lines[0].split()[:3] == ["learning_rate", "accuracy,", "median"]
     assert lines[2].split()[0] == best.partition("=")[2]

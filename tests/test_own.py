@@ -11,7 +11,7 @@ import torch
 from electra.config import FinetuneConfig, UserError
 from electra.finetune import finetune
 from electra.settings import override
-from electra.tasks.choice import Question
+from electra.tasks.choice import ChoiceQuestion
 from electra.tasks.classification import Example
 from electra.tasks.registry import read_task
 
@@ -108,7 +108,7 @@ def test_a_number_below_trains_least_is_a_label_like_any_other(tmp_path, toy_tok
     assert task.score("test", rows["test"], {"logits": torch.tensor([[0.1]])}) == {}
 
 
-QUESTION = Question("a boat", ("sank", "flew", "sang"), 0)
+QUESTION = ChoiceQuestion("a boat", ("sank", "flew", "sang"), 0)
 
 
 def test_choices_are_columns_or_a_list(tmp_path):

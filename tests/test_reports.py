@@ -14,7 +14,7 @@ from electra.reports.curves import PANELS, draw_svg, find_panels
 from electra.reports.glossary import format_count, format_seconds
 from electra.reports.page import write_page
 from electra.reports.readme import BEGIN, END, update_readme
-from electra.reports.runs import read_finetuning, read_metrics, read_runs
+from electra.reports.runs import read_finetuning, read_records, read_runs
 from electra.reports.tables import (
     facts_table,
     finetuning_table,
@@ -105,7 +105,7 @@ def test_metrics_come_back_by_step_and_a_repeated_one_counts_once(tmp_path):
         tmp_path,
         [record("train", 50), record("train", 100, loss=1), record("train", 100, loss=2)],
     )
-    records = read_metrics(tmp_path / "metrics.jsonl")
+    records = read_records(tmp_path / "metrics.jsonl")
     assert [(r["step"], r["loss"]) for r in records] == [(50, 20.5), (100, 2)]
 
 
@@ -124,7 +124,7 @@ def test_a_garbled_record_names_file_and_line(tmp_path, line, reason):
     path = tmp_path / "metrics.jsonl"
     path.write_text(f"{json.dumps(record('train', 50))}\n{line}\n")
     with pytest.raises(UserError) as caught:
-        read_metrics(path)
+        read_records(path)
     assert f"{path}, line 2: " in str(caught.value)
     assert reason in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -133,13 +133,13 @@ def test_a_garbled_record_names_file_and_line(tmp_path, line, reason):
 def test_missing_empty_and_binary_metrics_are_one_line(tmp_path):
     path = tmp_path / "metrics.jsonl"
     with pytest.raises(UserError, match=r"cannot read .*metrics\.jsonl: No such file"):
-        read_metrics(path)
+        read_records(path)
     path.write_text("")
     with pytest.raises(UserError, match=r"metrics\.jsonl is empty, at line 1"):
-        read_metrics(path)
+        read_records(path)
     path.write_bytes(b'{"part": "train", "step": 1}\n\xff\n')
     with pytest.raises(UserError, match=r"metrics\.jsonl, line 2: not UTF-8"):
-        read_metrics(path)
+        read_records(path)
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path, run_folder):
@@ -182,6 +182,19 @@ def test_numbers_in_tables_come_from_the_files(run_folder):
         ["tiny", "cola", "mcc", "0.500 ± 0.062", "0.250 ± 0.062", "0.125", "3"],
         ["tiny", "sst2", "mcc", "0.875", "-", "0.125", "1"],
     ]
+
+
+def test_replaced_seeds_stand_beside_those_as_drawn(run_folder):
+    replaced = {"median": 0.625, "mean": 0.5, "std": 0.0, "seeds": {"0": 1000, "1": 1, "2": 2002}}
+    new = write_finetuning(
+        run_folder, from_scratch=False, median=0.5, with_replacements=replaced, replacements={}
+    )
+    once = {"0": {"drawn_as": 2000}, "1": {"drawn_as": 1}, "2": {}}
+    old = write_finetuning(run_folder, from_scratch=True, median=0.75, seeds=3)
+    old.write_text(json.dumps(json.loads(old.read_text()) | {"seeds": once}))
+    row = finetuning_table([read_finetuning(path) for path in (new, old)]).rows[0]
+    assert row[3] == "0.500 ± 0.062 (0.625 with 2 of 3 replaced)"
+    assert row[4] == "0.750 ± 0.062 (1 of 3 replaced)"
 
 
 def test_a_finetuning_never_hides_another(tmp_path):
@@ -486,6 +499,7 @@ def test_facts_tell_objective_and_generator(run_folder, method, generator, expec
     config |= {"method": method, "generator": generator}
     (run_folder / "config.json").write_text(json.dumps(config))
     facts = dict(facts_table(read_runs([run_folder])).rows)
+    assert "masked" in facts
     assert facts["generator"] == expected
     words = [method.get("objective", "rtd"), *([method["scheme"]] if "scheme" in method else [])]
     assert facts["objective"] == ", ".join(words)

@@ -20,7 +20,7 @@ from electra.presets import encoder_sizes
 from electra.tasks.beginning import encode_task
 from electra.tasks.squad import SquadTask, read_squad_task
 from electra.tasks.squad_answers import MAX_ANSWER, N_BEST, find_answers
-from electra.tasks.squad_data import Question, read_questions
+from electra.tasks.squad_data import SpanQuestion, read_questions
 from electra.tasks.squad_rows import (
     cover_span,
     cut_windows,
@@ -76,11 +76,11 @@ def test_squad_files_are_read_compressed_or_not(tmp_path):
     (tmp_path / "dev-v1.1.json").write_text(squad_json(entry()))
     (tmp_path / "test.json").write_text(squad_json({"id": "t", "question": "What?"}))
     task = read_squad_task("squad", tmp_path)
-    first = Question("q1", "What was sold?", CONTEXT, ("a boat",), (20, 26))
+    first = SpanQuestion("q1", "What was sold?", CONTEXT, ("a boat",), (20, 26))
     assert task.examples == {
-        "train": [first, Question("q2", "Who?", CONTEXT, (), None)],
+        "train": [first, SpanQuestion("q2", "Who?", CONTEXT, (), None)],
         "dev": [first],
-        "test": [Question("t", "What?", CONTEXT, None, None)],
+        "test": [SpanQuestion("t", "What?", CONTEXT, None, None)],
     }
     assert [path.name for path in task.files] == [
         "train-v2.0.json.xz",
@@ -93,7 +93,7 @@ def test_mrqa_files_are_read_and_their_spans_include_the_last_character(tmp_path
     path = tmp_path / "train.jsonl.gz"
     path.write_bytes(gzip.compress(mrqa_jsonl().encode()))
     assert read_questions([path], is_labelled=True) == [
-        Question("m1", "What was sold?", CONTEXT, ("A boat", "boat"), (20, 26))
+        SpanQuestion("m1", "What was sold?", CONTEXT, ("A boat", "boat"), (20, 26))
     ]
 
 
@@ -223,7 +223,7 @@ def test_missing_files_are_refused(tmp_path, files, chosen, message):
 )
 def test_texts_of_which_nothing_is_left_are_refused(toy_tokenizer, context, answer, message):
     start = context.index(answer)
-    question = Question("q", "who", context, (answer,), (start, start + 1))
+    question = SpanQuestion("q", "who", context, (answer,), (start, start + 1))
     with pytest.raises(UserError) as refusal:
         encode_questions([question], toy_tokenizer, 16, reference=False)
     assert str(refusal.value) == message
@@ -268,7 +268,7 @@ def test_a_long_text_takes_no_more_memory_than_its_tokens():
 
 
 def test_a_text_of_more_rows_than_make_sense_is_refused(toy_tokenizer):
-    question = Question("q", "a", "a " * 500_001, None, None)
+    question = SpanQuestion("q", "a", "a " * 500_001, None, None)
     with pytest.raises(UserError, match="question 'q': its context has 1,000,002 characters; it"):
         encode_questions([question], toy_tokenizer, 32, reference=False)
 
@@ -321,7 +321,7 @@ def test_any_words_of_any_language_are_cut_from_the_text_as_they_stand(
     assert num_several > 50
 
 
-def random_questions(rng: random.Random, count: int) -> list[Question]:
+def random_questions(rng: random.Random, count: int) -> list[SpanQuestion]:
     """Texts of 3 to 40 words with an answer of 1 to 4 words, or none."""
     questions = []
     for number in range(count):
@@ -333,7 +333,7 @@ def random_questions(rng: random.Random, count: int) -> list[Question]:
         text = " ".join(rng.choices(WORDS, k=rng.randint(0, 30)))
         answers = (context[start:end],) if is_answered else ()
         span = (start, end) if is_answered else None
-        questions.append(Question(f"q{number}", text, context, answers, span))
+        questions.append(SpanQuestion(f"q{number}", text, context, answers, span))
     return questions
 
 
@@ -389,7 +389,7 @@ def test_rows_hold_question_and_window_and_say_where_the_answer_is(language_toke
 
 
 def test_targets_of_an_unlabelled_split_are_unknown(toy_tokenizer):
-    split = [Question("q", "who", "the queen painted a boat", None, None)]
+    split = [SpanQuestion("q", "who", "the queen painted a boat", None, None)]
     rows, _ = encode_questions(split, toy_tokenizer, 32, reference=False)
     assert {name: values.tolist() for name, values in rows.targets.items()} == {
         "start": [-1],
@@ -502,7 +502,7 @@ def test_a_beam_gives_the_best_of_its_spans(encoded):
 # --- the task ---
 
 
-def toy_questions(seed: int, count: int, *, with_none: bool) -> list[Question]:
+def toy_questions(seed: int, count: int, *, with_none: bool) -> list[SpanQuestion]:
     """Who did what when; some sentences do not say when."""
     rng = random.Random(seed)
     questions = []
@@ -522,7 +522,7 @@ def toy_questions(seed: int, count: int, *, with_none: bool) -> list[Question]:
         answers = (parts[asked],) if is_answered else ()
         span = (start, start + len(parts[asked])) if is_answered else None
         text = {0: "the old", 2: "engine", 3: "yesterday"}[asked]
-        questions.append(Question(f"q{number}", text, context, answers, span))
+        questions.append(SpanQuestion(f"q{number}", text, context, answers, span))
     return questions
 
 
@@ -633,7 +633,7 @@ def test_a_collapse_is_told(toy_tokenizer, unanswerable, reference, message):
 
 def test_one_and_the_same_answer_is_told(toy_tokenizer):
     context = "the queen painted a boat"
-    asked = [Question(str(n), "who", context, ("the queen",), (0, 9)) for n in range(3)]
+    asked = [SpanQuestion(str(n), "who", context, ("the queen",), (0, 9)) for n in range(3)]
     task = SquadTask("squad", {"dev": asked})
     rows = task.encode(toy_tokenizer, 32)["dev"]
     outputs = constant_outputs(rows, unanswerable=1.0, start=0)
@@ -660,7 +660,7 @@ def test_a_model_that_diverged_is_scored_and_told(toy_tokenizer, tmp_path, head)
 
 
 def test_an_unlabelled_split_has_predictions_and_no_scores(toy_tokenizer, tmp_path):
-    split = [Question("q", "who", "the queen painted a boat", None, None)]
+    split = [SpanQuestion("q", "who", "the queen painted a boat", None, None)]
     task = SquadTask("squad", {"test": split})
     rows = task.encode(toy_tokenizer, 32)["test"]
     outputs = constant_outputs(rows, unanswerable=1.0, start=0)

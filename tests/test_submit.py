@@ -11,7 +11,7 @@ from electra.config import FinetuneConfig, UserError
 from electra.finetune import finetune
 from electra.submit import FILES, submit
 from electra.tasks.choice import MultipleChoice
-from electra.tasks.classification import Classification
+from electra.tasks.classification import Classification, Example
 from electra.tasks.glue import GLUE
 from electra.tasks.predictions import (
     average,
@@ -108,6 +108,18 @@ def test_the_better_seed_answers_in_glues_words(folders, tmp_path):
     origins = {each.name: each.origin for each in said}
     assert origins["CoLA.tsv"] == f"{tmp_path / 'cola'}, seed 1"
     assert origins["WNLI.tsv"] == "majority of train"
+
+
+def test_a_seed_in_anothers_place_may_answer_but_joins_no_ensemble(tmp_path):
+    folder = write_folder(tmp_path / "cola", "cola", TWO)
+    (folder / "seed-0").rename(folder / "seed-1000")
+    results = json.loads((folder / "results.json").read_text())
+    record = {"scores": {"mcc": 0.875}, "replaces": 1}
+    results |= {"seeds": {"1": results["seeds"]["1"]}, "replacements": {"1000": record}}
+    (folder / "results.json").write_text(json.dumps(results))
+    for name, ensemble, what in (("a", False, "seed 1000"), ("b", True, "mean of 1 seeds")):
+        said = submit([folder], tmp_path / f"{name}.zip", ensemble=ensemble, partial=True)
+        assert said[0].origin == f"{folder}, {what}"
 
 
 def test_an_ensemble_answers_with_the_mean_of_all_seeds(folders, tmp_path):
@@ -210,7 +222,8 @@ def dev_rows(labels):
 
 
 def test_devs_ensemble_scores_the_mean_of_all_seeds(tmp_path):
-    task = Classification("toy", ("accuracy", "f1"), {}, ("n", "y"))
+    dev = {"dev": [Example("", None, 0)]}
+    task = Classification("toy", ("accuracy", "f1"), dev, ("n", "y"))
     gold = dev_rows([0, 1, 1])
     # label 1 has 0.475, 0.8, 0.55 on the mean: right, right, right; each seed alone has one wrong
     first = logits([0.6, 0.4], [0.1, 0.9], [0.7, 0.3])
@@ -218,12 +231,12 @@ def test_devs_ensemble_scores_the_mean_of_all_seeds(tmp_path):
     assert task.score("dev", gold, {"logits": first})["accuracy"] == pytest.approx(2 / 3)
     assert task.score("dev", gold, {"logits": second})["accuracy"] == pytest.approx(2 / 3)
     write_dev(tmp_path, task, [(gold, {"logits": first})])
-    assert score_ensemble(tmp_path, task) == {}
+    assert score_ensemble(tmp_path, task, [0]) == {}
     write_dev(tmp_path / "two", task, [(gold, {"logits": each}) for each in (first, second)])
-    assert score_ensemble(tmp_path / "two", task) == {"accuracy": 1.0, "f1": 1.0}
+    assert score_ensemble(tmp_path / "two", task, [0, 1]) == {"accuracy": 1.0, "f1": 1.0}
     nan = torch.full((3, 2), torch.nan)
     write_dev(tmp_path / "nan", task, [(gold, {"logits": each}) for each in (first, nan)])
-    assert score_ensemble(tmp_path / "nan", task) == {}
+    assert score_ensemble(tmp_path / "nan", task, [0, 1]) == {}
 
 
 def test_devs_ensemble_of_numbers_and_of_choices(tmp_path):
@@ -233,7 +246,7 @@ def test_devs_ensemble_of_numbers_and_of_choices(tmp_path):
     write_dev(tmp_path / "numbers", numbers, [(gold, {"logits": each}) for each in seeds])
     # means 0.3 0.3 0.7, whose correlation with 0 0.5 1 is that of 0 0 1 with -1 0 1
     expected = {"pearson": pytest.approx(3**0.5 / 2, abs=1e-4)}
-    assert score_ensemble(tmp_path / "numbers", numbers) == expected
+    assert score_ensemble(tmp_path / "numbers", numbers, [0, 1]) == expected
     choices = MultipleChoice("toy", 3, {})
     gold = dev_rows([2, 0])
     seeds = [
@@ -242,7 +255,7 @@ def test_devs_ensemble_of_numbers_and_of_choices(tmp_path):
     ]
     write_dev(tmp_path / "choices", choices, [(gold, {"logits": each}) for each in seeds])
     # means 0.3 0.3 0.4 and 0.45 0.3 0.25, though the first seed is right nowhere
-    assert score_ensemble(tmp_path / "choices", choices) == {"accuracy": 1.0}
+    assert score_ensemble(tmp_path / "choices", choices, [0, 1]) == {"accuracy": 1.0}
 
 
 COLA = "".join(

@@ -24,7 +24,7 @@ from electra.tasks.beginning import encode_task
 from electra.tasks.conll import read_tagging_task
 from electra.tasks.network import predict
 from electra.tasks.rows import Rows, make_batch
-from electra.tasks.tagging import ENTITY_METRICS, Sentence, Tagging, cut_windows
+from electra.tasks.tagging import ENTITY_METRICS, TaggedSentence, Tagging, cut_word_windows
 from electra.training.pretrained import load_pretrained
 
 DATA = Path(__file__).parents[2] / "shared/data"
@@ -43,7 +43,7 @@ def write(folder: Path, **files: str) -> Path:
 def toy_task(*sentences: list[tuple[str, str]]) -> Tagging:
     """A task with these sentences in train and dev; it asks for entities if a tag is B-PER."""
     examples = [
-        Sentence([word for word, _ in each], [tag for _, tag in each], [1] * len(each))
+        TaggedSentence([word for word, _ in each], [tag for _, tag in each], [1] * len(each))
         for each in sentences
     ]
     labels = sorted({tag for each in examples for tag in each.tags})
@@ -93,7 +93,7 @@ def test_the_columns_can_be_chosen_and_other_tags_are_labels_as_they_are(tmp_pat
     assert task.labels == ("DT", "IN", "NN")
     assert task.metrics == ("accuracy",)
     swapped = read_tagging_task(data, word_column=2, tag_column=1)
-    assert swapped.examples["dev"][1] == Sentence(["DT", "NN"], ["A", "boat"], [6, 7])
+    assert swapped.examples["dev"][1] == TaggedSentence(["DT", "NN"], ["A", "boat"], [6, 7])
 
 
 @pytest.mark.parametrize(
@@ -119,10 +119,10 @@ def test_compressed_files_and_json_lines(tmp_path):
     (tmp_path / "dev.txt.gz").write_bytes(gzip.compress(b"Bill B-PER\n"))
     task = read_tagging_task(tmp_path)
     assert task.examples["train"] == [
-        Sentence(["New York", "\u2028"], ["B-LOC", "O"], [1, 1]),
-        Sentence(["Bill"], ["B-PER"], [3]),
+        TaggedSentence(["New York", "\u2028"], ["B-LOC", "O"], [1, 1]),
+        TaggedSentence(["Bill"], ["B-PER"], [3]),
     ]
-    assert task.examples["dev"] == [Sentence(["Bill"], ["B-PER"], [1])]
+    assert task.examples["dev"] == [TaggedSentence(["Bill"], ["B-PER"], [1])]
     assert task.columns == ("tokens", "tags")
 
 
@@ -148,7 +148,7 @@ def test_conll_us_comments_and_notes_are_no_words(tmp_path):
 def test_words_in_the_first_column_of_a_commented_file_may_look_like_numbers(tmp_path):
     text = "# id 1\tdomain=en\n2-3 _ O\n# _ B-X\n\n"
     task = read_tagging_task(write(tmp_path, train_txt=text, dev_txt="# O\n".replace("#", "a")))
-    assert task.examples["train"] == [Sentence(["2-3", "#"], ["O", "B-X"], [2, 3])]
+    assert task.examples["train"] == [TaggedSentence(["2-3", "#"], ["O", "B-X"], [2, 3])]
 
 
 SCHEMES = {
@@ -272,7 +272,7 @@ def test_windows_score_every_word_once_where_it_has_most_context(room):
     for _ in range(100):
         largest = min(room, rng.choice((1, 3, 8, room)))
         sizes = [rng.randint(1, largest) for _ in range(rng.randrange(1, 5 * room + 10))]
-        windows = cut_windows(sizes, room)
+        windows = cut_word_windows(sizes, room)
         scored = [word for window in windows for word in sorted(window.scored)]
         assert scored == list(range(len(sizes)))
         assert all(window.scored for window in windows)
@@ -292,7 +292,7 @@ def test_windows_score_every_word_once_where_it_has_most_context(room):
 
 def test_a_window_that_shows_no_word_best_is_left_out():
     first, between, last = [1] * 10, [1, 4, 4, 1, 1], [10]
-    windows = cut_windows([*first, *between, *last], 20)
+    windows = cut_word_windows([*first, *between, *last], 20)
     # A row of words 10 to 14 stood between these two.
     assert [window.words for window in windows] == [range(14), range(11, 16)]
     assert [window.scored for window in windows] == [set(range(12)), set(range(12, 16))]

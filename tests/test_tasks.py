@@ -14,14 +14,13 @@ from electra.config import FinetuneConfig, UserError
 from electra.corpus.tokenizer import Tokenizer
 from electra.corpus.vocabulary import SPECIAL_TOKENS
 from electra.settings import override
-from electra.tasks.choice import MultipleChoice
-from electra.tasks.choice import Question as ChoiceQuestion
+from electra.tasks.choice import ChoiceQuestion, MultipleChoice
 from electra.tasks.classification import Classification, Example
 from electra.tasks.metrics import score
 from electra.tasks.registry import read_task
 from electra.tasks.rows import choose_batches, cut_pair, encode_texts, make_batch, pack_row
-from electra.tasks.table import read_lines, read_table
-from electra.tasks.tagging import Sentence, Tagging
+from electra.tasks.table import read_table, read_text_lines
+from electra.tasks.tagging import TaggedSentence, Tagging
 
 GLUE_FOLDER = Path(__file__).parents[2] / "shared/data/glue"
 CPU = torch.device("cpu")
@@ -98,7 +97,7 @@ def test_of_a_giant_text_no_more_is_tokenized_than_its_row_takes(toy_tokenizer):
     giant = "the queen " * 20_000
     pair = toy_task([Example(giant, giant, 0)])
     choice = MultipleChoice("toy", 2, {"train": [ChoiceQuestion(giant, (giant, "a"), 0)]})
-    tagging = Tagging("toy", (), {"train": [Sentence(["a-" * 100_000], ["O"], [1])]}, ("O",))
+    tagging = Tagging("toy", (), {"train": [TaggedSentence(["a-" * 100_000], ["O"], [1])]}, ("O",))
     for task in (pair, choice, tagging):
         rows = task.encode(tokenizer, 16)["train"]
         assert rows.lengths.max() == 16
@@ -360,7 +359,7 @@ def test_own_files_that_do_not_fit_are_refused_in_one_line(tmp_path, files, sett
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("read", [read_table, read_lines])
+@pytest.mark.parametrize("read", [read_table, read_text_lines])
 def test_a_pipe_that_nobody_writes_is_refused_not_waited_for(tmp_path, read):
     os.mkfifo(tmp_path / "a.tsv")
     with pytest.raises(UserError, match=r"a\.tsv is not a regular file; give one that is"):

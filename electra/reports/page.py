@@ -174,7 +174,8 @@ def _finetunings(finetunings: Sequence[Finetuning]) -> str:
         return ""
     parts = [
         "<p>The same network, fine-tuned on a labelled task from the pre-trained weights and from "
-        "random ones. The median over the seeds, ± their standard deviation.</p>"
+        "random ones. The median over the seeds, ± their standard deviation. Where collapsed seeds "
+        "were replaced by others, brackets say so.</p>"
     ]
     is_one = len({finetuning.encoder for finetuning in finetunings}) == 1
     for (encoder, task, metric), pair in pair_finetunings(finetunings).items():

@@ -67,7 +67,8 @@ def results_block(results_folder: Path) -> str:
         origins += _finetuning_origins(run, finetunings)
     if rows:
         parts += [
-            "Fine-tuning on the development set, median ± standard deviation over the seeds:",
+            "Fine-tuning on the development set, median ± standard deviation over the seeds; "
+            "brackets tell where collapsed seeds were replaced by others:",
             to_markdown(Table(headers, rows)),
             "\n".join(origins),
         ]

@@ -57,10 +57,17 @@ class Finetuning:
     """Whether it is the comparison: the same encoder without its pre-trained weights."""
     seeds: tuple[str, ...]
     median: float
+    """Of the seeds as drawn; in folders written when collapsed seeds were replaced without keeping
+    them, of those in their place."""
     std: float | None
     """None for a single seed."""
     majority: float | None
     """The metric of always answering the commonest label."""
+    num_replaced: int
+    """Seeds that collapsed and were repeated as others."""
+    replaced_median: float | None
+    """With these in place of the collapsed; None where no seed was replaced, or where `median` is
+    that already."""
     num_degenerate: int
     """Seeds that ended with one answer for everything."""
     commit: str | None
@@ -81,13 +88,13 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
 
 def _read_run(folder: Path, name: str) -> Run:
     require(folder.is_dir(), f"{folder} is not a run folder; see electra pretrain")
-    records = read_metrics(folder / "metrics.jsonl")
+    records = read_records(folder / "metrics.jsonl")
     train, heldout = ([r for r in records if r["part"] == part] for part in PARTS)
     config = read_object(folder / "config.json")
     return Run(name, config, read_manifest(folder), train, heldout)
 
 
-def read_metrics(path: Path) -> list[Record]:
+def read_records(path: Path) -> list[Record]:
     """Return the records of a metrics.jsonl by step, once each: a resumed run repeats some.
 
     Raises:
@@ -135,6 +142,8 @@ def read_finetuning(path: Path) -> Finetuning:
             median=float(values["median"]),
             std=None if values["std"] is None else float(values["std"]),
             majority=values["majority"].get(values["metric"]),
+            num_replaced=_count_replaced(values),
+            replaced_median=(values.get("with_replacements") or {}).get("median"),
             num_degenerate=int(values["num_degenerate"]),
             commit=values.get("commit"),
             device=values.get("device"),
@@ -144,6 +153,20 @@ def read_finetuning(path: Path) -> Finetuning:
         raise UserError(f"{path} is not a fine-tuning's results: it lacks {error}") from None
     except (TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{path} is not a fine-tuning's results: {error}") from None
+
+
+def _count_replaced(values: Record) -> int:
+    """Return how many seeds others took the place of.
+
+    Until results told of the seeds as drawn, the record of such a seed was that of the other, whose
+    number stood in "drawn_as".
+    """
+    if "with_replacements" not in values:
+        return sum(
+            str(record.get("drawn_as", seed)) != seed for seed, record in values["seeds"].items()
+        )
+    standing = (values["with_replacements"] or {}).get("seeds", {})
+    return sum(str(other) != seed for seed, other in standing.items())
 
 
 def _collect_scores(seeds: Iterable[Record]) -> dict[str, tuple[float, ...]]:

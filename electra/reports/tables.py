@@ -129,11 +129,21 @@ def pair_finetunings(
 
 
 def format_score(finetuning: Finetuning | None) -> str:
-    """Return the median over the seeds, and the standard deviation if there are several."""
+    """Return the median over the seeds, and the standard deviation if there are several.
+
+    Where collapsed seeds were replaced, the median with the others stands in brackets; of folders
+    that have no other median, how many were.
+    """
     if finetuning is None:
         return "-"
     spread = "" if finetuning.std is None else f" ± {finetuning.std:.3f}"
-    return f"{finetuning.median:.3f}{spread}"
+    score = f"{finetuning.median:.3f}{spread}"
+    if not finetuning.num_replaced:
+        return score
+    replaced = f"{finetuning.num_replaced} of {len(finetuning.seeds)} replaced"
+    if finetuning.replaced_median is None:
+        return f"{score} ({replaced})"
+    return f"{score} ({finetuning.replaced_median:.3f} with {replaced})"
 
 
 def format_commit(commit: object) -> str:
@@ -194,7 +204,7 @@ def _facts(run: Run) -> dict[str, str]:
         "vocabulary": f"{model('vocab_size')} tokens",
         "batch": f"{train('batch_size')} rows of {_section(run, 'examples')('sequence_length')} "
         "tokens",
-        "hidden": f"{_section(run, 'method')('mask_prob')} of the tokens",
+        "masked": f"{_section(run, 'method')('mask_prob')} of the tokens",
         "steps": f"{format_metric('step', last.get('step'))} of {train('steps')}",
         "text read": UNKNOWN if tokens is None else f"{tokens:,} tokens",
         "operations": f"{last['flops']:.2e} FLOPs" if "flops" in last else UNKNOWN,

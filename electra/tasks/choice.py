@@ -20,12 +20,12 @@ from electra.model.heads import ClassifierHead
 from electra.tasks.classification import describe_labels, read_label
 from electra.tasks.metrics import score
 from electra.tasks.predictions import predictions_name, write_labels
-from electra.tasks.rows import Batch, Outputs, Rows, encode_texts, pack_row, pad_rows
-from electra.tasks.table import Table, find_table, read_table
+from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_texts, pack_row, pad_rows
+from electra.tasks.table import TableFile, find_table, read_table
 from electra.tasks.task import Constant, Task
 
 
-class Question(NamedTuple):
+class ChoiceQuestion(NamedTuple):
     """A text, what may go with it, and which does."""
 
     context: str
@@ -40,7 +40,7 @@ class MultipleChoice(Task):
 
     name: str
     num_choices: int
-    examples: dict[str, list[Question]]
+    examples: dict[str, list[ChoiceQuestion]]
     epochs: int = 3
     files: tuple[Path, ...] = ()
     columns: tuple[str, ...] = ()
@@ -61,7 +61,7 @@ class MultipleChoice(Task):
         }
 
     def _encode(
-        self, questions: Sequence[Question], tokenizer: Tokenizer, sequence_length: int
+        self, questions: Sequence[ChoiceQuestion], tokenizer: Tokenizer, sequence_length: int
     ) -> Rows:
         contexts = encode_texts(tokenizer, [each.context for each in questions], sequence_length)
         texts = [text for question in questions for text in question.choices]
@@ -96,11 +96,11 @@ class MultipleChoice(Task):
         """Return dropout and a linear layer to one logit on a row's state."""
         return ClassifierHead(sizes.hidden_size, 1, sizes.hidden_dropout_prob, config.pooling)
 
-    def answer(self, head: nn.Module, states: Tensor, batch: Batch) -> Outputs:
+    def answer(self, head: nn.Module, states: Tensor, batch: TaskBatch) -> Outputs:
         """Return a logit for each choice of each question, (B, C)."""
         return {"logits": head(states, batch.attention_mask).view(-1, self.num_choices)}
 
-    def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
+    def loss(self, outputs: Outputs, batch: TaskBatch) -> Tensor:
         """Return the mean cross-entropy over the choices, nats."""
         return F.cross_entropy(outputs["logits"], batch.targets["labels"])
 
@@ -132,7 +132,7 @@ class MultipleChoice(Task):
         return {"family": "choice", "num_choices": self.num_choices, "begin": self.begin}
 
     @classmethod
-    def from_facts(cls, facts: dict[str, Any], examples: dict[str, list[Question]]) -> Self:
+    def from_facts(cls, facts: dict[str, Any], examples: dict[str, list[ChoiceQuestion]]) -> Self:
         """Return the task of a saved model, with questions to be answered."""
         return cls(facts["task"], facts["num_choices"], examples)
 
@@ -141,9 +141,9 @@ class MultipleChoice(Task):
         return describe_labels(self.labels, outputs["logits"])
 
 
-def read_questions(
-    table: Table, *, context: str, choices: Sequence[str], label: str | None, begin: str = ""
-) -> list[Question]:
+def read_choice_questions(
+    table: TableFile, *, context: str, choices: Sequence[str], label: str | None, begin: str = ""
+) -> list[ChoiceQuestion]:
     """Return a question for each row of a table.
 
     Args:
@@ -174,11 +174,11 @@ def read_questions(
         except UserError as error:
             raise UserError(f"{table.place(number)}: {error}") from None
         texts = tuple(f"{start} {text}" if start else text for text in row)
-        questions.append(Question(first, texts, place))
+        questions.append(ChoiceQuestion(first, texts, place))
     return questions
 
 
-def count_choices(tables: dict[str, Table], examples: dict[str, list[Question]]) -> int:
+def count_choices(tables: dict[str, TableFile], examples: dict[str, list[ChoiceQuestion]]) -> int:
     """Return how many choices the questions of every split have.
 
     Raises:
@@ -211,7 +211,7 @@ def read_swag(data: Path) -> MultipleChoice:
         require(found[split] is not None, f"{data} has no {stem}.csv; give SWAG's folder")
     tables = {split: read_table(path) for split, path in found.items() if path is not None}
     examples = {
-        split: read_questions(
+        split: read_choice_questions(
             table,
             context="sent1",
             begin="sent2",
@@ -230,7 +230,7 @@ def read_swag(data: Path) -> MultipleChoice:
     )
 
 
-def _endings(table: Table) -> list[str]:
+def _endings(table: TableFile) -> list[str]:
     names = [name for name in table.columns if name.startswith("ending")]
     require(len(names) > 1, f"{table.path}: no columns ending0, ending1, ...; give SWAG's folder")
     return names

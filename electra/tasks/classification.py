@@ -17,8 +17,8 @@ from electra.model.feature_head import FeatureHead
 from electra.model.heads import ClassifierHead
 from electra.tasks.metrics import score
 from electra.tasks.predictions import predictions_name, write_labels, write_numbers
-from electra.tasks.rows import Batch, Outputs, Rows, encode_texts, pack_row, pad_rows
-from electra.tasks.table import Table
+from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_texts, pack_row, pad_rows
+from electra.tasks.table import TableFile
 from electra.tasks.task import Constant, Task
 
 
@@ -105,11 +105,11 @@ class Classification(Task):
             )
         return ClassifierHead(size, num_logits, dropout_prob, config.pooling)
 
-    def answer(self, head: nn.Module, states: Tensor, batch: Batch) -> Outputs:
+    def answer(self, head: nn.Module, states: Tensor, batch: TaskBatch) -> Outputs:
         """Return logits (B, labels), or the number predicted (B, 1)."""
         return {"logits": head(states, batch.attention_mask)}
 
-    def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
+    def loss(self, outputs: Outputs, batch: TaskBatch) -> Tensor:
         """Return the mean cross-entropy, nats, or the mean squared error on [0, 1]."""
         logits, labels = outputs["logits"], batch.targets["labels"]
         if self.labels:
@@ -195,7 +195,7 @@ def describe_labels(labels: Sequence[str], logits: Tensor) -> list[dict[str, Any
 
 
 def read_examples(
-    table: Table,
+    table: TableFile,
     labels: tuple[str, ...] | tuple[float, float],
     *,
     text: str,

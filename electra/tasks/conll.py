@@ -8,8 +8,8 @@ from typing import Any
 from electra.config import UserError, did_you_mean, require
 from electra.corpus.compression import compression_of
 from electra.tasks.entities import ENTITY_TAG, find_entities, type_of, write_tags
-from electra.tasks.table import format_of, read_lines, read_table
-from electra.tasks.tagging import ENTITY_METRICS, Sentence, Tagging
+from electra.tasks.table import format_of, read_table, read_text_lines
+from electra.tasks.tagging import ENTITY_METRICS, TaggedSentence, Tagging
 
 FILE_NAMES = {
     "train": ("train",),
@@ -86,7 +86,7 @@ def _stem(path: Path) -> str:
 
 
 def _check_tags(
-    path: Path, sentences: Sequence[Sentence], train: Sequence[str], has_entities: bool
+    path: Path, sentences: Sequence[TaggedSentence], train: Sequence[str], has_entities: bool
 ) -> None:
     tags, types = set(train), {type_of(tag) for tag in train if tag != "O"}
     for sentence in sentences:
@@ -110,11 +110,11 @@ def _list_labels(tags: Sequence[str]) -> tuple[str, ...]:
     return ("O", *(prefix + ending for ending in endings for prefix in "BI"))
 
 
-def _to_iob2(sentence: Sentence) -> Sentence:
+def _to_iob2(sentence: TaggedSentence) -> TaggedSentence:
     return sentence._replace(tags=write_tags(find_entities(sentence.tags), len(sentence.words)))
 
 
-def read_sentences(path: Path, word_column: int, tag_column: int) -> list[Sentence]:
+def read_sentences(path: Path, word_column: int, tag_column: int) -> list[TaggedSentence]:
     """Return the sentences of a file, none of them empty.
 
     A column file has a word a line and a blank line after each sentence. Its columns are separated
@@ -148,7 +148,9 @@ def read_sentences(path: Path, word_column: int, tag_column: int) -> list[Senten
     return sentences
 
 
-def read_words(path: Path, word_column: int = 1, field: str = JSON_FIELDS[0]) -> list[Sentence]:
+def read_words(
+    path: Path, word_column: int = 1, field: str = JSON_FIELDS[0]
+) -> list[TaggedSentence]:
     """Return the sentences of a file without tags, or whose tags are not looked at.
 
     As `read_sentences`, but that column files may have a single column, and that a line of a .jsonl
@@ -167,14 +169,14 @@ def read_words(path: Path, word_column: int = 1, field: str = JSON_FIELDS[0]) ->
         sentences = []
         for line, row in zip(table.lines, table.rows, strict=True):
             words = _read_list(f"{path} line {line}", row, field)
-            sentences.append(Sentence(words, [], [line] * len(words)))
+            sentences.append(TaggedSentence(words, [], [line] * len(words)))
     else:
         sentences = _read_columns(path, word_column, None)
     _check_words(path, sentences)
     return sentences
 
 
-def _check_words(path: Path, sentences: Sequence[Sentence]) -> None:
+def _check_words(path: Path, sentences: Sequence[TaggedSentence]) -> None:
     has_words = any(sentence.words for sentence in sentences)
     require(has_words, f"{path} is empty: it must have at least one word")
     for sentence in sentences:
@@ -182,8 +184,8 @@ def _check_words(path: Path, sentences: Sequence[Sentence]) -> None:
             require(word != "", f"{path} line {line}: the word must not be empty")
 
 
-def _read_columns(path: Path, word_column: int, tag_column: int | None) -> list[Sentence]:
-    lines = read_lines(path)
+def _read_columns(path: Path, word_column: int, tag_column: int | None) -> list[TaggedSentence]:
+    lines = read_text_lines(path)
     has_comments = lines[0].startswith("# ")
     blocks = _split_blocks(lines, has_comments)
     if not blocks:
@@ -195,7 +197,7 @@ def _read_columns(path: Path, word_column: int, tag_column: int | None) -> list[
     has_notes = has_comments and word_column != 1
     sentences = []
     for block in blocks:
-        sentence = Sentence([], [], [])
+        sentence = TaggedSentence([], [], [])
         for number, line in block:
             columns = _split_line(line, separator)
             if len(columns) != num_columns:
@@ -252,7 +254,7 @@ def _check_columns(place: str, num_columns: int, word_column: int, tag_column: i
     )
 
 
-def _read_json_lines(path: Path) -> list[Sentence]:
+def _read_json_lines(path: Path) -> list[TaggedSentence]:
     table = read_table(path)
     sentences = []
     for line, row in zip(table.lines, table.rows, strict=True):
@@ -263,7 +265,7 @@ def _read_json_lines(path: Path) -> list[Sentence]:
                 "have one tag"
             )
         if words:
-            sentences.append(Sentence(words, tags, [line] * len(words)))
+            sentences.append(TaggedSentence(words, tags, [line] * len(words)))
     return sentences
 
 

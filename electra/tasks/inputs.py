@@ -10,14 +10,13 @@ from typing import Any
 
 from electra.config import require
 from electra.corpus.compression import STDIN
-from electra.tasks.choice import Question as Choices
-from electra.tasks.choice import read_questions as read_choice_questions
+from electra.tasks.choice import ChoiceQuestion, read_choice_questions
 from electra.tasks.classification import Example
 from electra.tasks.conll import FORMATS as TAGGING_FORMATS
 from electra.tasks.conll import JSON_FIELDS, JSON_LINES, read_words
-from electra.tasks.squad_data import Question, read_questions
-from electra.tasks.table import FORMATS, Table, format_of, read_lines, read_table
-from electra.tasks.tagging import Sentence
+from electra.tasks.squad_data import SpanQuestion, read_questions
+from electra.tasks.table import FORMATS, TableFile, format_of, read_table, read_text_lines
+from electra.tasks.tagging import TaggedSentence
 
 TEXT = ".txt"
 QUESTION_COLUMNS = ("question", "context")
@@ -45,7 +44,7 @@ def read_texts(path: Path, columns: Sequence[str], facts: dict[str, Any]) -> lis
     return [Example(first, second, None) for first, second in zip(firsts, pairs, strict=True)]
 
 
-def read_choices(path: Path, columns: Sequence[str], facts: dict[str, Any]) -> list[Choices]:
+def read_choices(path: Path, columns: Sequence[str], facts: dict[str, Any]) -> list[ChoiceQuestion]:
     """Return questions with their choices: the rows of a table.
 
     Raises:
@@ -65,7 +64,9 @@ def read_choices(path: Path, columns: Sequence[str], facts: dict[str, Any]) -> l
     return questions
 
 
-def read_sentences(path: Path, columns: Sequence[str], facts: dict[str, Any]) -> list[Sentence]:
+def read_sentences(
+    path: Path, columns: Sequence[str], facts: dict[str, Any]
+) -> list[TaggedSentence]:
     """Return sentences of words: columns, JSON lines, or of plain text each line split at spaces.
 
     A .txt file is plain text unless the column of the word is named.
@@ -83,7 +84,7 @@ def read_sentences(path: Path, columns: Sequence[str], facts: dict[str, Any]) ->
             f"{path}: every line ends with a tag, as in a file of columns; if it is one, say which "
             "column is the word's: --columns 1",
         )
-        sentences = [Sentence(words, [], [number] * len(words)) for number, words in lines]
+        sentences = [TaggedSentence(words, [], [number] * len(words)) for number, words in lines]
     elif format_of(path) == JSON_LINES:
         sentences = read_words(path, field=columns[0] if columns else JSON_FIELDS[0])
     else:
@@ -98,7 +99,7 @@ def read_sentences(path: Path, columns: Sequence[str], facts: dict[str, Any]) ->
     return [each._replace(tags=facts["labels"][:1] * len(each.words)) for each in sentences]
 
 
-def read_asked(path: Path, columns: Sequence[str], facts: dict[str, Any]) -> list[Question]:
+def read_asked(path: Path, columns: Sequence[str], facts: dict[str, Any]) -> list[SpanQuestion]:
     """Return questions: the rows of a table with a question and its context, SQuAD's or MRQA's.
 
     Those of a table are called by its column `id`, or else by the number of their line.
@@ -115,7 +116,7 @@ def read_asked(path: Path, columns: Sequence[str], facts: dict[str, Any]) -> lis
     texts, contexts = _take_columns(table, columns, QUESTION_COLUMNS)
     ids = table.column("id") if "id" in table.columns else map(str, table.lines)
     return [
-        Question(name, text, context, None, None)
+        SpanQuestion(name, text, context, None, None)
         for name, text, context in zip(ids, texts, contexts, strict=True)
     ]
 
@@ -126,7 +127,7 @@ def _is_plain(path: Path) -> bool:
 
 def _read_plain(path: Path) -> list[tuple[int, str]]:
     """Return the lines that are not blank, with their numbers."""
-    lines = [(number, line) for number, line in enumerate(read_lines(path), 1) if line.strip()]
+    lines = [(number, line) for number, line in enumerate(read_text_lines(path), 1) if line.strip()]
     require(bool(lines), f"{path} is empty: it must have at least one line of text")
     return lines
 
@@ -138,12 +139,14 @@ def _check_format(path: Path, formats: Sequence[str]) -> None:
     )
 
 
-def _take_columns(table: Table, columns: Sequence[str], expected: Sequence[str]) -> list[list[str]]:
+def _take_columns(
+    table: TableFile, columns: Sequence[str], expected: Sequence[str]
+) -> list[list[str]]:
     """Return the values of the columns named, or else of those expected."""
     return [table.column(name) for name in _name_columns(table, columns, expected)]
 
 
-def _name_columns(table: Table, columns: Sequence[str], expected: Sequence[str]) -> list[str]:
+def _name_columns(table: TableFile, columns: Sequence[str], expected: Sequence[str]) -> list[str]:
     """Return the columns named, or else those expected, all of which are there."""
     require(
         len(columns) in (0, len(expected)),

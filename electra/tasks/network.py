@@ -11,7 +11,7 @@ from electra.config import FinetuneConfig
 from electra.model.encoder import Encoder
 from electra.model.feature_head import FeatureHead
 from electra.model.initialisation import draw_glorot, init_weights
-from electra.tasks.rows import Batch, Outputs, Rows, make_batch
+from electra.tasks.rows import Outputs, Rows, TaskBatch, make_batch
 from electra.tasks.task import Task
 from electra.training.checkpoint import load_parameters
 from electra.training.device import choose_dtype, step_seed
@@ -31,7 +31,7 @@ class Network(nn.Module):
         self.head = head
         self.task = task
 
-    def forward(self, batch: Batch) -> Outputs:
+    def forward(self, batch: TaskBatch) -> Outputs:
         """Return what the network says of a batch's items, float32."""
         rows = batch.input_ids, batch.attention_mask, batch.token_type_ids
         if isinstance(self.head, FeatureHead):

@@ -7,9 +7,9 @@ import numpy as np
 
 from electra.config import OWN_METRICS, OwnTaskConfig, UserError, require
 from electra.corpus.compression import compression_of
-from electra.tasks.choice import MultipleChoice, count_choices, read_questions
+from electra.tasks.choice import MultipleChoice, count_choices, read_choice_questions
 from electra.tasks.classification import Classification, Example, read_examples
-from electra.tasks.table import FORMATS, Table, format_of, read_table
+from electra.tasks.table import FORMATS, TableFile, format_of, read_table
 
 TEXT_COLUMNS = ("text", "sentence", "text_a", "sentence1")
 TEXT_B_COLUMNS = ("text_b", "sentence2")
@@ -56,7 +56,7 @@ def read_own_task(data: Path, config: OwnTaskConfig) -> Classification | Multipl
 
 
 def _find_range(
-    tables: dict[str, Table], examples: dict[str, list[Example]], column: str
+    tables: dict[str, TableFile], examples: dict[str, list[Example]], column: str
 ) -> tuple[float, float]:
     """Return the least and the greatest label of train, if every label can be scaled by them."""
     numbers = [example.label for example in examples["train"] if example.label is not None]
@@ -81,10 +81,10 @@ def _find_range(
     return least, greatest
 
 
-def _read_choice(tables: dict[str, Table], text: str, config: OwnTaskConfig) -> MultipleChoice:
+def _read_choice(tables: dict[str, TableFile], text: str, config: OwnTaskConfig) -> MultipleChoice:
     columns = [column.strip() for column in (config.choices or "").split(",")]
     examples = {
-        split: read_questions(
+        split: read_choice_questions(
             table, context=text, choices=columns, label=_find_label(split, table, config)
         )
         for split, table in tables.items()
@@ -105,7 +105,7 @@ def _order_metrics(config: OwnTaskConfig) -> tuple[str, ...]:
     return (chosen, *(metric for metric in metrics if metric != chosen))
 
 
-def _find_label(split: str, table: Table, config: OwnTaskConfig) -> str | None:
+def _find_label(split: str, table: TableFile, config: OwnTaskConfig) -> str | None:
     """Return the column of the label, which a test file need not have."""
     return None if split == "test" and config.label not in table.columns else config.label
 
@@ -137,7 +137,7 @@ def _stem(path: Path) -> str:
     return name.removesuffix(kind) if kind in FORMATS else ""
 
 
-def _choose_columns(train: Table, config: OwnTaskConfig) -> tuple[str, str | None]:
+def _choose_columns(train: TableFile, config: OwnTaskConfig) -> tuple[str, str | None]:
     if config.text is not None:
         return config.text, config.text_b
     text = next((column for column in TEXT_COLUMNS if column in train.columns), None)
@@ -150,7 +150,7 @@ def _choose_columns(train: Table, config: OwnTaskConfig) -> tuple[str, str | Non
     return text, config.text_b or detected
 
 
-def _collect_labels(train: Table, column: str) -> tuple[str, ...]:
+def _collect_labels(train: TableFile, column: str) -> tuple[str, ...]:
     names = train.column(column)
     labels = tuple(sorted(set(names)))
     if len(labels) < 2:

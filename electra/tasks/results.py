@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,36 +87,63 @@ def read_seed(path: Path) -> dict[str, Any]:
 
 
 def summarise(folder: Path, task: Task) -> dict[str, Any]:
-    """Return the spread of the headline over every finished seed, failed ones included."""
-    records = [read_seed(path) for path in folder.glob("seed-*[0-9]/results.json")]
-    records.sort(key=lambda record: record["seed"])
+    """Return the spread of the headline over the seeds as drawn, failed ones included.
+
+    Beside it stands that with each collapsed seed replaced by the last run in its place, which is a
+    selection: None if no seed was replaced. Time and speed are of all runs.
+    """
+    runs = [read_seed(path) for path in folder.glob("seed-*[0-9]/results.json")]
+    runs.sort(key=lambda record: record["seed"])
+    drawn = {record["seed"]: record for record in runs if "replaces" not in record}
+    others = {record["seed"]: record for record in runs if "replaces" in record}
+    notes = [f"{_name(record)}: {note}" for record in runs for note in record["notes"]]
+    with_replacements = None
+    if others:
+        last = {record["replaces"]: seed for seed, record in others.items()}
+        standing = {seed: last.get(seed, seed) for seed in drawn}
+        spread = _measure_spread(task, [(drawn | others)[seed] for seed in standing.values()])
+        with_replacements = {**spread, "seeds": {str(n): other for n, other in standing.items()}}
+        changes = ", ".join(f"seed {other} in place of {n}" for n, other in sorted(last.items()))
+        notes.append(
+            f"the median is that of the seeds as drawn; with {changes} it is {spread['median']:.3f}"
+        )
+    return {
+        **_measure_spread(task, drawn.values()),
+        "with_replacements": with_replacements,
+        "ensemble": score_ensemble(folder, task, list(drawn)),
+        "num_degenerate": sum(record["degenerate"] for record in drawn.values()),
+        "notes": notes,
+        "train_seconds": sum(record["train_seconds"] for record in runs),
+        "examples_per_second": statistics.median(r["examples_per_second"] for r in runs),
+        "commit": " and ".join(sorted({str(record["commit"]) for record in runs})),
+        "seeds": {str(seed): record for seed, record in drawn.items()},
+        "replacements": {str(seed): record for seed, record in others.items()},
+    }
+
+
+def _measure_spread(task: Task, records: Iterable[dict[str, Any]]) -> dict[str, float | None]:
     values = [record["scores"][task.headline] for record in records]
     return {
         "median": statistics.median(values),
         "mean": statistics.mean(values),
         "std": statistics.stdev(values) if len(values) > 1 else None,
-        "ensemble": score_ensemble(folder, task),
-        "num_degenerate": sum(record["degenerate"] for record in records),
-        "notes": [
-            f"seed {record['seed']}: {note}" for record in records for note in record["notes"]
-        ],
-        "train_seconds": sum(record["train_seconds"] for record in records),
-        "examples_per_second": statistics.median(r["examples_per_second"] for r in records),
-        "commit": " and ".join(sorted({str(record["commit"]) for record in records})),
-        "seeds": {str(record["seed"]): record for record in records},
     }
 
 
-def score_ensemble(folder: Path, task: Task) -> dict[str, float]:
-    """Return dev's metrics of the mean of all seeds' probabilities, or numbers, as written.
+def _name(record: dict[str, Any]) -> str:
+    place = f", in place of seed {record['replaces']}" if "replaces" in record else ""
+    return f"seed {record['seed']}{place}"
+
+
+def score_ensemble(folder: Path, task: Task, seeds: Sequence[int]) -> dict[str, float]:
+    """Return dev's metrics of the mean of these seeds' probabilities, or numbers, as written.
 
     Nothing of a single seed, where a seed's answers are not finite, and of families whose answers
     are neither.
     """
-    paths = sorted(folder.glob("seed-*[0-9]/predictions.tsv"))
-    if len(paths) < 2 or not isinstance(task, Classification | MultipleChoice):
+    if len(seeds) < 2 or not isinstance(task, Classification | MultipleChoice):
         return {}
-    together = average([read_predictions(path) for path in paths])
+    together = average([read_predictions(folder / f"seed-{n}/predictions.tsv") for n in seeds])
     if not np.isfinite(together.values).all():
         return {}
     return score(task.metrics, together.right_answers, together.answers)

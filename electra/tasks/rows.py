@@ -23,7 +23,7 @@ WORD_BORDER = re.compile(r"[ \t\r\n!-/:-@\[-`{-~\u4e00-\u9fff]")
 ideographs that are words of their own. BertNormalizer keeps each of them, changes none of them in
 dependence on others, and removes the other control characters, which are therefore no borders."""
 CHARS_PER_TOKEN = 8
-"""Characters tokenized at first for each token of a row; a word and its space have fewer."""
+"""Characters that are tokenized at first for each token of a row; most tokens have fewer."""
 POOL_BATCHES = 32
 """Batches that are sorted by length together: the more, the less padding and the less mixing."""
 
@@ -73,7 +73,7 @@ class Rows:
         return (items[:, None] * self.rows_per_item + numbers).flatten()
 
 
-class Batch(NamedTuple):
+class TaskBatch(NamedTuple):
     """What the network reads, padded to the longest row of the batch."""
 
     input_ids: Tensor
@@ -198,7 +198,7 @@ def choose_batches(lengths: Tensor, batch_size: int, *, seed: int, epoch: int) -
     return [batches[place] for place in torch.randperm(len(batches), generator=rng)]
 
 
-def make_batch(rows: Rows, items: Tensor, device: torch.device) -> Batch:
+def make_batch(rows: Rows, items: Tensor, device: torch.device) -> TaskBatch:
     """Return the items of these numbers, their rows padded to the longest of them."""
     taken = rows.take(items)
     longest, whole = int(taken.lengths.max()), rows.input_ids.shape[1]
@@ -211,7 +211,7 @@ def make_batch(rows: Rows, items: Tensor, device: torch.device) -> Batch:
         name: values[:, :longest] if values.dim() > 1 and values.shape[1] == whole else values
         for name, values in taken.targets.items()
     }
-    return Batch(
+    return TaskBatch(
         taken.input_ids[:, :longest].long().to(device),
         real.to(device) if is_padded else None,
         types.to(device) if has_pairs else None,

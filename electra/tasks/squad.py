@@ -13,9 +13,9 @@ from electra.config import EncoderConfig, FinetuneConfig, require
 from electra.corpus.tokenizer import Tokenizer
 from electra.files import write_json
 from electra.model.span_heads import UNANSWERABLE_WEIGHT, BeamSpanHead, SpanHead, span_loss
-from electra.tasks.rows import Batch, Outputs, Rows
-from electra.tasks.squad_answers import Answers, find_answers
-from electra.tasks.squad_data import Question, find_files, read_questions
+from electra.tasks.rows import Outputs, Rows, TaskBatch
+from electra.tasks.squad_answers import SpanAnswers, find_answers
+from electra.tasks.squad_data import SpanQuestion, find_files, read_questions
 from electra.tasks.squad_rows import Windows, encode_questions
 from electra.tasks.squad_score import score_v1, score_v2
 from electra.tasks.task import Constant, Task
@@ -33,7 +33,7 @@ class SquadTask(Task):
     longest_row: ClassVar[int] = 512
 
     name: str
-    examples: dict[str, list[Question]]
+    examples: dict[str, list[SpanQuestion]]
     files: tuple[Path, ...] = ()
     head: Literal["beam", "plain"] = "beam"
     """beam: the end is judged given the start, and whether there is an answer by a classifier;
@@ -60,14 +60,14 @@ class SquadTask(Task):
         """Return the head that `head` names; neither has dropout, as in the released code."""
         return (BeamSpanHead if self.head == "beam" else SpanHead)(sizes.hidden_size)
 
-    def answer(self, head: nn.Module, states: Tensor, batch: Batch) -> Outputs:
+    def answer(self, head: nn.Module, states: Tensor, batch: TaskBatch) -> Outputs:
         """Return what the head says; to a beam in training the right starts are told."""
         if self.head == "plain":
             return head(states, batch.token_type_ids)
         starts = batch.targets["start"] if head.training else None
         return head(states, batch.token_type_ids, starts)
 
-    def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
+    def loss(self, outputs: Outputs, batch: TaskBatch) -> Tensor:
         """Return the loss of a batch, nats, from what the head says in training."""
         return span_loss(outputs, batch.targets)
 
@@ -129,7 +129,7 @@ class SquadTask(Task):
         return {"family": "squad", "head": self.head, "null_threshold": self._threshold}
 
     @classmethod
-    def from_facts(cls, facts: dict[str, Any], examples: dict[str, list[Question]]) -> Self:
+    def from_facts(cls, facts: dict[str, Any], examples: dict[str, list[SpanQuestion]]) -> Self:
         """Return the task of a saved model, with questions to be answered."""
         is_reference = facts["null_threshold"] == REFERENCE_THRESHOLD
         return cls(facts["task"], examples, head=facts["head"], reference=is_reference)
@@ -158,7 +158,7 @@ class SquadTask(Task):
     def _threshold(self) -> float:
         return REFERENCE_THRESHOLD if self.reference else 0.0
 
-    def _find(self, split: str, outputs: Outputs) -> Answers:
+    def _find(self, split: str, outputs: Outputs) -> SpanAnswers:
         return find_answers(self.examples[split], self._windows[split], outputs)
 
 

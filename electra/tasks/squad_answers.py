@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from electra.tasks.rows import Outputs
-from electra.tasks.squad_data import Question
+from electra.tasks.squad_data import SpanQuestion
 from electra.tasks.squad_rows import Window, Windows
 
 MAX_ANSWER = 30
@@ -26,7 +26,7 @@ Spans = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Scores, and the numbers of first and last tokens in the text."""
 
 
-class Answers(NamedTuple):
+class SpanAnswers(NamedTuple):
     """What was found for each question, in their order."""
 
     n_best: list[list[tuple[str, float]]]
@@ -40,7 +40,9 @@ class Answers(NamedTuple):
         return [answers[0][0] if answers else "" for answers in self.n_best]
 
 
-def find_answers(questions: Sequence[Question], windows: Windows, outputs: Outputs) -> Answers:
+def find_answers(
+    questions: Sequence[SpanQuestion], windows: Windows, outputs: Outputs
+) -> SpanAnswers:
     """Return the best answers to each question, and the odds that it has none.
 
     A span is at most MAX_ANSWER tokens long and starts where its row owns the text. Its text is cut
@@ -72,7 +74,7 @@ def find_answers(questions: Sequence[Question], windows: Windows, outputs: Outpu
             null = arrays["start_logits"][rows, 0] + arrays["end_logits"][rows, 0]
             best = n_best[-1][0][1] if n_best[-1] else np.nan  # none where all logits are NaN
             null_odds.append(float(null.min()) - best)
-    return Answers(n_best, null_odds)
+    return SpanAnswers(n_best, null_odds)
 
 
 def _rows_by_question(windows: list[Window]) -> list[list[int]]:

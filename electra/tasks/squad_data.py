@@ -16,7 +16,7 @@ FORMATS = (".json", ".jsonl")
 KINDS = {str: "text", int: "a whole number", bool: "true or false", list: "a list", dict: "a map"}
 
 
-class Question(NamedTuple):
+class SpanQuestion(NamedTuple):
     """A question, the text it is asked of, and its answers."""
 
     id: str
@@ -58,7 +58,7 @@ def find_files(data: Path, split: str, chosen: Sequence[str]) -> tuple[Path, ...
     return tuple(found)
 
 
-def read_questions(paths: Sequence[Path], *, is_labelled: bool) -> list[Question]:
+def read_questions(paths: Sequence[Path], *, is_labelled: bool) -> list[SpanQuestion]:
     """Return the questions of some files, one file after the other.
 
     Args:
@@ -69,7 +69,7 @@ def read_questions(paths: Sequence[Path], *, is_labelled: bool) -> list[Question
         UserError: A file cannot be read or is not of its format, an answer does not stand where it
             is said to, or two questions have one id.
     """
-    questions: list[Question] = []
+    questions: list[SpanQuestion] = []
     ids: set[str] = set()
     for path in paths:
         kind = format_of(path)
@@ -85,7 +85,7 @@ def read_questions(paths: Sequence[Path], *, is_labelled: bool) -> list[Question
                 ids.add(question_id)
                 text = _take(entry, "question", str, where)
                 known = _take_answers(entry, context, kind, where) if is_labelled else (None, None)
-                questions.append(Question(question_id, text, context, *known))
+                questions.append(SpanQuestion(question_id, text, context, *known))
     names = ", ".join(map(str, paths))
     require(bool(questions), f"{names}: no questions; there must be at least one")
     return questions

@@ -14,7 +14,7 @@ import torch
 from electra.config import UserError, require
 from electra.corpus.tokenizer import Tokenizer
 from electra.tasks.rows import Rows, encode_texts, pad_rows
-from electra.tasks.squad_data import Question
+from electra.tasks.squad_data import SpanQuestion
 
 MAX_QUESTION = 64
 """Tokens of a question; what is longer is cut. Source: configure_finetuning.py max_query_length."""
@@ -88,7 +88,11 @@ def cover_span(offsets: np.ndarray, start: int, end: int) -> tuple[int, int]:
 
 
 def encode_questions(
-    questions: Sequence[Question], tokenizer: Tokenizer, sequence_length: int, *, reference: bool
+    questions: Sequence[SpanQuestion],
+    tokenizer: Tokenizer,
+    sequence_length: int,
+    *,
+    reference: bool,
 ) -> tuple[Rows, Windows]:
     """Return questions as rows of at most `sequence_length` tokens, and the way back.
 
@@ -140,7 +144,7 @@ def encode_questions(
     )
 
 
-def _encode_context(question: Question, tokenizer: Tokenizer) -> tuple[list[int], np.ndarray]:
+def _encode_context(question: SpanQuestion, tokenizer: Tokenizer) -> tuple[list[int], np.ndarray]:
     """Return the ids of the text and their offsets (T, 2)."""
     num_chars = len(question.context)
     require(
@@ -154,7 +158,7 @@ def _encode_context(question: Question, tokenizer: Tokenizer) -> tuple[list[int]
     return ids, np.array(offsets, np.int32)
 
 
-def _find_answer(question: Question, offsets: np.ndarray) -> tuple[int, int] | None:
+def _find_answer(question: SpanQuestion, offsets: np.ndarray) -> tuple[int, int] | None:
     """Return the first and the last token of the first answer, None if there is none."""
     if question.span is None:
         return None

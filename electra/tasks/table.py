@@ -25,7 +25,7 @@ FORMATS = (".tsv", ".csv", ".jsonl", ".parquet")
 
 
 @dataclass(frozen=True)
-class Table:
+class TableFile:
     """Rows of one file."""
 
     path: Path
@@ -93,7 +93,7 @@ def find_table(folder: Path, stem: str, suffix: str) -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
-def read_table(path: Path, columns: tuple[str, ...] = ()) -> Table:
+def read_table(path: Path, columns: tuple[str, ...] = ()) -> TableFile:
     """Return the rows of a table; blank lines are no rows.
 
     TSV is taken as GLUE writes it: no quoting, a quotation mark is text. CSV is quoted where need
@@ -125,7 +125,7 @@ def read_table(path: Path, columns: tuple[str, ...] = ()) -> Table:
     return table
 
 
-def read_lines(path: Path) -> list[str]:
+def read_text_lines(path: Path) -> list[str]:
     """Return the lines of a text file, compressed or not.
 
     Raises:
@@ -193,7 +193,7 @@ def _read_csv(path: Path, text: str) -> list[tuple[int, list[str]]]:
 
 def _name_fields(
     path: Path, records: list[tuple[int, list[str]]], columns: tuple[str, ...], separated: str
-) -> Table:
+) -> TableFile:
     if records and not columns:
         columns = tuple(records.pop(0)[1])
         twice = [name for name in columns if columns.count(name) > 1]
@@ -205,10 +205,10 @@ def _name_fields(
                 f"{len(columns)}: {', '.join(columns)}"
             )
     rows = [dict(zip(columns, fields, strict=True)) for _, fields in records]
-    return Table(path, columns, rows, [number for number, _ in records])
+    return TableFile(path, columns, rows, [number for number, _ in records])
 
 
-def _read_jsonl(path: Path, lines: list[tuple[int, str]]) -> Table:
+def _read_jsonl(path: Path, lines: list[tuple[int, str]]) -> TableFile:
     rows = []
     for number, line in lines:
         try:
@@ -222,10 +222,10 @@ def _read_jsonl(path: Path, lines: list[tuple[int, str]]) -> Table:
             f"{path} line {number}: must be a JSON object, not {reprlib.repr(line)}",
         )
         rows.append(row)
-    return Table(path, tuple(rows[0]) if rows else (), rows, [number for number, _ in lines])
+    return TableFile(path, tuple(rows[0]) if rows else (), rows, [number for number, _ in lines])
 
 
-def _read_parquet(path: Path, content: bytes) -> Table:
+def _read_parquet(path: Path, content: bytes) -> TableFile:
     parquet = import_extra("pyarrow.parquet", "parquet", path)
     try:
         table = parquet.read_table(io.BytesIO(content))
@@ -233,4 +233,4 @@ def _read_parquet(path: Path, content: bytes) -> Table:
     except import_module("pyarrow").ArrowException as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{path} is damaged or cut off: {reason}") from None
-    return Table(path, tuple(table.column_names), rows, range(1, len(rows) + 1))
+    return TableFile(path, tuple(table.column_names), rows, range(1, len(rows) + 1))

@@ -21,13 +21,13 @@ from electra.corpus.tokenizer import Tokenizer
 from electra.model.feature_head import FeatureHead
 from electra.model.tagging_head import TaggingHead
 from electra.tasks.entities import EntityCounts, count_entities, sum_counts
-from electra.tasks.rows import Batch, Outputs, Rows, encode_texts, pad_rows
+from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_texts, pad_rows
 from electra.tasks.task import Constant, Task
 
 ENTITY_METRICS = ("f1", "precision", "recall", "accuracy")
 
 
-class Sentence(NamedTuple):
+class TaggedSentence(NamedTuple):
     """Words and the tag of each."""
 
     words: list[str]
@@ -36,7 +36,7 @@ class Sentence(NamedTuple):
     """Line of each word in its file, from 1."""
 
 
-class Window(NamedTuple):
+class WordWindow(NamedTuple):
     """The part of a sentence that is one row."""
 
     words: range
@@ -60,7 +60,7 @@ class Tagging(Task):
     name: str
     metrics: tuple[str, ...]
     """ENTITY_METRICS, or accuracy alone where tags name no entities."""
-    examples: dict[str, list[Sentence]]
+    examples: dict[str, list[TaggedSentence]]
     """Their tags are labels."""
     labels: tuple[str, ...]
     epochs: int = 3
@@ -78,7 +78,7 @@ class Tagging(Task):
             for split, sentences in self.examples.items()
         }
 
-    def _encode(self, sentences: Sequence[Sentence], tokenizer: Tokenizer, room: int) -> Rows:
+    def _encode(self, sentences: Sequence[TaggedSentence], tokenizer: Tokenizer, room: int) -> Rows:
         label_ids = {label: place for place, label in enumerate(self.labels)}
         vocabulary = list(dict.fromkeys(word for each in sentences for word in each.words))
         tokens_of = {
@@ -91,7 +91,7 @@ class Tagging(Task):
         for sentence in sentences:
             tokens = [tokens_of[word][:room] for word in sentence.words]
             num_cut += any(len(tokens_of[word]) > room for word in sentence.words)
-            for window in cut_windows([len(each) for each in tokens], room):
+            for window in cut_word_windows([len(each) for each in tokens], room):
                 row, labels = [tokenizer.cls_id], [-1]
                 for word in window.words:
                     label = label_ids[sentence.tags[word]] if word in window.scored else -1
@@ -116,13 +116,13 @@ class Tagging(Task):
             )
         return TaggingHead(size, num_labels, dropout_prob)
 
-    def answer(self, head: nn.Module, states: Tensor, batch: Batch) -> Outputs:
+    def answer(self, head: nn.Module, states: Tensor, batch: TaskBatch) -> Outputs:
         """Return logits (B, l, labels)."""
         if isinstance(head, FeatureHead):
             return {"logits": head(states, batch.attention_mask)}
         return {"logits": head(states)}
 
-    def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
+    def loss(self, outputs: Outputs, batch: TaskBatch) -> Tensor:
         """Return the mean cross-entropy over the words that are scored, nats."""
         logits, labels = outputs["logits"], batch.targets["labels"]
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-1)
@@ -190,7 +190,7 @@ class Tagging(Task):
         return {"family": "tagging", "labels": list(self.labels)}
 
     @classmethod
-    def from_facts(cls, facts: dict[str, Any], examples: dict[str, list[Sentence]]) -> Self:
+    def from_facts(cls, facts: dict[str, Any], examples: dict[str, list[TaggedSentence]]) -> Self:
         """Return the task of a saved model, with sentences to be tagged."""
         return cls(facts["task"], (), examples, tuple(facts["labels"]))
 
@@ -216,7 +216,7 @@ def _format_types(counts: dict[str, EntityCounts]) -> str:
     return "".join(lines)
 
 
-def cut_windows(sizes: Sequence[int], room: int) -> list[Window]:
+def cut_word_windows(sizes: Sequence[int], room: int) -> list[WordWindow]:
     """Return the rows of a sentence: whole words, each scored once, where it has most context.
 
     A row begins half a row before the end of the one before it, or later if the next word would not
@@ -241,7 +241,7 @@ def cut_windows(sizes: Sequence[int], room: int) -> list[Window]:
             if min(left, right) > most[word]:
                 most[word], owner[word] = min(left, right), number
     windows = [
-        Window(words, frozenset(word for word in words if owner[word] == number))
+        WordWindow(words, frozenset(word for word in words if owner[word] == number))
         for number, words in enumerate(rows)
     ]
     return [window for window in windows if window.scored]

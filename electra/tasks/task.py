@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from electra.config import EncoderConfig, FinetuneConfig
 from electra.corpus.tokenizer import Tokenizer
-from electra.tasks.rows import Batch, Outputs, Rows
+from electra.tasks.rows import Outputs, Rows, TaskBatch
 
 
 class Constant(NamedTuple):
@@ -58,7 +58,7 @@ class Task(ABC):
         """Return the output layer."""
 
     @abstractmethod
-    def answer(self, head: nn.Module, states: Tensor, batch: Batch) -> Outputs:
+    def answer(self, head: nn.Module, states: Tensor, batch: TaskBatch) -> Outputs:
         """Return what the output layer says, float32.
 
         Args:
@@ -69,7 +69,7 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
+    def loss(self, outputs: Outputs, batch: TaskBatch) -> Tensor:
         """Return the mean loss over what is scored."""
 
     @abstractmethod

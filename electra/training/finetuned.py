@@ -45,6 +45,8 @@ def is_finetuned(folder: Path) -> bool:
 def read_finetuned(run: Path, seed: int | None = None) -> Finetuned:
     """Return one seed's model; unless said otherwise of the seed with the best headline on dev.
 
+    A seed that took a collapsed one's place is chosen from like the others.
+
     Raises:
         UserError: `run` is not a finished folder of `electra finetune`, is damaged, or has no such
             seed.
@@ -62,7 +64,7 @@ def read_finetuned(run: Path, seed: int | None = None) -> Finetuned:
     try:
         headlines = {
             int(number): record["scores"][results["metric"]]
-            for number, record in results["seeds"].items()
+            for number, record in (results["seeds"] | results.get("replacements", {})).items()
         }
         columns = results["columns"]
         config = from_dict(FinetuneConfig, read_object(run / "config.json")["config"])
