@@ -1,6 +1,5 @@
 """A fine-tuned model, read from the folder of `electra finetune` that it stands in."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from torch import Tensor
 
 from electra.config import EncoderConfig, FinetuneConfig, UserError, require
 from electra.corpus.tokenizer import Tokenizer
+from electra.files import check_hashes, read_object
 from electra.settings import from_dict
 from electra.training.checkpoint import read_tensors
 
@@ -20,41 +20,44 @@ class Finetuned:
     run: Path
     seed: int
     facts: dict[str, Any]
-    """What the task said of itself: "task", "family", "columns", and what the family needs."""
+    """Facts of the task: "task", "family", "columns", and those that the family needs."""
     encoder: EncoderConfig
     config: FinetuneConfig
-    """The settings it was fine-tuned with, all resolved."""
+    """The resolved settings of the fine-tuning."""
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Read its parameters, those of the encoder as "encoder.x", of the head as "head.x"."""
+        """Read the parameters: "encoder.x" of the encoder, "head.x" of the head."""
         return read_tensors(_model_folder(self.run, self.seed) / "model.safetensors")
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Read its tokenizer."""
+        """Read the tokenizer."""
         return Tokenizer.load(_model_folder(self.run, self.seed) / "tokenizer")
 
 
 def is_finetuned(folder: Path) -> bool:
     """Return whether a folder is one of `electra finetune`, finished or not."""
     path = folder / "config.json"
-    return path.is_file() and "task" in _read_object(path)
+    return path.is_file() and "task" in read_object(path)
 
 
 def read_finetuned(run: Path, seed: int | None = None) -> Finetuned:
-    """Return one seed's model; unless said otherwise of the seed with the best headline on dev.
+    """Return the model of one seed.
+
+    Args:
+        run: A finished folder of `electra finetune`.
+        seed: The seed; None: the one with the best headline metric on dev.
 
     Raises:
-        UserError: `run` is not a finished folder of `electra finetune`, is damaged, or has no such
-            seed.
+        UserError: `run` is not such a folder, has no such seed, or the model is damaged.
     """
     require(
         is_finetuned(run) and (run / "results.json").is_file(),
         f"{run} is not a finished folder of `electra finetune`: it must have a config.json with a "
         "task, and a results.json",
     )
-    results = _read_object(run / "results.json")
+    results = read_object(run / "results.json")
     require(
         "best" not in results,
         f"{run} holds several fine-tunings; take one of them: {run}/{results.get('best')}",
@@ -65,7 +68,7 @@ def read_finetuned(run: Path, seed: int | None = None) -> Finetuned:
             for number, record in results["seeds"].items()
         }
         columns = results["columns"]
-        config = from_dict(FinetuneConfig, _read_object(run / "config.json")["config"])
+        config = from_dict(FinetuneConfig, read_object(run / "config.json")["config"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{run} is not a folder that `electra finetune` wrote: {error!r}") from None
     if seed is None:
@@ -74,8 +77,9 @@ def read_finetuned(run: Path, seed: int | None = None) -> Finetuned:
         seed in headlines,
         f"{run} has no seed {seed}; choose from {', '.join(map(str, headlines))}",
     )
+    check_hashes(_model_folder(run, seed))
     path = _model_folder(run, seed) / "config.json"
-    facts = _read_object(path)
+    facts = read_object(path)
     try:
         encoder = from_dict(EncoderConfig, facts["encoder"])
     except (KeyError, TypeError, AttributeError) as error:
@@ -85,14 +89,3 @@ def read_finetuned(run: Path, seed: int | None = None) -> Finetuned:
 
 def _model_folder(run: Path, seed: int) -> Path:
     return run / f"seed-{seed}" / "model"
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except ValueError as error:
-        raise UserError(f"{path} is not valid JSON: {error}") from None
-    require(isinstance(value, dict), f"{path} must hold a JSON object")
-    return value
