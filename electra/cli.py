@@ -686,10 +686,10 @@ def score(
     out
         The .tsv file to write.
     """
-    from electra.score import read_lines, score_lines, write_scores
+    from electra.score import read_sentences, score_lines, write_scores
     from electra.terminal import Progress, print_done
 
-    lines = read_lines(text)
+    lines = read_sentences(text)
     _refuse_existing(out)
     if dry_run:
         return _print_plan(None, f"score {len(lines):,} lines of {text} with {run} and write {out}")

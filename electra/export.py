@@ -1,13 +1,16 @@
-"""Export: a folder in, Hugging Face folders out that transformers loads with no code of ours.
+"""Export: write Hugging Face folders, which transformers loads with no code of ours.
 
 Of a pre-training:
-OUT/                ElectraForPreTraining: the discriminator with its head, and the tokenizer; of an
-                    objective without discriminator ElectraForMaskedLM
-OUT/generator/      ElectraForMaskedLM: the generator, if there is one, likewise
+OUT/                ElectraForPreTraining, the discriminator with its head; ElectraForMaskedLM where
+                    the objective has no discriminator
+OUT/generator/      ElectraForMaskedLM, the generator, if there is one
 
 Of a fine-tuning:
-OUT/                ElectraForSequenceClassification, ...ForTokenClassification,
-                    ...ForQuestionAnswering or ...ForMultipleChoice, and the tokenizer
+OUT/                ElectraForSequenceClassification, ElectraForTokenClassification,
+                    ElectraForQuestionAnswering or ElectraForMultipleChoice
+
+Each folder holds config.json, model.safetensors, the tokenizer, and electra.json: where the model
+came from and the sha256 of the files, which our own verbs check when they read the folder.
 """
 
 from collections.abc import Mapping
@@ -17,9 +20,10 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
+from electra import __version__
 from electra.config import UserError, require
 from electra.corpus.tokenizer import Tokenizer
-from electra.files import new_folder, write_json
+from electra.files import new_folder, write_hashes, write_json
 from electra.model.huggingface import (
     DISCRIMINATOR_HEAD,
     GENERATOR_HEAD,
@@ -37,16 +41,18 @@ from electra.model.huggingface_heads import (
 from electra.training.checkpoint import FILES, find_checkpoint, read_tensors
 from electra.training.finetuned import Finetuned
 from electra.training.pretrained import generator_of, kept_encoder, read_run_config, tensors_below
+from electra.training.run import find_commit
 
 
 def export(run: Path, out: Path) -> None:
-    """Write the folders from a run's newest checkpoint.
+    """Write the folders of a pre-training from the newest checkpoint of its run folder.
 
     Raises:
         UserError: `run` is not a run folder or has no intact checkpoint; `out` exists.
     """
     config = read_run_config(run)
-    _, checkpoint = find_checkpoint(run)
+    step, checkpoint = find_checkpoint(run)
+    source = f"{run} at step {step}"
     tensors = read_tensors(checkpoint / FILES[0])
     tokenizer = Tokenizer.load(run / "tokenizer")
     kept = kept_encoder(tensors)
@@ -56,6 +62,7 @@ def export(run: Path, out: Path) -> None:
         tokenizer.write(folder)
         _write(
             folder,
+            source,
             config_to_huggingface(
                 config.model,
                 "ElectraForPreTraining" if head else "ElectraForMaskedLM",
@@ -74,6 +81,7 @@ def export(run: Path, out: Path) -> None:
             tokenizer.write(folder / "generator")
             _write(
                 folder / "generator",
+                source,
                 config_to_huggingface(sizes, "ElectraForMaskedLM", tokenizer.pad_id),
                 encoder_to_huggingface(tensors_below("encoder.", parameters))
                 | head_to_huggingface(tensors_below("head.", parameters), GENERATOR_HEAD),
@@ -83,7 +91,8 @@ def export(run: Path, out: Path) -> None:
 def export_finetuned(finetuned: Finetuned, out: Path) -> str:
     """Write the folder of a fine-tuned model; return the name of its class in transformers.
 
-    Its answers are the model's in float32. The tokenizer cuts where fine-tuning did.
+    The class computes what the model computes in float32. The tokenizer truncates at the sequence
+    length of the fine-tuning.
 
     Raises:
         UserError: transformers has no class with such a head; `out` exists.
@@ -94,7 +103,8 @@ def export_finetuned(finetuned: Finetuned, out: Path) -> str:
     config = config_to_huggingface(finetuned.encoder, head.architecture, tokenizer.pad_id)
     with new_folder(out) as folder:
         tokenizer.write(folder, max_length=finetuned.config.sequence_length)
-        _write(folder, config | head.settings, encoder | head.tensors)
+        source = f"{finetuned.run} at seed {finetuned.seed}"
+        _write(folder, source, config | head.settings, encoder | head.tensors)
     return head.architecture
 
 
@@ -144,6 +154,10 @@ def convert_head(finetuned: Finetuned, head: Mapping[str, Tensor]) -> HuggingFac
     return classification_head(weight, bias, labels)
 
 
-def _write(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+def _write(
+    folder: Path, source: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> None:
+    """Write what belongs beside the tokenizer in a folder."""
     write_json(folder / "config.json", config)
     save_file(dict(tensors), folder / "model.safetensors", metadata={"format": "pt"})
+    write_hashes(folder, source=source, electra=__version__, commit=find_commit())

@@ -19,6 +19,8 @@ except ImportError:  # not on Windows
 
 UNFINISHED = ".unfinished"
 """The lock of a folder that `new_folder` writes; where it stands, the folder may be cleared."""
+HASHES = "electra.json"
+"""The file of a folder that `write_hashes` writes and `check_hashes` reads."""
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -34,6 +36,54 @@ def write_text(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the object that a JSON file holds.
+
+    Raises:
+        UserError: The file cannot be read, is not valid JSON, or holds something else.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise UserError(f"{path} is not valid JSON: {error}") from None
+    require(isinstance(value, dict), f"{path} must hold a JSON object")
+    return value
+
+
+def write_hashes(folder: Path, **facts: Any) -> None:
+    """Write electra.json: the facts given, and the sha256 of each file in the folder.
+
+    Subfolders are left out; a subfolder may have an electra.json of its own.
+    """
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    hashes = {path.name: sha256_file(path) for path in files}
+    write_json(folder / HASHES, {**facts, "sha256": hashes})
+
+
+def check_hashes(folder: Path) -> None:
+    """Compare the files of a folder with its electra.json; do nothing if it has none.
+
+    Raises:
+        UserError: A file is missing or was changed.
+    """
+    path = folder / HASHES
+    if not path.is_file():
+        return
+    advice = f"write the folder anew or, if it was changed on purpose, remove {path}"
+    hashes = read_object(path).get("sha256")
+    if not isinstance(hashes, dict):
+        raise UserError(f"{path} is damaged: it holds no sha256; {advice}")
+    for name, digest in hashes.items():
+        file = folder / name
+        require(file.is_file(), f"{file} is missing, but {path} names it; {advice}")
+        require(
+            sha256_file(file) == digest,
+            f"{file} is damaged: it does not match its sha256 in {path}; {advice}",
+        )
 
 
 def sha256_file(path: Path) -> str:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from electra.config import FinetuneConfig, OptimizerConfig, require
 from electra.corpus.tokenizer import Tokenizer
-from electra.files import hold, read_object, sha256_file, write_json
+from electra.files import hold, read_object, sha256_file, write_hashes, write_json
 from electra.settings import to_dict
 from electra.tasks.beginning import TaskRows, encode_task, fit_to_start
 from electra.tasks.network import Network, build_network, keep_tokens, predict, restore_tokens
@@ -380,6 +380,7 @@ def _write_seed(
         "encoder": to_dict(run.model.encoder.config),
     }
     write_json(model / "config.json", facts)
+    write_hashes(model)
     for split, outputs in run.outputs.items():
         task.write_predictions(incomplete, split, rows.splits[split], outputs)
     write_json(incomplete / "results.json", {**run.record, "commit": find_commit()})

@@ -1,7 +1,7 @@
-"""Scoring: sentences and a run of Electric in, pseudo-log-likelihoods out.
+"""Scoring: the pseudo-log-likelihoods of sentences, by a run of Electric.
 
-Source: Clark et al. 2020, "Pre-Training Transformers as Energy-Based Cloze Models", section 4; the
-released code has the training but not this.
+Source: Clark et al. 2020, "Pre-Training Transformers as Energy-Based Cloze Models", section 4. The
+released code trains Electric but does not score with it.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,39 +11,39 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from electra.config import UserError, require
+from electra.config import require
 from electra.corpus.tokenizer import Tokenizer
 from electra.files import write_text
 from electra.model.encoder import Encoder
 from electra.model.heads import DiscriminatorHead
+from electra.tasks.table import read_lines
 from electra.training.checkpoint import FILES, find_checkpoint, load_parameters, read_tensors
+from electra.training.device import choose_device, choose_dtype, prepare_process
 from electra.training.pretrained import kept_encoder, read_run_config, tensors_below
 
 ROWS = 64
-"""Lines scored at a time."""
+"""Lines of a batch."""
+BREAKS = str.maketrans("\t\r", "  ")
+"""What a field of a table may not hold."""
 
 
 class Score(NamedTuple):
-    """What a line is worth."""
+    """The score of a line."""
 
     text: str
     num_tokens: int
     pll: float
-    """-sum over its tokens of E(x)_t: the logarithm of their probabilities given one another, but
-    for a constant each, nats."""
+    """Minus the sum of the energies E(x)_t of the line's tokens, in nats. Up to a constant for each
+    token, an energy is -log p(token | all other tokens)."""
 
 
-def read_lines(path: Path) -> list[str]:
-    """Return the lines of a UTF-8 file that hold text.
+def read_sentences(path: Path) -> list[str]:
+    """Return the lines that hold text of a UTF-8 file, compressed or not.
 
     Raises:
-        UserError: It cannot be read, or has none.
+        UserError: The file cannot be read, or holds no text.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path}: {error}") from None
-    lines = [line.strip() for line in lines if line.strip()]
+    lines = [line.strip() for line in read_lines(path) if line.strip()]
     require(bool(lines), f"{path} holds no line of text")
     return lines
 
@@ -52,15 +52,18 @@ def read_lines(path: Path) -> list[str]:
 def score_lines(
     run: Path, lines: Sequence[str], progress: Callable[[int, int], None] = lambda done, total: None
 ) -> list[Score]:
-    """Return the score of each line, in their order.
+    """Return the score of each line, in the order of the lines.
+
+    Device, precision and threads are those of the run's settings (`train`); without a CUDA device,
+    a run that was trained on one is scored on the CPU.
 
     Args:
         run: A run folder whose objective is electric.
-        lines: Texts, each no longer than the rows the run was trained on.
-        progress: Is told the lines done, and all.
+        lines: Texts, none longer than the rows that the run was trained on.
+        progress: Called with the number of lines done and of all lines.
 
     Raises:
-        UserError: It is no such run, or a line is too long or has no tokens.
+        UserError: `run` is not such a folder, or a line is too long or has no tokens.
     """
     config = read_run_config(run)
     require(
@@ -77,11 +80,17 @@ def score_lines(
             f"line {number} has {len(row)} tokens; it must have 1 to {longest}, as the run's rows: "
             f"{line[:40]!r}",
         )
-    encoder, head = Encoder(config.model).eval(), DiscriminatorHead(config.model)
+    prepare_process(config.train.threads)
+    device = choose_device("cpu" if config.train.device == "cpu" else "auto")
+    compute_dtype = choose_dtype(config.train.precision, device)
+    encoder = Encoder(config.model, compute_dtype=compute_dtype).eval()
+    head = DiscriminatorHead(config.model)
     _, checkpoint = find_checkpoint(run)
     tensors = read_tensors(checkpoint / FILES[0])
     load_parameters(encoder, kept_encoder(tensors))
     load_parameters(head, tensors_below("discriminator_head.", tensors))
+    encoder.to(device)
+    head.to(device)
 
     scores: dict[int, Score] = {}
     by_length = sorted(range(len(ids)), key=lambda number: len(ids[number]))
@@ -90,8 +99,8 @@ def score_lines(
         rows = [
             torch.tensor([tokenizer.cls_id, *ids[number], tokenizer.sep_id]) for number in numbers
         ]
-        input_ids_BL = nn.utils.rnn.pad_sequence(rows, True, tokenizer.pad_id)
-        energy_BL = head(encoder(input_ids_BL, input_ids_BL != tokenizer.pad_id))
+        input_ids_BL = nn.utils.rnn.pad_sequence(rows, True, tokenizer.pad_id).to(device)
+        energy_BL = head(encoder(input_ids_BL, input_ids_BL != tokenizer.pad_id)).cpu()
         for n, row_L in zip(numbers, energy_BL, strict=True):
             pll = -row_L[1 : len(ids[n]) + 1].sum().item()
             scores[n] = Score(lines[n], len(ids[n]), pll)
@@ -100,8 +109,8 @@ def score_lines(
 
 
 def write_scores(path: Path, scores: Sequence[Score]) -> None:
-    """Write a table of the scores, whole or not at all."""
+    """Write a table of the scores, whole or not at all; tabs and carriage returns become spaces."""
     rows = [
-        f"{each.pll:.4f}\t{each.num_tokens}\t{each.text.replace(chr(9), ' ')}\n" for each in scores
+        f"{each.pll:.4f}\t{each.num_tokens}\t{each.text.translate(BREAKS)}\n" for each in scores
     ]
     write_text(path, "pll\ttokens\ttext\n" + "".join(rows))

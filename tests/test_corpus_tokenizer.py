@@ -4,17 +4,20 @@ import json
 import os
 import pickle
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from electra.config import TokenizerConfig, UserError
 from electra.corpus.tokenizer import Tokenizer
+from electra.files import write_json
 
 BERT_VOCAB = Path(__file__).parents[2] / "shared" / "data" / "vocab" / "bert-base-uncased.txt"
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -204,6 +207,31 @@ def test_transformers_reads_the_folder_alike(tokenizer, tmp_path, config, lowerc
     assert tuple(getattr(theirs, f"{name}_token_id") for name in names) == ours.special_ids
 
 
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_a_folder_with_vocab_txt_alone_is_read_as_its_config_says(tokenizer, tmp_path, lowercase):
+    tokenizer.save(tmp_path / "t")
+    folder = tmp_path / "plain"
+    folder.mkdir()
+    shutil.copy(tmp_path / "t/vocab.txt", folder)
+    write_json(folder / "tokenizer_config.json", {"do_lower_case": lowercase})
+    loaded = Tokenizer.load(folder)
+    assert (loaded.lowercase, loaded.strip_accents) == (lowercase, lowercase)
+    theirs = transformers.BertTokenizer.from_pretrained(folder)
+    for text in ("The Été 東京 unaffable", *HOSTILE[:4]):
+        assert theirs(text, add_special_tokens=False)["input_ids"] == loaded.encode(text)
+    write_json(folder / "tokenizer_config.json", {"do_lower_case": True, "strip_accents": False})
+    assert not Tokenizer.load(folder).strip_accents
+    write_json(folder / "tokenizer_config.json", {"do_lower_case": "yes"})
+    with pytest.raises(UserError, match=r"do_lower_case must be true or false, not 'yes'"):
+        Tokenizer.load(folder)
+    write_json(folder / "tokenizer_config.json", {"tokenize_chinese_chars": False})
+    with pytest.raises(UserError, match="tokenize_chinese_chars must be true, as in BERT"):
+        Tokenizer.load(folder)
+    (folder / "tokenizer_config.json").unlink()
+    with pytest.warns(UserWarning, match="assumed is do_lower_case=true"):
+        assert Tokenizer.load(folder).digest == tokenizer.digest
+
+
 @pytest.mark.skipif(not BERT_VOCAB.exists(), reason="needs the shared data")
 def test_berts_own_vocabulary(tmp_path):
     bert = Tokenizer.load(BERT_VOCAB)
@@ -245,6 +273,15 @@ def test_refusals(tokenizer, tmp_path):
     for change, message in (
         ({"model": {"type": "BPE", "vocab": {}}}, "made of BPE, BertNormalizer, BertPreTokenizer"),
         ({"normalizer": None}, "not a tokenizer.json of a WordPiece tokenizer"),
+        (
+            {"normalizer": {"type": "BertNormalizer"}},
+            "not a tokenizer.json of a WordPiece tokenizer",
+        ),
+        ({"added_tokens": [{}]}, "not a tokenizer.json of a WordPiece tokenizer"),
+        (
+            {"normalizer": {**original["normalizer"], "lowercase": 1}},
+            "lowercase and strip_accents must be true or false, not 1, True",
+        ),
         ({"added_tokens": [{"content": "[NEW]"}]}, r"added tokens outside the vocabulary: \[NEW\]"),
     ):
         path.write_text(json.dumps({**original, **change}))

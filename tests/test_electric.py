@@ -1,7 +1,9 @@
 """Electric: noise that never sees what it predicts, the NCE loss by hand, and scores."""
 
 import dataclasses
+import lzma
 import math
+import shutil
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ import torch.nn.functional as F
 
 from electra.config import UserError
 from electra.corpus.tokenizer import Tokenizer
+from electra.files import write_json
 from electra.method.objective import Parts
 from electra.method.registry import build_objective
 from electra.model.batch import Batch
@@ -16,9 +19,10 @@ from electra.model.encoder import Encoder
 from electra.model.initialisation import init_weights
 from electra.presets import PRESETS, encoder_sizes
 from electra.pretrain import pretrain
-from electra.score import read_lines, score_lines, write_scores
-from electra.settings import override
+from electra.score import read_sentences, score_lines, write_scores
+from electra.settings import override, to_dict
 from electra.training.checkpoint import find_checkpoint, load_parameters, read_tensors
+from electra.training.pretrained import read_run_config
 
 PAD, UNK, CLS, SEP, MASK = range(5)
 VOCAB = 60
@@ -155,8 +159,6 @@ def test_scores_are_sums_of_energies(run, toy_tokenizer):
     scores = score_lines(run, lines)
     assert [score.text for score in scores] == lines
     _, checkpoint = find_checkpoint(run)
-    from electra.training.pretrained import read_run_config
-
     model = build_objective(Parts(read_run_config(run), toy_tokenizer)).eval()
     load_parameters(model, read_tensors(checkpoint / "model.safetensors"))
     for score in scores:
@@ -187,23 +189,46 @@ def test_grammar_is_likelier_than_nonsense(run):
     assert wins >= 18
 
 
+def test_only_line_ends_end_a_line(tmp_path):
+    inside = ["the\u2028queen", "a\x0bboat", "one\x85day", "the\x1csea", "the\x0cend"]
+    (tmp_path / "text.txt").write_bytes("\r\n".join([*inside, "", "last"]).encode())
+    assert read_sentences(tmp_path / "text.txt") == [*inside, "last"]
+    (tmp_path / "text.txt.xz").write_bytes(lzma.compress("\ufeffthe queen\n".encode()))
+    assert read_sentences(tmp_path / "text.txt.xz") == ["the queen"]
+
+
+def test_precision_and_threads_are_those_of_the_run(run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "run")
+    config = read_run_config(run)
+    train = dataclasses.replace(config.train, precision="bfloat16", threads=2, device="cuda")
+    write_json(copy / "config.json", to_dict(dataclasses.replace(config, train=train)))
+    try:
+        found = score_lines(copy, ["the queen sold a boat ."])[0].pll
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+    expected = score_lines(run, ["the queen sold a boat ."])[0].pll
+    assert found != expected
+    assert found == pytest.approx(expected, rel=0.03)
+
+
 def test_files_and_refusals(run, tmp_path, toy_shards, toy_config):
     text = tmp_path / "text.txt"
-    text.write_text("the queen\n\n a\tboat \n")
-    lines = read_lines(text)
-    assert lines == ["the queen", "a\tboat"]
+    text.write_bytes(b"the queen\n\n a\tboat\ron \n")
+    lines = read_sentences(text)
+    assert lines == ["the queen", "a\tboat\ron"]
     write_scores(tmp_path / "scores.tsv", score_lines(run, lines))
     rows = [line.split("\t") for line in (tmp_path / "scores.tsv").read_text().splitlines()]
     assert rows[0] == ["pll", "tokens", "text"]
-    assert rows[2][2] == "a boat"
+    assert rows[2][2] == "a boat on"
     assert math.isfinite(float(rows[1][0]))
     with pytest.raises(UserError, match=r"line 2 has 31 tokens; it must have 1 to 30"):
         score_lines(run, ["the", "the " * 31])
     text.write_text("\n")
     with pytest.raises(UserError, match="holds no line of text"):
-        read_lines(text)
-    with pytest.raises(UserError, match="cannot read"):
-        read_lines(tmp_path / "nothing")
+        read_sentences(text)
+    with pytest.raises(UserError, match="nothing cannot be read"):
+        read_sentences(tmp_path / "nothing")
     pretrain(toy_shards, tmp_path / "rtd", toy_config, lambda record: None)
     with pytest.raises(UserError, match=r"trained with method\.objective=rtd"):
         score_lines(tmp_path / "rtd", ["the"])

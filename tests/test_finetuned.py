@@ -6,6 +6,7 @@ import json
 import lzma
 import math
 import random
+import shutil
 import sys
 
 import pytest
@@ -25,6 +26,7 @@ from electra.tasks.network import load_network
 from electra.tasks.rows import make_batch
 from electra.tasks.table import FORMATS
 from electra.training.finetuned import read_finetuned
+from electra.training.pretrained import load_pretrained
 
 CPU = torch.device("cpu")
 CONFIG = FinetuneConfig(
@@ -454,6 +456,21 @@ def test_folders_that_are_no_finished_fine_tuning_are_refused(runs, start, tmp_p
     (tmp_path / "results.json").write_text((runs / "texts" / "results.json").read_text())
     with pytest.raises(UserError, match=r"cannot read .*seed-0/model/config.json"):
         read_finetuned(tmp_path, 0)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer/tokenizer.json"])
+def test_a_flipped_bit_in_a_fine_tuned_model_is_refused(runs, tmp_path, name):
+    run = shutil.copytree(runs / "tags", tmp_path / "tags")
+    path = run / "seed-0" / "model" / name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    for read in (lambda run: read_finetuned(run).tokenizer, load_pretrained):
+        with pytest.raises(UserError, match=f"{path} is damaged: it does not match its sha256 in"):
+            read(run)
+    (path.parent / "electra.json").unlink()  # of an older electra
+    path.write_bytes((runs / "tags" / "seed-0" / "model" / name).read_bytes())
+    assert predict(run, runs / "tags-data" / "dev.conll").records
 
 
 # --- the verb ---

@@ -1,6 +1,8 @@
 """Both networks against transformers' own, on the same random weights: logits and gradients."""
 
 import dataclasses
+import json
+import shutil
 
 import pytest
 import torch
@@ -8,8 +10,9 @@ import torch.nn.functional as F
 import transformers
 from safetensors.torch import load_file
 
-from electra.config import EncoderConfig
+from electra.config import EncoderConfig, UserError
 from electra.export import export
+from electra.files import write_json
 from electra.model.encoder import Encoder
 from electra.model.heads import DiscriminatorHead, GeneratorHead
 from electra.model.huggingface import (
@@ -23,6 +26,7 @@ from electra.model.huggingface import (
 )
 from electra.model.initialisation import init_weights
 from electra.pretrain import pretrain
+from electra.training.pretrained import load_pretrained
 
 SIZES = EncoderConfig(
     vocab_size=99,
@@ -149,6 +153,32 @@ def test_names_round_trip(sizes):
     assert config_from_huggingface(values) == sizes
 
 
+def test_missing_fields_have_transformers_defaults():
+    theirs = transformers.ElectraConfig()
+    ours = config_from_huggingface({"model_type": "electra"})
+    for name, value in dataclasses.asdict(ours).items():
+        assert value == getattr(theirs, name), name
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("position_embedding_type", "relative_key", "must be 'absolute', not 'relative_key'"),
+        ("hidden_act", "gelu_new", "must be 'gelu', not 'gelu_new'"),
+        ("is_decoder", True, "must be False, not True"),
+        ("hidden_size", "256", "must be a whole number from 1, not '256'"),
+        ("num_attention_heads", 0, "must be a whole number from 1, not 0"),
+        ("layer_norm_eps", None, "must be a number from 0, not None"),
+    ],
+)
+def test_a_model_that_our_encoder_is_not_is_refused(start, tmp_path, field, value, message):
+    folder = shutil.copytree(start, tmp_path / "hf")
+    values = json.loads((folder / "config.json").read_text())
+    write_json(folder / "config.json", values | {field: value})
+    with pytest.raises(UserError, match=f"hf: {field} {message}"):
+        load_pretrained(folder)
+
+
 @pytest.fixture(scope="module")
 def exported(toy_shards, toy_config, tmp_path_factory):
     folder = tmp_path_factory.mktemp("export")
@@ -196,6 +226,70 @@ def test_export_loads_without_our_code(exported, toy_tokenizer, toy_config):
     table, bias = model.generator.softmax
     logits = features @ table.T + bias
     torch.testing.assert_close(generator(**encoded).logits[real], logits[real], **TOLERANCE)
+
+
+def flip_bit(path, place=0.5):
+    """Change a bit of one byte at this share of the file."""
+    content = bytearray(path.read_bytes())
+    content[int(len(content) * place)] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "config.json", "tokenizer.json", "vocab.txt"]
+)
+def test_a_flipped_bit_in_an_exported_folder_is_refused(exported, tmp_path, name):
+    facts = json.loads((exported / "hf" / "electra.json").read_text())
+    assert facts["source"] == f"{exported / 'run'} at step 12"
+    for part in ("hf", "hf/generator"):
+        folder = shutil.copytree(exported / part, tmp_path / part.replace("/", "-"))
+        before = load_pretrained(folder)
+        flip_bit(folder / name)
+        with pytest.raises(UserError) as refusal:
+            load_pretrained(folder)
+        advice = (
+            f"{folder / name} is damaged: it does not match its sha256 in {folder}/electra.json"
+        )
+        assert str(refusal.value).startswith(advice)
+        assert str(refusal.value).endswith(f"changed on purpose, remove {folder / 'electra.json'}")
+        assert "\n" not in str(refusal.value)
+        shutil.copy(exported / part / name, folder / name)
+        assert load_pretrained(folder).tokenizer.digest == before.tokenizer.digest
+
+
+def test_a_folder_that_transformers_saved_over_is_read_without_hashes(exported, tmp_path):
+    folder = shutil.copytree(exported / "hf", tmp_path / "hf")
+    model = transformers.AutoModelForPreTraining.from_pretrained(folder)
+    with torch.no_grad():
+        model.electra.embeddings.LayerNorm.bias += 1
+    model.save_pretrained(folder)
+    with pytest.raises(UserError, match=r"changed on purpose, remove .*electra\.json$"):
+        load_pretrained(folder)
+    (folder / "electra.json").unlink()
+    found = load_pretrained(folder).tensors["embeddings.norm.bias"]
+    assert torch.equal(found, model.electra.embeddings.LayerNorm.bias)
+
+
+def test_a_flipped_bit_in_a_runs_tokenizer_is_refused(exported, tmp_path):
+    run = shutil.copytree(exported / "run", tmp_path / "run")
+    flip_bit(run / "tokenizer" / "tokenizer.json")
+    for read in (load_pretrained, lambda run: export(run, tmp_path / "again")):
+        with pytest.raises(UserError, match=r"tokenizer/tokenizer\.json is damaged"):
+            read(run)
+    assert not (tmp_path / "again").exists()
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "electra.json"])
+def test_json_that_is_damaged_is_refused_in_one_line(exported, tmp_path, name):
+    folder = shutil.copytree(exported / "hf", tmp_path / "hf")
+    if name != "electra.json":  # as in a folder of others
+        (folder / "electra.json").unlink(missing_ok=True)
+    whole = (folder / name).read_bytes()
+    for damage in (whole[:-9], b"[]", b'"\xff"', b"", b"{}"):
+        (folder / name).write_bytes(damage)
+        with pytest.raises(UserError, match=rf"{name}") as refusal:
+            load_pretrained(folder)
+        assert "\n" not in str(refusal.value)
 
 
 def toy_config_with_vocab(config, tokenizer):

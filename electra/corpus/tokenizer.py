@@ -10,6 +10,7 @@ special id. (transformers, which loads the same folder, reads it as the mask, as
 import hashlib
 import json
 import unicodedata
+import warnings
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +27,7 @@ from electra.corpus.vocabulary import (
     replace_surrogates,
     train_tokens,
 )
-from electra.files import new_folder
+from electra.files import check_hashes, new_folder, read_object, write_hashes
 
 MODEL_MAX_LENGTH = 512
 """Positions of a published ELECTRA model, told to transformers."""
@@ -64,21 +65,32 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path, *, lowercase: bool = True) -> Self:
-        """Load a folder with `tokenizer.json`, or BERT's plain `vocab.txt`.
+        """Load a tokenizer from a folder, or from BERT's plain `vocab.txt`.
+
+        A folder holds `tokenizer.json`, or else `vocab.txt` and `tokenizer_config.json`, which says
+        whether text is lower-cased. A folder with an `electra.json` is compared with its hashes.
 
         Args:
-            path: the folder, or the file of tokens, one a line.
-            lowercase: of a plain `vocab.txt`, which does not say it; a folder does.
+            path: The folder, or the file of tokens, one a line.
+            lowercase: Whether text is lower-cased, where no file says so. In a folder this is an
+                assumption, of which a warning tells.
 
         Raises:
-            UserError: there is none, or it is not a WordPiece tokenizer with BERT's normalisation.
+            UserError: There is none, it is damaged, or it is not a WordPiece tokenizer with BERT's
+                normalisation.
         """
-        path = Path(path)
-        if path.is_dir() and (path / "tokenizer.json").is_file():
-            path = path / "tokenizer.json"
+        path, strip_accents = Path(path), None
+        if path.is_dir():
+            check_hashes(path)
+            if (path / "tokenizer.json").is_file():
+                path = path / "tokenizer.json"
+            elif (path / "vocab.txt").is_file():
+                lowercase, strip_accents = _read_normalisation(path, lowercase)
+                path = path / "vocab.txt"
         require(
             path.is_file(),
-            f"no tokenizer at {path}; expected a folder with tokenizer.json, or a vocab.txt",
+            f"no tokenizer at {path}; expected a folder with tokenizer.json or vocab.txt, or one "
+            "of these files",
         )
         try:
             content = path.read_text(encoding="utf-8")
@@ -88,7 +100,7 @@ class Tokenizer:
             if path.suffix == ".json":
                 return cls._from_json(content)
             tokens = content.replace("\r\n", "\n").removesuffix("\n").split("\n")
-            return cls(tokens, lowercase=lowercase)
+            return cls(tokens, lowercase=lowercase, strip_accents=strip_accents)
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
 
@@ -97,34 +109,42 @@ class Tokenizer:
         try:
             state = json.loads(content)
             model, normalizer = state["model"], state["normalizer"]
-            kinds = model["type"], normalizer["type"], state["pre_tokenizer"]["type"]
+            kinds = [str(part["type"]) for part in (model, normalizer, state["pre_tokenizer"])]
+            bert = ["WordPiece", "BertNormalizer", "BertPreTokenizer"]
+            message = f"made of {', '.join(kinds)}; only {', '.join(bert)} can be used"
+            require(kinds == bert, message)
             by_id = sorted(model["vocab"].items(), key=lambda item: item[1])
+            added = {token["content"] for token in state.get("added_tokens", [])} - {
+                *model["vocab"]
+            }
+            flags = normalizer["clean_text"], normalizer["handle_chinese_chars"]
+            lowercase, strip_accents = normalizer["lowercase"], normalizer["strip_accents"]
+        except UserError:
+            raise
         except (ValueError, KeyError, TypeError, AttributeError):
             raise UserError("not a tokenizer.json of a WordPiece tokenizer") from None
-        bert = ("WordPiece", "BertNormalizer", "BertPreTokenizer")
-        require(kinds == bert, f"made of {', '.join(kinds)}; only {', '.join(bert)} can be used")
+        require(flags == (True, True), "clean_text and handle_chinese_chars must be on, as in BERT")
         require(
-            normalizer["clean_text"] and normalizer["handle_chinese_chars"],
-            "clean_text and handle_chinese_chars must be on, as in BERT",
+            isinstance(lowercase, bool) and isinstance(strip_accents, bool | None),
+            f"lowercase and strip_accents must be true or false, not {lowercase!r}, "
+            f"{strip_accents!r}",
         )
         require(
             [index for _, index in by_id] == list(range(len(by_id))),
             "the ids of the vocabulary have gaps",
         )
-        added = {token["content"] for token in state.get("added_tokens", [])} - model[
-            "vocab"
-        ].keys()
         require(not added, f"added tokens outside the vocabulary: {', '.join(sorted(added))}")
         return cls(
             [token for token, _ in by_id],
-            lowercase=normalizer["lowercase"],
-            strip_accents=normalizer["strip_accents"],
+            lowercase=lowercase,
+            strip_accents=strip_accents,
         )
 
     def save(self, folder: str | Path) -> None:
         """Write a folder that `load` and transformers' AutoTokenizer read back alike."""
         with new_folder(Path(folder)) as incomplete:
             self.write(incomplete)
+            write_hashes(incomplete)
 
     def write(self, folder: Path, max_length: int = MODEL_MAX_LENGTH) -> None:
         """Write the files of `save` into a folder that is there.
@@ -209,6 +229,35 @@ def make_tokenizer(vocab_size: int) -> Tokenizer:
     """Return a tokenizer of this size whose words do not matter."""
     words = (f"w{number}" for number in range(len(SPECIAL_TOKENS), vocab_size))
     return Tokenizer([*SPECIAL_TOKENS, *words])
+
+
+def _read_normalisation(folder: Path, assumed: bool) -> tuple[bool, bool | None]:
+    """Return do_lower_case and strip_accents of a folder's tokenizer_config.json.
+
+    Args:
+        folder: The folder, which may lack the file.
+        assumed: What do_lower_case is where the file does not say it; a warning tells of this.
+    """
+    path = folder / "tokenizer_config.json"
+    settings = read_object(path) if path.is_file() else {}
+    lowercase, strip_accents = settings.get("do_lower_case"), settings.get("strip_accents")
+    require(
+        settings.get("tokenize_chinese_chars", True) is True,
+        f"{path}: tokenize_chinese_chars must be true, as in BERT",
+    )
+    for name, value in (("do_lower_case", lowercase), ("strip_accents", strip_accents)):
+        require(
+            value is None or isinstance(value, bool),
+            f"{path}: {name} must be true or false, not {value!r}",
+        )
+    if lowercase is None:
+        lowercase = assumed
+        warnings.warn(
+            f"{folder} has no tokenizer_config.json that says whether text is lower-cased; assumed "
+            f"is do_lower_case={str(assumed).lower()}",
+            stacklevel=3,
+        )
+    return lowercase, strip_accents
 
 
 def _rebuild(tokens: tuple[str, ...], lowercase: bool, strip_accents: bool) -> Tokenizer:

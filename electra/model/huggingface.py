@@ -1,10 +1,11 @@
-"""Hugging Face's names for our parameters, and its config.json, in both directions.
+"""Parameters under Hugging Face's names, and its config.json, in both directions.
 
-transformers' ElectraForPreTraining is the discriminator with its head, ElectraForMaskedLM the
-generator with its own; each stands in a folder of its own, with its own copy of the embeddings.
-Query, key and value are one matrix here and three there.
+In transformers, ElectraForPreTraining is the discriminator with its head, ElectraForMaskedLM the
+generator with its head. Each has a folder of its own, with a copy of the embeddings. Query, key and
+value are one matrix here and three in transformers.
 """
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from electra.config import EncoderConfig, UserError
+from electra.config import EncoderConfig, UserError, require
 
 # Ours -> theirs, parameter by parameter; {i} is the layer. The order q, k, v is that of our rows.
 _NAMES = {
@@ -30,6 +31,21 @@ _NAMES = {
 _QKV = "layers.{i}.attention.qkv.{p}"
 _QKV_THEIRS = "electra.encoder.layer.{i}.attention.self.{part}.{p}"
 _PARTS = ("query", "key", "value")
+# The sizes of ElectraConfig where EncoderConfig has no default; the other defaults are the same.
+_DEFAULT_SIZES = {
+    "embedding_size": 128,
+    "hidden_size": 256,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 4,
+    "intermediate_size": 1024,
+}
+# Fields that have one meaning in our encoder, which is transformers' default.
+_FIXED = {
+    "hidden_act": "gelu",
+    "position_embedding_type": "absolute",
+    "is_decoder": False,
+    "add_cross_attention": False,
+}
 DISCRIMINATOR_HEAD = {
     "dense.{p}": "discriminator_predictions.dense.{p}",
     "dense_prediction.{p}": "discriminator_predictions.dense_prediction.{p}",
@@ -86,7 +102,12 @@ def encoder_from_huggingface(theirs: Mapping[str, Tensor], num_layers: int) -> d
 def head_to_huggingface(
     tensors: Mapping[str, Tensor], names: Mapping[str, str]
 ) -> dict[str, Tensor]:
-    """Return a head's parameters under their names: DISCRIMINATOR_HEAD or GENERATOR_HEAD."""
+    """Return a head's parameters under Hugging Face's names.
+
+    Args:
+        tensors: The parameters by our names.
+        names: DISCRIMINATOR_HEAD or GENERATOR_HEAD.
+    """
     theirs = {}
     for name, tensor in tensors.items():
         module, _, parameter = name.rpartition(".")
@@ -119,17 +140,29 @@ def config_to_huggingface(config: EncoderConfig, architecture: str, pad_id: int)
 
 
 def config_from_huggingface(values: Mapping[str, Any]) -> EncoderConfig:
-    """Return our sizes from a config.json.
+    """Return the sizes in a config.json; missing fields have the defaults of ElectraConfig.
 
     Raises:
-        UserError: It is not ELECTRA's, or asks for what the encoder does not have.
+        UserError: It is not the config of an ELECTRA model, a field is not a number, or the model
+            has a feature that our encoder lacks.
     """
-    if values.get("model_type") != "electra":
-        raise UserError(f"model_type must be 'electra', not {values.get('model_type')!r}")
-    if values.get("hidden_act", "gelu") != "gelu":
-        raise UserError(f"hidden_act must be 'gelu', not {values['hidden_act']!r}")
-    fields = EncoderConfig.__dataclass_fields__
-    return EncoderConfig(**{name: values[name] for name in fields if name in values})
+    for name, expected in {"model_type": "electra", **_FIXED}.items():
+        value = values.get(name, _FIXED.get(name))
+        require(value == expected, f"{name} must be {expected!r}, not {value!r}")
+    sizes: dict[str, Any] = {}
+    for field in dataclasses.fields(EncoderConfig):
+        value = values.get(field.name, _DEFAULT_SIZES.get(field.name, field.default))
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if field.type is int:
+            fits, rule = (
+                isinstance(value, int) and is_number and value >= 1,
+                "a whole number from 1",
+            )
+        else:
+            fits, rule = is_number and value >= 0, "a number from 0"
+        require(fits, f"{field.name} must be {rule}, not {value!r}")
+        sizes[field.name] = value
+    return EncoderConfig(**sizes)
 
 
 def _layer_of(name: str) -> str:

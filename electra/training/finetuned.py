@@ -8,7 +8,7 @@ from torch import Tensor
 
 from electra.config import EncoderConfig, FinetuneConfig, UserError, require
 from electra.corpus.tokenizer import Tokenizer
-from electra.files import read_object
+from electra.files import check_hashes, read_object
 from electra.settings import from_dict
 from electra.training.checkpoint import read_tensors
 
@@ -20,19 +20,19 @@ class Finetuned:
     run: Path
     seed: int
     facts: dict[str, Any]
-    """What the task said of itself: "task", "family", "columns", and what the family needs."""
+    """Facts of the task: "task", "family", "columns", and those that the family needs."""
     encoder: EncoderConfig
     config: FinetuneConfig
-    """The settings it was fine-tuned with, all resolved."""
+    """The resolved settings of the fine-tuning."""
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Read its parameters, those of the encoder as "encoder.x", of the head as "head.x"."""
+        """Read the parameters: "encoder.x" of the encoder, "head.x" of the head."""
         return read_tensors(_model_folder(self.run, self.seed) / "model.safetensors")
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Read its tokenizer."""
+        """Read the tokenizer."""
         return Tokenizer.load(_model_folder(self.run, self.seed) / "tokenizer")
 
 
@@ -43,13 +43,15 @@ def is_finetuned(folder: Path) -> bool:
 
 
 def read_finetuned(run: Path, seed: int | None = None) -> Finetuned:
-    """Return one seed's model; unless said otherwise of the seed with the best headline on dev.
+    """Return the model of one seed.
 
-    A seed that took a collapsed one's place is chosen from like the others.
+    Args:
+        run: A finished folder of `electra finetune`.
+        seed: The seed; None: the one with the best headline metric on dev, among them those that
+            took the place of collapsed ones.
 
     Raises:
-        UserError: `run` is not a finished folder of `electra finetune`, is damaged, or has no such
-            seed.
+        UserError: `run` is not such a folder, has no such seed, or the model is damaged.
     """
     require(
         is_finetuned(run) and (run / "results.json").is_file(),
@@ -76,6 +78,7 @@ def read_finetuned(run: Path, seed: int | None = None) -> Finetuned:
         seed in headlines,
         f"{run} has no seed {seed}; choose from {', '.join(map(str, headlines))}",
     )
+    check_hashes(_model_folder(run, seed))
     path = _model_folder(run, seed) / "config.json"
     facts = read_object(path)
     try:

@@ -1,12 +1,10 @@
-"""A pre-trained encoder, read from where it stands.
-
-That is a run folder, a Hugging Face folder, or what an earlier fine-tuning has made of one.
-"""
+"""A pre-trained encoder, read from a run folder, a Hugging Face folder or a fine-tuning."""
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -17,6 +15,7 @@ from electra.config import (
     require,
 )
 from electra.corpus.tokenizer import Tokenizer
+from electra.files import check_hashes, read_object
 from electra.model.huggingface import config_from_huggingface, encoder_from_huggingface
 from electra.settings import from_dict
 from electra.training.checkpoint import FILES, find_checkpoint, read_tensors
@@ -25,28 +24,30 @@ from electra.training.finetuned import Finetuned, is_finetuned, read_finetuned
 
 @dataclass(frozen=True)
 class Pretrained:
-    """What fine-tuning starts from."""
+    """An encoder that fine-tuning starts from."""
 
     encoder: EncoderConfig
     tokenizer: Tokenizer
     tensors: dict[str, Tensor]
     """The encoder's parameters, under our names."""
     sequence_length: int
-    """Longest row it was trained on, in tokens; positions beyond it never were."""
+    """Longest row of the pre-training, in tokens; later positions were never trained."""
     source: str
-    """Folder and step, or seed and task, for manifests."""
+    """Folder, and step or seed and task, for manifests."""
 
 
 def load_pretrained(folder: Path) -> Pretrained:
-    """Return the encoder that stands in a folder.
+    """Return the encoder in a folder.
 
     Args:
-        folder: A run folder, whose discriminator's encoder it is; a Hugging Face folder; or a
-            folder of `electra finetune`, whose seed with the best headline on dev it is.
+        folder: A run folder, of which the discriminator's encoder is returned; a Hugging Face
+            folder; or a folder of `electra finetune`, of which the encoder of the seed with the
+            best headline metric on dev is returned.
 
     Raises:
         UserError: The folder is none of these, or is damaged.
     """
+    check_hashes(folder)
     config_path = folder / "config.json"
     require(
         config_path.is_file(),
@@ -55,17 +56,9 @@ def load_pretrained(folder: Path) -> Pretrained:
     )
     if is_finetuned(folder):
         return _encoder_of(read_finetuned(folder))
-    values = json.loads(config_path.read_text(encoding="utf-8"))
+    values = read_object(config_path)
     if "model_type" in values:
-        encoder = config_from_huggingface(values)
-        theirs = read_tensors(folder / "model.safetensors")
-        return Pretrained(
-            encoder,
-            Tokenizer.load(folder),
-            encoder_from_huggingface(theirs, encoder.num_hidden_layers),
-            encoder.max_position_embeddings,
-            str(folder),
-        )
+        return _read_huggingface(folder, values)
     config = read_run_config(folder)
     step, checkpoint = find_checkpoint(folder)
     tensors = kept_encoder(read_tensors(checkpoint / FILES[0]))
@@ -78,8 +71,21 @@ def load_pretrained(folder: Path) -> Pretrained:
     )
 
 
+def _read_huggingface(folder: Path, values: Mapping[str, Any]) -> Pretrained:
+    """Return the encoder of a Hugging Face folder with these values in its config.json."""
+    theirs = read_tensors(folder / "model.safetensors")
+    try:
+        encoder = config_from_huggingface(values)
+        tensors = encoder_from_huggingface(theirs, encoder.num_hidden_layers)
+    except UserError as error:
+        raise UserError(f"{folder}: {error}") from None
+    return Pretrained(
+        encoder, Tokenizer.load(folder), tensors, encoder.max_position_embeddings, str(folder)
+    )
+
+
 def _encoder_of(finetuned: Finetuned) -> Pretrained:
-    """Return the encoder of a fine-tuned model, to go on to another task."""
+    """Return the encoder of a fine-tuned model, for fine-tuning on another task."""
     facts = finetuned.facts
     return Pretrained(
         finetuned.encoder,
