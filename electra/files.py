@@ -47,6 +47,8 @@ def new_folder(folder: Path) -> Iterator[Path]:
     try:
         yield incomplete
         incomplete.rename(folder)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(incomplete, ignore_errors=True)
+        if isinstance(error, OSError) and error.errno and error.filename is None:
+            error.filename = str(folder)  # writing to an open file does not say where
         raise
