@@ -1,9 +1,13 @@
 """The verbs and their words: the only place that parses arguments. Programs are imported when used.
 
-Exit status: 0 done; 1 a bug, with a traceback; 2 a user's mistake, in one line; 130 interrupted.
+Exit status: 0 done; 1 a bug, with a traceback; 2 a user's mistake, or what the system refuses (a
+full disk, no permission, a name that is too long), in one line; 130 interrupted.
 """
 
 import dataclasses
+import errno
+import os
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -74,16 +78,25 @@ DryRun = Annotated[
 
 ConfigType = TypeVar("ConfigType")
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What writing to an open file may meet; such an error has no path."""
+RUST_ERROR = re.compile(r"\(os error (\d+)\)")
+"""How safetensors and tokenizers, which have exceptions of their own, tell what the system said."""
+
 
 def main(tokens: Sequence[str] | None = None) -> None:
     """Run the command line; every way out is an exit status."""
     from electra.terminal import print_error, show_warnings
 
+    given = sys.argv[1:] if tokens is None else tokens
     # The parser would take a lone - for an option.
-    words = [
-        "./-" if word == "-" else word for word in (sys.argv[1:] if tokens is None else tokens)
-    ]
+    words = ["./-" if word == "-" else word for word in given]
     try:
+        for word in words:
+            # Such a name could be read, but not written into a manifest.
+            require(
+                _is_text(word), f"{word!r} is not UTF-8, or has a NUL in it; choose another name"
+            )
         with show_warnings():
             app(words, exit_on_error=False, print_error=False, result_action="return_none")
     except CycloptsError as error:
@@ -95,6 +108,27 @@ def main(tokens: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         print_error("interrupted; nothing half-written was left")
         sys.exit(130)
+    except Exception as error:
+        if not (refusal := _describe_refusal(error)):
+            raise
+        print_error(refusal)
+        sys.exit(2)
+
+
+def _is_text(word: str) -> bool:
+    is_utf8 = word == word.encode("utf-8", "replace").decode()
+    return is_utf8 and "\0" not in word
+
+
+def _describe_refusal(error: Exception) -> str:
+    """Return what the system refused, with the path where there is one; of a bug, nothing."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{os.fsdecode(error.filename)}: {error.strerror}"
+    if isinstance(error, OSError) and error.errno in NO_ROOM:
+        return f"writing failed: {error.strerror}"
+    if not isinstance(error, OSError) and (number := RUST_ERROR.search(str(error))):
+        return f"writing failed: {os.strerror(int(number[1]))}"
+    return ""
 
 
 @app.command
@@ -530,6 +564,8 @@ def report(
     require(
         (out is None) != (readme is None), "report needs either --out PAGE.html or --readme FILE"
     )
+    if out is not None:
+        require(not out.is_dir(), f"{out} is a folder; name a file, as {out / 'report.html'}")
     if dry_run:
         return _print_plan(None, f"read {', '.join(map(str, folders))} and write {out or readme}")
     if readme is not None:
@@ -769,6 +805,7 @@ def _refuse_existing(out: Path) -> None:
 
 
 def _next_free(out: Path) -> Path:
+    require(bool(out.name), f"{out} exists already; name a folder in it, as {out / 'quickstart'}")
     free, number = out, 2
     while free.exists():
         free, number = out.with_name(f"{out.name}-{number}"), number + 1

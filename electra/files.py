@@ -38,28 +38,12 @@ def write_text(path: Path, text: str) -> None:
     temporary.replace(path)
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """Return the object that a JSON file holds.
-
-    Raises:
-        UserError: The file cannot be read, is not valid JSON, or holds something else.
-    """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except ValueError as error:
-        raise UserError(f"{path} is not valid JSON: {error}") from None
-    require(isinstance(value, dict), f"{path} must hold a JSON object")
-    return value
-
-
 def write_hashes(folder: Path, **facts: Any) -> None:
     """Write electra.json: the facts given, and the sha256 of each file in the folder.
 
     Subfolders are left out; a subfolder may have an electra.json of its own.
     """
-    files = sorted(path for path in folder.iterdir() if path.is_file())
+    files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != UNFINISHED)
     hashes = {path.name: sha256_file(path) for path in files}
     write_json(folder / HASHES, {**facts, "sha256": hashes})
 
@@ -193,7 +177,9 @@ def new_folder(folder: Path) -> Iterator[Path]:
                     path.unlink()
             yield incomplete
             incomplete.rename(folder)
-        except BaseException:
+        except BaseException as error:
             shutil.rmtree(incomplete, ignore_errors=True)
+            if isinstance(error, OSError) and error.errno and error.filename is None:
+                error.filename = str(folder)  # writing to an open file does not say where
             raise
         (folder / UNFINISHED).unlink()

@@ -16,7 +16,7 @@ from electra.corpus.tokenizer import Tokenizer
 from electra.files import write_text
 from electra.model.encoder import Encoder
 from electra.model.heads import DiscriminatorHead
-from electra.tasks.table import read_lines
+from electra.tasks.table import read_text_lines
 from electra.training.checkpoint import FILES, find_checkpoint, load_parameters, read_tensors
 from electra.training.device import choose_device, choose_dtype, prepare_process
 from electra.training.pretrained import kept_encoder, read_run_config, tensors_below
@@ -43,7 +43,7 @@ def read_sentences(path: Path) -> list[str]:
     Raises:
         UserError: The file cannot be read, or holds no text.
     """
-    lines = [line.strip() for line in read_lines(path) if line.strip()]
+    lines = [line.strip() for line in read_text_lines(path) if line.strip()]
     require(bool(lines), f"{path} holds no line of text")
     return lines
 

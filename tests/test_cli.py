@@ -1,13 +1,16 @@
 """The verbs as a user types them: real runs of the whole chain, refusals in one line, dry runs."""
 
 import json
+import os
 import re
+import resource
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from electra import cli
 from electra.cli import main
 
 SMALL = [
@@ -169,6 +172,83 @@ def test_mistakes_are_one_line_with_status_2(capsys, chain, toy_text, tmp_path):
         assert not printed
     assert not out.exists()
     assert not list(tmp_path.iterdir())
+
+
+def run_child(*words, **options):
+    command = [sys.executable, "-m", "electra", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, **options)
+
+
+def test_what_the_system_refuses_is_one_line(capsys, chain, toy_text, tmp_path, monkeypatch):
+    folder, _ = chain
+    monkeypatch.chdir(tmp_path)
+    long = "n" * 300
+    refusals = [
+        (["tokenizer", long, "--out", "out"], f"{long}: File name too long"),
+        (["tokenizer", toy_text, "--out", long], f"{long}.*: File name too long"),
+        (["export", folder / "run", "--out", long], f"{long}: File name too long"),
+        (["report", folder / "run", "--out", f"{long}.html"], f"{long}.*: File name too long"),
+        (["export", folder / "run", "--out", toy_text / "out"], "toy.txt.*: Not a directory"),
+        (["report", folder / "run", "--out", "."], r"\. is a folder; name a file, as report.html"),
+        (["quickstart", "--out", "."], r"\. exists already; name a folder in it, as quickstart"),
+        (["tokenizer", toy_text, "--out", "a\0b"], r"'a\\x00b' is not UTF-8, or has a NUL in it"),
+        (["tokenizer", toy_text, "--out", "caf\udce9"], r"'caf\\udce9' is not UTF-8, or has a NUL"),
+    ]
+    for words, expected in refusals:
+        status, printed, err = run(capsys, *words)
+        assert (status, printed) == (2, ""), (words, err)
+        assert re.fullmatch(f"(vocabulary .*\n)?error: .*{expected}.*\n", err), (words, err)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("verb", ["tokenizer", "prepare", "pretrain", "export"])
+def test_a_full_disk_is_one_line_and_leaves_nothing(chain, toy_text, tmp_path, verb):
+    """A limit on the size of files stands for the disk; the write fails in the same place."""
+    folder, _ = chain
+    words = {
+        "tokenizer": [toy_text, "--set", "vocab_size=120"],
+        "prepare": [toy_text, "--tokenizer", folder / "vocabulary", "--set", "workers=1"],
+        "pretrain": [folder / "shards", "--set", *SMALL],
+        "export": [folder / "run"],
+    }[verb]
+    size = 1000 if verb == "tokenizer" else 10_000 if verb == "prepare" else 50_000
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+    done = run_child(verb, *words, "--out", tmp_path / "out", preexec_fn=limit)
+    assert done.returncode == 2, done.stderr
+    assert re.search(
+        r"^error: (writing failed|.*/out.*): File too large\Z", done.stderr.strip(), re.M
+    )
+    assert "Traceback" not in done.stderr
+    assert verb == "pretrain" or not list(tmp_path.iterdir())
+
+
+def test_a_pipe_is_waited_for_aloud(toy_text, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    words = ["tokenizer", pipe, "--out", tmp_path / "out", "--set", "vocab_size=120"]
+    command = [sys.executable, "-m", "electra", *map(str, words)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
+        line = process.stderr.readline().decode()
+        pipe.write_bytes(toy_text.read_bytes())
+        process.stderr.read()
+    assert line == f"note: {pipe} is a pipe; waiting until something is written to it\n"
+    assert process.returncode == 0
+    assert (tmp_path / "out" / "vocab.txt").exists()
+
+
+@pytest.mark.parametrize(
+    "bug", [OSError("by hand"), OSError(9, "Bad file descriptor"), ValueError("a bug")]
+)
+def test_a_bug_stays_a_traceback(monkeypatch, bug):
+    def fail(*words, **options):
+        raise bug
+
+    monkeypatch.setattr(cli, "app", fail)
+    with pytest.raises(type(bug), match=re.escape(str(bug))):
+        main([])
 
 
 def test_dry_run_prints_every_setting_and_does_nothing(capsys, chain, tmp_path):

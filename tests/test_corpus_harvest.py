@@ -163,11 +163,15 @@ def families(found):
 
 
 def test_the_question_is_fair(families):
-    train, test = package_question(families, 4, seed=0)
+    question = package_question(families, 4, seed=0)
+    train, test = question.train, question.test
     labels = Counter(question.label for question in train)
     assert len(labels) == 4
     assert len(set(labels.values())) == len({*Counter(q.label for q in test).values()}) == 1
     assert len(train) > len(test) > 20
+    assert sorted(labels) == sorted(question.packages)
+    for part in (train, test):
+        assert all(len({q.label for q in part[n : n + 4]}) == 4 for n in range(0, len(part), 4))
     texts = [question.text.lower() for question in train + test]
     assert len(set(texts)) == len(texts)
     for text in texts:
@@ -176,8 +180,8 @@ def test_the_question_is_fair(families):
         assert len(text.split()) <= 64
         assert not any(label in words for label in labels)
         assert not re.search(r"\w_\w|[a-z]\w\.[a-z]\w|https?:", text)
-    assert (train, test) == package_question(families, 4, seed=0)
-    assert (train, test) != package_question(families, 4, seed=1)
+    assert question == package_question(families, 4, seed=0)
+    assert question != package_question(families, 4, seed=1)
 
 
 def test_no_module_stands_on_both_sides(families):
@@ -188,8 +192,8 @@ def test_no_module_stands_on_both_sides(families):
         d._replace(text=f"In q{str(numbers[d.module]).translate(letters)}q {d.text}")
         for d in families
     ]
-    train, test = package_question(marked, 4, seed=0)
-    modules = [{question.text.split()[1] for question in side} for side in (train, test)]
+    question = package_question(marked, 4, seed=0)
+    modules = [{each.text.split()[1] for each in side} for side in (question.train, question.test)]
     assert modules[0]
     assert modules[1]
     assert not modules[0] & modules[1]
@@ -208,7 +212,7 @@ def test_names_that_give_the_answer_away_are_masked():
         d._replace(text=f"{'One' if d.package == 'torch' else 'Other'} {d.module} {d.text}")
         for d in docstrings
     ]
-    train, _ = package_question(docstrings, 2, seed=0)
+    train = package_question(docstrings, 2, seed=0).train
     expected = (
         "Use name or name with name and name, name or name of name at name to do what it does for "
         "the user of it."
@@ -216,8 +220,11 @@ def test_names_that_give_the_answer_away_are_masked():
     assert [q.text.split(" ", 2)[2] for q in train] == [expected] * len(train)
 
 
-def test_too_few_packages_are_refused(families):
-    with pytest.raises(UserError, match=r"num_packages must be 2 to \d+ .*, not 500"):
-        package_question(families, 500, seed=0)
-    with pytest.raises(UserError, match="num_packages must be"):
-        package_question([], 2, seed=0)
+def test_packages_with_too_few_texts_are_left_out(families):
+    many = package_question(families, 500, seed=0)
+    assert 4 < len(many.packages) < len({docstring.package for docstring in families})
+    counts = Counter(question.label for question in many.test)
+    assert sorted(counts) == sorted(many.packages)
+    assert min(counts.values()) >= 2
+    assert package_question([d for d in families if d.package == "asyncio"], 4, seed=0) is None
+    assert package_question([], 2, seed=0) is None

@@ -182,7 +182,7 @@ def test_words_one_by_one_whatever_the_normalisation(tokenizer, lowercase, strip
 def test_forgetting_words_changes_nothing(tokenizer, monkeypatch):
     text = make_text(50)
     expected = WordEncoder(tokenizer).encode_documents([text]).tokens.tolist()
-    monkeypatch.setattr(prepare_module, "MAX_WORDS", 3)
+    monkeypatch.setattr(prepare_module, "MAX_REMEMBERED_WORDS", 3)
     assert WordEncoder(tokenizer).encode_documents([text]).tokens.tolist() == expected
 
 

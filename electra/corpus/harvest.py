@@ -40,7 +40,7 @@ COMMON_WORDS = frozenset(
     "a an and are as at be by can for from has if in into is it its not of on only or "  # noqa: SIM905
     "returns that the then this to used was when which will with you".split()
 )
-WORD = re.compile(r"[A-Za-z]+")
+ENGLISH_WORD = re.compile(r"[A-Za-z]+")
 FILES_PER_TASK = 64
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -203,6 +203,6 @@ def clean_docstring(text: str) -> str:
 
 def is_english(text: str) -> bool:
     """Return whether a text is English prose of some length, by the share of common words."""
-    words = WORD.findall(text.lower())
+    words = ENGLISH_WORD.findall(text.lower())
     num_common = sum(word in COMMON_WORDS for word in words)
     return len(words) >= MIN_DOCSTRING_WORDS and num_common >= MIN_COMMON_SHARE * len(words)

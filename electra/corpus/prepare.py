@@ -31,18 +31,18 @@ from electra.corpus.vocabulary import break_words, replace_surrogates
 from electra.files import new_folder
 from electra.processes import follow_parent, usable_cores
 
-Progress = Callable[[int, int | None, int], None]
+TellProgress = Callable[[int, int | None, int], None]
 """Told the source bytes read, those in all (None: unknown) and the tokens written so far."""
 
 BATCH_CHARS = 1 << 20
-MAX_WORDS = 1 << 19
+MAX_REMEMBERED_WORDS = 1 << 19
 """Words a process remembers, in about 100 MB; then it starts afresh."""
 MAX_REMEMBERED_CHARS = 64
 PARTS_OF_WORD = re.compile(r"[!-/:-@\[-`{-~]|[^!-/:-@\[-`{-~]+")
 SECONDS_BETWEEN_REPORTS = 0.25
 
 
-class Batch(NamedTuple):
+class TokenBatch(NamedTuple):
     """Some documents as tokens; those without any are left out."""
 
     tokens: np.ndarray
@@ -66,12 +66,12 @@ class WordEncoder(dict[str, bytes]):
         else:
             content = np.array(self.tokenizer.encode(break_words(word)), self.dtype).tobytes()
         if len(word) <= MAX_REMEMBERED_CHARS:
-            if len(self) >= MAX_WORDS:
+            if len(self) >= MAX_REMEMBERED_WORDS:
                 self.clear()
             self[word] = content
         return content
 
-    def encode_documents(self, documents: Sequence[str]) -> Batch:
+    def encode_documents(self, documents: Sequence[str]) -> TokenBatch:
         """Return the tokens of documents, each with its lines joined by line feeds."""
         contents: list[bytes] = []
         line_sizes: list[int] = []
@@ -88,7 +88,7 @@ class WordEncoder(dict[str, bytes]):
             if size:
                 document_sizes.append(size)
         tokens = np.frombuffer(b"".join(contents), self.dtype)
-        return Batch(
+        return TokenBatch(
             tokens,
             np.array(line_sizes, np.int64) // self.dtype.itemsize,
             np.array(document_sizes, np.int64) // self.dtype.itemsize,
@@ -101,7 +101,7 @@ def prepare(
     tokenizer: Tokenizer,
     out: str | Path,
     config: PrepareConfig,
-    progress: Progress | None = None,
+    progress: TellProgress | None = None,
 ) -> dict[str, Any]:
     """Write the shards folder `out` from text, and return its manifest.
 
@@ -161,7 +161,7 @@ def prepare(
 
 
 def _write_batches(
-    batches: Iterable[Batch],
+    batches: Iterable[TokenBatch],
     train: ShardWriter,
     heldout: ShardWriter,
     config: PrepareConfig,
@@ -191,7 +191,7 @@ def _write_batches(
     return num_unknown, rule
 
 
-def _split_document(batch: Batch, heldout_prob: float) -> tuple[Batch, str]:
+def _split_document(batch: TokenBatch, heldout_prob: float) -> tuple[TokenBatch, str]:
     """Return the only document as two, the second of which is to be held out, and the rule."""
     num_tokens, num_lines = len(batch.tokens), len(batch.line_lengths)
     require(num_tokens > 1, "the text is a single token; there is nothing to hold out")
@@ -205,10 +205,10 @@ def _split_document(batch: Batch, heldout_prob: float) -> tuple[Batch, str]:
         line_lengths = np.array([num_tokens - last_tokens, last_tokens])
         rule = "the last tokens of the only line"
     document_lengths = np.array([num_tokens - last_tokens, last_tokens])
-    return Batch(batch.tokens, line_lengths, document_lengths, batch.num_unknown), rule
+    return TokenBatch(batch.tokens, line_lengths, document_lengths, batch.num_unknown), rule
 
 
-def _select(batch: Batch, is_chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _select(batch: TokenBatch, is_chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the tokens, line lengths and document lengths of the chosen documents."""
     if is_chosen.all():
         return batch.tokens, batch.line_lengths, batch.document_lengths
@@ -222,7 +222,7 @@ def _select(batch: Batch, is_chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 
 def _throttle(
-    progress: Progress | None, files: Sequence[Path], counts: TextCounts
+    progress: TellProgress | None, files: Sequence[Path], counts: TextCounts
 ) -> Callable[[int, bool], None]:
     """Return what tells the progress a few times a second, and once at the end."""
     is_known = all(path != STDIN and path.is_file() for path in files)
@@ -253,7 +253,9 @@ def choose_heldout(first: int, num_documents: int, prob: float, seed: int) -> np
     return state.astype(np.float64) < prob * 2.0**64
 
 
-def _encode(documents: Iterable[list[str]], tokenizer: Tokenizer, workers: int) -> Generator[Batch]:
+def _encode(
+    documents: Iterable[list[str]], tokenizer: Tokenizer, workers: int
+) -> Generator[TokenBatch]:
     """Yield batches of tokens in the order of the documents."""
     batches = _batch_documents(documents)
     workers = workers or usable_cores()
@@ -267,7 +269,7 @@ def _encode(documents: Iterable[list[str]], tokenizer: Tokenizer, workers: int) 
         initializer=_start_worker,
         initargs=(tokenizer,),
     )
-    pending: deque[Future[Batch]] = deque()
+    pending: deque[Future[TokenBatch]] = deque()
     try:
         for batch in batches:
             pending.append(pool.submit(_encode_in_worker, batch))
@@ -307,11 +309,11 @@ def _start_worker(tokenizer: Tokenizer) -> None:
     _worker_encoder = WordEncoder(tokenizer)
 
 
-def _encode_in_worker(documents: list[str]) -> Batch:
+def _encode_in_worker(documents: list[str]) -> TokenBatch:
     return _worker_encoder.encode_documents(documents)
 
 
-def _mark_last(batches: Iterable[Batch]) -> Iterator[tuple[Batch, bool]]:
+def _mark_last(batches: Iterable[TokenBatch]) -> Iterator[tuple[TokenBatch, bool]]:
     """Yield each batch that has tokens, and whether it is the last one."""
     previous = None
     for batch in batches:

@@ -78,13 +78,13 @@ def _read_file(
     with open_source(path) as (source, stream):
         before = counts.source_bytes
         if kind == ".parquet":
-            records = _read_parquet(path, stream, text_field, counts)
+            records = _parquet_texts(path, stream, text_field, counts)
         else:
             lines = _read_lines(path, source, stream, counts)
             if kind not in JSONL_SUFFIXES:
                 yield from _split_documents(lines, border, counts)
                 return
-            records = _read_jsonl(path, lines, text_field, counts)
+            records = _jsonl_texts(path, lines, text_field, counts)
         for record in records:
             yield from _split_documents(io.StringIO(record, newline=None), "file", counts)
         if kind == ".parquet":
@@ -111,9 +111,9 @@ def _read_lines(
             is_first = False
         data = rest + data
         cut = _find_cut(data)
-        yield from io.StringIO(_decode(data[:cut], counts), newline=None)
+        yield from io.StringIO(_decode_utf8(data[:cut], counts), newline=None)
         rest = data[cut:]
-    yield from io.StringIO(_decode(rest, counts), newline=None)
+    yield from io.StringIO(_decode_utf8(rest, counts), newline=None)
 
 
 def _find_cut(data: bytes) -> int:
@@ -133,7 +133,7 @@ def _find_cut(data: bytes) -> int:
     return cut
 
 
-def _decode(data: bytes, counts: TextCounts) -> str:
+def _decode_utf8(data: bytes, counts: TextCounts) -> str:
     text = data.decode("utf-8", "replace")
     if "\ufffd" in text:
         counts.invalid_sequences += text.count("\ufffd") - data.count("\ufffd".encode())
@@ -156,13 +156,13 @@ def _split_documents(
             num_chars += len(text)
         is_end = (border == "line" and not is_continued) or (border == "blank" and is_blank)
         if document and (is_end or num_chars >= MAX_DOCUMENT_CHARS):
-            yield _count(document, counts)
+            yield _count_document(document, counts)
             document, num_chars = [], 0
     if document:
-        yield _count(document, counts)
+        yield _count_document(document, counts)
 
 
-def _count(document: list[str], counts: TextCounts) -> list[str]:
+def _count_document(document: list[str], counts: TextCounts) -> list[str]:
     counts.documents += 1
     counts.lines += len(document)
     counts.characters += sum(map(len, document))
@@ -181,7 +181,7 @@ def _cut_line(text: str) -> list[str]:
     return [*pieces, text[start:].strip()]
 
 
-def _read_jsonl(
+def _jsonl_texts(
     path: Path, lines: Iterable[str], text_field: str, counts: TextCounts
 ) -> Iterator[str]:
     number = 0
@@ -225,7 +225,7 @@ def _join_lines(path: Path, lines: Iterable[str]) -> Iterator[str]:
     yield "".join(pieces)
 
 
-def _read_parquet(
+def _parquet_texts(
     path: Path, stream: IO[bytes], text_field: str, counts: TextCounts
 ) -> Iterator[str]:
     parquet = import_extra("pyarrow.parquet", "parquet", path)
@@ -246,7 +246,7 @@ def _read_parquet(
                 # As bytes, since a parquet file may hold invalid UTF-8 like any other.
                 for data in batch.column(0).cast(pyarrow.large_binary()).to_pylist():
                     counts.text_bytes += len(data or b"")
-                    yield _decode(data or b"", counts)
+                    yield _decode_utf8(data or b"", counts)
         except pyarrow.ArrowNotImplementedError:
             raise UserError(f"{path}: column {text_field!r} does not hold text") from None
         except pyarrow.ArrowException as error:
