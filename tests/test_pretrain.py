@@ -724,7 +724,7 @@ def test_refusals(finished, toy_shards, toy_config, tmp_path):
     with pytest.raises(UserError, match="not a shards folder"):
         pretrain(tmp_path, tmp_path / "run", toy_config, ignore)
     config = override(toy_config, ["optimizer.warmup_steps=12"])
-    with pytest.raises(UserError, match=r"warmup_steps 12 must be less .* warmup_steps=1$"):
+    with pytest.raises(UserError, match=r"warmup_steps 12 must be less than .*warmup_steps=1$"):
         pretrain(toy_shards, tmp_path / "run", config, ignore)
     assert not (tmp_path / "run").exists()
 
