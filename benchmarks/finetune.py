@@ -5,7 +5,7 @@
 trainer         Trainer as it comes: float32, batches in random order, each padded to its longest
 trainer bf16    the same with bf16=True
 trainer best    the same with rows of similar length batched together
-ours            the loop of electra/finetune.py, called as `electra finetune` calls it
+ours            the loop of electra/finetuning/loop.py, called as `electra finetune` calls it
 
 All have the same sizes, weights to begin with, batch size, dropout, clipping and rows, and AdamW;
 ours learns layer by layer at its own rate, which costs it more groups of parameters. Before
@@ -31,22 +31,22 @@ from torch import Tensor
 from electra.config import FinetuneConfig, UserError, require
 from electra.corpus.tokenizer import Tokenizer
 from electra.files import write_json, write_text
-from electra.finetune import train_seed
+from electra.finetuning.loop import train_seed
+from electra.finetuning.network import build_network, keep_tokens
+from electra.finetuning.start import TaskRows, encode_task
 from electra.model.encoder import Encoder
 from electra.model.heads import ClassifierHead
-from electra.model.huggingface import config_to_huggingface, encoder_to_huggingface
 from electra.model.initialisation import init_weights
 from electra.presets import FINETUNE_PRESETS, PRESETS
 from electra.reports.tables import Table, to_markdown
+from electra.runs.huggingface import config_to_huggingface, encoder_to_huggingface
+from electra.runs.manifest import find_commit
+from electra.runs.pretrained import Pretrained
 from electra.settings import override
-from electra.tasks.beginning import TaskRows, encode_task
 from electra.tasks.classification import Classification
-from electra.tasks.network import build_network, keep_tokens
 from electra.tasks.registry import read_task
 from electra.tasks.rows import Rows, make_batch
-from electra.training.device import choose_device, choose_dtype, describe_device, prepare_process
-from electra.training.pretrained import Pretrained
-from electra.training.run import find_commit
+from electra.training.machine import choose_device, choose_dtype, describe_device, prepare_process
 
 TOLERANCE = 1e-4
 """Largest relative difference of losses that counts as the same computation, float32."""
@@ -60,7 +60,7 @@ TRAINERS: dict[str, dict[str, Any]] = {
 
 
 class Ours:
-    """The loop of electra/finetune.py."""
+    """The loop of electra/finetuning/loop.py."""
 
     name = "ours"
 

@@ -20,15 +20,15 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.step import Ours, Plain, measure_peak
 from electra.corpus.tokenizer import make_tokenizer
 from electra.files import write_json, write_text
-from electra.memory import make_rows
 from electra.method.flops import count_true
 from electra.method.registry import sketch_objective
 from electra.presets import PRESETS
+from electra.pretraining.memory import make_rows
+from electra.pretraining.step import WARM_UP_STEPS
 from electra.reports.tables import Table, to_markdown
+from electra.runs.manifest import find_commit
 from electra.settings import override
-from electra.step import WARM_UP_STEPS
-from electra.training.device import choose_device, describe_device, prepare_process, wait_for
-from electra.training.run import find_commit
+from electra.training.machine import choose_device, describe_device, prepare_process, wait_for
 
 NUM_STEPS = 10
 NUM_SHOWN = 25

@@ -22,8 +22,8 @@ from electra.corpus.examples import BLOCK_ROWS, Examples
 from electra.corpus.shards import open_shards
 from electra.files import write_json, write_text
 from electra.reports.tables import Table, to_markdown
-from electra.training.device import describe_device
-from electra.training.run import find_commit
+from electra.runs.manifest import find_commit
+from electra.training.machine import describe_device
 
 
 def measure(shards_folder: Path, rows: int, length: int, repeats: int) -> dict[str, Any]:

@@ -21,15 +21,16 @@ import matplotlib.pyplot as plt
 from electra.config import PretrainConfig, UserError
 from electra.corpus.shards import open_shards
 from electra.files import write_json, write_text
-from electra.finetune import finetune
+from electra.finetuning.loop import finetune
 from electra.method.flops import count_run, count_true
 from electra.method.registry import sketch_objective
 from electra.presets import FINETUNE_PRESETS, PRESETS
-from electra.pretrain import pretrain, resume
+from electra.pretraining.loop import pretrain, resume
+from electra.pretraining.start import fit_to_shards
 from electra.reports.tables import Table, to_markdown
+from electra.runs.manifest import find_commit
+from electra.runs.metrics import read_metrics
 from electra.settings import override, to_dict
-from electra.start import fit_to_shards
-from electra.training.run import find_commit, read_metrics
 
 VARIANTS = {
     "rtd": [],

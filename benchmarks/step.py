@@ -7,7 +7,7 @@
 (b) best        the best that can be made of the same modules: LM head at the masked positions only,
                 one uniform number a draw, fused AdamW, bfloat16 autocast
 (c) compiled    (b) under torch.compile, where there is a compiler (--compiled)
-ours            electra/step.py as pre-training uses it
+ours            electra/pretraining/step.py as pre-training uses it
 ours, plain     the same, neither compiled nor captured (on a GPU)
 ours, wide      ours with a generator of the discriminator's width and a quarter of its layers
                 (--wide): other work, beside the others for its time alone
@@ -34,27 +34,27 @@ from torch import Tensor, nn
 from electra.config import EncoderConfig, PretrainConfig
 from electra.corpus.tokenizer import Tokenizer, make_tokenizer
 from electra.files import write_json, write_text
-from electra.memory import make_rows
 from electra.method.flops import count_true
 from electra.method.masking import Draw
 from electra.method.registry import sketch_objective
 from electra.method.replaced_token_detection import ReplacedTokenDetection
 from electra.model.batch import Batch
-from electra.model.huggingface import (
+from electra.model.masked_lm import MaskedLM
+from electra.presets import PRESETS
+from electra.pretraining.memory import make_rows
+from electra.pretraining.start import build_model
+from electra.pretraining.step import WARM_UP_STEPS, Step
+from electra.reports.tables import Table, to_markdown
+from electra.runs.huggingface import (
     DISCRIMINATOR_HEAD,
     GENERATOR_HEAD,
     config_to_huggingface,
     encoder_to_huggingface,
     head_to_huggingface,
 )
-from electra.model.masked_lm import MaskedLM
-from electra.presets import PRESETS
-from electra.reports.tables import Table, to_markdown
+from electra.runs.manifest import find_commit
 from electra.settings import override
-from electra.start import build_model
-from electra.step import WARM_UP_STEPS, Step
-from electra.training.device import choose_dtype, describe_device, prepare_process, wait_for
-from electra.training.run import find_commit
+from electra.training.machine import choose_dtype, describe_device, prepare_process, wait_for
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
 """Largest relative difference of losses that counts as the same computation."""

@@ -270,7 +270,7 @@ def pretrain(
             not set_ and config is None and preset is None,
             "--resume keeps the run's settings; leave --set, --config and --preset away",
         )
-        from electra.training.pretrained import read_run_config
+        from electra.runs.pretrained import read_run_config
 
         settings = read_run_config(resume)
         if dry_run:
@@ -282,9 +282,9 @@ def pretrain(
         _refuse_existing(out)
         if dry_run:
             return _print_plan(settings, f"read the shards {shards} and write the run {out}")
-    from electra.pretrain import Interrupted
-    from electra.pretrain import pretrain as run_pretrain
-    from electra.pretrain import resume as run_resume
+    from electra.pretraining.loop import Interrupted
+    from electra.pretraining.loop import pretrain as run_pretrain
+    from electra.pretraining.loop import resume as run_resume
 
     run = resume or out
     assert run is not None
@@ -330,7 +330,7 @@ def plan(
     probe_seconds
         How long steps are timed.
     """
-    from electra.plan import plan as run_plan
+    from electra.pretraining.plan import plan as run_plan
     from electra.reports.glossary import format_count, format_seconds
     from electra.terminal import Progress, print_done, print_table
 
@@ -447,13 +447,13 @@ def finetune(
         Settings as field=value,value: every combination is fine-tuned into a folder of its own
         below OUT, and dev chooses the best.
     """
-    from electra.finetune import finetune as run_finetune
-    from electra.grid import combine, search, tabulate
+    from electra.finetuning.grid import combine, search, tabulate
+    from electra.finetuning.loop import finetune as run_finetune
     from electra.presets import finetune_preset
     from electra.reports.runs import read_finetuning
     from electra.reports.tables import finetuning_table
+    from electra.runs.pretrained import load_pretrained
     from electra.terminal import Progress, print_done, print_note, print_table, show_finetuning
-    from electra.training.pretrained import load_pretrained
 
     preset = finetune_preset(load_pretrained(start).encoder)
     if grid:  # it compares seeds as they are drawn
@@ -523,7 +523,7 @@ def submit(
     partial
         Leave out the test sets that no folder has answers to.
     """
-    from electra.submit import submit as run_submit
+    from electra.finetuning.submit import submit as run_submit
     from electra.terminal import print_done, print_table
 
     _refuse_existing(out)
@@ -622,9 +622,9 @@ def predict(
         Names of the columns to read where they are not those of training: text, or both texts, or
         question and context; of CoNLL's columns the word's number.
     """
-    from electra.predict import answer, ask, check_format, list_json, write_answers
+    from electra.runs.finetuned import read_finetuned
+    from electra.serving.predict import answer, ask, check_format, list_json, write_answers
     from electra.terminal import Progress, print_done, print_lines, print_note
-    from electra.training.finetuned import read_finetuned
 
     model = read_finetuned(run, seed)
     if out is not None:
@@ -669,11 +669,11 @@ def export(run: Path, *, out: Path, seed: int | None = None, dry_run: DryRun = F
     seed
         Of a fine-tuning, whose model; the one with the best score on dev if not given.
     """
-    from electra.export import export as run_export
-    from electra.export import export_finetuned
+    from electra.runs.export import export as run_export
+    from electra.runs.export import export_finetuned
+    from electra.runs.finetuned import is_finetuned, read_finetuned
+    from electra.runs.pretrained import read_run_config
     from electra.terminal import print_done
-    from electra.training.finetuned import is_finetuned, read_finetuned
-    from electra.training.pretrained import read_run_config
 
     if is_finetuned(run):
         model = read_finetuned(run, seed)
@@ -722,7 +722,7 @@ def score(
     out
         The .tsv file to write.
     """
-    from electra.score import read_sentences, score_lines, write_scores
+    from electra.serving.score import read_sentences, score_lines, write_scores
     from electra.terminal import Progress, print_done
 
     lines = read_sentences(text)
@@ -762,7 +762,7 @@ def quickstart(
     if dry_run:
         source = ", ".join(text) or "the documentation of Python and its packages"
         return _print_plan(settings, f"read {source} and write {out}")
-    from electra.quickstart import quickstart as run_quickstart
+    from electra.quickstart.run import quickstart as run_quickstart
 
     run_quickstart(text, out, settings)
 

@@ -1,9 +1,12 @@
-"""The processes of a pool: how many there may be, and that they end with their parent."""
+"""Processes: how many there may be, that those of a pool end with their parent, and stopping."""
 
 import multiprocessing
 import os
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 
 
 def usable_cores() -> int:
@@ -27,3 +30,30 @@ def follow_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
+
+
+class StopRequest:
+    """Whether somebody asked the process to stop."""
+
+    requested: bool = False
+
+
+@contextmanager
+def stop_on_signal() -> Iterator[StopRequest]:
+    """Turn the first SIGINT or SIGTERM into a request the loop sees; a second one acts at once."""
+    stop = StopRequest()
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in signals}
+
+    def request(number: int, frame: FrameType | None) -> None:
+        stop.requested = True
+        for each in signals:
+            signal.signal(each, before[each])
+
+    try:
+        for number in signals:
+            signal.signal(number, request)
+        yield stop
+    finally:
+        for number in signals:
+            signal.signal(number, before[number])

@@ -12,9 +12,9 @@ from electra.corpus.prepare import prepare
 from electra.corpus.tokenizer import Tokenizer
 from electra.files import write_json
 from electra.model.encoder import Encoder
-from electra.model.huggingface import config_to_huggingface, encoder_to_huggingface
 from electra.model.initialisation import init_weights
 from electra.presets import PRESETS, encoder_sizes
+from electra.runs.huggingface import config_to_huggingface, encoder_to_huggingface
 from electra.settings import override
 
 torch.set_num_threads(1)  # the tests run side by side

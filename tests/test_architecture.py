@@ -14,12 +14,14 @@ ROOT = Path(electra.__file__).parent
 LEVELS = [
     {"config", "__init__"},
     {"files", "presets", "processes"},
-    {"settings", "corpus", "model"},
-    {"training"},
+    {"settings", "model"},
+    {"corpus"},
     {"method"},
-    {"tasks", "reports", "start", "memory", "step"},
-    {"pretrain", "finetune", "predict", "score", "submit", "export", "terminal"},
-    {"plan", "grid"},
+    {"training"},
+    {"runs", "tasks"},
+    {"reports"},
+    {"pretraining", "finetuning", "terminal"},
+    {"serving"},
     {"quickstart"},
     {"cli"},
     {"__main__"},
@@ -98,7 +100,8 @@ class Refuse(importlib.abc.MetaPathFinder):
             raise ImportError(name)
 
 sys.meta_path.insert(0, Refuse())
-import electra.pretrain, electra.finetune, electra.predict, electra.export, electra.corpus.prepare
+import electra.pretraining.loop, electra.finetuning.loop, electra.serving.predict
+import electra.runs.export, electra.corpus.prepare
 """
 
 

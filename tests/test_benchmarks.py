@@ -13,10 +13,10 @@ from benchmarks.objectives import VARIANTS, configure
 from benchmarks.step import Best, Loop, Ours, check_losses
 from electra.cli import main
 from electra.corpus.tokenizer import make_tokenizer
-from electra.memory import make_rows
 from electra.method.flops import count_run
 from electra.method.registry import sketch_objective
 from electra.presets import PRESETS, encoder_sizes
+from electra.pretraining.memory import make_rows
 from electra.settings import override
 
 CPU = torch.device("cpu")

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from electra.config import FinetuneConfig, UserError
-from electra.finetune import finetune
-from electra.tasks.beginning import encode_task
+from electra.finetuning.loop import finetune
+from electra.finetuning.network import build_network, keep_tokens, predict
+from electra.finetuning.start import encode_task
+from electra.runs.pretrained import load_pretrained
 from electra.tasks.choice import ChoiceQuestion, MultipleChoice
-from electra.tasks.network import build_network, keep_tokens, predict
 from electra.tasks.registry import read_task
 from electra.tasks.rows import make_batch
-from electra.training.pretrained import load_pretrained
 
 SWAG_FOLDER = Path(__file__).parents[2] / "shared/data/swag_format"
 CPU = torch.device("cpu")

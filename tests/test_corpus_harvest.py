@@ -10,15 +10,15 @@ import pytest
 
 from electra.config import UserError
 from electra.corpus import harvest as harvest_module
-from electra.corpus.harvest import (
+from electra.corpus.text import TextCounts, read_documents
+from electra.quickstart.harvest import (
     Docstring,
     clean_docstring,
     harvest,
     is_english,
     write_jsonl,
 )
-from electra.corpus.question import MASK, package_question
-from electra.corpus.text import TextCounts, read_documents
+from electra.quickstart.question import MASK, package_question
 
 MODULE = '''
 """The first module of a package that must never be imported by the harvest."""

@@ -12,16 +12,16 @@ from electra.corpus.examples import Examples
 from electra.corpus.prepare import prepare
 from electra.corpus.shards import open_shards
 from electra.corpus.tokenizer import make_tokenizer
-from electra.memory import make_rows, measure_activations
 from electra.model.batch import Batch, find_real
 from electra.model.encoder import Encoder, Layer
 from electra.model.heads import GeneratorHead
 from electra.model.initialisation import init_weights
 from electra.model.masked_lm import TwoTowers
 from electra.presets import PRESETS, encoder_sizes
-from electra.pretrain import pretrain
+from electra.pretraining.loop import pretrain
+from electra.pretraining.memory import make_rows, measure_activations
+from electra.pretraining.start import build_model
 from electra.settings import override
-from electra.start import build_model
 
 VOCAB, B, L = 50, 8, 24
 SIZES = encoder_sizes(

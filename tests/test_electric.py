@@ -18,11 +18,11 @@ from electra.model.batch import Batch
 from electra.model.encoder import Encoder
 from electra.model.initialisation import init_weights
 from electra.presets import PRESETS, encoder_sizes
-from electra.pretrain import pretrain
-from electra.score import read_sentences, score_lines, write_scores
+from electra.pretraining.loop import pretrain
+from electra.runs.checkpoint import find_checkpoint, load_parameters, read_tensors
+from electra.runs.pretrained import read_run_config
+from electra.serving.score import read_sentences, score_lines, write_scores
 from electra.settings import override, to_dict
-from electra.training.checkpoint import find_checkpoint, load_parameters, read_tensors
-from electra.training.pretrained import read_run_config
 
 PAD, UNK, CLS, SEP, MASK = range(5)
 VOCAB = 60

@@ -9,14 +9,14 @@ import torch
 from electra import memory
 from electra.config import UserError
 from electra.corpus.tokenizer import make_tokenizer
-from electra.memory import make_rows, measure_activations, require_memory
 from electra.model.encoder import Encoder
 from electra.model.initialisation import init_weights
 from electra.presets import PRESETS, encoder_sizes
-from electra.pretrain import pretrain
+from electra.pretraining.loop import pretrain
+from electra.pretraining.memory import make_rows, measure_activations, require_memory
+from electra.pretraining.start import build_model
+from electra.runs.checkpoint import find_checkpoint, read_tensors
 from electra.settings import override
-from electra.start import build_model
-from electra.training.checkpoint import find_checkpoint, read_tensors
 
 CPU = torch.device("cpu")
 RECOMPUTE = "train.recompute_activations=true"

@@ -8,18 +8,18 @@ import torch
 from transformers import ElectraConfig, ElectraModel
 
 from electra.config import FinetuneConfig, UserError
-from electra.export import export_finetuned
-from electra.finetune import finetune, train_seed
+from electra.finetuning.loop import finetune, train_seed
+from electra.finetuning.network import build_network, keep_tokens, load_network, predict
+from electra.finetuning.start import encode_task, fit_to_start
 from electra.model.encoder import Encoder
-from electra.model.huggingface import config_to_huggingface, encoder_to_huggingface
 from electra.presets import FINETUNE_PRESETS, PRESETS
+from electra.runs.export import export_finetuned
+from electra.runs.finetuned import read_finetuned
+from electra.runs.huggingface import config_to_huggingface, encoder_to_huggingface
+from electra.runs.pretrained import load_pretrained
 from electra.settings import from_dict, override
-from electra.tasks.beginning import encode_task, fit_to_start
 from electra.tasks.choice import MultipleChoice
-from electra.tasks.network import build_network, keep_tokens, load_network, predict
 from electra.tasks.registry import read_task
-from electra.training.finetuned import read_finetuned
-from electra.training.pretrained import load_pretrained
 
 CPU = torch.device("cpu")
 CONFIG = override(

@@ -8,18 +8,18 @@ from safetensors.torch import load_file
 
 from electra.config import EncoderConfig, FinetuneConfig, UserError
 from electra.corpus.tokenizer import Tokenizer
-from electra.finetune import finetune, train_seed
+from electra.finetuning.loop import finetune, train_seed
+from electra.finetuning.network import Network, build_network, keep_tokens, predict, restore_tokens
+from electra.finetuning.results import summarise
+from electra.finetuning.start import encode_task, fit_to_start
 from electra.model.encoder import Encoder
 from electra.presets import FINETUNE_PRESETS, PRESETS, encoder_sizes, finetune_preset
+from electra.runs.pretrained import load_pretrained
 from electra.settings import from_dict
-from electra.tasks.beginning import encode_task, fit_to_start
-from electra.tasks.network import Network, build_network, keep_tokens, predict, restore_tokens
 from electra.tasks.registry import read_task
-from electra.tasks.results import summarise
 from electra.tasks.squad import SquadTask
-from electra.training.device import step_seed
 from electra.training.optimizer import ReferenceAdamW, build_optimizer
-from electra.training.pretrained import load_pretrained
+from electra.training.seeds import step_seed
 
 CPU = torch.device("cpu")
 CONFIG = FinetuneConfig(

@@ -16,17 +16,17 @@ import transformers
 
 from electra.cli import main
 from electra.config import FinetuneConfig, UserError
-from electra.export import convert_head, export_finetuned
 from electra.files import write_json
-from electra.finetune import finetune
-from electra.model.huggingface_heads import classification_head
-from electra.predict import Answers, answer, ask, list_json, list_rows, write_answers
+from electra.finetuning.loop import finetune
+from electra.finetuning.network import load_network
+from electra.runs.export import convert_head, export_finetuned
+from electra.runs.finetuned import read_finetuned
+from electra.runs.huggingface_heads import classification_head
+from electra.runs.pretrained import load_pretrained
+from electra.serving.predict import Answers, answer, ask, list_json, list_rows, write_answers
 from electra.settings import override
-from electra.tasks.network import load_network
 from electra.tasks.rows import make_batch
 from electra.tasks.table import FORMATS
-from electra.training.finetuned import read_finetuned
-from electra.training.pretrained import load_pretrained
 
 CPU = torch.device("cpu")
 CONFIG = FinetuneConfig(

@@ -11,7 +11,7 @@ from electra.model.dropout import ONE, SPREAD, Dropout, DropoutMasks, num_kept
 from electra.model.encoder import Encoder, Layer
 from electra.model.initialisation import init_weights
 from electra.presets import encoder_sizes
-from electra.pretrain import pretrain
+from electra.pretraining.loop import pretrain
 from electra.settings import override
 
 B, L = 3, 10

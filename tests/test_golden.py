@@ -14,10 +14,10 @@ import torch
 from electra.corpus.examples import Examples
 from electra.corpus.shards import open_shards
 from electra.presets import PRESETS
-from electra.pretrain import _learning_rate_at
+from electra.pretraining.loop import _learning_rate_at
+from electra.pretraining.start import build_model, count_tokens, fit_to_shards
+from electra.pretraining.step import Step
 from electra.settings import override
-from electra.start import build_model, count_tokens, fit_to_shards
-from electra.step import Step
 
 FOLDER = Path(__file__).parent / "golden"
 STEPS = 20

@@ -7,8 +7,8 @@ import pytest
 
 from electra.cli import main
 from electra.config import FinetuneConfig, UserError
-from electra.finetune import finetune
-from electra.grid import CHOSEN_ON_DEV, combine, search, tabulate
+from electra.finetuning.grid import CHOSEN_ON_DEV, combine, search, tabulate
+from electra.finetuning.loop import finetune
 from electra.settings import override
 
 CONFIG = override(

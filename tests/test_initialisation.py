@@ -13,8 +13,8 @@ from electra.corpus.shards import open_shards
 from electra.model.encoder import Encoder
 from electra.model.initialisation import init_weights, look_at_neighbours
 from electra.presets import PRESETS
+from electra.pretraining.start import build_model, count_tokens
 from electra.settings import override
-from electra.start import build_model, count_tokens
 
 
 def test_normal_cut_at_two_deviations():

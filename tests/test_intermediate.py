@@ -10,13 +10,13 @@ from safetensors.torch import load_file
 
 from electra.config import FinetuneConfig, UserError
 from electra.files import write_json
-from electra.finetune import finetune
-from electra.grid import combine, search
+from electra.finetuning.grid import combine, search
+from electra.finetuning.loop import finetune
+from electra.finetuning.network import build_network
+from electra.finetuning.start import encode_task
+from electra.runs.pretrained import load_pretrained
 from electra.settings import override
-from electra.tasks.beginning import encode_task
-from electra.tasks.network import build_network
 from electra.tasks.registry import read_task
-from electra.training.pretrained import load_pretrained
 
 CONFIG = override(
     FinetuneConfig(),

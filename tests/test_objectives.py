@@ -17,26 +17,26 @@ from torch.utils.flop_counter import FlopCounterMode
 import electra
 from electra.config import OBJECTIVES, SCHEMES, UserError
 from electra.corpus.tokenizer import Tokenizer
-from electra.export import export
 from electra.method.flops import count_true
 from electra.method.masking import Draw, Masking
 from electra.method.objective import Parts
 from electra.method.registry import build_objective, sketch_objective
 from electra.model.batch import Batch
-from electra.model.huggingface import (
+from electra.model.initialisation import init_weights
+from electra.model.masked_lm import FixedDistribution
+from electra.model.softmax import log_likelihood, loss_and_sample_plain
+from electra.presets import PRESETS, encoder_sizes
+from electra.pretraining.loop import pretrain
+from electra.pretraining.start import build_model
+from electra.runs.export import export
+from electra.runs.huggingface import (
     GENERATOR_HEAD,
     config_to_huggingface,
     encoder_to_huggingface,
     head_to_huggingface,
 )
-from electra.model.initialisation import init_weights
-from electra.model.masked_lm import FixedDistribution
-from electra.model.softmax import log_likelihood, loss_and_sample_plain
-from electra.presets import PRESETS, encoder_sizes
-from electra.pretrain import pretrain
+from electra.runs.pretrained import load_pretrained
 from electra.settings import override
-from electra.start import build_model
-from electra.training.pretrained import load_pretrained
 
 PAD, UNK, CLS, SEP, MASK = range(5)
 VOCAB = 60

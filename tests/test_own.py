@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from electra.config import FinetuneConfig, UserError
-from electra.finetune import finetune
+from electra.finetuning.loop import finetune
 from electra.settings import override
 from electra.tasks.choice import ChoiceQuestion
 from electra.tasks.classification import Example

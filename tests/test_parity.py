@@ -11,11 +11,13 @@ import transformers
 from safetensors.torch import load_file
 
 from electra.config import EncoderConfig, UserError
-from electra.export import export
 from electra.files import write_json
 from electra.model.encoder import Encoder
 from electra.model.heads import DiscriminatorHead, GeneratorHead
-from electra.model.huggingface import (
+from electra.model.initialisation import init_weights
+from electra.pretraining.loop import pretrain
+from electra.runs.export import export
+from electra.runs.huggingface import (
     DISCRIMINATOR_HEAD,
     GENERATOR_HEAD,
     config_from_huggingface,
@@ -24,9 +26,7 @@ from electra.model.huggingface import (
     encoder_to_huggingface,
     head_to_huggingface,
 )
-from electra.model.initialisation import init_weights
-from electra.pretrain import pretrain
-from electra.training.pretrained import load_pretrained
+from electra.runs.pretrained import load_pretrained
 
 SIZES = EncoderConfig(
     vocab_size=99,
@@ -188,8 +188,8 @@ def exported(toy_shards, toy_config, tmp_path_factory):
 
 
 def test_export_loads_without_our_code(exported, toy_tokenizer, toy_config):
-    from electra.start import build_model
-    from electra.training.checkpoint import find_checkpoint, load_parameters
+    from electra.pretraining.start import build_model
+    from electra.runs.checkpoint import find_checkpoint, load_parameters
 
     model = build_model(
         toy_config_with_vocab(toy_config, toy_tokenizer), toy_tokenizer, torch.float32

@@ -9,20 +9,20 @@ import torch
 
 from electra.config import UserError
 from electra.corpus.tokenizer import make_tokenizer
-from electra.memory import (
+from electra.method.flops import count_run
+from electra.method.registry import sketch_objective
+from electra.presets import PRESETS, encoder_sizes
+from electra.pretraining.loop import pretrain
+from electra.pretraining.memory import (
     free_in_groups,
     free_memory,
     make_rows,
     measure_activations,
     require_memory,
 )
-from electra.method.flops import count_run
-from electra.method.registry import sketch_objective
-from electra.plan import plan, time_step
-from electra.presets import PRESETS, encoder_sizes
-from electra.pretrain import pretrain
+from electra.pretraining.plan import plan, time_step
+from electra.pretraining.start import build_model
 from electra.settings import override
-from electra.start import build_model
 
 CPU = torch.device("cpu")
 

@@ -20,23 +20,24 @@ from electra.config import ExamplesConfig, OptimizerConfig, PrepareConfig, UserE
 from electra.corpus.examples import BLOCK_ROWS, Examples, permute
 from electra.corpus.prepare import prepare
 from electra.corpus.shards import Shard, open_shards
-from electra.export import export
 from electra.model.encoder import Encoder
-from electra.pretrain import Interrupted, evaluate, heldout_batches, pretrain, resume
+from electra.pretraining.loop import Interrupted, evaluate, heldout_batches, pretrain, resume
+from electra.pretraining.start import build_model, count_tokens, fit_to_shards
 from electra.reports.page import write_page
 from electra.reports.runs import read_runs, read_samples
-from electra.settings import override
-from electra.start import build_model, count_tokens, fit_to_shards
-from electra.training.checkpoint import (
+from electra.runs.checkpoint import (
     find_checkpoint,
     list_checkpoints,
     load_parameters,
     save_checkpoint,
 )
-from electra.training.device import choose_dtype, step_seed
+from electra.runs.export import export
+from electra.runs.metrics import read_metrics
+from electra.runs.pretrained import generator_of, load_pretrained, read_run_config
+from electra.settings import override
+from electra.training.machine import choose_dtype
 from electra.training.optimizer import build_optimizer, learning_rate_at
-from electra.training.pretrained import generator_of, load_pretrained, read_run_config
-from electra.training.run import read_metrics
+from electra.training.seeds import step_seed
 
 TWO_STAGE = ["method.scheme=two_stage", "method.sharing=none"]
 
@@ -242,7 +243,7 @@ import torch
 torch.set_num_threads(1)
 from electra.config import PretrainConfig
 from electra.settings import from_dict
-from electra.pretrain import pretrain, resume
+from electra.pretraining.loop import pretrain, resume
 shards, run, config = sys.argv[1:]
 show = lambda record: print(record["step"], flush=True)
 if Path(run, "config.json").exists():
@@ -666,7 +667,7 @@ def test_the_manifest_tells_that_the_compiler_failed(toy_shards, toy_config, tmp
         raise RuntimeError("no compiler")
 
     compile_with_torch = torch.compile
-    monkeypatch.setattr("electra.step._compiles", lambda config, device: True)
+    monkeypatch.setattr("electra.pretraining.step._compiles", lambda config, device: True)
     monkeypatch.setattr(
         torch, "compile", lambda model, **options: compile_with_torch(model, backend=fail)
     )

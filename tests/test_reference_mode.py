@@ -14,10 +14,10 @@ from electra.model.encoder import Encoder
 from electra.model.heads import DiscriminatorHead
 from electra.model.initialisation import draw_glorot, init_weights
 from electra.presets import PRESETS
-from electra.pretrain import pretrain, resume
+from electra.pretraining.loop import pretrain, resume
+from electra.runs.metrics import read_metrics
 from electra.settings import override
 from electra.training.optimizer import build_optimizer, learning_rate_at
-from electra.training.run import read_metrics
 
 PAD, UNK, CLS, SEP, MASK = range(5)
 PIECES = [f"w{n}" for n in range(5, 30_522)]

@@ -12,12 +12,13 @@ import torch
 
 from electra.config import FinetuneConfig, TokenizerConfig, UserError
 from electra.corpus.tokenizer import Tokenizer
-from electra.finetune import train_seed
+from electra.finetuning.loop import train_seed
+from electra.finetuning.start import encode_task
 from electra.model.encoder import Encoder
 from electra.model.initialisation import init_weights
 from electra.model.span_heads import span_loss
 from electra.presets import encoder_sizes
-from electra.tasks.beginning import encode_task
+from electra.runs.pretrained import Pretrained
 from electra.tasks.squad import SquadTask, read_squad_task
 from electra.tasks.squad_answers import MAX_ANSWER, N_BEST, find_answers
 from electra.tasks.squad_data import SpanQuestion, read_questions
@@ -27,7 +28,6 @@ from electra.tasks.squad_rows import (
     encode_questions,
     own_tokens,
 )
-from electra.training.pretrained import Pretrained
 
 SQUAD_FOLDER = Path(__file__).parents[2] / "shared/data/squad"
 VOCAB_FILE = Path(__file__).parents[2] / "shared/data/vocab/bert-base-uncased.txt"

@@ -14,17 +14,18 @@ from torch.utils._pytree import tree_leaves
 
 from electra.config import UserError
 from electra.corpus.tokenizer import make_tokenizer
-from electra.memory import make_rows
 from electra.model.encoder import Encoder, Layer
 from electra.presets import PRESETS, encoder_sizes
-from electra.pretrain import pretrain, resume
+from electra.pretraining.attention import rank_attention
+from electra.pretraining.loop import pretrain, resume
+from electra.pretraining.memory import make_rows
+from electra.pretraining.start import build_model
+from electra.pretraining.step import WARM_UP_STEPS, Step
+from electra.pretraining.working_copies import WorkingCopies
 from electra.settings import override
-from electra.start import build_model
-from electra.step import WARM_UP_STEPS, Step
-from electra.training.attention import rank_attention
-from electra.training.device import choose_dtype, step_seed
+from electra.training.machine import choose_dtype
 from electra.training.optimizer import build_optimizer, set_learning_rate
-from electra.training.working_copies import WorkingCopies
+from electra.training.seeds import step_seed
 
 VOCAB = 300
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

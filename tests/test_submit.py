@@ -8,8 +8,9 @@ import torch
 
 from electra.cli import main
 from electra.config import FinetuneConfig, UserError
-from electra.finetune import finetune
-from electra.submit import FILES, submit
+from electra.finetuning.loop import finetune
+from electra.finetuning.results import score_ensemble
+from electra.finetuning.submit import FILES, submit
 from electra.tasks.choice import MultipleChoice
 from electra.tasks.classification import Classification, Example
 from electra.tasks.glue import GLUE
@@ -20,7 +21,6 @@ from electra.tasks.predictions import (
     write_labels,
     write_numbers,
 )
-from electra.tasks.results import score_ensemble
 from electra.tasks.rows import Rows
 
 UNKNOWN = torch.full((3,), -1)

@@ -16,16 +16,16 @@ from transformers import ElectraConfig, ElectraForTokenClassification
 
 from electra.config import FinetuneConfig, UserError
 from electra.corpus.tokenizer import Tokenizer
-from electra.finetune import train_seed
+from electra.finetuning.loop import train_seed
+from electra.finetuning.network import predict
+from electra.finetuning.start import encode_task
 from electra.model.encoder import Encoder
-from electra.model.huggingface import config_to_huggingface, encoder_to_huggingface
 from electra.model.initialisation import init_weights
-from electra.tasks.beginning import encode_task
+from electra.runs.huggingface import config_to_huggingface, encoder_to_huggingface
+from electra.runs.pretrained import load_pretrained
 from electra.tasks.conll import read_tagging_task
-from electra.tasks.network import predict
 from electra.tasks.rows import Rows, make_batch
 from electra.tasks.tagging import ENTITY_METRICS, TaggedSentence, Tagging, cut_word_windows
-from electra.training.pretrained import load_pretrained
 
 DATA = Path(__file__).parents[2] / "shared/data"
 VOCABULARY = DATA / "vocab/bert-base-uncased.txt"

@@ -10,7 +10,7 @@ from typing import Any
 from electra.config import UserError, require
 from electra.files import read_object, read_text
 from electra.reports.tokens import Sentence, TokenView
-from electra.training.run import read_manifest
+from electra.runs.manifest import read_manifest
 
 PARTS = ("train", "heldout")
 Record = Mapping[str, Any]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from electra.corpus.tokenizer import Tokenizer
-from electra.training.device import step_seed
+from electra.training.seeds import step_seed
 
 WORD_BORDER = re.compile(r"[ \t\r\n!-/:-@\[-`{-~\u4e00-\u9fff]")
 """Characters before which a word ends whatever follows: white space, ASCII punctuation, and the

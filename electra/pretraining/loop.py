@@ -19,39 +19,28 @@ from electra.corpus.examples import Examples, permute
 from electra.corpus.shards import Shards, open_shards
 from electra.corpus.tokenizer import Tokenizer
 from electra.files import hold, new_folder, write_json
-from electra.memory import require_memory
 from electra.method.flops import count_run, count_true
 from electra.method.measures import Measures
 from electra.method.objective import Judgement, Objective, Output
 from electra.model.batch import Batch, find_real
-from electra.settings import to_dict
-from electra.start import build_model, count_tokens, fit_to_shards, load_frozen
-from electra.step import Step
-from electra.training.checkpoint import (
+from electra.pretraining.memory import require_memory
+from electra.pretraining.start import build_model, count_tokens, fit_to_shards, load_frozen
+from electra.pretraining.step import Step
+from electra.processes import stop_on_signal
+from electra.runs.checkpoint import (
     find_checkpoint,
     list_checkpoints,
     load_checkpoint,
     save_checkpoint,
     set_damaged_aside,
 )
-from electra.training.device import (
-    choose_device,
-    choose_dtype,
-    describe_device,
-    prepare_process,
-    step_seed,
-)
+from electra.runs.manifest import LOCK, amend_session, begin_session, read_manifest
+from electra.runs.metrics import MetricsLog, read_metrics
+from electra.runs.pretrained import read_run_config
+from electra.settings import to_dict
+from electra.training.machine import choose_device, choose_dtype, describe_device, prepare_process
 from electra.training.optimizer import learning_rate_at
-from electra.training.pretrained import read_run_config
-from electra.training.run import (
-    LOCK,
-    MetricsLog,
-    amend_session,
-    begin_session,
-    read_manifest,
-    read_metrics,
-    stop_on_signal,
-)
+from electra.training.seeds import step_seed
 
 NUM_SAMPLES = 8
 """Held-out rows shown token by token in samples.json."""

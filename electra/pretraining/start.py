@@ -16,9 +16,9 @@ from electra.method.registry import build_objective
 from electra.model.encoder import Embeddings, Encoder
 from electra.model.initialisation import draw_glorot, init_weights, look_at_neighbours
 from electra.model.masked_lm import MaskedLM
-from electra.training.checkpoint import FILES, find_checkpoint, load_parameters, read_tensors
-from electra.training.device import step_seed
-from electra.training.pretrained import generator_of, read_run_config
+from electra.runs.checkpoint import FILES, find_checkpoint, load_parameters, read_tensors
+from electra.runs.pretrained import generator_of, read_run_config
+from electra.training.seeds import step_seed
 
 
 def fit_to_shards(config: PretrainConfig, shards: Shards) -> PretrainConfig:

@@ -23,24 +23,19 @@ from torch import Tensor, nn
 from electra.config import FinetuneConfig, OptimizerConfig, require
 from electra.corpus.tokenizer import Tokenizer
 from electra.files import hold, read_object, sha256_file, write_hashes, write_json
+from electra.finetuning.network import Network, build_network, keep_tokens, predict, restore_tokens
+from electra.finetuning.results import describe_task, find_failures, finite, read_seed, summarise
+from electra.finetuning.start import TaskRows, encode_task, fit_to_start
+from electra.runs.checkpoint import load_parameters, write_tensors
+from electra.runs.manifest import LOCK, begin_session, find_commit
+from electra.runs.pretrained import Pretrained, load_pretrained
 from electra.settings import to_dict
-from electra.tasks.beginning import TaskRows, encode_task, fit_to_start
-from electra.tasks.network import Network, build_network, keep_tokens, predict, restore_tokens
 from electra.tasks.registry import read_task, resolve_own
-from electra.tasks.results import describe_task, find_failures, finite, read_seed, summarise
 from electra.tasks.rows import Outputs, choose_batches, make_batch
 from electra.tasks.task import Task
-from electra.training.checkpoint import load_parameters, write_tensors
-from electra.training.device import (
-    choose_device,
-    choose_dtype,
-    describe_device,
-    prepare_process,
-    step_seed,
-)
+from electra.training.machine import choose_device, choose_dtype, describe_device, prepare_process
 from electra.training.optimizer import build_optimizer, learning_rate_at, set_learning_rate
-from electra.training.pretrained import Pretrained, load_pretrained
-from electra.training.run import LOCK, begin_session, find_commit
+from electra.training.seeds import step_seed
 
 Progress = Callable[[dict[str, Any]], None]
 PROGRESS_STEPS = 25

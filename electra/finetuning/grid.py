@@ -12,13 +12,13 @@ from typing import Any
 
 from electra.config import FinetuneConfig, require
 from electra.files import read_object, sha256_file, write_json
-from electra.finetune import RESEED, Progress, begin_folder, finetune
+from electra.finetuning.loop import RESEED, Progress, begin_folder, finetune
+from electra.finetuning.start import fit_to_start
 from electra.reports.tables import Table
+from electra.runs.pretrained import load_pretrained
 from electra.settings import override, to_dict
-from electra.tasks.beginning import fit_to_start
 from electra.tasks.registry import read_task
-from electra.training.device import prepare_process
-from electra.training.pretrained import load_pretrained
+from electra.training.machine import prepare_process
 
 CHOSEN_ON_DEV = "dev chose the best combination: its score there is not that of unseen examples"
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from electra.config import PretrainConfig
-from electra.training.device import choose_dtype
+from electra.training.machine import choose_dtype
 
 KERNELS = (
     SDPBackend.FLASH_ATTENTION,

@@ -9,8 +9,8 @@ from torch import Tensor
 from electra.config import EncoderConfig, FinetuneConfig, UserError, require
 from electra.corpus.tokenizer import Tokenizer
 from electra.files import check_hashes, read_object
+from electra.runs.checkpoint import read_tensors
 from electra.settings import from_dict
-from electra.training.checkpoint import read_tensors
 
 
 @dataclass(frozen=True)

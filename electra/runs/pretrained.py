@@ -16,10 +16,10 @@ from electra.config import (
 )
 from electra.corpus.tokenizer import Tokenizer
 from electra.files import check_hashes, read_object
-from electra.model.huggingface import config_from_huggingface, encoder_from_huggingface
+from electra.runs.checkpoint import FILES, find_checkpoint, read_tensors
+from electra.runs.finetuned import Finetuned, is_finetuned, read_finetuned
+from electra.runs.huggingface import config_from_huggingface, encoder_from_huggingface
 from electra.settings import from_dict
-from electra.training.checkpoint import FILES, find_checkpoint, read_tensors
-from electra.training.finetuned import Finetuned, is_finetuned, read_finetuned
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from electra.config import FinetuneConfig, require
 from electra.presets import finetune_preset
+from electra.runs.pretrained import Pretrained
 from electra.tasks.rows import Rows, reduce_vocabulary
 from electra.tasks.task import Task
-from electra.training.pretrained import Pretrained
 
 
 class TaskRows(NamedTuple):

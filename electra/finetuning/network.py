@@ -11,12 +11,13 @@ from electra.config import FinetuneConfig
 from electra.model.encoder import Encoder
 from electra.model.feature_head import FeatureHead
 from electra.model.initialisation import draw_glorot, init_weights
+from electra.runs.checkpoint import load_parameters
+from electra.runs.finetuned import Finetuned
+from electra.runs.pretrained import Pretrained
 from electra.tasks.rows import Outputs, Rows, TaskBatch, make_batch
 from electra.tasks.task import Task
-from electra.training.checkpoint import load_parameters
-from electra.training.device import choose_dtype, step_seed
-from electra.training.finetuned import Finetuned
-from electra.training.pretrained import Pretrained
+from electra.training.machine import choose_dtype
+from electra.training.seeds import step_seed
 
 PREDICT_ROWS = 128
 """Rows predicted at a time."""

@@ -9,12 +9,12 @@ import torch
 
 from electra.config import PretrainConfig
 from electra.corpus.tokenizer import make_tokenizer
-from electra.memory import estimate_step, make_rows
 from electra.method.flops import count_run
 from electra.method.objective import Objective
-from electra.start import build_model
-from electra.step import WARM_UP_STEPS, Step
-from electra.training.device import (
+from electra.pretraining.memory import estimate_step, make_rows
+from electra.pretraining.start import build_model
+from electra.pretraining.step import WARM_UP_STEPS, Step
+from electra.training.machine import (
     choose_device,
     choose_dtype,
     describe_device,

@@ -16,10 +16,10 @@ from electra.corpus.tokenizer import Tokenizer
 from electra.files import write_text
 from electra.model.encoder import Encoder
 from electra.model.heads import DiscriminatorHead
+from electra.runs.checkpoint import FILES, find_checkpoint, load_parameters, read_tensors
+from electra.runs.pretrained import kept_encoder, read_run_config, tensors_below
 from electra.tasks.table import read_text_lines
-from electra.training.checkpoint import FILES, find_checkpoint, load_parameters, read_tensors
-from electra.training.device import choose_device, choose_dtype, prepare_process
-from electra.training.pretrained import kept_encoder, read_run_config, tensors_below
+from electra.training.machine import choose_device, choose_dtype, prepare_process
 
 ROWS = 64
 """Lines of a batch."""

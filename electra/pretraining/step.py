@@ -21,10 +21,11 @@ from torch.nn.attention import sdpa_kernel
 from electra.config import PretrainConfig, UserError
 from electra.method.objective import Objective, Output
 from electra.model.batch import Batch, find_real
-from electra.training.attention import rank_attention
-from electra.training.device import choose_dtype, step_seed
+from electra.pretraining.attention import rank_attention
+from electra.pretraining.working_copies import WorkingCopies
+from electra.training.machine import choose_dtype
 from electra.training.optimizer import build_optimizer, set_learning_rate
-from electra.training.working_copies import WorkingCopies
+from electra.training.seeds import step_seed
 
 WARM_UP_STEPS = 3
 """Steps done before one is captured; libraries choose and allocate in them what they keep."""

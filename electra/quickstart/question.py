@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from electra.corpus.harvest import STANDARD_LIBRARY, Docstring
+from electra.quickstart.harvest import STANDARD_LIBRARY, Docstring
 
 TEST_SHARE = 0.2
 MIN_WORDS = 8

@@ -24,24 +24,24 @@ from electra import __version__
 from electra.config import UserError, require
 from electra.corpus.tokenizer import Tokenizer
 from electra.files import new_folder, write_hashes, write_json
-from electra.model.huggingface import (
+from electra.runs.checkpoint import FILES, find_checkpoint, read_tensors
+from electra.runs.finetuned import Finetuned
+from electra.runs.huggingface import (
     DISCRIMINATOR_HEAD,
     GENERATOR_HEAD,
     config_to_huggingface,
     encoder_to_huggingface,
     head_to_huggingface,
 )
-from electra.model.huggingface_heads import (
+from electra.runs.huggingface_heads import (
     HuggingFaceHead,
     choice_head,
     classification_head,
     span_head,
     tagging_head,
 )
-from electra.training.checkpoint import FILES, find_checkpoint, read_tensors
-from electra.training.finetuned import Finetuned
-from electra.training.pretrained import generator_of, kept_encoder, read_run_config, tensors_below
-from electra.training.run import find_commit
+from electra.runs.manifest import find_commit
+from electra.runs.pretrained import generator_of, kept_encoder, read_run_config, tensors_below
 
 
 def export(run: Path, out: Path) -> None:

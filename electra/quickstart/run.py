@@ -14,23 +14,23 @@ from pathlib import Path
 from typing import Any
 
 from electra.config import PrepareConfig, PretrainConfig, QuickstartConfig, TokenizerConfig, require
-from electra.corpus.harvest import Docstring, harvest, write_jsonl
 from electra.corpus.prepare import prepare
-from electra.corpus.question import MIN_WORDS, PackageQuestion, package_question
 from electra.corpus.shards import Shards, open_shards
 from electra.corpus.sources import find_sources, name_passed_over
 from electra.corpus.text import TextCounts, read_documents
 from electra.corpus.tokenizer import Tokenizer
-from electra.export import export
-from electra.finetune import finetune
-from electra.plan import time_step
+from electra.finetuning.loop import finetune
 from electra.presets import PRESETS, finetune_preset
-from electra.pretrain import pretrain
+from electra.pretraining.loop import pretrain
+from electra.pretraining.plan import time_step
+from electra.pretraining.start import build_model, count_tokens, fit_to_shards
+from electra.quickstart.harvest import Docstring, harvest, write_jsonl
+from electra.quickstart.question import MIN_WORDS, PackageQuestion, package_question
 from electra.reports.page import write_page
 from electra.reports.runs import read_finetuning, read_runs, read_samples
 from electra.reports.tables import finetuning_table, heldout_table
+from electra.runs.export import export
 from electra.settings import flatten, to_dict
-from electra.start import build_model, count_tokens, fit_to_shards
 from electra.terminal import (
     Display,
     Progress,
@@ -41,7 +41,7 @@ from electra.terminal import (
     print_tokens,
     show_finetuning,
 )
-from electra.training.device import choose_device, choose_dtype, prepare_process
+from electra.training.machine import choose_device, choose_dtype, prepare_process
 
 PROBE_SECONDS = 1.0
 SHOWN_TOKENS = 40

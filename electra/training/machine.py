@@ -1,7 +1,6 @@
-"""Which device, dtype and threads a run uses, and how its random numbers are seeded."""
+"""Which device, dtype and threads a run uses."""
 
 import ctypes
-import hashlib
 import platform
 import sys
 from pathlib import Path
@@ -59,15 +58,6 @@ def wait_for(device: torch.device) -> None:
     """Return when the device has done all that it was asked for."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def step_seed(seed: int, stream: str, step: int) -> int:
-    """Return a 63-bit seed that is a pure function of (seed, stream, step), unlike its neighbours'.
-
-    Streams keep apart what must not be correlated: "dropout", "corruption", "order" ...
-    """
-    digest = hashlib.blake2b(f"{seed}/{stream}/{step}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
 
 
 def describe_device(device: torch.device) -> str:

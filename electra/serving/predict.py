@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 from electra.config import UserError, require
 from electra.corpus.vocabulary import replace_surrogates
 from electra.files import write_text
-from electra.tasks.network import load_network
-from electra.tasks.network import predict as run_network
+from electra.finetuning.network import load_network
+from electra.finetuning.network import predict as run_network
+from electra.runs.finetuned import Finetuned
 from electra.tasks.registry import read_inputs
 from electra.tasks.task import Task
-from electra.training.device import choose_device, prepare_process
-from electra.training.finetuned import Finetuned
+from electra.training.machine import choose_device, prepare_process
 
 FORMATS = (".jsonl", ".tsv")
 SPLIT = "input"

@@ -1,0 +1,1 @@
+"""Fine-tuning: an encoder and a task in, scores out."""

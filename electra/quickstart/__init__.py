@@ -1,0 +1,1 @@
+"""Every verb once, on text that every Python carries."""

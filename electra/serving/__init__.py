@@ -1,0 +1,1 @@
+"""Answers of a model: to a file without labels, to sentences."""
