@@ -5,6 +5,7 @@ Exit status: 0 done; 1 a bug, with a traceback; 2 a user's mistake, in one line;
 
 import shlex
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -68,14 +69,15 @@ ConfigType = TypeVar("ConfigType")
 
 def main(tokens: Sequence[str] | None = None) -> None:
     """Run the command line; every way out is an exit status."""
-    from electra.terminal import print_error, show_warnings
+    from electra.terminal import print_error, print_note
 
     # The parser would take a lone - for an option.
     words = [
         "./-" if word == "-" else word for word in (sys.argv[1:] if tokens is None else tokens)
     ]
     try:
-        with show_warnings():
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_, **__: print_note(str(message))
             app(words, exit_on_error=False, print_error=False, result_action="return_none")
     except CycloptsError as error:
         print_error(" ".join(str(error).split()))
