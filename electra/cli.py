@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -86,7 +87,7 @@ RUST_ERROR = re.compile(r"\(os error (\d+)\)")
 
 def main(tokens: Sequence[str] | None = None) -> None:
     """Run the command line; every way out is an exit status."""
-    from electra.terminal import print_error, show_warnings
+    from electra.terminal import print_error, print_note
 
     given = sys.argv[1:] if tokens is None else tokens
     # The parser would take a lone - for an option.
@@ -97,7 +98,8 @@ def main(tokens: Sequence[str] | None = None) -> None:
             require(
                 _is_text(word), f"{word!r} is not UTF-8, or has a NUL in it; choose another name"
             )
-        with show_warnings():
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_, **__: print_note(str(message))
             app(words, exit_on_error=False, print_error=False, result_action="return_none")
     except CycloptsError as error:
         print_error(" ".join(str(error).split()))

@@ -7,11 +7,8 @@ plain lines without control characters.
 
 import sys
 import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, Self, TextIO
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
 
 from rich import box
 from rich.cells import cell_len
@@ -248,28 +245,6 @@ def print_note(note: str) -> None:
     Console(stderr=True, highlight=False, markup=False, emoji=False).print(
         Text("note: ", "bold yellow").append(_printable(note), "default not bold"), soft_wrap=True
     )
-
-
-@contextmanager
-def show_warnings() -> Iterator[None]:
-    """Show warnings of this package as notes; those of others stay as they are."""
-
-    def show(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
-        if Path(filename).is_relative_to(Path(__file__).parent):
-            print_note(str(message))
-        else:
-            usual(message, category, filename, lineno, file, line)
-
-    with warnings.catch_warnings():
-        usual, warnings.showwarning = warnings.showwarning, show
-        yield
 
 
 def print_done(what: str, next_command: str = "") -> None:

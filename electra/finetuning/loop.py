@@ -317,6 +317,7 @@ def begin_folder(out: Path, settings: dict[str, Any], config: FinetuneConfig) ->
     Raises:
         UserError: It was begun with others, something else wrote it, or another process does.
     """
+    device = choose_device(config.device)
     folder = out.with_name(out.name + ".incomplete")
     settings_path = folder / "config.json"
     lock = folder / LOCK
@@ -335,7 +336,6 @@ def begin_folder(out: Path, settings: dict[str, Any], config: FinetuneConfig) ->
         else:
             write_json(folder / "manifest.json", {"sessions": []})
             write_json(settings_path, settings)
-        device = choose_device(config.device)
         begin_session(
             folder,
             device=describe_device(device),
