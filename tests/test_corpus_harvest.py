@@ -9,8 +9,8 @@ import numpy
 import pytest
 
 from electra.config import UserError
-from electra.corpus import harvest as harvest_module
 from electra.corpus.text import TextCounts, read_documents
+from electra.quickstart import harvest as harvest_module
 from electra.quickstart.harvest import (
     Docstring,
     clean_docstring,

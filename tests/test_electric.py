@@ -13,7 +13,7 @@ from electra.config import UserError
 from electra.corpus.tokenizer import Tokenizer
 from electra.files import write_json
 from electra.method.objective import Parts
-from electra.method.registry import build_objective
+from electra.method.registry import build_objective, sketch_objective
 from electra.model.batch import Batch
 from electra.model.encoder import Encoder
 from electra.model.initialisation import init_weights
@@ -240,4 +240,4 @@ def test_files_and_refusals(run, tmp_path, toy_shards, toy_config):
 )
 def test_noise_must_have_probabilities(settings):
     with pytest.raises(UserError, match="noise distribution of its own"):
-        override(PRESETS["tiny"], ["method.objective=electric", *settings])
+        sketch_objective(override(PRESETS["tiny"], ["method.objective=electric", *settings]))

@@ -6,12 +6,12 @@ import itertools
 import pytest
 import torch
 
-from electra import memory
 from electra.config import UserError
 from electra.corpus.tokenizer import make_tokenizer
 from electra.model.encoder import Encoder
 from electra.model.initialisation import init_weights
 from electra.presets import PRESETS, encoder_sizes
+from electra.pretraining import memory
 from electra.pretraining.loop import pretrain
 from electra.pretraining.memory import make_rows, measure_activations, require_memory
 from electra.pretraining.start import build_model
@@ -104,7 +104,7 @@ def test_compiled_as_one_graph_it_keeps_less_and_computes_the_same(prob):
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            states = compiled(ids, numbers)
+            states = compiled(ids, document_ids_BL=numbers)
         (states[real] ** 3).sum().backward()
         weights = sum(parameter.nbytes for parameter in encoder.parameters())
         found = {name: parameter.grad for name, parameter in encoder.named_parameters()}
@@ -158,7 +158,7 @@ def test_a_row_that_does_not_fit_is_to_be_recomputed(monkeypatch):
     let_free(4 * weights + row / 2)  # weights, gradients and Adam's two moments are four of them
     with pytest.raises(UserError, match=r"set train\.recompute_activations=true, or choose"):
         require_memory(model, config, CPU)
-    with pytest.raises(UserError, match=r"set train\.accumulation=\d$"):
+    with pytest.raises(UserError, match=r"set train\.accumulation=\d;"):
         require_memory(recomputing, override(config, [RECOMPUTE]), CPU)
     settings = [RECOMPUTE, "train.accumulation=8"]
     require_memory(recomputing, override(config, settings), CPU)

@@ -97,7 +97,7 @@ def test_number_of_positions():
 
 
 def test_positions_are_distinct_and_never_special(rows):
-    ids, real, _ = rows
+    ids, real, *_ = rows
     maskable = real & ~torch.isin(ids, torch.tensor(NEVER_MASKED))
     for seed in range(200):
         index_BS, chosen_BS = choose_positions(maskable, real, 0.15, generator(seed))
@@ -272,7 +272,7 @@ def test_small_starts_at_the_derived_loss():
 
 
 def test_labels_and_losses_are_those_of_the_definition(rows):
-    ids, real, types = rows
+    ids, real, types, _ = rows
     model = build(dropout=0.0).eval()
     with torch.no_grad():  # a generator that is sometimes right
         model.generator.head.bias[5:20] = 3.0
@@ -326,7 +326,7 @@ def test_sharing_is_what_the_paper_says():
 
 
 def test_padding_changes_nothing(rows):
-    ids, _, types = rows
+    ids, _, types, _ = rows
     model = build(dropout=0.0).eval()
     short = ids[1:2, :20]
     states = model.discriminator(short, None, types[1:2, :20])

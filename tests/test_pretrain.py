@@ -33,7 +33,7 @@ from electra.runs.checkpoint import (
 )
 from electra.runs.export import export
 from electra.runs.metrics import read_metrics
-from electra.runs.pretrained import generator_of, load_pretrained, read_run_config
+from electra.runs.pretrained import load_pretrained, read_networks
 from electra.settings import override
 from electra.training.machine import choose_dtype
 from electra.training.optimizer import build_optimizer, learning_rate_at
@@ -380,7 +380,7 @@ def test_a_run_is_in_one_process_at_a_time(toy_shards, toy_config, tmp_path):
             resume(tmp_path / "run", ignore)
         refused.append(str(refusal.value))
 
-    config = override(toy_config, ["train.steps=2"])
+    config = override(toy_config, ["train.steps=2", "optimizer.warmup_steps=0"])
     pretrain(toy_shards, tmp_path / "run", config, try_another)
     says = f"{tmp_path}/run is in use by process {os.getpid()} on "
     assert refused
@@ -491,11 +491,12 @@ def test_a_frozen_generator_is_that_of_the_other_run(toy_shards, toy_config, tmp
     settings = ["generator.kind=frozen", f"generator.frozen_run={tmp_path / 'first'}"]
     config = override(toy_config, [*settings, "method.sharing=none"])
     assert_continues(toy_shards, config, tmp_path)
-    run = read_run_config(tmp_path / "first")
-    expected = generator_of(run, final_tensors(tmp_path / "first")[1])
+    expected = read_networks(tmp_path / "first").masked_lm
     _, tensors = final_tensors(tmp_path / "whole")
-    for name, tensor in expected[1].items():
-        assert torch.equal(tensors[f"generator.{name}"], tensor), name
+    for part, parameters in (("encoder", expected.encoders[0]), ("head", expected.head)):
+        assert parameters
+        for name, tensor in parameters.items():
+            assert torch.equal(tensors[f"generator.{part}.{name}"], tensor), name
     assert not any(name.startswith("exp_avg/generator.") for name in tensors)
     losses = [r["mlm_loss"] for r in read_metrics(tmp_path / "whole" / "metrics.jsonl")]
     assert all(np.isfinite(losses))
@@ -671,7 +672,7 @@ def test_the_manifest_tells_that_the_compiler_failed(toy_shards, toy_config, tmp
     monkeypatch.setattr(
         torch, "compile", lambda model, **options: compile_with_torch(model, backend=fail)
     )
-    config = override(toy_config, ["train.steps=1"])
+    config = override(toy_config, ["train.steps=1", "optimizer.warmup_steps=0"])
     with pytest.warns(UserWarning, match="torch.compile fails, going on without it"):
         pretrain(toy_shards, tmp_path / "run", config, ignore)
     (session,) = json.loads((tmp_path / "run/manifest.json").read_text())["sessions"]

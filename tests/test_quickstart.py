@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from electra.cli import main
-from electra.corpus import harvest as harvest_module
+from electra.quickstart import harvest as harvest_module
 
 SMALL = [
     "tokenizer.vocab_size=200",

@@ -156,8 +156,7 @@ class Electric(Objective):
         num_here = maskable_BL.sum()
         cloze = measure_cloze(prediction, batch, draw, counts)
         return Output(
-            mlm_sum / counts.num_maskable
-            + self.loss_weights["disc_loss"] * disc_sum / counts.num_maskable,
+            self.weigh({"mlm_loss": mlm_sum, "disc_loss": disc_sum}) / counts.num_maskable,
             cloze
             | {
                 "mlm_loss": (mlm_sum.detach(), num_here),

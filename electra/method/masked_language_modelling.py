@@ -23,6 +23,7 @@ from electra.method.objective import (
     Output,
     Parts,
     describe_generator,
+    learns,
     predict,
     predict_masked,
 )
@@ -79,7 +80,9 @@ class ReplaceMLM(Objective):
         self.mlm = mlm
         self.generator = generator
         self.masking = masking
-        self.loss_weights = {"mlm_loss": 1.0, "restore_loss": 1.0}
+        self.loss_weights = {"restore_loss": 1.0}
+        if learns(generator):
+            self.loss_weights = {"mlm_loss": 1.0, **self.loss_weights}
 
     @property
     def kept(self) -> Encoder:
@@ -105,7 +108,8 @@ class ReplaceMLM(Objective):
         is_replaced_BL = corrupt_ids_BL != batch.input_ids_BL
         loss, restore_means = self.restore(corrupt_ids_BL, batch, draw, counts)
         means["replaced_rate"] = is_replaced_BL.sum(), count_real(batch)
-        return Output(prediction.loss + loss, means | restore_means)
+        losses = {"mlm_loss": prediction.loss, "restore_loss": loss}
+        return Output(self.weigh(losses), means | restore_means)
 
     def restore(
         self, corrupt_ids_BL: Tensor, batch: Batch, draw: Draw, counts: Counts

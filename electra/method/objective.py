@@ -7,6 +7,7 @@ docs/OBJECTIVES.md writes a new one as an example.
 import dataclasses
 from bisect import bisect_right
 from dataclasses import dataclass
+from functools import reduce
 from typing import ClassVar, Literal, NamedTuple, Self
 
 import torch
@@ -71,7 +72,8 @@ class Objective(nn.Module):
 
     Attributes:
         masking: Chooses the positions.
-        loss_weights: Weight of each measure in the loss that is minimised now.
+        loss_weights: Weight of each loss that is minimised now; that of a generator which does not
+            learn has none.
         stages: First step of each stage. A stage has a schedule of the learning rate of its own.
         in_released_code: Whether the released code has it (method.mode=reference).
     """
@@ -95,6 +97,10 @@ class Objective(nn.Module):
     def build(cls, parts: "Parts") -> Self:
         """Return it with networks of the configured sizes, their weights not yet drawn."""
         raise NotImplementedError
+
+    def weigh(self, losses: dict[str, Tensor]) -> Tensor:
+        """Return the loss that is minimised: the sum of those that have a weight now."""
+        return reduce(torch.add, (w * losses[name] for name, w in self.loss_weights.items()))
 
     def stage_at(self, step: int) -> int:
         """Return the number of the stage that a step belongs to, both counted from 0."""
@@ -244,10 +250,15 @@ class Parts:
         return Masking(self.config.method, self.tokenizer)
 
 
+def learns(generator: MaskedLM | FixedDistribution) -> bool:
+    """Return whether the generator is a network that is trained."""
+    return isinstance(generator, MaskedLM) and not generator.is_frozen
+
+
 def describe_generator(generator: MaskedLM | FixedDistribution) -> dict[str, Network]:
     """Return the generator under its role; nothing where it is no network."""
     if isinstance(generator, FixedDistribution):
         return {}
-    trained = 0.0 if generator.is_frozen else 1.0
+    trained = 1.0 if learns(generator) else 0.0
     encoders = (generator.encoder,)
     return {"generator": Network(encoders, generator.head, "tokens", "chosen", trained)}

@@ -33,6 +33,7 @@ from electra.method.objective import (
     Output,
     Parts,
     describe_generator,
+    learns,
     predict_masked,
 )
 from electra.model.batch import Batch, find_real
@@ -67,7 +68,9 @@ class ReplacedTokenDetection(Objective):
         self.discriminator_head = discriminator_head
         self.generator = generator
         self.masking = masking
-        self.loss_weights = {"mlm_loss": 1.0, "disc_loss": disc_weight}
+        self.loss_weights = {"disc_loss": disc_weight}
+        if learns(generator):
+            self.loss_weights = {"mlm_loss": 1.0, **self.loss_weights}
 
     in_released_code = True
 
@@ -117,8 +120,7 @@ class ReplacedTokenDetection(Objective):
         corrupt_ids_BL = self.masking.corrupt(batch.input_ids_BL, draw, prediction.sampled)
         disc_loss, judgement = self.judge(corrupt_ids_BL, batch, draw, counts)
         return Output(
-            self.loss_weights["mlm_loss"] * prediction.loss
-            + self.loss_weights["disc_loss"] * disc_loss,
+            self.weigh({"mlm_loss": prediction.loss, "disc_loss": disc_loss}),
             means | measure_judgement(judgement),
             judgement,
         )

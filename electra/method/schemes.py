@@ -73,7 +73,7 @@ class TwoStage(ReplacedTokenDetection):
         corrupt_ids_BL = replace(batch.input_ids_BL, draw, prediction.sampled)
         disc_loss, judgement = self.judge(corrupt_ids_BL, batch, draw, counts)
         return Output(
-            self.loss_weights["disc_loss"] * disc_loss,
+            self.weigh({"disc_loss": disc_loss}),
             means | measure_judgement(judgement),
             judgement,
         )
@@ -135,8 +135,13 @@ class Adversarial(ReplacedTokenDetection):
             "baseline_loss": baseline_loss.detach() * counts.num_chosen,
             "generator_entropy": (entropy_M * draw.chosen_BS.flatten()).sum(),
         }
+        losses = {
+            "policy_loss": policy_loss,
+            "baseline_loss": baseline_loss,
+            "disc_loss": disc_loss,
+        }
         return Output(
-            policy_loss + baseline_loss + self.loss_weights["disc_loss"] * disc_loss,
+            self.weigh(losses),
             measure_cloze(prediction, batch, draw, counts)
             | {name: (value, num_chosen) for name, value in sums.items()}
             | measure_judgement(judgement),

@@ -30,7 +30,7 @@ from electra.processes import stop_on_signal
 from electra.runs.checkpoint import (
     find_checkpoint,
     list_checkpoints,
-    load_checkpoint,
+    read_state,
     save_checkpoint,
     set_damaged_aside,
 )
@@ -165,7 +165,7 @@ def _train(run: Path, shards: Shards, step: Step, show: Show) -> dict[str, Any]:
         for stage in range(1, model.stage_at(first_step - 1) + 1):
             model.begin_stage(stage)
             step.forget()
-        load_checkpoint(checkpoint, model, step.optimizer)
+        read_state(checkpoint, model, step.optimizer)
     elif config.generator.kind == "frozen":
         load_frozen(model, config)
     begin_session(

@@ -2,22 +2,20 @@
 
 import dataclasses
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from electra.config import EncoderConfig, PretrainConfig, UserError, require
+from electra.config import PretrainConfig, UserError, require
 from electra.corpus.shards import Shards
 from electra.corpus.tokenizer import Tokenizer
 from electra.method.objective import Objective, Parts
 from electra.method.registry import build_objective
 from electra.model.encoder import Embeddings, Encoder
 from electra.model.initialisation import draw_glorot, init_weights, look_at_neighbours
-from electra.model.masked_lm import MaskedLM
-from electra.runs.checkpoint import FILES, find_checkpoint, load_parameters, read_tensors
-from electra.runs.pretrained import generator_of, read_run_config
+from electra.runs.checkpoint import load_parameters
+from electra.runs.pretrained import SavedNetwork, read_networks, read_run_config
 from electra.training.seeds import step_seed
 
 
@@ -29,7 +27,7 @@ def fit_to_shards(config: PretrainConfig, shards: Shards) -> PretrainConfig:
     if config.generator.kind != "frozen":
         return config
     run = Path(config.generator.frozen_run)
-    sizes, _ = _read_generator(run)
+    sizes = _read_generator(run).sizes
     require(
         Tokenizer.load(run / "tokenizer").digest == shards.tokenizer.digest,
         f"generator.frozen_run {run} has another vocabulary than {shards.folder}",
@@ -53,15 +51,16 @@ def fit_to_shards(config: PretrainConfig, shards: Shards) -> PretrainConfig:
 
 def load_frozen(model: Objective, config: PretrainConfig) -> None:
     """Give the generator the weights of the run it is frozen from."""
-    generator = cast(MaskedLM, model.get_submodule("generator"))
-    load_parameters(generator, _read_generator(Path(config.generator.frozen_run))[1])
+    generator = model.networks["generator"]
+    saved = _read_generator(Path(config.generator.frozen_run))
+    load_parameters(generator.encoders[0], saved.encoders[0])
+    load_parameters(generator.head, saved.head)
 
 
-def _read_generator(run: Path) -> tuple[EncoderConfig, dict[str, Tensor]]:
+def _read_generator(run: Path) -> SavedNetwork:
     """Return the masked language model of another run."""
-    config = read_run_config(run)
-    _, checkpoint = find_checkpoint(run)
-    found = generator_of(config, read_tensors(checkpoint / FILES[0]))
+    read_run_config(run)  # says so if it is no run folder
+    found = read_networks(run).masked_lm
     if found is None:
         raise UserError(f"generator.frozen_run {run} has no generator network")
     return found

@@ -2,7 +2,8 @@
 
     checkpoints/step-00001000/model.safetensors      every parameter once, by its own name
                               optimizer.safetensors  Adam's moments, "<moment>/<parameter>"
-                              state.json             step, and the sha256 of the two files
+                              state.json             step, the sha256 of the two files, and where
+                                                     each network stands among the parameters
 
 A damaged one is passed over. When the run goes on, it is renamed `step-00001000.damaged`, and
 removed once that step is reached again and saved.
@@ -27,12 +28,14 @@ from torch import Tensor, nn
 
 from electra.config import UserError
 from electra.files import sha256_file, write_json
+from electra.method.objective import Objective
+from electra.settings import to_dict
 
 FILES = ("model.safetensors", "optimizer.safetensors")
 
 
 def save_checkpoint(
-    run: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, keep: int
+    run: Path, step: int, model: Objective, optimizer: torch.optim.Optimizer, keep: int
 ) -> Path:
     """Write the checkpoint of this step and drop all but the newest `keep`; return its folder.
 
@@ -44,17 +47,11 @@ def save_checkpoint(
         shutil.rmtree(left)
     incomplete = folder.with_name(folder.name + ".incomplete")
     incomplete.mkdir(parents=True)
-    parameters = dict(model.named_parameters())
-    moments = {
-        f"{moment}/{name}": value
-        for name, parameter in parameters.items()
-        for moment, value in optimizer.state[parameter].items()
-    }
     try:
-        for name, tensors in zip(FILES, (parameters, moments), strict=True):
-            write_tensors(incomplete / name, tensors)
+        write_state(incomplete, model, optimizer)
         hashes = {name: sha256_file(incomplete / name) for name in FILES}
-        write_json(incomplete / "state.json", {"step": step, "sha256": hashes})
+        state = {"step": step, "sha256": hashes, **describe_networks(model)}
+        write_json(incomplete / "state.json", state)
     except OSError:
         shutil.rmtree(incomplete, ignore_errors=True)
         raise
@@ -132,8 +129,56 @@ def _set_aside(folder: Path) -> None:
     folder.rename(aside)
 
 
-def load_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Put the checkpoint's weights and moments into model and optimizer."""
+def describe_networks(objective: Objective) -> dict[str, Any]:
+    """Return what state.json says of an objective's networks.
+
+    "kept" is the role of the network that pre-training is for. "networks" has for each role what
+    its head predicts, the sizes of its encoders, and for "encoders" and "head" the places of their
+    parameters: {"": "generator.encoder", "embeddings": "discriminator.embeddings"} says that those
+    of the encoder stand below generator.encoder, and those of its embeddings, which it shares,
+    below discriminator.embeddings.
+    """
+    names = {module: name for name, module in objective.named_modules()}
+
+    def locate(module: nn.Module) -> dict[str, str]:
+        places = {"": names[module]}
+        for place, part in module.named_modules():
+            parent, _, leaf = place.rpartition(".")
+            if place and names[part] != f"{names[module.get_submodule(parent)]}.{leaf}":
+                places[place] = names[part]
+        return places
+
+    kept, networks = "", {}
+    for role, network in objective.networks.items():
+        if objective.kept in network.encoders:
+            kept = role
+        networks[role] = {
+            "predicts": network.predicts,
+            "sizes": to_dict(network.encoders[0].config),
+            "encoders": [locate(encoder) for encoder in network.encoders],
+            "head": locate(network.head),
+        }
+    return {"kept": kept, "networks": networks}
+
+
+def write_state(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Write weights and moments into FILES; `read_state` reads them back.
+
+    The names are those of the objective's own parameters, however it is wrapped when it runs. The
+    two functions are what a writer of sharded state would replace.
+    """
+    parameters = dict(model.named_parameters())
+    moments = {
+        f"{moment}/{name}": value
+        for name, parameter in parameters.items()
+        for moment, value in optimizer.state[parameter].items()
+    }
+    for name, tensors in zip(FILES, (parameters, moments), strict=True):
+        write_tensors(folder / name, tensors)
+
+
+def read_state(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Put the weights and moments of a checkpoint into model and optimizer."""
     load_parameters(model, load_file(folder / FILES[0]))
     parameters = dict(model.named_parameters())
     for key, value in load_file(folder / FILES[1]).items():

@@ -17,14 +17,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
 from torch import Tensor
 
 from electra import __version__
 from electra.config import UserError, require
 from electra.corpus.tokenizer import Tokenizer
 from electra.files import new_folder, write_hashes, write_json
-from electra.runs.checkpoint import FILES, find_checkpoint, read_tensors
+from electra.runs.checkpoint import write_tensors
 from electra.runs.finetuned import Finetuned
 from electra.runs.huggingface import (
     DISCRIMINATOR_HEAD,
@@ -41,7 +40,7 @@ from electra.runs.huggingface_heads import (
     tagging_head,
 )
 from electra.runs.manifest import find_commit
-from electra.runs.pretrained import generator_of, kept_encoder, read_run_config, tensors_below
+from electra.runs.pretrained import SavedNetwork, read_networks, read_run_config, tensors_below
 
 
 def export(run: Path, out: Path) -> None:
@@ -50,42 +49,29 @@ def export(run: Path, out: Path) -> None:
     Raises:
         UserError: `run` is not a run folder or has no intact checkpoint; `out` exists.
     """
-    config = read_run_config(run)
-    step, checkpoint = find_checkpoint(run)
-    source = f"{run} at step {step}"
-    tensors = read_tensors(checkpoint / FILES[0])
+    read_run_config(run)  # says so if it is no run folder
+    networks = read_networks(run)
     tokenizer = Tokenizer.load(run / "tokenizer")
-    kept = kept_encoder(tensors)
-    head = tensors_below("discriminator_head.", tensors)
-    generator = None if config.method.objective == "mlm" else generator_of(config, tensors)
-    with new_folder(out) as folder:
+
+    def write(folder: Path, network: SavedNetwork) -> None:
+        is_masked_lm = network.predicts == "tokens"
+        architecture = "ElectraForMaskedLM" if is_masked_lm else "ElectraForPreTraining"
+        head = head_to_huggingface(
+            network.head, GENERATOR_HEAD if is_masked_lm else DISCRIMINATOR_HEAD
+        )
         tokenizer.write(folder)
         _write(
             folder,
-            source,
-            config_to_huggingface(
-                config.model,
-                "ElectraForPreTraining" if head else "ElectraForMaskedLM",
-                tokenizer.pad_id,
-            ),
-            encoder_to_huggingface(kept)
-            | (
-                head_to_huggingface(head, DISCRIMINATOR_HEAD)
-                if head
-                else head_to_huggingface(tensors_below("mlm.head.", tensors), GENERATOR_HEAD)
-            ),
+            f"{run} at step {networks.step}",
+            config_to_huggingface(network.sizes, architecture, tokenizer.pad_id),
+            encoder_to_huggingface(network.encoders[0]) | head,
         )
-        if generator:
-            sizes, parameters = generator
+
+    with new_folder(out) as folder:
+        write(folder, networks.kept)
+        if networks.generator and networks.masked_lm is networks.generator:
             (folder / "generator").mkdir()
-            tokenizer.write(folder / "generator")
-            _write(
-                folder / "generator",
-                source,
-                config_to_huggingface(sizes, "ElectraForMaskedLM", tokenizer.pad_id),
-                encoder_to_huggingface(tensors_below("encoder.", parameters))
-                | head_to_huggingface(tensors_below("head.", parameters), GENERATOR_HEAD),
-            )
+            write(folder / "generator", networks.generator)
 
 
 def export_finetuned(finetuned: Finetuned, out: Path) -> str:
@@ -159,5 +145,5 @@ def _write(
 ) -> None:
     """Write what belongs beside the tokenizer in a folder."""
     write_json(folder / "config.json", config)
-    save_file(dict(tensors), folder / "model.safetensors", metadata={"format": "pt"})
+    write_tensors(folder / "model.safetensors", tensors)
     write_hashes(folder, source=source, electra=__version__, commit=find_commit())

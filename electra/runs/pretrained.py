@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -60,14 +60,13 @@ def load_pretrained(folder: Path) -> Pretrained:
     if "model_type" in values:
         return _read_huggingface(folder, values)
     config = read_run_config(folder)
-    step, checkpoint = find_checkpoint(folder)
-    tensors = kept_encoder(read_tensors(checkpoint / FILES[0]))
+    networks = read_networks(folder)
     return Pretrained(
-        config.model,
+        networks.kept.sizes,
         Tokenizer.load(folder / "tokenizer"),
-        tensors,
+        networks.kept.encoders[0],
         config.examples.sequence_length,
-        f"{folder} at step {step}",
+        f"{folder} at step {networks.step}",
     )
 
 
@@ -96,34 +95,72 @@ def _encoder_of(finetuned: Finetuned) -> Pretrained:
     )
 
 
-def kept_encoder(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the parameters of the encoder one keeps.
+@dataclass(frozen=True)
+class SavedNetwork:
+    """One network of a run."""
 
-    It is the discriminator or, where the objective has none, the masked language model's.
+    predicts: Literal["tokens", "replaced", "energy"]
+    """As in `method.objective.Network`."""
+    sizes: EncoderConfig
+    """Of each encoder."""
+    encoders: tuple[dict[str, Tensor], ...]
+    """Parameters of each encoder, under the encoder's own names, those it shares included."""
+    head: dict[str, Tensor]
+    """Parameters of the head, likewise."""
+
+
+@dataclass(frozen=True)
+class SavedNetworks:
+    """The networks of a run's newest intact checkpoint."""
+
+    step: int
+    kept: SavedNetwork
+    """The network that pre-training is for."""
+    generator: SavedNetwork | None
+    """None where the objective has none."""
+
+    @property
+    def masked_lm(self) -> SavedNetwork | None:
+        """The network that predicts tokens from both sides: the generator, else the one kept."""
+        network = self.generator or self.kept
+        is_one = network.predicts == "tokens" and len(network.encoders) == 1
+        return network if is_one else None
+
+
+def read_networks(run: Path) -> SavedNetworks:
+    """Return the networks of a run.
+
+    Raises:
+        UserError: The run has no intact checkpoint, or one that does not say where they are.
     """
-    return tensors_below("discriminator.", tensors) or tensors_below("mlm.encoder.", tensors)
+    step, checkpoint = find_checkpoint(run)
+    tensors = read_tensors(checkpoint / FILES[0])
+    state = read_object(checkpoint / "state.json")
 
+    def take(places: Mapping[str, str]) -> dict[str, Tensor]:
+        return {
+            f"{place}.{name}" if place else name: tensor
+            for place, prefix in places.items()
+            for name, tensor in tensors_below(f"{prefix}.", tensors).items()
+        }
 
-def generator_of(
-    config: PretrainConfig, tensors: Mapping[str, Tensor]
-) -> tuple[EncoderConfig, dict[str, Tensor]] | None:
-    """Return size and parameters ("encoder.x", "head.x") of a run's masked language model.
+    def read(role: str) -> SavedNetwork:
+        network = state["networks"][role]
+        return SavedNetwork(
+            network["predicts"],
+            from_dict(EncoderConfig, network["sizes"]),
+            tuple(take(places) for places in network["encoders"]),
+            take(network["head"]),
+        )
 
-    It is the generator, with what it shares, or of method.objective mlm the network itself. None
-    where the run has none.
-    """
-    if config.method.objective == "mlm":
-        return config.model, tensors_below("mlm.", tensors)
-    own = tensors_below("generator.", tensors)
-    if "head.bias" not in own or config.method.objective == "electric":
-        return None
-    is_all = config.method.sharing == "all"
-    shared = {
-        f"encoder.{name}": value
-        for name, value in kept_encoder(tensors).items()
-        if is_all or name.startswith("embeddings.")
-    }
-    return config.generator.encoder(config.model), shared | own
+    try:
+        generator = read("generator") if "generator" in state["networks"] else None
+        return SavedNetworks(step, read(state["kept"]), generator)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{checkpoint / 'state.json'} does not say which networks there are ({error!r}): the "
+            "run is of an older version of electra, or the file is damaged"
+        ) from None
 
 
 def tensors_below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -16,8 +16,8 @@ from electra.corpus.tokenizer import Tokenizer
 from electra.files import write_text
 from electra.model.encoder import Encoder
 from electra.model.heads import DiscriminatorHead
-from electra.runs.checkpoint import FILES, find_checkpoint, load_parameters, read_tensors
-from electra.runs.pretrained import kept_encoder, read_run_config, tensors_below
+from electra.runs.checkpoint import load_parameters
+from electra.runs.pretrained import read_networks, read_run_config
 from electra.tasks.table import read_text_lines
 from electra.training.machine import choose_device, choose_dtype, prepare_process
 
@@ -65,9 +65,9 @@ def score_lines(
     Raises:
         UserError: `run` is not such a folder, or a line is too long or has no tokens.
     """
-    config = read_run_config(run)
+    config, network = read_run_config(run), read_networks(run).kept
     require(
-        config.method.objective == "electric",
+        network.predicts == "energy",
         f"{run} was trained with method.objective={config.method.objective}, which gives no "
         "energies; score needs a run with electric",
     )
@@ -85,10 +85,8 @@ def score_lines(
     compute_dtype = choose_dtype(config.train.precision, device)
     encoder = Encoder(config.model, compute_dtype=compute_dtype).eval()
     head = DiscriminatorHead(config.model)
-    _, checkpoint = find_checkpoint(run)
-    tensors = read_tensors(checkpoint / FILES[0])
-    load_parameters(encoder, kept_encoder(tensors))
-    load_parameters(head, tensors_below("discriminator_head.", tensors))
+    load_parameters(encoder, network.encoders[0])
+    load_parameters(head, network.head)
     encoder.to(device)
     head.to(device)
 
