@@ -23,12 +23,12 @@ from electra.files import write_json, write_text
 from electra.method.flops import count_true
 from electra.method.registry import sketch_objective
 from electra.presets import PRESETS
+from electra.pretraining.acceleration import WARM_UP_STEPS
 from electra.pretraining.memory import make_rows
-from electra.pretraining.step import WARM_UP_STEPS
 from electra.reports.tables import Table, to_markdown
 from electra.runs.manifest import find_commit
 from electra.settings import override
-from electra.training.machine import choose_device, describe_device, prepare_process, wait_for
+from electra.training.machine import Machine, prepare_machine
 
 NUM_STEPS = 10
 NUM_SHOWN = 25
@@ -44,22 +44,22 @@ class Span(NamedTuple):
 
 def record_steps(ours: Ours) -> tuple[list[Span], float]:
     """Return what ran in NUM_STEPS steps, and the seconds they took without being watched."""
-    config, device = ours.config, ours.device
+    config, machine = ours.config, ours.machine
     batches = [make_rows(config, config.train.batch_size, seed) for seed in range(NUM_STEPS)]
     for batch in batches[: WARM_UP_STEPS + 1]:
         ours.step(batch)
-    wait_for(device)
+    machine.wait()
     began = time.perf_counter()
     for batch in batches:
         ours.step(batch)
-    wait_for(device)
+    machine.wait()
     seconds = time.perf_counter() - began
-    on_cuda = device.type == "cuda"
+    on_cuda = machine.device.type == "cuda"
     activity = ProfilerActivity.CUDA if on_cuda else ProfilerActivity.CPU
     with profile(activities=[activity], acc_events=True) as profiler:
         for batch in batches:
             ours.step(batch)
-        wait_for(device)
+        machine.wait()
     return [
         Span(
             event.name,
@@ -81,22 +81,24 @@ def find_gaps(spans: list[Span]) -> float:
     return gaps
 
 
-def measure_copy(device: torch.device) -> float:
+def measure_copy(machine: Machine) -> float:
     """Return bytes read and written per second by the fastest of ten large copies."""
-    source = torch.randn((1 << 28) if device.type == "cuda" else (1 << 25), device=device)
+    source = torch.randn(
+        (1 << 28) if machine.device.type == "cuda" else (1 << 25), device=machine.device
+    )
     target, best = torch.empty_like(source), 0.0
     for _ in range(10):
-        wait_for(device)
+        machine.wait()
         began = time.perf_counter()
         target.copy_(source)
-        wait_for(device)
+        machine.wait()
         best = max(best, 2 * source.nbytes / (time.perf_counter() - began))
     return best
 
 
 def measure(ours: Ours) -> dict[str, Any]:
     """Return how long steps take, what ran in them, and what the device does at best."""
-    config, device = ours.config, ours.device
+    config, machine = ours.config, ours.machine
     spans, seconds = record_steps(ours)
     totals: dict[str, list[float]] = defaultdict(list)
     for span in spans:
@@ -105,19 +107,21 @@ def measure(ours: Ours) -> dict[str, Any]:
     tokens = config.train.batch_size * length
     flops = count_true(sketch_objective(config), length)
     return {
-        "device": describe_device(device),
+        "device": machine.name,
         "commit": find_commit(),
         "torch": torch.__version__,
         "step": ours.do_step.describe(),
         "seconds_per_step": seconds / NUM_STEPS,
         "tokens_per_second": tokens * NUM_STEPS / seconds,
         "flops_per_second": flops * tokens * NUM_STEPS / seconds,
-        "peak_flops_per_second": measure_peak(device, ours.dtype),
-        "copy_bytes_per_second": measure_copy(device),
+        "peak_flops_per_second": measure_peak(machine, ours.dtype),
+        "copy_bytes_per_second": measure_copy(machine),
         "spans_per_step": len(spans) / NUM_STEPS,
         "busy_seconds_per_step": sum(span.seconds for span in spans) / NUM_STEPS,
         # Operations of a CPU lie within one another.
-        "gap_seconds_per_step": find_gaps(spans) / NUM_STEPS if device.type == "cuda" else None,
+        "gap_seconds_per_step": find_gaps(spans) / NUM_STEPS
+        if machine.device.type == "cuda"
+        else None,
         "kernels": [
             {
                 "name": name,
@@ -173,12 +177,11 @@ def read_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     """Measure, print a table, write a file."""
     arguments = read_arguments()
-    device = choose_device("auto")
-    prepare_process(0)
     settings = [f"train.batch_size={arguments.batch_size}", *arguments.set]
     config = override(PRESETS[arguments.preset], settings)
+    machine = prepare_machine("auto", config.train.precision, 0)
     variant = Plain if arguments.plain else Ours
-    ours = variant(config, make_tokenizer(config.model.vocab_size), device)
+    ours = variant(config, make_tokenizer(config.model.vocab_size), machine)
     record = measure(ours) | {"preset": arguments.preset, "settings": settings}
     text = describe(record)
     if arguments.out:

@@ -23,7 +23,7 @@ from electra.corpus.shards import open_shards
 from electra.files import write_json, write_text
 from electra.reports.tables import Table, to_markdown
 from electra.runs.manifest import find_commit
-from electra.training.machine import describe_device
+from electra.training.machine import Machine
 
 
 def measure(shards_folder: Path, rows: int, length: int, repeats: int) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def main() -> None:
         measure(arguments.shards, rows, arguments.length, arguments.repeats)
         for rows in arguments.rows
     ]
-    device = describe_device(torch.device("cpu"))
+    device = Machine().name
     record = {"device": device, "commit": find_commit(), "results": results}
     table = to_markdown(
         Table(

@@ -41,9 +41,9 @@ from electra.method.replaced_token_detection import ReplacedTokenDetection
 from electra.model.batch import Batch
 from electra.model.masked_lm import MaskedLM
 from electra.presets import PRESETS
+from electra.pretraining.acceleration import WARM_UP_STEPS, AcceleratedStep
 from electra.pretraining.memory import make_rows
 from electra.pretraining.start import build_model
-from electra.pretraining.step import WARM_UP_STEPS, Step
 from electra.reports.tables import Table, to_markdown
 from electra.runs.huggingface import (
     DISCRIMINATOR_HEAD,
@@ -54,7 +54,7 @@ from electra.runs.huggingface import (
 )
 from electra.runs.manifest import find_commit
 from electra.settings import override
-from electra.training.machine import choose_dtype, describe_device, prepare_process, wait_for
+from electra.training.machine import Machine, prepare_machine
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
 """Largest relative difference of losses that counts as the same computation."""
@@ -66,11 +66,11 @@ class Ours:
     name = "ours"
     settings: Sequence[str] = ()
 
-    def __init__(self, config: PretrainConfig, tokenizer: Tokenizer, device: torch.device):
-        self.config, self.device = override(config, self.settings), device
-        self.dtype = choose_dtype(config.train.precision, device)
-        self.model = build_model(self.config, tokenizer, self.dtype).to(device).train()
-        self.do_step = Step(self.model, self.config)
+    def __init__(self, config: PretrainConfig, tokenizer: Tokenizer, machine: Machine):
+        self.config, self.machine = override(config, self.settings), machine
+        self.device, self.dtype = machine.device, machine.dtype
+        self.model = build_model(self.config, tokenizer, machine).train()
+        self.do_step = AcceleratedStep(self.model, self.config, machine)
         self.num_done = 0
 
     def step(self, batch: Batch) -> None:
@@ -267,16 +267,16 @@ THEIRS = {variant.name: variant for variant in (Loop, Best, Compiled)}
 OURS = {variant.name: variant for variant in (Ours, Plain, Wide)}
 
 
-def build(name: str, config: PretrainConfig, device: torch.device) -> Any:
+def build(name: str, config: PretrainConfig, machine: Machine) -> Any:
     """Return a variant, with the same weights as every other."""
     tokenizer = make_tokenizer(config.model.vocab_size)
     if name in OURS:
-        return OURS[name](config, tokenizer, device)
-    return THEIRS[name](Ours(config, tokenizer, device))
+        return OURS[name](config, tokenizer, machine)
+    return THEIRS[name](Ours(config, tokenizer, machine))
 
 
 def check_losses(
-    variants: Sequence[Any], config: PretrainConfig, device: torch.device
+    variants: Sequence[Any], config: PretrainConfig, machine: Machine
 ) -> dict[str, Any]:
     """Return each variant's losses on one batch.
 
@@ -284,8 +284,8 @@ def check_losses(
         SystemExit: They are not those of ours, to TOLERANCE of what they compute in.
     """
     ours = next(variant for variant in variants if variant.name == "ours")
-    batch = make_rows(config, config.train.batch_size, 0).to(device)
-    draw = ours.model.masking.draw(batch, torch.Generator(device).manual_seed(0))
+    batch = make_rows(config, config.train.batch_size, 0).to(machine.device)
+    draw = ours.model.masking.draw(batch, torch.Generator(machine.device).manual_seed(0))
     sampled_BS = ours.draws(batch, draw)
     losses = {variant.name: variant.losses(batch, draw, sampled_BS) for variant in variants}
     tolerance = TOLERANCE[str(ours.dtype).removeprefix("torch.")]
@@ -296,43 +296,43 @@ def check_losses(
     return losses
 
 
-def time_steps(variant: Any, batches: Sequence[Batch], device: torch.device) -> float:
+def time_steps(variant: Any, batches: Sequence[Batch], machine: Machine) -> float:
     """Return the seconds of a step, on average."""
-    wait_for(device)
+    machine.wait()
     began = time.perf_counter()
     for batch in batches:
         variant.step(batch)
-    wait_for(device)
+    machine.wait()
     return (time.perf_counter() - began) / len(batches)
 
 
-def measure_peak(device: torch.device, dtype: torch.dtype) -> float:
+def measure_peak(machine: Machine, dtype: torch.dtype) -> float:
     """Return FLOP/s of the largest of ten square matrix products."""
-    size = 8192 if device.type == "cuda" else 2048
-    a = torch.randn(size, size, device=device, dtype=dtype)
+    size = 8192 if machine.device.type == "cuda" else 2048
+    a = torch.randn(size, size, device=machine.device, dtype=dtype)
     best = 0.0
     for _ in range(10):
-        wait_for(device)
+        machine.wait()
         began = time.perf_counter()
         F.linear(a, a)
-        wait_for(device)
+        machine.wait()
         best = max(best, 2 * size**3 / (time.perf_counter() - began))
     return best
 
 
-def measure_memory(name: str, arguments: Sequence[str], device: torch.device) -> float:
+def measure_memory(name: str, arguments: Sequence[str], machine: Machine) -> float:
     """Return the peak memory of a process that does a few steps of a variant, bytes."""
     command = [sys.executable, "-m", "benchmarks.step", *arguments, "--memory-of", name]
     answer = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return float(answer.split()[-1])
 
 
-def report_memory(name: str, config: PretrainConfig, device: torch.device) -> None:
+def report_memory(name: str, config: PretrainConfig, machine: Machine) -> None:
     """Print the peak memory of this process after a few steps."""
-    variant = build(name, config, device)
+    variant = build(name, config, machine)
     for seed in range(WARM_UP_STEPS + 2):
         variant.step(make_rows(config, config.train.batch_size, seed))
-    if device.type == "cuda":
+    if machine.device.type == "cuda":
         print(torch.cuda.max_memory_allocated())
     else:
         # Not ru_maxrss, which a process inherits from the one that started it.
@@ -360,37 +360,38 @@ def read_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     """Check, time, print a table, write a file."""
     arguments = read_arguments()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    prepare_process(arguments.threads)
     settings = [f"train.batch_size={arguments.batch_size}", *arguments.set]
     config = override(PRESETS[arguments.preset], settings)
+    machine = prepare_machine("auto", config.train.precision, arguments.threads)
     if arguments.memory_of:
-        return report_memory(arguments.memory_of, config, device)
+        return report_memory(arguments.memory_of, config, machine)
     asked = {
         "compiled": arguments.compiled,
-        "ours, plain": device.type == "cuda",
+        "ours, plain": machine.device.type == "cuda",
         "ours, wide": arguments.wide,
     }
     names = [name for name in (*THEIRS, *OURS) if asked.get(name, True)]
-    variants = [build(name, config, device) for name in names]
+    variants = [build(name, config, machine) for name in names]
     comparable = [variant for variant in variants if variant.name != "ours, wide"]
-    losses = check_losses(comparable, config, device)
+    losses = check_losses(comparable, config, machine)
     print(f"losses agree: {losses}", flush=True)
 
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for repeat in range(arguments.repeats + 1):
-        num_steps = 20 if device.type == "cuda" else 1
+        num_steps = 20 if machine.device.type == "cuda" else 1
         batches = [
             make_rows(config, config.train.batch_size, num_steps * repeat + number)
             for number in range(num_steps)
         ]
         for variant in variants:
-            taken = time_steps(variant, batches, device)
+            taken = time_steps(variant, batches, machine)
             if repeat:  # the first warms up
                 seconds[variant.name].append(taken)
         print(f"repeat {repeat} of {arguments.repeats}", file=sys.stderr, flush=True)
-    dtype = choose_dtype(config.train.precision, device)
-    peaks = {str(d).removeprefix("torch."): measure_peak(device, d) for d in {torch.float32, dtype}}
+    dtype = machine.dtype
+    peaks = {
+        str(d).removeprefix("torch."): measure_peak(machine, d) for d in {torch.float32, dtype}
+    }
     length = config.examples.sequence_length
     tokens = config.train.batch_size * length
     words = [word for word in sys.argv[1:] if word not in ("--compiled", "--wide")]
@@ -411,7 +412,7 @@ def main() -> None:
             "dtype": computes_in,
         }
     record = {
-        "device": describe_device(device),
+        "device": machine.name,
         "commit": find_commit(),
         "torch": torch.__version__,
         "preset": arguments.preset,
@@ -428,7 +429,7 @@ def main() -> None:
     )
     report(title, record, arguments.out)  # what is known, should the rest take too long
     for name in names:
-        results[name]["peak_memory"] = measure_memory(name, words, device)
+        results[name]["peak_memory"] = measure_memory(name, words, machine)
     report(title, record, arguments.out)
 
 

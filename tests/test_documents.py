@@ -22,6 +22,7 @@ from electra.pretraining.loop import pretrain
 from electra.pretraining.memory import make_rows, measure_activations
 from electra.pretraining.start import build_model
 from electra.settings import override
+from electra.training.machine import Machine
 
 VOCAB, B, L = 50, 8, 24
 SIZES = encoder_sizes(
@@ -171,7 +172,7 @@ EVERY += ["method.scheme=adversarial", "method.scheme=two_stage method.sharing=n
 def build(settings, attend="document"):
     config = dataclasses.replace(PRESETS["tiny"], model=dataclasses.replace(SIZES, vocab_size=300))
     settings = [*settings.split(), f"examples.attend={attend}", "method.mask_prob=0.3"]
-    model = build_model(override(config, settings), make_tokenizer(300), torch.float32)
+    model = build_model(override(config, settings), make_tokenizer(300), Machine())
     init_weights(model, 0.2, rng(0))
     return model
 
@@ -244,5 +245,5 @@ def test_the_probe_of_memory_reads_by_document():
     config = override(PRESETS["tiny"], ["examples.attend=document", "model.vocab_size=300"])
     assert make_rows(config, 2, 0).document_ids_BL.unique().tolist() == [1, 2]
     assert make_rows(PRESETS["tiny"], 2, 0).document_ids_BL is None
-    model = build_model(config, make_tokenizer(300), torch.float32)
+    model = build_model(config, make_tokenizer(300), Machine())
     assert measure_activations(model, config, torch.device("cpu")) > 0

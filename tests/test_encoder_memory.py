@@ -17,6 +17,7 @@ from electra.pretraining.memory import make_rows, measure_activations, require_m
 from electra.pretraining.start import build_model
 from electra.runs.checkpoint import find_checkpoint, read_tensors
 from electra.settings import override
+from electra.training.machine import Machine
 
 CPU = torch.device("cpu")
 RECOMPUTE = "train.recompute_activations=true"
@@ -34,7 +35,7 @@ def config_of(*settings):
 def gradients(*settings):
     """Loss and gradients of two pieces of a step, and the state of the dropout's randomness."""
     config = config_of(*settings)
-    model = build_model(config, make_tokenizer(500), torch.float32)
+    model = build_model(config, make_tokenizer(500), Machine())
     batch = make_rows(config, 6, seed=0)
     draw = model.masking.draw(batch, torch.Generator().manual_seed(1))
     counts = model.masking.count(batch, draw)
@@ -136,7 +137,7 @@ def test_the_estimate_is_what_more_rows_take(length, settings):
     """From 20 to 60 rows, with eight layers, where attention is little and where it is most."""
     config = config_of(*settings)
     config = override(config, ["model.num_hidden_layers=8", f"examples.sequence_length={length}"])
-    model = build_model(config, make_tokenizer(500), torch.float32)
+    model = build_model(config, make_tokenizer(500), Machine())
     few, many = (allocated_at_once(model, make_rows(config, rows, 0)) for rows in (20, 60))
     estimate = measure_activations(model, config, CPU)
     assert estimate == pytest.approx((many - few) / 40, rel=0.2)
@@ -146,7 +147,7 @@ def test_a_row_that_does_not_fit_is_to_be_recomputed(monkeypatch):
     """Half a row fits: the refusal names the setting; with it, rows fit one by one."""
     config = config_of("train.batch_size=8")
     model, recomputing = (
-        build_model(override(config, settings), make_tokenizer(500), torch.float32)
+        build_model(override(config, settings), make_tokenizer(500), Machine())
         for settings in ([], [RECOMPUTE])
     )
     weights = sum(parameter.nbytes for parameter in model.parameters())

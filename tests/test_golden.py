@@ -9,15 +9,15 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from electra.corpus.examples import Examples
 from electra.corpus.shards import open_shards
 from electra.presets import PRESETS
+from electra.pretraining.acceleration import AcceleratedStep
 from electra.pretraining.loop import _learning_rate_at
 from electra.pretraining.start import build_model, count_tokens, fit_to_shards
-from electra.pretraining.step import Step
 from electra.settings import override
+from electra.training.machine import Machine
 
 FOLDER = Path(__file__).parent / "golden"
 STEPS = 20
@@ -71,8 +71,8 @@ def compute(settings, shards_folder):
     """The first steps of a run with these settings: losses, gradient norms, and its rows' hash."""
     shards = open_shards(shards_folder)
     config = fit_to_shards(override(override(PRESETS["small"], BASE), settings), shards)
-    model = build_model(config, shards.tokenizer, torch.float32, count_tokens(shards))
-    step = Step(model, config)
+    model = build_model(config, shards.tokenizer, Machine(), count_tokens(shards))
+    step = AcceleratedStep(model, config, Machine())
     examples = Examples(shards.train, shards.tokenizer, config.examples, config.train.seed)
     rows, losses, grad_norms = hashlib.sha256(), [], []
     model.train()

@@ -15,6 +15,7 @@ from electra.model.initialisation import init_weights, look_at_neighbours
 from electra.presets import PRESETS
 from electra.pretraining.start import build_model, count_tokens
 from electra.settings import override
+from electra.training.machine import Machine
 
 
 def test_normal_cut_at_two_deviations():
@@ -69,7 +70,7 @@ def test_generator_begins_at_the_frequencies(toy_shards, toy_config):
     )
     size = shards.tokenizer.vocab_size
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=size))
-    model = build_model(config, shards.tokenizer, torch.float32, count_tokens(shards))
+    model = build_model(config, shards.tokenizer, Machine(), count_tokens(shards))
     tokens = np.concatenate([shard.tokens for shard in shards.train])
     probs = model.generator.head.bias.detach().exp()
     assert probs.sum().item() == pytest.approx(1, abs=1e-5)

@@ -37,6 +37,7 @@ from electra.runs.huggingface import (
 )
 from electra.runs.pretrained import load_pretrained
 from electra.settings import override
+from electra.training.machine import Machine
 
 PAD, UNK, CLS, SEP, MASK = range(5)
 VOCAB = 60
@@ -200,7 +201,7 @@ def test_small_starts_at_the_derived_loss(settings, expected):
     config = override(PRESETS["small"], settings)
     pieces = [f"w{n}" for n in range(5, 30_522)]
     tokenizer = Tokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *pieces])
-    model = build_model(config, tokenizer, torch.float32)
+    model = build_model(config, tokenizer, Machine())
     ids = torch.randint(1000, 30_000, (2, 128), generator=rng(0))
     ids[:, 0], ids[:, -1] = CLS, SEP
     output = model.compute(Batch(ids, None, torch.zeros_like(ids)), rng(1))
@@ -698,7 +699,7 @@ def test_example_of_a_new_objective(batch, toy_shards, toy_config, tmp_path, mon
 def test_what_is_kept_begins_alike_whatever_the_objective(start):
     built = {
         name: build_model(
-            config_of(*settings, f"train.initial_weights={start}"), TOKENIZER, torch.float32
+            config_of(*settings, f"train.initial_weights={start}"), TOKENIZER, Machine()
         ).kept
         for name, settings in EVERY.items()
         if "generator.kind=unigram" not in settings

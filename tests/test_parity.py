@@ -27,6 +27,7 @@ from electra.runs.huggingface import (
     head_to_huggingface,
 )
 from electra.runs.pretrained import load_pretrained
+from electra.training.machine import Machine
 
 SIZES = EncoderConfig(
     vocab_size=99,
@@ -191,9 +192,7 @@ def test_export_loads_without_our_code(exported, toy_tokenizer, toy_config):
     from electra.pretraining.start import build_model
     from electra.runs.checkpoint import find_checkpoint, load_parameters
 
-    model = build_model(
-        toy_config_with_vocab(toy_config, toy_tokenizer), toy_tokenizer, torch.float32
-    )
+    model = build_model(toy_config_with_vocab(toy_config, toy_tokenizer), toy_tokenizer, Machine())
     _, checkpoint = find_checkpoint(exported / "run")
     load_parameters(model, load_file(checkpoint / "model.safetensors"))
     model.eval()

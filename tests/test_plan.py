@@ -23,6 +23,7 @@ from electra.pretraining.memory import (
 from electra.pretraining.plan import plan, time_step
 from electra.pretraining.start import build_model
 from electra.settings import override
+from electra.training.machine import Machine
 
 CPU = torch.device("cpu")
 
@@ -47,7 +48,7 @@ def test_plan(config):
     seen = []
     ticks = itertools.count()
     found = plan(config, 4, seen.append, lambda: 0.3 * next(ticks))
-    model = build_model(config, make_tokenizer(500), torch.float32)
+    model = build_model(config, make_tokenizer(500), Machine())
     assert found.parameters == sum(p.numel() for p in model.parameters())
     assert found.kept_parameters == sum(p.numel() for p in model.discriminator.parameters())
     assert found.tokens == 1000 * 8 * 128
@@ -62,16 +63,16 @@ def test_plan(config):
 def test_time_is_that_of_whole_steps(config, probe_seconds, accumulation):
     """Also where the probe is too short for one: here a row takes a hundredth of a second."""
     config = override(config, [f"train.accumulation={accumulation}"])
-    model = build_model(config, make_tokenizer(500), torch.float32)
+    model = build_model(config, make_tokenizer(500), Machine())
     rows = []
     model.register_forward_pre_hook(lambda _, inputs: rows.append(len(inputs[0].input_ids_BL)))
-    found = time_step(model, config, CPU, probe_seconds, clock=lambda: 0.01 * sum(rows))
+    found = time_step(model, config, Machine(), probe_seconds, clock=lambda: 0.01 * sum(rows))
     assert found == pytest.approx(0.08)
     assert max(rows) == min(config.train.micro_batch_size, max(1, round(probe_seconds / 5 / 0.01)))
 
 
 def test_memory_is_what_a_piece_keeps(config):
-    model = build_model(config, make_tokenizer(500), torch.float32)
+    model = build_model(config, make_tokenizer(500), Machine())
     row = measure_activations(model, config, CPU)
     # Two networks of two layers: queries, keys, values, probabilities, inner states ... of 128
     # tokens; between 10 and 100 numbers of the hidden size each.
@@ -107,7 +108,7 @@ def test_a_step_that_does_not_fit_is_refused_before_anything_is_written(
         str(refusal.value),
     )
     pieces = int(says[1])
-    model = build_model(config, make_tokenizer(config.model.vocab_size), torch.float32)
+    model = build_model(config, make_tokenizer(config.model.vocab_size), Machine())
     require_memory(model, override(config, [f"train.accumulation={2 * pieces}"]), CPU)
     with pytest.raises(UserError, match="a step needs about"):
         require_memory(model, override(config, [f"train.accumulation={pieces // 2}"]), CPU)

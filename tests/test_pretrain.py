@@ -35,7 +35,7 @@ from electra.runs.export import export
 from electra.runs.metrics import read_metrics
 from electra.runs.pretrained import load_pretrained, read_networks
 from electra.settings import override
-from electra.training.machine import choose_dtype
+from electra.training.machine import Machine, choose_dtype
 from electra.training.optimizer import build_optimizer, learning_rate_at
 from electra.training.seeds import step_seed
 
@@ -426,7 +426,7 @@ def test_a_damaged_record_costs_no_other(finished, unfinished):
 
 
 def test_only_the_newest_checkpoints_are_kept(toy_shards, toy_config, tmp_path):
-    model = build_model(toy_config, open_shards(toy_shards).tokenizer, torch.float32)
+    model = build_model(toy_config, open_shards(toy_shards).tokenizer, Machine())
     optimizer = build_optimizer(model, toy_config.optimizer)
     for step in (1, 2, 3):
         save_checkpoint(tmp_path, step, model, optimizer, keep=2)
@@ -610,7 +610,7 @@ def test_evaluation_does_not_depend_on_accumulation(toy_shards, toy_config):
     """No more rows at a time than in a step, and the same measures to rounding."""
     shards = open_shards(toy_shards)
     config = fit_to_shards(override(toy_config, ["train.evaluate_rows=20"]), shards)
-    model = build_model(config, shards.tokenizer, torch.float32, count_tokens(shards))
+    model = build_model(config, shards.tokenizer, Machine(), count_tokens(shards))
     seen = []
     model.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0].input_ids_BL)))
     batches, device = heldout_batches(shards, config), torch.device("cpu")
@@ -668,7 +668,7 @@ def test_the_manifest_tells_that_the_compiler_failed(toy_shards, toy_config, tmp
         raise RuntimeError("no compiler")
 
     compile_with_torch = torch.compile
-    monkeypatch.setattr("electra.pretraining.step._compiles", lambda config, device: True)
+    monkeypatch.setattr("electra.pretraining.acceleration._compiles", lambda config, device: True)
     monkeypatch.setattr(
         torch, "compile", lambda model, **options: compile_with_torch(model, backend=fail)
     )

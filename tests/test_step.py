@@ -1,5 +1,6 @@
 """One optimizer step: compiled, captured and plain are the same computation."""
 
+import copy
 import dataclasses
 import math
 import shutil
@@ -16,14 +17,15 @@ from electra.config import UserError
 from electra.corpus.tokenizer import make_tokenizer
 from electra.model.encoder import Encoder, Layer
 from electra.presets import PRESETS, encoder_sizes
+from electra.pretraining.acceleration import WARM_UP_STEPS, AcceleratedStep
 from electra.pretraining.attention import rank_attention
 from electra.pretraining.loop import pretrain, resume
 from electra.pretraining.memory import make_rows
 from electra.pretraining.start import build_model
-from electra.pretraining.step import WARM_UP_STEPS, Step
+from electra.pretraining.step import Step
 from electra.pretraining.working_copies import WorkingCopies
 from electra.settings import override
-from electra.training.machine import choose_dtype
+from electra.training.machine import Machine, choose_dtype
 from electra.training.optimizer import build_optimizer, set_learning_rate
 from electra.training.seeds import step_seed
 
@@ -73,8 +75,22 @@ def without_dropout(config):
     return dataclasses.replace(config, model=sizes)
 
 
-def make_model(config, device=CPU, dtype=torch.float32):
-    return build_model(config, make_tokenizer(VOCAB), dtype, torch.ones(VOCAB)).to(device)
+def in_bfloat16(config):
+    return override(config, ["train.precision=bfloat16"])
+
+
+def machine_for(config, device=CPU):
+    return Machine(device, choose_dtype(config.train.precision, device))
+
+
+def make_model(config, device=CPU):
+    machine = machine_for(config, device)
+    return build_model(config, make_tokenizer(VOCAB), machine, torch.ones(VOCAB))
+
+
+def make_step(config, device=CPU):
+    model = make_model(config, device).train()
+    return AcceleratedStep(model, config, machine_for(config, device))
 
 
 def padded(batch):
@@ -121,7 +137,7 @@ def test_no_step_waits_for_its_device(name):
     Dropout on, a padded row, bfloat16; the paths of a GPU, since the device is no CPU.
     """
     config = make_config(*OBJECTIVES[name])
-    model = make_model(config, torch.device("meta"), torch.bfloat16)
+    model = make_model(in_bfloat16(config), torch.device("meta"))
     batch = padded(make_rows(config, 4, 0)).to(torch.device("meta"))
     draw = model.masking.draw(batch, torch.Generator())
     with WorkingCopies(model, torch.bfloat16).at_work():
@@ -140,7 +156,7 @@ def test_working_copies_change_nothing(name, monkeypatch):
     config = without_dropout(make_config(*OBJECTIVES[name]))
     batch, results = padded(make_rows(config, 8, 0)), []
     for is_at_work in (False, True):
-        model = make_model(config, dtype=torch.bfloat16).train()
+        model = make_model(in_bfloat16(config)).train()
         parameters = dict(model.named_parameters())
         copies = WorkingCopies(model, torch.bfloat16)
         forward = torch.compile(model, fullgraph=True, dynamic=False, backend="aot_eager")
@@ -170,7 +186,7 @@ def test_what_a_gpu_runs_is_one_graph(name):
     """Traced whole, forward and backward, on a device that is no CPU; dropout on, bfloat16."""
     torch.compiler.reset()
     config, device = make_config(*OBJECTIVES[name]), torch.device("meta")
-    model = make_model(config, device, torch.bfloat16)
+    model = make_model(in_bfloat16(config), device)
     batch = padded(make_rows(config, 4, 0)).to(device)
     draw = model.masking.draw(batch, torch.Generator())
     compiled = torch.compile(model, fullgraph=True, dynamic=False, backend="aot_eager")
@@ -182,7 +198,7 @@ def test_what_a_gpu_runs_is_one_graph(name):
 def test_a_step_leaves_no_graph_behind(name):
     """What accumulates gradients would stay bound to the stream of that step."""
     config = make_config(*OBJECTIVES[name])
-    step = Step(make_model(config).train(), config)
+    step = make_step(config)
     outcome = step(0, padded(make_rows(config, 8, 0)), 1e-3)
     tensors = [leaf for leaf in tree_leaves(tuple(outcome)) if isinstance(leaf, torch.Tensor)]
     assert len(tensors) > 5
@@ -232,7 +248,7 @@ def test_layers_keep_rates_of_their_own_as_tensors():
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_attention_kernels_are_ranked(masked):
-    kernels = rank_attention(make_config(), CPU, masked=masked)
+    kernels = rank_attention(make_config(), Machine(), masked=masked)
     assert SDPBackend.MATH in kernels  # which can do everything
     assert len(set(kernels)) == len(kernels)
 
@@ -244,8 +260,8 @@ def test_a_missing_compiler_is_told():
     torch.compiler.reset()
     message = r"train.compile yes: torch\.compile does not work here"
     with config.patch({"cpp.cxx": ("no-such-compiler",)}), pytest.raises(UserError, match=message):
-        Step(make_model(make_config()), make_config("train.compile=yes"))
-    assert not Step(make_model(make_config()), make_config()).compiled
+        make_step(make_config("train.compile=yes"))
+    assert not make_step(make_config()).compiled
 
 
 @torch_warns
@@ -257,23 +273,24 @@ def test_a_compiler_that_fails_is_done_without():
         raise RuntimeError("no such\narchitecture")
 
     config = make_config("train.accumulation=2")
-    plain, compiled = (Step(make_model(config).train(), config) for _ in range(2))
-    compiled.compiled, compiled.forward = True, torch.compile(compiled.model, backend=fail)
+    plain, compiled = (make_step(config) for _ in range(2))
+    compiled.compiled = True
+    compiled.step.forward = torch.compile(compiled.step.model, backend=fail)
     with pytest.warns(UserWarning, match="fails, going on without it: .*no such architecture"):
         actual = compiled(0, make_rows(config, 8, 0), 1e-3)
     assert not compiled.describe()["compiled"]
     assert actual.grad_norm == plain(0, make_rows(config, 8, 0), 1e-3).grad_norm
-    asked = Step(make_model(config), config)
+    asked = make_step(config)
     asked.config = override(config, ["train.compile=yes"])
-    asked.compiled, asked.forward = True, torch.compile(asked.model, backend=fail)
+    asked.compiled = True
+    asked.step.forward = torch.compile(asked.step.model, backend=fail)
     with pytest.raises(RuntimeError, match="no such"):
         asked(0, make_rows(config, 8, 0), 1e-3)
 
 
 def run(config, steps, device=CPU):
     """The losses of some steps."""
-    dtype = choose_dtype(config.train.precision, device)
-    step = Step(make_model(config, device, dtype).train(), config)
+    step = make_step(config, device)
     losses = []
     for number in range(steps):
         batch = make_rows(config, config.train.batch_size, number % 5)
@@ -324,12 +341,12 @@ def test_a_step_can_be_replayed(settings, monkeypatch):
     rates = (1e-3, 2e-3, 5e-4, 1e-3, 3e-3, 0.0, 1e-3)
     batches = [padded(make_rows(config, 8, seed)) for seed in range(len(rates))]
     monkeypatch.setattr(Layer, "forward", Layer.plain)  # what a GPU computes
-    dtype = choose_dtype(config.train.precision, CPU)
-    done, replayed = (Step(make_model(config, CPU, dtype).train(), config) for _ in range(2))
+    machine = machine_for(config)
+    done, replayed = (Step(make_model(config).train(), config, machine) for _ in range(2))
     tolerance = {"rtol": 1e-5, "atol": 1e-6}
-    if dtype == torch.bfloat16:
+    if machine.dtype == torch.bfloat16:
         tolerance = {"rtol": 2e-4, "atol": 1e-3}  # whose roundings tip over
-        replayed.copies = WorkingCopies(replayed.model, dtype)
+        replayed.weights = WorkingCopies(replayed.model, machine.dtype).at_work
     replayed.optimizer = build_optimizer(
         replayed.model, config.optimizer, mode=config.method.mode, captured=True
     )
@@ -338,12 +355,12 @@ def test_a_step_can_be_replayed(settings, monkeypatch):
         for number, (batch, rate) in enumerate(zip(batches, rates, strict=True))
     ]
     buffers, tape, outcome = batches[0].to(CPU), Tape(), None
-    buffers = type(buffers)(*(each.clone() for each in buffers))
+    buffers = copy.deepcopy(buffers)
     for number, (batch, rate) in enumerate(zip(batches, rates, strict=True)):
         if number < 2:  # the optimizer's state appears
             replayed(number, batch, rate)
             continue
-        for buffer, tensor in zip(buffers, batch, strict=True):
+        for buffer, tensor in zip(buffers[:3], batch[:3], strict=True):
             buffer.copy_(tensor)
         replayed.rng.manual_seed(step_seed(0, "corruption", number))
         set_learning_rate(replayed.optimizer, rate)
@@ -413,13 +430,13 @@ def test_cuda_captured_and_plain_learn_alike(settings):
 def test_cuda_stages_are_captured_one_after_the_other():
     """The second trains another network, in a graph of its own."""
     config = make_config("train.compile=no", *OBJECTIVES["two_stage"])
-    step = Step(make_model(config, CUDA).train(), config)
-    head = step.model.discriminator_head.dense.weight
+    step = make_step(config, CUDA)
+    head = step.step.model.discriminator_head.dense.weight
     before = head.detach().clone()
     for number in range(2 * (WARM_UP_STEPS + 2)):
         if number == WARM_UP_STEPS + 2:
             assert torch.equal(head, before)
-            step.model.begin_stage(1)
+            step.step.model.begin_stage(1)
             step.forget()
         outcome = step(number, make_rows(config, 8, number), 1e-3)
     assert outcome.outputs[0].loss.isfinite()
@@ -443,7 +460,7 @@ def test_cuda_run_is_continued(toy_shards, toy_config, tmp_path):
 def test_cuda_steps_never_wait():
     """Torch itself refuses every operation that would wait for the device."""
     config = make_config("train.compile=yes", "train.precision=bfloat16")
-    step = Step(make_model(config, CUDA, torch.bfloat16).train(), config)
+    step = make_step(config, CUDA)
     assert step.captured
     batch = make_rows(config, 8, 0)
     for number in range(WARM_UP_STEPS + 2):  # with what is done once
@@ -461,8 +478,7 @@ def test_cuda_steps_never_wait():
 def test_cuda_captured_steps_draw_anew():
     """Positions, draws and dropout of a replay are those of its number, not of the capture."""
     config = make_config("train.compile=yes")
-    step = Step(make_model(config, CUDA), config)
-    step.model.train()
+    step = make_step(config, CUDA)
     batch, losses = make_rows(config, 8, 0), []
     for number in [0] * (WARM_UP_STEPS + 1) + [1, 2, 1, 2]:
         losses.append(step(number, batch, 0.0).outputs[0].loss.item())

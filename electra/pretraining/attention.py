@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from electra.config import PretrainConfig
-from electra.training.machine import choose_dtype
+from electra.training.machine import Machine
 
 KERNELS = (
     SDPBackend.FLASH_ATTENTION,
@@ -21,18 +21,16 @@ KERNELS = (
 )
 
 
-def rank_attention(
-    config: PretrainConfig, device: torch.device, *, masked: bool
-) -> list[SDPBackend]:
+def rank_attention(config: PretrainConfig, machine: Machine, *, masked: bool) -> list[SDPBackend]:
     """Return torch's attention kernels that can do a layer of the discriminator, fastest first.
 
     Forward and backward are timed with the run's sizes and dropout, with a mask or without; what
     it takes to launch them is not, since a replay does not launch them one by one.
     """
     sizes, train = config.model, config.train
-    rows, length = -(-train.batch_size // train.accumulation), config.examples.sequence_length
+    rows, length = train.micro_batch_size, config.examples.sequence_length
     heads, rate = sizes.num_attention_heads, sizes.attention_probs_dropout_prob
-    dtype = choose_dtype(train.precision, device)
+    device, dtype = machine.device, machine.dtype
     mask_B11L = torch.zeros((rows, 1, 1, length), device=device, dtype=dtype) if masked else None
     qkv_BL3ND = torch.randn(
         (rows, length, 3, heads, sizes.hidden_size // heads), device=device, dtype=dtype

@@ -23,9 +23,9 @@ from electra.method.flops import count_run, count_true
 from electra.method.measures import Measures
 from electra.method.objective import Judgement, Objective, Output
 from electra.model.batch import Batch, find_real
+from electra.pretraining.acceleration import AcceleratedStep
 from electra.pretraining.memory import require_memory
 from electra.pretraining.start import build_model, count_tokens, fit_to_shards, load_frozen
-from electra.pretraining.step import Step
 from electra.processes import stop_on_signal
 from electra.runs.checkpoint import (
     find_checkpoint,
@@ -38,7 +38,7 @@ from electra.runs.manifest import LOCK, amend_session, begin_session, read_manif
 from electra.runs.metrics import MetricsLog, read_metrics
 from electra.runs.pretrained import read_run_config
 from electra.settings import to_dict
-from electra.training.machine import choose_device, choose_dtype, describe_device, prepare_process
+from electra.training.machine import Machine, prepare_machine
 from electra.training.optimizer import learning_rate_at
 from electra.training.seeds import step_seed
 
@@ -76,11 +76,10 @@ def pretrain(shards_folder: Path, run: Path, config: PretrainConfig, show: Show)
     require_schedule(config)
     shards = open_shards(shards_folder)
     config = fit_to_shards(config, shards)
-    device = choose_device(config.train.device)
-    prepare_process(config.train.threads)
-    model = _build(config, shards, device)
-    require_memory(model, config, device)
-    step = Step(model, config)
+    machine = prepare_machine(config.train.device, config.train.precision, config.train.threads)
+    model = _build(config, shards, machine)
+    require_memory(model, config, machine.device)
+    step = AcceleratedStep(model, config, machine)
     with _writing(run):
         with new_folder(run) as folder:
             shards.tokenizer.save(folder / "tokenizer")
@@ -123,9 +122,9 @@ def resume(run: Path, show: Show, shards_folder: Path | None = None) -> dict[str
             shards.digest == digest,
             f"{shards.folder} does not hold the shards that {run} was begun with",
         )
-        device = choose_device(config.train.device)
-        prepare_process(config.train.threads)
-        return _train(run, shards, Step(_build(config, shards, device), config), show)
+        machine = prepare_machine(config.train.device, config.train.precision, config.train.threads)
+        step = AcceleratedStep(_build(config, shards, machine), config, machine)
+        return _train(run, shards, step, show)
 
 
 @contextmanager
@@ -144,18 +143,18 @@ def _writing(run: Path) -> Iterator[None]:
         ) from None
 
 
-def _build(config: PretrainConfig, shards: Shards, device: torch.device) -> Objective:
+def _build(config: PretrainConfig, shards: Shards, machine: Machine) -> Objective:
     """Return the networks with their first weights, on the device."""
     asks_frequencies = (
         config.train.initial_weights == "neighbours" or config.generator.kind == "unigram"
     )
     frequencies_V = count_tokens(shards) if asks_frequencies else None  # reads every token
-    dtype = choose_dtype(config.train.precision, device)
-    return build_model(config, shards.tokenizer, dtype, frequencies_V).to(device)
+    return build_model(config, shards.tokenizer, machine, frequencies_V)
 
 
-def _train(run: Path, shards: Shards, step: Step, show: Show) -> dict[str, Any]:
-    config, model, device = step.config, step.model, step.device
+def _train(run: Path, shards: Shards, step: AcceleratedStep, show: Show) -> dict[str, Any]:
+    config, model, optimizer = step.config, step.step.model, step.step.optimizer
+    machine, device = step.machine, step.machine.device
     train, seed = config.train, config.train.seed
     tokenizer = shards.tokenizer
     first_step = 0
@@ -165,14 +164,14 @@ def _train(run: Path, shards: Shards, step: Step, show: Show) -> dict[str, Any]:
         for stage in range(1, model.stage_at(first_step - 1) + 1):
             model.begin_stage(stage)
             step.forget()
-        read_state(checkpoint, model, step.optimizer)
+        read_state(checkpoint, model, optimizer)
     elif config.generator.kind == "frozen":
         load_frozen(model, config)
     begin_session(
         run,
         first_step=first_step,
-        device=describe_device(device),
-        dtype=str(choose_dtype(train.precision, device)),
+        device=machine.name,
+        dtype=str(machine.dtype),
         step=step.describe(),
     )
     examples = Examples(shards.train, tokenizer, config.examples, seed)
@@ -241,7 +240,7 @@ def _train(run: Path, shards: Shards, step: Step, show: Show) -> dict[str, Any]:
                 write(record)
             with clock.paused():
                 if saves:
-                    save_checkpoint(run, done, model, step.optimizer, train.keep_checkpoints)
+                    save_checkpoint(run, done, model, optimizer, train.keep_checkpoints)
                 if evaluates(done):
                     write_evaluation(done)
             if is_stopped and not is_last:

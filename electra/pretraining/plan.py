@@ -11,16 +11,10 @@ from electra.config import PretrainConfig
 from electra.corpus.tokenizer import make_tokenizer
 from electra.method.flops import count_run
 from electra.method.objective import Objective
+from electra.pretraining.acceleration import WARM_UP_STEPS, AcceleratedStep
 from electra.pretraining.memory import estimate_step, make_rows
 from electra.pretraining.start import build_model
-from electra.pretraining.step import WARM_UP_STEPS, Step
-from electra.training.machine import (
-    choose_device,
-    choose_dtype,
-    describe_device,
-    prepare_process,
-    wait_for,
-)
+from electra.training.machine import Machine, prepare_machine
 
 
 class Plan(NamedTuple):
@@ -58,12 +52,10 @@ def plan(
         progress: Is told the seconds spent, from time to time.
         clock: Returns the time, seconds.
     """
-    device = choose_device(config.train.device)
-    prepare_process(config.train.threads)
+    machine = prepare_machine(config.train.device, config.train.precision, config.train.threads)
     tokenizer = make_tokenizer(config.model.vocab_size)
     frequencies_V = torch.ones(config.model.vocab_size)
-    dtype = choose_dtype(config.train.precision, device)
-    model = build_model(config, tokenizer, dtype, frequencies_V).to(device)
+    model = build_model(config, tokenizer, machine, frequencies_V)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     kept = sum(parameter.numel() for parameter in model.kept.parameters())
     return Plan(
@@ -72,22 +64,22 @@ def plan(
         config.train.steps,
         config.train.steps * config.train.batch_size * config.examples.sequence_length,
         count_run(model, config),
-        estimate_step(model, config, device),
-        config.train.steps * time_step(model, config, device, probe_seconds, progress, clock),
-        describe_device(device),
+        estimate_step(model, config, machine.device),
+        config.train.steps * time_step(model, config, machine, probe_seconds, progress, clock),
+        machine.name,
     )
 
 
 def time_step(
     model: Objective,
     config: PretrainConfig,
-    device: torch.device,
+    machine: Machine,
     probe_seconds: float,
     progress: Callable[[float], None] = lambda seconds: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
     """Return the estimated seconds of an optimizer step: the median of those that were timed."""
-    step = Step(model, config)
+    step = AcceleratedStep(model, config, machine)
     batch_size = config.train.batch_size
     model.train()
 
@@ -95,11 +87,11 @@ def time_step(
         batch = make_rows(config, num_rows, seed=num_rows)
         began = clock()
         step(0, batch, config.optimizer.learning_rate)
-        wait_for(device)
+        machine.wait()
         return clock() - began
 
     began = clock()
-    if device.type == "cuda":  # whose time does not grow with rows until they fill it
+    if machine.device.type == "cuda":  # whose time does not grow with rows until they fill it
         num_rows = batch_size
         for _ in range(WARM_UP_STEPS + 1):
             run(num_rows)

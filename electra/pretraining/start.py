@@ -16,6 +16,7 @@ from electra.model.encoder import Embeddings, Encoder
 from electra.model.initialisation import draw_glorot, init_weights, look_at_neighbours
 from electra.runs.checkpoint import load_parameters
 from electra.runs.pretrained import SavedNetwork, read_networks, read_run_config
+from electra.training.machine import Machine
 from electra.training.seeds import step_seed
 
 
@@ -69,21 +70,21 @@ def _read_generator(run: Path) -> SavedNetwork:
 def build_model(
     config: PretrainConfig,
     tokenizer: Tokenizer,
-    compute_dtype: torch.dtype,
+    machine: Machine,
     frequencies_V: Tensor | None = None,
 ) -> Objective:
-    """Return the objective's networks with fresh weights, a function of the seed.
+    """Return the objective's networks with fresh weights, a function of the seed, on the device.
 
     The encoder one keeps begins with the same weights whatever the objective is.
 
     Args:
         config: The settings.
         tokenizer: Special tokens, vocabulary.
-        compute_dtype: Dtype of activations and matrix products.
+        machine: Device, and dtype of activations and matrix products.
         frequencies_V: `count_tokens` of the shards. Without them heads begin without a bias, and
             there can be no unigram generator.
     """
-    model = build_objective(Parts(config, tokenizer, compute_dtype, frequencies_V))
+    model = build_objective(Parts(config, tokenizer, machine.dtype, frequencies_V))
     rng, others = (
         torch.Generator().manual_seed(step_seed(config.train.seed, name, 0))
         for name in ("weights", "other weights")
@@ -102,7 +103,7 @@ def build_model(
             look_at_neighbours(encoders, std, rng)
         if frequencies_V is not None:
             model.set_constant_predictions(frequencies_V)
-    return model
+    return model.to(machine.device)
 
 
 def count_tokens(shards: Shards) -> Tensor:

@@ -41,7 +41,7 @@ from electra.terminal import (
     print_tokens,
     show_finetuning,
 )
-from electra.training.machine import choose_device, choose_dtype, prepare_process
+from electra.training.machine import prepare_machine
 
 PROBE_SECONDS = 1.0
 SHOWN_TOKENS = 40
@@ -170,11 +170,9 @@ def fit_to_time(config: QuickstartConfig, shards: Shards) -> PretrainConfig:
     """
     settings = fit_to_shards(config.pretrain, shards)
     train = settings.train
-    device = choose_device(train.device)
-    prepare_process(train.threads)
-    dtype = choose_dtype(train.precision, device)
-    model = build_model(settings, shards.tokenizer, dtype, count_tokens(shards)).to(device)
-    seconds = time_step(model, settings, device, PROBE_SECONDS)
+    machine = prepare_machine(train.device, train.precision, train.threads)
+    model = build_model(settings, shards.tokenizer, machine, count_tokens(shards))
+    seconds = time_step(model, settings, machine, PROBE_SECONDS)
     steps = min(train.steps, max(100, round(config.pretrain_seconds / seconds)))
     optimizer = dataclasses.replace(settings.optimizer, warmup_steps=steps // 10)
     train = dataclasses.replace(

@@ -1,8 +1,9 @@
-"""Which device, dtype and threads a run uses."""
+"""The machine that a program runs on: chosen once, and handed to all that needs to know it."""
 
 import ctypes
 import platform
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -10,6 +11,59 @@ import torch
 
 from electra.config import UserError
 from electra.processes import usable_cores
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Device, dtype and place among the processes; a program makes it once (`prepare_machine`).
+
+    As it is without arguments it is one process with float32 on one core, set up by nobody.
+    """
+
+    device: torch.device = CPU
+    dtype: torch.dtype = torch.float32
+    """Of activations and matrix products."""
+    threads: int = 1
+    """Of the CPU."""
+    rank: int = 0
+    """Number of this process among those that compute a step together, from 0."""
+    num_ranks: int = 1
+
+    @property
+    def name(self) -> str:
+        """The device's own name, for manifests and results."""
+        if self.device.type == "cuda":
+            return torch.cuda.get_device_name(self.device)
+        return f"{_processor()}, {self.threads} thread{'s' if self.threads > 1 else ''}"
+
+    def wait(self) -> None:
+        """Return when the device has done all that it was asked for."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def prepare_machine(
+    device: Literal["auto", "cpu", "cuda"],
+    precision: Literal["auto", "float32", "bfloat16"],
+    threads: int,
+) -> Machine:
+    """Choose the device and its dtype, and set this process up for computing.
+
+    Args:
+        device: auto: a CUDA device if there is one.
+        precision: auto: bfloat16 where the hardware multiplies it natively.
+        threads: Of the CPU; 0: one for each core that the process may use.
+
+    Raises:
+        UserError: cuda was asked for and there is none.
+    """
+    chosen = choose_device(device)
+    threads = threads or usable_cores()
+    torch.set_num_threads(threads)
+    _keep_freed_memory()
+    return Machine(chosen, choose_dtype(precision, chosen), threads)
 
 
 def choose_device(name: Literal["auto", "cpu", "cuda"]) -> torch.device:
@@ -39,14 +93,13 @@ def choose_dtype(
     return torch.bfloat16 if native else torch.float32
 
 
-def prepare_process(threads: int) -> None:
-    """Set the CPU threads (0: one per usable core) and keep freed memory in the process.
+def _keep_freed_memory() -> None:
+    """Let the process keep the memory that it frees.
 
     glibc hands large blocks back to the system when they are freed, and every step then pays for
     mapping them in anew: on two cores a softmax over 302 x 30,522 logits took 14.3 ms, with the
     blocks kept 4.8 ms.
     """
-    torch.set_num_threads(threads or usable_cores())
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
         mmap_threshold, trim_threshold = -3, -1  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
@@ -54,21 +107,20 @@ def prepare_process(threads: int) -> None:
         libc.mallopt(trim_threshold, 2**31 - 1)
 
 
-def wait_for(device: torch.device) -> None:
-    """Return when the device has done all that it was asked for."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def describe_device(device: torch.device) -> str:
-    """Return the device's own name, for manifests and results."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    name = platform.processor() or platform.machine()
+def _processor() -> str:
     if sys.platform == "linux":
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
-                name = line.partition(":")[2].strip()
-                break
-    threads = torch.get_num_threads()
-    return f"{name}, {threads} thread{'s' if threads > 1 else ''}"
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def prepare_process(threads: int) -> None:  # to go with the last caller
+    """Go with the last caller."""
+    torch.set_num_threads(threads or usable_cores())
+    _keep_freed_memory()
+
+
+def describe_device(device: torch.device) -> str:  # to go with the last caller
+    """Go with the last caller."""
+    return Machine(device, threads=torch.get_num_threads()).name
