@@ -6,7 +6,15 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from electra.cli.options import DryRun, Set, Toml, print_dry_run, refuse_existing, resolve
+from electra.cli.options import (
+    DryRun,
+    Set,
+    Toml,
+    print_dry_run,
+    refuse_existing,
+    refuse_folder_in_the_way,
+    resolve,
+)
 
 
 def finetune(
@@ -137,6 +145,7 @@ def submit(
     from electra.terminal.printing import print_done, print_table
 
     refuse_existing(out)
+    refuse_folder_in_the_way(out)
     if dry_run:
         return print_dry_run(None, f"read {', '.join(map(str, folders))} and write {out}")
     answers = run_submit(folders, out, ensemble=ensemble, partial=partial)

@@ -85,6 +85,15 @@ def refuse_existing(out: Path) -> None:
     require(not out.exists(), f"{out} exists already; remove it or choose another --out")
 
 
+def refuse_folder_in_the_way(out: Path) -> None:
+    """Refuse to write a file whose temporary name is that of a folder."""
+    incomplete = out.with_name(f"{out.name}.incomplete")
+    require(
+        not incomplete.is_dir(),
+        f"{incomplete} is a folder in the way of {out}; move it or choose another --out",
+    )
+
+
 def print_dry_run(settings: Any, action: str) -> None:
     """Print what a verb would do, with its settings where it has some."""
     from electra.terminal.printing import print_plan

@@ -1,5 +1,6 @@
 """pretrain, and what can be told before: plan and flops."""
 
+import math
 import shlex
 import sys
 from pathlib import Path
@@ -122,6 +123,10 @@ def plan(
     from electra.terminal.live import Progress
     from electra.terminal.printing import print_done, print_table
 
+    require(
+        0 < probe_seconds < math.inf,
+        f"--probe-seconds must be > 0 and finite, not {probe_seconds}",
+    )
     given = [*set_, *([f"train.steps={steps}"] if steps is not None else [])]
     settings = resolve_pretraining(preset, config, given)
     with Progress("timing steps", unit="seconds") as progress:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from electra.cli.options import DryRun, print_dry_run, refuse_existing
+from electra.cli.options import DryRun, print_dry_run, refuse_existing, refuse_folder_in_the_way
 from electra.config import require
 
 
@@ -39,6 +39,7 @@ def report(
     )
     if out is not None:
         require(not out.is_dir(), f"{out} is a folder; name a file, as {out / 'report.html'}")
+        refuse_folder_in_the_way(out)
     if dry_run:
         return print_dry_run(None, f"read {', '.join(map(str, folders))} and write {out or readme}")
     if readme is not None:
@@ -103,6 +104,7 @@ def predict(
     model = read_finetuned(run, seed)
     if out is not None:
         check_format(out)
+        refuse_folder_in_the_way(out)
     task = ask(model, input_, columns)
     count = sum(map(len, task.examples.values()))
     if dry_run:
@@ -153,6 +155,7 @@ def score(
 
     lines = read_sentences(text)
     refuse_existing(out)
+    refuse_folder_in_the_way(out)
     if dry_run:
         return print_dry_run(
             None, f"score {len(lines):,} lines of {text} with {run} and write {out}"
