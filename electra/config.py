@@ -100,17 +100,25 @@ class EncoderConfig:
     """Standard deviation of the normal that weights are drawn from, cut at two deviations."""
 
     def __post_init__(self) -> None:
+        for name in (
+            "vocab_size",
+            "embedding_size",
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "intermediate_size",
+            "max_position_embeddings",
+            "type_vocab_size",
+        ):
+            require(getattr(self, name) >= 1, f"{name} must be >= 1, not {getattr(self, name)}")
         require(
             self.hidden_size % self.num_attention_heads == 0,
             f"hidden_size {self.hidden_size} must be a multiple of num_attention_heads "
             f"{self.num_attention_heads}",
         )
-        for name in ("vocab_size", "embedding_size", "hidden_size", "intermediate_size"):
-            require(getattr(self, name) >= 1, f"{name} must be >= 1, not {getattr(self, name)}")
-        require(
-            self.num_hidden_layers >= 1,
-            f"num_hidden_layers must be >= 1, not {self.num_hidden_layers}",
-        )
+        for name in ("layer_norm_eps", "initializer_range"):
+            value = getattr(self, name)
+            require(0 <= value < math.inf, f"{name} must be >= 0 and finite, not {value}")
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
             value = getattr(self, name)
             require(0 <= value < 1, f"{name} must lie in [0, 1), not {value}")
@@ -149,7 +157,10 @@ class GeneratorConfig:
                 getattr(self, name) >= 0,
                 f"generator.{name} must be >= 0, not {getattr(self, name)}",
             )
-        require(self.temperature > 0, f"generator.temperature must be > 0, not {self.temperature}")
+        require(
+            0 < self.temperature < math.inf,
+            f"generator.temperature must be > 0 and finite, not {self.temperature}",
+        )
         require(
             (self.kind == "frozen") == bool(self.frozen_run),
             "generator.kind=frozen and generator.frozen_run=RUN go together; "
@@ -236,7 +247,10 @@ class MethodConfig:
 
     def __post_init__(self) -> None:
         require(0 < self.mask_prob < 1, f"mask_prob must lie in (0, 1), not {self.mask_prob}")
-        require(self.disc_weight >= 0, f"disc_weight must be >= 0, not {self.disc_weight}")
+        require(
+            0 <= self.disc_weight < math.inf,
+            f"disc_weight must be >= 0 and finite, not {self.disc_weight}",
+        )
         require(
             self.objective in OBJECTIVES,
             f"method.objective cannot be {self.objective!r}"
@@ -413,6 +427,11 @@ class PretrainConfig:
             self.examples.sequence_length <= self.model.max_position_embeddings,
             f"examples.sequence_length {self.examples.sequence_length} must not exceed "
             f"model.max_position_embeddings {self.model.max_position_embeddings}",
+        )
+        require(
+            self.model.type_vocab_size >= 2,
+            "model.type_vocab_size must be >= 2, since a row has two segments, not "
+            f"{self.model.type_vocab_size}",
         )
         method, generator = self.method, self.generator
         sizes = generator.encoder(self.model)

@@ -1,8 +1,10 @@
 """Reading and overriding settings: `section.field=value`, TOML, and JSON there and back."""
 
 import dataclasses
+import math
 import tomllib
 from collections.abc import Iterable, Mapping
+from decimal import Decimal
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -134,8 +136,10 @@ def _parse(name: str, value: Any, hint: Any) -> Any:
         number = float(value)
         if hint is float:
             return number
-        require(number == int(number), f"{name} must be {_words(hint)}, not {value!r}")
-        return int(number)
+        exact = Decimal(value)  # a float holds no more than 53 bits
+        is_whole = math.isfinite(number) and exact == int(exact)
+        require(is_whole, f"{name} must be {_words(hint)}, not {value!r}")
+        return int(exact)
     except (ValueError, OverflowError):
         raise UserError(f"{name} must be {_words(hint)}, not {value!r}") from None
 

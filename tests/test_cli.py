@@ -6,12 +6,14 @@ import re
 import resource
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 
-from electra import cli
-from electra.cli import main
+from electra.cli import entry, main
+from electra.presets import PRESETS
+from electra.settings import override, override_from_toml
 
 SMALL = [
     "model.hidden_size=64",
@@ -119,6 +121,30 @@ def test_mistakes_are_one_line_with_status_2(capsys, chain, toy_text, tmp_path):
             ["pretrain", shards, "--out", out, "--set", "train.steps=many"],
             r"train.steps must be a whole number, not 'many'",
         ),
+        *(
+            (
+                ["pretrain", shards, "--out", out, "--set", f"{name}={value}"],
+                rf"{name.split('.')[1]} must be .*, not '?{value}",
+            )
+            for name, value in [
+                ("model.num_attention_heads", 0),
+                ("model.num_attention_heads", -1),
+                ("model.hidden_size", 0),
+                ("model.num_hidden_layers", -2),
+                ("model.max_position_embeddings", 0),
+                ("model.type_vocab_size", 0),
+                ("model.type_vocab_size", 1),
+                ("model.layer_norm_eps", "nan"),
+                ("model.initializer_range", "inf"),
+                ("method.disc_weight", "inf"),
+                ("method.disc_weight", "nan"),
+                ("generator.temperature", "inf"),
+                ("generator.temperature", "nan"),
+                ("train.seed", "1e400"),
+                ("train.seed", "nan"),
+                ("train.seed", "0.5"),
+            ]
+        ),
         (
             ["pretrain", shards, "--out", out, "--set", "train.device=cdua"],
             r"train.device cannot be 'cdua'; did you mean 'cuda'\?",
@@ -161,6 +187,10 @@ def test_mistakes_are_one_line_with_status_2(capsys, chain, toy_text, tmp_path):
         ),
         (["export", shards, "--out", out], r"is not a run folder .*no config\.json"),
         (["export", folder / "run", "--out", folder / "scores"], r"exists already"),
+        *(
+            (["plan", "--probe-seconds", value], rf"must be > 0 and finite, not {value}")
+            for value in ("nan", "inf", "-1.0")
+        ),
         (["report", folder / "run"], r"needs either --out PAGE.html or --readme FILE"),
     ]
     for words, expected in mistakes:
@@ -177,6 +207,60 @@ def test_mistakes_are_one_line_with_status_2(capsys, chain, toy_text, tmp_path):
 def run_child(*words, **options):
     command = [sys.executable, "-m", "electra", *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, **options)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["tokenizer", "nowhere", "--out", "OUT"],
+        ["prepare", "nowhere", "--tokenizer", "vocabulary", "--out", "OUT"],
+        ["prepare", "task", "--tokenizer", "nowhere", "--out", "OUT"],
+        ["pretrain", "nowhere", "--out", "OUT"],
+        ["pretrain", "shards", "--out", "OUT", "--config", "nowhere"],
+        ["pretrain", "--resume", "nowhere"],
+        ["plan", "--config", "nowhere"],
+        ["flops", "--config", "nowhere"],
+        ["finetune", "nowhere", "--task", "own", "--data", "task", "--out", "OUT"],
+        ["finetune", "run", "--task", "own", "--data", "nowhere", "--out", "OUT"],
+        ["finetune", "run", "--task", "nowhere.toml", "--data", "task", "--out", "OUT"],
+        ["submit", "nowhere", "--out", "OUT"],
+        ["report", "nowhere", "--out", "OUT"],
+        ["report", "run", "nowhere", "--out", "OUT"],
+        ["report", "run", "--readme", "nowhere"],
+        ["predict", "nowhere", "--input", "task/dev.tsv"],
+        ["predict", "scores", "--input", "nowhere"],
+        ["score", "run", "--text", "nowhere", "--out", "OUT"],
+        ["score", "nowhere", "--text", "task/dev.tsv", "--out", "OUT"],
+        ["export", "nowhere", "--out", "OUT"],
+        ["quickstart", "--text", "nowhere", "--out", "OUT"],
+    ],
+    ids=" ".join,
+)
+def test_a_missing_input_is_one_line_of_every_verb(capsys, chain, tmp_path, monkeypatch, words):
+    folder, _ = chain
+    monkeypatch.chdir(folder)
+    out = tmp_path / "out"
+    status, printed, err = run(capsys, *(out if word == "OUT" else word for word in words))
+    assert (status, printed) == (2, "")
+    assert re.fullmatch(r"error: .*nowhere.*\n", err), err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("words", [["--help"], ["flops"], ["tokenizer"], ["predict"]], ids=" ".join)
+def test_a_closed_pipe_ends_without_a_word(chain, toy_text, tmp_path, words):
+    """Nobody reads, and the status is that of a program that SIGPIPE ended."""
+    folder, _ = chain
+    more = {
+        "tokenizer": [toy_text, "--out", tmp_path / "out", "--set", "vocab_size=120"],
+        "predict": [folder / "scores", "--input", folder / "task" / "dev.tsv"],
+    }.get(words[0], [])
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "electra", *words, *map(str, more)]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert done.returncode == 141
+    assert re.fullmatch(r"(\w+ .*\n)?", done.stderr), done.stderr  # the progress
 
 
 def test_what_the_system_refuses_is_one_line(capsys, chain, toy_text, tmp_path, monkeypatch):
@@ -201,6 +285,27 @@ def test_what_the_system_refuses_is_one_line(capsys, chain, toy_text, tmp_path, 
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("verb", ["submit", "report", "predict", "score"])
+def test_a_folder_in_the_way_of_a_file_is_one_line(capsys, chain, toy_text, tmp_path, verb):
+    """Told before the work, which would be lost."""
+    folder, _ = chain
+    words = {
+        "submit": [folder / "scores", "--partial"],
+        "report": [folder / "run"],
+        "predict": [folder / "scores", "--input", folder / "task" / "dev.tsv"],
+        "score": [folder / "run", "--text", toy_text],
+    }[verb]
+    out = tmp_path / "out.jsonl"
+    in_the_way = tmp_path / "out.jsonl.incomplete"
+    in_the_way.mkdir()
+    status, printed, err = run(capsys, verb, *words, "--out", out)
+    assert (status, printed) == (2, "")
+    assert err == (
+        f"error: {in_the_way} is a folder in the way of {out}; move it or choose another --out\n"
+    )
+    assert list(tmp_path.iterdir()) == [in_the_way]
+
+
 @pytest.mark.parametrize("verb", ["tokenizer", "prepare", "pretrain", "export"])
 def test_a_full_disk_is_one_line_and_leaves_nothing(chain, toy_text, tmp_path, verb):
     """A limit on the size of files stands for the disk; the write fails in the same place."""
@@ -219,12 +324,34 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(chain, toy_text, tmp_path, v
     done = run_child(verb, *words, "--out", tmp_path / "out", preexec_fn=limit)
     assert done.returncode == 2, done.stderr
     assert re.search(
-        r"^error: (writing failed|.*/out.*): File too large(; checkpoints .* --resume .*)?\Z",
+        r"^error: (writing failed|.*/out.*): File too large"
+        r"(; checkpoints written before are whole: electra pretrain --resume .*/out)?\Z",
         done.stderr.strip(),
         re.M,
     )
     assert "Traceback" not in done.stderr
     assert verb == "pretrain" or not list(tmp_path.iterdir())
+
+
+@pytest.mark.filterwarnings("default")
+def test_warnings_are_notes_and_those_of_others_are_few(capsys, monkeypatch):
+    """All of ours count; of another package's, the first from each place."""
+
+    def work(*words, **options):
+        for number in range(3):
+            for file, line in ((entry.__file__, 1), ("torch/nn.py", 1), ("torch/nn.py", 2)):
+                message = f"line {line},\nnumber {number}"
+                warnings.warn_explicit(message, UserWarning, file, line)
+
+    monkeypatch.setattr(entry, "app", work)
+    main([])
+    assert capsys.readouterr().err.splitlines() == [
+        "note: line 1, number 0",
+        "note: line 1, number 0",
+        "note: line 2, number 0",
+        "note: line 1, number 1",
+        "note: line 1, number 2",
+    ]
 
 
 def test_a_pipe_is_waited_for_aloud(toy_text, tmp_path):
@@ -248,7 +375,7 @@ def test_a_bug_stays_a_traceback(monkeypatch, bug):
     def fail(*words, **options):
         raise bug
 
-    monkeypatch.setattr(cli, "app", fail)
+    monkeypatch.setattr(entry, "app", fail)
     with pytest.raises(type(bug), match=re.escape(str(bug))):
         main([])
 
@@ -276,6 +403,23 @@ def test_dry_run_prints_every_setting_and_does_nothing(capsys, chain, tmp_path):
     assert not out.exists()
 
 
+def test_dry_runs_import_no_torch(chain):
+    folder, _ = chain
+    commands = [
+        ["tokenizer", "task", "--out", "out"],
+        ["prepare", "task", "--tokenizer", "vocabulary", "--out", "out"],
+        ["pretrain", "shards", "--out", "out"],
+        ["report", "run", "--out", "out"],
+        ["quickstart", "--out", "out"],
+    ]
+    code = (
+        "import sys; from electra.cli import main\n"
+        f"for words in {commands}: main([*words, '--dry-run'])\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=folder, stdout=subprocess.DEVNULL, check=True)
+
+
 def test_settings_from_toml_then_from_set(capsys, chain, tmp_path):
     folder, _ = chain
     toml = tmp_path / "recipe.toml"
@@ -293,6 +437,17 @@ def test_settings_from_toml_then_from_set(capsys, chain, tmp_path):
     status, _, err = run(capsys, *words, "--dry-run")
     assert status == 2
     assert "is not valid TOML" in err
+
+
+@pytest.mark.parametrize(
+    ("word", "number"),
+    [("1e6", 10**6), ("2.0", 2), (str(2**53 + 1), 2**53 + 1), (str(2**63 - 1), 2**63 - 1)],
+)
+def test_whole_numbers_are_read_exactly(tmp_path, word, number):
+    toml = tmp_path / "recipe.toml"
+    toml.write_text(f"[train]\nseed = {word}\n")
+    assert override(PRESETS["tiny"], [f"train.seed={word}"]).train.seed == number
+    assert override_from_toml(PRESETS["tiny"], toml).train.seed == number
 
 
 @pytest.mark.parametrize(

@@ -470,7 +470,7 @@ def test_verdicts_are_counted():
 
 def test_reports_and_terminal_import_no_torch():
     code = (
-        "import sys, electra.terminal, electra.reports.page, electra.reports.readme;"
+        "import sys, electra.terminal.live, electra.reports.page, electra.reports.readme;"
         "sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

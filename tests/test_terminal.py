@@ -7,10 +7,8 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from electra.reports.tokens import TokenView
-from electra.terminal import (
-    COMPILING,
-    Display,
-    Progress,
+from electra.terminal.live import COMPILING, Display, Progress
+from electra.terminal.printing import (
     print_done,
     print_error,
     print_plan,
@@ -175,7 +173,7 @@ def test_a_narrow_terminal_is_not_broken(open_terminal):
 
 def test_progress_says_how_much_is_left(capsys, monkeypatch):
     now = 0.0
-    monkeypatch.setattr("electra.terminal.time.monotonic", lambda: now)
+    monkeypatch.setattr("electra.terminal.live.time.monotonic", lambda: now)
     with Progress("prepare", unit="bytes") as progress:
         progress.update(1e6, 368e6)  # too early to show
         now = 60.0

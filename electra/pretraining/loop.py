@@ -51,9 +51,8 @@ Show = Callable[[dict[str, Any]], None]
 class Interrupted(Exception):
     """The run was asked to stop; its checkpoint is written."""
 
-    def __init__(self, run: Path, step: int):
+    def __init__(self, step: int):
         super().__init__(f"stopped at step {step}")
-        self.run = run
         self.step = step
 
 
@@ -102,8 +101,7 @@ def resume(run: Path, show: Show, shards_folder: Path | None = None) -> dict[str
         shards_folder: Where the shards are now, if they have moved.
 
     Raises:
-        UserError: It is no run folder, is damaged, in use or complete, or the shards are not those
-            it began with.
+        UserError: It is no run folder, is damaged, in use or complete, or its shards are others.
         Interrupted: As in `pretrain`.
     """
     config = read_run_config(run)
@@ -244,7 +242,7 @@ def _train(run: Path, shards: Shards, step: AcceleratedStep, show: Show) -> dict
                 if evaluates(done):
                     write_evaluation(done)
             if is_stopped and not is_last:
-                raise Interrupted(run, done)
+                raise Interrupted(done)
     if heldout and (
         samples := _view_rows(model, heldout[0], tokenizer, device, train.micro_batch_size)
     ):

@@ -31,15 +31,13 @@ from electra.reports.runs import read_finetuning, read_runs, read_samples
 from electra.reports.tables import finetuning_table, heldout_table
 from electra.runs.export import export
 from electra.settings import flatten, to_dict
-from electra.terminal import (
-    Display,
-    Progress,
+from electra.terminal.live import Display, Progress, show_finetuning
+from electra.terminal.printing import (
     print_done,
     print_note,
     print_step,
     print_table,
     print_tokens,
-    show_finetuning,
 )
 from electra.training.machine import prepare_machine
 

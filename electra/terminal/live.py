@@ -1,8 +1,7 @@
-"""What the commands show while they work and when they are done.
+"""What the commands show while they work, on standard error.
 
-Progress goes to standard error and results to standard output, so that a result can be piped while
-its making is watched. On a terminal progress is a panel that stays in place; anywhere else it is
-plain lines without control characters.
+On a terminal it is a panel that stays in place; anywhere else it is plain lines without control
+characters.
 """
 
 import sys
@@ -11,8 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 from rich import box
-from rich.cells import cell_len
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.constrain import Constrain
 from rich.live import Live
 from rich.panel import Panel
@@ -22,7 +20,7 @@ from rich.text import Text
 
 from electra.reports.glossary import format_count, format_metric, format_seconds
 from electra.reports.lines import header_lines, record_line
-from electra.reports.tokens import Sentence, TokenView, describe
+from electra.terminal.printing import open_console, printable
 
 SECONDS_BETWEEN_REFRESHES = 0.1
 SECONDS_BETWEEN_LINES = 10.0
@@ -39,7 +37,7 @@ class _Screen:
     """A renderable kept in place on a terminal; nothing where there is none."""
 
     def __init__(self) -> None:
-        self.console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+        self.console = open_console(stderr=True)
         # rich takes FORCE_COLOR for a terminal, but a log file cannot be drawn over.
         is_terminal = sys.stderr.isatty() and not self.console.is_dumb_terminal
         # Drawn only when there is news: a thread of rich's own would take time from training.
@@ -78,7 +76,7 @@ class Display:
 
     def __init__(self, *, steps: int, title: str = "Pre-training") -> None:
         self._steps = steps
-        self._title = _printable(title)
+        self._title = printable(title)
         self._train: Mapping[str, Any] = {}
         self._heldout: Mapping[str, Any] = {}
         self._has_begun = False
@@ -179,7 +177,7 @@ class Progress:
     """The progress of other long work: a context manager whose `update` tells how far it is."""
 
     def __init__(self, description: str, *, unit: str) -> None:
-        self._description = _printable(description)
+        self._description = printable(description)
         self._unit = unit
         self._facts: tuple[float, float | None, str] | None = None
         self._screen = _Screen()
@@ -200,7 +198,7 @@ class Progress:
 
         Cheap enough to be called at every step: most calls show nothing.
         """
-        self._facts = (done, total, _printable(note))
+        self._facts = (done, total, printable(note))
         now = time.monotonic()
         pause = SECONDS_BETWEEN_REFRESHES if self._screen.live else SECONDS_BETWEEN_LINES
         if now - self._shown >= pause:
@@ -233,42 +231,6 @@ class Progress:
         return f"{amount} {unit}"
 
 
-def print_error(message: str) -> None:
-    """Print a user's mistake as one line, to standard error."""
-    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
-    line = Text("error: ", "bold red").append(_printable(message), "default not bold")
-    console.print(line, soft_wrap=True)
-
-
-def print_note(note: str) -> None:
-    """Print something the user should know, to standard error."""
-    Console(stderr=True, highlight=False, markup=False, emoji=False).print(
-        Text("note: ", "bold yellow").append(_printable(note), "default not bold"), soft_wrap=True
-    )
-
-
-def print_done(what: str, next_command: str = "") -> None:
-    """Print what was written and, on a line of its own to copy, the command that comes next."""
-    console = Console(highlight=False, markup=False, emoji=False)
-    console.print(Text(_printable(what)), soft_wrap=True)
-    if next_command:
-        line = Text("next: ", "dim").append(_printable(next_command), "not dim bold")
-        console.print(line, soft_wrap=True)
-
-
-def print_lines(lines: Sequence[str]) -> None:
-    """Print results as they are, for another program to read."""
-    sys.stdout.writelines(line + "\n" for line in lines)
-    sys.stdout.flush()
-
-
-def print_step(title: str) -> None:
-    """Print the headline of a step: the command that does it, where there is one."""
-    Console(highlight=False, markup=False, emoji=False).print(
-        Text("\n").append(_printable(title), "bold"), soft_wrap=True
-    )
-
-
 def show_finetuning(progress: Progress, runs: int) -> Callable[[Mapping[str, Any]], None]:
     """Return what shows the records of fine-tunings as the progress of all runs together."""
     scores = ""
@@ -288,90 +250,6 @@ def show_finetuning(progress: Progress, runs: int) -> Callable[[Mapping[str, Any
     return show
 
 
-def print_plan(settings: Mapping[str, object], action: str) -> None:
-    """Print what a dry run would do: every setting on a line as --set takes it, then the deed."""
-    console = Console(highlight=False, markup=False, emoji=False)
-    for name, value in settings.items():
-        word = str(value).lower() if value is None or isinstance(value, bool) else str(value)
-        line = Text(_printable(f"{name}=")).append(_printable(word), "bold")
-        console.print(line, soft_wrap=True)
-    console.print(Text(_printable(f"would {action}; nothing was written")), soft_wrap=True)
-
-
-def print_table(rows: Sequence[Sequence[object]], headers: Sequence[str]) -> None:
-    """Print rows under headers: ruled on a terminal, plain columns elsewhere; numbers right."""
-    console = Console(highlight=False, markup=False, emoji=False)
-    cells = [[_printable(str(cell)) for cell in row] for row in rows]
-    is_number = [
-        bool(cells) and all(row[column][:1] in "0123456789.-+" for row in cells)
-        for column in range(len(headers))
-    ]
-    if sys.stdout.isatty():
-        table = Table(box=box.ROUNDED, border_style="dim", header_style="bold")
-        for header, right in zip(headers, is_number, strict=True):
-            table.add_column(Text(header), justify="right" if right else "left", overflow="fold")
-        for row in cells:
-            table.add_row(*map(Text, row))
-        console.print(table)
-        return
-    cells = [list(headers), *cells]
-    widths = [max(cell_len(row[column]) for row in cells) for column in range(len(headers))]
-    cells.insert(1, ["-" * width for width in widths])
-    for row in cells:
-        padded = [
-            " " * (width - cell_len(cell)) + cell
-            if right
-            else cell + " " * (width - cell_len(cell))
-            for cell, width, right in zip(row, widths, is_number, strict=True)
-        ]
-        print("  ".join(padded).rstrip(), flush=True)
-
-
-def print_tokens(sentence: Sentence) -> None:
-    """Print a sentence as both networks see it, three lines high, in blocks as wide as the screen.
-
-    Above a replaced token stands the original; below each token, the discriminator's probability
-    that it was replaced.
-    """
-    console = Console(highlight=False, markup=False, emoji=False)
-    labels = ("original", "sentence", "replaced?")
-    margin = max(map(len, labels)) + 2
-    block: list[TokenView] = []
-    blocks = [block]
-    width = margin
-    for view in sentence:
-        width += _column_width(view)
-        if block and width > console.width:
-            block = []
-            blocks.append(block)
-            width = margin + _column_width(view)
-        block.append(view)
-    for block in blocks:
-        lines = [Text().append(f"{label:<{margin}}", "dim") for label in labels]
-        for view in block:
-            for line, (cell, style) in zip(lines, _token_cells(view), strict=True):
-                gap = " " * (_column_width(view) - cell_len(cell))
-                line.append(cell, style).append(gap)
-        for line in lines:
-            line.rstrip()
-            console.print(line, soft_wrap=True)
-    console.print(Text(describe(sentence), style="dim"))
-
-
-def _token_cells(view: TokenView) -> tuple[tuple[str, str], ...]:
-    """Return a token's three cells, each with its style."""
-    original = _printable(view.original) if view.is_replaced else ""
-    token = f"[{_printable(view.token)}]" if view.is_replaced else _printable(view.token)
-    style = {"caught": "bold green", "missed": "bold red", "false alarm": "yellow"}.get(
-        view.verdict, ""
-    )
-    return (original, "dim"), (token, style), (f"{view.prob_replaced:.0%}", style or "dim")
-
-
-def _column_width(view: TokenView) -> int:
-    return 1 + max(cell_len(cell) for cell, _ in _token_cells(view))
-
-
 def _bar(facts: Sequence[str], done: float, total: float | None) -> RenderableType:
     """Return the facts in one line, and below them a bar as wide as there is room."""
     line = Text(" · ".join(facts), overflow="ellipsis", no_wrap=True)
@@ -383,8 +261,3 @@ def _bar(facts: Sequence[str], done: float, total: float | None) -> RenderableTy
     bar = ProgressBar(total=total, completed=done, complete_style="blue", finished_style="green")
     grid.add_row(bar, Text(f"{done / total:.0%}"))
     return Group(line, grid)
-
-
-def _printable(text: str) -> str:
-    """Return the text without control characters, which could turn the terminal upside down."""
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)

@@ -1,0 +1,152 @@
+"""The command `electra`: its verbs in the order of its help, and how an error becomes a line.
+
+Exit status: 0 done; 1 a bug, with a traceback; 2 a user's mistake, or what the system refuses (a
+full disk, no permission, a name that is too long), in one line; 130 interrupted; 141 nobody reads
+the output any more (`electra ... | head`), without a word, as for a program that SIGPIPE ended.
+"""
+
+import errno
+import os
+import re
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TextIO
+
+from cyclopts import App, CycloptsError, Group, Parameter
+
+import electra
+from electra.cli.corpus import prepare, tokenizer
+from electra.cli.finetuning import finetune, submit
+from electra.cli.pretraining import flops, plan, pretrain
+from electra.cli.quickstart import quickstart
+from electra.cli.results import export, predict, report, score
+from electra.config import UserError, require
+
+VERBS = {
+    "All steps at once": (quickstart,),
+    "Corpus": (tokenizer, prepare),
+    "Pre-training": (pretrain, plan, flops),
+    "Fine-tuning": (finetune, submit),
+    "Results": (report, predict, score, export),
+}
+
+app = App(
+    name="electra",
+    help="""Pre-train text encoders by replaced token detection, and measure how good they are.
+
+The way from text to a scored, exported encoder is one command per step, each of which reads what
+the one before it wrote: tokenizer, prepare, pretrain, finetune, report, predict, export.
+`electra quickstart` runs most of them in five minutes. docs/ARTEFACTS.md describes the files and
+folders.""",
+    version=electra.__version__,
+    help_format="markdown",
+    # Nobody needs --no-dry-run, nor to be told that a flag is off unless it is given.
+    default_parameter=Parameter(negative=(), show_default=lambda value: value or None),
+)
+for _title, _verbs in VERBS.items():
+    _group = Group.create_ordered(_title)
+    for _place, _verb in enumerate(_verbs):
+        app.command(_verb, group=_group, sort_key=_place)
+app.register_install_completion_command(
+    help="Install completion for this shell.", group=Group.create_ordered("Other")
+)
+
+BROKEN_PIPE = 141
+"""128 + SIGPIPE, as shells tell it."""
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What writing to an open file may meet; such an error has no path."""
+RUST_ERROR = re.compile(r"\(os error (\d+)\)")
+"""How safetensors and tokenizers, which have exceptions of their own, tell what the system said."""
+OURS = Path(electra.__file__).parent
+
+
+def main(tokens: Sequence[str] | None = None) -> None:
+    """Run the command line; every way out is an exit status."""
+    try:
+        status = _run(sys.argv[1:] if tokens is None else tokens)
+    except BrokenPipeError:
+        # Whatever is still buffered would be one more error when Python flushes it at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = BROKEN_PIPE
+    if status:
+        sys.exit(status)
+
+
+def _run(given: Sequence[str]) -> int:
+    """Run the command and return its status; print an error that is not a bug."""
+    from electra.terminal.printing import PipeConsole, print_error
+
+    # The parser would take a lone - for an option.
+    words = ["./-" if word == "-" else word for word in given]
+    try:
+        for word in words:
+            # Such a name could be read, but not written into a manifest.
+            require(
+                _is_text(word), f"{word!r} is not UTF-8, or has a NUL in it; choose another name"
+            )
+        with warnings.catch_warnings():
+            _print_warnings_as_notes()
+            app(
+                words,
+                console=PipeConsole(),
+                exit_on_error=False,
+                print_error=False,
+                result_action="return_none",
+            )
+    except CycloptsError as error:
+        print_error(" ".join(str(error).split()))
+        return 2
+    except UserError as error:
+        print_error(str(error))
+        return 2
+    except KeyboardInterrupt:
+        print_error("interrupted; nothing half-written was left")
+        return 130
+    except BrokenPipeError:
+        raise
+    except Exception as error:
+        if not (refusal := _describe_refusal(error)):
+            raise
+        print_error(refusal)
+        return 2
+    return 0
+
+
+def _is_text(word: str) -> bool:
+    is_utf8 = word == word.encode("utf-8", "replace").decode()
+    return is_utf8 and "\0" not in word
+
+
+def _print_warnings_as_notes() -> None:
+    """Print all of our own warnings, and of other packages the first from each place in a file."""
+    from electra.terminal.printing import print_note
+
+    places = set()
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        place = (filename, lineno)
+        if Path(filename).is_relative_to(OURS) or place not in places:
+            print_note(" ".join(str(message).split()))
+        places.add(place)
+
+    warnings.showwarning = show
+
+
+def _describe_refusal(error: Exception) -> str:
+    """Return what the system refused, with the path where there is one; of a bug, nothing."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{os.fsdecode(error.filename)}: {error.strerror}"
+    if isinstance(error, OSError) and error.errno in NO_ROOM:
+        return f"writing failed: {error.strerror}"
+    if not isinstance(error, OSError) and (number := RUST_ERROR.search(str(error))):
+        return f"writing failed: {os.strerror(int(number[1]))}"
+    return ""

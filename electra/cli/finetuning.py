@@ -1,0 +1,154 @@
+"""finetune, and submit, which sends what it answered to GLUE."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from electra.cli.options import (
+    DryRun,
+    Set,
+    Toml,
+    print_dry_run,
+    refuse_existing,
+    refuse_folder_in_the_way,
+    resolve,
+)
+
+
+def finetune(
+    start: Path,
+    *,
+    task: str,
+    data: Path,
+    out: Path,
+    seeds: int = 1,
+    from_scratch: bool = False,
+    grid: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (),
+    set_: Set = (),
+    config: Toml = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Fine-tune an encoder on a labelled task and score it, over one or more seeds.
+
+    The tasks are those of GLUE by name (cola, sst-2, ... mnli), squad-1.1, squad-2.0, swag,
+    `tagging` (named entities, chunks or parts of speech, in CoNLL's columns or JSON lines), and
+    `own`, a task of yours: a folder with a train and a dev file, and perhaps a test file, as .tsv,
+    .csv, .jsonl or .parquet. Each row holds a text, a pair of texts, or a text and choices, with a
+    label or a number. `--set own.field=value` names the files and columns; so does `--task
+    FILE.toml`, a file of the same fields.
+
+    A command that was interrupted continues after its last finished seed when it is given again.
+
+    Example: electra finetune run --task cola --data glue/CoLA --seeds 5 --out cola
+
+    Parameters
+    ----------
+    start
+        The encoder: a run folder that `electra pretrain` wrote, a Hugging Face folder, or a folder
+        that `electra finetune` wrote, of which the best seed on dev goes on to learn this task.
+    task
+        The task's name, or a .toml file that describes one.
+    data
+        The folder of the task's files.
+    out
+        The folder of scores and models to write.
+    seeds
+        Number of fine-tunings, each with a seed of its own; their median is the score.
+    from_scratch
+        Take the encoder's sizes but not its weights; the comparison shows what pre-training is
+        worth.
+    grid
+        Settings as field=value,value. Every combination is fine-tuned into a folder of its own in
+        OUT, and the one with the best score on dev is chosen.
+    """
+    from electra.finetuning.grid import combine, search, tabulate
+    from electra.finetuning.loop import finetune as run_finetune
+    from electra.presets import finetune_preset
+    from electra.reports.runs import read_finetuning
+    from electra.reports.tables import finetuning_table
+    from electra.runs.pretrained import load_pretrained
+    from electra.terminal.live import Progress, show_finetuning
+    from electra.terminal.printing import print_done, print_note, print_table
+
+    preset = finetune_preset(load_pretrained(start).encoder)
+    if grid:  # it compares seeds as they are drawn
+        preset = dataclasses.replace(preset, reseeds=0)
+    preset = resolve(preset, config, ())
+    combinations = combine(preset, set_, grid)  # without a grid it is one
+    settings = next(iter(combinations.values()))
+    refuse_existing(out)
+    if dry_run:
+        from electra.tasks.registry import read_task, resolve_own
+
+        settings = resolve_own(task, settings)
+        question = read_task(task, data, settings)
+        files = ", ".join(map(str, question.files))
+        each = f" with each of {' '.join(combinations)}" if grid else ""
+        return print_dry_run(settings, f"read {files}, fine-tune {seeds} times{each}, write {out}")
+    with Progress(f"fine-tuning on {task}", unit="steps") as progress:
+        show = show_finetuning(progress, seeds * len(combinations))
+        if grid:
+            results = search(
+                *(start, task, data, out, combinations),
+                seeds=seeds,
+                from_scratch=from_scratch,
+                progress=show,
+            )
+        else:
+            results = run_finetune(
+                *(start, task, data, out, settings),
+                seeds=seeds,
+                from_scratch=from_scratch,
+                progress=show,
+            )
+    scores = out / results["best"] if grid else out
+    table = tabulate(results) if grid else finetuning_table([read_finetuning(out / "results.json")])
+    print_table(table.rows, table.headers)
+    for note in results["notes"]:
+        print_note(note)
+    is_run = (start / "metrics.jsonl").is_file()  # only of a run there is a page
+    report_it = f"electra report {start} {scores} --out report.html"
+    print_done(f"wrote {out}", report_it if is_run else f"electra predict {scores} --input FILE")
+
+
+def submit(
+    folders: tuple[Path, ...],
+    *,
+    out: Path = Path("submission.zip"),
+    ensemble: bool = False,
+    partial: bool = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Write the answers to GLUE's test sets as the zip that gluebenchmark.com takes.
+
+    Of several seeds, the one with the best score on dev answers; seeds that were run in place of
+    collapsed ones are among them. WNLI is answered with the most frequent label of its train set,
+    unless a fine-tuning on WNLI is given.
+
+    Example: electra submit cola sst-2 mrpc sts-b qqp mnli qnli rte --out submission.zip
+
+    Parameters
+    ----------
+    folders
+        Finished fine-tuning folders, one per task, whose data held the test sets.
+    out
+        The .zip file to write.
+    ensemble
+        Answer with the mean of the probabilities, or of the numbers, of all seeds but those that
+        were run in place of collapsed ones.
+    partial
+        Leave out the test sets that no folder has answers to, instead of refusing.
+    """
+    from electra.finetuning.submit import submit as run_submit
+    from electra.terminal.printing import print_done, print_table
+
+    refuse_existing(out)
+    refuse_folder_in_the_way(out)
+    if dry_run:
+        return print_dry_run(None, f"read {', '.join(map(str, folders))} and write {out}")
+    answers = run_submit(folders, out, ensemble=ensemble, partial=partial)
+    rows = [(each.name, len(each.predictions), each.origin) for each in answers]
+    print_table(rows, ["file", "rows", "answered by"])
+    print_done(f"wrote {out}")

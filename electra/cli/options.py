@@ -1,0 +1,101 @@
+"""The options that several verbs share, and what is done with them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from cyclopts import Parameter
+
+from electra.config import PretrainConfig, did_you_mean, require, require_schedule
+from electra.presets import PRESETS
+from electra.settings import (
+    flatten,
+    override,
+    override_from_toml,
+    override_values,
+    read_toml,
+    to_dict,
+)
+
+Set = Annotated[
+    tuple[str, ...],
+    Parameter(
+        name="--set",
+        consume_multiple=True,
+        help="Settings as field=value or section.field=value; --dry-run lists all of them.",
+    ),
+]
+SetPretraining = Annotated[
+    Set,
+    Parameter(
+        help="Settings of pre-training as section.field=value; `electra pretrain --dry-run` lists "
+        "all of them."
+    ),
+]
+Toml = Annotated[
+    Path | None, Parameter(name="--config", help="A TOML file of settings; --set overrides it.")
+]
+DryRun = Annotated[
+    bool,
+    Parameter(
+        name="--dry-run",
+        help="Print the settings and what would be done, and write nothing.",
+    ),
+]
+
+ConfigType = TypeVar("ConfigType")
+
+
+def resolve(settings: ConfigType, toml: Path | None, assignments: Sequence[str]) -> ConfigType:
+    """Return the settings with those of --config, then those of --set."""
+    if toml is not None:
+        settings = override_from_toml(settings, toml)
+    return override(settings, assignments)
+
+
+def resolve_pretraining(
+    preset: str, toml: Path | None, assignments: Sequence[str]
+) -> PretrainConfig:
+    """Return the settings of a pre-training; a preset's warm-up is cut to a tenth of a short one.
+
+    A warm-up that was set is kept, or refused.
+    """
+    require(preset in PRESETS, f"unknown preset {preset!r}{did_you_mean(preset, PRESETS)}")
+    settings, given = PRESETS[preset], {word.partition("=")[0].strip() for word in assignments}
+    if toml is not None:
+        values = read_toml(toml)
+        settings = override_values(settings, values, toml)
+        given.update(values)
+    settings = override(settings, assignments)
+    warmup_steps, tenth = settings.optimizer.warmup_steps, settings.shortest_schedule // 10
+    if warmup_steps > tenth and "optimizer.warmup_steps" not in given:
+        from electra.terminal.printing import print_note
+
+        print_note(
+            f"optimizer.warmup_steps={tenth}, a tenth of the schedule: {preset}'s {warmup_steps:,} "
+            "are for a longer one"
+        )
+        settings = override(settings, [f"optimizer.warmup_steps={tenth}"])
+    require_schedule(settings)
+    return settings
+
+
+def refuse_existing(out: Path) -> None:
+    """Refuse to write where something is, before any work is done."""
+    require(not out.exists(), f"{out} exists already; remove it or choose another --out")
+
+
+def refuse_folder_in_the_way(out: Path) -> None:
+    """Refuse to write a file whose temporary name is that of a folder."""
+    incomplete = out.with_name(f"{out.name}.incomplete")
+    require(
+        not incomplete.is_dir(),
+        f"{incomplete} is a folder in the way of {out}; move it or choose another --out",
+    )
+
+
+def print_dry_run(settings: Any, action: str) -> None:
+    """Print what a verb would do, with its settings where it has some."""
+    from electra.terminal.printing import print_plan
+
+    print_plan(dict(flatten(to_dict(settings))) if settings is not None else {}, action)

@@ -1,0 +1,196 @@
+"""pretrain, and what can be told before: plan and flops."""
+
+import math
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from electra.cli.options import (
+    DryRun,
+    Set,
+    SetPretraining,
+    Toml,
+    print_dry_run,
+    refuse_existing,
+    resolve_pretraining,
+)
+from electra.config import UserError, require
+from electra.presets import PRESETS
+
+
+def pretrain(
+    shards: Path | None = None,
+    *,
+    preset: Annotated[
+        str | None, Parameter(help=f"One of {', '.join(PRESETS)}; tiny if not given.")
+    ] = None,
+    out: Path | None = None,
+    resume: Path | None = None,
+    set_: Set = (),
+    config: Toml = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Pre-train an encoder by replaced token detection, or by what --set method.objective names.
+
+    The first Ctrl-C (or SIGTERM) writes a checkpoint and stops; --resume continues from it. On a
+    CPU the result is the same, bit for bit, as that of a run that was never interrupted.
+
+    Example: electra pretrain shards --preset small --out run --set train.steps=200000
+
+    Parameters
+    ----------
+    shards
+        A folder that `electra prepare` wrote. With --resume: where it is now, if it was moved.
+    out
+        The run folder to write.
+    resume
+        A run folder to continue, with the settings it was begun with.
+    """
+    from electra.reports.glossary import describe_heldout
+    from electra.terminal.live import Display
+    from electra.terminal.printing import print_done
+
+    if resume is not None:
+        require(out is None, "--resume continues in its own folder; leave --out away")
+        require(
+            not set_ and config is None and preset is None,
+            "--resume keeps the run's settings; leave --set, --config and --preset away",
+        )
+        from electra.runs.pretrained import read_run_config
+
+        settings = read_run_config(resume)
+        if dry_run:
+            return print_dry_run(settings, f"continue {resume}")
+    else:
+        settings = resolve_pretraining(preset or "tiny", config, set_)
+        if shards is None or out is None:
+            raise UserError("pretrain needs SHARDS and --out RUN, or --resume RUN")
+        refuse_existing(out)
+        if dry_run:
+            return print_dry_run(settings, f"read the shards {shards} and write the run {out}")
+    from electra.pretraining.loop import Interrupted
+    from electra.pretraining.loop import pretrain as run_pretrain
+    from electra.pretraining.loop import resume as run_resume
+
+    run = resume or out
+    assert run is not None
+    try:
+        with Display(steps=settings.train.steps) as display:
+            if resume is not None:
+                results = run_resume(resume, display.show, shards)
+            else:
+                assert shards is not None
+                results = run_pretrain(shards, run, settings, display.show)
+    except Interrupted as stop:
+        print_done(
+            f"stopped at step {stop.step:,}; {run} is safe", f"electra pretrain --resume {run}"
+        )
+        sys.exit(130)
+    wrote = f"wrote {run}"
+    if results["heldout"]:
+        reached = describe_heldout(results["heldout"]).items()
+        wrote += f": {', '.join(f'{name} {value}' for name, value in reached)} on held-out text"
+    print_done(
+        wrote,
+        f"electra finetune {run} --task own --data FOLDER --out results",
+    )
+
+
+def plan(
+    *,
+    preset: Annotated[str, Parameter(help=f"One of {', '.join(PRESETS)}.")] = "small",
+    steps: int | None = None,
+    probe_seconds: float = 10,
+    set_: SetPretraining = (),
+    config: Toml = None,
+) -> None:
+    """Estimate the time and memory of a pre-training run from steps timed on this machine.
+
+    Example: electra plan --preset small --steps 100000
+
+    Parameters
+    ----------
+    steps
+        Optimizer steps of the run; the same as --set train.steps=N.
+    probe_seconds
+        Seconds for which steps are timed.
+    """
+    from electra.pretraining.plan import plan as run_plan
+    from electra.reports.glossary import format_count, format_seconds
+    from electra.terminal.live import Progress
+    from electra.terminal.printing import print_done, print_table
+
+    require(
+        0 < probe_seconds < math.inf,
+        f"--probe-seconds must be > 0 and finite, not {probe_seconds}",
+    )
+    given = [*set_, *([f"train.steps={steps}"] if steps is not None else [])]
+    settings = resolve_pretraining(preset, config, given)
+    with Progress("timing steps", unit="seconds") as progress:
+        found = run_plan(
+            settings,
+            probe_seconds,
+            lambda seconds: progress.update(round(seconds), round(probe_seconds)),
+        )
+    train, length = settings.train, settings.examples.sequence_length
+    rows = [
+        ("parameters of the kept encoder", f"{found.kept_parameters:,}"),
+        ("parameters in training", f"{found.parameters:,}"),
+        ("steps", f"{found.steps:,} of {train.batch_size} x {length}"),
+        ("tokens", format_count(found.tokens)),
+        ("FLOPs, true count", f"{found.flops['true']:.3e}"),
+        ("FLOPs, the paper's count", f"{found.flops['paper']:.3e}"),
+        ("memory, about", f"{found.memory / 2**30:.1f} GiB"),
+        ("speed, about", f"{format_count(found.tokens / found.seconds)} tokens/s"),
+        ("time, about", format_seconds(found.seconds)),
+        ("on", found.device),
+    ]
+    print_table(rows, ["what", "how much"])
+    words = shlex.join(["--set", *given]) if given else ""
+    print_done("planned", f"electra pretrain SHARDS --preset {preset} --out run {words}".rstrip())
+
+
+def flops(
+    *,
+    preset: Annotated[str, Parameter(help=f"One of {', '.join(PRESETS)}.")] = "small",
+    set_: SetPretraining = (),
+    config: Toml = None,
+) -> None:
+    """Count the floating-point operations of a pre-training run, part by part.
+
+    The true count is that of the matrix products of a step; the backward pass counts twice the
+    forward pass. The paper's count, which its tables have, takes embedding look-ups for matrix
+    products, and a backward pass for as many operations as a forward pass. Comparisons at equal
+    compute use the true count.
+
+    Example: electra flops --preset base --set method.objective=mlm train.steps=1000000
+    """
+    from electra.method.flops import count_parts, count_run, count_true
+    from electra.method.registry import sketch_objective
+    from electra.reports.glossary import format_count
+    from electra.terminal.printing import print_done, print_table
+
+    settings = resolve_pretraining(preset, config, set_)
+    objective, length = sketch_objective(settings), settings.examples.sequence_length
+    total = count_true(objective, length)
+    rows = [
+        (
+            part.name,
+            f"{part.forward / 1e6:.3f}",
+            f"{part.train / 1e6:.3f}",
+            f"{part.train / total:.1%}",
+        )
+        for part in count_parts(objective, length)
+    ]
+    rows.append(("all", "", f"{total / 1e6:.3f}", "100.0%"))
+    print_table(rows, ["part", "MFLOP a token, forward", "in training", "share"])
+    run = count_run(objective, settings)
+    train = settings.train
+    tokens = train.steps * train.batch_size * length
+    print_done(
+        f"{train.steps:,} steps of {train.batch_size} x {length}, "
+        f"{format_count(tokens)} tokens: true {run['true']:.3e}, paper {run['paper']:.3e}"
+    )

@@ -1,0 +1,217 @@
+"""What is made of runs and fine-tunings: report, predict, score and export."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from electra.cli.options import DryRun, print_dry_run, refuse_existing, refuse_folder_in_the_way
+from electra.config import require
+
+
+def report(
+    folders: tuple[Path, ...],
+    *,
+    out: Path | None = None,
+    readme: Path | None = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Write a self-contained HTML page about runs and their fine-tunings, or a README's tables.
+
+    Example: electra report run cola --out report.html
+
+    Parameters
+    ----------
+    folders
+        Run folders and fine-tuning folders, in any order. With --readme: the one folder of results.
+    out
+        The HTML file to write.
+    readme
+        The README whose tables, between its two results markers, are to be replaced.
+    """
+    from electra.reports.page import write_page
+    from electra.reports.readme import update_readme
+    from electra.reports.runs import read_finetuning, read_runs, read_samples
+    from electra.terminal.printing import print_done
+
+    require(
+        (out is None) != (readme is None), "report needs either --out PAGE.html or --readme FILE"
+    )
+    if out is not None:
+        require(not out.is_dir(), f"{out} is a folder; name a file, as {out / 'report.html'}")
+        refuse_folder_in_the_way(out)
+    if dry_run:
+        return print_dry_run(None, f"read {', '.join(map(str, folders))} and write {out or readme}")
+    if readme is not None:
+        require(len(folders) == 1, "--readme takes one folder of results")
+        update_readme(readme, folders[0])
+        return print_done(f"wrote the tables of {readme}")
+    assert out is not None
+    runs = [folder for folder in folders if (folder / "metrics.jsonl").exists()]
+    finetunings = [
+        read_finetuning(folder / "results.json") for folder in folders if folder not in runs
+    ]
+    require(bool(runs), "report needs at least one run folder of `electra pretrain`")
+    write_page(
+        out,
+        read_runs(runs),
+        finetunings=finetunings,
+        sentences=read_samples(runs[0]),
+        files={str(folder): "read" for folder in folders},
+        next_command=f"electra export {runs[0]} --out exported",
+    )
+    print_done(f"wrote {out}", f"electra export {runs[0]} --out exported")
+
+
+def predict(
+    run: Path,
+    *,
+    input_: Annotated[Path, Parameter(name="--input")],
+    out: Path | None = None,
+    seed: int | None = None,
+    columns: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (),
+    dry_run: DryRun = False,
+) -> None:
+    """Answer the inputs of a file with a fine-tuned model: one line per input, in their order.
+
+    No labels are needed. Texts and pairs of texts are read from a table with the columns that
+    training had; single texts also from a .txt file, one per line. Sentences to tag are read from
+    CoNLL's columns, from JSON lines with `tokens`, or from a .txt file, one per line with spaces
+    between the words. Questions are read from files of SQuAD or MRQA, or from a table with
+    `question` and `context`. Blank lines are skipped.
+
+    Example: electra predict cola --input texts.tsv --out answers.tsv
+
+    Parameters
+    ----------
+    run
+        A folder that `electra finetune` wrote.
+    input_
+        The file of inputs; - is standard input, one text per line.
+    out
+        The .jsonl or .tsv file to write. Without it, JSON lines go to standard output.
+    seed
+        The seed whose model answers; if not given, the one with the best score on dev.
+    columns
+        The columns to read, if they are not named as in training: that of the text, of both texts,
+        or of question and context. Of CoNLL's columns, the number of the word's, from 1.
+    """
+    from electra.runs.finetuned import read_finetuned
+    from electra.serving.predict import answer, ask, check_format, list_json, write_answers
+    from electra.terminal.live import Progress
+    from electra.terminal.printing import print_done, print_lines, print_note
+
+    model = read_finetuned(run, seed)
+    if out is not None:
+        check_format(out)
+        refuse_folder_in_the_way(out)
+    task = ask(model, input_, columns)
+    count = sum(map(len, task.examples.values()))
+    if dry_run:
+        where = out or "standard output"
+        return print_dry_run(
+            None, f"answer {count:,} inputs of {input_} with seed {model.seed} to {where}"
+        )
+    with Progress("predicting", unit="rows") as progress:
+        answers = answer(model, task, progress.update)
+    if answers.num_cut:
+        print_note(
+            f"{answers.num_cut:,} of {count:,} inputs were longer than the run's rows of "
+            f"{model.config.sequence_length} tokens and were cut"
+        )
+    if out is None:
+        return print_lines(list_json(answers))
+    write_answers(out, answers)
+    print_done(f"wrote {out}: {count:,} answers of seed {model.seed} of {run}")
+
+
+def score(
+    run: Path,
+    *,
+    text: Path,
+    out: Path,
+    dry_run: DryRun = False,
+) -> None:
+    """Write the pseudo-log-likelihood of every line of a file, as a run of Electric estimates it.
+
+    It is the sum of log p(token | the other tokens) over the tokens of a line, up to a constant per
+    token: the higher, the more likely the line. The columns of the file are pll, tokens (their
+    number) and text.
+
+    Example: electra score run --text sentences.txt --out scores.tsv
+
+    Parameters
+    ----------
+    run
+        A run folder that `electra pretrain --set method.objective=electric` wrote.
+    text
+        A text file with one sentence per line.
+    out
+        The .tsv file to write.
+    """
+    from electra.serving.score import read_sentences, score_lines, write_scores
+    from electra.terminal.live import Progress
+    from electra.terminal.printing import print_done
+
+    lines = read_sentences(text)
+    refuse_existing(out)
+    refuse_folder_in_the_way(out)
+    if dry_run:
+        return print_dry_run(
+            None, f"score {len(lines):,} lines of {text} with {run} and write {out}"
+        )
+    with Progress("scoring", unit="lines") as progress:
+        scores = score_lines(run, lines, progress.update)
+    write_scores(out, scores)
+    mean = sum(each.pll for each in scores) / sum(each.num_tokens for each in scores)
+    print_done(f"wrote {out}: {len(scores):,} lines, {mean:.3f} a token on average")
+
+
+def export(run: Path, *, out: Path, seed: int | None = None, dry_run: DryRun = False) -> None:
+    """Write a pre-trained or fine-tuned model as Hugging Face folders.
+
+    For a pre-training run, transformers loads OUT as AutoModelForPreTraining, AutoModel and
+    AutoTokenizer, and OUT/generator as AutoModelForMaskedLM. For a fine-tuning it loads OUT as
+    AutoModelForSequenceClassification, AutoModelForTokenClassification,
+    AutoModelForQuestionAnswering or AutoModelForMultipleChoice, which gives the answers of `electra
+    predict`. The folders work without electra.
+
+    Example: electra export run --out exported
+
+    Parameters
+    ----------
+    run
+        A run folder that `electra pretrain` wrote, or a folder that `electra finetune` wrote.
+    out
+        The folder to write.
+    seed
+        Of a fine-tuning, the seed whose model is written; if not given, the one with the best score
+        on dev.
+    """
+    from electra.runs.export import export as run_export
+    from electra.runs.export import export_finetuned
+    from electra.runs.finetuned import is_finetuned, read_finetuned
+    from electra.runs.pretrained import read_run_config
+    from electra.terminal.printing import print_done
+
+    if is_finetuned(run):
+        model = read_finetuned(run, seed)
+        refuse_existing(out)
+        if dry_run:
+            return print_dry_run(model.config, f"read seed {model.seed} of {run} and write {out}")
+        architecture = export_finetuned(model, out)
+        return print_done(
+            f"wrote {out}: seed {model.seed} of {run} as {architecture}",
+            f'python -c "from transformers import {architecture} as Model; '
+            f"Model.from_pretrained('{out}')\"",
+        )
+    require(seed is None, f"--seed is for a folder of `electra finetune`, which {run} is not")
+    settings = read_run_config(run)
+    refuse_existing(out)
+    if dry_run:
+        return print_dry_run(settings, f"read {run} and write {out} and {out / 'generator'}")
+    run_export(run, out)
+    print_done(
+        f"wrote {out} and {out / 'generator'}",
+        f"python -c \"from transformers import AutoModel; AutoModel.from_pretrained('{out}')\"",
+    )
