@@ -17,7 +17,8 @@ from electra.presets import FINETUNE_PRESETS, PRESETS, encoder_sizes, finetune_p
 from electra.runs.pretrained import load_pretrained
 from electra.settings import from_dict
 from electra.tasks.registry import read_task
-from electra.tasks.squad import SquadTask
+from electra.tasks.squad import SpanExtraction
+from electra.tasks.task import Task
 from electra.training.optimizer import ReferenceAdamW, build_optimizer
 from electra.training.seeds import step_seed
 
@@ -66,7 +67,7 @@ def rows(task, pretrained):
 def build(pretrained, task, *, seed=0, from_scratch=False, **changes) -> Network:
     return build_network(
         pretrained,
-        task,
+        task.family,
         dataclasses.replace(CONFIG, **changes),
         compute_dtype=torch.float32,
         seed=seed,
@@ -307,8 +308,8 @@ def test_the_folder_holds_scores_predictions_and_a_model_that_gives_them(start, 
     facts = json.loads((seed / "model/config.json").read_text())
     task = read_task("own", data, config)
     sizes = from_dict(EncoderConfig, facts["encoder"])
-    head = task.build_head(sizes, dataclasses.replace(config, pooling=facts["pooling"]))
-    model = Network(Encoder(sizes), head, task)
+    head = task.family.build_head(sizes, dataclasses.replace(config, pooling=facts["pooling"]))
+    model = Network(Encoder(sizes), head, task.family)
     model.load_state_dict(load_file(seed / "model/model.safetensors"))
     rows = task.encode(Tokenizer.load(seed / "model/tokenizer"), facts["sequence_length"])
     probs = predict(model, rows["dev"], CPU)["logits"].softmax(dim=1)
@@ -318,8 +319,8 @@ def test_the_folder_holds_scores_predictions_and_a_model_that_gives_them(start, 
     for number, line in enumerate(lines[1:]):
         index, label, guess, *written = line.split("\t")
         assert int(index) == number
-        assert label == task.labels[task.examples["dev"][number].label]
-        assert guess == task.labels[int(probs[number].argmax())]
+        assert label == task.family.labels[task.examples["dev"][number].label]
+        assert guess == task.family.labels[int(probs[number].argmax())]
         assert [float(each) for each in written] == pytest.approx(probs[number].tolist(), abs=1e-5)
 
 
@@ -441,7 +442,7 @@ def test_the_headline_is_the_median_of_the_seeds_as_drawn(tmp_path):
     write_seed(tmp_path, 1000, 0.5, degenerate=True, notes=["collapsed"], replaces=0)
     write_seed(tmp_path, 2000, 0.875, replaces=0)
     write_seed(tmp_path, 1001, 1.0, replaces=1)
-    results = summarise(tmp_path, SquadTask("toy", {}, metrics=("accuracy",)))
+    results = summarise(tmp_path, Task("toy", SpanExtraction(metrics=("accuracy",)), {}))
     assert (results["median"], results["num_degenerate"]) == (0.5, 2)
     assert list(results["seeds"]) == ["0", "1", "2"]
     assert list(results["replacements"]) == ["1000", "1001", "2000"]

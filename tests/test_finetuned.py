@@ -23,8 +23,10 @@ from electra.runs.export import convert_head, export_finetuned
 from electra.runs.finetuned import read_finetuned
 from electra.runs.huggingface_heads import classification_head
 from electra.runs.pretrained import load_pretrained
-from electra.serving.predict import Answers, answer, ask, list_json, list_rows, write_answers
+from electra.serving.predict import Answers, list_json, list_rows, load_model, write_answers
 from electra.settings import override
+from electra.tasks.records import number_records
+from electra.tasks.registry import read_records, restore_family
 from electra.tasks.rows import make_batch
 from electra.tasks.table import FORMATS
 
@@ -141,8 +143,19 @@ def runs(start, sentences, tmp_path_factory):
 
 
 def predict(run, path, columns=(), seed=None):
-    model = read_finetuned(run, seed)
-    return answer(model, ask(model, path, columns))
+    return ask(read_finetuned(run, seed), path, columns)
+
+
+def ask(finetuned, path, columns=()):
+    return load_model(finetuned).answer(read_records(finetuned.facts, path, columns))
+
+
+def encode_file(finetuned, path):
+    """The family of a model, and the rows of a file."""
+    family, records = restore_family(finetuned.facts), read_records(finetuned.facts, path)
+    examples = [family.parse(record) for record in number_records(records)]
+    length = finetuned.config.sequence_length
+    return family, family.encode(examples, finetuned.tokenizer, length)
 
 
 def run_command(capsys, *words):
@@ -208,8 +221,7 @@ def test_dev_sentences_get_the_tags_of_training(runs):
         expected.append({"tokens": list(words), "tags": list(tags)})
     assert found.records == expected
     assert len({tag for each in expected for tag in each["tags"]}) > 1
-    model = read_finetuned(runs / "tags")
-    rows = ask(model, runs / "tags-data" / "dev.conll").encode(model.tokenizer, 24)["input"]
+    _, rows = encode_file(read_finetuned(runs / "tags"), runs / "tags-data" / "dev.conll")
     assert len(rows) > len(expected)  # longer than a row
 
 
@@ -341,7 +353,7 @@ def test_squad_1_always_answers(runs, tmp_path):
     never = dataclasses.replace(model, facts=model.facts | {"null_threshold": -2.75})
     always = dataclasses.replace(model, facts=model.facts | {"task": "squad-1.1"})
     path = runs / "plain-data" / "dev.json"
-    by_threshold, by_task = (answer(each, ask(each, path)).records for each in (never, always))
+    by_threshold, by_task = (ask(each, path).records for each in (never, always))
     assert all(each["answer"] == each["span"] for each in by_task)
     odds = json.loads((runs / "beam" / "seed-0" / "null_odds.json").read_text())
     assert [each["answer"] == "" for each in by_threshold] == [x > -2.75 for x in odds.values()]
@@ -349,9 +361,9 @@ def test_squad_1_always_answers(runs, tmp_path):
 
 def test_long_texts_are_cut_and_counted_and_progress_is_told(runs, tmp_path):
     (tmp_path / "texts.txt").write_text("queen " * 40 + "\n" + "queen\n" * 150)
-    model, told = read_finetuned(runs / "texts"), []
-    task = ask(model, tmp_path / "texts.txt")
-    found = answer(model, task, lambda done, total: told.append((done, total)))
+    finetuned, told = read_finetuned(runs / "texts"), []
+    records = read_records(finetuned.facts, tmp_path / "texts.txt")
+    found = load_model(finetuned).answer(records, lambda done, total: told.append((done, total)))
     assert found.num_cut == 1
     assert told == [(128, 151), (151, 151)]
 
@@ -544,13 +556,12 @@ def read_in_float32(run):
 def logits_of_rows(run, path):
     """Our network's outputs in float32, and what transformers reads of the same rows."""
     model = read_in_float32(run)
-    task = ask(model, path)
-    rows = task.encode(model.tokenizer, model.config.sequence_length)["input"]
+    family, rows = encode_file(model, path)
     batch = make_batch(rows, torch.arange(len(rows)), CPU)
     theirs = {"input_ids": batch.input_ids, "token_type_ids": batch.token_type_ids}
     theirs["attention_mask"] = None if batch.attention_mask is None else batch.attention_mask.long()
     with torch.inference_mode():
-        outputs = load_network(model, task, CPU).eval()(batch)
+        outputs = load_network(model, family, CPU).eval()(batch)
     return outputs, {name: values for name, values in theirs.items() if values is not None}
 
 
@@ -606,7 +617,7 @@ def test_a_tagger_exports_and_its_pipeline_answers_alike(runs, sentences, tmp_pa
         "token-classification", model=str(tmp_path / "hf"), aggregation_strategy="first"
     )
     plain = read_in_float32(runs / "tags")
-    ours = answer(plain, ask(plain, tmp_path / "in.txt")).records
+    ours = ask(plain, tmp_path / "in.txt").records
     num_entities = 0
     for sentence, each in zip(sentences, ours, strict=False):
         found = {

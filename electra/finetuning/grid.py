@@ -86,7 +86,7 @@ def search(
     for config in combinations.values():
         question = read_task(task, data, config)
         fit_to_start(config, pretrained, question)
-        headlines.add(question.headline)
+        headlines.add(question.family.headline)
     require(
         len(headlines) == 1,
         f"--grid: scores of one metric can be compared, not of {' and '.join(sorted(headlines))}",

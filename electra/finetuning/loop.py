@@ -103,7 +103,7 @@ def finetune(
     }
     with begin_folder(out, settings, config) as folder:
         rows = encode_task(question, pretrained, config)
-        constant = question.find_constant(rows.splits["train"], rows.splits["dev"])
+        constant = question.family.find_constant(rows.splits["train"], rows.splits["dev"])
         facts = {
             **describe_task(question, rows.splits, constant),
             "start": str(start),
@@ -210,9 +210,10 @@ def train_seed(
         max_grad_norm=config.max_grad_norm,
     )
     device = choose_device(config.device)
+    family = task.family
     model = build_network(
         pretrained,
-        task,
+        family,
         config,
         compute_dtype=choose_dtype(config.precision, device),
         seed=seed,
@@ -236,7 +237,7 @@ def train_seed(
                 optimizer, learning_rate_at(step, steps, optimizer_config, config.mode)
             )
             batch = make_batch(train, items, device)
-            loss = task.loss(model(batch), batch)
+            loss = family.loss(model(batch), batch)
             (loss * len(items) if config.mode == "reference" else loss).backward()
             nn.utils.clip_grad_norm_(
                 model.parameters(), optimizer_config.max_grad_norm, foreach=True
@@ -258,13 +259,13 @@ def train_seed(
         seconds += time.perf_counter() - began
 
         outputs = predict(model, dev, device)
-        scores = task.score("dev", dev, outputs)
+        scores = family.score(dev, outputs)
         history.append({"epoch": epoch, "train_loss": finite(train_loss), "scores": scores})
         progress({"part": "dev", "seed": seed, **history[-1]})
-        if not kept or config.keep_epoch == "last" or scores[task.headline] > kept.headline:
+        if not kept or config.keep_epoch == "last" or scores[family.headline] > kept.headline:
             keeps_weights = config.keep_epoch == "best"
             weights = {k: v.detach().clone() for k, v in model.named_parameters() if keeps_weights}
-            kept = _Kept(epoch, scores[task.headline], outputs, weights)
+            kept = _Kept(epoch, scores[family.headline], outputs, weights)
 
     assert kept is not None
     if kept.weights:
@@ -280,15 +281,15 @@ def train_seed(
         "other_scores": {
             name: scores
             for name, each in others.items()
-            if (scores := task.score(name, each, outputs_of[name]))
+            if (scores := family.score(each, outputs_of[name]))
         },
         "kept_epoch": kept.epoch,
         **find_failures(
-            task,
+            family,
             dev,
             kept.outputs,
             torch.stack(list(last_losses)).mean().item(),
-            task.find_constant(train, dev),
+            family.find_constant(train, dev),
         ),
         "epochs": history,
         "steps": steps,
@@ -368,7 +369,7 @@ def _write_seed(
     write_tensors(model / "model.safetensors", dict(run.model.named_parameters()))
     facts = {
         "task": task.name,
-        **task.facts(),
+        **task.family.facts(),
         "sequence_length": config.sequence_length,
         "longest_row": longest_row,
         "pooling": config.pooling,
@@ -377,6 +378,6 @@ def _write_seed(
     write_json(model / "config.json", facts)
     write_hashes(model)
     for split, outputs in run.outputs.items():
-        task.write_predictions(incomplete, split, rows.splits[split], outputs)
+        task.family.write_predictions(incomplete, split, rows.splits[split], outputs)
     write_json(incomplete / "results.json", {**run.record, "commit": find_commit()})
     incomplete.rename(folder)

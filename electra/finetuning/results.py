@@ -12,10 +12,11 @@ from electra.config import require
 from electra.files import read_object
 from electra.tasks.choice import MultipleChoice
 from electra.tasks.classification import Classification
+from electra.tasks.family import Constant, Family
 from electra.tasks.metrics import score
 from electra.tasks.predictions import average, read_predictions
 from electra.tasks.rows import Outputs, Rows
-from electra.tasks.task import Constant, Task
+from electra.tasks.task import Task
 
 CHANCE = 0.99
 """A run whose last steps have more than this share of the best constant answer's loss has learnt
@@ -23,18 +24,18 @@ nothing."""
 
 
 def find_failures(
-    task: Task, dev: Rows, outputs: Outputs, last_loss: float, constant: Constant
+    family: Family, dev: Rows, outputs: Outputs, last_loss: float, constant: Constant
 ) -> dict[str, Any]:
     """Return whether a run collapsed, and notes on what went wrong.
 
     Args:
-        task: The question.
+        family: The family of the task.
         dev: Rows of dev.
-        outputs: What was said of them.
-        last_loss: Mean over the last steps of training.
-        constant: What a constant answer would have given.
+        outputs: The network's outputs for them.
+        last_loss: Mean loss over the last steps of training.
+        constant: The best constant answer.
     """
-    notes = [task.describe_collapse(dev, outputs)]
+    notes = [family.describe_collapse(dev, outputs)]
     if not math.isfinite(last_loss):
         notes.append("the loss is no longer finite")
     elif last_loss > CHANCE * constant.loss:
@@ -54,8 +55,8 @@ def describe_task(task: Task, rows: dict[str, Rows], constant: Constant) -> dict
     """Return what is known of a task before any training, the constant answer's scores included."""
     return {
         "task": task.name,
-        "metric": task.headline,
-        **task.facts(),
+        "metric": task.family.headline,
+        **task.family.facts(),
         "columns": list(task.columns),
         "num_examples": {split: len(examples) for split, examples in task.examples.items()},
         "num_items": {split: len(each) for split, each in rows.items()},
@@ -122,7 +123,7 @@ def summarise(folder: Path, task: Task) -> dict[str, Any]:
 
 
 def _measure_spread(task: Task, records: Iterable[dict[str, Any]]) -> dict[str, float | None]:
-    values = [record["scores"][task.headline] for record in records]
+    values = [record["scores"][task.family.headline] for record in records]
     return {
         "median": statistics.median(values),
         "mean": statistics.mean(values),
@@ -141,9 +142,9 @@ def score_ensemble(folder: Path, task: Task, seeds: Sequence[int]) -> dict[str, 
     Nothing of a single seed, where a seed's answers are not finite, and of families whose answers
     are neither.
     """
-    if len(seeds) < 2 or not isinstance(task, Classification | MultipleChoice):
+    if len(seeds) < 2 or not isinstance(task.family, Classification | MultipleChoice):
         return {}
     together = average([read_predictions(folder / f"seed-{n}/predictions.tsv") for n in seeds])
     if not np.isfinite(together.values).all():
         return {}
-    return score(task.metrics, together.right_answers, together.answers)
+    return score(task.family.metrics, together.right_answers, together.answers)

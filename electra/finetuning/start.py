@@ -51,7 +51,7 @@ def fit_to_start(config: FinetuneConfig, pretrained: Pretrained, task: Task) -> 
         f"{pretrained.source}: the tokenizer has {num_tokens} tokens, the encoder {vocab_size}",
     )
     longest = pretrained.sequence_length
-    length = config.sequence_length or min(task.longest_row, longest)
+    length = config.sequence_length or min(task.family.longest_row, longest)
     require(
         length <= longest,
         f"sequence_length {length} is more than the {longest} tokens that {pretrained.source} was "
@@ -72,7 +72,7 @@ def fit_features(config: FinetuneConfig, pretrained: Pretrained, task: Task) -> 
     if not layers:
         return config
     require(
-        task.reads_features,
+        task.family.reads_features,
         f"features.layers is for classification and tagging, not for {task.name}",
     )
     require(

@@ -15,11 +15,12 @@ from electra.config import EncoderConfig, FinetuneConfig, UserError, did_you_mea
 from electra.corpus.tokenizer import Tokenizer
 from electra.model.feature_head import FeatureHead
 from electra.model.heads import ClassifierHead
+from electra.tasks.family import Constant, Family
 from electra.tasks.metrics import score
 from electra.tasks.predictions import predictions_name, write_labels, write_numbers
+from electra.tasks.records import Record
 from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_texts, pack_row, pad_rows
 from electra.tasks.table import TableFile
-from electra.tasks.task import Constant, Task
 
 
 class Example(NamedTuple):
@@ -32,43 +33,29 @@ class Example(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Classification(Task):
-    """Which of `labels` a text is, or of a regression which number in `label_range`."""
+class Classification(Family):
+    """Texts or pairs with one of `labels`, or of a regression with a number in `label_range`."""
 
     reads_features: ClassVar[bool] = True
 
-    name: str
-    metrics: tuple[str, ...]
-    examples: dict[str, list[Example]]
+    metrics: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
-    """Their names; none where the label is a number."""
+    """Names of the labels; empty for a regression."""
     label_range: tuple[float, float] | None = None
-    """Least and greatest label of a regression; None: the labels are names."""
-    epochs: int = 3
-    files: tuple[Path, ...] = ()
-    columns: tuple[str, ...] = ()
-    swaps_pairs: bool = False
-    """Whether train has every pair a second time, the other way round. Source: double_unordered in
-    classification_tasks.py."""
+    """Smallest and largest label of a regression; None: the labels are names."""
+    has_pairs: bool = False
+    """Whether an example is a pair of texts."""
 
-    def encode(self, tokenizer: Tokenizer, sequence_length: int) -> dict[str, Rows]:
-        """Return every example as a row of at most `sequence_length` tokens."""
-        splits = dict(self.examples)
-        if self.swaps_pairs:
-            swapped = [
-                example._replace(text_a=example.text_b, text_b=example.text_a)
-                for example in splits["train"]
-                if example.text_b is not None
-            ]
-            splits["train"] = splits["train"] + swapped
-        return {
-            split: self._encode(examples, tokenizer, sequence_length)
-            for split, examples in splits.items()
-        }
+    def parse(self, record: Record) -> Example:
+        """Return {"text": ...}, or {"text_a": ..., "text_b": ...} of pairs, as an example."""
+        if self.has_pairs:
+            return Example(record.text("text_a"), record.text("text_b"), None)
+        return Example(record.text("text"), None, None)
 
-    def _encode(
+    def encode(
         self, examples: Sequence[Example], tokenizer: Tokenizer, sequence_length: int
     ) -> Rows:
+        """Return each example as one row of at most `sequence_length` tokens."""
         firsts = encode_texts(tokenizer, [each.text_a for each in examples], sequence_length)
         pairs = [each.text_b for each in examples if each.text_b is not None]
         seconds = iter(encode_texts(tokenizer, pairs, sequence_length))
@@ -82,7 +69,14 @@ class Classification(Task):
             rows.append(row)
             first_lengths.append(first_length)
         targets = {"labels": self._targets([example.label for example in examples])}
-        return pad_rows(rows, first_lengths, targets, pad_id=tokenizer.pad_id, num_cut=num_cut)
+        return pad_rows(
+            rows,
+            first_lengths,
+            targets,
+            pad_id=tokenizer.pad_id,
+            num_cut=num_cut,
+            examples=examples,
+        )
 
     def _targets(self, labels: Sequence[int | float | None]) -> Tensor:
         """Return labels int64, -1 where unknown; of a regression in [0, 1], NaN where unknown."""
@@ -121,9 +115,9 @@ class Classification(Task):
         logits = outputs["logits"]
         return logits.argmax(dim=1) if self.labels else logits.squeeze(1)
 
-    def score(self, split: str, rows: Rows, outputs: Outputs) -> dict[str, float]:
-        """Return the metrics, as fractions; none where labels are not known."""
-        if self.examples[split][0].label is None:
+    def score(self, rows: Rows, outputs: Outputs) -> dict[str, float]:
+        """Return the metrics as fractions; empty if the labels are unknown."""
+        if rows.examples[0].label is None:
             return {}
         labels = rows.targets["labels"]
         return score(self.metrics, labels.tolist(), self.decide(outputs).tolist())
@@ -140,10 +134,10 @@ class Classification(Task):
         guesses = [labels.mean().item()] * len(gold)
         return Constant(labels.var(unbiased=False).item(), score(self.metrics, gold, guesses))
 
-    def describe_collapse(self, rows: Rows, outputs: Outputs) -> str | None:
+    def describe_collapse(self, dev: Rows, outputs: Outputs) -> str | None:
         """Return what every prediction is, if all are the same though the labels are not."""
         predicted = self.decide(outputs).unique()
-        if len(predicted) > 1 or len(rows.targets["labels"].unique()) == 1:
+        if len(predicted) > 1 or len(dev.targets["labels"].unique()) == 1:
             return None
         answer = repr(self.labels[int(predicted)]) if self.labels else f"{predicted.item():.3f}"
         return f"every dev prediction is {answer}"
@@ -167,12 +161,15 @@ class Classification(Task):
         }
 
     @classmethod
-    def from_facts(cls, facts: dict[str, Any], examples: dict[str, list[Example]]) -> Self:
-        """Return the task of a saved model, with examples to be answered."""
-        label_range = facts["label_range"] and tuple(facts["label_range"])
-        return cls(facts["task"], (), examples, tuple(facts["labels"]), label_range)
+    def from_facts(cls, facts: dict[str, Any]) -> Self:
+        """Return the family of a saved model."""
+        return cls(
+            labels=tuple(facts["labels"]),
+            label_range=facts["label_range"] and tuple(facts["label_range"]),
+            has_pairs=len(facts["columns"]) > 2,  # two texts and the label
+        )
 
-    def describe_answers(self, split: str, rows: Rows, outputs: Outputs) -> list[dict[str, Any]]:
+    def describe_answers(self, rows: Rows, outputs: Outputs) -> list[dict[str, Any]]:
         """Return for each example the `prediction`; of a label with the probabilities of all."""
         if self.labels:
             return describe_labels(self.labels, outputs["logits"])

@@ -10,6 +10,7 @@ from electra.corpus.compression import compression_of
 from electra.tasks.entities import ENTITY_TAG, find_entities, type_of, write_tags
 from electra.tasks.table import format_of, read_table, read_text_lines
 from electra.tasks.tagging import ENTITY_METRICS, TaggedSentence, Tagging
+from electra.tasks.task import Task
 
 FILE_NAMES = {
     "train": ("train",),
@@ -22,7 +23,7 @@ JSON_FIELDS = ("tokens", "tags")
 DOCUMENT_START = "-DOCSTART-"
 
 
-def read_tagging_task(data: Path, *, word_column: int = 1, tag_column: int = 0) -> Tagging:
+def read_tagging_task(data: Path, *, word_column: int = 1, tag_column: int = 0) -> Task:
     """Return a task from a folder's train, dev and, if there is one, test file; it has its name.
 
     Tags name entities if one begins with B- or I-, or if each is O or a prefix alone; entities.py
@@ -39,7 +40,9 @@ def read_tagging_task(data: Path, *, word_column: int = 1, tag_column: int = 0) 
             dev or test has one that train lacks.
     """
     files = _find_files(data)
-    splits = {split: read_sentences(path, word_column, tag_column) for split, path in files.items()}
+    splits = {
+        split: read_tagged_sentences(path, word_column, tag_column) for split, path in files.items()
+    }
     labels = tuple(sorted({tag for sentence in splits["train"] for tag in sentence.tags}))
     require(len(labels) > 1, f"{files['train']}: every tag is {labels[0]!r}; two are needed")
     has_entities = any(tag.startswith(("B-", "I-")) for tag in labels) or all(
@@ -51,11 +54,10 @@ def read_tagging_task(data: Path, *, word_column: int = 1, tag_column: int = 0) 
         labels = _list_labels(labels)
         splits = {split: [_to_iob2(each) for each in splits[split]] for split in splits}
     is_json = format_of(files["train"]) == JSON_LINES
-    return Tagging(
-        name=data.resolve().name,
-        metrics=ENTITY_METRICS if has_entities else ("accuracy",),
-        examples=splits,
-        labels=labels,
+    return Task(
+        data.resolve().name,
+        Tagging(labels, ENTITY_METRICS if has_entities else ("accuracy",)),
+        splits,
         files=tuple(files.values()),
         columns=JSON_FIELDS if is_json else (str(word_column), str(tag_column or "last")),
     )
@@ -114,7 +116,7 @@ def _to_iob2(sentence: TaggedSentence) -> TaggedSentence:
     return sentence._replace(tags=write_tags(find_entities(sentence.tags), len(sentence.words)))
 
 
-def read_sentences(path: Path, word_column: int, tag_column: int) -> list[TaggedSentence]:
+def read_tagged_sentences(path: Path, word_column: int, tag_column: int) -> list[TaggedSentence]:
     """Return the sentences of a file, none of them empty.
 
     A column file has a word a line and a blank line after each sentence. Its columns are separated
@@ -153,8 +155,8 @@ def read_words(
 ) -> list[TaggedSentence]:
     """Return the sentences of a file without tags, or whose tags are not looked at.
 
-    As `read_sentences`, but that column files may have a single column, and that a line of a .jsonl
-    file without words is a sentence, too.
+    As `read_tagged_sentences`, except that a column file may have a single column, and that a line
+    of a .jsonl file without words is a sentence, too.
 
     Args:
         path: The file.

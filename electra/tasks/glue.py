@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from electra.config import UserError, require
-from electra.tasks.classification import Classification, read_examples
+from electra.tasks.classification import Classification, Example, read_examples
 from electra.tasks.table import find_table, read_table
+from electra.tasks.task import Task
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ DIAGNOSTIC = ("diagnostic", "AX", "ax")
 NAMES = {folder.lower(): name for name, glue_task in GLUE.items() for folder in glue_task.folders}
 
 
-def read_glue_task(name: str, data: Path, *, swap_pairs: bool) -> Classification:
+def read_glue_task(name: str, data: Path, *, swap_pairs: bool) -> Task:
     """Return a GLUE task with its examples; test sets come without labels, as distributed.
 
     Args:
@@ -144,18 +145,24 @@ def read_glue_task(name: str, data: Path, *, swap_pairs: bool) -> Classification
             text_b=glue_task.text_b,
             label=glue_task.label if is_labelled else None,
         )
-    return Classification(
-        name=name,
-        metrics=glue_task.metrics,
-        examples=examples,
-        labels=glue_task.labels,
-        label_range=glue_task.label_range,
+    swapped = []
+    if swap_pairs and glue_task.is_unordered:  # Source: double_unordered in classification_tasks.py
+        swapped = [Example(b, a, label) for a, b, label in examples["train"] if b is not None]
+    return Task(
+        name,
+        Classification(
+            glue_task.metrics,
+            glue_task.labels,
+            glue_task.label_range,
+            has_pairs=glue_task.text_b is not None,
+        ),
+        examples,
         epochs=glue_task.epochs,
         files=tuple(files.values()),
         columns=tuple(
             column for column in (glue_task.text, glue_task.text_b, glue_task.label) if column
         ),
-        swaps_pairs=swap_pairs and glue_task.is_unordered,
+        swapped_pairs=tuple(swapped),
     )
 
 

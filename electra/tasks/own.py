@@ -10,13 +10,14 @@ from electra.corpus.compression import compression_of
 from electra.tasks.choice import MultipleChoice, count_choices, read_choice_questions
 from electra.tasks.classification import Classification, Example, read_examples
 from electra.tasks.table import FORMATS, TableFile, format_of, read_table
+from electra.tasks.task import Task
 
 TEXT_COLUMNS = ("text", "sentence", "text_a", "sentence1")
 TEXT_B_COLUMNS = ("text_b", "sentence2")
 FILE_NAMES = {"train": ("train",), "dev": ("dev", "validation", "valid", "val"), "test": ("test",)}
 
 
-def read_own_task(data: Path, config: OwnTaskConfig) -> Classification | MultipleChoice:
+def read_own_task(data: Path, config: OwnTaskConfig) -> Task:
     """Return a task from a folder's train, dev and, if there is one, test file.
 
     Labels that are names are those of train, sorted, and whole numbers count as names. The range
@@ -44,12 +45,10 @@ def read_own_task(data: Path, config: OwnTaskConfig) -> Classification | Multipl
         for split, table in tables.items()
     }
     label_range = _find_range(tables, examples, config.label) if is_regression else None
-    return Classification(
-        name=config.name,
-        metrics=_order_metrics(config),
-        examples=examples,
-        labels=labels,
-        label_range=label_range,
+    return Task(
+        config.name,
+        Classification(_order_metrics(config), labels, label_range, has_pairs=text_b is not None),
+        examples,
         files=tuple(table.path for table in tables.values()),
         columns=tuple(column for column in (text, text_b, config.label) if column),
     )
@@ -81,7 +80,7 @@ def _find_range(
     return least, greatest
 
 
-def _read_choice(tables: dict[str, TableFile], text: str, config: OwnTaskConfig) -> MultipleChoice:
+def _read_choice(tables: dict[str, TableFile], text: str, config: OwnTaskConfig) -> Task:
     columns = [column.strip() for column in (config.choices or "").split(",")]
     examples = {
         split: read_choice_questions(
@@ -89,10 +88,10 @@ def _read_choice(tables: dict[str, TableFile], text: str, config: OwnTaskConfig)
         )
         for split, table in tables.items()
     }
-    return MultipleChoice(
-        name=config.name,
-        num_choices=count_choices(tables, examples),
-        examples=examples,
+    return Task(
+        config.name,
+        MultipleChoice(count_choices(tables, examples)),
+        examples,
         files=tuple(table.path for table in tables.values()),
         columns=(text, *columns, config.label),
     )

@@ -9,7 +9,7 @@ import dataclasses
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -47,6 +47,8 @@ class Rows:
     """Examples of which tokens were cut off."""
     rows_per_item: int = 1
     """C."""
+    examples: Sequence[Any] = ()
+    """The examples that are encoded here, in order. One example may have several items."""
 
     def __len__(self) -> int:
         """Return the number of items."""
@@ -58,7 +60,7 @@ class Rows:
         return self.lengths.view(-1, self.rows_per_item).amax(dim=1)
 
     def take(self, items: Tensor) -> "Rows":
-        """Return the items of these numbers."""
+        """Return the items of these numbers, without the examples."""
         rows = self._rows_of(items)
         return dataclasses.replace(
             self,
@@ -66,6 +68,7 @@ class Rows:
             lengths=self.lengths[rows],
             first_lengths=self.first_lengths[rows],
             targets={name: values[items] for name, values in self.targets.items()},
+            examples=(),
         )
 
     def _rows_of(self, items: Tensor) -> Tensor:
@@ -92,7 +95,8 @@ def pad_rows(
     targets: dict[str, Tensor],
     *,
     pad_id: int,
-    num_cut: int = 0,
+    num_cut: int,
+    examples: Sequence[Any],
     rows_per_item: int = 1,
 ) -> Rows:
     """Return rows of ids, padded to the longest, as Rows."""
@@ -106,6 +110,7 @@ def pad_rows(
         targets,
         num_cut,
         rows_per_item,
+        examples,
     )
 
 

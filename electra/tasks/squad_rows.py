@@ -6,6 +6,7 @@ there may an answer begin. N rows, T tokens of a text.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -35,13 +36,14 @@ class Window(NamedTuple):
     """First position at which an answer may begin, and the one after the last."""
 
 
-class Windows(NamedTuple):
-    """What leads from the positions of a split's rows to characters."""
+@dataclass(frozen=True, kw_only=True)
+class SpanRows(Rows):
+    """Rows of questions, and what maps their positions to characters of the contexts."""
 
     windows: list[Window]
-    """One for each row; those of a question follow one another."""
+    """The window of each row; those of a question follow one another."""
     offsets: list[np.ndarray]
-    """(T, 2) for each question: where the characters of its text's tokens begin and end."""
+    """(T, 2) for each question: where the characters of each token of its context begin and end."""
 
 
 def cut_windows(num_tokens: int, size: int, stride: int) -> list[tuple[int, int]]:
@@ -93,8 +95,8 @@ def encode_questions(
     sequence_length: int,
     *,
     reference: bool,
-) -> tuple[Rows, Windows]:
-    """Return questions as rows of at most `sequence_length` tokens, and the way back.
+) -> SpanRows:
+    """Return questions as rows of at most `sequence_length` tokens.
 
     The targets are `start` and `end`, the positions of the first answer's first and last token, and
     `unanswerable`, 1 where the row does not hold all of that answer; start and end are 0 there. All
@@ -138,10 +140,16 @@ def encode_questions(
                 targets.append((0, 0, int(answer is None or not reference)))
     named = zip(("start", "end", "unanswerable"), torch.tensor(targets).unbind(dim=1), strict=True)
     num_cut = sum(len(text) > max_question for text in texts)
-    return (
-        pad_rows(rows, first_lengths, dict(named), pad_id=tokenizer.pad_id, num_cut=num_cut),
-        Windows(windows, [contexts[question.context][1] for question in questions]),
+    padded = pad_rows(
+        rows,
+        first_lengths,
+        dict(named),
+        pad_id=tokenizer.pad_id,
+        num_cut=num_cut,
+        examples=questions,
     )
+    offsets_of = [contexts[question.context][1] for question in questions]
+    return SpanRows(**vars(padded), windows=windows, offsets=offsets_of)
 
 
 def _encode_context(question: SpanQuestion, tokenizer: Tokenizer) -> tuple[list[int], np.ndarray]:

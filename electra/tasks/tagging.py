@@ -21,8 +21,9 @@ from electra.corpus.tokenizer import Tokenizer
 from electra.model.feature_head import FeatureHead
 from electra.model.tagging_head import TaggingHead
 from electra.tasks.entities import EntityCounts, count_entities, sum_counts
+from electra.tasks.family import Constant, Family
+from electra.tasks.records import Record
 from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_texts, pad_rows
-from electra.tasks.task import Constant, Task
 
 ENTITY_METRICS = ("f1", "precision", "recall", "accuracy")
 
@@ -45,8 +46,8 @@ class WordWindow(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Tagging(Task):
-    """Which of `labels` each word has.
+class Tagging(Family):
+    """Sentences whose every word has one of `labels`.
 
     Source: tagging_tasks.py and tagging_metrics.py, which drop words that do not fit into a row and
     score the others, lower-case and strip accents of any vocabulary, put all tokens in segment 1
@@ -57,30 +58,29 @@ class Tagging(Task):
 
     reads_features: ClassVar[bool] = True
 
-    name: str
-    metrics: tuple[str, ...]
-    """ENTITY_METRICS, or accuracy alone where tags name no entities."""
-    examples: dict[str, list[TaggedSentence]]
-    """Their tags are labels."""
     labels: tuple[str, ...]
-    epochs: int = 3
-    files: tuple[Path, ...] = ()
-    columns: tuple[str, ...] = ()
+    """All tags."""
+    metrics: tuple[str, ...] = ()
+    """ENTITY_METRICS, or accuracy alone if the tags name no entities."""
 
-    def encode(self, tokenizer: Tokenizer, sequence_length: int) -> dict[str, Rows]:
+    def parse(self, record: Record) -> TaggedSentence:
+        """Return {"tokens": [...]}, a list of words, as a sentence; it may be empty."""
+        words = record.texts("tokens")
+        record.require("" not in words, "'tokens' has an empty text; a word must not be empty")
+        # `encode` marks the words to answer by their tags, so every word gets an arbitrary one.
+        return TaggedSentence(words, [self.labels[0]] * len(words), [])
+
+    def encode(
+        self, examples: Sequence[TaggedSentence], tokenizer: Tokenizer, sequence_length: int
+    ) -> Rows:
         """Return the windows of every sentence, in order.
 
-        Target "labels" is -1 but at the first token of a word that is scored; read row by row the
-        others are the labels of the split's words, each once and in order.
+        Target "labels" is the label of a word at its first token in the window that scores it, and
+        -1 elsewhere. Read row by row, the labels are those of the words, each once and in order.
         """
-        return {
-            split: self._encode(sentences, tokenizer, sequence_length - 2)
-            for split, sentences in self.examples.items()
-        }
-
-    def _encode(self, sentences: Sequence[TaggedSentence], tokenizer: Tokenizer, room: int) -> Rows:
+        room = sequence_length - 2
         label_ids = {label: place for place, label in enumerate(self.labels)}
-        vocabulary = list(dict.fromkeys(word for each in sentences for word in each.words))
+        vocabulary = list(dict.fromkeys(word for each in examples for word in each.words))
         tokens_of = {
             word: tokens or [tokenizer.unk_id]  # of a control character nothing is left
             for word, tokens in zip(
@@ -88,7 +88,7 @@ class Tagging(Task):
             )
         }
         rows, targets, num_cut = [], [], 0
-        for sentence in sentences:
+        for sentence in examples:
             tokens = [tokens_of[word][:room] for word in sentence.words]
             num_cut += any(len(tokens_of[word]) > room for word in sentence.words)
             for window in cut_word_windows([len(each) for each in tokens], room):
@@ -99,12 +99,15 @@ class Tagging(Task):
                     labels += [label] + [-1] * (len(tokens[word]) - 1)
                 rows.append([*row, tokenizer.sep_id])
                 targets.append(torch.tensor([*labels, -1]))
+        no_words = torch.zeros(0, 0, dtype=torch.int64)
+        labels_NL = pad_sequence(targets, True, padding_value=-1) if targets else no_words
         return pad_rows(
             rows,
             [len(row) for row in rows],
-            {"labels": pad_sequence(targets, batch_first=True, padding_value=-1)},
+            {"labels": labels_NL},
             pad_id=tokenizer.pad_id,
             num_cut=num_cut,
+            examples=examples,
         )
 
     def build_head(self, sizes: EncoderConfig, config: FinetuneConfig) -> nn.Module:
@@ -127,20 +130,22 @@ class Tagging(Task):
         logits, labels = outputs["logits"], batch.targets["labels"]
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-1)
 
-    def score(self, split: str, rows: Rows, outputs: Outputs) -> dict[str, float]:
-        """Return the metrics over all words of a split, as fractions."""
-        return self._score_tags(split, self._decide(split, rows, outputs))
+    def score(self, rows: Rows, outputs: Outputs) -> dict[str, float]:
+        """Return the metrics over all words as fractions."""
+        return self._score_tags(rows.examples, self._decide(rows, outputs))
 
-    def _decide(self, split: str, rows: Rows, outputs: Outputs) -> list[list[str]]:
-        """Return the likeliest tag of each word of each sentence."""
-        guesses = iter(_guess(rows, outputs).tolist())
+    def _decide(self, rows: Rows, outputs: Outputs) -> list[list[str]]:
+        """Return the most likely tag of each word of each sentence."""
+        guesses = iter(_guess(rows, outputs).tolist() if len(rows) else [])
         return [
             [self.labels[guess] for guess in islice(guesses, len(sentence.words))]
-            for sentence in self.examples[split]
+            for sentence in rows.examples
         ]
 
-    def _score_tags(self, split: str, predicted: Sequence[Sequence[str]]) -> dict[str, float]:
-        gold = [sentence.tags for sentence in self.examples[split]]
+    def _score_tags(
+        self, sentences: Sequence[TaggedSentence], predicted: Sequence[Sequence[str]]
+    ) -> dict[str, float]:
+        gold = [sentence.tags for sentence in sentences]
         pairs = [
             pair for tags in zip(gold, predicted, strict=True) for pair in zip(*tags, strict=True)
         ]
@@ -156,12 +161,14 @@ class Tagging(Task):
         counts = torch.bincount(labels[labels >= 0])
         shares = counts / counts.sum()
         guess = self.labels[int(shares.argmax())]
-        predicted = [[guess] * len(sentence.words) for sentence in self.examples["dev"]]
-        return Constant(torch.special.entr(shares).sum().item(), self._score_tags("dev", predicted))
+        predicted = [[guess] * len(sentence.words) for sentence in dev.examples]
+        return Constant(
+            torch.special.entr(shares).sum().item(), self._score_tags(dev.examples, predicted)
+        )
 
-    def describe_collapse(self, rows: Rows, outputs: Outputs) -> str | None:
+    def describe_collapse(self, dev: Rows, outputs: Outputs) -> str | None:
         """Return what every prediction is, if all are the same though the labels are not."""
-        labels, predicted = rows.targets["labels"], _guess(rows, outputs).unique()
+        labels, predicted = dev.targets["labels"], _guess(dev, outputs).unique()
         if len(predicted) > 1 or len(labels[labels >= 0].unique()) == 1:
             return None
         return f"every dev prediction is {self.labels[int(predicted)]!r}"
@@ -172,17 +179,17 @@ class Tagging(Task):
         predictions.conll has `word label prediction` a line and a blank line after each sentence,
         as conlleval reads it; white space within a word becomes "_". types.tsv has a line a type.
         """
-        predicted = self._decide(split, rows, outputs)
+        predicted = self._decide(rows, outputs)
         before = "" if split == "dev" else f"{split}_"
         lines = []
-        for sentence, guesses in zip(self.examples[split], predicted, strict=True):
+        for sentence, guesses in zip(rows.examples, predicted, strict=True):
             for word, label, guess in zip(sentence.words, sentence.tags, guesses, strict=True):
                 lines.append(f"{'_'.join(word.split()) or '_'} {label} {guess}\n")
             lines.append("\n")
         text = "".join(lines)  # half a surrogate pair, which JSON can hold, is no character
         (folder / f"{before}predictions.conll").write_text(text, "utf-8", errors="replace")
         if self.metrics == ENTITY_METRICS:
-            counts = count_entities((sentence.tags for sentence in self.examples[split]), predicted)
+            counts = count_entities((sentence.tags for sentence in rows.examples), predicted)
             (folder / f"{before}types.tsv").write_text(_format_types(counts), encoding="utf-8")
 
     def facts(self) -> dict[str, Any]:
@@ -190,16 +197,16 @@ class Tagging(Task):
         return {"family": "tagging", "labels": list(self.labels)}
 
     @classmethod
-    def from_facts(cls, facts: dict[str, Any], examples: dict[str, list[TaggedSentence]]) -> Self:
-        """Return the task of a saved model, with sentences to be tagged."""
-        return cls(facts["task"], (), examples, tuple(facts["labels"]))
+    def from_facts(cls, facts: dict[str, Any]) -> Self:
+        """Return the family of a saved model."""
+        return cls(tuple(facts["labels"]))
 
-    def describe_answers(self, split: str, rows: Rows, outputs: Outputs) -> list[dict[str, Any]]:
+    def describe_answers(self, rows: Rows, outputs: Outputs) -> list[dict[str, Any]]:
         """Return each sentence's `tokens`, which are its words, and their `tags`."""
-        predicted = self._decide(split, rows, outputs)
+        predicted = self._decide(rows, outputs)
         return [
             {"tokens": sentence.words, "tags": tags}
-            for sentence, tags in zip(self.examples[split], predicted, strict=True)
+            for sentence, tags in zip(rows.examples, predicted, strict=True)
         ]
 
 
