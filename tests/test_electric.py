@@ -169,6 +169,17 @@ def test_scores_are_sums_of_energies(run, toy_tokenizer):
         assert score.pll == pytest.approx(-energy.sum().item(), abs=1e-4)
 
 
+def test_a_loaded_scorer_reads_no_file_and_scores_alike_in_any_batch(run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "run")
+    scorer = load_scorer(copy)
+    shutil.rmtree(copy)
+    lines = ["the queen sold a boat .", "in 1912", "a young doctor painted the castle in 1912 ."]
+    together = scorer.score(lines * 30)
+    for line, expected in zip(lines, together, strict=False):
+        assert scorer.score([line])[0].pll == pytest.approx(expected.pll, abs=1e-5)
+    assert scorer.score([]) == []
+
+
 def test_grammar_is_likelier_than_nonsense(run):
     """After 600 steps, of twenty sentences and their words in reverse."""
     good = [

@@ -28,7 +28,7 @@ from electra.settings import override
 from electra.tasks.records import number_records
 from electra.tasks.registry import read_records, restore_family
 from electra.tasks.rows import make_batch
-from electra.tasks.table import FORMATS
+from electra.tasks.table import TABLE_FORMATS
 
 CPU = torch.device("cpu")
 CONFIG = FinetuneConfig(
@@ -268,6 +268,97 @@ def test_a_seed_that_replaced_another_answers_if_it_is_best_on_dev(runs, tmp_pat
     assert read_finetuned(tmp_path).seed == 1000
 
 
+# --- records ---
+
+DEV_FILES = {
+    "texts": "texts-data/dev.tsv",
+    "numbers": "numbers-data/dev.tsv",
+    "choices": "choices-data/dev.tsv",
+    "tags": "tags-data/dev.conll",
+    "plain": "plain-data/dev.json",
+    "beam": "plain-data/dev.json",
+}
+
+
+@pytest.mark.parametrize("name", DEV_FILES)
+def test_a_loaded_model_reads_no_file_and_answers_alike_in_any_batch(runs, tmp_path, name):
+    copy = shutil.copytree(runs / name, tmp_path / "run")
+    finetuned = read_in_float32(copy)
+    records = read_records(finetuned.facts, runs / DEV_FILES[name])[:20]
+    model = load_model(finetuned)
+    shutil.rmtree(copy)
+    assert model.answer([]).records == []
+    together = model.answer(records).records
+    assert len({json.dumps(each) for each in together}) > 1
+    assert model.answer(records).records == together
+    for record, expected in zip(records, together, strict=True):
+        (alone,) = model.answer([record]).records
+        assert alone.keys() == expected.keys()
+        for key, value in expected.items():
+            is_number = isinstance(value, float)
+            assert alone[key] == (pytest.approx(value, abs=1e-5) if is_number else value), key
+
+
+def test_records_get_the_answers_that_the_verb_writes(runs, tmp_path, capsys):
+    out = tmp_path / "out.jsonl"
+    for name, file in DEV_FILES.items():
+        words = ["predict", runs / name, "--input", runs / file, "--out", out]
+        assert run_command(capsys, *words)[0] == 0
+        finetuned = read_finetuned(runs / name)
+        found = load_model(finetuned).answer(read_records(finetuned.facts, runs / file))
+        assert [json.loads(line) for line in out.read_text().splitlines()] == found.records
+        out.unlink()
+
+
+def test_a_record_needs_no_more_than_the_fields_of_its_family(runs):
+    asked = {"question": "who painted", "context": "the queen painted a boat ."}
+    model = load_model(read_finetuned(runs / "plain"))
+    named, numbered = model.answer([asked | {"id": "x", "other": 5}, asked]).records
+    assert (named["id"], numbered["id"]) == ("x", "2")
+    assert named | {"id": "2"} == numbered
+    tagger = load_model(read_finetuned(runs / "tags"))
+    assert tagger.answer([{"tokens": []}]).records == [{"tokens": [], "tags": []}]
+
+
+@pytest.mark.parametrize(
+    ("name", "record", "message"),
+    [
+        ("texts", {"txt": "x"}, "no 'text', which must be text; did you mean 'txt'?"),
+        ("texts", {}, "no 'text', which must be text"),
+        ("texts", {"text": None}, "'text' is None; it must be text"),
+        ("texts", "x", "'x' must be a dictionary of fields"),
+        ("numbers", {"text_a": "x", "text": "y"}, "no 'text_b', which must be text; did you mean"),
+        ("tags", {"tokens": "a boat"}, "'tokens' is 'a boat'; it must be a list of texts"),
+        ("tags", {"tokens": ["a", 5]}, "'tokens' is ['a', 5]; it must be a list of texts"),
+        ("tags", {"tokens": ["a", ""]}, "'tokens' has an empty text; a word must not be empty"),
+        (
+            "choices",
+            {"context": "x", "choices": ["a", "b"]},
+            "'choices' has 2 texts; it must have 3, as in training",
+        ),
+        (
+            "choices",
+            {"context": "x", "choices": ["a", " ", "b"]},
+            "'choices' has an empty text, choice 1",
+        ),
+        ("plain", {"question": "x"}, "no 'context', which must be text"),
+        ("plain", {"question": "x", "context": "y", "id": 7}, "'id' is 7; it must be text"),
+    ],
+)
+def test_records_that_do_not_fit_are_refused_by_number(runs, name, record, message):
+    right = {
+        "texts": {"text": "x"},
+        "numbers": {"text_a": "x", "text_b": "y"},
+        "tags": {"tokens": ["x"]},
+        "choices": {"context": "x", "choices": ["a", "b", "c"]},
+        "plain": {"question": "x", "context": "y"},
+    }
+    with pytest.raises(UserError) as refusal:
+        load_model(read_finetuned(runs / name)).answer([right[name], record])
+    assert str(refusal.value).startswith(f"record 2: {message}")
+    assert "\n" not in str(refusal.value)
+
+
 # --- files ---
 
 TEXTS = ["the queen painted a boat .", 'a "young" doctor, unhesitatingly', "in 1912"]
@@ -287,7 +378,7 @@ def write_table(path, columns, rows):
     return path
 
 
-@pytest.mark.parametrize("suffix", [each for each in FORMATS if each != ".parquet"])
+@pytest.mark.parametrize("suffix", [each for each in TABLE_FORMATS if each != ".parquet"])
 def test_tables_of_every_format_and_plain_text_are_answered_alike(runs, tmp_path, suffix):
     path = tmp_path / "plain.txt.xz"
     path.write_bytes(lzma.compress("\n\n".join(TEXTS).encode()))

@@ -10,7 +10,7 @@ from electra.cli import main
 from electra.config import FinetuneConfig, UserError
 from electra.finetuning.loop import finetune
 from electra.finetuning.results import score_ensemble
-from electra.finetuning.submit import FILES, submit
+from electra.finetuning.submit import SUBMISSION_FILES, submit
 from electra.tasks.choice import MultipleChoice
 from electra.tasks.classification import Classification, Example
 from electra.tasks.glue import GLUE
@@ -162,7 +162,7 @@ def test_what_is_missing_is_named_and_may_be_left_out(folders, tmp_path):
     )
     assert sorted(tmp_path.iterdir()) == before
     submit(rest, tmp_path / "a.zip", partial=True)
-    assert set(FILES) - set(read_zip(tmp_path / "a.zip")) == {"QQP.tsv", "AX.tsv"}
+    assert set(SUBMISSION_FILES) - set(read_zip(tmp_path / "a.zip")) == {"QQP.tsv", "AX.tsv"}
 
 
 def test_what_does_not_fit_is_refused_and_nothing_written(folders, tmp_path):

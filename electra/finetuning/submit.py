@@ -16,7 +16,7 @@ from electra.files import read_object
 from electra.tasks.glue import GLUE
 from electra.tasks.predictions import Predictions, average, predictions_name, read_predictions
 
-FILES = {
+SUBMISSION_FILES = {
     "CoLA.tsv": ("cola", "test"),
     "SST-2.tsv": ("sst-2", "test"),
     "MRPC.tsv": ("mrpc", "test"),
@@ -69,7 +69,7 @@ def submit(
     require(not out.exists(), f"{out} exists already; remove it or choose another --out")
     finished = _read_results(folders)
     answers, missing = [], []
-    for name, (task, split) in FILES.items():
+    for name, (task, split) in SUBMISSION_FILES.items():
         folder, results = finished.get(task, (None, {}))
         if folder and split in results["num_items"]:
             answers.append(_answer(name, task, split, folder, results, ensemble=ensemble))

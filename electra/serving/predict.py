@@ -19,7 +19,7 @@ from electra.tasks.records import number_records
 from electra.tasks.registry import restore_family
 from electra.training.machine import choose_device, prepare_process
 
-FORMATS = (".jsonl", ".tsv")
+ANSWER_FORMATS = (".jsonl", ".tsv")
 
 
 class Answers(NamedTuple):
@@ -92,8 +92,8 @@ def check_format(path: Path) -> None:
         UserError: The file is neither .jsonl nor .tsv, or it exists.
     """
     kind = path.suffix.lower()
-    if kind not in FORMATS:
-        raise UserError(f"--out {path} must be a {' or '.join(FORMATS)} file, not {kind!r}")
+    if kind not in ANSWER_FORMATS:
+        raise UserError(f"--out {path} must be a {' or '.join(ANSWER_FORMATS)} file, not {kind!r}")
     require(not path.exists(), f"{path} exists already; remove it or choose another --out")
 
 
@@ -117,10 +117,10 @@ def list_rows(answers: Answers) -> list[str]:
     white space inside them becomes "_".
     """
     rows = [list(answers.records[0]), *(list(each.values()) for each in answers.records)]
-    return [replace_surrogates("\t".join(map(_cell, row))) for row in rows]
+    return [replace_surrogates("\t".join(map(_format_field, row))) for row in rows]
 
 
-def _cell(value: Any) -> str:
+def _format_field(value: Any) -> str:
     if isinstance(value, list):
         return " ".join("_".join(text.split()) or "_" for text in value)
     return "".join(" " if char in "\t\r\n" else char for char in str(value))

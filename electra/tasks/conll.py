@@ -6,19 +6,18 @@ from pathlib import Path
 from typing import Any
 
 from electra.config import UserError, did_you_mean, require
-from electra.corpus.compression import compression_of
 from electra.tasks.entities import ENTITY_TAG, find_entities, type_of, write_tags
-from electra.tasks.table import format_of, read_table, read_text_lines
+from electra.tasks.table import format_of, read_table, read_text_lines, stem_of
 from electra.tasks.tagging import ENTITY_METRICS, TaggedSentence, Tagging
 from electra.tasks.task import Task
 
-FILE_NAMES = {
+TAGGING_FILE_NAMES = {
     "train": ("train",),
     "dev": ("dev", "valid", "validation", "val", "testa"),
     "test": ("test", "testb"),
 }
 JSON_LINES = ".jsonl"
-FORMATS = (".txt", ".conll", ".tsv", ".iob", JSON_LINES)
+TAGGING_FORMATS = (".txt", ".conll", ".tsv", ".iob", JSON_LINES)
 JSON_FIELDS = ("tokens", "tags")
 DOCUMENT_START = "-DOCSTART-"
 
@@ -66,25 +65,23 @@ def read_tagging_task(data: Path, *, word_column: int = 1, tag_column: int = 0) 
 def _find_files(data: Path) -> dict[str, Path]:
     require(data.is_dir(), f"{data} is not a folder; give the one with train and dev files")
     files = {}
-    for split, names in FILE_NAMES.items():
-        found = sorted(path for path in data.iterdir() if _stem(path) in names and path.is_file())
+    for split, names in TAGGING_FILE_NAMES.items():
+        found = sorted(
+            path
+            for path in data.iterdir()
+            if stem_of(path, TAGGING_FORMATS) in names and path.is_file()
+        )
         if len(found) > 1:
             listed = ", ".join(path.name for path in found)
             raise UserError(f"{data} has several {split} files: {listed}; keep one of them there")
         if not found and split != "test":
             raise UserError(
-                f"{data} has no {split} file; add {' or '.join(names)} with {', '.join(FORMATS)}"
+                f"{data} has no {split} file; add {' or '.join(names)} with "
+                f"{', '.join(TAGGING_FORMATS)}"
             )
         if found:
             files[split] = found[0]
     return files
-
-
-def _stem(path: Path) -> str:
-    """Return the name without format and compression, or nothing if the format is another."""
-    kind = format_of(path)
-    name = path.name.removesuffix(compression_of(path))
-    return name.removesuffix(kind) if kind in FORMATS else ""
 
 
 def _check_tags(

@@ -11,10 +11,9 @@ from typing import Any
 from electra.config import require
 from electra.corpus.compression import STDIN
 from electra.tasks.choice import read_choice_questions
-from electra.tasks.conll import FORMATS as TAGGING_FORMATS
-from electra.tasks.conll import JSON_FIELDS, JSON_LINES, read_words
+from electra.tasks.conll import JSON_FIELDS, JSON_LINES, TAGGING_FORMATS, read_words
 from electra.tasks.squad_data import read_questions
-from electra.tasks.table import FORMATS, TableFile, format_of, read_table, read_text_lines
+from electra.tasks.table import TABLE_FORMATS, TableFile, format_of, read_table, read_text_lines
 
 Records = list[dict[str, Any]]
 TEXT = ".txt"
@@ -33,10 +32,10 @@ def read_text_records(path: Path, columns: Sequence[str], facts: dict[str, Any])
         require(
             len(trained) == 1 and not columns,
             f"{path} is plain text, a text a line; {' and '.join(columns or trained)} must be "
-            f"columns of a {', '.join(FORMATS)} file",
+            f"columns of a {', '.join(TABLE_FORMATS)} file",
         )
         return [{"text": line} for _, line in _read_plain(path)]
-    _check_format(path, (TEXT, *FORMATS))
+    _check_format(path, (TEXT, *TABLE_FORMATS))
     table = read_table(path)
     firsts, *seconds = _take_columns(table, columns, trained)
     if not seconds:
@@ -51,7 +50,7 @@ def read_choice_records(path: Path, columns: Sequence[str], facts: dict[str, Any
         UserError: The file cannot be read, is empty or lacks a column, or a question has another
             number of choices than those of training.
     """
-    _check_format(path, FORMATS)
+    _check_format(path, TABLE_FORMATS)
     table = read_table(path)
     context, *rest = _name_columns(table, columns, facts["columns"][:-1])  # the last is the label's
     begin = rest.pop(0) if facts["begin"] else ""
@@ -106,7 +105,7 @@ def read_question_records(path: Path, columns: Sequence[str], facts: dict[str, A
     """
     if format_of(path) == ".json":
         return _read_questions(path)
-    _check_format(path, (".json", *FORMATS))
+    _check_format(path, (".json", *TABLE_FORMATS))
     table = read_table(path)
     if not columns and {"header", "qas"} & set(table.columns):
         return _read_questions(path)

@@ -6,15 +6,18 @@ from pathlib import Path
 import numpy as np
 
 from electra.config import OWN_METRICS, OwnTaskConfig, UserError, require
-from electra.corpus.compression import compression_of
 from electra.tasks.choice import MultipleChoice, count_choices, read_choice_questions
 from electra.tasks.classification import Classification, Example, read_examples
-from electra.tasks.table import FORMATS, TableFile, format_of, read_table
+from electra.tasks.table import TABLE_FORMATS, TableFile, read_table, stem_of
 from electra.tasks.task import Task
 
 TEXT_COLUMNS = ("text", "sentence", "text_a", "sentence1")
 TEXT_B_COLUMNS = ("text_b", "sentence2")
-FILE_NAMES = {"train": ("train",), "dev": ("dev", "validation", "valid", "val"), "test": ("test",)}
+TABLE_FILE_NAMES = {
+    "train": ("train",),
+    "dev": ("dev", "validation", "valid", "val"),
+    "test": ("test",),
+}
 
 
 def read_own_task(data: Path, config: OwnTaskConfig) -> Task:
@@ -27,7 +30,7 @@ def read_own_task(data: Path, config: OwnTaskConfig) -> Task:
         UserError: A file or column is missing or ambiguous, a file is empty, dev or test has a
             label that train lacks, or the labels of train are not those of such a task.
     """
-    files = {split: _find_file(data, split, getattr(config, split)) for split in FILE_NAMES}
+    files = {split: _find_file(data, split, getattr(config, split)) for split in TABLE_FILE_NAMES}
     tables = {split: read_table(path) for split, path in files.items() if path is not None}
     text, text_b = _choose_columns(tables["train"], config)
     if config.kind == "choice":
@@ -115,25 +118,20 @@ def _find_file(data: Path, split: str, chosen: str | None) -> Path | None:
         return data / chosen
     require(data.is_dir(), f"{data} is not a folder; give the one with train and dev files")
     found = sorted(
-        path for path in data.iterdir() if _stem(path) in FILE_NAMES[split] and path.is_file()
+        path
+        for path in data.iterdir()
+        if stem_of(path, TABLE_FORMATS) in TABLE_FILE_NAMES[split] and path.is_file()
     )
     if len(found) > 1:
         names = ", ".join(path.name for path in found)
         raise UserError(f"{data} has several {split} files: {names}; choose one with own.{split}")
     if not found and split != "test":
-        first, *others = FORMATS
+        first, *others = TABLE_FORMATS
         raise UserError(
             f"{data} has no {split} file; add {split}{first} (or {', '.join(others)}), or name it "
             f"with own.{split}"
         )
     return found[0] if found else None
-
-
-def _stem(path: Path) -> str:
-    """Return the name without format and compression, or nothing if it is no table."""
-    kind = format_of(path)
-    name = path.name.removesuffix(compression_of(path))
-    return name.removesuffix(kind) if kind in FORMATS else ""
 
 
 def _choose_columns(train: TableFile, config: OwnTaskConfig) -> tuple[str, str | None]:

@@ -60,7 +60,7 @@ def write_labels(path: Path, labels: Sequence[str], gold: Tensor, logits: Tensor
     ):
         shares = (f"{prob:.6f}" for prob in probs)
         lines.append([str(number), names[label], names[guess], *shares])
-    _write(path, lines)
+    _write_lines(path, lines)
 
 
 def write_numbers(path: Path, gold: Tensor, predicted: Tensor) -> None:
@@ -74,10 +74,10 @@ def write_numbers(path: Path, gold: Tensor, predicted: Tensor) -> None:
     lines = [["index", "label", "prediction"]]
     for number, (label, guess) in enumerate(zip(gold.tolist(), predicted.tolist(), strict=True)):
         lines.append([str(number), "" if math.isnan(label) else f"{label:.4f}", f"{guess:.4f}"])
-    _write(path, lines)
+    _write_lines(path, lines)
 
 
-def _write(path: Path, lines: Sequence[Sequence[str]]) -> None:
+def _write_lines(path: Path, lines: Sequence[Sequence[str]]) -> None:
     path.write_text("".join("\t".join(line) + "\n" for line in lines), encoding="utf-8")
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from electra.config import UserError, require
 from electra.tasks.table import format_of, read_content, read_table
 
-FORMATS = (".json", ".jsonl")
+QUESTION_FORMATS = (".json", ".jsonl")
 KINDS = {str: "text", int: "a whole number", bool: "true or false", list: "a list", dict: "a map"}
 
 
@@ -44,7 +44,7 @@ def find_files(data: Path, split: str, chosen: Sequence[str]) -> tuple[Path, ...
     found = sorted(
         path
         for path in data.iterdir()
-        if path.name.startswith(split) and format_of(path) in FORMATS and path.is_file()
+        if path.name.startswith(split) and format_of(path) in QUESTION_FORMATS and path.is_file()
     )
     names = ", ".join(path.name for path in found)
     require(
@@ -73,7 +73,10 @@ def read_questions(paths: Sequence[Path], *, is_labelled: bool) -> list[SpanQues
     ids: set[str] = set()
     for path in paths:
         kind = format_of(path)
-        require(kind in FORMATS, f"{path} must be {' or '.join(FORMATS)}, compressed or not")
+        require(
+            kind in QUESTION_FORMATS,
+            f"{path} must be {' or '.join(QUESTION_FORMATS)}, compressed or not",
+        )
         records = _read_squad(path) if kind == ".json" else _read_mrqa(path)
         for place, record in records:
             context = _take(record, "context", str, place)

@@ -1,4 +1,4 @@
-"""Tables of text, in any of FORMATS, compressed or not, in which every row knows its line."""
+"""Tables of text, in any of TABLE_FORMATS, compressed or not, in which every row knows its line."""
 
 import csv
 import io
@@ -21,7 +21,7 @@ from electra.corpus.compression import (
     open_source,
 )
 
-FORMATS = (".tsv", ".csv", ".jsonl", ".parquet")
+TABLE_FORMATS = (".tsv", ".csv", ".jsonl", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,14 @@ def format_of(path: Path) -> str:
     return Path(path.name.removesuffix(compression_of(path))).suffix.lower()
 
 
+def stem_of(path: Path, formats: Sequence[str]) -> str:
+    """Return a file's name without format and compression; empty if the format is another."""
+    kind = format_of(path)
+    return (
+        path.name.removesuffix(compression_of(path)).removesuffix(kind) if kind in formats else ""
+    )
+
+
 def find_table(folder: Path, stem: str, suffix: str) -> Path | None:
     """Return a folder's file of this name, compressed or not, if there is one."""
     paths = (folder / (stem + suffix + compression) for compression in ("", *DECOMPRESSORS))
@@ -108,7 +116,8 @@ def read_table(path: Path, columns: tuple[str, ...] = ()) -> TableFile:
     """
     kind = format_of(path)
     require(
-        kind in FORMATS, f"{path} must be {', '.join(FORMATS)}, compressed or not, not {kind!r}"
+        kind in TABLE_FORMATS,
+        f"{path} must be {', '.join(TABLE_FORMATS)}, compressed or not, not {kind!r}",
     )
     content = read_content(path)
     if kind == ".parquet":
