@@ -1,4 +1,4 @@
-"""What is written about a fine-tuned task: facts, failures, summary over seeds."""
+"""The content of results.json: facts of the task, failures, summary over seeds."""
 
 import math
 import statistics
@@ -19,14 +19,14 @@ from electra.tasks.rows import Outputs, Rows
 from electra.tasks.task import Task
 
 CHANCE = 0.99
-"""A run whose last steps have more than this share of the best constant answer's loss has learnt
-nothing."""
+"""A run has learnt nothing if its last steps have more than this share of the loss of the best
+constant answer."""
 
 
 def find_failures(
     family: Family, dev: Rows, outputs: Outputs, last_loss: float, constant: Constant
 ) -> dict[str, Any]:
-    """Return whether a run collapsed, and notes on what went wrong.
+    """Return whether a run collapsed ("degenerate"), and notes that say why.
 
     Args:
         family: The family of the task.
@@ -47,12 +47,12 @@ def find_failures(
 
 
 def finite(value: float) -> float | None:
-    """Return the value as JSON can hold it."""
+    """Return the value, or None if it is NaN or infinite, which JSON cannot represent."""
     return value if math.isfinite(value) else None
 
 
 def describe_task(task: Task, rows: dict[str, Rows], constant: Constant) -> dict[str, Any]:
-    """Return what is known of a task before any training, the constant answer's scores included."""
+    """Return the facts of a task, its sizes and the scores of the best constant answer."""
     return {
         "task": task.name,
         "metric": task.family.headline,
@@ -69,14 +69,14 @@ SEED_KEYS = (
     *("seed", "scores", "degenerate", "notes"),
     *("train_seconds", "examples_per_second", "commit"),
 )
-"""What every seed's results.json has."""
+"""Keys of every seed's results.json."""
 
 
 def read_seed(path: Path) -> dict[str, Any]:
     """Return a finished seed's results.json.
 
     Raises:
-        UserError: It is missing or damaged; without its folder the seed is run again.
+        UserError: The file is missing or damaged.
     """
     record = read_object(path)
     missing = [key for key in SEED_KEYS if key not in record]
@@ -88,10 +88,11 @@ def read_seed(path: Path) -> dict[str, Any]:
 
 
 def summarise(folder: Path, task: Task) -> dict[str, Any]:
-    """Return the spread of the headline over the seeds as drawn, failed ones included.
+    """Return the statistics of the headline metric over the seeds as drawn.
 
-    Beside it stands that with each collapsed seed replaced by the last run in its place, which is a
-    selection: None if no seed was replaced. Time and speed are of all runs.
+    Collapsed seeds count. "with_replacements" has the same statistics with each collapsed seed
+    replaced by its last replacement, which is a selection; None if no seed was replaced. Time and
+    speed cover all runs.
     """
     runs = [read_seed(path) for path in folder.glob("seed-*[0-9]/results.json")]
     runs.sort(key=lambda record: record["seed"])
@@ -137,10 +138,10 @@ def _name_seed(record: dict[str, Any]) -> str:
 
 
 def score_ensemble(folder: Path, task: Task, seeds: Sequence[int]) -> dict[str, float]:
-    """Return dev's metrics of the mean of these seeds' probabilities, or numbers, as written.
+    """Return the scores on dev of an ensemble: the mean of the seeds' probabilities or numbers.
 
-    Nothing of a single seed, where a seed's answers are not finite, and of families whose answers
-    are neither.
+    Probabilities and numbers are those of the files, rounded. Empty for a single seed, if a seed's
+    answers are not finite, and for families without probabilities or numbers.
     """
     if len(seeds) < 2 or not isinstance(task.family, Classification | MultipleChoice):
         return {}

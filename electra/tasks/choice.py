@@ -1,7 +1,7 @@
-"""Multiple choice: which of several texts goes on after another, or answers it.
+"""Multiple choice: which of several texts continues or answers another.
 
-A choice is a row of its own, [CLS] context [SEP] choice [SEP]; the output layer gives each row one
-logit, and a question's logits are compared. Source: section 4.4 of the BERT paper (SWAG).
+Each choice is a row, [CLS] context [SEP] choice [SEP]. The output layer gives each row one logit,
+and the softmax is over the logits of a question. Source: section 4.4 of the BERT paper (SWAG).
 """
 
 import math
@@ -28,17 +28,17 @@ from electra.tasks.task import Task
 
 
 class ChoiceQuestion(NamedTuple):
-    """A text, what may go with it, and which does."""
+    """A context, its choices and the right one."""
 
     context: str
     choices: tuple[str, ...]
     label: int | None
-    """Place among the choices; None where it is not known."""
+    """Index of the right choice; None if it is unknown."""
 
 
 @dataclass(frozen=True)
 class MultipleChoice(Family):
-    """Which of `num_choices` texts goes with another; a choice is named by its number, from 0."""
+    """Contexts with `num_choices` choices each; a choice is named by its number, from 0."""
 
     num_choices: int
     begin: str = ""
@@ -115,23 +115,23 @@ class MultipleChoice(Family):
         return score(self.metrics, labels.tolist(), outputs["logits"].argmax(dim=1).tolist())
 
     def find_constant(self, train: Rows, dev: Rows) -> Constant:
-        """Return what holding every choice equally likely gives: a choice's place means nothing."""
+        """Return loss and scores of equal probabilities: the order of the choices means nothing."""
         return Constant(math.log(self.num_choices), {"accuracy": 1 / self.num_choices})
 
     def describe_collapse(self, dev: Rows, outputs: Outputs) -> str | None:
-        """Return which choice is always taken, if it is always the same though it should not."""
+        """Return a note if the same choice is always predicted but the labels differ."""
         taken = outputs["logits"].argmax(dim=1).unique()
         if len(taken) > 1 or len(dev.targets["labels"].unique()) == 1:
             return None
         return f"every dev prediction is choice {int(taken)}"
 
     def write_predictions(self, folder: Path, split: str, rows: Rows, outputs: Outputs) -> None:
-        """Write the right choice, the one taken, and the probabilities of all."""
+        """Write the right choice, the prediction and the probability of each choice."""
         path = folder / predictions_name(split)
         write_labels(path, self.labels, rows.targets["labels"], outputs["logits"])
 
     def facts(self) -> dict[str, Any]:
-        """Return family, number of choices and the column they begin with."""
+        """Return the family's name, the number of choices and the column that they begin with."""
         return {"family": "choice", "num_choices": self.num_choices, "begin": self.begin}
 
     @classmethod
@@ -140,7 +140,7 @@ class MultipleChoice(Family):
         return cls(facts["num_choices"], facts["begin"])
 
     def describe_answers(self, rows: Rows, outputs: Outputs) -> list[dict[str, Any]]:
-        """Return for each question the number of the choice taken, and the probability of each."""
+        """Return the number of the predicted choice and the probability of each choice."""
         return describe_labels(self.labels, outputs["logits"])
 
 
@@ -151,9 +151,9 @@ def read_choice_questions(
 
     Args:
         table: The rows.
-        context: Column of the text that all choices of a row go with.
+        context: Column of the context of a row's choices.
         choices: Columns of the choices; a single one holds lists of them.
-        label: Column of the right choice's number, from 0; None: it is not known.
+        label: Column of the right choice's number, from 0; None: it is unknown.
         begin: Column of the words that all choices of a row begin with, if there is one.
 
     Raises:
@@ -182,10 +182,10 @@ def read_choice_questions(
 
 
 def count_choices(tables: dict[str, TableFile], examples: dict[str, list[ChoiceQuestion]]) -> int:
-    """Return how many choices the questions of every split have.
+    """Return the number of choices of a question.
 
     Raises:
-        UserError: Those of a split have another number than train's.
+        UserError: The questions of a split have another number than those of train.
     """
     counts = {split: len(questions[0].choices) for split, questions in examples.items()}
     for split, count in counts.items():

@@ -1,4 +1,4 @@
-"""Texts or pairs of texts with a label: one of several names, or a number."""
+"""Classification and regression of texts and pairs: the label is a name or a number."""
 
 import math
 from collections import Counter
@@ -29,7 +29,7 @@ class Example(NamedTuple):
     text_a: str
     text_b: str | None
     label: int | float | None
-    """Place in the task's label names, or the number itself; None where it is not known."""
+    """Index of the label's name, or the number itself; None if it is unknown."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Classification(Family):
         )
 
     def _targets(self, labels: Sequence[int | float | None]) -> Tensor:
-        """Return labels int64, -1 where unknown; of a regression in [0, 1], NaN where unknown."""
+        """Return labels int64, -1 if unknown; for a regression scaled to [0, 1], NaN if unknown."""
         if self.label_range is None:
             return torch.tensor([-1 if x is None else x for x in labels], dtype=torch.int64)
         least, greatest = self.label_range
@@ -87,7 +87,7 @@ class Classification(Family):
         return (known - least) / (greatest - least)
 
     def build_head(self, sizes: EncoderConfig, config: FinetuneConfig) -> nn.Module:
-        """Return dropout and a linear layer on a row's state, or BiLSTMs on features."""
+        """Return dropout and a linear layer on one state of a row, or BiLSTMs on features."""
         size, num_logits, dropout_prob = (
             sizes.hidden_size,
             len(self.labels) or 1,
@@ -111,7 +111,7 @@ class Classification(Family):
         return F.mse_loss(logits.squeeze(1), labels)
 
     def decide(self, outputs: Outputs) -> Tensor:
-        """Return the likeliest label of each example, or the number predicted, on [0, 1]."""
+        """Return the most likely label of each example, or the number predicted in [0, 1]."""
         logits = outputs["logits"]
         return logits.argmax(dim=1) if self.labels else logits.squeeze(1)
 
@@ -123,7 +123,7 @@ class Classification(Family):
         return score(self.metrics, labels.tolist(), self.decide(outputs).tolist())
 
     def find_constant(self, train: Rows, dev: Rows) -> Constant:
-        """Return what always answering train's most frequent label, or its mean, gives."""
+        """Return loss and scores of always predicting train's most frequent label, or its mean."""
         labels = train.targets["labels"]
         gold = dev.targets["labels"].tolist()
         if self.labels:
@@ -135,7 +135,7 @@ class Classification(Family):
         return Constant(labels.var(unbiased=False).item(), score(self.metrics, gold, guesses))
 
     def describe_collapse(self, dev: Rows, outputs: Outputs) -> str | None:
-        """Return what every prediction is, if all are the same though the labels are not."""
+        """Return a note if all predictions are the same but the labels are not."""
         predicted = self.decide(outputs).unique()
         if len(predicted) > 1 or len(dev.targets["labels"].unique()) == 1:
             return None
@@ -143,7 +143,7 @@ class Classification(Family):
         return f"every dev prediction is {answer}"
 
     def write_predictions(self, folder: Path, split: str, rows: Rows, outputs: Outputs) -> None:
-        """Write label and prediction of each example; of a regression as numbers of its range."""
+        """Write label and prediction of each example; for a regression on the original scale."""
         labels, path = rows.targets["labels"], folder / predictions_name(split)
         if self.label_range:
             least, greatest = self.label_range
@@ -153,7 +153,7 @@ class Classification(Family):
             write_labels(path, self.labels, labels, outputs["logits"])
 
     def facts(self) -> dict[str, Any]:
-        """Return family and labels."""
+        """Return the family's name and its labels."""
         return {
             "family": "classification",
             "labels": list(self.labels),
@@ -170,7 +170,7 @@ class Classification(Family):
         )
 
     def describe_answers(self, rows: Rows, outputs: Outputs) -> list[dict[str, Any]]:
-        """Return for each example the `prediction`; of a label with the probabilities of all."""
+        """Return the `prediction` for each example, and the probability of each label."""
         if self.labels:
             return describe_labels(self.labels, outputs["logits"])
         least, greatest = self.label_range or (0.0, 1.0)
@@ -179,7 +179,7 @@ class Classification(Family):
 
 
 def describe_labels(labels: Sequence[str], logits: Tensor) -> list[dict[str, Any]]:
-    """Return for each example the likeliest label as `prediction`, and prob_LABEL of each."""
+    """Return each example's most likely label as `prediction`, and prob_LABEL of each label."""
     names = [f"prob_{label}" for label in labels]
     guesses, probs = logits.argmax(dim=1).tolist(), logits.softmax(dim=1).tolist()
     return [
@@ -203,10 +203,10 @@ def read_examples(
 
     Args:
         table: The rows.
-        labels: The names of the labels, in the task's order; or the least and the greatest number.
+        labels: The names of the labels in order, or the smallest and the largest number.
         text: Column of the text.
         text_b: Column of the second text; None: single texts.
-        label: Column of the label; None: the labels are not known.
+        label: Column of the label; None: the labels are unknown.
 
     Raises:
         UserError: A column is missing, or a label is none of `labels`.
@@ -226,10 +226,10 @@ def read_examples(
 
 
 def read_label(name: str, labels: tuple[str, ...] | tuple[float, float]) -> int | float:
-    """Return the place of a label among `labels`, or the number between its two it stands for.
+    """Return the index of a label in `labels`, or for a range the number.
 
     Raises:
-        UserError: It is none of them.
+        UserError: The label is not among `labels`, or no number in the range.
     """
     if isinstance(labels[0], str):
         if name not in labels:

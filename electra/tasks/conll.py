@@ -23,7 +23,7 @@ DOCUMENT_START = "-DOCSTART-"
 
 
 def read_tagging_task(data: Path, *, word_column: int = 1, tag_column: int = 0) -> Task:
-    """Return a task from a folder's train, dev and, if there is one, test file; it has its name.
+    """Return a task named after a folder, from its train, dev and, if there is one, test file.
 
     Tags name entities if one begins with B- or I-, or if each is O or a prefix alone; entities.py
     has the schemes, all of which become IOB2. Other tags, such as parts of speech, are labels as
@@ -150,7 +150,7 @@ def read_tagged_sentences(path: Path, word_column: int, tag_column: int) -> list
 def read_words(
     path: Path, word_column: int = 1, field: str = JSON_FIELDS[0]
 ) -> list[TaggedSentence]:
-    """Return the sentences of a file without tags, or whose tags are not looked at.
+    """Return the sentences of a file without tags, or whose tags are ignored.
 
     As `read_tagged_sentences`, except that a column file may have a single column, and that a line
     of a .jsonl file without words is a sentence, too.

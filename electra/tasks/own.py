@@ -1,4 +1,4 @@
-"""A task of the user's own: tables with a text, a pair, or a text and choices, and a label."""
+"""A user's own task: tables with a text, a pair, or a context and choices, and a label."""
 
 import math
 from pathlib import Path
@@ -23,8 +23,8 @@ TABLE_FILE_NAMES = {
 def read_own_task(data: Path, config: OwnTaskConfig) -> Task:
     """Return a task from a folder's train, dev and, if there is one, test file.
 
-    Labels that are names are those of train, sorted, and whole numbers count as names. The range
-    of a regression is train's; the other files may go beyond it.
+    The labels are those of train, sorted; whole numbers are names. The range of a regression is
+    that of train; labels of the other files may be outside.
 
     Raises:
         UserError: A file or column is missing or ambiguous, a file is empty, dev or test has a

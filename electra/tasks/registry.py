@@ -1,4 +1,4 @@
-"""Every task by the name that a user types."""
+"""Tasks by the name that a user types, and families by the name in a saved model."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -42,7 +42,7 @@ FAMILIES: dict[str, tuple[type[Family], Reader]] = {
 
 
 def read_task(name: str, data: Path, config: FinetuneConfig) -> Task:
-    """Return the task of this name with the examples in `data`; case does not matter.
+    """Return the task of this name with the examples in `data`; names ignore case.
 
     A name that ends with .toml is a file with the fields of OwnTaskConfig.
 
@@ -86,10 +86,10 @@ def read_task(name: str, data: Path, config: FinetuneConfig) -> Task:
 
 
 def resolve_own(name: str, config: FinetuneConfig) -> FinetuneConfig:
-    """Return the config with what the file of a task says in `own`.
+    """Return the config with the fields of a task's file in `own`.
 
     Raises:
-        UserError: The file does not fit, or `own` says something though the task is described
+        UserError: The file does not fit, or `own` is set for a task that has a description
             already.
     """
     if name.lower() == OWN:

@@ -1,4 +1,4 @@
-"""Extractive question answering: SQuAD 1.1, SQuAD 2.0 and what is written in MRQA's format."""
+"""Extractive question answering: SQuAD 1.1, SQuAD 2.0 and data in MRQA's format."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from electra.tasks.squad_score import score_v1, score_v2
 from electra.tasks.task import Task
 
 SQUAD_2 = "squad-2.0"
-"""The task in which a text need not hold the answer."""
+"""The task whose contexts need not hold the answer."""
 REFERENCE_THRESHOLD = -2.75
 """Source: configure_finetuning.py qa_na_threshold."""
 
@@ -35,11 +35,11 @@ class SpanExtraction(Family):
     longest_row: ClassVar[int] = 512
 
     head: Literal["beam", "plain"] = "beam"
-    """beam: the end is judged given the start, and whether there is an answer by a classifier;
-    plain: BERT's two logits for each position."""
+    """beam: the end is predicted given the start, and answerability by a classifier; plain: BERT's
+    two logits for each position."""
     reference: bool = False
-    """Whether to do as the released code: train rows that do not hold the answer of an answerable
-    question as answerable, and say "no answer" above odds of -2.75 instead of 0."""
+    """Whether to follow the released code: rows that do not hold the answer of an answerable
+    question are trained as answerable, and the threshold of "no answer" is -2.75 instead of 0."""
     may_be_none: bool = False
     """Whether a saved model may answer that the context holds no answer, as in SQuAD 2.0."""
     metrics: tuple[str, ...] = ("f1", "exact")
@@ -59,22 +59,22 @@ class SpanExtraction(Family):
         return encode_questions(examples, tokenizer, sequence_length, reference=self.reference)
 
     def build_head(self, sizes: EncoderConfig, config: FinetuneConfig) -> nn.Module:
-        """Return the head that `head` names; neither has dropout, as in the released code."""
+        """Return the head named by `head`; both are without dropout, as in the released code."""
         return (BeamSpanHead if self.head == "beam" else SpanHead)(sizes.hidden_size)
 
     def answer(self, head: nn.Module, states: Tensor, batch: TaskBatch) -> Outputs:
-        """Return what the head says; to a beam in training the right starts are told."""
+        """Return the outputs of the head; in training, a beam is given the right starts."""
         if self.head == "plain":
             return head(states, batch.token_type_ids)
         starts = batch.targets["start"] if head.training else None
         return head(states, batch.token_type_ids, starts)
 
     def loss(self, outputs: Outputs, batch: TaskBatch) -> Tensor:
-        """Return the loss of a batch, nats, from what the head says in training."""
+        """Return the loss of a batch, nats, from the outputs of the head in training."""
         return span_loss(outputs, batch.targets)
 
     def score(self, rows: Rows, outputs: Outputs) -> dict[str, float]:
-        """Return F1 and exact match, and what SQuAD 2.0 adds if questions without answer occur."""
+        """Return F1 and exact match; also SQuAD 2.0's scores if some questions have no answer."""
         if rows.examples[0].answers is None:
             return {}
         found = _find(rows, outputs)
@@ -84,7 +84,7 @@ class SpanExtraction(Family):
         return score_v2(found.texts, found.null_odds, gold, self._threshold)
 
     def find_constant(self, train: Rows, dev: Rows) -> Constant:
-        """Return what "no answer" gives, as likely as in train, with all tokens else alike."""
+        """Return loss and scores of "no answer" with its share in train, all tokens else equal."""
         is_held = train.targets["start"] > 0
         num_tokens = train.lengths - train.first_lengths - 1
         loss = _entropy(is_held) + torch.where(is_held, num_tokens.log(), 0.0).mean().item()
@@ -95,7 +95,7 @@ class SpanExtraction(Family):
         return Constant(loss, dict.fromkeys(self.metrics, share))
 
     def describe_collapse(self, dev: Rows, outputs: Outputs) -> str | None:
-        """Return what all dev questions are answered with, if it is one and the same."""
+        """Return a note if all questions of dev have the same prediction."""
         found = _find(dev, outputs)
         may_be_none = any(question.answers == () for question in dev.examples)
         said = {
@@ -107,12 +107,12 @@ class SpanExtraction(Family):
         return f"every dev prediction is {said.pop()!r}" if any(said) else "no dev answer is given"
 
     def write_predictions(self, folder: Path, split: str, rows: Rows, outputs: Outputs) -> None:
-        """Write predictions.json, null_odds.json and nbest.json, other splits' with their name.
+        """Write predictions.json, null_odds.json and nbest.json, with a prefix if not for dev.
 
         SQuAD's scripts read the first two: `evaluate-v2.0.py DATA predictions.json --na-prob-file
-        null_odds.json --na-prob-thresh T`. Every question has its best text, never "" for want of
-        confidence, so that the scripts can look for the best threshold. In nbest.json a text's
-        probability is that among those of its question.
+        null_odds.json --na-prob-thresh T`. Every question has its best text, even if it is probably
+        unanswerable, so that the scripts can search the best threshold. In nbest.json the
+        probabilities of a question's texts sum to 1.
         """
         found = _find(rows, outputs)
         ids = [question.id for question in rows.examples]
@@ -126,7 +126,7 @@ class SpanExtraction(Family):
             write_json(folder / f"{prefix}{name}.json", dict(zip(ids, values, strict=True)))
 
     def facts(self) -> dict[str, Any]:
-        """Return family, head and the odds above which there is no answer."""
+        """Return the family's name, the head and the threshold of the null odds."""
         return {"family": "squad", "head": self.head, "null_threshold": self._threshold}
 
     @classmethod
@@ -141,8 +141,8 @@ class SpanExtraction(Family):
     def describe_answers(self, rows: Rows, outputs: Outputs) -> list[dict[str, Any]]:
         """Return each question's `id`, `answer`, best `span` and `prob_none`.
 
-        The answer is the span, or "" where SQuAD 2.0's null odds are above the threshold; prob_none
-        is what these odds come to as a probability.
+        The answer is the span, or "" if the null odds of SQuAD 2.0 are above the threshold;
+        prob_none is the sigmoid of these odds.
         """
         found = _find(rows, outputs)
         return [
@@ -168,7 +168,7 @@ def _find(rows: Rows, outputs: Outputs) -> SpanAnswers:
 
 
 def _entropy(events: Tensor) -> float:
-    """Return the entropy of events that are 0 or 1, nats."""
+    """Return the entropy of a 0/1 variable, nats, from its events."""
     share = events.double().mean()
     return -(torch.xlogy(share, share) + torch.xlogy(1 - share, 1 - share)).item()
 
@@ -199,10 +199,10 @@ def read_squad_task(
         name: squad-1.1, in whose dev set every question has an answer, or squad-2.0, where some
             have none.
         data: The folder.
-        train: Names of files in it, read one after the other. None: the one whose name begins with
-            "train" and ends in .json (SQuAD) or .jsonl (MRQA), compressed or not.
-        dev: Likewise.
-        test: Likewise; there need be none, and its answers are not known.
+        train: Names of files in the folder, read one after the other. Empty: the file whose name
+            begins with "train" and ends in .json (SQuAD) or .jsonl (MRQA), compressed or not.
+        dev: As for train.
+        test: As for train, but optional; answers are ignored.
         head: As `SpanExtraction.head`.
         reference: As `SpanExtraction.reference`.
 

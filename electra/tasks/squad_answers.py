@@ -1,4 +1,4 @@
-"""From what a span head says of a split's rows to a text for each question.
+"""The answers of a span head: from the outputs for all rows to a text for each question.
 
 Shape suffix: K starts of the beam, and ends of each.
 """
@@ -15,9 +15,9 @@ from electra.tasks.squad_rows import SpanRows, Window
 MAX_ANSWER = 30
 """Tokens of an answer. Source: configure_finetuning.py max_answer_length."""
 N_BEST = 20
-"""Answers kept of a question. Source: configure_finetuning.py n_best_size."""
+"""Answers kept for each question. Source: configure_finetuning.py n_best_size."""
 ROW_SPANS = 400
-"""Best spans of a row that are looked at where there is no beam: several may be the same text."""
+"""Best spans of a row that are considered without a beam: several may have the same text."""
 
 Arrays = dict[str, np.ndarray]
 Spans = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -25,12 +25,12 @@ Spans = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class SpanAnswers(NamedTuple):
-    """What was found for each question, in their order."""
+    """The answers to each question, in order."""
 
     n_best: list[list[tuple[str, float]]]
-    """Texts, all different, with their scores, best first; empty where no span has one."""
+    """Different texts with their scores, best first; empty if no span has a score."""
     null_odds: list[float]
-    """How much sooner there is no answer than the best one; in nats."""
+    """Log-odds of "no answer" against the best answer, nats."""
 
     @property
     def texts(self) -> list[str]:

@@ -1,8 +1,8 @@
-"""Questions as rows of token ids, and the way back from a row's tokens to the characters of a text.
+"""Questions as rows of token ids, and the mapping from a row's tokens to characters of the context.
 
-A row is [CLS] question [SEP] window [SEP]. A text longer than a window is covered by several, which
-overlap; each of its tokens is owned by the window that shows most of the text around it, and only
-there may an answer begin. N rows, T tokens of a text.
+A row is [CLS] question [SEP] window [SEP]. A context longer than a window is covered by several
+windows that overlap; each token is owned by the window that has most of the text around it, and an
+answer can begin only there. Sizes: N rows, T tokens of a context.
 """
 
 from collections.abc import Sequence
@@ -26,12 +26,12 @@ DOC_STRIDE = 128
 
 
 class Window(NamedTuple):
-    """What a row shows of a text."""
+    """The part of a context in a row."""
 
     question: int
-    """Place of its question in the split."""
+    """Index of the question in the split."""
     shift: int
-    """Position in the row, less number of the token in the text."""
+    """Position in the row minus the number of the token in the context."""
     owned: tuple[int, int]
     """First position at which an answer may begin, and the one after the last."""
 

@@ -1,7 +1,7 @@
 """A tag for each word: named entities, chunks, parts of speech.
 
-A word's tag is predicted at its first token. A sentence too long for a row becomes several rows
-that overlap, and each of its words is scored in one of them: no word is lost, whatever the length.
+The tag of a word is predicted at its first token. A sentence too long for one row has several rows
+that overlap, and each word is scored in exactly one of them.
 """
 
 from bisect import bisect_left, bisect_right
@@ -42,7 +42,7 @@ class WordWindow(NamedTuple):
 
     words: range
     scored: frozenset[int]
-    """Those whose tags are asked for; the others are context."""
+    """The words whose tags are predicted in this row; the others are context."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Tagging(Family):
         )
 
     def build_head(self, sizes: EncoderConfig, config: FinetuneConfig) -> nn.Module:
-        """Return dropout and a linear layer on each position's state, or BiLSTMs on features."""
+        """Return dropout and a linear layer on every position, or BiLSTMs on features."""
         size, num_labels, dropout_prob = sizes.hidden_size, len(self.labels), config.dropout_prob
         if config.features.layers:
             return FeatureHead(
@@ -126,7 +126,7 @@ class Tagging(Family):
         return {"logits": head(states)}
 
     def loss(self, outputs: Outputs, batch: TaskBatch) -> Tensor:
-        """Return the mean cross-entropy over the words that are scored, nats."""
+        """Return the mean cross-entropy over the scored words, nats."""
         logits, labels = outputs["logits"], batch.targets["labels"]
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-1)
 
@@ -156,7 +156,7 @@ class Tagging(Family):
         return {metric: scores[metric] for metric in self.metrics}
 
     def find_constant(self, train: Rows, dev: Rows) -> Constant:
-        """Return what always answering train's most frequent label gives."""
+        """Return loss and scores of always predicting train's most frequent label."""
         labels = train.targets["labels"]
         counts = torch.bincount(labels[labels >= 0])
         shares = counts / counts.sum()
@@ -167,14 +167,14 @@ class Tagging(Family):
         )
 
     def describe_collapse(self, dev: Rows, outputs: Outputs) -> str | None:
-        """Return what every prediction is, if all are the same though the labels are not."""
+        """Return a note if all predictions are the same but the labels are not."""
         labels, predicted = dev.targets["labels"], _guess(dev, outputs).unique()
         if len(predicted) > 1 or len(labels[labels >= 0].unique()) == 1:
             return None
         return f"every dev prediction is {self.labels[int(predicted)]!r}"
 
     def write_predictions(self, folder: Path, split: str, rows: Rows, outputs: Outputs) -> None:
-        """Write each word with its label and prediction, and of entities the scores of each type.
+        """Write each word with its label and prediction, and for entities the scores by type.
 
         predictions.conll has `word label prediction` a line and a blank line after each sentence,
         as conlleval reads it; white space within a word becomes "_". types.tsv has a line a type.
@@ -193,7 +193,7 @@ class Tagging(Family):
             (folder / f"{before}types.tsv").write_text(_format_types(counts), encoding="utf-8")
 
     def facts(self) -> dict[str, Any]:
-        """Return family and labels."""
+        """Return the family's name and its labels."""
         return {"family": "tagging", "labels": list(self.labels)}
 
     @classmethod
@@ -211,7 +211,7 @@ class Tagging(Family):
 
 
 def _guess(rows: Rows, outputs: Outputs) -> Tensor:
-    """Return the likeliest label of each scored word, in order."""
+    """Return the most likely label of each scored word, in order."""
     return outputs["logits"].argmax(dim=-1)[rows.targets["labels"] >= 0]
 
 
@@ -224,7 +224,7 @@ def _format_types(counts: dict[str, EntityCounts]) -> str:
 
 
 def cut_word_windows(sizes: Sequence[int], room: int) -> list[WordWindow]:
-    """Return the rows of a sentence: whole words, each scored once, where it has most context.
+    """Return the windows of a sentence: whole words, each scored once, where it has most context.
 
     A row begins half a row before the end of the one before it, or later if the next word would not
     fit otherwise. A word's context is the tokens on its shorter side.
