@@ -10,7 +10,7 @@ import torch
 
 from electra.config import FinetuneConfig, UserError
 from electra.finetuning.loop import finetune
-from electra.finetuning.network import build_network, keep_tokens, predict
+from electra.finetuning.network import build_network, keep_tokens, run_network
 from electra.finetuning.start import encode_task
 from electra.runs.pretrained import load_pretrained
 from electra.tasks.choice import ChoiceQuestion, MultipleChoice
@@ -135,7 +135,7 @@ def test_choices_may_be_listed_in_any_order(pretrained, toy_tokenizer):
     turned = toy([ChoiceQuestion("the queen", ("a", "a boat", "sold"), 1)])
     model = build(pretrained, task)
     one, other = (
-        predict(model, each.encode(toy_tokenizer, 32)["train"], CPU)["logits"]
+        run_network(model, each.encode(toy_tokenizer, 32)["train"], CPU)["logits"]
         for each in (task, turned)
     )
     torch.testing.assert_close(one[:, [2, 0, 1]], other)
@@ -154,7 +154,7 @@ def test_padding_does_not_change_logits(pretrained):
     rows = encode_task(task, pretrained, CONFIG)
     model = build(pretrained, task)
     keep_tokens(model, rows.token_ids)
-    together = predict(model, rows.splits["train"], CPU)["logits"]
+    together = run_network(model, rows.splits["train"], CPU)["logits"]
     for number in range(len(questions)):
         batch = make_batch(rows.splits["train"], torch.tensor([number]), CPU)
         torch.testing.assert_close(model(batch)["logits"][0], together[number])

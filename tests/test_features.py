@@ -9,7 +9,7 @@ from transformers import ElectraConfig, ElectraModel
 
 from electra.config import FinetuneConfig, UserError
 from electra.finetuning.loop import finetune, train_seed
-from electra.finetuning.network import build_network, keep_tokens, load_network, predict
+from electra.finetuning.network import build_network, keep_tokens, load_network, run_network
 from electra.finetuning.start import encode_task, fit_to_start
 from electra.model.encoder import Encoder
 from electra.presets import FINETUNE_PRESETS, PRESETS
@@ -117,7 +117,7 @@ def test_settings_are_recorded_and_the_folder_gives_its_predictions(start, data,
     model = load_network(read_finetuned(out), task.family, CPU)
     rows = encode_task(task, load_pretrained(start), saved)
     keep_tokens(model, rows.token_ids)
-    probs = predict(model, rows.splits["dev"], CPU)["logits"].softmax(dim=1)
+    probs = run_network(model, rows.splits["dev"], CPU)["logits"].softmax(dim=1)
     lines = (out / "seed-0/predictions.tsv").read_text().splitlines()[1:]
     written = torch.tensor([[float(cell) for cell in line.split("\t")[3:]] for line in lines])
     torch.testing.assert_close(written, probs, atol=1e-5, rtol=0)

@@ -9,7 +9,13 @@ from safetensors.torch import load_file
 from electra.config import EncoderConfig, FinetuneConfig, UserError
 from electra.corpus.tokenizer import Tokenizer
 from electra.finetuning.loop import finetune, train_seed
-from electra.finetuning.network import Network, build_network, keep_tokens, predict, restore_tokens
+from electra.finetuning.network import (
+    Network,
+    build_network,
+    keep_tokens,
+    restore_tokens,
+    run_network,
+)
 from electra.finetuning.results import summarise
 from electra.finetuning.start import encode_task, fit_to_start
 from electra.model.encoder import Encoder
@@ -82,7 +88,7 @@ def build(pretrained, task, *, seed=0, from_scratch=False, **changes) -> Network
 def test_padding_does_not_change_logits(pooling, pretrained, task, rows):
     model = build(pretrained, task, pooling=pooling)
     keep_tokens(model, rows.token_ids)
-    together = predict(model, rows.splits["dev"], CPU)["logits"]
+    together = run_network(model, rows.splits["dev"], CPU)["logits"]
     for number, example in enumerate(task.examples["dev"][:10]):
         alone = encode_task(
             dataclasses.replace(task, examples={"train": [example]}),
@@ -91,7 +97,7 @@ def test_padding_does_not_change_logits(pooling, pretrained, task, rows):
         )
         whole = build(pretrained, task, pooling=pooling)
         keep_tokens(whole, alone.token_ids)
-        logits = predict(whole, alone.splits["train"], CPU)["logits"]
+        logits = run_network(whole, alone.splits["train"], CPU)["logits"]
         torch.testing.assert_close(logits[0], together[number])
 
 
@@ -272,7 +278,7 @@ def test_the_epoch_that_counts_is_the_last_unless_best_is_asked_for(pretrained, 
     assert best.record["scores"]["accuracy"] == max(curve)
     keep_tokens(best.model, rows.token_ids)
     assert torch.equal(
-        predict(best.model, rows.splits["dev"], CPU)["logits"], best.outputs["dev"]["logits"]
+        run_network(best.model, rows.splits["dev"], CPU)["logits"], best.outputs["dev"]["logits"]
     )
 
 
@@ -312,7 +318,7 @@ def test_the_folder_holds_scores_predictions_and_a_model_that_gives_them(start, 
     model = Network(Encoder(sizes), head, task.family)
     model.load_state_dict(load_file(seed / "model/model.safetensors"))
     rows = task.encode(Tokenizer.load(seed / "model/tokenizer"), facts["sequence_length"])
-    probs = predict(model, rows["dev"], CPU)["logits"].softmax(dim=1)
+    probs = run_network(model, rows["dev"], CPU)["logits"].softmax(dim=1)
     lines = (seed / "predictions.tsv").read_text().splitlines()
     assert lines[0] == "index\tlabel\tprediction\tprob_other\tprob_woman"
     assert len((seed / "test_predictions.tsv").read_text().splitlines()) == 21

@@ -17,7 +17,7 @@ from transformers import ElectraConfig, ElectraForTokenClassification
 from electra.config import FinetuneConfig, UserError
 from electra.corpus.tokenizer import Tokenizer
 from electra.finetuning.loop import train_seed
-from electra.finetuning.network import predict
+from electra.finetuning.network import run_network
 from electra.finetuning.start import encode_task
 from electra.model.encoder import Encoder
 from electra.model.initialisation import init_weights
@@ -495,5 +495,5 @@ def test_it_learns_from_sentences_longer_than_a_row(pretrained, toy_text):
     run = train_seed(pretrained, task, rows, config, seed=0, progress=lambda record: None)
     assert run.record["scores"]["f1"] > 0.95
     assert not run.record["degenerate"]
-    outputs = predict(run.model, rows.splits["dev"], CPU)
+    outputs = run_network(run.model, rows.splits["dev"], CPU)
     assert outputs["logits"].shape == (*rows.splits["dev"].input_ids.shape, len(task.family.labels))

@@ -23,7 +23,13 @@ from torch import Tensor, nn
 from electra.config import FinetuneConfig, OptimizerConfig, require
 from electra.corpus.tokenizer import Tokenizer
 from electra.files import hold, read_object, sha256_file, write_hashes, write_json
-from electra.finetuning.network import Network, build_network, keep_tokens, predict, restore_tokens
+from electra.finetuning.network import (
+    Network,
+    build_network,
+    keep_tokens,
+    restore_tokens,
+    run_network,
+)
 from electra.finetuning.results import describe_task, find_failures, finite, read_seed, summarise
 from electra.finetuning.start import TaskRows, encode_task, fit_to_start
 from electra.runs.checkpoint import load_parameters, write_tensors
@@ -263,7 +269,7 @@ def train_seed(
         train_loss = loss_sum.item() / len(train)
         seconds += time.perf_counter() - began
 
-        outputs = predict(model, dev, device)
+        outputs = run_network(model, dev, device)
         scores = family.score(dev, outputs)
         history.append({"epoch": epoch, "train_loss": finite(train_loss), "scores": scores})
         progress({"part": "dev", "seed": seed, **history[-1]})
@@ -277,7 +283,7 @@ def train_seed(
         load_parameters(model, kept.weights)
     others = {name: each for name, each in rows.splits.items() if name not in ("train", "dev")}
     outputs_of = {"dev": kept.outputs} | {
-        name: predict(model, each, device) for name, each in others.items()
+        name: run_network(model, each, device) for name, each in others.items()
     }
     restore_tokens(model, whole_table, rows.token_ids)
     record = {

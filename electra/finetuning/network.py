@@ -101,7 +101,7 @@ def load_network(finetuned: Finetuned, family: Family, device: torch.device) -> 
 
 
 @torch.inference_mode()
-def predict(
+def run_network(
     model: Network,
     rows: Rows,
     device: torch.device,

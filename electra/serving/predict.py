@@ -12,8 +12,7 @@ from electra.config import UserError, require
 from electra.corpus.tokenizer import Tokenizer
 from electra.corpus.vocabulary import replace_surrogates
 from electra.files import write_text
-from electra.finetuning.network import Network, load_network
-from electra.finetuning.network import predict as run_network
+from electra.finetuning.network import Network, load_network, run_network
 from electra.runs.finetuned import Finetuned
 from electra.tasks.records import number_records
 from electra.tasks.registry import restore_family
