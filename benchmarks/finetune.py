@@ -46,6 +46,7 @@ from electra.settings import override
 from electra.tasks.classification import Classification
 from electra.tasks.registry import read_task
 from electra.tasks.rows import Rows, make_batch
+from electra.tasks.task import Task
 from electra.training.machine import choose_device, choose_dtype, describe_device, prepare_process
 
 TOLERANCE = 1e-4
@@ -64,9 +65,7 @@ class Ours:
 
     name = "ours"
 
-    def __init__(
-        self, pretrained: Pretrained, task: Classification, rows: TaskRows, config: FinetuneConfig
-    ):
+    def __init__(self, pretrained: Pretrained, task: Task, rows: TaskRows, config: FinetuneConfig):
         self.pretrained, self.task, self.rows, self.config = pretrained, task, rows, config
         self.dtype = choose_dtype(config.precision, choose_device(config.device))
 
@@ -84,7 +83,7 @@ class Ours:
         """Return the loss of one batch before any step, float32, dropout off."""
         network = build_network(
             self.pretrained,
-            self.task,
+            self.task.family,
             self.config,
             compute_dtype=torch.float32,
             seed=0,
@@ -93,7 +92,7 @@ class Ours:
         keep_tokens(network, self.rows.token_ids)
         batch = make_batch(self.rows.splits["train"], items, torch.device("cpu"))
         with torch.inference_mode():
-            return self.task.loss(network(batch), batch).item()
+            return self.task.family.loss(network(batch), batch).item()
 
 
 class Clock(transformers.TrainerCallback):
@@ -173,7 +172,7 @@ def build_classifier(ours: Ours) -> Any:
     """
     network = build_network(
         ours.pretrained,
-        ours.task,
+        ours.task.family,
         ours.config,
         compute_dtype=torch.float32,
         seed=0,
@@ -182,7 +181,7 @@ def build_classifier(ours: Ours) -> Any:
     sizes, dense = network.encoder.config, cast(ClassifierHead, network.head).dense
     values = config_to_huggingface(
         sizes, "ElectraForSequenceClassification", ours.pretrained.tokenizer.pad_id
-    ) | {"num_labels": len(ours.task.labels)}
+    ) | {"num_labels": dense.out_features}
     model = transformers.ElectraForSequenceClassification(transformers.ElectraConfig(**values))
     weight, bias = dense.weight.detach(), dense.bias.detach()
     head = {
@@ -228,10 +227,9 @@ def build_variants(
     config = override(config, settings)
     task = read_task(task_name, data, config)
     require(
-        isinstance(task, Classification) and bool(task.labels),
+        isinstance(task.family, Classification) and bool(task.family.labels),
         f"{task_name} does not choose among labels; take another task, such as cola",
     )
-    assert isinstance(task, Classification)
     sizes = dataclasses.replace(PRESETS[preset].model, vocab_size=tokenizer.vocab_size)
     encoder = Encoder(sizes)
     init_weights(encoder, sizes.initializer_range, torch.Generator().manual_seed(0))

@@ -10,12 +10,13 @@ import torch
 
 from electra.config import FinetuneConfig, UserError
 from electra.finetuning.loop import finetune
-from electra.finetuning.network import build_network, keep_tokens, predict
+from electra.finetuning.network import build_network, keep_tokens, run_network
 from electra.finetuning.start import encode_task
 from electra.runs.pretrained import load_pretrained
 from electra.tasks.choice import ChoiceQuestion, MultipleChoice
 from electra.tasks.registry import read_task
 from electra.tasks.rows import make_batch
+from electra.tasks.task import Task
 
 SWAG_FOLDER = Path(__file__).parents[2] / "shared/data/swag_format"
 CPU = torch.device("cpu")
@@ -44,8 +45,8 @@ def write(folder, **files):
     return folder
 
 
-def toy(examples, **splits) -> MultipleChoice:
-    return MultipleChoice("toy", len(examples[0].choices), {"train": examples, **splits})
+def toy(examples, **splits) -> Task:
+    return Task("toy", MultipleChoice(len(examples[0].choices)), {"train": examples, **splits})
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +56,7 @@ def pretrained(start):
 
 def build(pretrained, task):
     return build_network(
-        pretrained, task, CONFIG, compute_dtype=torch.float32, seed=0, from_scratch=False
+        pretrained, task.family, CONFIG, compute_dtype=torch.float32, seed=0, from_scratch=False
     )
 
 
@@ -123,10 +124,10 @@ def test_one_logit_a_row_and_the_loss_by_hand(pretrained, toy_tokenizer):
         -math.log(math.exp(row[n]) / sum(math.exp(each) for each in row))
         for n, row in enumerate(logits.tolist())
     ]
-    assert task.loss(outputs, batch).item() == pytest.approx(sum(by_hand) / 3, rel=1e-5)
+    assert task.family.loss(outputs, batch).item() == pytest.approx(sum(by_hand) / 3, rel=1e-5)
     best = logits[0].argmax().item()
-    assert task.score("train", rows, outputs) == {"accuracy": pytest.approx(1 / 3)}
-    assert task.describe_collapse(rows, outputs) == f"every dev prediction is choice {best}"
+    assert task.family.score(rows, outputs) == {"accuracy": pytest.approx(1 / 3)}
+    assert task.family.describe_collapse(rows, outputs) == f"every dev prediction is choice {best}"
 
 
 def test_choices_may_be_listed_in_any_order(pretrained, toy_tokenizer):
@@ -134,7 +135,7 @@ def test_choices_may_be_listed_in_any_order(pretrained, toy_tokenizer):
     turned = toy([ChoiceQuestion("the queen", ("a", "a boat", "sold"), 1)])
     model = build(pretrained, task)
     one, other = (
-        predict(model, each.encode(toy_tokenizer, 32)["train"], CPU)["logits"]
+        run_network(model, each.encode(toy_tokenizer, 32)["train"], CPU)["logits"]
         for each in (task, turned)
     )
     torch.testing.assert_close(one[:, [2, 0, 1]], other)
@@ -153,15 +154,16 @@ def test_padding_does_not_change_logits(pretrained):
     rows = encode_task(task, pretrained, CONFIG)
     model = build(pretrained, task)
     keep_tokens(model, rows.token_ids)
-    together = predict(model, rows.splits["train"], CPU)["logits"]
+    together = run_network(model, rows.splits["train"], CPU)["logits"]
     for number in range(len(questions)):
         batch = make_batch(rows.splits["train"], torch.tensor([number]), CPU)
         torch.testing.assert_close(model(batch)["logits"][0], together[number])
 
 
 def test_the_constant_answer_holds_every_choice_equally_likely(toy_tokenizer):
-    rows = toy([ChoiceQuestion("a", ("a", "b", "c", "d"), 0)] * 3).encode(toy_tokenizer, 8)["train"]
-    constant = toy([ChoiceQuestion("a", ("a", "b", "c", "d"), 0)]).find_constant(rows, rows)
+    task = toy([ChoiceQuestion("a", ("a", "b", "c", "d"), 0)] * 3)
+    rows = task.encode(toy_tokenizer, 8)["train"]
+    constant = task.family.find_constant(rows, rows)
     assert constant.loss == pytest.approx(math.log(4))
     assert constant.scores == {"accuracy": 0.25}
 
@@ -206,7 +208,7 @@ def test_swag_is_read_by_column_with_and_without_labels(tmp_path):
     second = ChoiceQuestion("A boat.", ("It\nsank.", "It sold.", "It ran."), 0)
     assert task.examples["train"] == task.examples["dev"] == [first, second]
     assert task.examples["test"] == [first._replace(label=None), second._replace(label=None)]
-    assert (task.num_choices, task.headline, task.epochs) == (3, "accuracy", 3)
+    assert (task.family.num_choices, task.family.headline, task.epochs) == (3, "accuracy", 3)
     assert [path.name for path in task.files] == ["train.csv.xz", "val.csv", "test.csv"]
 
 
@@ -249,7 +251,7 @@ def test_files_that_are_not_swags_are_refused_in_one_line(tmp_path, train, val, 
 def test_a_split_with_more_choices_than_train_is_refused(tmp_path):
     four = HEADER.replace("ending2", "ending2,ending3") + "0,a,A.,A.,,g,a,b,c,d,3\n"
     write(tmp_path, train=four, val=four)
-    assert read_task("swag", tmp_path, FinetuneConfig()).num_choices == 4
+    assert read_task("swag", tmp_path, FinetuneConfig()).family.num_choices == 4
     write(tmp_path, train=SWAG)
     with pytest.raises(UserError) as refusal:
         read_task("swag", tmp_path, FinetuneConfig())
@@ -264,7 +266,7 @@ def test_real_data_is_read_whole():
         "train": 2200,
         "dev": 576,
     }
-    assert task.num_choices == 4
+    assert task.family.num_choices == 4
     counts = [sum(q.label == place for q in task.examples["dev"]) for place in range(4)]
     assert counts == [135, 144, 150, 147]
     assert task.examples["train"][1].choices[task.examples["train"][1].label] == "are very common."

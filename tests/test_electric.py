@@ -21,7 +21,7 @@ from electra.presets import PRESETS, encoder_sizes
 from electra.pretraining.loop import pretrain
 from electra.runs.checkpoint import find_checkpoint, load_parameters, read_tensors
 from electra.runs.pretrained import read_run_config
-from electra.serving.score import read_sentences, score_lines, write_scores
+from electra.serving.score import load_scorer, read_sentences, write_scores
 from electra.settings import override, to_dict
 
 PAD, UNK, CLS, SEP, MASK = range(5)
@@ -156,7 +156,7 @@ def run(toy_shards, toy_config, tmp_path_factory):
 
 def test_scores_are_sums_of_energies(run, toy_tokenizer):
     lines = ["the queen sold a boat .", "a young doctor painted the castle in 1912 .", "the queen"]
-    scores = score_lines(run, lines)
+    scores = load_scorer(run).score(lines)
     assert [score.text for score in scores] == lines
     _, checkpoint = find_checkpoint(run)
     model = build_objective(Parts(read_run_config(run), toy_tokenizer)).eval()
@@ -167,6 +167,17 @@ def test_scores_are_sums_of_energies(run, toy_tokenizer):
         row = torch.tensor([[toy_tokenizer.cls_id, *ids, toy_tokenizer.sep_id]])
         energy = model.energy(Batch(row, None, torch.zeros_like(row)))[0, 1:-1]
         assert score.pll == pytest.approx(-energy.sum().item(), abs=1e-4)
+
+
+def test_a_loaded_scorer_reads_no_file_and_scores_alike_in_any_batch(run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "run")
+    scorer = load_scorer(copy)
+    shutil.rmtree(copy)
+    lines = ["the queen sold a boat .", "in 1912", "a young doctor painted the castle in 1912 ."]
+    together = scorer.score(lines * 30)
+    for line, expected in zip(lines, together, strict=False):
+        assert scorer.score([line])[0].pll == pytest.approx(expected.pll, abs=1e-5)
+    assert scorer.score([]) == []
 
 
 def test_grammar_is_likelier_than_nonsense(run):
@@ -183,9 +194,8 @@ def test_grammar_is_likelier_than_nonsense(run):
         )
     ]
     bad = [" ".join(line.split()[::-1]) for line in good]
-    wins = sum(
-        a.pll > b.pll for a, b in zip(score_lines(run, good), score_lines(run, bad), strict=True)
-    )
+    scorer = load_scorer(run)
+    wins = sum(a.pll > b.pll for a, b in zip(scorer.score(good), scorer.score(bad), strict=True))
     assert wins >= 18
 
 
@@ -203,11 +213,11 @@ def test_precision_and_threads_are_those_of_the_run(run, tmp_path):
     train = dataclasses.replace(config.train, precision="bfloat16", threads=2, device="cuda")
     write_json(copy / "config.json", to_dict(dataclasses.replace(config, train=train)))
     try:
-        found = score_lines(copy, ["the queen sold a boat ."])[0].pll
+        found = load_scorer(copy).score(["the queen sold a boat ."])[0].pll
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)
-    expected = score_lines(run, ["the queen sold a boat ."])[0].pll
+    expected = load_scorer(run).score(["the queen sold a boat ."])[0].pll
     assert found != expected
     assert found == pytest.approx(expected, rel=0.03)
 
@@ -217,13 +227,13 @@ def test_files_and_refusals(run, tmp_path, toy_shards, toy_config):
     text.write_bytes(b"the queen\n\n a\tboat\ron \n")
     lines = read_sentences(text)
     assert lines == ["the queen", "a\tboat\ron"]
-    write_scores(tmp_path / "scores.tsv", score_lines(run, lines))
+    write_scores(tmp_path / "scores.tsv", load_scorer(run).score(lines))
     rows = [line.split("\t") for line in (tmp_path / "scores.tsv").read_text().splitlines()]
     assert rows[0] == ["pll", "tokens", "text"]
     assert rows[2][2] == "a boat on"
     assert math.isfinite(float(rows[1][0]))
     with pytest.raises(UserError, match=r"line 2 has 31 tokens; it must have 1 to 30"):
-        score_lines(run, ["the", "the " * 31])
+        load_scorer(run).score(["the", "the " * 31])
     text.write_text("\n")
     with pytest.raises(UserError, match="holds no line of text"):
         read_sentences(text)
@@ -231,7 +241,7 @@ def test_files_and_refusals(run, tmp_path, toy_shards, toy_config):
         read_sentences(tmp_path / "nothing")
     pretrain(toy_shards, tmp_path / "rtd", toy_config, lambda record: None)
     with pytest.raises(UserError, match=r"trained with method\.objective=rtd"):
-        score_lines(tmp_path / "rtd", ["the"])
+        load_scorer(tmp_path / "rtd")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from transformers import ElectraConfig, ElectraModel
 
 from electra.config import FinetuneConfig, UserError
 from electra.finetuning.loop import finetune, train_seed
-from electra.finetuning.network import build_network, keep_tokens, load_network, predict
+from electra.finetuning.network import build_network, keep_tokens, load_network, run_network
 from electra.finetuning.start import encode_task, fit_to_start
 from electra.model.encoder import Encoder
 from electra.presets import FINETUNE_PRESETS, PRESETS
@@ -20,6 +20,7 @@ from electra.runs.pretrained import load_pretrained
 from electra.settings import from_dict, override
 from electra.tasks.choice import MultipleChoice
 from electra.tasks.registry import read_task
+from electra.tasks.task import Task
 
 CPU = torch.device("cpu")
 CONFIG = override(
@@ -85,19 +86,21 @@ def test_the_head_learns_and_the_encoder_stays(name, combine, pretrained, data):
     for key, tensor in run.model.encoder.state_dict().items():
         assert torch.equal(tensor, pretrained.tensors[key]), key
     fresh = build_network(
-        pretrained, task, config, compute_dtype=torch.float32, seed=0, from_scratch=False
+        pretrained, task.family, config, compute_dtype=torch.float32, seed=0, from_scratch=False
     )
     for key, tensor in run.model.head.state_dict().items():
         assert not torch.equal(tensor, fresh.head.state_dict()[key]), key
-    headline = task.find_constant(rows.splits["train"], rows.splits["dev"]).scores[task.headline]
-    assert run.record["scores"][task.headline] > max(0.97, headline)
+    headline = task.family.find_constant(rows.splits["train"], rows.splits["dev"]).scores[
+        task.family.headline
+    ]
+    assert run.record["scores"][task.family.headline] > max(0.97, headline)
     assert not run.record["degenerate"]
 
 
 def test_a_read_encoder_has_no_dropout_and_the_head_has(pretrained, data):
     task = read_task("own", data["own"], CONFIG)
     model = build_network(
-        pretrained, task, CONFIG, compute_dtype=torch.float32, seed=0, from_scratch=False
+        pretrained, task.family, CONFIG, compute_dtype=torch.float32, seed=0, from_scratch=False
     ).train()
     ids = torch.arange(12).view(2, 6)
     one, two = (model.encoder.layer_states(2, ids) for _ in range(2))
@@ -110,10 +113,11 @@ def test_settings_are_recorded_and_the_folder_gives_its_predictions(start, data,
     finetune(start, "own", data["own"], out, CONFIG, seeds=1, progress=ignore)
     saved = from_dict(FinetuneConfig, json.loads((out / "config.json").read_text())["config"])
     assert saved == CONFIG
-    model = load_network(read_finetuned(out), read_task("own", data["own"], saved), CPU)
-    rows = encode_task(model.task, load_pretrained(start), saved)
+    task = read_task("own", data["own"], saved)
+    model = load_network(read_finetuned(out), task.family, CPU)
+    rows = encode_task(task, load_pretrained(start), saved)
     keep_tokens(model, rows.token_ids)
-    probs = predict(model, rows.splits["dev"], CPU)["logits"].softmax(dim=1)
+    probs = run_network(model, rows.splits["dev"], CPU)["logits"].softmax(dim=1)
     lines = (out / "seed-0/predictions.tsv").read_text().splitlines()[1:]
     written = torch.tensor([[float(cell) for cell in line.split("\t")[3:]] for line in lines])
     torch.testing.assert_close(written, probs, atol=1e-5, rtol=0)
@@ -147,6 +151,6 @@ def test_what_does_not_fit_the_start_or_the_task_is_refused(pretrained, data):
         with pytest.raises(UserError, match=message) as refusal:
             fit_to_start(config, pretrained, task)
         assert "\n" not in str(refusal.value)
-    choice = MultipleChoice("swag", 4, {})
+    choice = Task("swag", MultipleChoice(4), {})
     with pytest.raises(UserError, match=r"features.layers is for classification and tagging, not"):
         fit_to_start(CONFIG, pretrained, choice)

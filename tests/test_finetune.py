@@ -9,7 +9,13 @@ from safetensors.torch import load_file
 from electra.config import EncoderConfig, FinetuneConfig, UserError
 from electra.corpus.tokenizer import Tokenizer
 from electra.finetuning.loop import finetune, train_seed
-from electra.finetuning.network import Network, build_network, keep_tokens, predict, restore_tokens
+from electra.finetuning.network import (
+    Network,
+    build_network,
+    keep_tokens,
+    restore_tokens,
+    run_network,
+)
 from electra.finetuning.results import summarise
 from electra.finetuning.start import encode_task, fit_to_start
 from electra.model.encoder import Encoder
@@ -17,7 +23,8 @@ from electra.presets import FINETUNE_PRESETS, PRESETS, encoder_sizes, finetune_p
 from electra.runs.pretrained import load_pretrained
 from electra.settings import from_dict
 from electra.tasks.registry import read_task
-from electra.tasks.squad import SquadTask
+from electra.tasks.squad import SpanExtraction
+from electra.tasks.task import Task
 from electra.training.optimizer import ReferenceAdamW, build_optimizer
 from electra.training.seeds import step_seed
 
@@ -66,7 +73,7 @@ def rows(task, pretrained):
 def build(pretrained, task, *, seed=0, from_scratch=False, **changes) -> Network:
     return build_network(
         pretrained,
-        task,
+        task.family,
         dataclasses.replace(CONFIG, **changes),
         compute_dtype=torch.float32,
         seed=seed,
@@ -81,7 +88,7 @@ def build(pretrained, task, *, seed=0, from_scratch=False, **changes) -> Network
 def test_padding_does_not_change_logits(pooling, pretrained, task, rows):
     model = build(pretrained, task, pooling=pooling)
     keep_tokens(model, rows.token_ids)
-    together = predict(model, rows.splits["dev"], CPU)["logits"]
+    together = run_network(model, rows.splits["dev"], CPU)["logits"]
     for number, example in enumerate(task.examples["dev"][:10]):
         alone = encode_task(
             dataclasses.replace(task, examples={"train": [example]}),
@@ -90,7 +97,7 @@ def test_padding_does_not_change_logits(pooling, pretrained, task, rows):
         )
         whole = build(pretrained, task, pooling=pooling)
         keep_tokens(whole, alone.token_ids)
-        logits = predict(whole, alone.splits["train"], CPU)["logits"]
+        logits = run_network(whole, alone.splits["train"], CPU)["logits"]
         torch.testing.assert_close(logits[0], together[number])
 
 
@@ -271,7 +278,7 @@ def test_the_epoch_that_counts_is_the_last_unless_best_is_asked_for(pretrained, 
     assert best.record["scores"]["accuracy"] == max(curve)
     keep_tokens(best.model, rows.token_ids)
     assert torch.equal(
-        predict(best.model, rows.splits["dev"], CPU)["logits"], best.outputs["dev"]["logits"]
+        run_network(best.model, rows.splits["dev"], CPU)["logits"], best.outputs["dev"]["logits"]
     )
 
 
@@ -307,19 +314,19 @@ def test_the_folder_holds_scores_predictions_and_a_model_that_gives_them(start, 
     facts = json.loads((seed / "model/config.json").read_text())
     task = read_task("own", data, config)
     sizes = from_dict(EncoderConfig, facts["encoder"])
-    head = task.build_head(sizes, dataclasses.replace(config, pooling=facts["pooling"]))
-    model = Network(Encoder(sizes), head, task)
+    head = task.family.build_head(sizes, dataclasses.replace(config, pooling=facts["pooling"]))
+    model = Network(Encoder(sizes), head, task.family)
     model.load_state_dict(load_file(seed / "model/model.safetensors"))
     rows = task.encode(Tokenizer.load(seed / "model/tokenizer"), facts["sequence_length"])
-    probs = predict(model, rows["dev"], CPU)["logits"].softmax(dim=1)
+    probs = run_network(model, rows["dev"], CPU)["logits"].softmax(dim=1)
     lines = (seed / "predictions.tsv").read_text().splitlines()
     assert lines[0] == "index\tlabel\tprediction\tprob_other\tprob_woman"
     assert len((seed / "test_predictions.tsv").read_text().splitlines()) == 21
     for number, line in enumerate(lines[1:]):
         index, label, guess, *written = line.split("\t")
         assert int(index) == number
-        assert label == task.labels[task.examples["dev"][number].label]
-        assert guess == task.labels[int(probs[number].argmax())]
+        assert label == task.family.labels[task.examples["dev"][number].label]
+        assert guess == task.family.labels[int(probs[number].argmax())]
         assert [float(each) for each in written] == pytest.approx(probs[number].tolist(), abs=1e-5)
 
 
@@ -441,7 +448,7 @@ def test_the_headline_is_the_median_of_the_seeds_as_drawn(tmp_path):
     write_seed(tmp_path, 1000, 0.5, degenerate=True, notes=["collapsed"], replaces=0)
     write_seed(tmp_path, 2000, 0.875, replaces=0)
     write_seed(tmp_path, 1001, 1.0, replaces=1)
-    results = summarise(tmp_path, SquadTask("toy", {}, metrics=("accuracy",)))
+    results = summarise(tmp_path, Task("toy", SpanExtraction(metrics=("accuracy",)), {}))
     assert (results["median"], results["num_degenerate"]) == (0.5, 2)
     assert list(results["seeds"]) == ["0", "1", "2"]
     assert list(results["replacements"]) == ["1000", "1001", "2000"]

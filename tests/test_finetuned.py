@@ -23,10 +23,12 @@ from electra.runs.export import convert_head, export_finetuned
 from electra.runs.finetuned import read_finetuned
 from electra.runs.huggingface_heads import classification_head
 from electra.runs.pretrained import load_pretrained
-from electra.serving.predict import Answers, answer, ask, list_json, list_rows, write_answers
+from electra.serving.predict import Answers, list_json, list_rows, load_model, write_answers
 from electra.settings import override
+from electra.tasks.records import number_records
+from electra.tasks.registry import read_records, restore_family
 from electra.tasks.rows import make_batch
-from electra.tasks.table import FORMATS
+from electra.tasks.table import TABLE_FORMATS
 
 CPU = torch.device("cpu")
 CONFIG = FinetuneConfig(
@@ -141,8 +143,19 @@ def runs(start, sentences, tmp_path_factory):
 
 
 def predict(run, path, columns=(), seed=None):
-    model = read_finetuned(run, seed)
-    return answer(model, ask(model, path, columns))
+    return ask(read_finetuned(run, seed), path, columns)
+
+
+def ask(finetuned, path, columns=()):
+    return load_model(finetuned).answer(read_records(finetuned.facts, path, columns))
+
+
+def encode_file(finetuned, path):
+    """The family of a model, and the rows of a file."""
+    family, records = restore_family(finetuned.facts), read_records(finetuned.facts, path)
+    examples = [family.parse(record) for record in number_records(records)]
+    length = finetuned.config.sequence_length
+    return family, family.encode(examples, finetuned.tokenizer, length)
 
 
 def run_command(capsys, *words):
@@ -208,8 +221,7 @@ def test_dev_sentences_get_the_tags_of_training(runs):
         expected.append({"tokens": list(words), "tags": list(tags)})
     assert found.records == expected
     assert len({tag for each in expected for tag in each["tags"]}) > 1
-    model = read_finetuned(runs / "tags")
-    rows = ask(model, runs / "tags-data" / "dev.conll").encode(model.tokenizer, 24)["input"]
+    _, rows = encode_file(read_finetuned(runs / "tags"), runs / "tags-data" / "dev.conll")
     assert len(rows) > len(expected)  # longer than a row
 
 
@@ -256,6 +268,97 @@ def test_a_seed_that_replaced_another_answers_if_it_is_best_on_dev(runs, tmp_pat
     assert read_finetuned(tmp_path).seed == 1000
 
 
+# --- records ---
+
+DEV_FILES = {
+    "texts": "texts-data/dev.tsv",
+    "numbers": "numbers-data/dev.tsv",
+    "choices": "choices-data/dev.tsv",
+    "tags": "tags-data/dev.conll",
+    "plain": "plain-data/dev.json",
+    "beam": "plain-data/dev.json",
+}
+
+
+@pytest.mark.parametrize("name", DEV_FILES)
+def test_a_loaded_model_reads_no_file_and_answers_alike_in_any_batch(runs, tmp_path, name):
+    copy = shutil.copytree(runs / name, tmp_path / "run")
+    finetuned = read_in_float32(copy)
+    records = read_records(finetuned.facts, runs / DEV_FILES[name])[:20]
+    model = load_model(finetuned)
+    shutil.rmtree(copy)
+    assert model.answer([]).records == []
+    together = model.answer(records).records
+    assert len({json.dumps(each) for each in together}) > 1
+    assert model.answer(records).records == together
+    for record, expected in zip(records, together, strict=True):
+        (alone,) = model.answer([record]).records
+        assert alone.keys() == expected.keys()
+        for key, value in expected.items():
+            is_number = isinstance(value, float)
+            assert alone[key] == (pytest.approx(value, abs=1e-5) if is_number else value), key
+
+
+def test_records_get_the_answers_that_the_verb_writes(runs, tmp_path, capsys):
+    out = tmp_path / "out.jsonl"
+    for name, file in DEV_FILES.items():
+        words = ["predict", runs / name, "--input", runs / file, "--out", out]
+        assert run_command(capsys, *words)[0] == 0
+        finetuned = read_finetuned(runs / name)
+        found = load_model(finetuned).answer(read_records(finetuned.facts, runs / file))
+        assert [json.loads(line) for line in out.read_text().splitlines()] == found.records
+        out.unlink()
+
+
+def test_a_record_needs_no_more_than_the_fields_of_its_family(runs):
+    asked = {"question": "who painted", "context": "the queen painted a boat ."}
+    model = load_model(read_finetuned(runs / "plain"))
+    named, numbered = model.answer([asked | {"id": "x", "other": 5}, asked]).records
+    assert (named["id"], numbered["id"]) == ("x", "2")
+    assert named | {"id": "2"} == numbered
+    tagger = load_model(read_finetuned(runs / "tags"))
+    assert tagger.answer([{"tokens": []}]).records == [{"tokens": [], "tags": []}]
+
+
+@pytest.mark.parametrize(
+    ("name", "record", "message"),
+    [
+        ("texts", {"txt": "x"}, "no 'text', which must be text; did you mean 'txt'?"),
+        ("texts", {}, "no 'text', which must be text"),
+        ("texts", {"text": None}, "'text' is None; it must be text"),
+        ("texts", "x", "'x' must be a dictionary of fields"),
+        ("numbers", {"text_a": "x", "text": "y"}, "no 'text_b', which must be text; did you mean"),
+        ("tags", {"tokens": "a boat"}, "'tokens' is 'a boat'; it must be a list of texts"),
+        ("tags", {"tokens": ["a", 5]}, "'tokens' is ['a', 5]; it must be a list of texts"),
+        ("tags", {"tokens": ["a", ""]}, "'tokens' has an empty text; a word must not be empty"),
+        (
+            "choices",
+            {"context": "x", "choices": ["a", "b"]},
+            "'choices' has 2 texts; it must have 3, as in training",
+        ),
+        (
+            "choices",
+            {"context": "x", "choices": ["a", " ", "b"]},
+            "'choices' has an empty text, choice 1",
+        ),
+        ("plain", {"question": "x"}, "no 'context', which must be text"),
+        ("plain", {"question": "x", "context": "y", "id": 7}, "'id' is 7; it must be text"),
+    ],
+)
+def test_records_that_do_not_fit_are_refused_by_number(runs, name, record, message):
+    right = {
+        "texts": {"text": "x"},
+        "numbers": {"text_a": "x", "text_b": "y"},
+        "tags": {"tokens": ["x"]},
+        "choices": {"context": "x", "choices": ["a", "b", "c"]},
+        "plain": {"question": "x", "context": "y"},
+    }
+    with pytest.raises(UserError) as refusal:
+        load_model(read_finetuned(runs / name)).answer([right[name], record])
+    assert str(refusal.value).startswith(f"record 2: {message}")
+    assert "\n" not in str(refusal.value)
+
+
 # --- files ---
 
 TEXTS = ["the queen painted a boat .", 'a "young" doctor, unhesitatingly', "in 1912"]
@@ -275,7 +378,7 @@ def write_table(path, columns, rows):
     return path
 
 
-@pytest.mark.parametrize("suffix", [each for each in FORMATS if each != ".parquet"])
+@pytest.mark.parametrize("suffix", [each for each in TABLE_FORMATS if each != ".parquet"])
 def test_tables_of_every_format_and_plain_text_are_answered_alike(runs, tmp_path, suffix):
     path = tmp_path / "plain.txt.xz"
     path.write_bytes(lzma.compress("\n\n".join(TEXTS).encode()))
@@ -341,7 +444,7 @@ def test_squad_1_always_answers(runs, tmp_path):
     never = dataclasses.replace(model, facts=model.facts | {"null_threshold": -2.75})
     always = dataclasses.replace(model, facts=model.facts | {"task": "squad-1.1"})
     path = runs / "plain-data" / "dev.json"
-    by_threshold, by_task = (answer(each, ask(each, path)).records for each in (never, always))
+    by_threshold, by_task = (ask(each, path).records for each in (never, always))
     assert all(each["answer"] == each["span"] for each in by_task)
     odds = json.loads((runs / "beam" / "seed-0" / "null_odds.json").read_text())
     assert [each["answer"] == "" for each in by_threshold] == [x > -2.75 for x in odds.values()]
@@ -349,9 +452,9 @@ def test_squad_1_always_answers(runs, tmp_path):
 
 def test_long_texts_are_cut_and_counted_and_progress_is_told(runs, tmp_path):
     (tmp_path / "texts.txt").write_text("queen " * 40 + "\n" + "queen\n" * 150)
-    model, told = read_finetuned(runs / "texts"), []
-    task = ask(model, tmp_path / "texts.txt")
-    found = answer(model, task, lambda done, total: told.append((done, total)))
+    finetuned, told = read_finetuned(runs / "texts"), []
+    records = read_records(finetuned.facts, tmp_path / "texts.txt")
+    found = load_model(finetuned).answer(records, lambda done, total: told.append((done, total)))
     assert found.num_cut == 1
     assert told == [(128, 151), (151, 151)]
 
@@ -544,13 +647,12 @@ def read_in_float32(run):
 def logits_of_rows(run, path):
     """Our network's outputs in float32, and what transformers reads of the same rows."""
     model = read_in_float32(run)
-    task = ask(model, path)
-    rows = task.encode(model.tokenizer, model.config.sequence_length)["input"]
+    family, rows = encode_file(model, path)
     batch = make_batch(rows, torch.arange(len(rows)), CPU)
     theirs = {"input_ids": batch.input_ids, "token_type_ids": batch.token_type_ids}
     theirs["attention_mask"] = None if batch.attention_mask is None else batch.attention_mask.long()
     with torch.inference_mode():
-        outputs = load_network(model, task, CPU).eval()(batch)
+        outputs = load_network(model, family, CPU).eval()(batch)
     return outputs, {name: values for name, values in theirs.items() if values is not None}
 
 
@@ -606,7 +708,7 @@ def test_a_tagger_exports_and_its_pipeline_answers_alike(runs, sentences, tmp_pa
         "token-classification", model=str(tmp_path / "hf"), aggregation_strategy="first"
     )
     plain = read_in_float32(runs / "tags")
-    ours = answer(plain, ask(plain, tmp_path / "in.txt")).records
+    ours = ask(plain, tmp_path / "in.txt").records
     num_entities = 0
     for sentence, each in zip(sentences, ours, strict=False):
         found = {

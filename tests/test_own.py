@@ -71,7 +71,7 @@ def test_every_format_gives_the_same_task(tmp_path, form):
         Example("=1+1", None, 1),
         Example(" \u2028 ", None, 0),
     ]
-    assert task.labels == ("bad", "good")
+    assert task.family.labels == ("bad", "good")
 
 
 def test_a_text_of_csv_may_be_long(tmp_path):
@@ -87,10 +87,10 @@ def test_a_regression_takes_its_range_from_train(tmp_path, toy_tokenizer):
     train = [{"text": "a", "label": -2}, {"text": "b", "label": 0.5}, {"text": "c", "label": "8"}]
     write(tmp_path, train_jsonl=lines(train), dev_csv="text,label\na,10.5\nb,-2\n")
     task = own(tmp_path, "kind=regression")
-    assert task.label_range == (-2.0, 8.0)
+    assert task.family.label_range == (-2.0, 8.0)
     assert [example.label for example in task.examples["dev"]] == [10.5, -2.0]
-    assert task.metrics == ("spearman", "pearson")
-    assert own(tmp_path, "kind=regression", "metric=pearson").headline == "pearson"
+    assert task.family.metrics == ("spearman", "pearson")
+    assert own(tmp_path, "kind=regression", "metric=pearson").family.headline == "pearson"
     rows = task.encode(toy_tokenizer, 8)
     assert rows["train"].targets["labels"].tolist() == pytest.approx([0, 0.25, 1])
     assert rows["dev"].targets["labels"].tolist() == pytest.approx([1.25, 0])
@@ -102,10 +102,10 @@ def test_a_number_below_trains_least_is_a_label_like_any_other(tmp_path, toy_tok
     task = own(tmp_path, "kind=regression")
     rows = task.encode(toy_tokenizer, 8)
     answers = {"logits": torch.tensor([[0.1], [0.9]])}
-    assert task.score("dev", rows["dev"], answers) == pytest.approx(
+    assert task.family.score(rows["dev"], answers) == pytest.approx(
         {"spearman": 1.0, "pearson": 1.0}
     )
-    assert task.score("test", rows["test"], {"logits": torch.tensor([[0.1]])}) == {}
+    assert task.family.score(rows["test"], {"logits": torch.tensor([[0.1]])}) == {}
 
 
 QUESTION = ChoiceQuestion("a boat", ("sank", "flew", "sang"), 0)
@@ -121,7 +121,7 @@ def test_choices_are_columns_or_a_list(tmp_path):
     for folder, choices in ((one, "a, b,c"), (two, "options")):
         task = own(folder, "kind=choice", f"choices={choices}")
         assert task.examples["train"] == task.examples["dev"] == [QUESTION]
-        assert (task.num_choices, task.metrics) == (3, ("accuracy",))
+        assert (task.family.num_choices, task.family.metrics) == (3, ("accuracy",))
     assert task.examples["test"] == [QUESTION._replace(label=None)]
     assert task.columns == ("text", "options", "label")
 
@@ -287,7 +287,11 @@ def test_a_file_says_what_the_settings_would(weather):
     settings = [line.replace('"', "").replace(" = ", "=") for line in TASK.splitlines()]
     same = own(weather / "data", *settings)
     assert task.examples == same.examples
-    assert (task.name, task.metrics, task.labels) == ("weather", same.metrics, ("bad", "good"))
+    assert (task.name, task.family.metrics, task.family.labels) == (
+        "weather",
+        same.family.metrics,
+        ("bad", "good"),
+    )
     assert [path.name for path in task.files] == ["weather.toml", "all.csv", "dev.csv"]
 
 

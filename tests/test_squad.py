@@ -19,7 +19,7 @@ from electra.model.initialisation import init_weights
 from electra.model.span_heads import span_loss
 from electra.presets import encoder_sizes
 from electra.runs.pretrained import Pretrained
-from electra.tasks.squad import SquadTask, read_squad_task
+from electra.tasks.squad import SpanExtraction, read_squad_task
 from electra.tasks.squad_answers import MAX_ANSWER, N_BEST, find_answers
 from electra.tasks.squad_data import SpanQuestion, read_questions
 from electra.tasks.squad_rows import (
@@ -28,6 +28,7 @@ from electra.tasks.squad_rows import (
     encode_questions,
     own_tokens,
 )
+from electra.tasks.task import Task
 
 SQUAD_FOLDER = Path(__file__).parents[2] / "shared/data/squad"
 VOCAB_FILE = Path(__file__).parents[2] / "shared/data/vocab/bert-base-uncased.txt"
@@ -341,16 +342,16 @@ def random_questions(rng: random.Random, count: int) -> list[SpanQuestion]:
 def test_rows_hold_question_and_window_and_say_where_the_answer_is(language_tokenizer, reference):
     tokenizer = language_tokenizer
     split = random_questions(random.Random(1), 80)
-    rows, windows = encode_questions(split, tokenizer, 48, reference=reference)
+    rows = encode_questions(split, tokenizer, 48, reference=reference)
     num_found = dict.fromkeys(range(80), 0)
     num_cut = 0
     for number, question in enumerate(split):
         ids = tokenizer.encode(question.text)
         num_cut += len(ids) > 24
         context_ids, pairs = tokenizer.encode_with_offsets(question.context)
-        assert windows.offsets[number].tolist() == [list(pair) for pair in pairs]
+        assert rows.offsets[number].tolist() == [list(pair) for pair in pairs]
         covered: list[int] = []
-        for row, window in enumerate(windows.windows):
+        for row, window in enumerate(rows.windows):
             if window.question != number:
                 continue
             length, first_length = int(rows.lengths[row]), int(rows.first_lengths[row])
@@ -383,14 +384,14 @@ def test_rows_hold_question_and_window_and_say_where_the_answer_is(language_toke
                 assert unanswerable == (not question.answers or not reference)
         assert covered == list(range(len(context_ids)))
     assert rows.num_cut == num_cut > 0
-    assert len(windows.windows) > 150
+    assert len(rows.windows) > 150
     assert [num_found[number] for number in range(0, 80, 4)] == [0] * 20
     assert sum(count > 0 for count in num_found.values()) > 55
 
 
 def test_targets_of_an_unlabelled_split_are_unknown(toy_tokenizer):
     split = [SpanQuestion("q", "who", "the queen painted a boat", None, None)]
-    rows, _ = encode_questions(split, toy_tokenizer, 32, reference=False)
+    rows = encode_questions(split, toy_tokenizer, 32, reference=False)
     assert {name: values.tolist() for name, values in rows.targets.items()} == {
         "start": [-1],
         "end": [-1],
@@ -401,11 +402,11 @@ def test_targets_of_an_unlabelled_split_are_unknown(toy_tokenizer):
 # --- answers ---
 
 
-def every_span(split, rows, windows, span_score):
+def every_span(split, rows, span_score):
     """The best score of each text of each question, over all spans that may be answers."""
     found = [{} for _ in split]
-    for row, window in enumerate(windows.windows):
-        offsets = windows.offsets[window.question]
+    for row, window in enumerate(rows.windows):
+        offsets = rows.offsets[window.question]
         for start in range(*window.owned):
             for end in range(start, min(start + MAX_ANSWER, int(rows.lengths[row]) - 1)):
                 score = span_score(row, start, end)
@@ -439,11 +440,11 @@ def check_answers(split, answers, found):
 @pytest.fixture(scope="module")
 def encoded(language_tokenizer):
     split = random_questions(random.Random(2), 30)
-    return split, *encode_questions(split, language_tokenizer, 64, reference=False)
+    return split, encode_questions(split, language_tokenizer, 64, reference=False)
 
 
 def test_two_logits_a_position_give_the_best_of_all_spans(encoded):
-    split, rows, windows = encoded
+    split, rows = encoded
     rng = torch.Generator().manual_seed(0)
     positions = torch.arange(rows.input_ids.shape[1])
     allowed = (positions >= rows.first_lengths[:, None]) & (positions < rows.lengths[:, None] - 1)
@@ -452,24 +453,24 @@ def test_two_logits_a_position_give_the_best_of_all_spans(encoded):
         torch.randn(allowed.shape, generator=rng).masked_fill(~allowed, -torch.inf)
         for _ in range(2)
     )
-    answers = find_answers(split, windows, {"start_logits": start, "end_logits": end})
+    answers = find_answers(rows, {"start_logits": start, "end_logits": end})
 
     def span_score(row, first, last):
         score = float(start[row, first] + end[row, last])
         return score if np.isfinite(score) else None
 
-    check_answers(split, answers, every_span(split, rows, windows, span_score))
+    check_answers(split, answers, every_span(split, rows, span_score))
     for number, odds in enumerate(answers.null_odds):
         null = [
             float(start[row, 0] + end[row, 0])
-            for row, window in enumerate(windows.windows)
+            for row, window in enumerate(rows.windows)
             if window.question == number
         ]
         assert odds == pytest.approx(min(null) - answers.n_best[number][0][1], abs=1e-5)
 
 
 def test_a_beam_gives_the_best_of_its_spans(encoded):
-    split, rows, windows = encoded
+    split, rows = encoded
     rng = torch.Generator().manual_seed(0)
     count, longest = rows.input_ids.shape
     outputs = {
@@ -483,7 +484,7 @@ def test_a_beam_gives_the_best_of_its_spans(encoded):
     outputs["start_scores"][:, 15:] = -torch.inf
     outputs["start_scores"][-1] = -torch.inf
     outputs["start_scores"][-2] = -torch.inf
-    answers = find_answers(split, windows, outputs)
+    answers = find_answers(rows, outputs)
 
     def span_score(row, first, last):
         scores = [
@@ -493,9 +494,9 @@ def test_a_beam_gives_the_best_of_its_spans(encoded):
         ]
         return max((score for score in scores if np.isfinite(score)), default=None)
 
-    check_answers(split, answers, every_span(split, rows, windows, span_score))
+    check_answers(split, answers, every_span(split, rows, span_score))
     for number, odds in enumerate(answers.null_odds):
-        of_question = [window.question == number for window in windows.windows]
+        of_question = [window.question == number for window in rows.windows]
         assert odds == pytest.approx(float(outputs["unanswerable"][of_question].min()))
 
 
@@ -529,7 +530,7 @@ def toy_questions(seed: int, count: int, *, with_none: bool) -> list[SpanQuestio
 @pytest.mark.parametrize(("head", "with_none"), [("beam", True), ("plain", False)])
 def test_a_small_encoder_learns_to_answer(toy_tokenizer, tmp_path, head, with_none):
     split = toy_questions(0, 96, with_none=with_none)
-    task = SquadTask("squad", {"train": split, "dev": split}, head=head)
+    task = Task("squad", SpanExtraction(head=head), {"train": split, "dev": split})
     sizes = encoder_sizes(
         64, 2, 32, vocab_size=toy_tokenizer.vocab_size, max_position_embeddings=32
     )
@@ -554,10 +555,10 @@ def test_a_small_encoder_learns_to_answer(toy_tokenizer, tmp_path, head, with_no
     assert scores["f1"] >= scores["exact"]
     assert ("no_answer_exact" in scores) == with_none
     losses = [epoch["train_loss"] for epoch in run.record["epochs"]]
-    constant = task.find_constant(rows.splits["train"], rows.splits["dev"])
+    constant = task.family.find_constant(rows.splits["train"], rows.splits["dev"])
     assert losses[-1] < constant.loss / 3 < losses[0]
 
-    task.write_predictions(tmp_path, "dev", rows.splits["dev"], outputs)
+    task.family.write_predictions(tmp_path, "dev", rows.splits["dev"], outputs)
     predictions, null_odds, n_best = (
         json.loads((tmp_path / f"{name}.json").read_text())
         for name in ("predictions", "null_odds", "nbest")
@@ -574,7 +575,7 @@ def test_a_small_encoder_learns_to_answer(toy_tokenizer, tmp_path, head, with_no
 @pytest.mark.parametrize(("head", "with_none"), [("beam", True), ("plain", True), ("beam", False)])
 def test_the_constant_answer_is_the_best_that_reads_no_text(toy_tokenizer, head, with_none):
     questions = toy_questions(0, 40, with_none=with_none)
-    task = SquadTask("squad", {"train": questions, "dev": questions}, head=head)
+    task = Task("squad", SpanExtraction(head=head), {"train": questions, "dev": questions})
     rows = task.encode(toy_tokenizer, 32)["train"]
     num_none = sum(not question.answers for question in questions)
     share = num_none / len(questions)
@@ -591,7 +592,7 @@ def test_the_constant_answer_is_the_best_that_reads_no_text(toy_tokenizer, head,
             outputs["unanswerable"] = torch.full((len(rows),), share).logit(eps=1e-7)
         return span_loss(outputs, targets).item()
 
-    constant = task.find_constant(rows, rows)
+    constant = task.family.find_constant(rows, rows)
     assert constant.scores == {"f1": share, "exact": share}
     assert constant.loss == pytest.approx(loss_at(share), rel=1e-5)
     assert constant.loss < min(loss_at(share + 0.05), loss_at(abs(share - 0.05)))
@@ -623,49 +624,49 @@ def constant_outputs(rows, *, unanswerable: float, start: int) -> dict[str, torc
 )
 def test_a_collapse_is_told(toy_tokenizer, unanswerable, reference, message):
     split = toy_questions(0, 20, with_none=True)
-    task = SquadTask("squad", {"dev": split}, reference=reference)
+    task = Task("squad", SpanExtraction(reference=reference), {"dev": split})
     rows = task.encode(toy_tokenizer, 32)["dev"]
     outputs = constant_outputs(rows, unanswerable=unanswerable, start=1)
-    assert task.describe_collapse(rows, outputs) == message
-    scores = task.score("dev", rows, outputs)
+    assert task.family.describe_collapse(rows, outputs) == message
+    scores = task.family.score(rows, outputs)
     assert scores["no_answer_f1"] == scores["no_answer_exact"] == float(message is not None)
 
 
 def test_one_and_the_same_answer_is_told(toy_tokenizer):
     context = "the queen painted a boat"
     asked = [SpanQuestion(str(n), "who", context, ("the queen",), (0, 9)) for n in range(3)]
-    task = SquadTask("squad", {"dev": asked})
+    task = Task("squad", SpanExtraction(), {"dev": asked})
     rows = task.encode(toy_tokenizer, 32)["dev"]
     outputs = constant_outputs(rows, unanswerable=1.0, start=0)
-    assert task.describe_collapse(rows, outputs) == "every dev prediction is 'the'"
-    assert task.score("dev", rows, outputs) == {"exact": 0.0, "f1": 0.0}
+    assert task.family.describe_collapse(rows, outputs) == "every dev prediction is 'the'"
+    assert task.family.score(rows, outputs) == {"exact": 0.0, "f1": 0.0}
 
 
 @pytest.mark.parametrize("head", ["beam", "plain"])
 def test_a_model_that_diverged_is_scored_and_told(toy_tokenizer, tmp_path, head):
     split = toy_questions(0, 8, with_none=True)
-    task = SquadTask("squad", {"dev": split}, head=head)
+    task = Task("squad", SpanExtraction(head=head), {"dev": split})
     rows = task.encode(toy_tokenizer, 32)["dev"]
     outputs = constant_outputs(rows, unanswerable=torch.nan, start=0)
     outputs["end_scores"] = outputs["end_scores"] + torch.nan
     if head == "plain":
         nothing = torch.full(rows.input_ids.shape, torch.nan)
         outputs = {"start_logits": nothing, "end_logits": nothing}
-    scores = task.score("dev", rows, outputs)
+    scores = task.family.score(rows, outputs)
     assert (scores["has_answer_f1"], scores["no_answer_f1"]) == (0, 1)
-    assert task.describe_collapse(rows, outputs) == "no dev answer is given"
-    task.write_predictions(tmp_path, "dev", rows, outputs)
+    assert task.family.describe_collapse(rows, outputs) == "no dev answer is given"
+    task.family.write_predictions(tmp_path, "dev", rows, outputs)
     assert set(json.loads((tmp_path / "predictions.json").read_text()).values()) == {""}
     assert not any(json.loads((tmp_path / "nbest.json").read_text()).values())
 
 
 def test_an_unlabelled_split_has_predictions_and_no_scores(toy_tokenizer, tmp_path):
     split = [SpanQuestion("q", "who", "the queen painted a boat", None, None)]
-    task = SquadTask("squad", {"test": split})
+    task = Task("squad", SpanExtraction(), {"test": split})
     rows = task.encode(toy_tokenizer, 32)["test"]
     outputs = constant_outputs(rows, unanswerable=1.0, start=0)
-    assert task.score("test", rows, outputs) == {}
-    task.write_predictions(tmp_path, "test", rows, outputs)
+    assert task.family.score(rows, outputs) == {}
+    task.family.write_predictions(tmp_path, "test", rows, outputs)
     assert json.loads((tmp_path / "test_predictions.json").read_text()) == {"q": "the"}
     assert json.loads((tmp_path / "test_null_odds.json").read_text()) == {"q": 1.0}
     assert json.loads((tmp_path / "test_nbest.json").read_text()) == {

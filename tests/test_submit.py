@@ -10,7 +10,7 @@ from electra.cli import main
 from electra.config import FinetuneConfig, UserError
 from electra.finetuning.loop import finetune
 from electra.finetuning.results import score_ensemble
-from electra.finetuning.submit import FILES, submit
+from electra.finetuning.submit import SUBMISSION_FILES, submit
 from electra.tasks.choice import MultipleChoice
 from electra.tasks.classification import Classification, Example
 from electra.tasks.glue import GLUE
@@ -22,6 +22,7 @@ from electra.tasks.predictions import (
     write_numbers,
 )
 from electra.tasks.rows import Rows
+from electra.tasks.task import Task
 
 UNKNOWN = torch.full((3,), -1)
 SPLITS = {"mnli": ("test", "test_mismatched", "diagnostic")}
@@ -161,7 +162,7 @@ def test_what_is_missing_is_named_and_may_be_left_out(folders, tmp_path):
     )
     assert sorted(tmp_path.iterdir()) == before
     submit(rest, tmp_path / "a.zip", partial=True)
-    assert set(FILES) - set(read_zip(tmp_path / "a.zip")) == {"QQP.tsv", "AX.tsv"}
+    assert set(SUBMISSION_FILES) - set(read_zip(tmp_path / "a.zip")) == {"QQP.tsv", "AX.tsv"}
 
 
 def test_what_does_not_fit_is_refused_and_nothing_written(folders, tmp_path):
@@ -213,23 +214,22 @@ def write_dev(folder, task, seeds):
     for number, (rows, outputs) in enumerate(seeds):
         place = folder / f"seed-{number}"
         place.mkdir(parents=True)
-        task.write_predictions(place, "dev", rows, outputs)
+        task.family.write_predictions(place, "dev", rows, outputs)
 
 
 def dev_rows(labels):
     labels, ones = torch.tensor(labels), torch.ones(len(labels), dtype=torch.int64)
-    return Rows(ones[:, None], ones, ones, {"labels": labels}, 0)
+    return Rows(ones[:, None], ones, ones, {"labels": labels}, 0, examples=[Example("", None, 0)])
 
 
 def test_devs_ensemble_scores_the_mean_of_all_seeds(tmp_path):
-    dev = {"dev": [Example("", None, 0)]}
-    task = Classification("toy", ("accuracy", "f1"), dev, ("n", "y"))
+    task = Task("toy", Classification(("accuracy", "f1"), ("n", "y")), {})
     gold = dev_rows([0, 1, 1])
     # label 1 has 0.475, 0.8, 0.55 on the mean: right, right, right; each seed alone has one wrong
     first = logits([0.6, 0.4], [0.1, 0.9], [0.7, 0.3])
     second = logits([0.45, 0.55], [0.3, 0.7], [0.2, 0.8])
-    assert task.score("dev", gold, {"logits": first})["accuracy"] == pytest.approx(2 / 3)
-    assert task.score("dev", gold, {"logits": second})["accuracy"] == pytest.approx(2 / 3)
+    assert task.family.score(gold, {"logits": first})["accuracy"] == pytest.approx(2 / 3)
+    assert task.family.score(gold, {"logits": second})["accuracy"] == pytest.approx(2 / 3)
     write_dev(tmp_path, task, [(gold, {"logits": first})])
     assert score_ensemble(tmp_path, task, [0]) == {}
     write_dev(tmp_path / "two", task, [(gold, {"logits": each}) for each in (first, second)])
@@ -240,14 +240,14 @@ def test_devs_ensemble_scores_the_mean_of_all_seeds(tmp_path):
 
 
 def test_devs_ensemble_of_numbers_and_of_choices(tmp_path):
-    numbers = Classification("toy", ("pearson",), {}, label_range=(-1.0, 3.0))
+    numbers = Task("toy", Classification(("pearson",), label_range=(-1.0, 3.0)), {})
     gold = dev_rows([0.0, 0.5, 1.0])
     seeds = [torch.tensor([[0.5], [0.0], [1.0]]), torch.tensor([[0.1], [0.6], [0.4]])]
     write_dev(tmp_path / "numbers", numbers, [(gold, {"logits": each}) for each in seeds])
     # means 0.3 0.3 0.7, whose correlation with 0 0.5 1 is that of 0 0 1 with -1 0 1
     expected = {"pearson": pytest.approx(3**0.5 / 2, abs=1e-4)}
     assert score_ensemble(tmp_path / "numbers", numbers, [0, 1]) == expected
-    choices = MultipleChoice("toy", 3, {})
+    choices = Task("toy", MultipleChoice(3), {})
     gold = dev_rows([2, 0])
     seeds = [
         logits([0.5, 0.1, 0.4], [0.4, 0.5, 0.1]),

@@ -17,7 +17,7 @@ from transformers import ElectraConfig, ElectraForTokenClassification
 from electra.config import FinetuneConfig, UserError
 from electra.corpus.tokenizer import Tokenizer
 from electra.finetuning.loop import train_seed
-from electra.finetuning.network import predict
+from electra.finetuning.network import run_network
 from electra.finetuning.start import encode_task
 from electra.model.encoder import Encoder
 from electra.model.initialisation import init_weights
@@ -26,6 +26,7 @@ from electra.runs.pretrained import load_pretrained
 from electra.tasks.conll import read_tagging_task
 from electra.tasks.rows import Rows, make_batch
 from electra.tasks.tagging import ENTITY_METRICS, TaggedSentence, Tagging, cut_word_windows
+from electra.tasks.task import Task
 
 DATA = Path(__file__).parents[2] / "shared/data"
 VOCABULARY = DATA / "vocab/bert-base-uncased.txt"
@@ -40,7 +41,7 @@ def write(folder: Path, **files: str) -> Path:
     return folder
 
 
-def toy_task(*sentences: list[tuple[str, str]]) -> Tagging:
+def toy_task(*sentences: list[tuple[str, str]]) -> Task:
     """A task with these sentences in train and dev; it asks for entities if a tag is B-PER."""
     examples = [
         TaggedSentence([word for word, _ in each], [tag for _, tag in each], [1] * len(each))
@@ -48,10 +49,10 @@ def toy_task(*sentences: list[tuple[str, str]]) -> Tagging:
     ]
     labels = sorted({tag for each in examples for tag in each.tags})
     metrics = ENTITY_METRICS if "B-PER" in labels else ("accuracy",)
-    return Tagging("toy", metrics, {"train": examples, "dev": examples}, tuple(labels))
+    return Task("toy", Tagging(tuple(labels), metrics), {"train": examples, "dev": examples})
 
 
-def draw_task(rng: random.Random, num_sentences: int, longest: int) -> Tagging:
+def draw_task(rng: random.Random, num_sentences: int, longest: int) -> Task:
     words = ["boat", "unhesitatingly", "1912", ".", "\x01", "queen's", "Harbour", "Æon"]
     tags = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
     return toy_task(
@@ -62,11 +63,13 @@ def draw_task(rng: random.Random, num_sentences: int, longest: int) -> Tagging:
     )
 
 
-def say(task: Tagging, rows: Rows, labels) -> dict[str, torch.Tensor]:
+def say(task: Task, rows: Rows, labels) -> dict[str, torch.Tensor]:
     """Outputs by which each scored word, in the order of the rows, has this label."""
     places = torch.zeros_like(rows.targets["labels"])
-    places[rows.targets["labels"] >= 0] = torch.tensor([task.labels.index(each) for each in labels])
-    return {"logits": F.one_hot(places, len(task.labels)).float()}
+    places[rows.targets["labels"] >= 0] = torch.tensor(
+        [task.family.labels.index(each) for each in labels]
+    )
+    return {"logits": F.one_hot(places, len(task.family.labels)).float()}
 
 
 # --- files ---
@@ -81,8 +84,8 @@ def test_columns_are_read_into_sentences(tmp_path):
     assert first.lines == [3, 4, 5, 6]
     assert (second.words, third.words, third.lines) == (["A", "boat"], ["End"], [13])
     assert [each.words for each in task.examples["dev"]] == [first.words, second.words]
-    assert task.labels == ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
-    assert task.metrics == ("f1", "precision", "recall", "accuracy")
+    assert task.family.labels == ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
+    assert task.family.metrics == ("f1", "precision", "recall", "accuracy")
     assert (task.epochs, task.columns) == (3, ("1", "last"))
     assert [path.name for path in task.files] == ["train.txt", "dev.txt"]
 
@@ -90,8 +93,8 @@ def test_columns_are_read_into_sentences(tmp_path):
 def test_the_columns_can_be_chosen_and_other_tags_are_labels_as_they_are(tmp_path):
     data = write(tmp_path, train_txt=IOB2, dev_txt=IOB2)
     task = read_tagging_task(data, tag_column=2)
-    assert task.labels == ("DT", "IN", "NN")
-    assert task.metrics == ("accuracy",)
+    assert task.family.labels == ("DT", "IN", "NN")
+    assert task.family.metrics == ("accuracy",)
     swapped = read_tagging_task(data, word_column=2, tag_column=1)
     assert swapped.examples["dev"][1] == TaggedSentence(["DT", "NN"], ["A", "boat"], [6, 7])
 
@@ -142,7 +145,7 @@ def test_conll_us_comments_and_notes_are_no_words(tmp_path):
     write(tmp_path, train_conll=text, dev_conll=text)
     task = read_tagging_task(tmp_path, word_column=2)
     assert [each.words for each in task.examples["train"]] == [["vamos", "nos", "#"], ["mar"]]
-    assert task.labels == ("NOUN", "PRON", "SYM", "VERB")
+    assert task.family.labels == ("NOUN", "PRON", "SYM", "VERB")
 
 
 def test_words_in_the_first_column_of_a_commented_file_may_look_like_numbers(tmp_path):
@@ -164,12 +167,12 @@ def test_every_scheme_becomes_iob2(tmp_path, scheme):
     task = read_tagging_task(write(tmp_path, train_txt=SCHEMES[scheme], dev_txt=SCHEMES["IOB2"]))
     assert task.examples["train"] == task.examples["dev"]
     assert task.examples["train"][0].tags == ["B-X", "I-X", "B-X", "B-Y", "O"]
-    assert task.labels == ("O", "B-X", "I-X", "B-Y", "I-Y")
+    assert task.family.labels == ("O", "B-X", "I-X", "B-Y", "I-Y")
 
 
 def test_prefixes_alone_are_entities(tmp_path):
     task = read_tagging_task(write(tmp_path, train_txt="a I\nb O\n", dev_txt="a S\n"))
-    assert task.labels == ("O", "B", "I")
+    assert task.family.labels == ("O", "B", "I")
     assert task.examples["dev"][0].tags == ["B"]
 
 
@@ -306,7 +309,7 @@ def test_rows_are_whole_words_labelled_at_their_first_token(toy_tokenizer):
     assert len(adverb) > 1
     ids = [*the, *adverb, toy_tokenizer.unk_id, *boat]
     assert rows.input_ids.tolist() == [[toy_tokenizer.cls_id, *ids, toy_tokenizer.sep_id]]
-    labels = [task.labels.index(tag) for _, tag in sentence]
+    labels = [task.family.labels.index(tag) for _, tag in sentence]
     inner = [-1] * (len(adverb) - 1)
     expected = [-1, labels[0], labels[1], *inner, labels[2], labels[3], *[-1] * len(boat)]
     assert rows.targets["labels"].tolist() == [expected]
@@ -345,17 +348,17 @@ def test_no_word_is_lost_or_scored_twice(toy_tokenizer, sequence_length):
     gold = [sentence.tags for sentence in task.examples["dev"]]
     words = [word for sentence in task.examples["dev"] for word in sentence.words]
     at_words = rows.targets["labels"] >= 0
-    labels = [task.labels[label] for label in rows.targets["labels"][at_words]]
+    labels = [task.family.labels[label] for label in rows.targets["labels"][at_words]]
     assert labels == list(chain(*gold))
     starts = [(toy_tokenizer.encode(word) or [toy_tokenizer.unk_id])[0] for word in words]
     assert rows.input_ids[at_words].tolist() == starts
 
     guesses = [[rng.choice((tag, "O", "I-PER")) for tag in tags] for tags in gold]
-    scores = task.score("dev", rows, say(task, rows, chain(*guesses)))
+    scores = task.family.score(rows, say(task, rows, chain(*guesses)))
     theirs = precision_recall_fscore_support(gold, guesses, average="micro")
     expected = [theirs[2], theirs[0], theirs[1], accuracy_score(gold, guesses)]
     assert list(scores.values()) == pytest.approx(expected)
-    assert tuple(scores) == task.metrics
+    assert tuple(scores) == task.family.metrics
     assert 0.1 < scores["f1"] < 0.9
 
 
@@ -376,11 +379,11 @@ def test_conll_2003_is_read_whole_and_every_word_scored_once():
             at_words = rows.targets["labels"] >= 0
             assert int(at_words.sum()) == sum(len(each.words) for each in task.examples[split])
             outputs = {"logits": F.one_hot(rows.targets["labels"].clamp(min=0), 9)}
-            assert set(task.score(split, rows, outputs).values()) == {1.0}
+            assert set(task.family.score(rows, outputs).values()) == {1.0}
     pos = read_tagging_task(DATA / "conll2003", tag_column=2)
     assert (len(pos.labels), pos.metrics) == (45, ("accuracy",))
     chunks = read_tagging_task(DATA / "conll2003", tag_column=3)
-    assert {"B-NP", "I-VP"} < set(chunks.labels)
+    assert {"B-NP", "I-VP"} < set(chunks.family.labels)
 
 
 # --- answers ---
@@ -390,7 +393,7 @@ def test_the_loss_is_the_mean_over_scored_words(toy_tokenizer):
     task = draw_task(random.Random(0), 4, 20)
     rows = task.encode(toy_tokenizer, 16)["train"]
     batch = make_batch(rows, torch.arange(len(rows)), CPU)
-    shape = (*batch.input_ids.shape, len(task.labels))
+    shape = (*batch.input_ids.shape, len(task.family.labels))
     logits = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     total, count = 0.0, 0
     for row, labels in zip(logits.log_softmax(dim=-1), batch.targets["labels"], strict=True):
@@ -398,13 +401,13 @@ def test_the_loss_is_the_mean_over_scored_words(toy_tokenizer):
             if label >= 0:
                 total, count = total - log_probs[label].item(), count + 1
     assert count == sum(len(sentence.words) for sentence in task.examples["train"])
-    assert task.loss({"logits": logits}, batch).item() == pytest.approx(total / count)
+    assert task.family.loss({"logits": logits}, batch).item() == pytest.approx(total / count)
 
 
 def test_the_constant_answer_is_trains_commonest_label(toy_tokenizer):
     task = toy_task([("a", "O"), ("boat", "O"), ("queen", "B-PER")], [("the", "O")])
     rows = task.encode(toy_tokenizer, 16)
-    constant = task.find_constant(rows["train"], rows["dev"])
+    constant = task.family.find_constant(rows["train"], rows["dev"])
     assert constant.scores == {"f1": 0, "precision": 0, "recall": 0, "accuracy": 0.75}
     entropy = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
     assert constant.loss == pytest.approx(entropy)
@@ -413,19 +416,21 @@ def test_the_constant_answer_is_trains_commonest_label(toy_tokenizer):
 def test_one_prediction_for_all_is_told(toy_tokenizer):
     task = toy_task([("a", "O"), ("queen", "B-PER")])
     rows = task.encode(toy_tokenizer, 16)["dev"]
-    collapse = task.describe_collapse(rows, say(task, rows, ["O", "O"]))
+    collapse = task.family.describe_collapse(rows, say(task, rows, ["O", "O"]))
     assert collapse == "every dev prediction is 'O'"
-    assert task.describe_collapse(rows, say(task, rows, ["O", "B-PER"])) is None
+    assert task.family.describe_collapse(rows, say(task, rows, ["O", "B-PER"])) is None
     same = toy_task([("a", "O")])
     rows = same.encode(toy_tokenizer, 16)["dev"]
-    assert same.describe_collapse(rows, say(same, rows, ["O"])) is None
+    assert same.family.describe_collapse(rows, say(same, rows, ["O"])) is None
 
 
 def test_predictions_are_lines_that_conlleval_reads(toy_tokenizer, tmp_path):
     sentences = [("New York", "B-LOC"), ("\u2028", "O"), ("Bill", "B-PER")], [("a", "O")]
     task = toy_task(*sentences)
     rows = task.encode(toy_tokenizer, 16)["dev"]
-    task.write_predictions(tmp_path, "dev", rows, say(task, rows, ["B-LOC", "O", "O", "B-PER"]))
+    task.family.write_predictions(
+        tmp_path, "dev", rows, say(task, rows, ["B-LOC", "O", "O", "B-PER"])
+    )
     assert (tmp_path / "predictions.conll").read_text() == (
         "New_York B-LOC B-LOC\n_ O O\nBill B-PER O\n\na O B-PER\n\n"
     )
@@ -437,7 +442,7 @@ def test_predictions_are_lines_that_conlleval_reads(toy_tokenizer, tmp_path):
     plain = toy_task([("a\ud800", "DT"), ("boat", "NN")])
     plain.examples["test"] = plain.examples["dev"]
     rows = plain.encode(toy_tokenizer, 16)["test"]
-    plain.write_predictions(tmp_path / "..", "test", rows, say(plain, rows, ["DT", "DT"]))
+    plain.family.write_predictions(tmp_path / "..", "test", rows, say(plain, rows, ["DT", "DT"]))
     assert (tmp_path / "../test_predictions.conll").read_text() == "a? DT DT\nboat NN DT\n\n"
     assert not (tmp_path / "../test_types.tsv").exists()
 
@@ -452,7 +457,7 @@ def pretrained(start):
 
 def test_the_head_is_that_of_transformers_token_classifier(pretrained):
     task = toy_task([("a", "O"), ("queen", "B-PER"), ("boat", "I-PER")])
-    head = task.build_head(pretrained.encoder, FinetuneConfig()).eval()
+    head = task.family.build_head(pretrained.encoder, FinetuneConfig()).eval()
     init_weights(head, 0.1, torch.Generator().manual_seed(1))
     encoder = Encoder(pretrained.encoder).eval()
     encoder.load_state_dict(pretrained.tensors)
@@ -463,7 +468,7 @@ def test_the_head_is_that_of_transformers_token_classifier(pretrained):
     theirs.load_state_dict(encoder_to_huggingface(encoder.state_dict()) | tensors)
     batch = make_batch(task.encode(pretrained.tokenizer, 16)["dev"], torch.tensor([0]), CPU)
     with torch.inference_mode():
-        ours = task.answer(head, encoder(batch.input_ids, None, None), batch)["logits"]
+        ours = task.family.answer(head, encoder(batch.input_ids, None, None), batch)["logits"]
         torch.testing.assert_close(ours, theirs(batch.input_ids).logits)
 
 
@@ -490,5 +495,5 @@ def test_it_learns_from_sentences_longer_than_a_row(pretrained, toy_text):
     run = train_seed(pretrained, task, rows, config, seed=0, progress=lambda record: None)
     assert run.record["scores"]["f1"] > 0.95
     assert not run.record["degenerate"]
-    outputs = predict(run.model, rows.splits["dev"], CPU)
-    assert outputs["logits"].shape == (*rows.splits["dev"].input_ids.shape, len(task.labels))
+    outputs = run_network(run.model, rows.splits["dev"], CPU)
+    assert outputs["logits"].shape == (*rows.splits["dev"].input_ids.shape, len(task.family.labels))

@@ -21,6 +21,7 @@ from electra.tasks.registry import read_task
 from electra.tasks.rows import choose_batches, cut_pair, encode_texts, make_batch, pack_row
 from electra.tasks.table import read_table, read_text_lines
 from electra.tasks.tagging import TaggedSentence, Tagging
+from electra.tasks.task import Task
 
 GLUE_FOLDER = Path(__file__).parents[2] / "shared/data/glue"
 CPU = torch.device("cpu")
@@ -39,8 +40,8 @@ def own(folder: Path, *settings: str) -> Classification:
     return read_task("own", folder, config)
 
 
-def toy_task(examples) -> Classification:
-    return Classification("toy", ("f1",), {"train": examples}, ("n", "y"))
+def toy_task(examples) -> Task:
+    return Task("toy", Classification(("f1",), ("n", "y")), {"train": examples})
 
 
 # --- rows ---
@@ -96,8 +97,9 @@ def test_of_a_giant_text_no_more_is_tokenized_than_its_row_takes(toy_tokenizer):
     tokenizer = CountingTokenizer(toy_tokenizer.tokens_by_id)
     giant = "the queen " * 20_000
     pair = toy_task([Example(giant, giant, 0)])
-    choice = MultipleChoice("toy", 2, {"train": [ChoiceQuestion(giant, (giant, "a"), 0)]})
-    tagging = Tagging("toy", (), {"train": [TaggedSentence(["a-" * 100_000], ["O"], [1])]}, ("O",))
+    choice = Task("toy", MultipleChoice(2), {"train": [ChoiceQuestion(giant, (giant, "a"), 0)]})
+    sentence = TaggedSentence(["a-" * 100_000], ["O"], [1])
+    tagging = Task("toy", Tagging(("O",)), {"train": [sentence]})
     for task in (pair, choice, tagging):
         rows = task.encode(tokenizer, 16)["train"]
         assert rows.lengths.max() == 16
@@ -230,9 +232,10 @@ def test_constant_predictions_score_without_warnings():
 def test_the_constant_answer_is_trains_most_frequent_label(toy_tokenizer):
     train = [Example("a", None, label) for label in (1, 1, 0)]
     dev = [Example("a", None, label) for label in (0, 0, 0, 1)]
-    task = Classification("toy", ("accuracy", "mcc"), {"train": train, "dev": dev}, ("n", "y"))
+    family = Classification(("accuracy", "mcc"), ("n", "y"))
+    task = Task("toy", family, {"train": train, "dev": dev})
     rows = task.encode(toy_tokenizer, 8)
-    constant = task.find_constant(rows["train"], rows["dev"])
+    constant = task.family.find_constant(rows["train"], rows["dev"])
     assert constant.scores == {"accuracy": 0.25, "mcc": 0.0}
     assert constant.loss == pytest.approx(-math.log(2 / 3) * 2 / 3 - math.log(1 / 3) / 3)
 
@@ -245,14 +248,14 @@ DEV = "label\ttext\ngood\tfine\nbad\tawful\n"
 
 def test_own_tsv_is_read_by_column_name(tmp_path):
     task = own(write(tmp_path, train_tsv=TRAIN, valid_tsv=DEV))
-    assert task.labels == ("bad", "good")
+    assert task.family.labels == ("bad", "good")
     assert task.examples["train"][:2] == [
         Example("fine day", None, 1),
         Example("awful day", None, 0),
     ]
     assert task.examples["dev"] == [Example("fine", None, 1), Example("awful", None, 0)]
     assert "test" not in task.examples
-    assert (task.headline, task.columns) == ("accuracy", ("text", "label"))
+    assert (task.family.headline, task.columns) == ("accuracy", ("text", "label"))
 
 
 def test_own_jsonl_pairs_compressed_with_an_unlabelled_test(tmp_path):
@@ -273,7 +276,7 @@ def test_own_columns_files_and_metric_can_be_named(tmp_path):
     write(tmp_path, a_tsv=TRAIN.replace("text", "body"), b_tsv=DEV.replace("text", "body"))
     task = own(tmp_path, "train=a.tsv", "dev=b.tsv", "text=body", "metric=f1")
     assert len(task.examples["train"]) == 4
-    assert task.metrics == ("f1", "accuracy", "mcc")
+    assert task.family.metrics == ("f1", "accuracy", "mcc")
 
 
 REFUSALS = [
@@ -394,7 +397,7 @@ def test_cola_is_found_under_either_name_and_its_test_has_a_header(tmp_path):
         task = read_task("CoLA", data, FinetuneConfig())
         assert task.examples["train"][1] == Example('The sailors "rode.', None, 0)
         assert task.examples["test"] == [Example("Bill.", None, None)]
-        assert (task.name, task.headline, task.epochs) == ("cola", "mcc", 3)
+        assert (task.name, task.family.headline, task.epochs) == ("cola", "mcc", 3)
 
 
 @pytest.mark.parametrize(
@@ -455,8 +458,8 @@ def test_sts_b_has_numbers_for_labels(tmp_path, toy_tokenizer):
     (folder / "test.tsv").write_text("index\tsentence1\tsentence2\n0\ta\tb\n")
     task = read_task("sts-b", tmp_path, FinetuneConfig())
     assert [example.label for example in task.examples["train"]] == [4.5, 0.0]
-    assert task.labels == ()
-    assert task.headline == "spearman"
+    assert task.family.labels == ()
+    assert task.family.headline == "spearman"
     rows = task.encode(toy_tokenizer, 16)
     assert rows["train"].targets["labels"].tolist() == pytest.approx([0.9, 0.0] * 2)
     assert rows["dev"].targets["labels"].tolist() == pytest.approx([0.9, 0.0])

@@ -97,32 +97,34 @@ def predict(
         or of question and context. Of CoNLL's columns, the number of the word's, from 1.
     """
     from electra.runs.finetuned import read_finetuned
-    from electra.serving.predict import answer, ask, check_format, list_json, write_answers
+    from electra.serving.predict import check_format, list_json, load_model, write_answers
+    from electra.tasks.registry import read_records
     from electra.terminal.live import Progress
     from electra.terminal.printing import print_done, print_lines, print_note
 
-    model = read_finetuned(run, seed)
+    finetuned = read_finetuned(run, seed)
     if out is not None:
         check_format(out)
         refuse_folder_in_the_way(out)
-    task = ask(model, input_, columns)
-    count = sum(map(len, task.examples.values()))
+    records = read_records(finetuned.facts, input_, columns)
+    count = len(records)
     if dry_run:
         where = out or "standard output"
         return print_dry_run(
-            None, f"answer {count:,} inputs of {input_} with seed {model.seed} to {where}"
+            None, f"answer {count:,} inputs of {input_} with seed {finetuned.seed} to {where}"
         )
+    model = load_model(finetuned)
     with Progress("predicting", unit="rows") as progress:
-        answers = answer(model, task, progress.update)
+        answers = model.answer(records, progress.update)
     if answers.num_cut:
         print_note(
             f"{answers.num_cut:,} of {count:,} inputs were longer than the run's rows of "
-            f"{model.config.sequence_length} tokens and were cut"
+            f"{model.sequence_length} tokens and were cut"
         )
     if out is None:
         return print_lines(list_json(answers))
     write_answers(out, answers)
-    print_done(f"wrote {out}: {count:,} answers of seed {model.seed} of {run}")
+    print_done(f"wrote {out}: {count:,} answers of seed {finetuned.seed} of {run}")
 
 
 def score(
@@ -149,19 +151,20 @@ def score(
     out
         The .tsv file to write.
     """
-    from electra.serving.score import read_sentences, score_lines, write_scores
+    from electra.serving.score import load_scorer, read_sentences, write_scores
     from electra.terminal.live import Progress
     from electra.terminal.printing import print_done
 
-    lines = read_sentences(text)
+    sentences = read_sentences(text)
     refuse_existing(out)
     refuse_folder_in_the_way(out)
     if dry_run:
         return print_dry_run(
-            None, f"score {len(lines):,} lines of {text} with {run} and write {out}"
+            None, f"score {len(sentences):,} lines of {text} with {run} and write {out}"
         )
+    scorer = load_scorer(run)
     with Progress("scoring", unit="lines") as progress:
-        scores = score_lines(run, lines, progress.update)
+        scores = scorer.score(sentences, progress.update)
     write_scores(out, scores)
     mean = sum(each.pll for each in scores) / sum(each.num_tokens for each in scores)
     print_done(f"wrote {out}: {len(scores):,} lines, {mean:.3f} a token on average")

@@ -1,8 +1,8 @@
-"""A search over settings: every combination of some values fine-tuned, each a folder of its own.
+"""Grid search over settings: a fine-tuning for every combination of values, each in its own folder.
 
-The best is that with the highest median over the seeds on dev, and results say that dev chose it.
-Collapsed seeds are not repeated as others (`reseeds`) unless that is asked for.
-A search that was interrupted goes on with the combinations, and their seeds, that are not finished.
+The best combination has the highest median on dev over the seeds; the results note that dev
+selected it. Collapsed seeds are not replaced unless `reseeds` is set. An interrupted search that is
+run again continues with the combinations and seeds that are not finished.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,12 +29,13 @@ def combine(
     """Return the settings of every combination by its name, such as "learning_rate=1e-4,epochs=3".
 
     Args:
-        config: What they begin with.
-        fixed: `field=value`, for all of them.
-        grid: `field=value,value`, a field each.
+        config: The settings that all combinations start from.
+        fixed: `field=value`, applied to all combinations.
+        grid: `field=value,value`, one string for each field.
 
     Raises:
-        UserError: A field or value is unknown, one given twice, or settings do not fit together.
+        UserError: A field or value is unknown, a combination occurs twice, or settings do not fit
+            together.
     """
     axes = []
     for words in grid:
@@ -64,20 +65,21 @@ def search(
     from_scratch: bool = False,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Fine-tune with every combination of settings and write their folder; return its results.
+    """Fine-tune with every combination of settings, write a folder and return its results.
 
     Args:
-        start: As in `finetune`, whose folders become `<out>/<combination>`.
-        task: Likewise.
-        data: Likewise.
-        out: The folder to write; must not exist. Until all is finished it is `<out>.incomplete`.
+        start: As for `finetune`.
+        task: As for `finetune`.
+        data: As for `finetune`.
+        out: The folder to write, with a folder of `finetune` for each combination; must not exist.
+            It is `<out>.incomplete` until all combinations are finished.
         combinations: Settings by name, from `combine`.
-        seeds: How many runs each.
-        from_scratch: As in `finetune`.
-        progress: As in `finetune`; its records have a "combination" and the number of their "run".
+        seeds: Number of seeds of each combination.
+        from_scratch: As for `finetune`.
+        progress: As for `finetune`; records also have "combination" and "run", the run's number.
 
     Raises:
-        UserError: As `finetune`, before anything is run.
+        UserError: As for `finetune`, before the first run.
     """
     require(not out.exists(), f"{out} exists already; remove it or choose another --out")
     require(1 <= seeds <= RESEED, f"seeds must lie in 1 to {RESEED}, not {seeds}")
@@ -86,7 +88,7 @@ def search(
     for config in combinations.values():
         question = read_task(task, data, config)
         fit_to_start(config, pretrained, question)
-        headlines.add(question.headline)
+        headlines.add(question.family.headline)
     require(
         len(headlines) == 1,
         f"--grid: scores of one metric can be compared, not of {' and '.join(sorted(headlines))}",
@@ -122,7 +124,7 @@ def search(
 
 
 def _compare(folder: Path, names: Sequence[str]) -> dict[str, Any]:
-    """Return the combinations' scores, the best first; of equals the first that was named."""
+    """Return the scores of the combinations, best first; equal scores keep their order."""
     of_all = ("task", "metric", "start", "source", "from_scratch", "device", "seeds")
     of_each = ("combination", "median", "std", "with_replacements", "num_degenerate", "commit")
     found = []
@@ -146,7 +148,7 @@ def _compare(folder: Path, names: Sequence[str]) -> dict[str, Any]:
 
 
 def tabulate(results: Mapping[str, Any]) -> Table:
-    """Return a row for each combination of a search's results, the best first."""
+    """Return a row for each combination in the results of a search, best first."""
     rows = []
     for each in results["combinations"]:
         settings = dict(words.split("=") for words in each["combination"].split(","))

@@ -1,8 +1,8 @@
-"""Fine-tuning: an encoder and a task in, a folder of scores out. The loop is here, top to bottom.
+"""Fine-tuning: trains an encoder on a task with several seeds and writes a folder of scores.
 
-Order, new weights and dropout are functions of (seed, step), so a seed's scores are a function of
-data, settings and seed. A seed is the unit of work: a command that was interrupted goes on with the
-seeds that are not finished.
+Data order, new weights and dropout are functions of (seed, step), so the scores of a seed depend
+only on data, settings and seed. A seed is the unit of work: an interrupted command that is run
+again continues with the seeds that are not finished.
 """
 
 import dataclasses
@@ -23,7 +23,13 @@ from torch import Tensor, nn
 from electra.config import FinetuneConfig, OptimizerConfig, require
 from electra.corpus.tokenizer import Tokenizer
 from electra.files import hold, read_object, sha256_file, write_hashes, write_json
-from electra.finetuning.network import Network, build_network, keep_tokens, predict, restore_tokens
+from electra.finetuning.network import (
+    Network,
+    build_network,
+    keep_tokens,
+    restore_tokens,
+    run_network,
+)
 from electra.finetuning.results import describe_task, find_failures, finite, read_seed, summarise
 from electra.finetuning.start import TaskRows, encode_task, fit_to_start
 from electra.runs.checkpoint import load_parameters, write_tensors
@@ -39,22 +45,22 @@ from electra.training.seeds import step_seed
 
 Progress = Callable[[dict[str, Any]], None]
 PROGRESS_STEPS = 25
-"""Steps between two records of progress."""
+"""Steps between two progress records."""
 LAST_STEPS = 100
-"""Steps at the end of a run whose mean loss tells whether it has learnt anything."""
+"""Steps at the end of a run whose mean loss shows whether the model has learnt anything."""
 RESEED = 1000
-"""What is added to a seed that collapsed, for the one in its place; seeds as drawn lie below."""
+"""Added to a collapsed seed to get its replacement; the seeds as drawn are smaller."""
 
 
 @dataclass(frozen=True)
 class SeedRun:
-    """What one seed gives."""
+    """The result of one seed."""
 
     model: Network
     outputs: dict[str, Outputs]
-    """Of the epoch that counts, for every split but train."""
+    """By split, without train: the outputs of the selected epoch."""
     record: dict[str, Any]
-    """Its results.json: scores of the epoch that counts, every epoch, speed, failures."""
+    """Content of results.json: scores of the selected epoch, every epoch, speed, failures."""
 
 
 def finetune(
@@ -68,24 +74,26 @@ def finetune(
     from_scratch: bool = False,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Fine-tune an encoder with seeds 0, 1, ... and write their folder; return its results.
+    """Fine-tune an encoder with seeds 0, 1, ..., write a folder and return its results.
 
-    What is finished is kept in `<out>.incomplete` until all is: called again, it goes on there.
+    Finished seeds are kept in `<out>.incomplete` until all are finished. Another call with the same
+    arguments continues there.
 
     Args:
         start: Run folder of `electra pretrain`, a Hugging Face folder, or the folder of another
-            fine-tuning, whose encoder goes on to this task.
+            fine-tuning, whose encoder is trained further.
         task: A name in `registry.TASKS`.
         data: Folder of the task's files.
         out: The folder to write; must not exist.
         config: The settings.
-        seeds: How many runs.
-        from_scratch: Take sizes and vocabulary from `start` but no weights: the comparison that
-            shows what pre-training is worth.
-        progress: Is given records by "part": "task", "train", "dev", "seed".
+        seeds: Number of seeds.
+        from_scratch: Take sizes and vocabulary from `start` but no weights: the baseline that shows
+            the value of pre-training.
+        progress: Called with records, whose "part" is "task", "train", "dev" or "seed".
 
     Raises:
-        UserError: Folders, files or settings do not fit, or `<out>.incomplete` has other settings.
+        UserError: Folders, files or settings do not fit together, or `<out>.incomplete` was begun
+            with other settings.
     """
     require(not out.exists(), f"{out} exists already; remove it or choose another --out")
     require(1 <= seeds <= RESEED, f"seeds must lie in 1 to {RESEED}, not {seeds}")
@@ -103,7 +111,7 @@ def finetune(
     }
     with begin_folder(out, settings, config) as folder:
         rows = encode_task(question, pretrained, config)
-        constant = question.find_constant(rows.splits["train"], rows.splits["dev"])
+        constant = question.family.find_constant(rows.splits["train"], rows.splits["dev"])
         facts = {
             **describe_task(question, rows.splits, constant),
             "start": str(start),
@@ -137,21 +145,22 @@ def train_until_it_learns(
     from_scratch: bool = False,
     progress: Progress,
 ) -> None:
-    """Write the run of a seed as drawn, and while it collapses that of another in its place.
+    """Train a seed as drawn and, while the run collapses, a replacement with another seed.
 
-    There are `config.reseeds` others at most, RESEED apart. Each run has the folder of its own
-    seed, `<folder>/seed-N`, and one that is there already is not repeated. The headline is of the
-    seeds as drawn (results.py): what replaces a failure is chosen by its success.
+    There are at most `config.reseeds` replacements, whose seeds are RESEED apart. Each run has its
+    own folder, `<folder>/seed-N`; a run whose folder exists is not repeated. The headline score is
+    that of the seeds as drawn (results.py), because replacements are selected by success.
 
     Args:
-        folder: The fine-tuning's.
-        pretrained: As `train_seed`, like the others.
-        task: Likewise.
-        rows: Likewise.
-        config: Likewise.
+        folder: The folder of the fine-tuning.
+        pretrained: As for `train_seed`.
+        task: As for `train_seed`.
+        rows: As for `train_seed`.
+        config: As for `train_seed`.
         seed: The seed as drawn.
-        from_scratch: Likewise.
-        progress: Is given "train" and "dev" records with the seed as drawn, and "seed" records.
+        from_scratch: As for `train_seed`.
+        progress: Called with "train" and "dev" records, which have the seed as drawn, and with
+            "seed" records.
     """
     longest = config.sequence_length if from_scratch else pretrained.sequence_length
     for attempt in range(config.reseeds + 1):
@@ -186,19 +195,21 @@ def train_seed(
     from_scratch: bool = False,
     progress: Progress,
 ) -> SeedRun:
-    """Fine-tune once and measure dev after each epoch; the last counts unless config says best.
+    """Fine-tune with one seed and evaluate on dev after each epoch.
+
+    The last epoch is selected, or the best on dev with `keep_epoch=best`.
 
     Args:
         pretrained: The encoder to start from.
-        task: Loss, metrics and the default number of epochs.
-        rows: Its examples, from `encode_task`.
+        task: Provides the loss, the metrics and the default number of epochs.
+        rows: The encoded examples, from `encode_task`.
         config: The settings.
-        seed: Decides the head's weights, the order and dropout.
+        seed: Seed of the head's weights, the data order and dropout.
         from_scratch: Draw the encoder's weights instead of taking the pre-trained ones.
-        progress: Is given "train" records every PROGRESS_STEPS steps and "dev" records.
+        progress: Called with "train" records every PROGRESS_STEPS steps and with "dev" records.
 
-    Source: section 3.1, appendix B and Table 7; run_finetuning.py, whose loss is the batch's sum
-    (method.mode reference).
+    Source: section 3.1, appendix B and Table 7; run_finetuning.py, whose loss is the sum over the
+    batch (mode reference).
     """
     train, dev = rows.splits["train"], rows.splits["dev"]
     epochs = config.epochs or task.epochs
@@ -210,9 +221,10 @@ def train_seed(
         max_grad_norm=config.max_grad_norm,
     )
     device = choose_device(config.device)
+    family = task.family
     model = build_network(
         pretrained,
-        task,
+        family,
         config,
         compute_dtype=choose_dtype(config.precision, device),
         seed=seed,
@@ -236,7 +248,7 @@ def train_seed(
                 optimizer, learning_rate_at(step, steps, optimizer_config, config.mode)
             )
             batch = make_batch(train, items, device)
-            loss = task.loss(model(batch), batch)
+            loss = family.loss(model(batch), batch)
             (loss * len(items) if config.mode == "reference" else loss).backward()
             nn.utils.clip_grad_norm_(
                 model.parameters(), optimizer_config.max_grad_norm, foreach=True
@@ -257,21 +269,21 @@ def train_seed(
         train_loss = loss_sum.item() / len(train)
         seconds += time.perf_counter() - began
 
-        outputs = predict(model, dev, device)
-        scores = task.score("dev", dev, outputs)
+        outputs = run_network(model, dev, device)
+        scores = family.score(dev, outputs)
         history.append({"epoch": epoch, "train_loss": finite(train_loss), "scores": scores})
         progress({"part": "dev", "seed": seed, **history[-1]})
-        if not kept or config.keep_epoch == "last" or scores[task.headline] > kept.headline:
+        if not kept or config.keep_epoch == "last" or scores[family.headline] > kept.headline:
             keeps_weights = config.keep_epoch == "best"
             weights = {k: v.detach().clone() for k, v in model.named_parameters() if keeps_weights}
-            kept = _Kept(epoch, scores[task.headline], outputs, weights)
+            kept = _Kept(epoch, scores[family.headline], outputs, weights)
 
     assert kept is not None
     if kept.weights:
         load_parameters(model, kept.weights)
     others = {name: each for name, each in rows.splits.items() if name not in ("train", "dev")}
     outputs_of = {"dev": kept.outputs} | {
-        name: predict(model, each, device) for name, each in others.items()
+        name: run_network(model, each, device) for name, each in others.items()
     }
     restore_tokens(model, whole_table, rows.token_ids)
     record = {
@@ -280,15 +292,15 @@ def train_seed(
         "other_scores": {
             name: scores
             for name, each in others.items()
-            if (scores := task.score(name, each, outputs_of[name]))
+            if (scores := family.score(each, outputs_of[name]))
         },
         "kept_epoch": kept.epoch,
         **find_failures(
-            task,
+            family,
             dev,
             kept.outputs,
             torch.stack(list(last_losses)).mean().item(),
-            task.find_constant(train, dev),
+            family.find_constant(train, dev),
         ),
         "epochs": history,
         "steps": steps,
@@ -299,23 +311,24 @@ def train_seed(
 
 
 class _Kept(NamedTuple):
-    """The epoch that counts, so far."""
+    """The epoch that is selected so far."""
 
     epoch: int
     headline: float
     outputs: Outputs
     weights: dict[str, Tensor]
-    """Empty where the model's own are those of this epoch when training ends."""
+    """Empty if the last epoch is selected, whose weights the model has when training ends."""
 
 
 @contextmanager
 def begin_folder(out: Path, settings: dict[str, Any], config: FinetuneConfig) -> Iterator[Path]:
-    """Give `<out>.incomplete`, new or begun with the same settings, and rename it at the end.
+    """Yield `<out>.incomplete`, new or begun with the same settings, and rename it at the end.
 
-    On an error it stays, to be gone on with.
+    After an error the folder stays, and another call continues there.
 
     Raises:
-        UserError: It was begun with others, something else wrote it, or another process does.
+        UserError: The folder was begun with other settings, was not written by a fine-tuning, or is
+            in use by another process.
     """
     device = choose_device(config.device)
     folder = out.with_name(out.name + ".incomplete")
@@ -358,7 +371,7 @@ def _write_seed(
 ) -> None:
     """Write a seed's folder: model, predictions, results.
 
-    `longest_row` is that which the encoder was ever trained on, in tokens.
+    `longest_row` is the length of the longest rows that the encoder was trained on, in tokens.
     """
     incomplete = folder.with_name(folder.name + ".incomplete")
     shutil.rmtree(incomplete, ignore_errors=True)
@@ -368,7 +381,7 @@ def _write_seed(
     write_tensors(model / "model.safetensors", dict(run.model.named_parameters()))
     facts = {
         "task": task.name,
-        **task.facts(),
+        **task.family.facts(),
         "sequence_length": config.sequence_length,
         "longest_row": longest_row,
         "pooling": config.pooling,
@@ -377,6 +390,6 @@ def _write_seed(
     write_json(model / "config.json", facts)
     write_hashes(model)
     for split, outputs in run.outputs.items():
-        task.write_predictions(incomplete, split, rows.splits[split], outputs)
+        task.family.write_predictions(incomplete, split, rows.splits[split], outputs)
     write_json(incomplete / "results.json", {**run.record, "commit": find_commit()})
     incomplete.rename(folder)

@@ -1,4 +1,4 @@
-"""The network that a task fine-tunes: built, run, and reduced to the vocabulary in use."""
+"""The network of a fine-tuning: built, loaded, run, and reduced to the vocabulary in use."""
 
 import dataclasses
 import math
@@ -14,52 +14,54 @@ from electra.model.initialisation import draw_glorot, init_weights
 from electra.runs.checkpoint import load_parameters
 from electra.runs.finetuned import Finetuned
 from electra.runs.pretrained import Pretrained
+from electra.tasks.family import Family
 from electra.tasks.rows import Outputs, Rows, TaskBatch, make_batch
-from electra.tasks.task import Task
 from electra.training.machine import choose_dtype
 from electra.training.seeds import step_seed
 
 PREDICT_ROWS = 128
-"""Rows predicted at a time."""
+"""Rows of a batch of predictions."""
 
 
 class Network(nn.Module):
-    """An encoder and a task's output layer on its states; a FeatureHead reads those of K layers."""
+    """An encoder and the head of a family of tasks; a FeatureHead reads the states of K layers."""
 
-    def __init__(self, encoder: Encoder, head: nn.Module, task: Task):
+    def __init__(self, encoder: Encoder, head: nn.Module, family: Family):
         super().__init__()
         self.encoder = encoder
         self.head = head
-        self.task = task
+        self.family = family
 
     def forward(self, batch: TaskBatch) -> Outputs:
-        """Return what the network says of a batch's items, float32."""
+        """Return the outputs for a batch's items, float32."""
         rows = batch.input_ids, batch.attention_mask, batch.token_type_ids
         if isinstance(self.head, FeatureHead):
             states = self.encoder.layer_states(self.head.num_layers, *rows)
         else:
             states = self.encoder(*rows)
-        return self.task.answer(self.head, states, batch)
+        return self.family.answer(self.head, states, batch)
 
 
 def build_network(
     pretrained: Pretrained,
-    task: Task,
+    family: Family,
     config: FinetuneConfig,
     *,
     compute_dtype: torch.dtype,
     seed: int,
     from_scratch: bool,
 ) -> Network:
-    """Return the encoder under a fresh head, with fine-tuning's own dropout; none if it is read.
+    """Return the encoder under a new head, with the dropout of fine-tuning.
+
+    An encoder that is frozen (`features.layers`) has no dropout.
 
     Args:
         pretrained: The encoder's sizes and weights.
-        task: Whose head it gets.
-        config: Dropout, and what the head reads.
+        family: Builds the head.
+        config: Dropout, and which layers the head reads.
         compute_dtype: Dtype of activations and matrix products.
-        seed: Decides the weights that are drawn.
-        from_scratch: Draw the encoder's weights, too.
+        seed: Seed of the weights that are drawn.
+        from_scratch: Draw the encoder's weights as well.
     """
     dropout_prob = 0.0 if config.features.layers else config.dropout_prob
     sizes = dataclasses.replace(
@@ -68,7 +70,7 @@ def build_network(
         attention_probs_dropout_prob=dropout_prob,
     )
     encoder = Encoder(sizes, compute_dtype=compute_dtype)
-    head = task.build_head(sizes, config)
+    head = family.build_head(sizes, config)
     rng = torch.Generator().manual_seed(step_seed(seed, "classifier", 0))
     init_weights(head, sizes.initializer_range, rng)
     draw_glorot(head, rng)
@@ -76,42 +78,55 @@ def build_network(
         init_weights(encoder, sizes.initializer_range, rng)
     else:
         load_parameters(encoder, pretrained.tensors)
-    return Network(encoder, head, task)
+    return Network(encoder, head, family)
 
 
-def load_network(finetuned: Finetuned, task: Task, device: torch.device) -> Network:
-    """Return a fine-tuned network as it was saved, in the compute dtype of its settings.
+def load_network(finetuned: Finetuned, family: Family, device: torch.device) -> Network:
+    """Return a saved fine-tuned network on a device, in the compute dtype of its settings.
+
+    Args:
+        finetuned: The sizes, settings and parameters.
+        family: Builds the head.
+        device: Where the network computes.
 
     Raises:
-        UserError: Its file is damaged or lacks a parameter.
+        UserError: The file of the parameters is damaged or lacks one.
     """
     compute_dtype = choose_dtype(finetuned.config.precision, device)
     encoder = Encoder(finetuned.encoder, compute_dtype=compute_dtype)
-    head = task.build_head(finetuned.encoder, finetuned.config)
-    model = Network(encoder, head, task)
+    head = family.build_head(finetuned.encoder, finetuned.config)
+    model = Network(encoder, head, family)
     load_parameters(model, finetuned.tensors)
     return model.to(device)
 
 
 @torch.inference_mode()
-def predict(
+def run_network(
     model: Network,
     rows: Rows,
     device: torch.device,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Outputs:
-    """Return what the network says of all items, in their order, dropout off.
+    """Return the outputs for all items in their order, without dropout; empty if there are none.
 
-    A dimension that is as long as a batch's rows is filled up with -inf. `progress` is told the
-    items done, and all.
+    Dimensions of the length of a batch's rows are padded to the longest batch: logits with -inf,
+    integers with -1.
+
+    Args:
+        model: The network; it is left in evaluation mode.
+        rows: The items.
+        device: Where the network is.
+        progress: Called with the number of items done and of all items.
     """
     model.eval()
+    if not len(rows):
+        return {}
     collected: Outputs = {}
     num_done = 0
     longest_first = rows.item_lengths.argsort(descending=True, stable=True)
     for items in longest_first.split(max(1, PREDICT_ROWS // rows.rows_per_item)):
         for name, values in model(make_batch(rows, items, device)).items():
-            if name not in collected:  # of the longest rows, so that all others fit
+            if name not in collected:  # the first batch has the longest rows
                 fill = -math.inf if values.is_floating_point() else -1
                 shape = (len(rows), *values.shape[1:])
                 collected[name] = torch.full(shape, fill, dtype=values.dtype)
@@ -123,7 +138,7 @@ def predict(
 
 @torch.no_grad()
 def keep_tokens(model: Network, token_ids: Tensor) -> nn.Embedding:
-    """Leave the model the embeddings of these tokens only; return its whole table."""
+    """Reduce the model's token embeddings to those of `token_ids`; return the whole table."""
     embeddings = model.encoder.embeddings
     whole_table = embeddings.tokens
     embeddings.tokens = nn.Embedding.from_pretrained(whole_table.weight[token_ids], freeze=False)
@@ -132,7 +147,7 @@ def keep_tokens(model: Network, token_ids: Tensor) -> nn.Embedding:
 
 @torch.no_grad()
 def restore_tokens(model: Network, whole_table: nn.Embedding, token_ids: Tensor) -> None:
-    """Give the model its whole table back, with what the kept tokens have learnt."""
+    """Give the model its whole embedding table back, updated for the tokens that were kept."""
     embeddings = model.encoder.embeddings
     whole_table.to(embeddings.tokens.weight.device)
     whole_table.weight[token_ids] = embeddings.tokens.weight

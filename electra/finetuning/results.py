@@ -1,4 +1,4 @@
-"""What is written about a fine-tuned task: facts, failures, summary over seeds."""
+"""The content of results.json: facts of the task, failures, summary over seeds."""
 
 import math
 import statistics
@@ -12,29 +12,30 @@ from electra.config import require
 from electra.files import read_object
 from electra.tasks.choice import MultipleChoice
 from electra.tasks.classification import Classification
+from electra.tasks.family import Constant, Family
 from electra.tasks.metrics import score
 from electra.tasks.predictions import average, read_predictions
 from electra.tasks.rows import Outputs, Rows
-from electra.tasks.task import Constant, Task
+from electra.tasks.task import Task
 
 CHANCE = 0.99
-"""A run whose last steps have more than this share of the best constant answer's loss has learnt
-nothing."""
+"""A run has learnt nothing if its last steps have more than this share of the loss of the best
+constant answer."""
 
 
 def find_failures(
-    task: Task, dev: Rows, outputs: Outputs, last_loss: float, constant: Constant
+    family: Family, dev: Rows, outputs: Outputs, last_loss: float, constant: Constant
 ) -> dict[str, Any]:
-    """Return whether a run collapsed, and notes on what went wrong.
+    """Return whether a run collapsed ("degenerate"), and notes that say why.
 
     Args:
-        task: The question.
+        family: The family of the task.
         dev: Rows of dev.
-        outputs: What was said of them.
-        last_loss: Mean over the last steps of training.
-        constant: What a constant answer would have given.
+        outputs: The network's outputs for them.
+        last_loss: Mean loss over the last steps of training.
+        constant: The best constant answer.
     """
-    notes = [task.describe_collapse(dev, outputs)]
+    notes = [family.describe_collapse(dev, outputs)]
     if not math.isfinite(last_loss):
         notes.append("the loss is no longer finite")
     elif last_loss > CHANCE * constant.loss:
@@ -46,16 +47,16 @@ def find_failures(
 
 
 def finite(value: float) -> float | None:
-    """Return the value as JSON can hold it."""
+    """Return the value, or None if it is NaN or infinite, which JSON cannot represent."""
     return value if math.isfinite(value) else None
 
 
 def describe_task(task: Task, rows: dict[str, Rows], constant: Constant) -> dict[str, Any]:
-    """Return what is known of a task before any training, the constant answer's scores included."""
+    """Return the facts of a task, its sizes and the scores of the best constant answer."""
     return {
         "task": task.name,
-        "metric": task.headline,
-        **task.facts(),
+        "metric": task.family.headline,
+        **task.family.facts(),
         "columns": list(task.columns),
         "num_examples": {split: len(examples) for split, examples in task.examples.items()},
         "num_items": {split: len(each) for split, each in rows.items()},
@@ -68,14 +69,14 @@ SEED_KEYS = (
     *("seed", "scores", "degenerate", "notes"),
     *("train_seconds", "examples_per_second", "commit"),
 )
-"""What every seed's results.json has."""
+"""Keys of every seed's results.json."""
 
 
 def read_seed(path: Path) -> dict[str, Any]:
     """Return a finished seed's results.json.
 
     Raises:
-        UserError: It is missing or damaged; without its folder the seed is run again.
+        UserError: The file is missing or damaged.
     """
     record = read_object(path)
     missing = [key for key in SEED_KEYS if key not in record]
@@ -87,16 +88,17 @@ def read_seed(path: Path) -> dict[str, Any]:
 
 
 def summarise(folder: Path, task: Task) -> dict[str, Any]:
-    """Return the spread of the headline over the seeds as drawn, failed ones included.
+    """Return the statistics of the headline metric over the seeds as drawn.
 
-    Beside it stands that with each collapsed seed replaced by the last run in its place, which is a
-    selection: None if no seed was replaced. Time and speed are of all runs.
+    Collapsed seeds count. "with_replacements" has the same statistics with each collapsed seed
+    replaced by its last replacement, which is a selection; None if no seed was replaced. Time and
+    speed cover all runs.
     """
     runs = [read_seed(path) for path in folder.glob("seed-*[0-9]/results.json")]
     runs.sort(key=lambda record: record["seed"])
     drawn = {record["seed"]: record for record in runs if "replaces" not in record}
     others = {record["seed"]: record for record in runs if "replaces" in record}
-    notes = [f"{_name(record)}: {note}" for record in runs for note in record["notes"]]
+    notes = [f"{_name_seed(record)}: {note}" for record in runs for note in record["notes"]]
     with_replacements = None
     if others:
         last = {record["replaces"]: seed for seed, record in others.items()}
@@ -122,7 +124,7 @@ def summarise(folder: Path, task: Task) -> dict[str, Any]:
 
 
 def _measure_spread(task: Task, records: Iterable[dict[str, Any]]) -> dict[str, float | None]:
-    values = [record["scores"][task.headline] for record in records]
+    values = [record["scores"][task.family.headline] for record in records]
     return {
         "median": statistics.median(values),
         "mean": statistics.mean(values),
@@ -130,20 +132,20 @@ def _measure_spread(task: Task, records: Iterable[dict[str, Any]]) -> dict[str, 
     }
 
 
-def _name(record: dict[str, Any]) -> str:
+def _name_seed(record: dict[str, Any]) -> str:
     place = f", in place of seed {record['replaces']}" if "replaces" in record else ""
     return f"seed {record['seed']}{place}"
 
 
 def score_ensemble(folder: Path, task: Task, seeds: Sequence[int]) -> dict[str, float]:
-    """Return dev's metrics of the mean of these seeds' probabilities, or numbers, as written.
+    """Return the scores on dev of an ensemble: the mean of the seeds' probabilities or numbers.
 
-    Nothing of a single seed, where a seed's answers are not finite, and of families whose answers
-    are neither.
+    Probabilities and numbers are those of the files, rounded. Empty for a single seed, if a seed's
+    answers are not finite, and for families without probabilities or numbers.
     """
-    if len(seeds) < 2 or not isinstance(task, Classification | MultipleChoice):
+    if len(seeds) < 2 or not isinstance(task.family, Classification | MultipleChoice):
         return {}
     together = average([read_predictions(folder / f"seed-{n}/predictions.tsv") for n in seeds])
     if not np.isfinite(together.values).all():
         return {}
-    return score(task.metrics, together.right_answers, together.answers)
+    return score(task.family.metrics, together.right_answers, together.answers)

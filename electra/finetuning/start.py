@@ -1,4 +1,4 @@
-"""How a fine-tuning begins: settings that fit the encoder and the task, and the task's rows."""
+"""The start of a fine-tuning: settings resolved for encoder and task, and the task's rows."""
 
 import dataclasses
 from typing import NamedTuple
@@ -14,17 +14,17 @@ from electra.tasks.task import Task
 
 
 class TaskRows(NamedTuple):
-    """All rows of a task, over the part of the vocabulary that occurs in it."""
+    """All rows of a task; token ids are places in `token_ids`, the vocabulary in use."""
 
     token_ids: Tensor
     splits: dict[str, Rows]
 
 
 def encode_task(task: Task, pretrained: Pretrained, config: FinetuneConfig) -> TaskRows:
-    """Return a task's rows, of train as many items as are asked for.
+    """Return the rows of a task, those of train reduced to `train_examples` items if it is set.
 
     Raises:
-        UserError: train has fewer.
+        UserError: `train_examples` is more than train has.
     """
     splits = task.encode(pretrained.tokenizer, config.sequence_length)
     train, count = splits["train"], config.train_examples
@@ -39,11 +39,11 @@ def encode_task(task: Task, pretrained: Pretrained, config: FinetuneConfig) -> T
 
 
 def fit_to_start(config: FinetuneConfig, pretrained: Pretrained, task: Task) -> FinetuneConfig:
-    """Return the config with what was unset taken from the encoder and the task.
+    """Return the config with unset values taken from the encoder and the task.
 
     Raises:
-        UserError: Rows would be longer than those the encoder was trained on, or its tokenizer has
-            tokens it lacks.
+        UserError: Rows would be longer than those that the encoder was trained on, or its tokenizer
+            has more tokens than its embedding table.
     """
     num_tokens, vocab_size = pretrained.tokenizer.vocab_size, pretrained.encoder.vocab_size
     require(
@@ -51,7 +51,7 @@ def fit_to_start(config: FinetuneConfig, pretrained: Pretrained, task: Task) -> 
         f"{pretrained.source}: the tokenizer has {num_tokens} tokens, the encoder {vocab_size}",
     )
     longest = pretrained.sequence_length
-    length = config.sequence_length or min(task.longest_row, longest)
+    length = config.sequence_length or min(task.family.longest_row, longest)
     require(
         length <= longest,
         f"sequence_length {length} is more than the {longest} tokens that {pretrained.source} was "
@@ -62,17 +62,17 @@ def fit_to_start(config: FinetuneConfig, pretrained: Pretrained, task: Task) -> 
 
 
 def fit_features(config: FinetuneConfig, pretrained: Pretrained, task: Task) -> FinetuneConfig:
-    """Return the config without what an encoder that is only read has no use for.
+    """Return the config without settings that have no meaning for a frozen encoder.
 
     Raises:
-        UserError: The task's head cannot read features, more layers are to be read than there are,
-            or each is to learn at a rate of its own.
+        UserError: The family's head cannot read features, `features.layers` is more than the layers
+            of the encoder, or layer-wise learning rates are set.
     """
     layers, most = config.features.layers, pretrained.encoder.num_hidden_layers
     if not layers:
         return config
     require(
-        task.reads_features,
+        task.family.reads_features,
         f"features.layers is for classification and tagging, not for {task.name}",
     )
     require(

@@ -1,6 +1,7 @@
-"""What the GLUE server takes: a zip of the answers to its test sets, from fine-tuning folders.
+"""Submissions to the GLUE server: a zip with predictions on its test sets, from fine-tunings.
 
-Source: gluebenchmark.com, where a submission is a .tsv a test set, of `index` and `prediction`.
+Source: gluebenchmark.com; a submission has a .tsv file for each test set, with the columns `index`
+and `prediction`.
 """
 
 import zipfile
@@ -16,7 +17,7 @@ from electra.files import read_object
 from electra.tasks.glue import GLUE
 from electra.tasks.predictions import Predictions, average, predictions_name, read_predictions
 
-FILES = {
+SUBMISSION_FILES = {
     "CoLA.tsv": ("cola", "test"),
     "SST-2.tsv": ("sst-2", "test"),
     "MRPC.tsv": ("mrpc", "test"),
@@ -29,13 +30,13 @@ FILES = {
     "WNLI.tsv": ("wnli", "test"),
     "AX.tsv": ("mnli", "diagnostic"),
 }
-"""Each file of a submission: the task and the split whose answers it holds."""
+"""The task and the split of each file of a submission."""
 WNLI = "WNLI.tsv"
 WNLI_MAJORITY, WNLI_ROWS = "0", 146
-"""The commonest label of WNLI's train, 323 of 635, and the rows of its test set. Answering it is
-hard to beat there, since dev and test contradict train."""
+"""The most frequent label of WNLI's train, 323 of 635, and the number of rows of its test set. This
+constant answer is hard to beat because dev and test contradict train."""
 EPOCH = (1980, 1, 1, 0, 0, 0)
-"""When every file of the zip was made, so that the same answers give the same zip."""
+"""Timestamp of every file in the zip, so that the same answers give the same zip."""
 
 
 @dataclass(frozen=True)
@@ -45,31 +46,32 @@ class SubmissionFile:
     name: str
     predictions: list[str]
     origin: str
-    """The folder and seeds they come from."""
+    """The folder and the seeds of the predictions."""
 
 
 def submit(
     folders: Sequence[Path], out: Path, *, ensemble: bool = False, partial: bool = False
 ) -> list[SubmissionFile]:
-    """Write a submission to the GLUE server and return what is in it.
+    """Write a submission to the GLUE server and return its files.
 
-    WNLI is answered with train's majority unless a fine-tuning on it is given.
+    WNLI gets the most frequent label of train unless a fine-tuning on WNLI is given.
 
     Args:
-        folders: Finished fine-tunings on GLUE's tasks, one a task.
+        folders: Finished fine-tunings on tasks of GLUE, one for each task.
         out: The .zip file to write; must not exist.
-        ensemble: Answer with the mean over the seeds as drawn, not with the seed that is best on
-            dev, which may be one that took a collapsed one's place.
-        partial: Leave out what no folder has answers to.
+        ensemble: Use the mean over the seeds as drawn instead of the seed that is best on dev,
+            which may be the replacement of a collapsed seed.
+        partial: Leave out test sets without predictions.
 
     Raises:
-        UserError: A folder is no finished fine-tuning on a task of GLUE, two are on one task, one
-            has another number of answers than its test set has rows, or a test set is not answered.
+        UserError: A folder is not a finished fine-tuning on a task of GLUE, two folders have the
+            same task, the number of predictions is not that of the test set's rows, or a test set
+            has no predictions.
     """
     require(not out.exists(), f"{out} exists already; remove it or choose another --out")
     finished = _read_results(folders)
     answers, missing = [], []
-    for name, (task, split) in FILES.items():
+    for name, (task, split) in SUBMISSION_FILES.items():
         folder, results = finished.get(task, (None, {}))
         if folder and split in results["num_items"]:
             answers.append(_answer(name, task, split, folder, results, ensemble=ensemble))
@@ -87,7 +89,7 @@ def submit(
 
 
 def _read_results(folders: Sequence[Path]) -> dict[str, tuple[Path, dict[str, Any]]]:
-    """Return each folder and its results, by task."""
+    """Return the folder and the results of each task."""
     found: dict[str, tuple[Path, dict[str, Any]]] = {}
     for folder in folders:
         results = read_object(folder / "results.json")
@@ -129,7 +131,7 @@ def _read_split(folder: Path, split: str, num_items: Mapping[str, int]) -> Predi
 
 
 def _format(predictions: Predictions, label_range: tuple[float, float] | None) -> list[str]:
-    """Return the answers as GLUE names them; numbers lie within its range."""
+    """Return the answers as GLUE's labels, or as numbers clipped to GLUE's range."""
     if label_range is None:
         return [predictions.labels[place] for place in predictions.answers]
     return [f"{number:.3f}" for number in predictions.values[:, 0].clip(*label_range)]

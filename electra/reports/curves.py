@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter
 
 from electra.reports.glossary import GLOSSARY
-from electra.reports.runs import Record, Run
+from electra.reports.runs import MetricsRecord, Run
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
@@ -153,7 +153,7 @@ def _draw(axes: Axes, panel: Panel, runs: Sequence[Run]) -> None:
         axes.yaxis.set_major_formatter(EngFormatter(sep=""))
 
 
-def _points(records: Sequence[Record], metric: str) -> Iterator[tuple[int, float]]:
+def _points(records: Sequence[MetricsRecord], metric: str) -> Iterator[tuple[int, float]]:
     values = ((record["step"], record.get(metric)) for record in records)
     return ((step, value) for step, value in values if value is not None and math.isfinite(value))
 

@@ -11,9 +11,10 @@ from electra.config import UserError, require
 from electra.files import read_object, read_text
 from electra.reports.tokens import Sentence, TokenView
 from electra.runs.manifest import read_manifest
+from electra.runs.metrics import read_metrics
 
 PARTS = ("train", "heldout")
-Record = Mapping[str, Any]
+MetricsRecord = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,8 @@ class Run:
     name: str
     config: Mapping[str, Any]
     manifest: Mapping[str, Any]
-    train: Sequence[Record]
-    heldout: Sequence[Record]
+    train: Sequence[MetricsRecord]
+    heldout: Sequence[MetricsRecord]
 
     def tell(self, key: str) -> list[Any]:
         """Return what the sessions of the run say under a key, each answer once."""
@@ -35,12 +36,12 @@ class Run:
         return answers
 
     @property
-    def last_train(self) -> Record:
+    def last_train(self) -> MetricsRecord:
         """Return the last training record; empty if there is none yet."""
         return self.train[-1] if self.train else {}
 
     @property
-    def last_heldout(self) -> Record:
+    def last_heldout(self) -> MetricsRecord:
         """Return the last held-out record; empty if nothing was held out."""
         return self.heldout[-1] if self.heldout else {}
 
@@ -77,10 +78,13 @@ class Finetuning:
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
-    """Return the runs in these folders, named by their folder, or by its path where two agree.
+    """Return the runs in these folders, named by folder, or by path if two have the same name.
+
+    Records of metrics.jsonl are in the order of their steps, each step once. Damaged records are
+    left out with a warning, as `read_metrics` does.
 
     Raises:
-        UserError: A file is missing or damaged; the message names it, and the line.
+        UserError: A file is missing or damaged, or metrics.jsonl holds no record.
     """
     count = Counter(folder.name for folder in folders)
     return [_read_run(f, f.name if count[f.name] == 1 else str(f)) for f in folders]
@@ -88,41 +92,14 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
 
 def _read_run(folder: Path, name: str) -> Run:
     require(folder.is_dir(), f"{folder} is not a run folder; see electra pretrain")
-    records = read_records(folder / "metrics.jsonl")
+    path = folder / "metrics.jsonl"
+    require(path.is_file(), f"{folder} is not a run folder: it has no metrics.jsonl")
+    by_step = {(record["step"], record["part"]): record for record in read_metrics(path)}
+    require(bool(by_step), f"{path} holds no record: the run has not logged anything yet")
+    records = [by_step[key] for key in sorted(by_step)]
     train, heldout = ([r for r in records if r["part"] == part] for part in PARTS)
     config = read_object(folder / "config.json")
     return Run(name, config, read_manifest(folder), train, heldout)
-
-
-def read_records(path: Path) -> list[Record]:
-    """Return the records of a metrics.jsonl by step, once each: a resumed run repeats some.
-
-    Raises:
-        UserError: It cannot be read, is empty, or has a line that is not a record.
-    """
-    text = read_text(path)
-    require(bool(text), f"{path} is empty, at line 1: the run has not logged anything yet")
-    records = {}
-    for number, line in enumerate(text.removesuffix("\n").split("\n"), start=1):
-        try:
-            record = json.loads(line)
-            _check_record(record)
-        except ValueError as error:
-            raise UserError(f"{path}, line {number}: not a record ({error})") from None
-        records[record["step"], record["part"]] = record
-    return [records[key] for key in sorted(records)]
-
-
-def _check_record(record: Any) -> None:
-    if not isinstance(record, dict):
-        raise ValueError("it must be an object")
-    if record.get("part") not in PARTS:
-        raise ValueError(f"part must be one of {', '.join(PARTS)}, not {record.get('part')!r}")
-    if not isinstance(record.get("step"), int):
-        raise ValueError(f"step must be a whole number, not {record.get('step')!r}")
-    for key, value in record.items():
-        if key != "part" and not isinstance(value, int | float | None):
-            raise ValueError(f"{key} must be a number, not {value!r}")
 
 
 def read_finetuning(path: Path) -> Finetuning:
@@ -155,7 +132,7 @@ def read_finetuning(path: Path) -> Finetuning:
         raise UserError(f"{path} is not a fine-tuning's results: {error}") from None
 
 
-def _count_replaced(values: Record) -> int:
+def _count_replaced(values: Mapping[str, Any]) -> int:
     """Return how many seeds others took the place of.
 
     Until results told of the seeds as drawn, the record of such a seed was that of the other, whose
@@ -169,7 +146,7 @@ def _count_replaced(values: Record) -> int:
     return sum(str(other) != seed for seed, other in standing.items())
 
 
-def _collect_scores(seeds: Iterable[Record]) -> dict[str, tuple[float, ...]]:
+def _collect_scores(seeds: Iterable[Mapping[str, Any]]) -> dict[str, tuple[float, ...]]:
     collected: dict[str, list[float]] = {}
     for record in seeds:
         scores = dict(record.get("scores", {}))

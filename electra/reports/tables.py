@@ -178,7 +178,7 @@ def _generator(run: Run) -> str:
         return "none"
     if generator.get("kind", "network") != "network":
         return str(generator["kind"])
-    read = _section(run, "generator")
+    read = _section_of(run, "generator")
     width, layers = (generator.get(key) for key in ("hidden_size", "num_hidden_layers"))
     return ", ".join(
         (
@@ -189,7 +189,7 @@ def _generator(run: Run) -> str:
 
 
 def _facts(run: Run) -> dict[str, str]:
-    model, train = _section(run, "model"), _section(run, "train")
+    model, train = _section_of(run, "model"), _section_of(run, "train")
     last = run.last_train
     tokens, seconds = last.get("tokens"), last.get("seconds")
     versions = [
@@ -202,9 +202,9 @@ def _facts(run: Run) -> dict[str, str]:
         f"{model('num_attention_heads')} heads",
         "generator": _generator(run),
         "vocabulary": f"{model('vocab_size')} tokens",
-        "batch": f"{train('batch_size')} rows of {_section(run, 'examples')('sequence_length')} "
+        "batch": f"{train('batch_size')} rows of {_section_of(run, 'examples')('sequence_length')} "
         "tokens",
-        "masked": f"{_section(run, 'method')('mask_prob')} of the tokens",
+        "masked": f"{_section_of(run, 'method')('mask_prob')} of the tokens",
         "steps": f"{format_metric('step', last.get('step'))} of {train('steps')}",
         "text read": UNKNOWN if tokens is None else f"{tokens:,} tokens",
         "operations": f"{last['flops']:.2e} FLOPs" if "flops" in last else UNKNOWN,
@@ -222,7 +222,7 @@ def _facts(run: Run) -> dict[str, str]:
     }
 
 
-def _section(run: Run, name: str) -> Callable[[str], str]:
+def _section_of(run: Run, name: str) -> Callable[[str], str]:
     """Return a function that reads a setting of one section of the run's configuration."""
     section = run.config.get(name) or {}
 

@@ -1,4 +1,4 @@
-"""A fine-tuned model, read from the folder of `electra finetune` that it stands in."""
+"""A fine-tuned model in a folder of `electra finetune`: its facts, settings and files."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ class Finetuned:
     run: Path
     seed: int
     facts: dict[str, Any]
-    """Facts of the task: "task", "family", "columns", and those that the family needs."""
+    """"task", "family", "columns", and what `Family.from_facts` needs."""
     encoder: EncoderConfig
     config: FinetuneConfig
     """The resolved settings of the fine-tuning."""
@@ -47,8 +47,8 @@ def read_finetuned(run: Path, seed: int | None = None) -> Finetuned:
 
     Args:
         run: A finished folder of `electra finetune`.
-        seed: The seed; None: the one with the best headline metric on dev, among them those that
-            took the place of collapsed ones.
+        seed: The seed; None: the one with the best headline metric on dev, replacements of
+            collapsed seeds included.
 
     Raises:
         UserError: `run` is not such a folder, has no such seed, or the model is damaged.

@@ -99,4 +99,6 @@ def _read_record(line: bytes) -> dict[str, Any]:
     is_whole = isinstance(record["step"], int)
     if not is_whole or not all(isinstance(record[name], int | float) for name in totals):
         raise ValueError("not a number")
+    if not all(isinstance(record[name], int | float | None) for name in record if name != "part"):
+        raise ValueError("not a number")
     return record

@@ -1,1 +1,1 @@
-"""Answers of a model: to a file without labels, to sentences."""
+"""Models in memory that answer records and score sentences."""

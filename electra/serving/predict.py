@@ -1,84 +1,103 @@
-"""Prediction: a fine-tuned model and a file without labels in, an answer to each input out."""
+"""A fine-tuned model in memory, asked with records; and the files that answers are written to."""
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from electra.config import UserError, require
+from electra.corpus.tokenizer import Tokenizer
 from electra.corpus.vocabulary import replace_surrogates
 from electra.files import write_text
-from electra.finetuning.network import load_network
-from electra.finetuning.network import predict as run_network
+from electra.finetuning.network import Network, load_network, run_network
 from electra.runs.finetuned import Finetuned
-from electra.tasks.registry import read_inputs
-from electra.tasks.task import Task
+from electra.tasks.records import number_records
+from electra.tasks.registry import restore_family
 from electra.training.machine import choose_device, prepare_process
 
-FORMATS = (".jsonl", ".tsv")
-SPLIT = "input"
+ANSWER_FORMATS = (".jsonl", ".tsv")
 
 
 class Answers(NamedTuple):
-    """What a model says of a file."""
+    """The answers to a list of records."""
 
     records: list[dict[str, Any]]
-    """One for each input, in their order; `Task.describe_answers` tells what is in them."""
+    """An answer for each record, in order; `Family.describe_answers` says what is in it."""
     num_cut: int
-    """Inputs of which tokens were cut off."""
+    """Records that were longer than the model's rows and were cut."""
 
 
-def ask(finetuned: Finetuned, path: Path, columns: Sequence[str] = ()) -> Task:
-    """Return the model's task with the inputs of a file.
+@dataclass(frozen=True)
+class FinetunedModel:
+    """A network and what it needs to answer records, loaded once for any number of requests."""
 
-    Args:
-        finetuned: The model.
-        path: The file; inputs.py tells what may be in it.
-        columns: Names of its columns, where they are not those of training.
+    network: Network
+    tokenizer: Tokenizer
+    sequence_length: int
+    """Tokens of the longest row, as in training."""
+    device: torch.device
+
+    def answer(
+        self,
+        records: Sequence[Any],
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> Answers:
+        """Return the answers to records, which do not depend on the other records of the list.
+
+        On the machine of the fine-tuning, the answers to dev are bit for bit those of training.
+
+        Args:
+            records: Dictionaries with the fields of the family: {"text": ...}; {"text_a": ...,
+                "text_b": ...}; {"tokens": [...]}; {"question": ..., "context": ...}, with an "id"
+                if wanted; or {"context": ..., "choices": [...]}. Other fields are ignored.
+            progress: Called with the number of items done and of all items.
+
+        Raises:
+            UserError: A field of a record is missing or wrong; the message names the record by its
+                number, from 1.
+        """
+        family = self.network.family
+        examples = [family.parse(record) for record in number_records(records)]
+        if not examples:
+            return Answers([], 0)
+        rows = family.encode(examples, self.tokenizer, self.sequence_length)
+        outputs = run_network(self.network, rows, self.device, progress)
+        return Answers(family.describe_answers(rows, outputs), rows.num_cut)
+
+
+def load_model(finetuned: Finetuned) -> FinetunedModel:
+    """Return a fine-tuned model ready to answer; its files are not read again.
+
+    Device, precision and threads are those of the fine-tuning's settings. A model that was trained
+    on a CUDA device answers on the CPU if there is none.
 
     Raises:
-        UserError: The file cannot be read, is empty, or does not fit.
-    """
-    return read_inputs(finetuned.facts, SPLIT, path, columns)
-
-
-def answer(
-    finetuned: Finetuned,
-    task: Task,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Answers:
-    """Return the model's answers to all inputs of a task.
-
-    On the machine it was trained on they are those that training wrote, digit by digit.
-
-    Args:
-        finetuned: The model.
-        task: From `ask`.
-        progress: Is told the items done, and all.
+        UserError: A file of the model is damaged, or its family is unknown.
     """
     config = finetuned.config
     prepare_process(config.threads)
     device = choose_device("cpu" if config.device == "cpu" else "auto")
-    model = load_network(finetuned, task, device)
-    rows = task.encode(finetuned.tokenizer, config.sequence_length)[SPLIT]
-    outputs = run_network(model, rows, device, progress)
-    return Answers(task.describe_answers(SPLIT, rows, outputs), rows.num_cut)
+    network = load_network(finetuned, restore_family(finetuned.facts), device)
+    return FinetunedModel(network, finetuned.tokenizer, config.sequence_length, device)
 
 
 def check_format(path: Path) -> None:
     """Refuse a file that answers cannot be written to.
 
     Raises:
-        UserError: It is neither .jsonl nor .tsv, or exists.
+        UserError: The file is neither .jsonl nor .tsv, or it exists.
     """
     kind = path.suffix.lower()
-    if kind not in FORMATS:
-        raise UserError(f"--out {path} must be a {' or '.join(FORMATS)} file, not {kind!r}")
+    if kind not in ANSWER_FORMATS:
+        raise UserError(f"--out {path} must be a {' or '.join(ANSWER_FORMATS)} file, not {kind!r}")
     require(not path.exists(), f"{path} exists already; remove it or choose another --out")
 
 
 def write_answers(path: Path, answers: Answers) -> None:
-    """Write the records, whole or not at all: JSON lines, or a table with their names above it."""
+    """Write the answers, all or none: JSON lines, or a table with a header."""
     path.parent.mkdir(parents=True, exist_ok=True)
     is_table = path.suffix.lower() == ".tsv"
     lines = list_rows(answers) if is_table else list_json(answers)
@@ -86,21 +105,21 @@ def write_answers(path: Path, answers: Answers) -> None:
 
 
 def list_json(answers: Answers) -> list[str]:
-    """Return each record as a line of JSON."""
+    """Return each answer as a line of JSON."""
     return [replace_surrogates(json.dumps(each, ensure_ascii=False)) for each in answers.records]
 
 
 def list_rows(answers: Answers) -> list[str]:
-    """Return the names and each record's values with tabs between.
+    """Return a header and the values of each answer, separated by tabs.
 
-    Tabs and line breaks in a text become spaces. The texts of a list are parted by spaces, and
-    white space in them becomes "_".
+    Tabs and line breaks in a text become spaces. The texts of a list are separated by spaces, and
+    white space inside them becomes "_".
     """
     rows = [list(answers.records[0]), *(list(each.values()) for each in answers.records)]
-    return [replace_surrogates("\t".join(map(_cell, row))) for row in rows]
+    return [replace_surrogates("\t".join(map(_format_field, row))) for row in rows]
 
 
-def _cell(value: Any) -> str:
+def _format_field(value: Any) -> str:
     if isinstance(value, list):
         return " ".join("_".join(text.split()) or "_" for text in value)
     return "".join(" " if char in "\t\r\n" else char for char in str(value))

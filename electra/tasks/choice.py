@@ -1,7 +1,7 @@
-"""Multiple choice: which of several texts goes on after another, or answers it.
+"""Multiple choice: which of several texts continues or answers another.
 
-A choice is a row of its own, [CLS] context [SEP] choice [SEP]; the output layer gives each row one
-logit, and a question's logits are compared. Source: section 4.4 of the BERT paper (SWAG).
+Each choice is a row, [CLS] context [SEP] choice [SEP]. The output layer gives each row one logit,
+and the softmax is over the logits of a question. Source: section 4.4 of the BERT paper (SWAG).
 """
 
 import math
@@ -18,34 +18,31 @@ from electra.config import EncoderConfig, FinetuneConfig, UserError, require
 from electra.corpus.tokenizer import Tokenizer
 from electra.model.heads import ClassifierHead
 from electra.tasks.classification import describe_labels, read_label
+from electra.tasks.family import Constant, Family
 from electra.tasks.metrics import score
 from electra.tasks.predictions import predictions_name, write_labels
+from electra.tasks.records import Record
 from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_texts, pack_row, pad_rows
 from electra.tasks.table import TableFile, find_table, read_table
-from electra.tasks.task import Constant, Task
+from electra.tasks.task import Task
 
 
 class ChoiceQuestion(NamedTuple):
-    """A text, what may go with it, and which does."""
+    """A context, its choices and the right one."""
 
     context: str
     choices: tuple[str, ...]
     label: int | None
-    """Place among the choices; None where it is not known."""
+    """Index of the right choice; None if it is unknown."""
 
 
 @dataclass(frozen=True)
-class MultipleChoice(Task):
-    """Which of `num_choices` texts goes with another; a choice is named by its number, from 0."""
+class MultipleChoice(Family):
+    """Contexts with `num_choices` choices each; a choice is named by its number, from 0."""
 
-    name: str
     num_choices: int
-    examples: dict[str, list[ChoiceQuestion]]
-    epochs: int = 3
-    files: tuple[Path, ...] = ()
-    columns: tuple[str, ...] = ()
     begin: str = ""
-    """Column of the words that all choices begin with, if there is one."""
+    """Column of the words that all choices of a row begin with, if there is one."""
     metrics: tuple[str, ...] = ("accuracy",)
 
     @property
@@ -53,18 +50,23 @@ class MultipleChoice(Task):
         """The numbers of the choices."""
         return _numbers(self.num_choices)
 
-    def encode(self, tokenizer: Tokenizer, sequence_length: int) -> dict[str, Rows]:
-        """Return every choice as a row of at most `sequence_length` tokens."""
-        return {
-            split: self._encode(questions, tokenizer, sequence_length)
-            for split, questions in self.examples.items()
-        }
+    def parse(self, record: Record) -> ChoiceQuestion:
+        """Return {"context": ..., "choices": [...]} as a question."""
+        context, choices = record.text("context"), record.texts("choices")
+        record.require(
+            len(choices) == self.num_choices,
+            f"'choices' has {len(choices)} texts; it must have {self.num_choices}, as in training",
+        )
+        for number, text in enumerate(choices):
+            record.require(text.strip() != "", f"'choices' has an empty text, choice {number}")
+        return ChoiceQuestion(context, tuple(choices), None)
 
-    def _encode(
-        self, questions: Sequence[ChoiceQuestion], tokenizer: Tokenizer, sequence_length: int
+    def encode(
+        self, examples: Sequence[ChoiceQuestion], tokenizer: Tokenizer, sequence_length: int
     ) -> Rows:
-        contexts = encode_texts(tokenizer, [each.context for each in questions], sequence_length)
-        texts = [text for question in questions for text in question.choices]
+        """Return each choice as a row of at most `sequence_length` tokens."""
+        contexts = encode_texts(tokenizer, [each.context for each in examples], sequence_length)
+        texts = [text for question in examples for text in question.choices]
         choices = iter(encode_texts(tokenizer, texts, sequence_length))
         rows, first_lengths, num_cut = [], [], 0
         for context in contexts:
@@ -82,13 +84,14 @@ class MultipleChoice(Task):
                 rows.append(row)
                 first_lengths.append(first_length)
             num_cut += is_cut
-        labels = torch.tensor([-1 if q.label is None else q.label for q in questions])
+        labels = torch.tensor([-1 if q.label is None else q.label for q in examples])
         return pad_rows(
             rows,
             first_lengths,
             {"labels": labels},
             pad_id=tokenizer.pad_id,
             num_cut=num_cut,
+            examples=examples,
             rows_per_item=self.num_choices,
         )
 
@@ -104,40 +107,40 @@ class MultipleChoice(Task):
         """Return the mean cross-entropy over the choices, nats."""
         return F.cross_entropy(outputs["logits"], batch.targets["labels"])
 
-    def score(self, split: str, rows: Rows, outputs: Outputs) -> dict[str, float]:
-        """Return the accuracy, as a fraction; nothing where the right choices are not known."""
-        if self.examples[split][0].label is None:
+    def score(self, rows: Rows, outputs: Outputs) -> dict[str, float]:
+        """Return the accuracy as a fraction; empty if the right choices are unknown."""
+        if rows.examples[0].label is None:
             return {}
         labels = rows.targets["labels"]
         return score(self.metrics, labels.tolist(), outputs["logits"].argmax(dim=1).tolist())
 
     def find_constant(self, train: Rows, dev: Rows) -> Constant:
-        """Return what holding every choice equally likely gives: a choice's place means nothing."""
+        """Return loss and scores of equal probabilities: the order of the choices means nothing."""
         return Constant(math.log(self.num_choices), {"accuracy": 1 / self.num_choices})
 
-    def describe_collapse(self, rows: Rows, outputs: Outputs) -> str | None:
-        """Return which choice is always taken, if it is always the same though it should not."""
+    def describe_collapse(self, dev: Rows, outputs: Outputs) -> str | None:
+        """Return a note if the same choice is always predicted but the labels differ."""
         taken = outputs["logits"].argmax(dim=1).unique()
-        if len(taken) > 1 or len(rows.targets["labels"].unique()) == 1:
+        if len(taken) > 1 or len(dev.targets["labels"].unique()) == 1:
             return None
         return f"every dev prediction is choice {int(taken)}"
 
     def write_predictions(self, folder: Path, split: str, rows: Rows, outputs: Outputs) -> None:
-        """Write the right choice, the one taken, and the probabilities of all."""
+        """Write the right choice, the prediction and the probability of each choice."""
         path = folder / predictions_name(split)
         write_labels(path, self.labels, rows.targets["labels"], outputs["logits"])
 
     def facts(self) -> dict[str, Any]:
-        """Return family, number of choices and the column they begin with."""
+        """Return the family's name, the number of choices and the column that they begin with."""
         return {"family": "choice", "num_choices": self.num_choices, "begin": self.begin}
 
     @classmethod
-    def from_facts(cls, facts: dict[str, Any], examples: dict[str, list[ChoiceQuestion]]) -> Self:
-        """Return the task of a saved model, with questions to be answered."""
-        return cls(facts["task"], facts["num_choices"], examples)
+    def from_facts(cls, facts: dict[str, Any]) -> Self:
+        """Return the family of a saved model."""
+        return cls(facts["num_choices"], facts["begin"])
 
-    def describe_answers(self, split: str, rows: Rows, outputs: Outputs) -> list[dict[str, Any]]:
-        """Return for each question the number of the choice taken, and the probability of each."""
+    def describe_answers(self, rows: Rows, outputs: Outputs) -> list[dict[str, Any]]:
+        """Return the number of the predicted choice and the probability of each choice."""
         return describe_labels(self.labels, outputs["logits"])
 
 
@@ -148,9 +151,9 @@ def read_choice_questions(
 
     Args:
         table: The rows.
-        context: Column of the text that all choices of a row go with.
+        context: Column of the context of a row's choices.
         choices: Columns of the choices; a single one holds lists of them.
-        label: Column of the right choice's number, from 0; None: it is not known.
+        label: Column of the right choice's number, from 0; None: it is unknown.
         begin: Column of the words that all choices of a row begin with, if there is one.
 
     Raises:
@@ -179,10 +182,10 @@ def read_choice_questions(
 
 
 def count_choices(tables: dict[str, TableFile], examples: dict[str, list[ChoiceQuestion]]) -> int:
-    """Return how many choices the questions of every split have.
+    """Return the number of choices of a question.
 
     Raises:
-        UserError: Those of a split have another number than train's.
+        UserError: The questions of a split have another number than those of train.
     """
     counts = {split: len(questions[0].choices) for split, questions in examples.items()}
     for split, count in counts.items():
@@ -194,7 +197,7 @@ def count_choices(tables: dict[str, TableFile], examples: dict[str, list[ChoiceQ
     return counts["train"]
 
 
-def read_swag(data: Path) -> MultipleChoice:
+def read_swag(data: Path) -> Task:
     """Return SWAG from its folder: train.csv, val.csv and, if there is one, test.csv.
 
     The context is `sent1`, and a choice is `sent2`, where the second sentence begins, and an
@@ -220,13 +223,12 @@ def read_swag(data: Path) -> MultipleChoice:
         )
         for split, table in tables.items()
     }
-    return MultipleChoice(
-        name="swag",
-        num_choices=count_choices(tables, examples),
-        examples=examples,
+    return Task(
+        "swag",
+        MultipleChoice(count_choices(tables, examples), begin="sent2"),
+        examples,
         files=tuple(table.path for table in tables.values()),
         columns=("sent1", "sent2", *_endings(tables["train"]), "label"),
-        begin="sent2",
     )
 
 

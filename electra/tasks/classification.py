@@ -1,4 +1,4 @@
-"""Texts or pairs of texts with a label: one of several names, or a number."""
+"""Classification and regression of texts and pairs: the label is a name or a number."""
 
 import math
 from collections import Counter
@@ -15,11 +15,12 @@ from electra.config import EncoderConfig, FinetuneConfig, UserError, did_you_mea
 from electra.corpus.tokenizer import Tokenizer
 from electra.model.feature_head import FeatureHead
 from electra.model.heads import ClassifierHead
+from electra.tasks.family import Constant, Family
 from electra.tasks.metrics import score
 from electra.tasks.predictions import predictions_name, write_labels, write_numbers
+from electra.tasks.records import Record
 from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_texts, pack_row, pad_rows
 from electra.tasks.table import TableFile
-from electra.tasks.task import Constant, Task
 
 
 class Example(NamedTuple):
@@ -28,47 +29,33 @@ class Example(NamedTuple):
     text_a: str
     text_b: str | None
     label: int | float | None
-    """Place in the task's label names, or the number itself; None where it is not known."""
+    """Index of the label's name, or the number itself; None if it is unknown."""
 
 
 @dataclass(frozen=True)
-class Classification(Task):
-    """Which of `labels` a text is, or of a regression which number in `label_range`."""
+class Classification(Family):
+    """Texts or pairs with one of `labels`, or of a regression with a number in `label_range`."""
 
     reads_features: ClassVar[bool] = True
 
-    name: str
-    metrics: tuple[str, ...]
-    examples: dict[str, list[Example]]
+    metrics: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
-    """Their names; none where the label is a number."""
+    """Names of the labels; empty for a regression."""
     label_range: tuple[float, float] | None = None
-    """Least and greatest label of a regression; None: the labels are names."""
-    epochs: int = 3
-    files: tuple[Path, ...] = ()
-    columns: tuple[str, ...] = ()
-    swaps_pairs: bool = False
-    """Whether train has every pair a second time, the other way round. Source: double_unordered in
-    classification_tasks.py."""
+    """Smallest and largest label of a regression; None: the labels are names."""
+    has_pairs: bool = False
+    """Whether an example is a pair of texts."""
 
-    def encode(self, tokenizer: Tokenizer, sequence_length: int) -> dict[str, Rows]:
-        """Return every example as a row of at most `sequence_length` tokens."""
-        splits = dict(self.examples)
-        if self.swaps_pairs:
-            swapped = [
-                example._replace(text_a=example.text_b, text_b=example.text_a)
-                for example in splits["train"]
-                if example.text_b is not None
-            ]
-            splits["train"] = splits["train"] + swapped
-        return {
-            split: self._encode(examples, tokenizer, sequence_length)
-            for split, examples in splits.items()
-        }
+    def parse(self, record: Record) -> Example:
+        """Return {"text": ...}, or {"text_a": ..., "text_b": ...} of pairs, as an example."""
+        if self.has_pairs:
+            return Example(record.text("text_a"), record.text("text_b"), None)
+        return Example(record.text("text"), None, None)
 
-    def _encode(
+    def encode(
         self, examples: Sequence[Example], tokenizer: Tokenizer, sequence_length: int
     ) -> Rows:
+        """Return each example as one row of at most `sequence_length` tokens."""
         firsts = encode_texts(tokenizer, [each.text_a for each in examples], sequence_length)
         pairs = [each.text_b for each in examples if each.text_b is not None]
         seconds = iter(encode_texts(tokenizer, pairs, sequence_length))
@@ -82,10 +69,17 @@ class Classification(Task):
             rows.append(row)
             first_lengths.append(first_length)
         targets = {"labels": self._targets([example.label for example in examples])}
-        return pad_rows(rows, first_lengths, targets, pad_id=tokenizer.pad_id, num_cut=num_cut)
+        return pad_rows(
+            rows,
+            first_lengths,
+            targets,
+            pad_id=tokenizer.pad_id,
+            num_cut=num_cut,
+            examples=examples,
+        )
 
     def _targets(self, labels: Sequence[int | float | None]) -> Tensor:
-        """Return labels int64, -1 where unknown; of a regression in [0, 1], NaN where unknown."""
+        """Return labels int64, -1 if unknown; for a regression scaled to [0, 1], NaN if unknown."""
         if self.label_range is None:
             return torch.tensor([-1 if x is None else x for x in labels], dtype=torch.int64)
         least, greatest = self.label_range
@@ -93,7 +87,7 @@ class Classification(Task):
         return (known - least) / (greatest - least)
 
     def build_head(self, sizes: EncoderConfig, config: FinetuneConfig) -> nn.Module:
-        """Return dropout and a linear layer on a row's state, or BiLSTMs on features."""
+        """Return dropout and a linear layer on one state of a row, or BiLSTMs on features."""
         size, num_logits, dropout_prob = (
             sizes.hidden_size,
             len(self.labels) or 1,
@@ -117,19 +111,19 @@ class Classification(Task):
         return F.mse_loss(logits.squeeze(1), labels)
 
     def decide(self, outputs: Outputs) -> Tensor:
-        """Return the likeliest label of each example, or the number predicted, on [0, 1]."""
+        """Return the most likely label of each example, or the number predicted in [0, 1]."""
         logits = outputs["logits"]
         return logits.argmax(dim=1) if self.labels else logits.squeeze(1)
 
-    def score(self, split: str, rows: Rows, outputs: Outputs) -> dict[str, float]:
-        """Return the metrics, as fractions; none where labels are not known."""
-        if self.examples[split][0].label is None:
+    def score(self, rows: Rows, outputs: Outputs) -> dict[str, float]:
+        """Return the metrics as fractions; empty if the labels are unknown."""
+        if rows.examples[0].label is None:
             return {}
         labels = rows.targets["labels"]
         return score(self.metrics, labels.tolist(), self.decide(outputs).tolist())
 
     def find_constant(self, train: Rows, dev: Rows) -> Constant:
-        """Return what always answering train's most frequent label, or its mean, gives."""
+        """Return loss and scores of always predicting train's most frequent label, or its mean."""
         labels = train.targets["labels"]
         gold = dev.targets["labels"].tolist()
         if self.labels:
@@ -140,16 +134,16 @@ class Classification(Task):
         guesses = [labels.mean().item()] * len(gold)
         return Constant(labels.var(unbiased=False).item(), score(self.metrics, gold, guesses))
 
-    def describe_collapse(self, rows: Rows, outputs: Outputs) -> str | None:
-        """Return what every prediction is, if all are the same though the labels are not."""
+    def describe_collapse(self, dev: Rows, outputs: Outputs) -> str | None:
+        """Return a note if all predictions are the same but the labels are not."""
         predicted = self.decide(outputs).unique()
-        if len(predicted) > 1 or len(rows.targets["labels"].unique()) == 1:
+        if len(predicted) > 1 or len(dev.targets["labels"].unique()) == 1:
             return None
         answer = repr(self.labels[int(predicted)]) if self.labels else f"{predicted.item():.3f}"
         return f"every dev prediction is {answer}"
 
     def write_predictions(self, folder: Path, split: str, rows: Rows, outputs: Outputs) -> None:
-        """Write label and prediction of each example; of a regression as numbers of its range."""
+        """Write label and prediction of each example; for a regression on the original scale."""
         labels, path = rows.targets["labels"], folder / predictions_name(split)
         if self.label_range:
             least, greatest = self.label_range
@@ -159,7 +153,7 @@ class Classification(Task):
             write_labels(path, self.labels, labels, outputs["logits"])
 
     def facts(self) -> dict[str, Any]:
-        """Return family and labels."""
+        """Return the family's name and its labels."""
         return {
             "family": "classification",
             "labels": list(self.labels),
@@ -167,13 +161,16 @@ class Classification(Task):
         }
 
     @classmethod
-    def from_facts(cls, facts: dict[str, Any], examples: dict[str, list[Example]]) -> Self:
-        """Return the task of a saved model, with examples to be answered."""
-        label_range = facts["label_range"] and tuple(facts["label_range"])
-        return cls(facts["task"], (), examples, tuple(facts["labels"]), label_range)
+    def from_facts(cls, facts: dict[str, Any]) -> Self:
+        """Return the family of a saved model."""
+        return cls(
+            labels=tuple(facts["labels"]),
+            label_range=facts["label_range"] and tuple(facts["label_range"]),
+            has_pairs=len(facts["columns"]) > 2,  # two texts and the label
+        )
 
-    def describe_answers(self, split: str, rows: Rows, outputs: Outputs) -> list[dict[str, Any]]:
-        """Return for each example the `prediction`; of a label with the probabilities of all."""
+    def describe_answers(self, rows: Rows, outputs: Outputs) -> list[dict[str, Any]]:
+        """Return the `prediction` for each example, and the probability of each label."""
         if self.labels:
             return describe_labels(self.labels, outputs["logits"])
         least, greatest = self.label_range or (0.0, 1.0)
@@ -182,7 +179,7 @@ class Classification(Task):
 
 
 def describe_labels(labels: Sequence[str], logits: Tensor) -> list[dict[str, Any]]:
-    """Return for each example the likeliest label as `prediction`, and prob_LABEL of each."""
+    """Return each example's most likely label as `prediction`, and prob_LABEL of each label."""
     names = [f"prob_{label}" for label in labels]
     guesses, probs = logits.argmax(dim=1).tolist(), logits.softmax(dim=1).tolist()
     return [
@@ -206,10 +203,10 @@ def read_examples(
 
     Args:
         table: The rows.
-        labels: The names of the labels, in the task's order; or the least and the greatest number.
+        labels: The names of the labels in order, or the smallest and the largest number.
         text: Column of the text.
         text_b: Column of the second text; None: single texts.
-        label: Column of the label; None: the labels are not known.
+        label: Column of the label; None: the labels are unknown.
 
     Raises:
         UserError: A column is missing, or a label is none of `labels`.
@@ -229,10 +226,10 @@ def read_examples(
 
 
 def read_label(name: str, labels: tuple[str, ...] | tuple[float, float]) -> int | float:
-    """Return the place of a label among `labels`, or the number between its two it stands for.
+    """Return the index of a label in `labels`, or for a range the number.
 
     Raises:
-        UserError: It is none of them.
+        UserError: The label is not among `labels`, or no number in the range.
     """
     if isinstance(labels[0], str):
         if name not in labels:

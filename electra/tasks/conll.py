@@ -6,24 +6,24 @@ from pathlib import Path
 from typing import Any
 
 from electra.config import UserError, did_you_mean, require
-from electra.corpus.compression import compression_of
 from electra.tasks.entities import ENTITY_TAG, find_entities, type_of, write_tags
-from electra.tasks.table import format_of, read_table, read_text_lines
+from electra.tasks.table import format_of, read_table, read_text_lines, stem_of
 from electra.tasks.tagging import ENTITY_METRICS, TaggedSentence, Tagging
+from electra.tasks.task import Task
 
-FILE_NAMES = {
+TAGGING_FILE_NAMES = {
     "train": ("train",),
     "dev": ("dev", "valid", "validation", "val", "testa"),
     "test": ("test", "testb"),
 }
 JSON_LINES = ".jsonl"
-FORMATS = (".txt", ".conll", ".tsv", ".iob", JSON_LINES)
+TAGGING_FORMATS = (".txt", ".conll", ".tsv", ".iob", JSON_LINES)
 JSON_FIELDS = ("tokens", "tags")
 DOCUMENT_START = "-DOCSTART-"
 
 
-def read_tagging_task(data: Path, *, word_column: int = 1, tag_column: int = 0) -> Tagging:
-    """Return a task from a folder's train, dev and, if there is one, test file; it has its name.
+def read_tagging_task(data: Path, *, word_column: int = 1, tag_column: int = 0) -> Task:
+    """Return a task named after a folder, from its train, dev and, if there is one, test file.
 
     Tags name entities if one begins with B- or I-, or if each is O or a prefix alone; entities.py
     has the schemes, all of which become IOB2. Other tags, such as parts of speech, are labels as
@@ -39,7 +39,9 @@ def read_tagging_task(data: Path, *, word_column: int = 1, tag_column: int = 0) 
             dev or test has one that train lacks.
     """
     files = _find_files(data)
-    splits = {split: read_sentences(path, word_column, tag_column) for split, path in files.items()}
+    splits = {
+        split: read_tagged_sentences(path, word_column, tag_column) for split, path in files.items()
+    }
     labels = tuple(sorted({tag for sentence in splits["train"] for tag in sentence.tags}))
     require(len(labels) > 1, f"{files['train']}: every tag is {labels[0]!r}; two are needed")
     has_entities = any(tag.startswith(("B-", "I-")) for tag in labels) or all(
@@ -51,11 +53,10 @@ def read_tagging_task(data: Path, *, word_column: int = 1, tag_column: int = 0) 
         labels = _list_labels(labels)
         splits = {split: [_to_iob2(each) for each in splits[split]] for split in splits}
     is_json = format_of(files["train"]) == JSON_LINES
-    return Tagging(
-        name=data.resolve().name,
-        metrics=ENTITY_METRICS if has_entities else ("accuracy",),
-        examples=splits,
-        labels=labels,
+    return Task(
+        data.resolve().name,
+        Tagging(labels, ENTITY_METRICS if has_entities else ("accuracy",)),
+        splits,
         files=tuple(files.values()),
         columns=JSON_FIELDS if is_json else (str(word_column), str(tag_column or "last")),
     )
@@ -64,25 +65,23 @@ def read_tagging_task(data: Path, *, word_column: int = 1, tag_column: int = 0) 
 def _find_files(data: Path) -> dict[str, Path]:
     require(data.is_dir(), f"{data} is not a folder; give the one with train and dev files")
     files = {}
-    for split, names in FILE_NAMES.items():
-        found = sorted(path for path in data.iterdir() if _stem(path) in names and path.is_file())
+    for split, names in TAGGING_FILE_NAMES.items():
+        found = sorted(
+            path
+            for path in data.iterdir()
+            if stem_of(path, TAGGING_FORMATS) in names and path.is_file()
+        )
         if len(found) > 1:
             listed = ", ".join(path.name for path in found)
             raise UserError(f"{data} has several {split} files: {listed}; keep one of them there")
         if not found and split != "test":
             raise UserError(
-                f"{data} has no {split} file; add {' or '.join(names)} with {', '.join(FORMATS)}"
+                f"{data} has no {split} file; add {' or '.join(names)} with "
+                f"{', '.join(TAGGING_FORMATS)}"
             )
         if found:
             files[split] = found[0]
     return files
-
-
-def _stem(path: Path) -> str:
-    """Return the name without format and compression, or nothing if the format is another."""
-    kind = format_of(path)
-    name = path.name.removesuffix(compression_of(path))
-    return name.removesuffix(kind) if kind in FORMATS else ""
 
 
 def _check_tags(
@@ -114,7 +113,7 @@ def _to_iob2(sentence: TaggedSentence) -> TaggedSentence:
     return sentence._replace(tags=write_tags(find_entities(sentence.tags), len(sentence.words)))
 
 
-def read_sentences(path: Path, word_column: int, tag_column: int) -> list[TaggedSentence]:
+def read_tagged_sentences(path: Path, word_column: int, tag_column: int) -> list[TaggedSentence]:
     """Return the sentences of a file, none of them empty.
 
     A column file has a word a line and a blank line after each sentence. Its columns are separated
@@ -151,10 +150,10 @@ def read_sentences(path: Path, word_column: int, tag_column: int) -> list[Tagged
 def read_words(
     path: Path, word_column: int = 1, field: str = JSON_FIELDS[0]
 ) -> list[TaggedSentence]:
-    """Return the sentences of a file without tags, or whose tags are not looked at.
+    """Return the sentences of a file without tags, or whose tags are ignored.
 
-    As `read_sentences`, but that column files may have a single column, and that a line of a .jsonl
-    file without words is a sentence, too.
+    As `read_tagged_sentences`, except that a column file may have a single column, and that a line
+    of a .jsonl file without words is a sentence, too.
 
     Args:
         path: The file.

@@ -1,15 +1,15 @@
-"""Entities in sequences of tags, and how well they were found.
+"""Entities in sequences of tags, and the counts that their scores are made of.
 
 A tag is O, or a prefix and a type such as B-PER, or a prefix alone. One set of rules reads the
 entities of every scheme, since a prefix means the same wherever it occurs:
 
     IOB2    every entity begins with B
-    IOB1    B only where an entity follows another of its type at once; else I begins it, too
+    IOB1    I begins an entity; B does so only directly after another entity of its type
     BIOES   E ends an entity, S is one of a single word; also called IOBES
     BILOU   the same with L and U for E and S
 
-Entities are written in IOB2: of the schemes it has the fewest labels, so each is learnt from the
-most examples, and it is what transformers' token classifiers and most published files speak.
+Entities are written in IOB2: it has the fewest labels of the schemes, so each is learnt from the
+most examples, and transformers' token classifiers and most published files use it.
 """
 
 import re
@@ -25,21 +25,21 @@ class Entity(NamedTuple):
     """Words `start` to `stop - 1` of a sentence."""
 
     type: str
-    """Empty where tags are prefixes alone."""
+    """Empty if tags are prefixes alone."""
     start: int
     stop: int
 
 
 def type_of(tag: str) -> str:
-    """Return the type of a tag that ENTITY_TAG matches; nothing for O and a prefix alone."""
+    """Return the type of a tag that ENTITY_TAG matches; empty for O and for a prefix alone."""
     return tag.partition("-")[2]
 
 
 def find_entities(tags: Sequence[str]) -> list[Entity]:
     """Return the entities of a sentence, in order.
 
-    Whatever the tags, each that is not O belongs to one entity: one begins after O, after another
-    type, at B, S or U, and after E, L, S or U. So no sequence is invalid: I-PER after O begins one.
+    Every tag but O belongs to exactly one entity. An entity begins after O, after another type, at
+    B, S or U, and after E, L, S or U. No sequence is invalid: I-PER after O begins an entity.
 
     Args:
         tags: Tags of any of the schemes; ENTITY_TAG matches each.
@@ -70,12 +70,12 @@ def write_tags(entities: Iterable[Entity], num_words: int) -> list[str]:
 
 @dataclass(frozen=True)
 class EntityCounts:
-    """Entities counted; scores of nothing are 0, as conlleval has them."""
+    """Numbers of entities; scores without entities are 0, as in conlleval."""
 
     gold: int
     predicted: int
     correct: int
-    """Predicted with the type and both ends of a gold one."""
+    """Predicted entities with the type and both ends of a gold entity."""
 
     @property
     def precision(self) -> float:
@@ -89,7 +89,7 @@ class EntityCounts:
 
     @property
     def f1(self) -> float:
-        """Harmonic mean of the two."""
+        """Harmonic mean of precision and recall."""
         both = self.gold + self.predicted
         return 2 * self.correct / both if both else 0.0
 
@@ -101,7 +101,7 @@ def count_entities(
 
     Args:
         gold: Tags of each sentence.
-        predicted: Likewise, of as many sentences.
+        predicted: Predicted tags of the same sentences.
     """
     sides = Counter[str](), Counter[str](), Counter[str]()
     for gold_tags, predicted_tags in zip(gold, predicted, strict=True):

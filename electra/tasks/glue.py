@@ -7,30 +7,31 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from electra.config import UserError, require
-from electra.tasks.classification import Classification, read_examples
+from electra.tasks.classification import Classification, Example, read_examples
 from electra.tasks.table import find_table, read_table
+from electra.tasks.task import Task
 
 
 @dataclass(frozen=True)
 class GlueTask:
-    """Where a task's files stand and what is in them."""
+    """The files of a task and their columns."""
 
     folders: tuple[str, ...]
-    """Names of its folder within GLUE's; lower-cased they are the task's names, too."""
+    """Names of the task's folder in GLUE's; lower-cased they are names of the task."""
     metrics: tuple[str, ...]
     text: str
     labels: tuple[str, ...] = ()
     label_range: tuple[float, float] | None = None
-    """Least and greatest label where it is a number."""
+    """Smallest and largest label of a regression."""
     text_b: str | None = None
     label: str = "label"
     columns: tuple[str, ...] = ()
-    """Names of the columns of train and dev where these have no header."""
+    """Names of the columns of train and dev if these have no header."""
     epochs: int = 3
     files: tuple[tuple[str, str], ...] = (("train", "train"), ("dev", "dev"), ("test", "test"))
     """Name of each split's file, without .tsv; the splits after dev may be absent."""
     is_unordered: bool = False
-    """Whether a pair means the same the other way round and train may have it both ways."""
+    """Whether the order of a pair has no meaning, so that train may have it both ways."""
 
 
 GLUE = {
@@ -114,20 +115,20 @@ GLUE = {
     ),
 }
 DIAGNOSTIC = ("diagnostic", "AX", "ax")
-"""Folders beside MNLI's in which the diagnostic set (AX) stands."""
+"""Folders beside MNLI's that may hold the diagnostic set (AX)."""
 NAMES = {folder.lower(): name for name, glue_task in GLUE.items() for folder in glue_task.folders}
 
 
-def read_glue_task(name: str, data: Path, *, swap_pairs: bool) -> Classification:
+def read_glue_task(name: str, data: Path, *, swap_pairs: bool) -> Task:
     """Return a GLUE task with its examples; test sets come without labels, as distributed.
 
     Args:
         name: A key of GLUE.
         data: The task's folder, or GLUE's folder with the task's inside.
-        swap_pairs: Whether to train on pairs both ways, where the order means nothing.
+        swap_pairs: Whether to train on pairs in both orders if the order has no meaning.
 
     Raises:
-        UserError: The folder is neither, or a file is not as GLUE distributes it.
+        UserError: `data` is neither folder, or a file is not as GLUE distributes it.
     """
     glue_task = GLUE[name]
     folder = _find_folder(glue_task, data)
@@ -144,18 +145,24 @@ def read_glue_task(name: str, data: Path, *, swap_pairs: bool) -> Classification
             text_b=glue_task.text_b,
             label=glue_task.label if is_labelled else None,
         )
-    return Classification(
-        name=name,
-        metrics=glue_task.metrics,
-        examples=examples,
-        labels=glue_task.labels,
-        label_range=glue_task.label_range,
+    swapped = []
+    if swap_pairs and glue_task.is_unordered:  # Source: double_unordered in classification_tasks.py
+        swapped = [Example(b, a, label) for a, b, label in examples["train"] if b is not None]
+    return Task(
+        name,
+        Classification(
+            glue_task.metrics,
+            glue_task.labels,
+            glue_task.label_range,
+            has_pairs=glue_task.text_b is not None,
+        ),
+        examples,
         epochs=glue_task.epochs,
         files=tuple(files.values()),
         columns=tuple(
             column for column in (glue_task.text, glue_task.text_b, glue_task.label) if column
         ),
-        swaps_pairs=swap_pairs and glue_task.is_unordered,
+        swapped_pairs=tuple(swapped),
     )
 
 

@@ -1,7 +1,7 @@
-"""Files without labels, read as what a fine-tuned model answers: one input after the other.
+"""Files without labels, read as the records that a fine-tuned model answers.
 
-Each reader takes the file, the columns its user names, if any, and the facts of the saved model,
-whose "columns" are those it was trained on. Labels that a file has all the same are not looked at.
+Each reader takes the file, the columns that the user names, if any, and the facts of the saved
+model, whose "columns" are those of its training. Labels in a file are ignored.
 """
 
 from collections.abc import Sequence
@@ -10,20 +10,18 @@ from typing import Any
 
 from electra.config import require
 from electra.corpus.compression import STDIN
-from electra.tasks.choice import ChoiceQuestion, read_choice_questions
-from electra.tasks.classification import Example
-from electra.tasks.conll import FORMATS as TAGGING_FORMATS
-from electra.tasks.conll import JSON_FIELDS, JSON_LINES, read_words
-from electra.tasks.squad_data import SpanQuestion, read_questions
-from electra.tasks.table import FORMATS, TableFile, format_of, read_table, read_text_lines
-from electra.tasks.tagging import TaggedSentence
+from electra.tasks.choice import read_choice_questions
+from electra.tasks.conll import JSON_FIELDS, JSON_LINES, TAGGING_FORMATS, read_words
+from electra.tasks.squad_data import read_questions
+from electra.tasks.table import TABLE_FORMATS, TableFile, format_of, read_table, read_text_lines
 
+Records = list[dict[str, Any]]
 TEXT = ".txt"
 QUESTION_COLUMNS = ("question", "context")
 
 
-def read_texts(path: Path, columns: Sequence[str], facts: dict[str, Any]) -> list[Example]:
-    """Return texts or pairs: the rows of a table, or of plain text each line that is not blank.
+def read_text_records(path: Path, columns: Sequence[str], facts: dict[str, Any]) -> Records:
+    """Return texts or pairs: the rows of a table, or the lines of plain text that are not blank.
 
     Raises:
         UserError: The file cannot be read, is empty or lacks a column, or is plain text though the
@@ -34,24 +32,25 @@ def read_texts(path: Path, columns: Sequence[str], facts: dict[str, Any]) -> lis
         require(
             len(trained) == 1 and not columns,
             f"{path} is plain text, a text a line; {' and '.join(columns or trained)} must be "
-            f"columns of a {', '.join(FORMATS)} file",
+            f"columns of a {', '.join(TABLE_FORMATS)} file",
         )
-        return [Example(line, None, None) for _, line in _read_plain(path)]
-    _check_format(path, (TEXT, *FORMATS))
+        return [{"text": line} for _, line in _read_plain(path)]
+    _check_format(path, (TEXT, *TABLE_FORMATS))
     table = read_table(path)
     firsts, *seconds = _take_columns(table, columns, trained)
-    pairs = seconds[0] if seconds else [None] * len(firsts)
-    return [Example(first, second, None) for first, second in zip(firsts, pairs, strict=True)]
+    if not seconds:
+        return [{"text": text} for text in firsts]
+    return [{"text_a": a, "text_b": b} for a, b in zip(firsts, seconds[0], strict=True)]
 
 
-def read_choices(path: Path, columns: Sequence[str], facts: dict[str, Any]) -> list[ChoiceQuestion]:
-    """Return questions with their choices: the rows of a table.
+def read_choice_records(path: Path, columns: Sequence[str], facts: dict[str, Any]) -> Records:
+    """Return contexts with their choices: the rows of a table.
 
     Raises:
         UserError: The file cannot be read, is empty or lacks a column, or a question has another
             number of choices than those of training.
     """
-    _check_format(path, FORMATS)
+    _check_format(path, TABLE_FORMATS)
     table = read_table(path)
     context, *rest = _name_columns(table, columns, facts["columns"][:-1])  # the last is the label's
     begin = rest.pop(0) if facts["begin"] else ""
@@ -61,13 +60,11 @@ def read_choices(path: Path, columns: Sequence[str], facts: dict[str, Any]) -> l
         count == facts["num_choices"],
         f"{path}: {count} choices a row; the model was trained on {facts['num_choices']}",
     )
-    return questions
+    return [{"context": each.context, "choices": list(each.choices)} for each in questions]
 
 
-def read_sentences(
-    path: Path, columns: Sequence[str], facts: dict[str, Any]
-) -> list[TaggedSentence]:
-    """Return sentences of words: columns, JSON lines, or of plain text each line split at spaces.
+def read_token_records(path: Path, columns: Sequence[str], facts: dict[str, Any]) -> Records:
+    """Return sentences of words: columns, JSON lines, or lines of plain text split at spaces.
 
     A .txt file is plain text unless the column of the word is named.
 
@@ -84,8 +81,8 @@ def read_sentences(
             f"{path}: every line ends with a tag, as in a file of columns; if it is one, say which "
             "column is the word's: --columns 1",
         )
-        sentences = [TaggedSentence(words, [], [number] * len(words)) for number, words in lines]
-    elif format_of(path) == JSON_LINES:
+        return [{"tokens": words} for _, words in lines]
+    if format_of(path) == JSON_LINES:
         sentences = read_words(path, field=columns[0] if columns else JSON_FIELDS[0])
     else:
         _check_format(path, TAGGING_FORMATS)
@@ -95,30 +92,34 @@ def read_sentences(
             f"--columns of a {format_of(path)} file must be the word's number, not {column!r}",
         )
         sentences = read_words(path, int(column) if column.isdecimal() else 1)
-    # Rows mark the words that are answered by their tags, so each has one that means nothing.
-    return [each._replace(tags=facts["labels"][:1] * len(each.words)) for each in sentences]
+    return [{"tokens": each.words} for each in sentences]
 
 
-def read_asked(path: Path, columns: Sequence[str], facts: dict[str, Any]) -> list[SpanQuestion]:
-    """Return questions: the rows of a table with a question and its context, SQuAD's or MRQA's.
+def read_question_records(path: Path, columns: Sequence[str], facts: dict[str, Any]) -> Records:
+    """Return questions: those of SQuAD's or MRQA's files, or the rows of a table.
 
-    Those of a table are called by its column `id`, or else by the number of their line.
+    The id of a row is that of its column `id`; without such a column, the number of its line.
 
     Raises:
         UserError: The file cannot be read, is empty or is not of its format.
     """
     if format_of(path) == ".json":
-        return read_questions([path], is_labelled=False)
-    _check_format(path, (".json", *FORMATS))
+        return _read_questions(path)
+    _check_format(path, (".json", *TABLE_FORMATS))
     table = read_table(path)
     if not columns and {"header", "qas"} & set(table.columns):
-        return read_questions([path], is_labelled=False)
+        return _read_questions(path)
     texts, contexts = _take_columns(table, columns, QUESTION_COLUMNS)
     ids = table.column("id") if "id" in table.columns else map(str, table.lines)
     return [
-        SpanQuestion(name, text, context, None, None)
+        {"id": name, "question": text, "context": context}
         for name, text, context in zip(ids, texts, contexts, strict=True)
     ]
+
+
+def _read_questions(path: Path) -> Records:
+    questions = read_questions([path], is_labelled=False)
+    return [{"id": each.id, "question": each.text, "context": each.context} for each in questions]
 
 
 def _is_plain(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Scores of predictions, through scikit-learn and scipy, which are imported at the first."""
+"""Scores of predictions by scikit-learn and scipy, which are imported at the first score."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ def score_accuracy(gold: Sequence[int], predicted: Sequence[int]) -> float:
 
 
 def score_mcc(gold: Sequence[int], predicted: Sequence[int]) -> float:
-    """Return Matthews' correlation coefficient, in [-1, 1]; 0 where a side has one label only."""
+    """Return Matthews' correlation coefficient, in [-1, 1]; 0 if one side has a single label."""
     from sklearn.metrics import matthews_corrcoef
 
     if len(set(gold)) == 1 or len(set(predicted)) == 1:
@@ -21,7 +21,7 @@ def score_mcc(gold: Sequence[int], predicted: Sequence[int]) -> float:
 
 
 def score_f1(gold: Sequence[int], predicted: Sequence[int]) -> float:
-    """Return F1, in [0, 1]: of label 1 if only 0 and 1 occur, else the mean over labels."""
+    """Return F1, in [0, 1]: that of label 1 if only 0 and 1 occur, else the mean over labels."""
     from sklearn.metrics import f1_score
 
     is_binary = set(gold) | set(predicted) <= {0, 1}
@@ -30,14 +30,14 @@ def score_f1(gold: Sequence[int], predicted: Sequence[int]) -> float:
 
 
 def score_pearson(gold: Sequence[float], predicted: Sequence[float]) -> float:
-    """Return Pearson's correlation, in [-1, 1]; 0 where a side is constant."""
+    """Return Pearson's correlation, in [-1, 1]; 0 if one side is constant."""
     from scipy.stats import pearsonr
 
     return _correlation(pearsonr, gold, predicted)
 
 
 def score_spearman(gold: Sequence[float], predicted: Sequence[float]) -> float:
-    """Return Spearman's rank correlation, in [-1, 1]; 0 where a side is constant."""
+    """Return Spearman's rank correlation, in [-1, 1]; 0 if one side is constant."""
     from scipy.stats import spearmanr
 
     return _correlation(spearmanr, gold, predicted)

@@ -1,4 +1,4 @@
-"""A task of the user's own: tables with a text, a pair, or a text and choices, and a label."""
+"""A user's own task: tables with a text, a pair, or a context and choices, and a label."""
 
 import math
 from pathlib import Path
@@ -6,27 +6,31 @@ from pathlib import Path
 import numpy as np
 
 from electra.config import OWN_METRICS, OwnTaskConfig, UserError, require
-from electra.corpus.compression import compression_of
 from electra.tasks.choice import MultipleChoice, count_choices, read_choice_questions
 from electra.tasks.classification import Classification, Example, read_examples
-from electra.tasks.table import FORMATS, TableFile, format_of, read_table
+from electra.tasks.table import TABLE_FORMATS, TableFile, read_table, stem_of
+from electra.tasks.task import Task
 
 TEXT_COLUMNS = ("text", "sentence", "text_a", "sentence1")
 TEXT_B_COLUMNS = ("text_b", "sentence2")
-FILE_NAMES = {"train": ("train",), "dev": ("dev", "validation", "valid", "val"), "test": ("test",)}
+TABLE_FILE_NAMES = {
+    "train": ("train",),
+    "dev": ("dev", "validation", "valid", "val"),
+    "test": ("test",),
+}
 
 
-def read_own_task(data: Path, config: OwnTaskConfig) -> Classification | MultipleChoice:
+def read_own_task(data: Path, config: OwnTaskConfig) -> Task:
     """Return a task from a folder's train, dev and, if there is one, test file.
 
-    Labels that are names are those of train, sorted, and whole numbers count as names. The range
-    of a regression is train's; the other files may go beyond it.
+    The labels are those of train, sorted; whole numbers are names. The range of a regression is
+    that of train; labels of the other files may be outside.
 
     Raises:
         UserError: A file or column is missing or ambiguous, a file is empty, dev or test has a
             label that train lacks, or the labels of train are not those of such a task.
     """
-    files = {split: _find_file(data, split, getattr(config, split)) for split in FILE_NAMES}
+    files = {split: _find_file(data, split, getattr(config, split)) for split in TABLE_FILE_NAMES}
     tables = {split: read_table(path) for split, path in files.items() if path is not None}
     text, text_b = _choose_columns(tables["train"], config)
     if config.kind == "choice":
@@ -44,12 +48,10 @@ def read_own_task(data: Path, config: OwnTaskConfig) -> Classification | Multipl
         for split, table in tables.items()
     }
     label_range = _find_range(tables, examples, config.label) if is_regression else None
-    return Classification(
-        name=config.name,
-        metrics=_order_metrics(config),
-        examples=examples,
-        labels=labels,
-        label_range=label_range,
+    return Task(
+        config.name,
+        Classification(_order_metrics(config), labels, label_range, has_pairs=text_b is not None),
+        examples,
         files=tuple(table.path for table in tables.values()),
         columns=tuple(column for column in (text, text_b, config.label) if column),
     )
@@ -81,7 +83,7 @@ def _find_range(
     return least, greatest
 
 
-def _read_choice(tables: dict[str, TableFile], text: str, config: OwnTaskConfig) -> MultipleChoice:
+def _read_choice(tables: dict[str, TableFile], text: str, config: OwnTaskConfig) -> Task:
     columns = [column.strip() for column in (config.choices or "").split(",")]
     examples = {
         split: read_choice_questions(
@@ -89,10 +91,10 @@ def _read_choice(tables: dict[str, TableFile], text: str, config: OwnTaskConfig)
         )
         for split, table in tables.items()
     }
-    return MultipleChoice(
-        name=config.name,
-        num_choices=count_choices(tables, examples),
-        examples=examples,
+    return Task(
+        config.name,
+        MultipleChoice(count_choices(tables, examples)),
+        examples,
         files=tuple(table.path for table in tables.values()),
         columns=(text, *columns, config.label),
     )
@@ -116,25 +118,20 @@ def _find_file(data: Path, split: str, chosen: str | None) -> Path | None:
         return data / chosen
     require(data.is_dir(), f"{data} is not a folder; give the one with train and dev files")
     found = sorted(
-        path for path in data.iterdir() if _stem(path) in FILE_NAMES[split] and path.is_file()
+        path
+        for path in data.iterdir()
+        if stem_of(path, TABLE_FORMATS) in TABLE_FILE_NAMES[split] and path.is_file()
     )
     if len(found) > 1:
         names = ", ".join(path.name for path in found)
         raise UserError(f"{data} has several {split} files: {names}; choose one with own.{split}")
     if not found and split != "test":
-        first, *others = FORMATS
+        first, *others = TABLE_FORMATS
         raise UserError(
             f"{data} has no {split} file; add {split}{first} (or {', '.join(others)}), or name it "
             f"with own.{split}"
         )
     return found[0] if found else None
-
-
-def _stem(path: Path) -> str:
-    """Return the name without format and compression, or nothing if it is no table."""
-    kind = format_of(path)
-    name = path.name.removesuffix(compression_of(path))
-    return name.removesuffix(kind) if kind in FORMATS else ""
 
 
 def _choose_columns(train: TableFile, config: OwnTaskConfig) -> tuple[str, str | None]:

@@ -1,4 +1,4 @@
-"""The file of a split's answers: an item a line, with what each label was given, or a number."""
+"""Files of predictions on a split: a line for each item, with label probabilities or a number."""
 
 import math
 from collections.abc import Sequence
@@ -13,28 +13,28 @@ from electra.config import UserError, require
 from electra.tasks.table import read_table
 
 PROB = "prob_"
-"""What the name of a label's column begins with."""
+"""Prefix of the columns of probabilities."""
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a model answers to every item of a split."""
+    """The predictions of a model on every item of a split."""
 
     labels: tuple[str, ...]
-    """Their names; none where the answer is a number."""
+    """Names of the labels; empty for a regression."""
     gold: tuple[str, ...]
-    """The right answers, as they were written; empty where not known."""
+    """The right answers as in the file; "" if unknown."""
     values: np.ndarray
     """(items, labels) probabilities, or (items, 1) numbers."""
 
     @property
     def answers(self) -> list[Any]:
-        """Place of each item's likeliest label, or the number."""
+        """Index of each item's most likely label, or the number."""
         return (self.values.argmax(axis=1) if self.labels else self.values[:, 0]).tolist()
 
     @property
     def right_answers(self) -> list[Any]:
-        """Place of each item's right label, or the number; all must be known."""
+        """Index of each item's right label, or the number; all must be known."""
         return [self.labels.index(gold) if self.labels else float(gold) for gold in self.gold]
 
 
@@ -48,8 +48,8 @@ def write_labels(path: Path, labels: Sequence[str], gold: Tensor, logits: Tensor
 
     Args:
         path: The file.
-        labels: Their names.
-        gold: (N,) place of the right one, -1 where it is not known.
+        labels: Names of the labels.
+        gold: (N,) index of the right label, -1 if it is unknown.
         logits: (N, labels).
     """
     lines = [["index", "label", "prediction", *(PROB + label for label in labels)]]
@@ -60,7 +60,7 @@ def write_labels(path: Path, labels: Sequence[str], gold: Tensor, logits: Tensor
     ):
         shares = (f"{prob:.6f}" for prob in probs)
         lines.append([str(number), names[label], names[guess], *shares])
-    _write(path, lines)
+    _write_lines(path, lines)
 
 
 def write_numbers(path: Path, gold: Tensor, predicted: Tensor) -> None:
@@ -68,16 +68,16 @@ def write_numbers(path: Path, gold: Tensor, predicted: Tensor) -> None:
 
     Args:
         path: The file.
-        gold: (N,) of any range.
-        predicted: (N,) likewise.
+        gold: (N,) numbers on any scale.
+        predicted: (N,) numbers on the same scale.
     """
     lines = [["index", "label", "prediction"]]
     for number, (label, guess) in enumerate(zip(gold.tolist(), predicted.tolist(), strict=True)):
         lines.append([str(number), "" if math.isnan(label) else f"{label:.4f}", f"{guess:.4f}"])
-    _write(path, lines)
+    _write_lines(path, lines)
 
 
-def _write(path: Path, lines: Sequence[Sequence[str]]) -> None:
+def _write_lines(path: Path, lines: Sequence[Sequence[str]]) -> None:
     path.write_text("".join("\t".join(line) + "\n" for line in lines), encoding="utf-8")
 
 
@@ -85,7 +85,7 @@ def read_predictions(path: Path) -> Predictions:
     """Return what `write_labels` or `write_numbers` wrote.
 
     Raises:
-        UserError: It cannot be read, or is no such file.
+        UserError: The file cannot be read or holds no predictions.
     """
     table = read_table(path)
     labels = tuple(name.removeprefix(PROB) for name in table.columns if name.startswith(PROB))
@@ -101,7 +101,7 @@ def average(predictions: Sequence[Predictions]) -> Predictions:
     """Return the mean of several models' probabilities, or of their numbers: an ensemble.
 
     Raises:
-        UserError: They do not answer the same items with the same labels.
+        UserError: The predictions are of different items or labels.
     """
     first = predictions[0]
     for other in predictions[1:]:

@@ -1,4 +1,4 @@
-"""Every task by the name that a user types."""
+"""Tasks by the name that a user types, and families by the name in a saved model."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -10,10 +10,17 @@ from electra.settings import override_from_toml
 from electra.tasks.choice import MultipleChoice, read_swag
 from electra.tasks.classification import Classification
 from electra.tasks.conll import read_tagging_task
+from electra.tasks.family import Family
 from electra.tasks.glue import GLUE, NAMES, read_glue_task
-from electra.tasks.inputs import read_asked, read_choices, read_sentences, read_texts
+from electra.tasks.inputs import (
+    Records,
+    read_choice_records,
+    read_question_records,
+    read_text_records,
+    read_token_records,
+)
 from electra.tasks.own import read_own_task
-from electra.tasks.squad import SquadTask, read_squad_task
+from electra.tasks.squad import SpanExtraction, read_squad_task
 from electra.tasks.table import require_regular
 from electra.tasks.tagging import Tagging
 from electra.tasks.task import Task
@@ -24,18 +31,18 @@ TAGGING = "tagging"
 SQUAD = ("squad-1.1", "squad-2.0")
 TASKS = (*GLUE, *SQUAD, SWAG, TAGGING, OWN)
 TASK_FILE = ".toml"
-Reader = Callable[[Path, Sequence[str], dict[str, Any]], list[Any]]
-FAMILIES: dict[str, tuple[type[Task], Reader]] = {
-    "classification": (Classification, read_texts),
-    "choice": (MultipleChoice, read_choices),
-    "squad": (SquadTask, read_asked),
-    "tagging": (Tagging, read_sentences),
+Reader = Callable[[Path, Sequence[str], dict[str, Any]], Records]
+FAMILIES: dict[str, tuple[type[Family], Reader]] = {
+    "classification": (Classification, read_text_records),
+    "choice": (MultipleChoice, read_choice_records),
+    "squad": (SpanExtraction, read_question_records),
+    "tagging": (Tagging, read_token_records),
 }
-"""What a saved model's family is made of, and what reads inputs for it."""
+"""Each family by the name in a saved model's facts, and the reader of its records."""
 
 
 def read_task(name: str, data: Path, config: FinetuneConfig) -> Task:
-    """Return the task of this name with the examples in `data`; case does not matter.
+    """Return the task of this name with the examples in `data`; names ignore case.
 
     A name that ends with .toml is a file with the fields of OwnTaskConfig.
 
@@ -79,10 +86,10 @@ def read_task(name: str, data: Path, config: FinetuneConfig) -> Task:
 
 
 def resolve_own(name: str, config: FinetuneConfig) -> FinetuneConfig:
-    """Return the config with what the file of a task says in `own`.
+    """Return the config with the fields of a task's file in `own`.
 
     Raises:
-        UserError: The file does not fit, or `own` says something though the task is described
+        UserError: The file does not fit, or `own` is set for a task that has a description
             already.
     """
     if name.lower() == OWN:
@@ -98,7 +105,7 @@ def resolve_own(name: str, config: FinetuneConfig) -> FinetuneConfig:
     return dataclasses.replace(config, own=own)
 
 
-def _read_own(data: Path, own: OwnTaskConfig) -> Classification | MultipleChoice:
+def _read_own(data: Path, own: OwnTaskConfig) -> Task:
     require(
         own.name.lower() not in {*NAMES, *TASKS} - {OWN},
         f"own.name {own.name!r} is the name of another task; choose one that is not",
@@ -106,23 +113,36 @@ def _read_own(data: Path, own: OwnTaskConfig) -> Classification | MultipleChoice
     return read_own_task(data, own)
 
 
-def read_inputs(facts: dict[str, Any], split: str, path: Path, columns: Sequence[str] = ()) -> Task:
-    """Return the task of a saved model with the inputs of a file without labels as a split.
-
-    Args:
-        facts: What the model knows of its task.
-        split: What the split is called.
-        path: The file.
-        columns: Names of its columns, where they are not those of training.
+def restore_family(facts: dict[str, Any]) -> Family:
+    """Return the family of a saved model.
 
     Raises:
-        UserError: The family is unknown, or the file does not fit it.
+        UserError: The family is unknown.
     """
+    family_type, _ = _find_family(facts)
+    return family_type.from_facts(facts)
+
+
+def read_records(facts: dict[str, Any], path: Path, columns: Sequence[str] = ()) -> Records:
+    """Return the records in a file for a saved model to answer.
+
+    Args:
+        facts: Those of the model.
+        path: The file, without labels; inputs.py says which formats a family reads.
+        columns: Names of the columns to read, if they are not those of training.
+
+    Raises:
+        UserError: The family is unknown, or the file cannot be read, is empty or does not fit.
+    """
+    _, read = _find_family(facts)
+    return read(path, columns, facts)
+
+
+def _find_family(facts: dict[str, Any]) -> tuple[type[Family], Reader]:
     family = facts.get("family", "")
     if family not in FAMILIES:
         raise UserError(f"unknown family of tasks {family!r}{did_you_mean(family, FAMILIES)}")
-    task_type, read = FAMILIES[family]
-    return task_type.from_facts(facts, {split: read(path, columns, facts)})
+    return FAMILIES[family]
 
 
 def _split(names: str) -> list[str]:

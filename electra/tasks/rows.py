@@ -1,15 +1,15 @@
 """Items as rows of token ids, and batches of items of similar length.
 
-A row is [CLS] a [SEP], or [CLS] a [SEP] b [SEP]. An item is what is judged at a time: one row, or
-of multiple choice one row for each choice. B items of a batch, N in all, C rows of an item, L
-positions, l of them in a batch.
+A row is [CLS] a [SEP], or [CLS] a [SEP] b [SEP]. An item is the unit of prediction: one row, or for
+multiple choice one row for each choice. Sizes: B items of a batch, N items in all, C rows of an
+item, L positions, l positions in a batch.
 """
 
 import dataclasses
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,12 +23,12 @@ WORD_BORDER = re.compile(r"[ \t\r\n!-/:-@\[-`{-~\u4e00-\u9fff]")
 ideographs that are words of their own. BertNormalizer keeps each of them, changes none of them in
 dependence on others, and removes the other control characters, which are therefore no borders."""
 CHARS_PER_TOKEN = 8
-"""Characters that are tokenized at first for each token of a row; most tokens have fewer."""
+"""Characters that are tokenized at first for each token of a row; most tokens are shorter."""
 POOL_BATCHES = 32
-"""Batches that are sorted by length together: the more, the less padding and the less mixing."""
+"""Batches that are sorted by length together: more give less padding and less mixing."""
 
 Outputs = dict[str, Tensor]
-"""What a network says of items, by name; the first dimension counts them."""
+"""Outputs of a network by name; the first dimension is that of the items."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,13 @@ class Rows:
     first_lengths: Tensor
     """(N * C,) tokens of segment 0, which is [CLS] a [SEP]."""
     targets: dict[str, Tensor]
-    """(N, ...) what the loss reads, by name; (N, L) what there is of every token."""
+    """(N, ...) the targets of the loss by name; those of every token are (N, L)."""
     num_cut: int
     """Examples of which tokens were cut off."""
     rows_per_item: int = 1
     """C."""
+    examples: Sequence[Any] = ()
+    """The examples that are encoded here, in order. One example may have several items."""
 
     def __len__(self) -> int:
         """Return the number of items."""
@@ -58,7 +60,7 @@ class Rows:
         return self.lengths.view(-1, self.rows_per_item).amax(dim=1)
 
     def take(self, items: Tensor) -> "Rows":
-        """Return the items of these numbers."""
+        """Return the items of these numbers, without the examples."""
         rows = self._rows_of(items)
         return dataclasses.replace(
             self,
@@ -66,6 +68,7 @@ class Rows:
             lengths=self.lengths[rows],
             first_lengths=self.first_lengths[rows],
             targets={name: values[items] for name, values in self.targets.items()},
+            examples=(),
         )
 
     def _rows_of(self, items: Tensor) -> Tensor:
@@ -74,7 +77,7 @@ class Rows:
 
 
 class TaskBatch(NamedTuple):
-    """What the network reads, padded to the longest row of the batch."""
+    """The input of the network, padded to the longest row of the batch."""
 
     input_ids: Tensor
     """(B * C, l) int64."""
@@ -92,7 +95,8 @@ def pad_rows(
     targets: dict[str, Tensor],
     *,
     pad_id: int,
-    num_cut: int = 0,
+    num_cut: int,
+    examples: Sequence[Any],
     rows_per_item: int = 1,
 ) -> Rows:
     """Return rows of ids, padded to the longest, as Rows."""
@@ -106,6 +110,7 @@ def pad_rows(
         targets,
         num_cut,
         rows_per_item,
+        examples,
     )
 
 
@@ -138,10 +143,10 @@ def _first_words(text: str, num_chars: int) -> str:
 
 
 def reduce_vocabulary(splits: dict[str, Rows], vocab_size: int) -> tuple[Tensor, dict[str, Rows]]:
-    """Return the ids that occur in any row, ascending, and the rows with places among these.
+    """Return the ids that occur in any row, ascending, and the rows with ids replaced by indices.
 
-    Training with only their embeddings is the same as with the whole table, whose other rows get no
-    gradient, and spares the optimizer most of a small model's parameters.
+    Training with these embeddings alone is equivalent to training with the whole table, whose other
+    rows get no gradient, and saves the optimizer most of a small model's parameters.
     """
     counts = torch.zeros(vocab_size, dtype=torch.int64)
     for rows in splits.values():

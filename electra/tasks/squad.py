@@ -1,7 +1,7 @@
-"""Extractive question answering: SQuAD 1.1, SQuAD 2.0 and what is written in MRQA's format."""
+"""Extractive question answering: SQuAD 1.1, SQuAD 2.0 and data in MRQA's format."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -13,90 +13,91 @@ from electra.config import EncoderConfig, FinetuneConfig, require
 from electra.corpus.tokenizer import Tokenizer
 from electra.files import write_json
 from electra.model.span_heads import UNANSWERABLE_WEIGHT, BeamSpanHead, SpanHead, span_loss
+from electra.tasks.family import Constant, Family
+from electra.tasks.records import Record
 from electra.tasks.rows import Outputs, Rows, TaskBatch
 from electra.tasks.squad_answers import SpanAnswers, find_answers
 from electra.tasks.squad_data import SpanQuestion, find_files, read_questions
-from electra.tasks.squad_rows import Windows, encode_questions
+from electra.tasks.squad_rows import SpanRows, encode_questions
 from electra.tasks.squad_score import score_v1, score_v2
-from electra.tasks.task import Constant, Task
+from electra.tasks.task import Task
 
 SQUAD_2 = "squad-2.0"
-"""The task in which a text need not hold the answer."""
+"""The task whose contexts need not hold the answer."""
 REFERENCE_THRESHOLD = -2.75
 """Source: configure_finetuning.py qa_na_threshold."""
 
 
-@dataclass
-class SquadTask(Task):
-    """Questions whose answers are spans of a text, or that have none there."""
+@dataclass(frozen=True)
+class SpanExtraction(Family):
+    """Questions whose answers are spans of a context, or that have no answer there."""
 
     longest_row: ClassVar[int] = 512
 
-    name: str
-    examples: dict[str, list[SpanQuestion]]
-    files: tuple[Path, ...] = ()
     head: Literal["beam", "plain"] = "beam"
-    """beam: the end is judged given the start, and whether there is an answer by a classifier;
-    plain: BERT's two logits for each position."""
+    """beam: the end is predicted given the start, and answerability by a classifier; plain: BERT's
+    two logits for each position."""
     reference: bool = False
-    """Whether to do as the released code: train rows that do not hold the answer of an answerable
-    question as answerable, and say "no answer" above odds of -2.75 instead of 0."""
+    """Whether to follow the released code: rows that do not hold the answer of an answerable
+    question are trained as answerable, and the threshold of "no answer" is -2.75 instead of 0."""
+    may_be_none: bool = False
+    """Whether a saved model may answer that the context holds no answer, as in SQuAD 2.0."""
     metrics: tuple[str, ...] = ("f1", "exact")
-    epochs: int = 2
-    columns: tuple[str, ...] = ("question", "context", "answers")
-    _windows: dict[str, Windows] = field(default_factory=dict)
-    """Of each split, from `encode`."""
 
-    def encode(self, tokenizer: Tokenizer, sequence_length: int) -> dict[str, Rows]:
-        """Return each split as rows; a text that is too long for one has several."""
-        rows = {}
-        for split, questions in self.examples.items():
-            rows[split], self._windows[split] = encode_questions(
-                questions, tokenizer, sequence_length, reference=self.reference
-            )
-        return rows
+    def parse(self, record: Record) -> SpanQuestion:
+        """Return {"question": ..., "context": ...} as a question.
+
+        A field "id" names the question; the default is the record's number.
+        """
+        name = record.text("id") if "id" in record.fields else str(record.number)
+        return SpanQuestion(name, record.text("question"), record.text("context"), None, None)
+
+    def encode(
+        self, examples: Sequence[SpanQuestion], tokenizer: Tokenizer, sequence_length: int
+    ) -> SpanRows:
+        """Return questions as rows; a context too long for one row has several."""
+        return encode_questions(examples, tokenizer, sequence_length, reference=self.reference)
 
     def build_head(self, sizes: EncoderConfig, config: FinetuneConfig) -> nn.Module:
-        """Return the head that `head` names; neither has dropout, as in the released code."""
+        """Return the head named by `head`; both are without dropout, as in the released code."""
         return (BeamSpanHead if self.head == "beam" else SpanHead)(sizes.hidden_size)
 
     def answer(self, head: nn.Module, states: Tensor, batch: TaskBatch) -> Outputs:
-        """Return what the head says; to a beam in training the right starts are told."""
+        """Return the outputs of the head; in training, a beam is given the right starts."""
         if self.head == "plain":
             return head(states, batch.token_type_ids)
         starts = batch.targets["start"] if head.training else None
         return head(states, batch.token_type_ids, starts)
 
     def loss(self, outputs: Outputs, batch: TaskBatch) -> Tensor:
-        """Return the loss of a batch, nats, from what the head says in training."""
+        """Return the loss of a batch, nats, from the outputs of the head in training."""
         return span_loss(outputs, batch.targets)
 
-    def score(self, split: str, rows: Rows, outputs: Outputs) -> dict[str, float]:
-        """Return F1 and exact match, and what SQuAD 2.0 adds if questions without answer occur."""
-        questions = self.examples[split]
-        if questions[0].answers is None:
+    def score(self, rows: Rows, outputs: Outputs) -> dict[str, float]:
+        """Return F1 and exact match; also SQuAD 2.0's scores if some questions have no answer."""
+        if rows.examples[0].answers is None:
             return {}
-        found = self._find(split, outputs)
-        gold = [question.answers or () for question in questions]
+        found = _find(rows, outputs)
+        gold = [question.answers or () for question in rows.examples]
         if all(gold):
             return score_v1(found.texts, gold)
         return score_v2(found.texts, found.null_odds, gold, self._threshold)
 
     def find_constant(self, train: Rows, dev: Rows) -> Constant:
-        """Return what "no answer" gives, as likely as in train, with all tokens else alike."""
+        """Return loss and scores of "no answer" with its share in train, all tokens else equal."""
         is_held = train.targets["start"] > 0
         num_tokens = train.lengths - train.first_lengths - 1
         loss = _entropy(is_held) + torch.where(is_held, num_tokens.log(), 0.0).mean().item()
         if self.head == "beam":
             loss += UNANSWERABLE_WEIGHT * _entropy(train.targets["unanswerable"])
-        num_none = sum(question.answers == () for question in self.examples["dev"])
-        share = num_none / len(self.examples["dev"])
+        num_none = sum(question.answers == () for question in dev.examples)
+        share = num_none / len(dev.examples)
         return Constant(loss, dict.fromkeys(self.metrics, share))
 
-    def describe_collapse(self, rows: Rows, outputs: Outputs) -> str | None:
-        """Return what all dev questions are answered with, if it is one and the same."""
-        found = self._find("dev", outputs)
-        may_be_none = any(question.answers == () for question in self.examples["dev"])
+    def describe_collapse(self, dev: Rows, outputs: Outputs) -> str | None:
+        """Return a note if all questions of dev have the same prediction."""
+        found = _find(dev, outputs)
+        may_be_none = any(question.answers == () for question in dev.examples)
         said = {
             "" if may_be_none and odds > self._threshold else text
             for text, odds in zip(found.texts, found.null_odds, strict=True)
@@ -106,15 +107,15 @@ class SquadTask(Task):
         return f"every dev prediction is {said.pop()!r}" if any(said) else "no dev answer is given"
 
     def write_predictions(self, folder: Path, split: str, rows: Rows, outputs: Outputs) -> None:
-        """Write predictions.json, null_odds.json and nbest.json, other splits' with their name.
+        """Write predictions.json, null_odds.json and nbest.json, with a prefix if not for dev.
 
         SQuAD's scripts read the first two: `evaluate-v2.0.py DATA predictions.json --na-prob-file
-        null_odds.json --na-prob-thresh T`. Every question has its best text, never "" for want of
-        confidence, so that the scripts can look for the best threshold. In nbest.json a text's
-        probability is that among those of its question.
+        null_odds.json --na-prob-thresh T`. Every question has its best text, even if it is probably
+        unanswerable, so that the scripts can search the best threshold. In nbest.json the
+        probabilities of a question's texts sum to 1.
         """
-        found = self._find(split, outputs)
-        ids = [question.id for question in self.examples[split]]
+        found = _find(rows, outputs)
+        ids = [question.id for question in rows.examples]
         prefix = "" if split == "dev" else f"{split}_"
         n_best = [_describe(answers) for answers in found.n_best]
         for name, values in (
@@ -125,32 +126,34 @@ class SquadTask(Task):
             write_json(folder / f"{prefix}{name}.json", dict(zip(ids, values, strict=True)))
 
     def facts(self) -> dict[str, Any]:
-        """Return family, head and the odds above which there is no answer."""
+        """Return the family's name, the head and the threshold of the null odds."""
         return {"family": "squad", "head": self.head, "null_threshold": self._threshold}
 
     @classmethod
-    def from_facts(cls, facts: dict[str, Any], examples: dict[str, list[SpanQuestion]]) -> Self:
-        """Return the task of a saved model, with questions to be answered."""
-        is_reference = facts["null_threshold"] == REFERENCE_THRESHOLD
-        return cls(facts["task"], examples, head=facts["head"], reference=is_reference)
+    def from_facts(cls, facts: dict[str, Any]) -> Self:
+        """Return the family of a saved model."""
+        return cls(
+            head=facts["head"],
+            reference=facts["null_threshold"] == REFERENCE_THRESHOLD,
+            may_be_none=facts["task"] == SQUAD_2,
+        )
 
-    def describe_answers(self, split: str, rows: Rows, outputs: Outputs) -> list[dict[str, Any]]:
+    def describe_answers(self, rows: Rows, outputs: Outputs) -> list[dict[str, Any]]:
         """Return each question's `id`, `answer`, best `span` and `prob_none`.
 
-        The answer is the span, or "" where SQuAD 2.0's null odds are above the threshold; prob_none
-        is what these odds come to as a probability.
+        The answer is the span, or "" if the null odds of SQuAD 2.0 are above the threshold;
+        prob_none is the sigmoid of these odds.
         """
-        found = self._find(split, outputs)
-        may_be_none = self.name == SQUAD_2
+        found = _find(rows, outputs)
         return [
             {
                 "id": question.id,
-                "answer": "" if may_be_none and odds > self._threshold else text,
+                "answer": "" if self.may_be_none and odds > self._threshold else text,
                 "span": text,
                 "prob_none": round(torch.tensor(odds).sigmoid().item(), 6),
             }
             for question, text, odds in zip(
-                self.examples[split], found.texts, found.null_odds, strict=True
+                rows.examples, found.texts, found.null_odds, strict=True
             )
         ]
 
@@ -158,12 +161,14 @@ class SquadTask(Task):
     def _threshold(self) -> float:
         return REFERENCE_THRESHOLD if self.reference else 0.0
 
-    def _find(self, split: str, outputs: Outputs) -> SpanAnswers:
-        return find_answers(self.examples[split], self._windows[split], outputs)
+
+def _find(rows: Rows, outputs: Outputs) -> SpanAnswers:
+    assert isinstance(rows, SpanRows)
+    return find_answers(rows, outputs)
 
 
 def _entropy(events: Tensor) -> float:
-    """Return the entropy of events that are 0 or 1, nats."""
+    """Return the entropy of a 0/1 variable, nats, from its events."""
     share = events.double().mean()
     return -(torch.xlogy(share, share) + torch.xlogy(1 - share, 1 - share)).item()
 
@@ -187,19 +192,19 @@ def read_squad_task(
     test: Sequence[str] = (),
     head: Literal["beam", "plain"] = "beam",
     reference: bool = False,
-) -> SquadTask:
+) -> Task:
     """Return the task of a folder's questions.
 
     Args:
         name: squad-1.1, in whose dev set every question has an answer, or squad-2.0, where some
             have none.
         data: The folder.
-        train: Names of files in it, read one after the other. None: the one whose name begins with
-            "train" and ends in .json (SQuAD) or .jsonl (MRQA), compressed or not.
-        dev: Likewise.
-        test: Likewise; there need be none, and its answers are not known.
-        head: As `SquadTask.head`.
-        reference: As `SquadTask.reference`.
+        train: Names of files in the folder, read one after the other. Empty: the file whose name
+            begins with "train" and ends in .json (SQuAD) or .jsonl (MRQA), compressed or not.
+        dev: As for train.
+        test: As for train, but optional; answers are ignored.
+        head: As `SpanExtraction.head`.
+        reference: As `SpanExtraction.reference`.
 
     Raises:
         UserError: A file is missing, is one of several, is not of its format, or is of the other
@@ -222,4 +227,6 @@ def read_squad_task(
         f"{'no' if has_unanswerable else 'an'} answer; that is the task "
         f"{SQUAD_2 if has_unanswerable else 'squad-1.1'}",
     )
-    return SquadTask(name, examples, read, head, reference)
+    family = SpanExtraction(head, reference, may_be_none=has_unanswerable)
+    columns = ("question", "context", "answers")
+    return Task(name, family, examples, epochs=2, files=read, columns=columns)

@@ -1,9 +1,8 @@
-"""From what a span head says of a split's rows to a text for each question.
+"""The answers of a span head: from the outputs for all rows to a text for each question.
 
 Shape suffix: K starts of the beam, and ends of each.
 """
 
-from collections.abc import Sequence
 from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple
@@ -11,15 +10,14 @@ from typing import NamedTuple
 import numpy as np
 
 from electra.tasks.rows import Outputs
-from electra.tasks.squad_data import SpanQuestion
-from electra.tasks.squad_rows import Window, Windows
+from electra.tasks.squad_rows import SpanRows, Window
 
 MAX_ANSWER = 30
 """Tokens of an answer. Source: configure_finetuning.py max_answer_length."""
 N_BEST = 20
-"""Answers kept of a question. Source: configure_finetuning.py n_best_size."""
+"""Answers kept for each question. Source: configure_finetuning.py n_best_size."""
 ROW_SPANS = 400
-"""Best spans of a row that are looked at where there is no beam: several may be the same text."""
+"""Best spans of a row that are considered without a beam: several may have the same text."""
 
 Arrays = dict[str, np.ndarray]
 Spans = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -27,12 +25,12 @@ Spans = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class SpanAnswers(NamedTuple):
-    """What was found for each question, in their order."""
+    """The answers to each question, in order."""
 
     n_best: list[list[tuple[str, float]]]
-    """Texts, all different, with their scores, best first; empty where no span has one."""
+    """Different texts with their scores, best first; empty if no span has a score."""
     null_odds: list[float]
-    """How much sooner there is no answer than the best one; in nats."""
+    """Log-odds of "no answer" against the best answer, nats."""
 
     @property
     def texts(self) -> list[str]:
@@ -40,17 +38,14 @@ class SpanAnswers(NamedTuple):
         return [answers[0][0] if answers else "" for answers in self.n_best]
 
 
-def find_answers(
-    questions: Sequence[SpanQuestion], windows: Windows, outputs: Outputs
-) -> SpanAnswers:
+def find_answers(rows: SpanRows, outputs: Outputs) -> SpanAnswers:
     """Return the best answers to each question, and the odds that it has none.
 
     A span is at most MAX_ANSWER tokens long and starts where its row owns the text. Its text is cut
     from the context from its first token's first character to its last token's last.
 
     Args:
-        questions: Those of a split.
-        windows: The way back from the rows, from `encode_questions`.
+        rows: The questions, from `encode_questions`.
         outputs: Of a head of span_heads.py, for all rows. Of a BeamSpanHead a span's score is the
             log-probability of start and end, and the null odds are the least `unanswerable` of the
             question's rows. Of a SpanHead the score is the sum of the two logits, and the null odds
@@ -63,15 +58,15 @@ def find_answers(
     find_spans = _beam_spans if is_beam else _free_spans
     n_best: list[list[tuple[str, float]]] = []
     null_odds: list[float] = []
-    for rows in _rows_by_question(windows.windows):
-        spans = [find_spans(arrays, row, windows.windows[row]) for row in rows]
-        number = windows.windows[rows[0]].question
-        context, offsets = questions[number].context, windows.offsets[number]
+    for numbers in _rows_by_question(rows.windows):
+        spans = [find_spans(arrays, number, rows.windows[number]) for number in numbers]
+        place = rows.windows[numbers[0]].question
+        context, offsets = rows.examples[place].context, rows.offsets[place]
         n_best.append(_best_texts(context, offsets, *map(np.concatenate, zip(*spans, strict=True))))
         if is_beam:
-            null_odds.append(float(arrays["unanswerable"][rows].min()))
+            null_odds.append(float(arrays["unanswerable"][numbers].min()))
         else:
-            null = arrays["start_logits"][rows, 0] + arrays["end_logits"][rows, 0]
+            null = arrays["start_logits"][numbers, 0] + arrays["end_logits"][numbers, 0]
             best = n_best[-1][0][1] if n_best[-1] else np.nan  # none where all logits are NaN
             null_odds.append(float(null.min()) - best)
     return SpanAnswers(n_best, null_odds)

@@ -1,4 +1,4 @@
-"""Questions on texts, read from SQuAD 1.1 and 2.0 JSON and from MRQA's JSON lines.
+"""Questions about contexts, read from SQuAD 1.1 and 2.0 JSON and from MRQA's JSON lines.
 
 Source: rajpurkar.github.io/SQuAD-explorer; github.com/mrqa/MRQA-Shared-Task-2019.
 """
@@ -12,29 +12,29 @@ from typing import Any, NamedTuple
 from electra.config import UserError, require
 from electra.tasks.table import format_of, read_content, read_table
 
-FORMATS = (".json", ".jsonl")
+QUESTION_FORMATS = (".json", ".jsonl")
 KINDS = {str: "text", int: "a whole number", bool: "true or false", list: "a list", dict: "a map"}
 
 
 class SpanQuestion(NamedTuple):
-    """A question, the text it is asked of, and its answers."""
+    """A question, its context and its answers."""
 
     id: str
     text: str
     context: str
-    """The text; one and the same object for all its questions."""
+    """The text that is asked about; questions of one file share the object."""
     answers: tuple[str, ...] | None
-    """Right answers; empty: the text holds none; None: not known."""
+    """Right answers; empty: the context holds none; None: unknown."""
     span: tuple[int, int] | None
-    """Where the first answer begins and ends in the text, in characters; None without one."""
+    """Start and end of the first answer in the context, in characters; None without an answer."""
 
 
 def find_files(data: Path, split: str, chosen: Sequence[str]) -> tuple[Path, ...]:
-    """Return the files chosen of a folder, or else the one whose name begins with the split's.
+    """Return the chosen files of a folder, by default the one whose name begins with the split.
 
     Raises:
-        UserError: A file is not there; or none is chosen, and there are several, or none of train
-            or dev.
+        UserError: A chosen file is missing; or no file is chosen and there are several, or none for
+            train or dev.
     """
     for name in chosen:
         require((data / name).is_file(), f"squad.{split}: no file {data / name}")
@@ -44,7 +44,7 @@ def find_files(data: Path, split: str, chosen: Sequence[str]) -> tuple[Path, ...
     found = sorted(
         path
         for path in data.iterdir()
-        if path.name.startswith(split) and format_of(path) in FORMATS and path.is_file()
+        if path.name.startswith(split) and format_of(path) in QUESTION_FORMATS and path.is_file()
     )
     names = ", ".join(path.name for path in found)
     require(
@@ -63,17 +63,20 @@ def read_questions(paths: Sequence[Path], *, is_labelled: bool) -> list[SpanQues
 
     Args:
         paths: .json files are SQuAD's, .jsonl files MRQA's; compressed or not.
-        is_labelled: Whether the answers are known; those of an unlabelled file are not looked at.
+        is_labelled: Whether the answers are known; otherwise answers in the file are ignored.
 
     Raises:
-        UserError: A file cannot be read or is not of its format, an answer does not stand where it
-            is said to, or two questions have one id.
+        UserError: A file cannot be read or does not have its format, an answer is not at its
+            position, or two questions have the same id.
     """
     questions: list[SpanQuestion] = []
     ids: set[str] = set()
     for path in paths:
         kind = format_of(path)
-        require(kind in FORMATS, f"{path} must be {' or '.join(FORMATS)}, compressed or not")
+        require(
+            kind in QUESTION_FORMATS,
+            f"{path} must be {' or '.join(QUESTION_FORMATS)}, compressed or not",
+        )
         records = _read_squad(path) if kind == ".json" else _read_mrqa(path)
         for place, record in records:
             context = _take(record, "context", str, place)
@@ -92,7 +95,7 @@ def read_questions(paths: Sequence[Path], *, is_labelled: bool) -> list[SpanQues
 
 
 def _read_squad(path: Path) -> Iterator[tuple[str, Any]]:
-    """Give each paragraph, and where it stands."""
+    """Yield each paragraph and its place in the file, for messages."""
     try:
         data = json.loads(read_content(path))
     except ValueError as error:
@@ -106,7 +109,7 @@ def _read_squad(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _read_mrqa(path: Path) -> Iterator[tuple[str, Any]]:
-    """Give each line but the header, and where it stands."""
+    """Yield each line but the header and its place in the file, for messages."""
     table = read_table(path)
     for line, row in zip(table.lines, table.rows, strict=True):
         if "header" not in row:
@@ -140,7 +143,7 @@ def _take_answers(
 def _take_mrqa_answers(
     entry: dict[str, Any], context: str, where: str
 ) -> tuple[tuple[str, ...], tuple[int, int]]:
-    """Return the texts in `answers` and the first place where one was detected."""
+    """Return the texts in `answers` and the span of the first detected answer."""
     answers = _take(entry, "answers", list, where)
     detected = _take(entry, "detected_answers", list, where)
     for name, values in (("answers", answers), ("detected_answers", detected)):
@@ -159,7 +162,7 @@ def _take_mrqa_answers(
 
 
 def _take(record: Any, key: str, kind: type, where: str) -> Any:
-    """Return a value of a JSON object, refused if it is not there or is of another kind."""
+    """Return a value of a JSON object; refuse a missing value or another type."""
     require(type(record) is dict, f"{where}: {reprlib.repr(record)} must be a map with {key!r}")
     require(key in record, f"{where}: no {key!r}; it must be {KINDS[kind]}")
     value = record[key]

@@ -1,11 +1,12 @@
-"""Questions as rows of token ids, and the way back from a row's tokens to the characters of a text.
+"""Questions as rows of token ids, and the mapping from a row's tokens to characters of the context.
 
-A row is [CLS] question [SEP] window [SEP]. A text longer than a window is covered by several, which
-overlap; each of its tokens is owned by the window that shows most of the text around it, and only
-there may an answer begin. N rows, T tokens of a text.
+A row is [CLS] question [SEP] window [SEP]. A context longer than a window is covered by several
+windows that overlap; each token is owned by the window that has most of the text around it, and an
+answer can begin only there. Sizes: N rows, T tokens of a context.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -25,23 +26,24 @@ DOC_STRIDE = 128
 
 
 class Window(NamedTuple):
-    """What a row shows of a text."""
+    """The part of a context in a row."""
 
     question: int
-    """Place of its question in the split."""
+    """Index of the question in the split."""
     shift: int
-    """Position in the row, less number of the token in the text."""
+    """Position in the row minus the number of the token in the context."""
     owned: tuple[int, int]
     """First position at which an answer may begin, and the one after the last."""
 
 
-class Windows(NamedTuple):
-    """What leads from the positions of a split's rows to characters."""
+@dataclass(frozen=True, kw_only=True)
+class SpanRows(Rows):
+    """Rows of questions, and what maps their positions to characters of the contexts."""
 
     windows: list[Window]
-    """One for each row; those of a question follow one another."""
+    """The window of each row; those of a question follow one another."""
     offsets: list[np.ndarray]
-    """(T, 2) for each question: where the characters of its text's tokens begin and end."""
+    """(T, 2) for each question: where the characters of each token of its context begin and end."""
 
 
 def cut_windows(num_tokens: int, size: int, stride: int) -> list[tuple[int, int]]:
@@ -93,8 +95,8 @@ def encode_questions(
     sequence_length: int,
     *,
     reference: bool,
-) -> tuple[Rows, Windows]:
-    """Return questions as rows of at most `sequence_length` tokens, and the way back.
+) -> SpanRows:
+    """Return questions as rows of at most `sequence_length` tokens.
 
     The targets are `start` and `end`, the positions of the first answer's first and last token, and
     `unanswerable`, 1 where the row does not hold all of that answer; start and end are 0 there. All
@@ -138,10 +140,16 @@ def encode_questions(
                 targets.append((0, 0, int(answer is None or not reference)))
     named = zip(("start", "end", "unanswerable"), torch.tensor(targets).unbind(dim=1), strict=True)
     num_cut = sum(len(text) > max_question for text in texts)
-    return (
-        pad_rows(rows, first_lengths, dict(named), pad_id=tokenizer.pad_id, num_cut=num_cut),
-        Windows(windows, [contexts[question.context][1] for question in questions]),
+    padded = pad_rows(
+        rows,
+        first_lengths,
+        dict(named),
+        pad_id=tokenizer.pad_id,
+        num_cut=num_cut,
+        examples=questions,
     )
+    offsets_of = [contexts[question.context][1] for question in questions]
+    return SpanRows(**vars(padded), windows=windows, offsets=offsets_of)
 
 
 def _encode_context(question: SpanQuestion, tokenizer: Tokenizer) -> tuple[list[int], np.ndarray]:

@@ -1,4 +1,4 @@
-"""Scores of answers, equal to those of SQuAD's evaluation scripts, as fractions.
+"""Scores of answers as fractions, equal to those of SQuAD's evaluation scripts.
 
 Source: evaluate-v1.1.py and evaluate-v2.0.py of rajpurkar.github.io/SQuAD-explorer.
 """
@@ -16,16 +16,16 @@ PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 class AnswerScore(NamedTuple):
-    """How right one answer is."""
+    """The scores of one answer."""
 
     exact: float
     """1 if it is a right answer, after `normalise_answer`; else 0."""
     f1: float
-    """Of its words and those of the right answer it is nearest to."""
+    """F1 of its words against those of the most similar right answer."""
 
 
 class Sweep(NamedTuple):
-    """Scores when questions whose null odds exceed a threshold are said to have no answer."""
+    """Scores by the threshold of the null odds above which a question is answered with ""."""
 
     thresholds: np.ndarray
     """Ascending: one below all odds, then each that occurs."""
@@ -41,7 +41,7 @@ def normalise_answer(text: str) -> str:
 def score_answer(prediction: str, answers: Sequence[str]) -> AnswerScore:
     """Return the best scores of a prediction over the right answers, as version 1.1 does.
 
-    Two texts of which nothing is left when normalised are an exact match with an F1 of 0.
+    Two texts that are empty after normalisation are an exact match with an F1 of 0.
     """
     said = normalise_answer(prediction)
     right = [normalise_answer(answer) for answer in answers]
@@ -49,9 +49,9 @@ def score_answer(prediction: str, answers: Sequence[str]) -> AnswerScore:
 
 
 def score_answer_or_none(prediction: str, answers: Sequence[str]) -> AnswerScore:
-    """Return the same as version 2.0 does, where "" is right if there is no answer.
+    """Return the scores of a prediction as version 2.0 does: "" is right if there is no answer.
 
-    Right answers of which nothing is left when normalised do not count, unless all are such.
+    Right answers that are empty after normalisation do not count, unless all are.
     """
     answers = [answer for answer in answers if normalise_answer(answer)]
     if not answers or not normalise_answer(prediction):
@@ -84,15 +84,15 @@ def score_v2(
     """Return the scores where some questions have no answer: SQuAD 2.0.
 
     Args:
-        predictions: The best text for each question, not "" for want of confidence.
-        null_odds: The higher, the sooner a question has no answer.
-        answers: The right ones; none where there is none.
+        predictions: The best text for each question, even if it is probably unanswerable.
+        null_odds: Log-odds that a question has no answer.
+        answers: The right answers of each question; empty if it has none.
         threshold: Questions whose odds exceed it are answered with "".
 
     Returns:
-        `f1` and `exact`, of all questions and (`has_answer_`, `no_answer_`) of either kind; and the
-        best that another threshold gives on these very questions, `best_f1` at `best_f1_threshold`
-        and `best_exact` at `best_exact_threshold`.
+        `f1` and `exact` over all questions, and over those with and without an answer
+        (`has_answer_`, `no_answer_`). Also the best scores over all thresholds on these questions:
+        `best_f1` at `best_f1_threshold` and `best_exact` at `best_exact_threshold`.
     """
     said = [
         "" if odds > threshold else text for text, odds in zip(predictions, null_odds, strict=True)
@@ -116,7 +116,7 @@ def score_v2(
 def sweep_thresholds(
     predictions: Sequence[str], null_odds: Sequence[float], answers: Sequence[Sequence[str]]
 ) -> Sweep:
-    """Return the scores of SQuAD 2.0 at every threshold that makes a difference.
+    """Return the scores of SQuAD 2.0 at every threshold that changes a prediction.
 
     Source: find_best_thresh of evaluate-v2.0.py. It differs where odds are equal (it also stops
     between them, which no threshold can), where a question without answer has a prediction without

@@ -1,4 +1,4 @@
-"""Tables of text, in any of FORMATS, compressed or not, in which every row knows its line."""
+"""Tables of text in any of TABLE_FORMATS, compressed or not; every row has its line number."""
 
 import csv
 import io
@@ -21,7 +21,7 @@ from electra.corpus.compression import (
     open_source,
 )
 
-FORMATS = (".tsv", ".csv", ".jsonl", ".parquet")
+TABLE_FORMATS = (".tsv", ".csv", ".jsonl", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class TableFile:
 
         Args:
             name: The column.
-            fractions: Whether numbers that are not whole may be in it, too.
+            fractions: Whether fractional numbers are allowed.
 
         Raises:
             UserError: There is no such column, or a row lacks it or has something else in it.
@@ -64,7 +64,7 @@ class TableFile:
         return [tuple(value) for value in values]
 
     def place(self, number: int) -> str:
-        """Return what an error about a row begins with: file, and line or row."""
+        """Return the place of a row for messages: file, and line or row."""
         unit = "row" if format_of(self.path) == ".parquet" else "line"
         return f"{self.path} {unit} {self.lines[number]}"
 
@@ -83,8 +83,16 @@ class TableFile:
 
 
 def format_of(path: Path) -> str:
-    """Return the suffix that tells how a table is written, compression aside."""
+    """Return the suffix that names the format of a table, without that of a compression."""
     return Path(path.name.removesuffix(compression_of(path))).suffix.lower()
+
+
+def stem_of(path: Path, formats: Sequence[str]) -> str:
+    """Return a file's name without format and compression; empty if the format is another."""
+    kind = format_of(path)
+    return (
+        path.name.removesuffix(compression_of(path)).removesuffix(kind) if kind in formats else ""
+    )
 
 
 def find_table(folder: Path, stem: str, suffix: str) -> Path | None:
@@ -96,8 +104,8 @@ def find_table(folder: Path, stem: str, suffix: str) -> Path | None:
 def read_table(path: Path, columns: tuple[str, ...] = ()) -> TableFile:
     """Return the rows of a table; blank lines are no rows.
 
-    TSV is taken as GLUE writes it: no quoting, a quotation mark is text. CSV is quoted where need
-    be, so that a text may hold commas and line breaks.
+    TSV is read as GLUE writes it: without quoting, a quotation mark is text. CSV may be quoted, so
+    that a text can hold commas and line breaks.
 
     Args:
         path: The file.
@@ -108,7 +116,8 @@ def read_table(path: Path, columns: tuple[str, ...] = ()) -> TableFile:
     """
     kind = format_of(path)
     require(
-        kind in FORMATS, f"{path} must be {', '.join(FORMATS)}, compressed or not, not {kind!r}"
+        kind in TABLE_FORMATS,
+        f"{path} must be {', '.join(TABLE_FORMATS)}, compressed or not, not {kind!r}",
     )
     content = read_content(path)
     if kind == ".parquet":
@@ -135,10 +144,10 @@ def read_text_lines(path: Path) -> list[str]:
 
 
 def read_content(path: Path) -> bytes:
-    """Return what is in a file, decompressed.
+    """Return the content of a file, decompressed.
 
     Raises:
-        UserError: It cannot be read, or is neither a regular file nor standard input.
+        UserError: The file cannot be read, or is neither a regular file nor standard input.
     """
     require_regular(path)
     with open_source(path) as (_, stream):
@@ -146,10 +155,10 @@ def read_content(path: Path) -> bytes:
 
 
 def require_regular(path: Path) -> None:
-    """Refuse what is there but no regular file, such as a FIFO, which may wait for ever.
+    """Refuse a path that exists but is no regular file, such as a FIFO, which could block forever.
 
     Raises:
-        UserError: It is such a thing, and not standard input.
+        UserError: The path is no regular file and not standard input.
     """
     try:
         mode = path.stat().st_mode

@@ -1,7 +1,7 @@
 """A tag for each word: named entities, chunks, parts of speech.
 
-A word's tag is predicted at its first token. A sentence too long for a row becomes several rows
-that overlap, and each of its words is scored in one of them: no word is lost, whatever the length.
+The tag of a word is predicted at its first token. A sentence too long for one row has several rows
+that overlap, and each word is scored in exactly one of them.
 """
 
 from bisect import bisect_left, bisect_right
@@ -21,8 +21,9 @@ from electra.corpus.tokenizer import Tokenizer
 from electra.model.feature_head import FeatureHead
 from electra.model.tagging_head import TaggingHead
 from electra.tasks.entities import EntityCounts, count_entities, sum_counts
+from electra.tasks.family import Constant, Family
+from electra.tasks.records import Record
 from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_texts, pad_rows
-from electra.tasks.task import Constant, Task
 
 ENTITY_METRICS = ("f1", "precision", "recall", "accuracy")
 
@@ -41,12 +42,12 @@ class WordWindow(NamedTuple):
 
     words: range
     scored: frozenset[int]
-    """Those whose tags are asked for; the others are context."""
+    """The words whose tags are predicted in this row; the others are context."""
 
 
 @dataclass(frozen=True)
-class Tagging(Task):
-    """Which of `labels` each word has.
+class Tagging(Family):
+    """Sentences whose every word has one of `labels`.
 
     Source: tagging_tasks.py and tagging_metrics.py, which drop words that do not fit into a row and
     score the others, lower-case and strip accents of any vocabulary, put all tokens in segment 1
@@ -57,30 +58,29 @@ class Tagging(Task):
 
     reads_features: ClassVar[bool] = True
 
-    name: str
-    metrics: tuple[str, ...]
-    """ENTITY_METRICS, or accuracy alone where tags name no entities."""
-    examples: dict[str, list[TaggedSentence]]
-    """Their tags are labels."""
     labels: tuple[str, ...]
-    epochs: int = 3
-    files: tuple[Path, ...] = ()
-    columns: tuple[str, ...] = ()
+    """All tags."""
+    metrics: tuple[str, ...] = ()
+    """ENTITY_METRICS, or accuracy alone if the tags name no entities."""
 
-    def encode(self, tokenizer: Tokenizer, sequence_length: int) -> dict[str, Rows]:
+    def parse(self, record: Record) -> TaggedSentence:
+        """Return {"tokens": [...]}, a list of words, as a sentence; it may be empty."""
+        words = record.texts("tokens")
+        record.require("" not in words, "'tokens' has an empty text; a word must not be empty")
+        # `encode` marks the words to answer by their tags, so every word gets an arbitrary one.
+        return TaggedSentence(words, [self.labels[0]] * len(words), [])
+
+    def encode(
+        self, examples: Sequence[TaggedSentence], tokenizer: Tokenizer, sequence_length: int
+    ) -> Rows:
         """Return the windows of every sentence, in order.
 
-        Target "labels" is -1 but at the first token of a word that is scored; read row by row the
-        others are the labels of the split's words, each once and in order.
+        Target "labels" is the label of a word at its first token in the window that scores it, and
+        -1 elsewhere. Read row by row, the labels are those of the words, each once and in order.
         """
-        return {
-            split: self._encode(sentences, tokenizer, sequence_length - 2)
-            for split, sentences in self.examples.items()
-        }
-
-    def _encode(self, sentences: Sequence[TaggedSentence], tokenizer: Tokenizer, room: int) -> Rows:
+        room = sequence_length - 2
         label_ids = {label: place for place, label in enumerate(self.labels)}
-        vocabulary = list(dict.fromkeys(word for each in sentences for word in each.words))
+        vocabulary = list(dict.fromkeys(word for each in examples for word in each.words))
         tokens_of = {
             word: tokens or [tokenizer.unk_id]  # of a control character nothing is left
             for word, tokens in zip(
@@ -88,7 +88,7 @@ class Tagging(Task):
             )
         }
         rows, targets, num_cut = [], [], 0
-        for sentence in sentences:
+        for sentence in examples:
             tokens = [tokens_of[word][:room] for word in sentence.words]
             num_cut += any(len(tokens_of[word]) > room for word in sentence.words)
             for window in cut_word_windows([len(each) for each in tokens], room):
@@ -99,16 +99,19 @@ class Tagging(Task):
                     labels += [label] + [-1] * (len(tokens[word]) - 1)
                 rows.append([*row, tokenizer.sep_id])
                 targets.append(torch.tensor([*labels, -1]))
+        no_words = torch.zeros(0, 0, dtype=torch.int64)
+        labels_NL = pad_sequence(targets, True, padding_value=-1) if targets else no_words
         return pad_rows(
             rows,
             [len(row) for row in rows],
-            {"labels": pad_sequence(targets, batch_first=True, padding_value=-1)},
+            {"labels": labels_NL},
             pad_id=tokenizer.pad_id,
             num_cut=num_cut,
+            examples=examples,
         )
 
     def build_head(self, sizes: EncoderConfig, config: FinetuneConfig) -> nn.Module:
-        """Return dropout and a linear layer on each position's state, or BiLSTMs on features."""
+        """Return dropout and a linear layer on every position, or BiLSTMs on features."""
         size, num_labels, dropout_prob = sizes.hidden_size, len(self.labels), config.dropout_prob
         if config.features.layers:
             return FeatureHead(
@@ -123,24 +126,26 @@ class Tagging(Task):
         return {"logits": head(states)}
 
     def loss(self, outputs: Outputs, batch: TaskBatch) -> Tensor:
-        """Return the mean cross-entropy over the words that are scored, nats."""
+        """Return the mean cross-entropy over the scored words, nats."""
         logits, labels = outputs["logits"], batch.targets["labels"]
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-1)
 
-    def score(self, split: str, rows: Rows, outputs: Outputs) -> dict[str, float]:
-        """Return the metrics over all words of a split, as fractions."""
-        return self._score_tags(split, self._decide(split, rows, outputs))
+    def score(self, rows: Rows, outputs: Outputs) -> dict[str, float]:
+        """Return the metrics over all words as fractions."""
+        return self._score_tags(rows.examples, self._decide(rows, outputs))
 
-    def _decide(self, split: str, rows: Rows, outputs: Outputs) -> list[list[str]]:
-        """Return the likeliest tag of each word of each sentence."""
-        guesses = iter(_guess(rows, outputs).tolist())
+    def _decide(self, rows: Rows, outputs: Outputs) -> list[list[str]]:
+        """Return the most likely tag of each word of each sentence."""
+        guesses = iter(_guess(rows, outputs).tolist() if len(rows) else [])
         return [
             [self.labels[guess] for guess in islice(guesses, len(sentence.words))]
-            for sentence in self.examples[split]
+            for sentence in rows.examples
         ]
 
-    def _score_tags(self, split: str, predicted: Sequence[Sequence[str]]) -> dict[str, float]:
-        gold = [sentence.tags for sentence in self.examples[split]]
+    def _score_tags(
+        self, sentences: Sequence[TaggedSentence], predicted: Sequence[Sequence[str]]
+    ) -> dict[str, float]:
+        gold = [sentence.tags for sentence in sentences]
         pairs = [
             pair for tags in zip(gold, predicted, strict=True) for pair in zip(*tags, strict=True)
         ]
@@ -151,60 +156,62 @@ class Tagging(Task):
         return {metric: scores[metric] for metric in self.metrics}
 
     def find_constant(self, train: Rows, dev: Rows) -> Constant:
-        """Return what always answering train's most frequent label gives."""
+        """Return loss and scores of always predicting train's most frequent label."""
         labels = train.targets["labels"]
         counts = torch.bincount(labels[labels >= 0])
         shares = counts / counts.sum()
         guess = self.labels[int(shares.argmax())]
-        predicted = [[guess] * len(sentence.words) for sentence in self.examples["dev"]]
-        return Constant(torch.special.entr(shares).sum().item(), self._score_tags("dev", predicted))
+        predicted = [[guess] * len(sentence.words) for sentence in dev.examples]
+        return Constant(
+            torch.special.entr(shares).sum().item(), self._score_tags(dev.examples, predicted)
+        )
 
-    def describe_collapse(self, rows: Rows, outputs: Outputs) -> str | None:
-        """Return what every prediction is, if all are the same though the labels are not."""
-        labels, predicted = rows.targets["labels"], _guess(rows, outputs).unique()
+    def describe_collapse(self, dev: Rows, outputs: Outputs) -> str | None:
+        """Return a note if all predictions are the same but the labels are not."""
+        labels, predicted = dev.targets["labels"], _guess(dev, outputs).unique()
         if len(predicted) > 1 or len(labels[labels >= 0].unique()) == 1:
             return None
         return f"every dev prediction is {self.labels[int(predicted)]!r}"
 
     def write_predictions(self, folder: Path, split: str, rows: Rows, outputs: Outputs) -> None:
-        """Write each word with its label and prediction, and of entities the scores of each type.
+        """Write each word with its label and prediction, and for entities the scores by type.
 
         predictions.conll has `word label prediction` a line and a blank line after each sentence,
         as conlleval reads it; white space within a word becomes "_". types.tsv has a line a type.
         """
-        predicted = self._decide(split, rows, outputs)
+        predicted = self._decide(rows, outputs)
         before = "" if split == "dev" else f"{split}_"
         lines = []
-        for sentence, guesses in zip(self.examples[split], predicted, strict=True):
+        for sentence, guesses in zip(rows.examples, predicted, strict=True):
             for word, label, guess in zip(sentence.words, sentence.tags, guesses, strict=True):
                 lines.append(f"{'_'.join(word.split()) or '_'} {label} {guess}\n")
             lines.append("\n")
         text = "".join(lines)  # half a surrogate pair, which JSON can hold, is no character
         (folder / f"{before}predictions.conll").write_text(text, "utf-8", errors="replace")
         if self.metrics == ENTITY_METRICS:
-            counts = count_entities((sentence.tags for sentence in self.examples[split]), predicted)
+            counts = count_entities((sentence.tags for sentence in rows.examples), predicted)
             (folder / f"{before}types.tsv").write_text(_format_types(counts), encoding="utf-8")
 
     def facts(self) -> dict[str, Any]:
-        """Return family and labels."""
+        """Return the family's name and its labels."""
         return {"family": "tagging", "labels": list(self.labels)}
 
     @classmethod
-    def from_facts(cls, facts: dict[str, Any], examples: dict[str, list[TaggedSentence]]) -> Self:
-        """Return the task of a saved model, with sentences to be tagged."""
-        return cls(facts["task"], (), examples, tuple(facts["labels"]))
+    def from_facts(cls, facts: dict[str, Any]) -> Self:
+        """Return the family of a saved model."""
+        return cls(tuple(facts["labels"]))
 
-    def describe_answers(self, split: str, rows: Rows, outputs: Outputs) -> list[dict[str, Any]]:
+    def describe_answers(self, rows: Rows, outputs: Outputs) -> list[dict[str, Any]]:
         """Return each sentence's `tokens`, which are its words, and their `tags`."""
-        predicted = self._decide(split, rows, outputs)
+        predicted = self._decide(rows, outputs)
         return [
             {"tokens": sentence.words, "tags": tags}
-            for sentence, tags in zip(self.examples[split], predicted, strict=True)
+            for sentence, tags in zip(rows.examples, predicted, strict=True)
         ]
 
 
 def _guess(rows: Rows, outputs: Outputs) -> Tensor:
-    """Return the likeliest label of each scored word, in order."""
+    """Return the most likely label of each scored word, in order."""
     return outputs["logits"].argmax(dim=-1)[rows.targets["labels"] >= 0]
 
 
@@ -217,7 +224,7 @@ def _format_types(counts: dict[str, EntityCounts]) -> str:
 
 
 def cut_word_windows(sizes: Sequence[int], room: int) -> list[WordWindow]:
-    """Return the rows of a sentence: whole words, each scored once, where it has most context.
+    """Return the windows of a sentence: whole words, each scored once, where it has most context.
 
     A row begins half a row before the end of the one before it, or later if the next word would not
     fit otherwise. A word's context is the tokens on its shorter side.
