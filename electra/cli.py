@@ -556,7 +556,7 @@ def report(
     out
         The HTML file to write.
     readme
-        A README in which to replace what stands between its two results markers.
+        A README whose table of results to replace; with it docs/RESULTS.md and docs/results.svg.
     """
     from electra.reports.page import write_page
     from electra.reports.readme import update_readme
@@ -572,8 +572,8 @@ def report(
         return _print_plan(None, f"read {', '.join(map(str, folders))} and write {out or readme}")
     if readme is not None:
         require(len(folders) == 1, "--readme takes one folder of results")
-        update_readme(readme, folders[0])
-        return print_done(f"wrote the tables of {readme}")
+        written = update_readme(readme, folders[0])
+        return print_done(f"wrote {', '.join(map(str, written))}")
     assert out is not None
     runs = [folder for folder in folders if (folder / "metrics.jsonl").exists()]
     finetunings = [
