@@ -4,6 +4,7 @@ The SVG is written as text, so that the same files give the same picture whateve
 installed. It has a background of its own and a dark set of colours: it is legible on any page.
 """
 
+import math
 from collections.abc import Sequence
 from html import escape
 
@@ -111,26 +112,32 @@ def _draw_curves(run: Run, bottom: float) -> list[str]:
         y = bottom - (bottom - top) * (value - low) / (high - low)
         return left + (right - left) * step / end, y
 
-    for share in (0, 0.25, 0.5, 0.75, 1):
-        value = low + margin + share * (high - low - 2 * margin)
+    for value in _list_ticks(low, high):
         y = place(0, value)[1]
         parts.append(_line("grid", left, y, right, y))
-        parts.append(_text(left - 6, y + 4, f"{value:.2f}", "muted right"))
-    for share in (0, 0.5, 1):
-        x = left + (right - left) * share
-        parts.append(_text(x, bottom + 18, f"{round(end * share):,}", "muted middle"))
+        parts.append(_text(left - 6, y + 4, f"{value:.6g}", "muted right"))
+    for x, step, kind in ((left, 0, "middle"), (right, end, "right")):
+        parts.append(_text(x, bottom + 18, f"{step:,}", f"muted {kind}"))
     for name, kind in zip(names, ("constant", "curve"), strict=True):
         points = " ".join("{:.1f},{:.1f}".format(*place(r["step"], r[name])) for r in records)
         parts.append(f'<polyline class="{kind}" points="{points}"/>')
+    # Both curves fall, the constant's above: there is room above its end and below the other's.
     labels = ("best constant prediction", "discriminator")
-    for name, label, above in zip(names, labels, (10, -18), strict=True):
+    for name, label, above in zip(names, labels, (32, -18), strict=True):
         x, y = place(end, records[-1][name])
         parts.append(_text(x, y - above, label, "right"))
     return parts
 
 
+def _list_ticks(low: float, high: float) -> list[float]:
+    """Return the multiples of 1, 2 or 5 times a power of ten in a range, six at most."""
+    power = 10.0 ** math.floor(math.log10((high - low) / 5))
+    tick = next(power * n for n in (1, 2, 5, 10) if (high - low) / (power * n) <= 5)
+    return [tick * n for n in range(math.ceil(low / tick), math.floor(high / tick) + 1)]
+
+
 def _draw_scores(pairs: Sequence[tuple[Finetuning, Finetuning]], height: float) -> list[str]:
-    """Return a row for each task, the largest gain first: scratch, pre-trained, constant answer."""
+    """Return a row for each task, the largest gain first: scratch, pre-trained, majority."""
     zero, one = SCORES
     bottom = TOP + ROW * len(pairs) - 8
     parts = [_text(370, 30, "Fine-tuning", "title"), *_draw_legend(370, 46)]
@@ -158,9 +165,9 @@ def _draw_scores(pairs: Sequence[tuple[Finetuning, Finetuning]], height: float) 
         parts.append(f'<circle class="after" cx="{after:.1f}" cy="{y}" r="5.5"/>')
         gain = pretrained.median - scratch.median
         parts.append(_text(WIDTH - 24, y + 4, f"{gain:+.3f}", "right"))
-    note = "median over seeds on dev; right: the difference"
+    note = "median over the seeds; right: the gain"
     if has_replaced:
-        note = f"{note}; * collapsed seeds were replaced"
+        note = f"{note}; * seeds replaced"
     parts.append(_text(WIDTH - 24, height - 12, note, "muted right"))
     return parts
 
@@ -172,5 +179,5 @@ def _draw_legend(x: float, y: float) -> list[str]:
         f'<circle class="before" cx="{x + 108}" cy="{y}" r="4.5"/>',
         _text(x + 120, y + 4, "from scratch", "muted"),
         _line("guess", x + 216, y - 7, x + 216, y + 7),
-        _text(x + 226, y + 4, "constant answer", "muted"),
+        _text(x + 226, y + 4, "majority guess", "muted"),
     ]
