@@ -116,8 +116,8 @@ def _draw_curves(run: Run, bottom: float) -> list[str]:
         y = place(0, value)[1]
         parts.append(_line("grid", left, y, right, y))
         parts.append(_text(left - 6, y + 4, f"{value:.6g}", "muted right"))
-    for x, step, kind in ((left, 0, "middle"), (right, end, "right")):
-        parts.append(_text(x, bottom + 18, f"{step:,}", f"muted {kind}"))
+    for x_end, step, kind in ((left, 0, "middle"), (right, end, "right")):
+        parts.append(_text(x_end, bottom + 18, f"{step:,}", f"muted {kind}"))
     for name, kind in zip(names, ("constant", "curve"), strict=True):
         points = " ".join("{:.1f},{:.1f}".format(*place(r["step"], r[name])) for r in records)
         parts.append(f'<polyline class="{kind}" points="{points}"/>')
