@@ -6,7 +6,6 @@ import re
 import resource
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
