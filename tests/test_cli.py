@@ -7,7 +7,6 @@ import resource
 import subprocess
 import sys
 import warnings
-from pathlib import Path
 
 import pytest
 
@@ -500,14 +499,6 @@ def test_help_of_every_verb(capsys):
         assert status == 0
         assert "--out" in printed
         assert "--dry-run" in printed
-
-
-def test_readme_names_only_what_there_is(capsys):
-    text = (Path(__file__).parent.parent / "README.md").read_text()
-    for path in re.findall(r"\]\(([\w/.]+)\)", text):
-        assert (Path(__file__).parent.parent / path).exists(), path
-    for command in re.findall(r"^electra (\w+)", text, flags=re.MULTILINE):
-        assert run(capsys, command, "--help")[0] == 0, command
 
 
 def test_flops_of_a_preset(capsys):

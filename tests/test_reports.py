@@ -399,38 +399,52 @@ def test_a_run_of_one_record_can_be_drawn(run_folder, records):
         draw_svg(panel, read_runs([run_folder]))
 
 
-def test_the_readme_is_replaced_between_its_markers_only(run_folder, tmp_path):
+@pytest.fixture
+def readme(tmp_path):
+    """A README and its page of results, nothing between their markers."""
+    (tmp_path / "docs").mkdir()
+    for name in ("README.md", "docs/RESULTS.md"):
+        (tmp_path / name).write_text(f"# Title\n\n{BEGIN}\nold\n{END}\n\nThe end: ä.\n")
+    return tmp_path / "README.md"
+
+
+def test_readme_and_page_are_replaced_between_their_markers_only(run_folder, readme):
     write_finetuning(
         run_folder, from_scratch=False, median=0.5, commit="fedcba9876543", device="GPU"
     )
     write_finetuning(run_folder, from_scratch=True, median=0.25)
-    readme = tmp_path / "README.md"
-    readme.write_text(f"# Title\n\n{BEGIN}\nold\n{END}\n\nThe end: ä.\n")
-    update_readme(readme, tmp_path / "results")
-    first = readme.read_text()
-    assert first.startswith(f"# Title\n\n{BEGIN}\n")
-    assert first.endswith(f"\n{END}\n\nThe end: ä.\n")
-    assert "old" not in first
-    for text in ("0.3125", "| 0.500 ± 0.062 | 0.250 ± 0.062 | 0.125 | 3 |", "seed 7", "Some CPU"):
-        assert text in first
-    for text in ("`0123456789+changes`", "seeds 0, 1, 2, commit `fedcba9876`, GPU"):
-        assert text in first
-    update_readme(readme, tmp_path / "results")
-    assert readme.read_text() == first
+    write_finetuning(run_folder, "mrpc", from_scratch=True, median=0.75)
+    written = update_readme(readme, run_folder.parent)
+    first = [path.read_text() for path in written]
+    for text in first[:2]:
+        assert text.startswith(f"# Title\n\n{BEGIN}\n")
+        assert text.endswith(f"\n{END}\n\nThe end: ä.\n")
+        assert "old" not in text
+        assert "| 0.500 ± 0.062 | 0.250 ± 0.062 | 0.125 | 3 |" in text
+    assert "mrpc" not in first[0]
+    for text in ("mrpc", "0.3125", "seed 7", "Some CPU", "`0123456789+changes`"):
+        assert text in first[1]
+    assert "seeds 0, 1, 2, commit `fedcba9876`, GPU" in first[1]
+    assert ">cola (mcc)<" in first[2]
+    assert ">+0.250<" in first[2]
+    update_readme(readme, run_folder.parent)
+    assert [path.read_text() for path in written] == first
 
 
+@pytest.mark.parametrize("name", ["README.md", "RESULTS.md"])
 @pytest.mark.parametrize("text", ["", BEGIN, END, f"{END}\n{BEGIN}", f"{BEGIN}{END}{BEGIN}"])
-def test_a_readme_without_its_markers_is_left_alone(run_folder, tmp_path, text):
-    readme = tmp_path / "README.md"
-    readme.write_text(text)
-    with pytest.raises(UserError, match=r"README\.md must have"):
-        update_readme(readme, tmp_path / "results")
-    assert readme.read_text() == text
+def test_files_without_their_markers_are_left_alone(run_folder, readme, name, text):
+    paths = {"README.md": readme, "RESULTS.md": readme.parent / "docs" / "RESULTS.md"}
+    paths[name].write_text(text)
+    before = [path.read_text() for path in paths.values()]
+    with pytest.raises(UserError, match=rf"{name} must have"):
+        update_readme(readme, run_folder.parent)
+    assert [path.read_text() for path in paths.values()] == before
+    assert not (readme.parent / "docs" / "results.svg").exists()
 
 
-def test_a_number_without_an_origin_does_not_reach_the_readme(tmp_path):
-    readme = tmp_path / "README.md"
-    readme.write_text(f"{BEGIN}\n{END}\n")
+def test_a_number_without_an_origin_does_not_reach_the_readme(tmp_path, readme):
+    before = readme.read_text()
     (tmp_path / "results").mkdir()
     with pytest.raises(UserError, match="holds no run"):
         update_readme(readme, tmp_path / "results")
@@ -440,7 +454,7 @@ def test_a_number_without_an_origin_does_not_reach_the_readme(tmp_path):
     (folder / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(UserError, match=r"manifest\.json lacks 'commit'"):
         update_readme(readme, tmp_path / "results")
-    assert readme.read_text() == f"{BEGIN}\n{END}\n"
+    assert readme.read_text() == before
 
 
 def test_every_session_is_an_origin(tmp_path):

@@ -44,8 +44,8 @@ def report(
         return print_dry_run(None, f"read {', '.join(map(str, folders))} and write {out or readme}")
     if readme is not None:
         require(len(folders) == 1, "--readme takes one folder of results")
-        update_readme(readme, folders[0])
-        return print_done(f"wrote the tables of {readme}")
+        written = update_readme(readme, folders[0])
+        return print_done(f"wrote {', '.join(map(str, written))}")
     assert out is not None
     runs = [folder for folder in folders if (folder / "metrics.jsonl").exists()]
     finetunings = [

@@ -3,8 +3,10 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from electra.config import UserError, require
+from electra.reports.picture import draw_results
 from electra.reports.runs import Finetuning, Run, read_finetuning, read_runs, replace_text
 from electra.reports.tables import (
     Table,
@@ -16,74 +18,132 @@ from electra.reports.tables import (
 
 BEGIN = "<!-- results:begin -->"
 END = "<!-- results:end -->"
+TASKS = ("conll2003", "sts-b", "cola", "sst-2", "rte")
+"""The tasks of the README's table: large gains, small gains, and one without any."""
+PAGE = Path("docs", "RESULTS.md")
+"""The page of all results, from the README's folder."""
+PICTURE = Path("docs", "results.svg")
+"""The README's picture, likewise."""
 BENCHMARKS = {
-    "step": "A pre-training step beside what can be made of transformers' modules",
+    "step": "A pre-training step beside the same step with transformers' modules",
     "finetune": "Fine-tuning beside transformers' Trainer",
     "load": "Reading shuffled rows from shards",
 }
 """What `python -m benchmarks.NAME` times; its table stands in results/NAME.md."""
 
 
-def update_readme(readme_path: Path, results_folder: Path) -> None:
-    """Replace what stands between the two markers by what the files in results/ say.
+class Result(NamedTuple):
+    """A pre-training run in results/ and its fine-tunings."""
 
-    Each folder in `results_folder` holds a run's config.json, manifest.json and metrics.jsonl, and
-    folders `finetune-*` with the same of its fine-tunings and their results.json. Tables of
-    benchmarks stand beside them.
+    run: Run
+    folder: Path
+    finetunings: Sequence[Finetuning]
+
+
+def update_readme(readme_path: Path, results_folder: Path) -> list[Path]:
+    """Write what the files in results/ say into README, docs/RESULTS.md and docs/results.svg.
+
+    README and page keep what stands outside their two markers. Nothing is written unless all three
+    files can be made.
+
+    Args:
+        readme_path: The README; docs/ stands in its folder.
+        results_folder: Each folder in it holds a run's config.json, manifest.json and
+            metrics.jsonl, and folders `finetune-*` with the results.json of its fine-tunings.
+            Tables of benchmarks stand beside these folders.
+
+    Returns:
+        The files that were written.
 
     Raises:
         UserError: A marker or a file is missing or damaged, or a manifest does not say where its
             numbers come from.
     """
+    page_path, picture_path = (readme_path.parent / path for path in (PAGE, PICTURE))
+    frames = {path: _read_frame(path) for path in (readme_path, page_path)}
+    results = _read_results(results_folder)
+    blocks = {readme_path: _readme_block(results), page_path: _page_block(results, results_folder)}
+    texts = {
+        path: f"{before}{BEGIN}\n{blocks[path]}\n{END}{after}"
+        for path, (before, after) in frames.items()
+    }
+    shown = max(results, key=lambda result: len(result.finetunings))
+    texts[picture_path] = draw_results(shown.run, shown.finetunings)
+    for path, text in texts.items():
+        replace_text(path, text)
+    return list(texts)
+
+
+def _read_frame(path: Path) -> tuple[str, str]:
+    """Return what stands before and after the two markers of a file."""
     try:
-        text = readme_path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise UserError(f"cannot read {readme_path}: {error.strerror}") from None
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
     for marker in (BEGIN, END):
         count = text.count(marker)
-        require(count == 1, f"{readme_path} must have one line {marker!r}, not {count}")
+        require(count == 1, f"{path} must have one line {marker!r}, not {count}")
     before, rest = text.split(BEGIN)
-    require(END in rest, f"{readme_path} must have {BEGIN!r} before {END!r}")
-    after = rest.split(END)[1]
-    replace_text(readme_path, f"{before}{BEGIN}\n{results_block(results_folder)}\n{END}{after}")
+    require(END in rest, f"{path} must have {BEGIN!r} before {END!r}")
+    return before, rest.split(END)[1]
 
 
-def results_block(results_folder: Path) -> str:
-    """Return the README's tables, with the seeds, commit and device of every number."""
-    folders = sorted(path for path in results_folder.glob("*") if (path / "config.json").is_file())
-    require(bool(folders), f"{results_folder} holds no run: no folder in it has a config.json")
-    runs = read_runs(folders)
-    parts = ["Pre-training, measured on the held-out part:", to_markdown(pretraining_table(runs))]
-    parts.append("\n".join(_origin(run, folder) for run, folder in zip(runs, folders, strict=True)))
-    rows, origins = [], []
-    for run, folder in zip(runs, folders, strict=True):
-        finetunings = [
-            read_finetuning(path) for path in sorted(folder.glob("finetune-*/results.json"))
-        ]
+def _read_results(folder: Path) -> list[Result]:
+    folders = sorted(path for path in folder.glob("*") if (path / "config.json").is_file())
+    require(bool(folders), f"{folder} holds no run: no folder in it has a config.json")
+    results = []
+    for run, path in zip(read_runs(folders), folders, strict=True):
+        read = map(read_finetuning, sorted(path.glob("finetune-*/results.json")))
         # The folder in results/ names the run, whatever it was called when it was fine-tuned.
-        finetunings = [dataclasses.replace(each, encoder=run.name) for each in finetunings]
-        headers, new_rows = finetuning_table(finetunings)
-        rows += new_rows
-        origins += _finetuning_origins(run, finetunings)
-    if rows:
+        finetunings = [dataclasses.replace(each, encoder=run.name) for each in read]
+        results.append(Result(run, path, finetunings))
+    return results
+
+
+def _finetuning_rows(results: Sequence[Result]) -> Table:
+    tables = [finetuning_table(result.finetunings) for result in results]
+    return Table(tables[0].headers, [row for table in tables for row in table.rows])
+
+
+def _readme_block(results: Sequence[Result]) -> str:
+    """Return the rows of TASKS, in their order."""
+    table = _finetuning_rows(results)
+    task = table.headers.index("task")
+    rows = [row for name in TASKS for row in table.rows if row[task] == name]
+    return to_markdown(Table(table.headers, rows))
+
+
+def _page_block(results: Sequence[Result], folder: Path) -> str:
+    """Return all tables, with the seeds, commit and device of every number."""
+    parts = [
+        "## Pre-training",
+        "Measured on the held-out part:",
+        to_markdown(pretraining_table([result.run for result in results])),
+        "\n".join(_pretraining_origin(result) for result in results),
+    ]
+    table = _finetuning_rows(results)
+    if table.rows:
         parts += [
-            "Fine-tuning on the development set, median ± standard deviation over the seeds; "
-            "brackets tell where collapsed seeds were replaced by others:",
-            to_markdown(Table(headers, rows)),
-            "\n".join(origins),
+            "## Fine-tuning",
+            "Scores on the development set: median ± standard deviation over the seeds. Brackets "
+            "say how many collapsed seeds were replaced by others.",
+            to_markdown(table),
+            "\n".join(line for result in results for line in _finetuning_origins(result)),
         ]
     for name, what in BENCHMARKS.items():
-        path = results_folder / f"{name}.md"
+        path = folder / f"{name}.md"
         if path.is_file():
-            parts += [f"{what} (`python -m benchmarks.{name}`):", path.read_text("utf-8").strip()]
+            parts += [f"## {what}", f"`python -m benchmarks.{name}`"]
+            parts.append(path.read_text("utf-8").strip())
     return "\n\n".join(parts)
 
 
-def _origin(run: Run, folder: Path) -> str:
+def _pretraining_origin(result: Result) -> str:
+    run = result.run
     told = {key: run.tell(key) for key in ("command", "commit", "device")}
     told["seed"] = [run.manifest["seed"]] if "seed" in run.manifest else []
     for key, answers in told.items():
-        require(bool(answers), f"{folder / 'manifest.json'} lacks {key!r}")
+        require(bool(answers), f"{result.folder / 'manifest.json'} lacks {key!r}")
     command = told["command"][0]
     commits = " and ".join(f"`{format_commit(each)}`" for each in told["commit"])
     return (
@@ -93,10 +153,10 @@ def _origin(run: Run, folder: Path) -> str:
     )
 
 
-def _finetuning_origins(run: Run, finetunings: Sequence[Finetuning]) -> list[str]:
+def _finetuning_origins(result: Result) -> list[str]:
     """Return a line for each distinct origin of the scores: seeds, commit and device."""
     origins: dict[str, list[str]] = {}
-    for finetuning in finetunings:
+    for finetuning in result.finetunings:
         facts = [f"seeds {', '.join(finetuning.seeds)}"]
         if finetuning.commit:
             facts.append(f"commit `{format_commit(finetuning.commit)}`")
@@ -104,4 +164,4 @@ def _finetuning_origins(run: Run, finetunings: Sequence[Finetuning]) -> list[str
             facts.append(finetuning.device)
         start = "from scratch" if finetuning.from_scratch else "pre-trained"
         origins.setdefault(", ".join(facts), []).append(f"{finetuning.task} {start}")
-    return [f"- `{run.name}`, {', '.join(what)}: {facts}" for facts, what in origins.items()]
+    return [f"- `{result.run.name}`, {', '.join(what)}: {facts}" for facts, what in origins.items()]

@@ -114,8 +114,9 @@ def load_scorer(run: Path) -> Scorer:
         "energies; score needs a run with electric",
     )
     train = config.train
-    asked = "cpu" if train.device == "cpu" else "auto"
-    machine = prepare_machine(asked, train.precision, train.threads)
+    machine = prepare_machine(
+        "cpu" if train.device == "cpu" else "auto", train.precision, train.threads
+    )
     encoder = Encoder(config.model, compute_dtype=machine.dtype).eval()
     head = DiscriminatorHead(config.model)
     load_parameters(encoder, network.encoders[0])

@@ -1,0 +1,207 @@
+"""What README and docs/ say works: every command, link, setting and line of Python in them."""
+
+import argparse
+import dataclasses
+import importlib
+import lzma
+import re
+import shlex
+import shutil
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import electra
+from electra.cli import app, main
+from electra.config import FinetuneConfig, PretrainConfig
+from electra.reports.readme import PAGE, PICTURE, update_readme
+from electra.tasks.glue import DIAGNOSTIC, GLUE
+
+ROOT = Path(electra.__file__).parent.parent
+PAGES = [
+    ROOT / name
+    for name in (
+        *("README.md", "CONTRIBUTING.md", "docs/RESULTS.md", "docs/OBJECTIVES.md"),
+        *("docs/ARTEFACTS.md", "docs/DEVIATIONS.md", "docs/PERFORMANCE.md", "docs/ARCHITECTURE.md"),
+    )
+]
+"""In the order in which their commands are run."""
+TOY = {
+    "tokenizer": ["vocab_size=120", "min_frequency=1"],
+    "prepare": ["heldout_prob=0.1", "workers=1"],
+    "pretrain": [
+        *("model.hidden_size=64", "model.num_attention_heads=1", "model.embedding_size=32"),
+        *("model.intermediate_size=64", "model.num_hidden_layers=1"),
+        *("generator.hidden_fraction=1", "examples.sequence_length=32", "train.steps=4"),
+        *("train.batch_size=4", "train.evaluate_rows=8", "train.threads=1"),
+    ],
+    "finetune": ["epochs=1", "threads=1"],
+}
+"""Settings that make a documented command small."""
+TOY_BENCHMARKS = {
+    "load": ["--rows", "4", "--length", "32", "--repeats", "3"],
+    "prepare": ["--repeats", "1", "--workers", "1"],
+}
+"""Words that make a benchmark small; of the others, arguments are parsed and nothing is run."""
+SECTIONS = {
+    field.name: {each.name for each in dataclasses.fields(field.type)}
+    for config in (PretrainConfig, FinetuneConfig)
+    for field in dataclasses.fields(config)
+    if dataclasses.is_dataclass(field.type)
+}
+
+
+def read_blocks(page, language=""):
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    return [text for name, text in blocks if name == language]
+
+
+def read_commands(page):
+    """The commands in the fenced blocks of a page, in their order, without comments."""
+    lines = [line.partition(" #")[0].strip() for b in read_blocks(page) for line in b.splitlines()]
+    return [line for line in lines if line.startswith(("electra ", "python "))]
+
+
+def read_inline(page):
+    """What stands between backquotes outside blocks, on one line."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    return [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", text)]
+
+
+def expand(word, folder):
+    """Return what a shell makes of a word in a folder."""
+    found = sorted(str(path.relative_to(folder)) for path in folder.glob(word) if "*" in word)
+    return found or [word]
+
+
+def write_table(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join("\t".join(row) + "\n" for row in rows))
+
+
+def write_glue(folder, lines):
+    """Every task of GLUE with test sets: 12 examples of train, 6 of the others."""
+    for task in GLUE.values():
+        texts = [task.text, *([task.text_b] if task.text_b else [])]
+        labels = task.labels or ("0.0", "2.5", "5.0")
+        for split, stem in task.files:
+            is_labelled = split.startswith(("train", "dev"))
+            place = DIAGNOSTIC[0] if split == "diagnostic" else task.folders[0]
+            columns = task.columns if is_labelled else ()
+            header = columns or ("index", *texts, *([task.label] if is_labelled else []))
+            rows = [] if columns else [header]
+            for number in range(12 if split == "train" else 6):
+                values = dict.fromkeys(header, str(number))
+                values |= {text: lines[number + n] for n, text in enumerate(texts)}
+                values[task.label] = labels[number % len(labels)]
+                rows.append([values[name] for name in header])
+            write_table(folder / place / f"{stem}.tsv", rows)
+
+
+@pytest.fixture(scope="module")
+def place(toy_text, tmp_path_factory):
+    """A folder with everything that the documented commands expect to find."""
+    folder = tmp_path_factory.mktemp("documentation")
+    lines = [line for line in toy_text.read_text().splitlines() if line]
+    for name in ("corpus", "results", "reviews"):
+        (folder / name).mkdir()
+    (folder / "corpus" / "toy.txt.xz").write_bytes(lzma.compress(toy_text.read_bytes()))
+    for name in ("texts.txt", "sentences.txt"):
+        (folder / name).write_text("\n".join(lines[:5]))
+    write_glue(folder / "glue", lines)
+    (description,) = read_blocks(ROOT / "docs" / "ARTEFACTS.md", "toml")
+    (folder / "reviews.toml").write_text(description)
+    own = tomllib.loads(description)
+    table = "".join(
+        ",".join(row) + "\n"
+        for row in [
+            (own["text"], own["label"]),
+            *((line, str(len(line) % 2)) for line in lines[:20]),
+        ]
+    )
+    (folder / "reviews" / own["train"]).write_bytes(lzma.compress(table.encode()))
+    (folder / "reviews" / "dev.csv").write_text(table)
+    return folder
+
+
+def run_electra(words):
+    verb = words[0]
+    if verb == "submit":  # first the tasks that no command of the pages fine-tunes
+        for task in words[1 : words.index("--out")]:
+            if not Path(task).exists():
+                run_electra(f"finetune run --task {task} --data glue --out {task}".split())
+    main([*words, *(["--set", *TOY[verb]] if verb in TOY else [])])
+
+
+def run_benchmark(words, monkeypatch):
+    """Run a module of benchmarks/, or parse its arguments if it has no toy size."""
+    name = words[0].removeprefix("benchmarks.")
+    module = importlib.import_module(words[0])
+    monkeypatch.setattr(sys, "argv", words + TOY_BENCHMARKS.get(name, []))
+    if name in TOY_BENCHMARKS:
+        return module.main()
+    parse = argparse.ArgumentParser.parse_args
+
+    class Parsed(Exception):
+        pass
+
+    def parse_only(parser, args=None, namespace=None):
+        parse(parser, args, namespace)
+        raise Parsed
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_only)
+    with pytest.raises(Parsed):
+        module.main()
+
+
+def test_commands_and_python_of_the_pages_run(place, monkeypatch, capsys):
+    commands = list(dict.fromkeys(each for page in PAGES for each in read_commands(page)))
+    verbs = {command.split()[1] for command in commands}
+    assert verbs >= {"tokenizer", "prepare", "pretrain", "finetune", "report", "export", "predict"}
+    for command in commands:
+        words = [word for pattern in shlex.split(command) for word in expand(pattern, place)]
+        with monkeypatch.context() as patch:
+            patch.chdir(place)
+            if words[0] == "python":
+                run_benchmark(words[2:], patch)
+            else:
+                run_electra(words[1:])
+    (snippet,) = read_blocks(ROOT / "README.md", "python")
+    monkeypatch.chdir(place)
+    capsys.readouterr()
+    exec(compile(snippet, "README.md", "exec"), {})
+    assert "replaced with probability 0." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_between_backquotes_parse(page):
+    """Those with options; a verb alone is a name."""
+    for code in read_inline(page):
+        if code.startswith("electra ") and " --" in code:
+            app.parse_args(code.split()[1:], exit_on_error=False, print_error=False)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    targets = re.findall(r"\]\(([^)#\s]+)", page.read_text())
+    for target in targets:
+        assert target.startswith("https://") or (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_settings_exist(page):
+    for code in read_inline(page):
+        for section, name in re.findall(r"(?<![\w./])(\w+)\.(\w+)(?![\w./])", code):
+            if section in SECTIONS and name not in ("py", "safetensors"):
+                assert name in SECTIONS[section], code
+
+
+def test_results_are_what_the_command_writes(tmp_path):
+    (tmp_path / "docs").mkdir()
+    for name in (Path("README.md"), PAGE):
+        shutil.copy(ROOT / name, tmp_path / name)
+    update_readme(tmp_path / "README.md", ROOT / "results")
+    for name in (Path("README.md"), PAGE, PICTURE):
+        assert (tmp_path / name).read_text() == (ROOT / name).read_text(), name
