@@ -46,7 +46,13 @@ from electra.settings import override
 from electra.tasks.classification import Classification
 from electra.tasks.registry import read_task
 from electra.tasks.rows import Rows, make_batch
-from electra.training.machine import choose_device, choose_dtype, describe_device, prepare_process
+from electra.training.machine import (
+    choose_device,
+    choose_dtype,
+    choose_layers,
+    describe_device,
+    prepare_process,
+)
 
 TOLERANCE = 1e-4
 """Largest relative difference of losses that counts as the same computation, float32."""
@@ -89,6 +95,7 @@ class Ours:
             compute_dtype=torch.float32,
             seed=0,
             from_scratch=False,
+            layer=choose_layers("auto", torch.device("cpu"), compiled=False),
         ).eval()
         keep_tokens(network, self.rows.token_ids)
         batch = make_batch(self.rows.splits["train"], items, torch.device("cpu"))

@@ -54,7 +54,13 @@ from electra.runs.huggingface import (
 )
 from electra.runs.manifest import find_commit
 from electra.settings import override
-from electra.training.machine import choose_dtype, describe_device, prepare_process, wait_for
+from electra.training.machine import (
+    choose_dtype,
+    choose_layers,
+    describe_device,
+    prepare_process,
+    wait_for,
+)
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
 """Largest relative difference of losses that counts as the same computation."""
@@ -69,7 +75,10 @@ class Ours:
     def __init__(self, config: PretrainConfig, tokenizer: Tokenizer, device: torch.device):
         self.config, self.device = override(config, self.settings), device
         self.dtype = choose_dtype(config.train.precision, device)
-        self.model = build_model(self.config, tokenizer, self.dtype).to(device).train()
+        train = self.config.train
+        layer = choose_layers(train.layers, device, compiled=train.compile == "yes")
+        model = build_model(self.config, tokenizer, self.dtype, layer=layer)
+        self.model = model.to(device).train()
         self.do_step = Step(self.model, self.config)
         self.num_done = 0
 

@@ -6,12 +6,14 @@ import itertools
 import pytest
 import torch
 
-from electra import memory
 from electra.config import UserError
 from electra.corpus.tokenizer import make_tokenizer
 from electra.model.encoder import Encoder
+from electra.model.fused_layer import FusedPostNormLayer
 from electra.model.initialisation import init_weights
+from electra.model.layer import PostNormLayer
 from electra.presets import PRESETS, encoder_sizes
+from electra.pretraining import memory
 from electra.pretraining.loop import pretrain
 from electra.pretraining.memory import make_rows, measure_activations, require_memory
 from electra.pretraining.start import build_model
@@ -19,6 +21,7 @@ from electra.runs.checkpoint import find_checkpoint, read_tensors
 from electra.settings import override
 
 CPU = torch.device("cpu")
+LAYERS = (PostNormLayer, FusedPostNormLayer)
 RECOMPUTE = "train.recompute_activations=true"
 
 
@@ -31,10 +34,10 @@ def config_of(*settings):
     return override(dataclasses.replace(PRESETS["small"], model=sizes), settings)
 
 
-def gradients(*settings):
+def gradients(layer, *settings):
     """Loss and gradients of two pieces of a step, and the state of the dropout's randomness."""
     config = config_of(*settings)
-    model = build_model(config, make_tokenizer(500), torch.float32)
+    model = build_model(config, make_tokenizer(500), torch.float32, layer=layer)
     batch = make_rows(config, 6, seed=0)
     draw = model.masking.draw(batch, torch.Generator().manual_seed(1))
     counts = model.masking.count(batch, draw)
@@ -63,8 +66,9 @@ def gradients(*settings):
     ],
     ids=" ".join,
 )
-def test_losses_and_gradients_are_the_same_to_the_bit(settings):
-    kept, recomputed = gradients(*settings), gradients(*settings, RECOMPUTE)
+@pytest.mark.parametrize("layer", LAYERS)
+def test_losses_and_gradients_are_the_same_to_the_bit(layer, settings):
+    kept, recomputed = gradients(layer, *settings), gradients(layer, *settings, RECOMPUTE)
     assert kept.keys() == recomputed.keys()
     assert len(kept) > 30
     for name, tensor in kept.items():
@@ -104,7 +108,7 @@ def test_compiled_as_one_graph_it_keeps_less_and_computes_the_same(prob):
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            states = compiled(ids, numbers)
+            states = compiled(ids, document_ids_BL=numbers)
         (states[real] ** 3).sum().backward()
         weights = sum(parameter.nbytes for parameter in encoder.parameters())
         found = {name: parameter.grad for name, parameter in encoder.named_parameters()}
@@ -130,13 +134,17 @@ def allocated_at_once(model, batch):
     return max(itertools.accumulate(event.nbytes() for event in events))
 
 
-@pytest.mark.parametrize("settings", [[], [RECOMPUTE]], ids=["kept", "recomputed"])
+@pytest.mark.parametrize(
+    ("layer", "settings"),
+    [(PostNormLayer, []), (FusedPostNormLayer, []), (FusedPostNormLayer, [RECOMPUTE])],
+    ids=["plain", "fused", "fused, recomputed"],
+)
 @pytest.mark.parametrize("length", [32, 192])
-def test_the_estimate_is_what_more_rows_take(length, settings):
+def test_the_estimate_is_what_more_rows_take(layer, length, settings):
     """From 20 to 60 rows, with eight layers, where attention is little and where it is most."""
     config = config_of(*settings)
     config = override(config, ["model.num_hidden_layers=8", f"examples.sequence_length={length}"])
-    model = build_model(config, make_tokenizer(500), torch.float32)
+    model = build_model(config, make_tokenizer(500), torch.float32, layer=layer)
     few, many = (allocated_at_once(model, make_rows(config, rows, 0)) for rows in (20, 60))
     estimate = measure_activations(model, config, CPU)
     assert estimate == pytest.approx((many - few) / 40, rel=0.2)
@@ -158,7 +166,7 @@ def test_a_row_that_does_not_fit_is_to_be_recomputed(monkeypatch):
     let_free(4 * weights + row / 2)  # weights, gradients and Adam's two moments are four of them
     with pytest.raises(UserError, match=r"set train\.recompute_activations=true, or choose"):
         require_memory(model, config, CPU)
-    with pytest.raises(UserError, match=r"set train\.accumulation=\d$"):
+    with pytest.raises(UserError, match=r"set train\.accumulation=\d;"):
         require_memory(recomputing, override(config, [RECOMPUTE]), CPU)
     settings = [RECOMPUTE, "train.accumulation=8"]
     require_memory(recomputing, override(config, settings), CPU)

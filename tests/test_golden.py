@@ -13,6 +13,7 @@ import torch
 
 from electra.corpus.examples import Examples
 from electra.corpus.shards import open_shards
+from electra.model.fused_layer import FusedPostNormLayer
 from electra.presets import PRESETS
 from electra.pretraining.loop import _learning_rate_at
 from electra.pretraining.start import build_model, count_tokens, fit_to_shards
@@ -71,7 +72,9 @@ def compute(settings, shards_folder):
     """The first steps of a run with these settings: losses, gradient norms, and its rows' hash."""
     shards = open_shards(shards_folder)
     config = fit_to_shards(override(override(PRESETS["small"], BASE), settings), shards)
-    model = build_model(config, shards.tokenizer, torch.float32, count_tokens(shards))
+    model = build_model(
+        config, shards.tokenizer, torch.float32, count_tokens(shards), FusedPostNormLayer
+    )
     step = Step(model, config)
     examples = Examples(shards.train, shards.tokenizer, config.examples, config.train.seed)
     rows, losses, grad_norms = hashlib.sha256(), [], []

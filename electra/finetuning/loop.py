@@ -33,7 +33,13 @@ from electra.settings import to_dict
 from electra.tasks.registry import read_task, resolve_own
 from electra.tasks.rows import Outputs, choose_batches, make_batch
 from electra.tasks.task import Task
-from electra.training.machine import choose_device, choose_dtype, describe_device, prepare_process
+from electra.training.machine import (
+    choose_device,
+    choose_dtype,
+    choose_layers,
+    describe_device,
+    prepare_process,
+)
 from electra.training.optimizer import build_optimizer, learning_rate_at, set_learning_rate
 from electra.training.seeds import step_seed
 
@@ -217,6 +223,7 @@ def train_seed(
         compute_dtype=choose_dtype(config.precision, device),
         seed=seed,
         from_scratch=from_scratch,
+        layer=choose_layers(config.layers, device, compiled=False),
     )
     whole_table = keep_tokens(model, rows.token_ids)
     model.to(device)
@@ -318,6 +325,7 @@ def begin_folder(out: Path, settings: dict[str, Any], config: FinetuneConfig) ->
         UserError: It was begun with others, something else wrote it, or another process does.
     """
     device = choose_device(config.device)
+    choose_layers(config.layers, device, compiled=False)  # refused before anything is written
     folder = out.with_name(out.name + ".incomplete")
     settings_path = folder / "config.json"
     lock = folder / LOCK

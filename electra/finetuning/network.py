@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -11,12 +12,13 @@ from electra.config import FinetuneConfig
 from electra.model.encoder import Encoder
 from electra.model.feature_head import FeatureHead
 from electra.model.initialisation import draw_glorot, init_weights
+from electra.model.layer import PostNormLayer
 from electra.runs.checkpoint import load_parameters
 from electra.runs.finetuned import Finetuned
 from electra.runs.pretrained import Pretrained
 from electra.tasks.rows import Outputs, Rows, TaskBatch, make_batch
 from electra.tasks.task import Task
-from electra.training.machine import choose_dtype
+from electra.training.machine import choose_dtype, choose_layers
 from electra.training.seeds import step_seed
 
 PREDICT_ROWS = 128
@@ -50,6 +52,7 @@ def build_network(
     compute_dtype: torch.dtype,
     seed: int,
     from_scratch: bool,
+    layer: type[PostNormLayer] = PostNormLayer,
 ) -> Network:
     """Return the encoder under a fresh head, with fine-tuning's own dropout; none if it is read.
 
@@ -60,6 +63,7 @@ def build_network(
         compute_dtype: Dtype of activations and matrix products.
         seed: Decides the weights that are drawn.
         from_scratch: Draw the encoder's weights, too.
+        layer: Class of the encoder's layers.
     """
     dropout_prob = 0.0 if config.features.layers else config.dropout_prob
     sizes = dataclasses.replace(
@@ -67,7 +71,7 @@ def build_network(
         hidden_dropout_prob=dropout_prob,
         attention_probs_dropout_prob=dropout_prob,
     )
-    encoder = Encoder(sizes, compute_dtype=compute_dtype)
+    encoder = Encoder(sizes, layer=layer, compute_dtype=compute_dtype)
     head = task.build_head(sizes, config)
     rng = torch.Generator().manual_seed(step_seed(seed, "classifier", 0))
     init_weights(head, sizes.initializer_range, rng)
@@ -85,9 +89,13 @@ def load_network(finetuned: Finetuned, task: Task, device: torch.device) -> Netw
     Raises:
         UserError: Its file is damaged or lacks a parameter.
     """
-    compute_dtype = choose_dtype(finetuned.config.precision, device)
-    encoder = Encoder(finetuned.encoder, compute_dtype=compute_dtype)
-    head = task.build_head(finetuned.encoder, finetuned.config)
+    config = finetuned.config
+    compute_dtype = choose_dtype(config.precision, device)
+    # A model trained with fused layers on a CPU may answer on another device.
+    setting: Literal["plain", "auto"] = "plain" if config.layers == "plain" else "auto"
+    layer = choose_layers(setting, device, compiled=False)
+    encoder = Encoder(finetuned.encoder, layer=layer, compute_dtype=compute_dtype)
+    head = task.build_head(finetuned.encoder, config)
     model = Network(encoder, head, task)
     load_parameters(model, finetuned.tensors)
     return model.to(device)

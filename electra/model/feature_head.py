@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from electra.config import FeaturesConfig
 from electra.model.dropout import Dropout
-from electra.model.encoder import Linear
+from electra.model.mixed_precision import Linear
 
 
 class LayerSum(nn.Module):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from electra.config import EncoderConfig
 from electra.model.dropout import Dropout
-from electra.model.encoder import LayerNorm, Linear
+from electra.model.mixed_precision import LayerNorm, Linear
 
 
 class GeneratorHead(nn.Module):

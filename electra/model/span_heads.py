@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from electra.model.encoder import Linear
+from electra.model.mixed_precision import Linear
 
 BEAM_SIZE = 20
 """Starts that are followed up, and ends kept of each. Source: configure_finetuning.py beam_size."""

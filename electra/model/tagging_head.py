@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from electra.model.dropout import Dropout
-from electra.model.encoder import Linear
+from electra.model.mixed_precision import Linear
 
 
 class TaggingHead(nn.Module):

@@ -38,7 +38,13 @@ from electra.runs.manifest import LOCK, amend_session, begin_session, read_manif
 from electra.runs.metrics import MetricsLog, read_metrics
 from electra.runs.pretrained import read_run_config
 from electra.settings import to_dict
-from electra.training.machine import choose_device, choose_dtype, describe_device, prepare_process
+from electra.training.machine import (
+    choose_device,
+    choose_dtype,
+    choose_layers,
+    describe_device,
+    prepare_process,
+)
 from electra.training.optimizer import learning_rate_at
 from electra.training.seeds import step_seed
 
@@ -150,8 +156,10 @@ def _build(config: PretrainConfig, shards: Shards, device: torch.device) -> Obje
         config.train.initial_weights == "neighbours" or config.generator.kind == "unigram"
     )
     frequencies_V = count_tokens(shards) if asks_frequencies else None  # reads every token
-    dtype = choose_dtype(config.train.precision, device)
-    return build_model(config, shards.tokenizer, dtype, frequencies_V).to(device)
+    train = config.train
+    dtype = choose_dtype(train.precision, device)
+    layer = choose_layers(train.layers, device, compiled=train.compile == "yes")
+    return build_model(config, shards.tokenizer, dtype, frequencies_V, layer).to(device)
 
 
 def _train(run: Path, shards: Shards, step: Step, show: Show) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from electra.pretraining.step import WARM_UP_STEPS, Step
 from electra.training.machine import (
     choose_device,
     choose_dtype,
+    choose_layers,
     describe_device,
     prepare_process,
     wait_for,
@@ -63,7 +64,8 @@ def plan(
     tokenizer = make_tokenizer(config.model.vocab_size)
     frequencies_V = torch.ones(config.model.vocab_size)
     dtype = choose_dtype(config.train.precision, device)
-    model = build_model(config, tokenizer, dtype, frequencies_V).to(device)
+    layer = choose_layers(config.train.layers, device, compiled=config.train.compile == "yes")
+    model = build_model(config, tokenizer, dtype, frequencies_V, layer).to(device)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     kept = sum(parameter.numel() for parameter in model.kept.parameters())
     return Plan(

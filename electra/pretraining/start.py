@@ -15,6 +15,7 @@ from electra.method.objective import Objective, Parts
 from electra.method.registry import build_objective
 from electra.model.encoder import Embeddings, Encoder
 from electra.model.initialisation import draw_glorot, init_weights, look_at_neighbours
+from electra.model.layer import PostNormLayer
 from electra.model.masked_lm import MaskedLM
 from electra.runs.checkpoint import FILES, find_checkpoint, load_parameters, read_tensors
 from electra.runs.pretrained import generator_of, read_run_config
@@ -72,6 +73,7 @@ def build_model(
     tokenizer: Tokenizer,
     compute_dtype: torch.dtype,
     frequencies_V: Tensor | None = None,
+    layer: type[PostNormLayer] = PostNormLayer,
 ) -> Objective:
     """Return the objective's networks with fresh weights, a function of the seed.
 
@@ -83,8 +85,10 @@ def build_model(
         compute_dtype: Dtype of activations and matrix products.
         frequencies_V: `count_tokens` of the shards. Without them heads begin without a bias, and
             there can be no unigram generator.
+        layer: Class of the encoders' layers; `choose_layers` has the one for a run. All have the
+            same weights.
     """
-    model = build_objective(Parts(config, tokenizer, compute_dtype, frequencies_V))
+    model = build_objective(Parts(config, tokenizer, compute_dtype, frequencies_V, layer))
     rng, others = (
         torch.Generator().manual_seed(step_seed(config.train.seed, name, 0))
         for name in ("weights", "other weights")

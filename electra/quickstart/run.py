@@ -41,7 +41,7 @@ from electra.terminal import (
     print_tokens,
     show_finetuning,
 )
-from electra.training.machine import choose_device, choose_dtype, prepare_process
+from electra.training.machine import choose_device, choose_dtype, choose_layers, prepare_process
 
 PROBE_SECONDS = 1.0
 SHOWN_TOKENS = 40
@@ -173,7 +173,8 @@ def fit_to_time(config: QuickstartConfig, shards: Shards) -> PretrainConfig:
     device = choose_device(train.device)
     prepare_process(train.threads)
     dtype = choose_dtype(train.precision, device)
-    model = build_model(settings, shards.tokenizer, dtype, count_tokens(shards)).to(device)
+    layer = choose_layers(train.layers, device, compiled=train.compile == "yes")
+    model = build_model(settings, shards.tokenizer, dtype, count_tokens(shards), layer).to(device)
     seconds = time_step(model, settings, device, PROBE_SECONDS)
     steps = min(train.steps, max(100, round(config.pretrain_seconds / seconds)))
     optimizer = dataclasses.replace(settings.optimizer, warmup_steps=steps // 10)

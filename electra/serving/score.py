@@ -19,7 +19,7 @@ from electra.model.heads import DiscriminatorHead
 from electra.runs.checkpoint import FILES, find_checkpoint, load_parameters, read_tensors
 from electra.runs.pretrained import kept_encoder, read_run_config, tensors_below
 from electra.tasks.table import read_text_lines
-from electra.training.machine import choose_device, choose_dtype, prepare_process
+from electra.training.machine import choose_device, choose_dtype, choose_layers, prepare_process
 
 ROWS = 64
 """Lines of a batch."""
@@ -83,7 +83,8 @@ def score_lines(
     prepare_process(config.train.threads)
     device = choose_device("cpu" if config.train.device == "cpu" else "auto")
     compute_dtype = choose_dtype(config.train.precision, device)
-    encoder = Encoder(config.model, compute_dtype=compute_dtype).eval()
+    layer = choose_layers("auto", device, compiled=False)
+    encoder = Encoder(config.model, layer=layer, compute_dtype=compute_dtype).eval()
     head = DiscriminatorHead(config.model)
     _, checkpoint = find_checkpoint(run)
     tensors = read_tensors(checkpoint / FILES[0])

@@ -1,4 +1,4 @@
-"""Which device, dtype and threads a run uses."""
+"""Which device, dtype, threads and layers a run uses."""
 
 import ctypes
 import platform
@@ -8,7 +8,9 @@ from typing import Literal
 
 import torch
 
-from electra.config import UserError
+from electra.config import UserError, require
+from electra.model.fused_layer import FusedPostNormLayer
+from electra.model.layer import PostNormLayer
 from electra.processes import usable_cores
 
 
@@ -37,6 +39,29 @@ def choose_dtype(
         onednn = torch.backends.mkldnn.is_available()  # not in every build of torch
         native = onednn and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return torch.bfloat16 if native else torch.float32
+
+
+def choose_layers(
+    setting: Literal["auto", "plain", "fused"], device: torch.device, *, compiled: bool
+) -> type[PostNormLayer]:
+    """Return the class that encoders are built of; "auto" is the fastest.
+
+    Args:
+        setting: `train.layers` of a pre-training, `layers` of a fine-tuning.
+        device: Where the networks run.
+        compiled: Whether torch.compile was asked for; it needs, and speeds up, the plain layers.
+
+    Raises:
+        UserError: Fused layers were asked for where they cannot run.
+    """
+    can_fuse = device.type == "cpu" and not compiled
+    place = "a compiled step" if compiled else f"device {device.type}"
+    require(
+        can_fuse or setting != "fused",
+        f"layers fused: they are for a CPU without torch.compile, not for {place}; use plain or "
+        "auto",
+    )
+    return FusedPostNormLayer if can_fuse and setting != "plain" else PostNormLayer
 
 
 def prepare_process(threads: int) -> None:
