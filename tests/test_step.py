@@ -1,5 +1,6 @@
 """One optimizer step: compiled, captured and plain are the same computation."""
 
+import copy
 import dataclasses
 import math
 import shutil
@@ -342,12 +343,12 @@ def test_a_step_can_be_replayed(settings):
         for number, (batch, rate) in enumerate(zip(batches, rates, strict=True))
     ]
     buffers, tape, outcome = batches[0].to(CPU), Tape(), None
-    buffers = type(buffers)(*(each.clone() for each in buffers))
+    buffers = copy.deepcopy(buffers)
     for number, (batch, rate) in enumerate(zip(batches, rates, strict=True)):
         if number < 2:  # the optimizer's state appears
             replayed(number, batch, rate)
             continue
-        for buffer, tensor in zip(buffers, batch, strict=True):
+        for buffer, tensor in zip(buffers[:3], batch[:3], strict=True):
             buffer.copy_(tensor)
         replayed.rng.manual_seed(step_seed(0, "corruption", number))
         set_learning_rate(replayed.optimizer, rate)

@@ -1,4 +1,7 @@
-"""The output layer that tags every token. B rows of the batch, L positions, H hidden, C labels."""
+"""The output layer that tags every token.
+
+Shape suffixes: B rows of the batch, L positions, H hidden size, C labels.
+"""
 
 from torch import Tensor, nn
 
