@@ -47,7 +47,7 @@ from electra.tasks.classification import Classification
 from electra.tasks.registry import read_task
 from electra.tasks.rows import Rows, make_batch
 from electra.tasks.task import Task
-from electra.training.machine import choose_device, choose_dtype, describe_device, prepare_process
+from electra.training.machine import Machine, prepare_machine
 
 TOLERANCE = 1e-4
 """Largest relative difference of losses that counts as the same computation, float32."""
@@ -67,7 +67,8 @@ class Ours:
 
     def __init__(self, pretrained: Pretrained, task: Task, rows: TaskRows, config: FinetuneConfig):
         self.pretrained, self.task, self.rows, self.config = pretrained, task, rows, config
-        self.dtype = choose_dtype(config.precision, choose_device(config.device))
+        self.machine = prepare_machine(config.device, config.precision, config.threads)
+        self.dtype = self.machine.dtype
 
     def time_pass(self, items: Tensor) -> float:
         """Return the seconds of one pass over these examples of train."""
@@ -75,7 +76,9 @@ class Ours:
         dev = train.take(torch.arange(min(len(train), self.config.batch_size)))
         rows = self.rows._replace(splits={"train": train, "dev": dev})
         run = train_seed(
-            self.pretrained, self.task, rows, self.config, seed=0, progress=lambda record: None
+            *(self.pretrained, self.task, rows, self.config, self.machine),
+            seed=0,
+            progress=lambda record: None,
         )
         return run.record["train_seconds"]
 
@@ -85,7 +88,7 @@ class Ours:
             self.pretrained,
             self.task.family,
             self.config,
-            compute_dtype=torch.float32,
+            machine=Machine(),
             seed=0,
             from_scratch=False,
         ).eval()
@@ -174,7 +177,7 @@ def build_classifier(ours: Ours) -> Any:
         ours.pretrained,
         ours.task.family,
         ours.config,
-        compute_dtype=torch.float32,
+        machine=Machine(),
         seed=0,
         from_scratch=False,
     )
@@ -335,13 +338,12 @@ def main() -> None:
             parser.error(str(error))
         ours = variants[-1]
         config = ours.config
-        prepare_process(config.threads)
         losses = check_losses(variants, torch.arange(config.batch_size))
         print(f"losses agree: {losses}", flush=True)
         results = measure(variants, steps=arguments.steps, repeats=arguments.repeats)
     lengths = ours.rows.splits["train"].lengths
     record = {
-        "device": describe_device(choose_device(config.device)),
+        "device": ours.machine.name,
         "commit": find_commit(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,

@@ -387,6 +387,10 @@ class TrainConfig:
     working compiler. The first steps then take a minute or two."""
     cuda_graph: bool = True
     """Whether, on a CUDA device, steps are captured once and replayed whole."""
+    layers: Literal["auto", "plain", "fused"] = "auto"
+    """plain: layers written as the paper's figures read, which hooks and adapters can be put into.
+    fused: the same layers with forward and backward written out, faster on a CPU and for nothing
+    else. auto: fused on a CPU unless the step is compiled, else plain."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "log_every", "evaluate_every", "save_every"):
@@ -665,6 +669,8 @@ class FinetuneConfig:
     """As in pre-training."""
     threads: int = 0
     """CPU threads; 0: one for each core this process may use."""
+    layers: Literal["auto", "plain", "fused"] = "auto"
+    """As in pre-training."""
 
     def __post_init__(self) -> None:
         require(

@@ -17,6 +17,7 @@ from electra.tasks.choice import ChoiceQuestion, MultipleChoice
 from electra.tasks.registry import read_task
 from electra.tasks.rows import make_batch
 from electra.tasks.task import Task
+from electra.training.machine import Machine
 
 SWAG_FOLDER = Path(__file__).parents[2] / "shared/data/swag_format"
 CPU = torch.device("cpu")
@@ -56,7 +57,7 @@ def pretrained(start):
 
 def build(pretrained, task):
     return build_network(
-        pretrained, task.family, CONFIG, compute_dtype=torch.float32, seed=0, from_scratch=False
+        pretrained, task.family, CONFIG, machine=Machine(), seed=0, from_scratch=False
     )
 
 

@@ -13,9 +13,11 @@ from electra.corpus.prepare import prepare
 from electra.corpus.shards import open_shards
 from electra.corpus.tokenizer import make_tokenizer
 from electra.model.batch import Batch, find_real
-from electra.model.encoder import Encoder, Layer
+from electra.model.encoder import Encoder
+from electra.model.fused_layer import FusedPostNormLayer
 from electra.model.heads import GeneratorHead
 from electra.model.initialisation import init_weights
+from electra.model.layer import PostNormLayer
 from electra.model.masked_lm import TwoTowers
 from electra.presets import PRESETS, encoder_sizes
 from electra.pretraining.loop import pretrain
@@ -113,12 +115,10 @@ def test_rows_are_the_same_but_for_the_numbers(toy_shards):
 # Encoders
 
 
-@pytest.mark.parametrize("path", ["fused", "plain"])
+@pytest.mark.parametrize("layer", [FusedPostNormLayer, PostNormLayer])
 @pytest.mark.parametrize("sees", ["all", "before", "after"])
-def test_states_depend_on_ones_own_document_only(path, sees, monkeypatch):
-    if path == "plain":
-        monkeypatch.setattr(Layer, "forward", Layer.plain)
-    encoder = Encoder(SIZES).eval()
+def test_states_depend_on_ones_own_document_only(layer, sees):
+    encoder = Encoder(SIZES, layer=layer).eval()
     init_weights(encoder, 0.2, rng(0))
     changed = 0
     for seed in range(5):

@@ -20,6 +20,7 @@ from electra.settings import override
 from electra.training.machine import Machine
 
 CPU = torch.device("cpu")
+LAYERS = ("plain", "fused")
 RECOMPUTE = "train.recompute_activations=true"
 
 
@@ -32,9 +33,10 @@ def config_of(*settings):
     return override(dataclasses.replace(PRESETS["small"], model=sizes), settings)
 
 
-def gradients(*settings):
+def gradients(layer, *settings):
     """Loss and gradients of two pieces of a step, and the state of the dropout's randomness."""
     config = config_of(*settings)
+    config = override(config, [f"train.layers={layer}"])
     model = build_model(config, make_tokenizer(500), Machine())
     batch = make_rows(config, 6, seed=0)
     draw = model.masking.draw(batch, torch.Generator().manual_seed(1))
@@ -64,8 +66,9 @@ def gradients(*settings):
     ],
     ids=" ".join,
 )
-def test_losses_and_gradients_are_the_same_to_the_bit(settings):
-    kept, recomputed = gradients(*settings), gradients(*settings, RECOMPUTE)
+@pytest.mark.parametrize("layer", LAYERS)
+def test_losses_and_gradients_are_the_same_to_the_bit(layer, settings):
+    kept, recomputed = gradients(layer, *settings), gradients(layer, *settings, RECOMPUTE)
     assert kept.keys() == recomputed.keys()
     assert len(kept) > 30
     for name, tensor in kept.items():
@@ -131,12 +134,17 @@ def allocated_at_once(model, batch):
     return max(itertools.accumulate(event.nbytes() for event in events))
 
 
-@pytest.mark.parametrize("settings", [[], [RECOMPUTE]], ids=["kept", "recomputed"])
+@pytest.mark.parametrize(
+    ("layer", "settings"),
+    [("plain", []), ("fused", []), ("fused", [RECOMPUTE])],
+    ids=["plain", "fused", "fused, recomputed"],
+)
 @pytest.mark.parametrize("length", [32, 192])
-def test_the_estimate_is_what_more_rows_take(length, settings):
+def test_the_estimate_is_what_more_rows_take(layer, length, settings):
     """From 20 to 60 rows, with eight layers, where attention is little and where it is most."""
     config = config_of(*settings)
     config = override(config, ["model.num_hidden_layers=8", f"examples.sequence_length={length}"])
+    config = override(config, [f"train.layers={layer}"])
     model = build_model(config, make_tokenizer(500), Machine())
     few, many = (allocated_at_once(model, make_rows(config, rows, 0)) for rows in (20, 60))
     estimate = measure_activations(model, config, CPU)

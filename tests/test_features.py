@@ -21,6 +21,7 @@ from electra.settings import from_dict, override
 from electra.tasks.choice import MultipleChoice
 from electra.tasks.registry import read_task
 from electra.tasks.task import Task
+from electra.training.machine import Machine
 
 CPU = torch.device("cpu")
 CONFIG = override(
@@ -82,11 +83,11 @@ def test_the_head_learns_and_the_encoder_stays(name, combine, pretrained, data):
     config = dataclasses.replace(CONFIG, features=features, weight_decay=0.1, epochs=4)
     task = read_task(name, data[name], config)
     rows = encode_task(task, pretrained, config)
-    run = train_seed(pretrained, task, rows, config, seed=0, progress=ignore)
+    run = train_seed(pretrained, task, rows, config, Machine(), seed=0, progress=ignore)
     for key, tensor in run.model.encoder.state_dict().items():
         assert torch.equal(tensor, pretrained.tensors[key]), key
     fresh = build_network(
-        pretrained, task.family, config, compute_dtype=torch.float32, seed=0, from_scratch=False
+        pretrained, task.family, config, machine=Machine(), seed=0, from_scratch=False
     )
     for key, tensor in run.model.head.state_dict().items():
         assert not torch.equal(tensor, fresh.head.state_dict()[key]), key
@@ -100,7 +101,7 @@ def test_the_head_learns_and_the_encoder_stays(name, combine, pretrained, data):
 def test_a_read_encoder_has_no_dropout_and_the_head_has(pretrained, data):
     task = read_task("own", data["own"], CONFIG)
     model = build_network(
-        pretrained, task.family, CONFIG, compute_dtype=torch.float32, seed=0, from_scratch=False
+        pretrained, task.family, CONFIG, machine=Machine(), seed=0, from_scratch=False
     ).train()
     ids = torch.arange(12).view(2, 6)
     one, two = (model.encoder.layer_states(2, ids) for _ in range(2))
@@ -114,7 +115,7 @@ def test_settings_are_recorded_and_the_folder_gives_its_predictions(start, data,
     saved = from_dict(FinetuneConfig, json.loads((out / "config.json").read_text())["config"])
     assert saved == CONFIG
     task = read_task("own", data["own"], saved)
-    model = load_network(read_finetuned(out), task.family, CPU)
+    model = load_network(read_finetuned(out), task.family, Machine())
     rows = encode_task(task, load_pretrained(start), saved)
     keep_tokens(model, rows.token_ids)
     probs = run_network(model, rows.splits["dev"], CPU)["logits"].softmax(dim=1)

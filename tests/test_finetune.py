@@ -25,6 +25,7 @@ from electra.settings import from_dict
 from electra.tasks.registry import read_task
 from electra.tasks.squad import SpanExtraction
 from electra.tasks.task import Task
+from electra.training.machine import Machine
 from electra.training.optimizer import ReferenceAdamW, build_optimizer
 from electra.training.seeds import step_seed
 
@@ -75,7 +76,7 @@ def build(pretrained, task, *, seed=0, from_scratch=False, **changes) -> Network
         pretrained,
         task.family,
         dataclasses.replace(CONFIG, **changes),
-        compute_dtype=torch.float32,
+        machine=Machine(),
         seed=seed,
         from_scratch=from_scratch,
     )
@@ -129,7 +130,7 @@ def test_training_the_tokens_in_use_is_training_them_all(pretrained, task, rows)
     )
     config = dataclasses.replace(CONFIG, epochs=1)
     few, many = (
-        train_seed(pretrained, task, each, config, seed=0, progress=ignore)
+        train_seed(pretrained, task, each, config, Machine(), seed=0, progress=ignore)
         for each in (rows, all_rows)
     )
     assert len(rows.token_ids) < len(whole)
@@ -209,7 +210,7 @@ def test_in_reference_mode_the_loss_is_the_batchs_sum(pretrained, task, rows, mo
 
         monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", note)
         config = dataclasses.replace(CONFIG, epochs=1, mode=mode)
-        train_seed(pretrained, task, rows, config, seed=0, progress=ignore)
+        train_seed(pretrained, task, rows, config, Machine(), seed=0, progress=ignore)
     assert norms["reference"][0] == pytest.approx(CONFIG.batch_size * norms["paper"][0], rel=1e-4)
 
 
@@ -232,7 +233,8 @@ def test_presets_are_table_7_and_follow_the_encoders_width():
 def test_a_seed_is_repeatable_and_another_differs(pretrained, task, rows):
     config = dataclasses.replace(CONFIG, epochs=1)
     one, same, other = (
-        train_seed(pretrained, task, rows, config, seed=seed, progress=ignore) for seed in (0, 0, 1)
+        train_seed(pretrained, task, rows, config, Machine(), seed=seed, progress=ignore)
+        for seed in (0, 0, 1)
     )
     assert torch.equal(one.outputs["dev"]["logits"], same.outputs["dev"]["logits"])
     for first, second in zip(one.model.parameters(), same.model.parameters(), strict=True):
@@ -245,7 +247,7 @@ def test_it_learns_what_can_be_learnt(pretrained, task, rows):
     seen = []
     config = dataclasses.replace(CONFIG, epochs=4)
     run = train_seed(
-        pretrained, task, rows, config, seed=0, from_scratch=True, progress=seen.append
+        pretrained, task, rows, config, Machine(), seed=0, from_scratch=True, progress=seen.append
     )
     assert run.record["scores"]["accuracy"] > 0.97  # the majority guess has about 0.75
     assert run.record["scores"]["mcc"] > 0.9
@@ -261,12 +263,13 @@ def test_the_epoch_that_counts_is_the_last_unless_best_is_asked_for(pretrained, 
     wrong = dataclasses.replace(train, targets={"labels": 1 - train.targets["labels"]})
     rows = rows._replace(splits=rows.splits | {"train": wrong})
     config = dataclasses.replace(CONFIG, epochs=3, learning_rate=1e-3)
-    last = train_seed(pretrained, task, rows, config, seed=1, progress=ignore)
+    last = train_seed(pretrained, task, rows, config, Machine(), seed=1, progress=ignore)
     best = train_seed(
         pretrained,
         task,
         rows,
         dataclasses.replace(config, keep_epoch="best"),
+        Machine(),
         seed=1,
         progress=ignore,
     )
@@ -516,10 +519,10 @@ def test_settings_out_of_range_are_refused(field, value, message):
 def test_dropout_and_order_do_not_depend_on_earlier_random_numbers(pretrained, task, rows):
     config = dataclasses.replace(CONFIG, epochs=1)
     torch.manual_seed(1)
-    one = train_seed(pretrained, task, rows, config, seed=0, progress=ignore)
+    one = train_seed(pretrained, task, rows, config, Machine(), seed=0, progress=ignore)
     torch.manual_seed(step_seed(5, "anything", 2))
     torch.rand(7)
-    two = train_seed(pretrained, task, rows, config, seed=0, progress=ignore)
+    two = train_seed(pretrained, task, rows, config, Machine(), seed=0, progress=ignore)
     assert torch.equal(one.outputs["dev"]["logits"], two.outputs["dev"]["logits"])
 
 

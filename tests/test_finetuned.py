@@ -29,6 +29,7 @@ from electra.tasks.records import number_records
 from electra.tasks.registry import read_records, restore_family
 from electra.tasks.rows import make_batch
 from electra.tasks.table import TABLE_FORMATS
+from electra.training.machine import Machine
 
 CPU = torch.device("cpu")
 CONFIG = FinetuneConfig(
@@ -652,7 +653,7 @@ def logits_of_rows(run, path):
     theirs = {"input_ids": batch.input_ids, "token_type_ids": batch.token_type_ids}
     theirs["attention_mask"] = None if batch.attention_mask is None else batch.attention_mask.long()
     with torch.inference_mode():
-        outputs = load_network(model, family, CPU).eval()(batch)
+        outputs = load_network(model, family, Machine()).eval()(batch)
     return outputs, {name: values for name, values in theirs.items() if values is not None}
 
 

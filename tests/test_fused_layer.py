@@ -5,19 +5,24 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 from electra.model import masked_lm
 from electra.model.dropout import ONE, SPREAD, Dropout, DropoutMasks, num_kept
-from electra.model.encoder import Encoder, Layer
+from electra.model.encoder import Encoder
+from electra.model.fused_layer import FusedPostNormLayer
 from electra.model.initialisation import init_weights
+from electra.model.layer import PostNormLayer
 from electra.presets import encoder_sizes
 from electra.pretraining.loop import pretrain
 from electra.settings import override
 
 B, L = 3, 10
+BOTH = (PostNormLayer, FusedPostNormLayer)
 
 
-def build(hidden_size: int, dropout_prob: float) -> Layer:
+def build(layer_class, hidden_size: int, dropout_prob: float) -> PostNormLayer:
     sizes = encoder_sizes(
         hidden_size,
         1,
@@ -25,7 +30,7 @@ def build(hidden_size: int, dropout_prob: float) -> Layer:
         hidden_dropout_prob=dropout_prob,
         attention_probs_dropout_prob=dropout_prob / 2,
     )
-    layer = Layer(sizes)
+    layer = layer_class(sizes)
     rng = torch.Generator().manual_seed(0)
     init_weights(layer, 0.2, rng)
     with torch.no_grad():  # biases and norms, too
@@ -35,7 +40,7 @@ def build(hidden_size: int, dropout_prob: float) -> Layer:
     return layer
 
 
-def run(layer, forward, dtype, with_mask, with_dropout):
+def run(layer, dtype, with_mask, with_dropout):
     """Return the output and every gradient of a weighted sum of it."""
     rng = torch.Generator().manual_seed(1)
     H = layer.output.out_features
@@ -49,7 +54,7 @@ def run(layer, forward, dtype, with_mask, with_dropout):
     torch.manual_seed(2)
     masks = DropoutMasks(B * L * max(H, layer.attention.num_heads * L), dtype, (0.1, 0.2))
     layer.zero_grad()
-    y = forward(x, mask, masks if with_dropout else None)
+    y = layer(x, mask, masks if with_dropout else None)
     (y.float() * weights).sum().backward()
     gradients = {name: parameter.grad.clone() for name, parameter in layer.named_parameters()}
     return y.detach(), {"x": x.grad.float(), **gradients}
@@ -60,10 +65,10 @@ def run(layer, forward, dtype, with_mask, with_dropout):
     list(itertools.product((64, 128), (False, True), (False, True))),
 )
 def test_the_fused_layer_is_the_plain_one(hidden_size, with_mask, with_dropout):
-    layer = build(hidden_size, 0.2).train(with_dropout)
     case = (torch.float32, with_mask, with_dropout)
-    plain, plain_gradients = run(layer, layer.plain, *case)
-    fused, fused_gradients = run(layer, layer, *case)
+    (plain, plain_gradients), (fused, fused_gradients) = (
+        run(build(layer_class, hidden_size, 0.2).train(with_dropout), *case) for layer_class in BOTH
+    )
     torch.testing.assert_close(fused, plain, atol=2e-6, rtol=1e-6)
     assert set(fused_gradients) == set(plain_gradients)
     for name, gradient in plain_gradients.items():
@@ -73,67 +78,165 @@ def test_the_fused_layer_is_the_plain_one(hidden_size, with_mask, with_dropout):
 
 @pytest.mark.parametrize("with_dropout", [False, True])
 def test_in_bfloat16_it_is_as_far_from_float32_as_the_plain_one(with_dropout):
-    layer = build(128, 0.2 if with_dropout else 0.0).train()
-    exact, exact_gradients = run(layer, layer.plain, torch.float32, True, with_dropout)
+    plain, fused = (build(each, 128, 0.2 if with_dropout else 0.0).train() for each in BOTH)
+    exact, exact_gradients = run(plain, torch.float32, True, with_dropout)
     # Where the masks' dtype differs their bits do not.
     errors = {}
-    for name, forward in (("plain", layer.plain), ("fused", layer)):
-        y, gradients = run(layer, forward, torch.bfloat16, True, with_dropout)
-        errors[name] = [(y.float() - exact).norm() / exact.norm()] + [
+    for layer in (plain, fused):
+        y, gradients = run(layer, torch.bfloat16, True, with_dropout)
+        errors[layer] = [(y.float() - exact).norm() / exact.norm()] + [
             (gradients[key] - value).norm() / value.norm()
             for key, value in exact_gradients.items()
             if value.norm() > 1e-3  # the key's bias has none
         ]
-    for plain, fused in zip(errors["plain"], errors["fused"], strict=True):
-        assert fused < max(1.25 * plain, 0.01)
-        assert plain < 0.05
+    for of_plain, of_fused in zip(errors[plain], errors[fused], strict=True):
+        assert of_fused < max(1.25 * of_plain, 0.01)
+        assert of_plain < 0.05
 
 
 def test_evaluation_keeps_nothing_for_a_backward_pass():
-    layer = build(64, 0.1).eval()
+    layer = build(FusedPostNormLayer, 64, 0.1).eval()
     with torch.no_grad():
         assert layer(torch.randn(2, 5, 64), None, None).grad_fn is None
 
 
-def test_an_encoder_is_the_same_by_either_path(monkeypatch):
-    sizes = encoder_sizes(128, 2, 32, vocab_size=50, hidden_dropout_prob=0.1)
-    encoder = Encoder(sizes).train()
+class PooledPostNormLayer(PostNormLayer):
+    """The plain layer under the fused one's dropout."""
+
+    draw_masks = FusedPostNormLayer.draw_masks
+
+
+def encoder_of(layer_class, dropout_prob):
+    sizes = encoder_sizes(
+        128,
+        2,
+        32,
+        vocab_size=50,
+        hidden_dropout_prob=dropout_prob,
+        attention_probs_dropout_prob=dropout_prob / 2,
+    )
+    encoder = Encoder(sizes, layer=layer_class).train()
     init_weights(encoder, 0.1, torch.Generator().manual_seed(0))
+    return encoder
+
+
+def loss_and_gradients(encoder):
+    """The loss of some states, and the gradients of the encoder's parameters."""
     ids = torch.randint(50, (4, 16), generator=torch.Generator().manual_seed(1))
-
-    def states():
-        torch.manual_seed(3)
-        return encoder(ids)
-
-    fused = states()
-    monkeypatch.setattr(Layer, "forward", Layer.plain)
-    torch.testing.assert_close(states(), fused, atol=1e-5, rtol=1e-5)
+    torch.manual_seed(3)
+    states = encoder(ids)
+    loss = F.cross_entropy(states.flatten(0, 1), ids.flatten())
+    loss.backward()
+    return loss.item(), {name: p.grad for name, p in encoder.named_parameters()}
 
 
-def losses_of_200_steps(toy_shards, toy_config, tmp_path, precision):
+def assert_same(actual, expected):
+    """Within the bounds that FusedPostNormLayer states."""
+    assert actual[0] == pytest.approx(expected[0], rel=1e-6)
+    assert actual[1].keys() == expected[1].keys()
+    for name, gradient in expected[1].items():
+        scale = max(1.0, gradient.abs().max().item())
+        assert (actual[1][name] - gradient).abs().max() <= 1e-5 * scale, name
+
+
+def test_an_encoder_is_the_same_of_either_class():
+    """Loss and gradients, dropout on; the two have the same parameters."""
+    plain, fused = (encoder_of(each, 0.1) for each in (PooledPostNormLayer, FusedPostNormLayer))
+    assert plain.state_dict().keys() == fused.state_dict().keys()
+    assert_same(loss_and_gradients(fused), loss_and_gradients(plain))
+
+
+def test_plain_layers_are_left_to_torchs_dropout():
+    """Other elements are dropped, as many: means over many passes agree."""
+    ids = torch.zeros(1, 16, dtype=torch.int64)
+    means = []
+    for layer_class in BOTH:
+        torch.manual_seed(0)
+        encoder = encoder_of(layer_class, 0.1)
+        states = torch.stack([encoder(ids).detach() for _ in range(100)])
+        means.append(states.mean(dim=0))
+        deviation = states.std(dim=0) / 10
+    assert not torch.equal(*means)
+    assert ((means[0] - means[1]).abs() / deviation).mean() < 2
+
+
+@pytest.mark.parametrize("layer_class", BOTH)
+def test_only_plain_layers_call_their_parts(layer_class):
+    """A forward hook on the attention sees its output in one class, and is passed by in the other.
+
+    The hook changes nothing: the encoder computes what it computes without.
+    """
+    encoder, seen = encoder_of(layer_class, 0.0), []
+    expected = loss_and_gradients(encoder_of(FusedPostNormLayer, 0.0))
+    for layer in encoder.layers:
+        layer.attention.register_forward_hook(lambda part, given, y: seen.append(y.shape))
+    assert_same(loss_and_gradients(encoder), expected)
+    assert seen == ([(4, 16, 128)] * 2 if layer_class is PostNormLayer else [])
+
+
+class LowRank(nn.Module):
+    """An adapter (LoRA): a frozen linear map plus a product of two thin ones."""
+
+    def __init__(self, frozen):
+        super().__init__()
+        self.frozen = frozen.requires_grad_(False)
+        self.down = nn.Linear(frozen.in_features, 4, bias=False)
+        self.up = nn.Linear(4, frozen.out_features, bias=False)
+
+    def forward(self, x):
+        return self.frozen(x) + self.up(self.down(x))
+
+
+def test_an_adapter_in_a_plain_layer_is_the_sum_in_a_fused_one():
+    """With W + U D in place of W the fused layers compute the same, and the adapter learns."""
+    adapted, summed = encoder_of(PostNormLayer, 0.0), encoder_of(FusedPostNormLayer, 0.0)
+    for plain, fused in zip(adapted.layers, summed.layers, strict=True):
+        adapter = plain.attention.qkv = LowRank(plain.attention.qkv)
+        init_weights(nn.ModuleList([adapter.down, adapter.up]), 0.1, torch.Generator())
+        with torch.no_grad():
+            fused.attention.qkv.weight += adapter.up.weight @ adapter.down.weight
+    loss, gradients = loss_and_gradients(adapted)
+    expected_loss, expected = loss_and_gradients(summed)
+    assert loss == pytest.approx(expected_loss, rel=1e-6)
+    for number, layer in enumerate(adapted.layers):
+        adapter = layer.attention.qkv
+        whole = expected[f"layers.{number}.attention.qkv.weight"]
+        for actual, gradient in (
+            (adapter.up.weight.grad, whole @ adapter.down.weight.T),
+            (adapter.down.weight.grad, adapter.up.weight.T @ whole),
+        ):
+            scale = max(1.0, gradient.abs().max().item())
+            assert (actual - gradient).abs().max() <= 1e-5 * scale
+            assert gradient.abs().max() > 1e-4
+        assert adapter.frozen.weight.grad is None
+    assert gradients["embeddings.tokens.weight"] is not None
+
+
+def losses_of_200_steps(toy_shards, toy_config, tmp_path, *settings):
+    run, seen = tmp_path / str(len(list(tmp_path.iterdir()))), []
     settings = [
+        *("model.hidden_dropout_prob=0", "model.attention_probs_dropout_prob=0"),
         *("train.steps=200", "train.log_every=1", "train.evaluate_every=200"),
-        *("train.save_every=200", f"train.precision={precision}", "train.seed=3"),
+        *("train.save_every=200", "train.seed=3"),
         *("optimizer.learning_rate=2e-3", "optimizer.warmup_steps=10"),
+        *settings,
     ]
-    run, seen = tmp_path / f"{precision}-{len(list(tmp_path.iterdir()))}", []
     pretrain(toy_shards, run, override(toy_config, settings), seen.append)
     return torch.tensor([record["loss"] for record in seen if record["part"] == "train"])
 
 
 def test_200_steps_by_either_path(toy_shards, toy_config, tmp_path, monkeypatch):
-    """Fast and plain softmax and layers, the same seed.
+    """Fast and plain softmax and layers, the same seed, without dropout.
 
     Until a draw on the edge between two tokens falls to the other, losses agree to 1e-5; from then
     on the runs differ as two of other seeds do, less than their steps among each other: no loss by
     more than 8%, the mean over 50 steps by no more than 1%. So does bfloat16.
     """
     arguments = (toy_shards, toy_config, tmp_path)
-    fast = losses_of_200_steps(*arguments, "float32")
-    bfloat16 = losses_of_200_steps(*arguments, "bfloat16")
-    monkeypatch.setattr(Layer, "forward", Layer.plain)
+    fast = losses_of_200_steps(*arguments, "train.layers=fused")
+    bfloat16 = losses_of_200_steps(*arguments, "train.layers=fused", "train.precision=bfloat16")
     monkeypatch.setattr(masked_lm, "loss_and_sample", masked_lm.loss_and_sample_plain)
-    plain = losses_of_200_steps(*arguments, "float32")
+    plain = losses_of_200_steps(*arguments, "train.layers=plain")
     assert len(plain) == 200
     assert not torch.equal(fast, plain)
     torch.testing.assert_close(fast[:20], plain[:20], rtol=1e-5, atol=0)

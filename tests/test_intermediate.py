@@ -17,6 +17,7 @@ from electra.finetuning.start import encode_task
 from electra.runs.pretrained import load_pretrained
 from electra.settings import override
 from electra.tasks.registry import read_task
+from electra.training.machine import Machine
 
 CONFIG = override(
     FinetuneConfig(),
@@ -58,7 +59,7 @@ def test_the_encoder_is_that_of_the_best_seed_on_dev(best, first, start, toy_que
     assert not torch.equal(pretrained.tensors[moved], before.tensors[moved])
     task = read_task("own", toy_question, CONFIG)
     model = build_network(
-        pretrained, task.family, CONFIG, compute_dtype=torch.float32, seed=0, from_scratch=False
+        pretrained, task.family, CONFIG, machine=Machine(), seed=0, from_scratch=False
     )
     for name, parameter in model.encoder.named_parameters():
         assert torch.equal(parameter, kept[name]), name

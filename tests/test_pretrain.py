@@ -21,6 +21,8 @@ from electra.corpus.examples import BLOCK_ROWS, Examples, permute
 from electra.corpus.prepare import prepare
 from electra.corpus.shards import Shard, open_shards
 from electra.model.encoder import Encoder
+from electra.model.fused_layer import FusedPostNormLayer
+from electra.model.layer import PostNormLayer
 from electra.pretraining.loop import Interrupted, evaluate, heldout_batches, pretrain, resume
 from electra.pretraining.start import build_model, count_tokens, fit_to_shards
 from electra.reports.page import write_page
@@ -35,7 +37,7 @@ from electra.runs.export import export
 from electra.runs.metrics import read_metrics
 from electra.runs.pretrained import load_pretrained, read_networks
 from electra.settings import override
-from electra.training.machine import Machine, choose_dtype
+from electra.training.machine import Machine, choose_dtype, choose_layers
 from electra.training.optimizer import build_optimizer, learning_rate_at
 from electra.training.seeds import step_seed
 
@@ -768,6 +770,64 @@ def test_dtype_where_torch_is_built_without_onednn(monkeypatch):
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", missing)
     assert choose_dtype("auto", torch.device("cpu")) == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("setting", "device", "compiled", "expected"),
+    [
+        ("auto", "cpu", False, FusedPostNormLayer),
+        ("auto", "cpu", True, PostNormLayer),
+        ("auto", "cuda", False, PostNormLayer),
+        ("plain", "cpu", False, PostNormLayer),
+        ("fused", "cpu", False, FusedPostNormLayer),
+        ("fused", "cpu", True, "not for a compiled step; use plain or auto"),
+        ("fused", "cuda", False, "not for device cuda; use plain or auto"),
+    ],
+)
+def test_layers_are_those_that_the_machine_runs_best(setting, device, compiled, expected):
+    if not isinstance(expected, str):
+        assert choose_layers(setting, torch.device(device), compiled=compiled) is expected
+        return
+    with pytest.raises(UserError, match=f"layers fused: .*{expected}"):
+        choose_layers(setting, torch.device(device), compiled=compiled)
+
+
+def test_fused_layers_in_a_compiled_step_are_refused_and_nothing_written(
+    toy_shards, toy_config, tmp_path
+):
+    config = override(toy_config, ["train.layers=fused", "train.compile=yes"])
+    with pytest.raises(UserError, match=r"layers fused: .*not for a compiled step"):
+        pretrain(toy_shards, tmp_path / "run", config, lambda record: None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_of_plain_layers_goes_on_where_it_was_and_exports(toy_shards, toy_config, tmp_path):
+    """Resumed from its first checkpoint it ends, to the bit, with the weights of the whole run.
+
+    Fused layers, which drop other elements, end with others.
+    """
+    ends = []
+    for name, settings in (
+        ("whole", ["train.layers=plain"]),
+        ("resumed", ["train.layers=plain"]),
+        ("fused", []),
+    ):
+        run = tmp_path / name
+        pretrain(toy_shards, run, override(toy_config, settings), lambda record: None)
+        if name == "resumed":
+            shutil.rmtree(find_checkpoint(run)[1])
+            (run / "results.json").unlink()
+            assert find_checkpoint(run)[0] == 6
+            resume(run, lambda record: None)
+        ends.append(load_file(find_checkpoint(run)[1] / "model.safetensors"))
+    whole, resumed, fused = ends
+    assert whole.keys() == resumed.keys() == fused.keys()
+    assert all(torch.equal(resumed[name], tensor) for name, tensor in whole.items())
+    assert any(not torch.equal(fused[name], tensor) for name, tensor in whole.items())
+    export(tmp_path / "resumed", tmp_path / "hf")
+    encoder = transformers.AutoModel.from_pretrained(tmp_path / "hf")
+    ours = whole["discriminator.layers.1.output.weight"]
+    assert torch.equal(encoder.state_dict()["encoder.layer.1.output.dense.weight"], ours)
 
 
 def test_seeds_of_steps_differ():

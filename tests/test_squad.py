@@ -29,6 +29,7 @@ from electra.tasks.squad_rows import (
     own_tokens,
 )
 from electra.tasks.task import Task
+from electra.training.machine import Machine
 
 SQUAD_FOLDER = Path(__file__).parents[2] / "shared/data/squad"
 VOCAB_FILE = Path(__file__).parents[2] / "shared/data/vocab/bert-base-uncased.txt"
@@ -548,7 +549,7 @@ def test_a_small_encoder_learns_to_answer(toy_tokenizer, tmp_path, head, with_no
         threads=1,
     )
     rows = encode_task(task, start, config)
-    run = train_seed(start, task, rows, config, seed=0, progress=lambda record: None)
+    run = train_seed(start, task, rows, config, Machine(), seed=0, progress=lambda record: None)
     outputs, scores = run.outputs["dev"], run.record["scores"]
     assert not run.record["degenerate"]
     assert scores["exact"] > 0.9

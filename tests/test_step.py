@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from electra.config import UserError
 from electra.corpus.tokenizer import make_tokenizer
-from electra.model.encoder import Encoder, Layer
+from electra.model.encoder import Encoder
 from electra.presets import PRESETS, encoder_sizes
 from electra.pretraining.acceleration import WARM_UP_STEPS, AcceleratedStep
 from electra.pretraining.attention import rank_attention
@@ -47,6 +47,9 @@ OBJECTIVES = {
     "documents": ["examples.attend=document"],
     "recompute": ["train.recompute_activations=true"],
 }
+
+PLAIN = "train.layers=plain"
+"""The layers that a compiler or a GPU is given."""
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 torch_warns = pytest.mark.filterwarnings(  # of what it does itself
@@ -114,11 +117,12 @@ def losses_and_gradients(model, batch, forward):
 @torch_warns
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_every_objective_is_one_graph(name):
-    """It is traced whole, and what a GPU is given computes what the plain path does."""
+    """It is traced whole, and what a GPU is given computes what a CPU does uncompiled."""
     torch.compiler.reset()
-    model = make_model(without_dropout(make_config(*OBJECTIVES[name]))).train()
-    batch = padded(make_rows(make_config(*OBJECTIVES[name]), 4, 0))
-    plain, expected = losses_and_gradients(model, batch, model)
+    config = without_dropout(make_config(*OBJECTIVES[name]))
+    on_cpu, model = make_model(config), make_model(override(config, [PLAIN]))
+    batch = padded(make_rows(config, 4, 0))
+    plain, expected = losses_and_gradients(on_cpu, batch, on_cpu)
     compiled = torch.compile(model, fullgraph=True, dynamic=False, backend="aot_eager")
     output, actual = losses_and_gradients(model, batch, compiled)
     torch.testing.assert_close(output.loss, plain.loss, rtol=1e-6, atol=0)
@@ -149,11 +153,10 @@ def test_no_step_waits_for_its_device(name):
 
 @torch_warns
 @pytest.mark.parametrize("name", ["rtd", "electric", "two_stage", "recompute"])
-def test_working_copies_change_nothing(name, monkeypatch):
+def test_working_copies_change_nothing(name):
     """Losses and gradients in bfloat16, of rows in two pieces, to the bit; compiled or not."""
     torch.compiler.reset()
-    monkeypatch.setattr(Layer, "forward", Layer.plain)  # what a GPU computes
-    config = without_dropout(make_config(*OBJECTIVES[name]))
+    config = without_dropout(make_config(PLAIN, *OBJECTIVES[name]))
     batch, results = padded(make_rows(config, 8, 0)), []
     for is_at_work in (False, True):
         model = make_model(in_bfloat16(config)).train()
@@ -272,7 +275,7 @@ def test_a_compiler_that_fails_is_done_without():
     def fail(graph, inputs):
         raise RuntimeError("no such\narchitecture")
 
-    config = make_config("train.accumulation=2")
+    config = make_config(PLAIN, "train.accumulation=2")
     plain, compiled = (make_step(config) for _ in range(2))
     compiled.compiled = True
     compiled.step.forward = torch.compile(compiled.step.model, backend=fail)
@@ -332,15 +335,14 @@ class Tape(TorchDispatchMode):
         OBJECTIVES["adversarial"],
     ],
 )
-def test_a_step_can_be_replayed(settings, monkeypatch):
+def test_a_step_can_be_replayed(settings):
     """One step is recorded and done again for the others: rows, rates and draws are theirs.
 
     Whatever Python decides or counts by itself would stay as it was in the recorded step.
     """
-    config = without_dropout(make_config(*settings))
+    config = without_dropout(make_config(PLAIN, *settings))
     rates = (1e-3, 2e-3, 5e-4, 1e-3, 3e-3, 0.0, 1e-3)
     batches = [padded(make_rows(config, 8, seed)) for seed in range(len(rates))]
-    monkeypatch.setattr(Layer, "forward", Layer.plain)  # what a GPU computes
     machine = machine_for(config)
     done, replayed = (Step(make_model(config).train(), config, machine) for _ in range(2))
     tolerance = {"rtol": 1e-5, "atol": 1e-6}

@@ -27,6 +27,7 @@ from electra.tasks.conll import read_tagging_task
 from electra.tasks.rows import Rows, make_batch
 from electra.tasks.tagging import ENTITY_METRICS, TaggedSentence, Tagging, cut_word_windows
 from electra.tasks.task import Task
+from electra.training.machine import Machine
 
 DATA = Path(__file__).parents[2] / "shared/data"
 VOCABULARY = DATA / "vocab/bert-base-uncased.txt"
@@ -492,7 +493,9 @@ def test_it_learns_from_sentences_longer_than_a_row(pretrained, toy_text):
     )
     rows = encode_task(task, pretrained, config)
     assert len(rows.splits["dev"]) > 2 * len(task.examples["dev"])
-    run = train_seed(pretrained, task, rows, config, seed=0, progress=lambda record: None)
+    run = train_seed(
+        pretrained, task, rows, config, Machine(), seed=0, progress=lambda record: None
+    )
     assert run.record["scores"]["f1"] > 0.95
     assert not run.record["degenerate"]
     outputs = run_network(run.model, rows.splits["dev"], CPU)

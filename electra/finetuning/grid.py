@@ -18,7 +18,7 @@ from electra.reports.tables import Table
 from electra.runs.pretrained import load_pretrained
 from electra.settings import override, to_dict
 from electra.tasks.registry import read_task
-from electra.training.machine import prepare_process
+from electra.training.machine import prepare_machine
 
 CHOSEN_ON_DEV = "dev chose the best combination: its score there is not that of unseen examples"
 
@@ -93,7 +93,7 @@ def search(
         len(headlines) == 1,
         f"--grid: scores of one metric can be compared, not of {' and '.join(sorted(headlines))}",
     )
-    prepare_process(config.threads)
+    machine = prepare_machine(config.device, config.precision, config.threads)
     settings = {
         "task": question.name,
         "start": pretrained.source,
@@ -102,7 +102,7 @@ def search(
         "files": {str(path): sha256_file(path) for path in question.files},
         "grid": {name: to_dict(config) for name, config in combinations.items()},
     }
-    with begin_folder(out, settings, config) as folder:
+    with begin_folder(out, settings, machine) as folder:
         for number, (name, config) in enumerate(combinations.items()):
 
             def tell(

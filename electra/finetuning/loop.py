@@ -39,7 +39,7 @@ from electra.settings import to_dict
 from electra.tasks.registry import read_task, resolve_own
 from electra.tasks.rows import Outputs, choose_batches, make_batch
 from electra.tasks.task import Task
-from electra.training.machine import choose_device, choose_dtype, describe_device, prepare_process
+from electra.training.machine import Machine, choose_layers, prepare_machine
 from electra.training.optimizer import build_optimizer, learning_rate_at, set_learning_rate
 from electra.training.seeds import step_seed
 
@@ -101,7 +101,8 @@ def finetune(
     question = read_task(task, data, config)
     pretrained = load_pretrained(start)
     config = fit_to_start(config, pretrained, question)
-    prepare_process(config.threads)
+    machine = prepare_machine(config.device, config.precision, config.threads)
+    choose_layers(config.layers, machine.device, compiled=False)  # refused before all is written
     settings = {
         "task": question.name,
         "start": pretrained.source,
@@ -109,7 +110,7 @@ def finetune(
         "files": {str(path): sha256_file(path) for path in question.files},
         "config": to_dict(config),
     }
-    with begin_folder(out, settings, config) as folder:
+    with begin_folder(out, settings, machine) as folder:
         rows = encode_task(question, pretrained, config)
         constant = question.family.find_constant(rows.splits["train"], rows.splits["dev"])
         facts = {
@@ -119,12 +120,12 @@ def finetune(
             "from_scratch": from_scratch,
             "keep_epoch": config.keep_epoch,
             "config": to_dict(config),
-            "device": describe_device(choose_device(config.device)),
+            "device": machine.name,
         }
         progress({"part": "task", **facts})
         for seed in range(seeds):
             train_until_it_learns(
-                *(folder, pretrained, question, rows, config),
+                *(folder, pretrained, question, rows, config, machine),
                 seed=seed,
                 from_scratch=from_scratch,
                 progress=progress,
@@ -140,6 +141,7 @@ def train_until_it_learns(
     task: Task,
     rows: TaskRows,
     config: FinetuneConfig,
+    machine: Machine,
     *,
     seed: int,
     from_scratch: bool = False,
@@ -157,6 +159,7 @@ def train_until_it_learns(
         task: As for `train_seed`.
         rows: As for `train_seed`.
         config: As for `train_seed`.
+        machine: As for `train_seed`.
         seed: The seed as drawn.
         from_scratch: As for `train_seed`.
         progress: Called with "train" and "dev" records, which have the seed as drawn, and with
@@ -172,6 +175,7 @@ def train_until_it_learns(
                 task,
                 rows,
                 config,
+                machine,
                 seed=number,
                 from_scratch=from_scratch,
                 progress=lambda record: progress({**record, "seed": seed}),
@@ -190,6 +194,7 @@ def train_seed(
     task: Task,
     rows: TaskRows,
     config: FinetuneConfig,
+    machine: Machine,
     *,
     seed: int,
     from_scratch: bool = False,
@@ -204,6 +209,7 @@ def train_seed(
         task: Provides the loss, the metrics and the default number of epochs.
         rows: The encoded examples, from `encode_task`.
         config: The settings.
+        machine: Device, and dtype of activations and matrix products.
         seed: Seed of the head's weights, the data order and dropout.
         from_scratch: Draw the encoder's weights instead of taking the pre-trained ones.
         progress: Called with "train" records every PROGRESS_STEPS steps and with "dev" records.
@@ -220,13 +226,12 @@ def train_seed(
         weight_decay=config.weight_decay,
         max_grad_norm=config.max_grad_norm,
     )
-    device = choose_device(config.device)
-    family = task.family
+    device, family = machine.device, task.family
     model = build_network(
         pretrained,
         family,
         config,
-        compute_dtype=choose_dtype(config.precision, device),
+        machine=machine,
         seed=seed,
         from_scratch=from_scratch,
     )
@@ -321,7 +326,7 @@ class _Kept(NamedTuple):
 
 
 @contextmanager
-def begin_folder(out: Path, settings: dict[str, Any], config: FinetuneConfig) -> Iterator[Path]:
+def begin_folder(out: Path, settings: dict[str, Any], machine: Machine) -> Iterator[Path]:
     """Yield `<out>.incomplete`, new or begun with the same settings, and rename it at the end.
 
     After an error the folder stays, and another call continues there.
@@ -330,7 +335,6 @@ def begin_folder(out: Path, settings: dict[str, Any], config: FinetuneConfig) ->
         UserError: The folder was begun with other settings, was not written by a fine-tuning, or is
             in use by another process.
     """
-    device = choose_device(config.device)
     folder = out.with_name(out.name + ".incomplete")
     settings_path = folder / "config.json"
     lock = folder / LOCK
@@ -351,8 +355,8 @@ def begin_folder(out: Path, settings: dict[str, Any], config: FinetuneConfig) ->
             write_json(settings_path, settings)
         begin_session(
             folder,
-            device=describe_device(device),
-            dtype=str(choose_dtype(config.precision, device)),
+            device=machine.name,
+            dtype=str(machine.dtype),
             scikit_learn=metadata.version("scikit-learn"),
         )
         yield folder

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from electra.runs.finetuned import Finetuned
 from electra.runs.pretrained import Pretrained
 from electra.tasks.family import Family
 from electra.tasks.rows import Outputs, Rows, TaskBatch, make_batch
-from electra.training.machine import choose_dtype
+from electra.training.machine import Machine, choose_layers
 from electra.training.seeds import step_seed
 
 PREDICT_ROWS = 128
@@ -47,7 +48,7 @@ def build_network(
     family: Family,
     config: FinetuneConfig,
     *,
-    compute_dtype: torch.dtype,
+    machine: Machine,
     seed: int,
     from_scratch: bool,
 ) -> Network:
@@ -59,7 +60,7 @@ def build_network(
         pretrained: The encoder's sizes and weights.
         family: Builds the head.
         config: Dropout, and which layers the head reads.
-        compute_dtype: Dtype of activations and matrix products.
+        machine: Device, and dtype of activations and matrix products.
         seed: Seed of the weights that are drawn.
         from_scratch: Draw the encoder's weights as well.
     """
@@ -69,7 +70,8 @@ def build_network(
         hidden_dropout_prob=dropout_prob,
         attention_probs_dropout_prob=dropout_prob,
     )
-    encoder = Encoder(sizes, compute_dtype=compute_dtype)
+    layer = choose_layers(config.layers, machine.device, compiled=False)
+    encoder = Encoder(sizes, layer=layer, compute_dtype=machine.dtype)
     head = family.build_head(sizes, config)
     rng = torch.Generator().manual_seed(step_seed(seed, "classifier", 0))
     init_weights(head, sizes.initializer_range, rng)
@@ -81,23 +83,26 @@ def build_network(
     return Network(encoder, head, family)
 
 
-def load_network(finetuned: Finetuned, family: Family, device: torch.device) -> Network:
-    """Return a saved fine-tuned network on a device, in the compute dtype of its settings.
+def load_network(finetuned: Finetuned, family: Family, machine: Machine) -> Network:
+    """Return a saved fine-tuned network on a machine.
 
     Args:
         finetuned: The sizes, settings and parameters.
         family: Builds the head.
-        device: Where the network computes.
+        machine: Where and in which dtype the network computes.
 
     Raises:
         UserError: The file of the parameters is damaged or lacks one.
     """
-    compute_dtype = choose_dtype(finetuned.config.precision, device)
-    encoder = Encoder(finetuned.encoder, compute_dtype=compute_dtype)
-    head = family.build_head(finetuned.encoder, finetuned.config)
+    config = finetuned.config
+    # A model trained with fused layers on a CPU may answer on another device.
+    setting: Literal["plain", "auto"] = "plain" if config.layers == "plain" else "auto"
+    layer = choose_layers(setting, machine.device, compiled=False)
+    encoder = Encoder(finetuned.encoder, layer=layer, compute_dtype=machine.dtype)
+    head = family.build_head(finetuned.encoder, config)
     model = Network(encoder, head, family)
     load_parameters(model, finetuned.tensors)
-    return model.to(device)
+    return model.to(machine.device)
 
 
 @torch.inference_mode()

@@ -28,8 +28,9 @@ from electra.method.objective import (
     predict_masked,
 )
 from electra.model.batch import Batch, count_real, find_real
-from electra.model.encoder import Encoder, Linear
+from electra.model.encoder import Encoder
 from electra.model.masked_lm import FixedDistribution, MaskedLM
+from electra.model.mixed_precision import Linear
 from electra.model.softmax import log_likelihood
 
 

@@ -19,6 +19,7 @@ from electra.method.masking import Counts, Draw, Masking
 from electra.model.batch import Batch
 from electra.model.encoder import Embeddings, Encoder
 from electra.model.heads import DiscriminatorHead, GeneratorHead
+from electra.model.layer import PostNormLayer
 from electra.model.masked_lm import FixedDistribution, MaskedLM, TwoTowers
 from electra.model.softmax import Prediction
 
@@ -189,12 +190,14 @@ class Parts:
         tokenizer: Special tokens, vocabulary.
         compute_dtype: Dtype of activations and matrix products.
         frequencies_V: Times each token occurs in the corpus; only the unigram generator asks.
+        layer: Class of the encoders' layers.
     """
 
     config: PretrainConfig
     tokenizer: Tokenizer
     compute_dtype: torch.dtype = torch.float32
     frequencies_V: Tensor | None = None
+    layer: type[PostNormLayer] = PostNormLayer
 
     def encoder(self, sizes: EncoderConfig, shared: Encoder | None = None) -> Encoder:
         """Return an encoder; it shares with `shared` what `method.sharing` says."""
@@ -207,6 +210,7 @@ class Parts:
     def _new_encoder(self, sizes: EncoderConfig, embeddings: Embeddings | None) -> Encoder:
         return Encoder(
             sizes,
+            layer=self.layer,
             embeddings=embeddings,
             compute_dtype=self.compute_dtype,
             recompute_activations=self.config.train.recompute_activations,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class Batch(NamedTuple):
-    """Token ids of B rows and what belongs to each position, in the order of Encoder.forward."""
+    """Rows of token ids, with masks and numbers per position, in the order of Encoder.forward."""
 
     input_ids_BL: Tensor
     """int64."""
@@ -30,7 +30,7 @@ class Batch(NamedTuple):
         return self._each(lambda tensor: tensor.to(device))
 
     def rows(self, rows: slice) -> "Batch":
-        """Return some of the rows."""
+        """Return the rows of a slice of the batch."""
         return self._each(lambda tensor: tensor[rows])
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":

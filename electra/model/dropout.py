@@ -1,4 +1,4 @@
-"""Dropout, and on a CPU masks that cost next to nothing."""
+"""Dropout by torch's own masks, or on a CPU by masks from a pool, which cost next to nothing."""
 
 from collections.abc import Iterable
 
@@ -7,24 +7,25 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 SPREAD = 1 << 16
-"""Places of the pool at which a mask may begin."""
+"""Number of places in a pool at which a mask may begin."""
 ONE = 1 << 16
+"""Number of values of 16 random bits: probabilities are whole multiples of its inverse."""
 
 
 class DropoutMasks:
-    """Every mask of one pass through an encoder on a CPU: slices of one pool of random flags.
+    """The masks of one pass through an encoder on a CPU: slices of pools of random flags.
 
-    To draw each element of each mask by itself takes a seventh of a step. Here a pool a little
-    larger than the largest mask is drawn once, and a mask is a view of it that begins at a random
-    place: its elements are independent, and any two elements of two masks are one and the same flag
-    with probability 1 / SPREAD, so that their correlation is no more than that. An element is kept
-    with the probability asked for, to 1 / 131072.
+    Drawing every element of every mask takes a seventh of a step. Here one pool per probability, a
+    little larger than the largest mask, is drawn once per pass, and a mask is a view of it that
+    begins at a random place. The elements of one mask are independent. Two elements of two masks
+    are the same flag with probability 1 / SPREAD, so that their correlation is at most that. An
+    element is kept with the probability asked for, to 1 / 131072.
 
     Args:
-        largest: Elements of the largest mask.
-        dtype: Of the masks.
-        probs: With which elements are dropped. All pools are drawn at once: a layer that is
-            computed twice must find the same.
+        largest: Number of elements of the largest mask.
+        dtype: Dtype of the masks.
+        probs: Probabilities with which elements are dropped. All pools are drawn at once, so that a
+            layer that is computed twice (recomputed activations) finds the same flags.
     """
 
     def __init__(self, largest: int, dtype: torch.dtype, probs: Iterable[float]):
@@ -37,18 +38,21 @@ class DropoutMasks:
         return (bits < num_kept(prob) - ONE // 2).to(self.dtype)
 
     def draw(self, prob: float, shape: tuple[int, ...]) -> Tensor:
-        """Return 1 where an element is kept, 0 where it is dropped; not to be written to."""
+        """Return a mask of this shape: 1 where an element is kept, 0 where it is dropped.
+
+        It is a view of the pool of `prob` and must not be written to.
+        """
         first = int(torch.randint(SPREAD, ()))
         return self.pools[prob][first : first + torch.Size(shape).numel()].view(shape)
 
 
 def num_kept(prob: float) -> int:
-    """Return how many of the values that 16 bits take keep an element."""
+    """Return how many of the `ONE` values of 16 random bits keep an element."""
     return round((1 - prob) * ONE)
 
 
 class Dropout(nn.Module):
-    """Zero elements with a probability and scale the others up, in training only."""
+    """Zero elements with probability `prob` and scale the others up, in training only."""
 
     def __init__(self, prob: float):
         super().__init__()
@@ -56,17 +60,17 @@ class Dropout(nn.Module):
 
     @property
     def scale(self) -> float:
-        """By which the survivors of DropoutMasks are multiplied."""
+        """Factor of the elements that a mask of DropoutMasks keeps."""
         return ONE / num_kept(self.prob)
 
     def draw(self, shape: tuple[int, ...], masks: DropoutMasks | None) -> Tensor | None:
-        """Return a mask; None where nothing is to be dropped."""
+        """Return the next mask of this shape; None without masks, or where nothing is dropped."""
         if masks is None or not self.training or self.prob == 0:
             return None
         return masks.draw(self.prob, shape)
 
     def forward(self, x: Tensor, masks: DropoutMasks | None = None) -> Tensor:
-        """Drop by the next of the masks; None: by torch's own."""
+        """Return x, any shape, after dropout by the next of `masks`; None: by torch's own."""
         if masks is None:
             return F.dropout(x, self.prob, self.training)
         kept = self.draw(tuple(x.shape), masks)

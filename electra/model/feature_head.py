@@ -1,7 +1,7 @@
 """Output layers on a frozen encoder: its hidden states are features, a small BiLSTM reads them.
 
-B rows of the batch, L positions, H hidden size of the encoder, K layers read, F width of the
-features, U units of the BiLSTM in each direction, C classes.
+Shape suffixes: B rows of the batch, L positions, H hidden size of the encoder, K layers read,
+F width of the features, U units of the BiLSTM in each direction, C classes.
 
 Source: BERT's feature-based approach (section 5.3 of its paper: the last four layers side by side
 and a two-layer BiLSTM of 768) and ELMo's weighted sum of layers (section 3.2 of its paper).
@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from electra.config import FeaturesConfig
 from electra.model.dropout import Dropout
-from electra.model.encoder import Linear
+from electra.model.mixed_precision import Linear
 
 
 class LayerSum(nn.Module):
@@ -76,7 +76,7 @@ class FeatureHead(nn.Module):
         """Return logits (B, L, C) of tokens, or (B, C) of rows.
 
         Args:
-            states_KBLH: Those of the K layers, from `Encoder.layer_states`.
+            states_KBLH: Hidden states of the K layers, from `Encoder.layer_states`.
             attention_mask_BL: False where there is padding, at the end of rows only; None: nowhere.
         """
         states_KBLH = states_KBLH.float()

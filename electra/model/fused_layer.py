@@ -1,14 +1,16 @@
-"""A transformer layer as one step of autograd: what `Layer.plain` computes, in fewer operations.
+"""A post-norm layer as one step of autograd: what `PostNormLayer` computes, faster on a CPU.
 
 On a CPU much of a plain layer's time goes into operations between the matrix products: copies,
 casts, masks, one pass over memory each. Here forward and backward are written out with as few
-passes as torch's operations allow: scales ride on the products, residuals on the accumulators of
-dropout and of the backward products, dropout multiplies by a mask it has drawn once, and gradients
-of query, key and value are written where the next product reads them. `Layer.plain` remains the
-definition; docs/PERFORMANCE.md has what this gives.
+passes as torch's operations allow: scales are applied inside the products, residuals in the
+accumulators of dropout and of the backward products, dropout multiplies by a slice of a mask drawn
+once per pass, and gradients of query, key and value are written where the next product reads them.
+`PostNormLayer` remains the definition; docs/PERFORMANCE.md has what this gives.
 
-Shape suffixes: B rows, L positions, M = B * L of them, H hidden size, N heads, Z = B * N, D size of
-a head, F feed-forward size.
+Shape suffixes: B rows of the batch, L positions, M = B * L, H hidden size, N heads, Z = B * N,
+D size of a head, J = 3H (query, key and value), F feed-forward size; 3 stands for query, key and
+value. In functions of any matrix: I and O input and output size of a linear map, I, J, K rows,
+inner and columns of a product.
 """
 
 from typing import Any, NamedTuple
@@ -17,45 +19,77 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from electra.config import EncoderConfig
+from electra.model.dropout import DropoutMasks
+from electra.model.layer import PostNormLayer
 
-class Shape(NamedTuple):
-    """What the weights do not say."""
+
+class FusedPostNormLayer(PostNormLayer):
+    """The layer for training and evaluation on a CPU: forward and backward written out.
+
+    Parameters and their names are those of `PostNormLayer`. Losses agree with it to 1e-6 relative
+    in float32 and gradients to 1e-5 of their largest element; in bfloat16 both are as far from
+    float32 as each other.
+
+    Sub-modules are not called, their parameters are read: forward hooks on them never fire, and
+    what replaces one (an adapter) takes no part. Whoever needs either builds `PostNormLayer`.
+    """
+
+    @classmethod
+    def draw_masks(
+        cls, config: EncoderConfig, num_rows: int, length: int, dtype: torch.dtype
+    ) -> DropoutMasks:
+        """Return the dropout masks of one pass of `num_rows` rows in training."""
+        widths = (config.embedding_size, config.hidden_size, config.num_attention_heads * length)
+        probs = {config.hidden_dropout_prob, config.attention_probs_dropout_prob} - {0.0}
+        return DropoutMasks(num_rows * length * max(widths), dtype, sorted(probs))
+
+    def forward(
+        self, x_BLH: Tensor, mask_BNLL: Tensor | None, masks: DropoutMasks | None
+    ) -> Tensor:
+        """Return what `PostNormLayer.forward` returns; without `masks` nothing is dropped."""
+        B, L, H = x_BLH.shape
+        attention = self.attention
+        kept_probs = attention.dropout.draw((B * attention.num_heads, L, L), masks)
+        kept_attention, kept_inner = (self.dropout.draw((B * L, H), masks) for _ in range(2))
+        shape = _Shape(
+            attention.num_heads,
+            self.output_norm.eps,
+            1.0 if kept_probs is None else attention.dropout.scale,
+            1.0 if kept_inner is None else self.dropout.scale,
+        )
+        maps = (
+            *(attention.qkv, attention.output, self.attention_norm),
+            *(self.intermediate, self.output, self.output_norm),
+        )
+        parameters = [tensor for each in maps for tensor in (each.weight, each.bias)]
+        y_BLH: Tensor = _FusedLayer.apply(
+            *(x_BLH, mask_BNLL, kept_probs, kept_attention, kept_inner), shape, *parameters
+        )
+        return y_BLH
+
+
+class _Shape(NamedTuple):
+    """What `_FusedLayer` needs beside tensors."""
 
     num_heads: int
     eps: float
-    """Of both layer norms."""
+    """Epsilon of both layer norms."""
     attention_scale: float
-    """By which survivors of the attention's dropout are multiplied; 1 without dropout."""
+    """Factor of the attention probabilities that dropout keeps; 1 without dropout."""
     hidden_scale: float
-    """Likewise, of the other two."""
-
-
-def fused_layer(
-    x_BLH: Tensor,
-    mask_BNLL: Tensor | None,
-    kept: tuple[Tensor | None, Tensor | None, Tensor | None],
-    parameters: tuple[Tensor, ...],
-    shape: Shape,
-) -> Tensor:
-    """Return what a layer makes of hidden states (B, L, H), in their dtype.
-
-    Args:
-        x_BLH: The states.
-        mask_BNLL: Or what broadcasts to it, added to the scores; None: every position is seen.
-        kept: 1 where dropout keeps an element, 0 elsewhere, in the dtype of x: of the attention's
-            probabilities, of its output, of the feed-forward output; None without dropout.
-        parameters: float32: weight and bias of query, key and value, of the attention's output, of
-            its norm, of the feed-forward's first and second product and of its norm.
-        shape: Heads, epsilon and scales.
-
-    Losses agree with `Layer.plain` to 1e-6 relative in float32 and gradients to 1e-5 of their
-    largest element; in bfloat16 both are as far from float32 as each other.
-    """
-    y_BLH: Tensor = _FusedLayer.apply(x_BLH, mask_BNLL, *kept, shape, *parameters)
-    return y_BLH
+    """Factor of the other two tensors' elements that dropout keeps; 1 without dropout."""
 
 
 class _FusedLayer(torch.autograd.Function):
+    """The written-out layer, of x (B, L, H) in the compute dtype; returns the same shape and dtype.
+
+    The masks `kept_...` are 1 where dropout keeps an element and 0 elsewhere, in the dtype of x:
+    (Z, L, L) of the attention probabilities, (M, H) of the attention output and of the feed-forward
+    output. `parameters` are float32: weight and bias of query, key and value, of the attention
+    output and its norm, of the feed-forward's first and second product and its norm.
+    """
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -64,7 +98,7 @@ class _FusedLayer(torch.autograd.Function):
         kept_probs: Tensor | None,
         kept_attention: Tensor | None,
         kept_inner: Tensor | None,
-        shape: Shape,
+        shape: _Shape,
         *parameters: Tensor,
     ) -> Tensor:
         B, L, H = x_BLH.shape
@@ -118,11 +152,11 @@ class _FusedLayer(torch.autograd.Function):
         N, D = shape.num_heads, H // shape.num_heads
         every = [True, True, True]
 
-        # A leading d stands for the gradient of the loss with respect to what follows.
+        # A leading d: the gradient of the loss with respect to the tensor named after it.
         dsum_2_MH, dg_2, dh_2 = torch.ops.aten.native_layer_norm_backward(
             grad_outputs[0].reshape(-1, H), sum_2_MH, [H], mean_2, rstd_2, g_2, h_2, every
         )
-        # Of what dropout was applied to, still to be multiplied by its scale.
+        # Gradient of dropout's input, still without dropout's scale.
         doutput_MH = dsum_2_MH if kept_inner is None else dsum_2_MH * kept_inner
         dW_f, db_f = _weight_gradients(doutput_MH, active_MF, shape.hidden_scale)
         dactive_MF = _scaled(doutput_MH, W_f, shape.hidden_scale)
@@ -157,7 +191,7 @@ class _FusedLayer(torch.autograd.Function):
 
 
 def _product(a_ZIJ: Tensor, b_ZJK: Tensor, scale: float, out: Tensor | None = None) -> Tensor:
-    """Return scale * a @ b; the scale is applied inside the product."""
+    """Return scale * a @ b (Z, I, K); the scale is applied inside the product."""
     if out is None:
         out = a_ZIJ.new_empty(a_ZIJ.shape[0], a_ZIJ.shape[1], b_ZJK.shape[2])
     return torch.baddbmm(out, a_ZIJ, b_ZJK, beta=0, alpha=scale, out=out)

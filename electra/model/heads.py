@@ -1,6 +1,7 @@
-"""What stands on an encoder: the output layers of generator, discriminator and classifier.
+"""Output layers on an encoder: those of generator, discriminator and classifier.
 
-Shape suffixes as in encoder.py; M chosen positions of all rows together, C classes.
+Shape suffixes: B rows of the batch, L positions, E embedding size, H hidden size, M chosen
+positions of all rows together, C classes.
 """
 
 from typing import Literal
@@ -11,11 +12,11 @@ from torch import Tensor, nn
 
 from electra.config import EncoderConfig
 from electra.model.dropout import Dropout
-from electra.model.encoder import LayerNorm, Linear
+from electra.model.mixed_precision import LayerNorm, Linear
 
 
 class GeneratorHead(nn.Module):
-    """From hidden states to what the tied softmax multiplies with the token table.
+    """The generator's output layer: hidden states to the features that the tied softmax reads.
 
     logits = forward(h) @ table.T + bias. The product itself is left to the loss (softmax.py), which
     needs it at the chosen positions only. Source: run_pretraining.py _get_masked_lm_output.
@@ -29,7 +30,7 @@ class GeneratorHead(nn.Module):
 
     @property
     def flops(self) -> float:
-        """Operations at each position, forward, with the product by the token table."""
+        """Operations per position of the forward pass, product with the token table included."""
         size = self.dense.out_features
         return 2 * size * (self.dense.in_features + len(self.bias))
 
@@ -51,7 +52,7 @@ class DiscriminatorHead(nn.Module):
 
     @property
     def flops(self) -> float:
-        """Operations at each position, forward."""
+        """Operations per position of the forward pass."""
         return 2 * self.dense.in_features * (self.dense.out_features + 1)
 
     def forward(self, hidden_BLH: Tensor) -> Tensor:
@@ -67,6 +68,12 @@ class ClassifierHead(nn.Module):
     over the row's tokens: nothing in replaced token detection teaches [CLS] to sum up its row, and
     what fine-tuning has to teach it, a small or short-trained encoder does not learn in a few
     epochs.
+
+    Args:
+        hidden_size: H.
+        num_classes: C; 1 for a regression.
+        dropout_prob: Dropout on the row's state.
+        pooling: The row's state: that of [CLS], or the mean over the row's tokens.
     """
 
     def __init__(
@@ -82,7 +89,12 @@ class ClassifierHead(nn.Module):
         self.dense = Linear(hidden_size, num_classes)
 
     def forward(self, hidden_BLH: Tensor, attention_mask_BL: Tensor | None) -> Tensor:
-        """Return a logit for each class."""
+        """Return float32 logits (B, C).
+
+        Args:
+            hidden_BLH: Hidden states of the encoder's last layer.
+            attention_mask_BL: False at padding; None: nothing is padding.
+        """
         if self.pooling == "cls":
             state_BH = hidden_BLH[:, 0].float()
         elif attention_mask_BL is None:

@@ -1,35 +1,41 @@
-"""How weights begin: as BERT's, or so that a short run does not waste its first half.
+"""Initial weights: BERT's, or a start at which the first layer attends to neighbouring tokens.
 
-With BERT's weights attention is uniform at first and [MASK] hears nothing in particular of its
-context; masked language modelling then stands at the entropy of single tokens for thousands of
-steps before attention finds out that neighbours matter. The "neighbours" start skips that: the
-first layer looks at the tokens beside, and the generator's bias is the frequency of each token. It
-sets initial values only; the networks and what they can learn are the same (docs/PERFORMANCE.md has
-what it gives).
+With BERT's initial weights attention is nearly uniform, and the state at [MASK] says little about
+its context. Masked language modelling then stays at the entropy of single tokens for thousands of
+steps before attention learns that neighbours matter. The "neighbours" start skips these steps: the
+first layer attends to the tokens beside, and the generator's bias is the logarithm of each token's
+frequency. Only initial values differ; the networks and what they can learn are the same
+(docs/PERFORMANCE.md has measurements).
+
+Shape suffixes: H hidden size, E embedding size.
 """
 
 import math
 from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from electra.model.encoder import Encoder, Layer, Linear
+from electra.model.encoder import Encoder
 from electra.model.heads import DiscriminatorHead
+from electra.model.layer import PostNormLayer
+from electra.model.mixed_precision import Linear
 from electra.model.span_heads import BeamSpanHead, SpanHead
-
-SHARPNESS = 16.0
-"""Expected score of the position looked at, in nats; that of the others is 0, with a deviation of
-about 4 at heads of 64, so that a head favours its neighbour in half of all cases."""
 
 
 @torch.no_grad()
 def init_weights(module: nn.Module, std: float, rng: torch.Generator) -> None:
-    """Draw every weight below `module` from BERT's normal cut at two deviations; biases become 0.
+    """Draw every weight below `module` from BERT's truncated normal; set biases to 0.
 
-    A module shared by two parents is drawn once; an LSTM begins as torch's, uniform. Source:
-    modeling.py create_initializer. The released code leaves some layers at its framework's default
-    (`draw_glorot`); the paper does not mention it.
+    A module shared by two parents is drawn once. An LSTM has torch's uniform start.
+
+    Args:
+        module: Linear maps, embeddings and LSTMs below it are drawn; norms stay as they are.
+        std: Standard deviation of the normal, which is cut at two of them.
+        rng: Source of all random numbers.
+
+    Source: modeling.py create_initializer. The released code leaves some layers at its framework's
+    default (`draw_glorot`); the paper does not mention it.
     """
     for part in module.modules():
         if isinstance(part, nn.Linear | nn.Embedding):
@@ -44,10 +50,10 @@ def init_weights(module: nn.Module, std: float, rng: torch.Generator) -> None:
 
 @torch.no_grad()
 def draw_glorot(module: nn.Module, rng: torch.Generator) -> None:
-    """Draw again, Glorot uniform, what the released code names no initialiser for.
+    """Draw again, Glorot uniform, the weights for which the released code names no initialiser.
 
     These are the projections behind the embeddings, the discriminator's last layer and the heads
-    that answer questions.
+    of question answering below `module`.
     """
     for part in module.modules():
         if isinstance(part, Encoder) and part.embeddings_project is not None:
@@ -61,13 +67,17 @@ def draw_glorot(module: nn.Module, rng: torch.Generator) -> None:
 
 @torch.no_grad()
 def look_at_neighbours(encoders: list[Encoder], std: float, rng: torch.Generator) -> None:
-    """Let the first layer of encoders that share an embedding block attend to the tokens beside.
+    """Let the first layer of encoders that share an embedding block attend to neighbouring tokens.
 
-    Positions become random Fourier features sqrt(2) std [sin(w t), cos(w t)] with w uniform in
-    [0, pi): nearly orthogonal to one another, of the tokens' own deviation, and moved by an offset
-    through a rotation. Heads look by turns one token back and one ahead: their keys are their
-    queries rotated by that offset. Values and outputs are an orthogonal matrix and its transpose,
-    so that what is looked at is added as it is.
+    Position embeddings become random Fourier features sqrt(2) std [sin(w t), cos(w t)] of position
+    t, with w uniform in [0, pi): nearly orthogonal to one another, of the token embeddings' own
+    deviation, and moved by an offset through a rotation. How attention uses them, the first layer
+    says (`PostNormLayer.look_at_neighbours`).
+
+    Args:
+        encoders: Encoders with one embedding block in common.
+        std: Standard deviation of the token embeddings.
+        rng: Source of all random numbers.
     """
     positions = encoders[0].embeddings.positions.weight
     size = positions.shape[1]
@@ -75,24 +85,9 @@ def look_at_neighbours(encoders: list[Encoder], std: float, rng: torch.Generator
     phases = torch.arange(len(positions))[:, None] * frequencies
     positions.copy_(math.sqrt(2) * std * torch.cat([phases.sin(), phases.cos()], dim=1))
     for encoder in encoders:
-        project = torch.eye(encoder.config.hidden_size, size)
+        project_HE = torch.eye(encoder.config.hidden_size, size)
         if encoder.embeddings_project is not None:
             nn.init.orthogonal_(encoder.embeddings_project.weight, generator=rng)
-            project = encoder.embeddings_project.weight
-        attention = cast(Layer, encoder.layers[0]).attention
-        query, key, value = attention.qkv.weight.chunk(3)
-        head_size = len(query) // attention.num_heads
-        for head in range(attention.num_heads):
-            rows = slice(head * head_size, (head + 1) * head_size)
-            looks = torch.randn(head_size, size, generator=rng)
-            looks *= math.sqrt(2 * SHARPNESS / (size * math.sqrt(head_size)))
-            query[rows] = looks @ project.T
-            key[rows] = looks @ _rotation(frequencies, -1 if head % 2 else 1) @ project.T
-        nn.init.orthogonal_(value, generator=rng)
-        attention.output.weight.copy_(2 * value.T)
-
-
-def _rotation(frequencies: Tensor, offset: int) -> Tensor:
-    """Return the matrix that turns the features of position t into those of t + offset."""
-    cos, sin = (torch.diag(f(offset * frequencies)) for f in (torch.cos, torch.sin))
-    return torch.cat([torch.cat([cos, sin], dim=1), torch.cat([-sin, cos], dim=1)])
+            project_HE = encoder.embeddings_project.weight
+        first_layer = cast(PostNormLayer, encoder.layers[0])
+        first_layer.look_at_neighbours(project_HE, frequencies, rng)

@@ -22,10 +22,10 @@ class MaskedLM(nn.Module):
     """p(. | x_masked) at chosen positions: the generator, and the whole of MLM pre-training.
 
     Args:
-        encoder: Its token embeddings are also the softmax's.
+        encoder: The encoder; its token embeddings are also the table of the softmax.
         head: The output layer.
-        temperature: Of the draws; the loss has none.
-        disallow_correct: Whether the original is never drawn.
+        temperature: Divides the logits from which tokens are drawn; the loss has none.
+        disallow_correct: Whether the original token is never drawn.
     """
 
     def __init__(
@@ -44,17 +44,22 @@ class MaskedLM(nn.Module):
         self.is_frozen = False
 
     def freeze(self) -> None:
-        """Learn no more, and predict without dropout from now on."""
+        """Exclude the parameters from training, and switch dropout off for good."""
         self.is_frozen = True
         self.requires_grad_(False)
         self.eval()
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode; what is frozen stays without dropout."""
+        """Set the mode as torch's; a frozen model stays in evaluation mode, without dropout."""
         return super().train(mode and not self.is_frozen)
 
     def features(self, batch: Batch, index_BS: Tensor) -> Tensor:
-        """Return what the softmax multiplies with the token table (M, E)."""
+        """Return the features (M, E) at chosen positions that the softmax reads.
+
+        Args:
+            batch: Rows as the encoder is to see them.
+            index_BS: Chosen positions.
+        """
         hidden_BLH = self.encoder(*batch)
         index_BSH = index_BS[:, :, None].expand(-1, -1, hidden_BLH.shape[-1])
         return self.head(hidden_BLH.gather(1, index_BSH).flatten(0, 1))
@@ -72,14 +77,14 @@ class MaskedLM(nn.Module):
         weights_BS: Tensor,
         uniform_BS: Tensor,
     ) -> Prediction:
-        """Predict the tokens at some positions.
+        """Return loss, drawn tokens and hits at the chosen positions; the latter two (B, S).
 
         Args:
-            batch: Rows with [MASK] or something else at the positions.
-            index_BS: The positions.
-            targets_BS: The original ids there.
+            batch: Rows, corrupted at the chosen positions.
+            index_BS: Chosen positions.
+            targets_BS: Original ids at these positions.
             weights_BS: Weight of each position in the loss, 0 in unused slots.
-            uniform_BS: Uniform in [0, 1), from which tokens are drawn.
+            uniform_BS: Uniform numbers in [0, 1) that decide the draws.
         """
         features_ME = self.features(batch, index_BS)
         arguments = (
@@ -101,14 +106,15 @@ class MaskedLM(nn.Module):
 class TwoTowers(nn.Module):
     """p(x_t | all tokens but x_t) at every position of an unmasked row, in one pass.
 
-    One transformer reads from the left, one from the right; what they know at t - 1 and at t + 1 is
-    put together. At the first and last position of a row one side is empty; so it is at those of a
-    document where tokens attend within theirs.
+    One transformer reads from the left, one from the right. The prediction at t reads the states at
+    t - 1 of the first and at t + 1 of the second. At the first and the last position of a row one
+    side is zero; where tokens attend within their document, also at those of a document.
 
     Args:
-        before: The tower that sees what is before; its token embeddings are also the softmax's.
-        after: The tower that sees what is after.
-        head: The output layer, twice as wide as a tower at its input.
+        before: The tower that attends to earlier positions; its token embeddings are also the table
+            of the softmax.
+        after: The tower that attends to later positions.
+        head: The output layer; its input is twice as wide as a tower.
 
     Source: run_pretraining.py, two_tower_generator, where the ends wrap around.
     """
@@ -125,7 +131,7 @@ class TwoTowers(nn.Module):
         return self.before.embeddings.tokens.weight, self.head.bias
 
     def forward(self, batch: Batch) -> Tensor:
-        """Return what the softmax multiplies with the token table (B, L, E)."""
+        """Return the features (B, L, E) that the softmax reads."""
         before_BLH = self.before(*batch, sees="before")
         after_BLH = self.after(*batch, sees="after")
         earlier_BKH, later_BKH = before_BLH[:, :-1], after_BLH[:, 1:]
@@ -148,11 +154,12 @@ class TwoTowers(nn.Module):
 
 
 class FixedDistribution(nn.Module):
-    """A generator that looks at nothing: every position has the same distribution.
+    """A generator without context: every position has the same distribution.
 
     Args:
-        probs_V: It; uniform, or the frequencies of tokens in the corpus (unigram).
-        disallow_correct: Whether the original is never drawn.
+        probs_V: The distribution, up to a factor: uniform, or the number of times that each token
+            occurs in the corpus (unigram).
+        disallow_correct: Whether the original token is never drawn.
 
     Source: run_pretraining.py, uniform_generator.
     """
@@ -172,7 +179,7 @@ class FixedDistribution(nn.Module):
         weights_BS: Tensor,
         uniform_BS: Tensor,
     ) -> Prediction:
-        """As MaskedLM's; the loss has no gradient."""
+        """Return what `MaskedLM.forward` returns; same arguments, a loss without gradient."""
         last = len(self.probs_V) - 1
         cumulative_V = self.probs_V.cumsum(0)
         threshold_BS = uniform_BS.double() * cumulative_V[-1]

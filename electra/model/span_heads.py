@@ -1,6 +1,7 @@
-"""What stands on an encoder to answer a question with a span of the text it was given.
+"""Output layers on an encoder that answer a question with a span of the text in the same row.
 
-Shape suffixes as in encoder.py; K starts of the beam, D width inside a layer of two.
+Shape suffixes: B rows of the batch, L positions, H hidden size, K starts of the beam, D inner width
+of a two-layer head.
 
 A row is [CLS] question [SEP] text [SEP], of which text [SEP] is segment 1. An answer may begin and
 end at tokens of the text; [CLS] stands for "no answer here". All other positions have logit -inf.
@@ -10,14 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from electra.model.encoder import Linear
+from electra.model.mixed_precision import Linear
 
 BEAM_SIZE = 20
-"""Starts that are followed up, and ends kept of each. Source: configure_finetuning.py beam_size."""
+"""Number of starts that are followed up, and of ends kept for each start. Source:
+configure_finetuning.py beam_size."""
 INNER_SIZE = 512
-"""Width inside the layers of two. Source: qa_tasks.py."""
+"""Inner width D of the two-layer heads. Source: qa_tasks.py."""
 UNANSWERABLE_WEIGHT = 0.5
-"""Of its loss. Source: configure_finetuning.py answerable_weight."""
+"""Weight of the answerability loss. Source: configure_finetuning.py answerable_weight."""
 
 
 class SpanHead(nn.Module):

@@ -1,9 +1,12 @@
-"""The output layer that tags every token. B rows of the batch, L positions, H hidden, C labels."""
+"""The output layer that tags every token.
+
+Shape suffixes: B rows of the batch, L positions, H hidden size, C labels.
+"""
 
 from torch import Tensor, nn
 
 from electra.model.dropout import Dropout
-from electra.model.encoder import Linear
+from electra.model.mixed_precision import Linear
 
 
 class TaggingHead(nn.Module):

@@ -16,7 +16,7 @@ from electra.model.encoder import Embeddings, Encoder
 from electra.model.initialisation import draw_glorot, init_weights, look_at_neighbours
 from electra.runs.checkpoint import load_parameters
 from electra.runs.pretrained import SavedNetwork, read_networks, read_run_config
-from electra.training.machine import Machine
+from electra.training.machine import Machine, choose_layers
 from electra.training.seeds import step_seed
 
 
@@ -84,7 +84,9 @@ def build_model(
         frequencies_V: `count_tokens` of the shards. Without them heads begin without a bias, and
             there can be no unigram generator.
     """
-    model = build_objective(Parts(config, tokenizer, machine.dtype, frequencies_V))
+    train = config.train
+    layer = choose_layers(train.layers, machine.device, compiled=train.compile == "yes")
+    model = build_objective(Parts(config, tokenizer, machine.dtype, frequencies_V, layer))
     rng, others = (
         torch.Generator().manual_seed(step_seed(config.train.seed, name, 0))
         for name in ("weights", "other weights")

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from electra.model.encoder import Encoder, Linear
+from electra.model.encoder import Encoder
+from electra.model.mixed_precision import Linear
 
 
 class WorkingCopies:

@@ -16,17 +16,22 @@ from torch import Tensor
 from electra.config import EncoderConfig, UserError, require
 
 # Ours -> theirs, parameter by parameter; {i} is the layer. The order q, k, v is that of our rows.
+_POST_NORM_LAYER = {
+    "attention.output.{p}": "attention.output.dense.{p}",
+    "attention_norm.{p}": "attention.output.LayerNorm.{p}",
+    "intermediate.{p}": "intermediate.dense.{p}",
+    "output.{p}": "output.dense.{p}",
+    "output_norm.{p}": "output.LayerNorm.{p}",
+}
 _NAMES = {
     "embeddings.tokens.weight": "electra.embeddings.word_embeddings.weight",
     "embeddings.positions.weight": "electra.embeddings.position_embeddings.weight",
     "embeddings.types.weight": "electra.embeddings.token_type_embeddings.weight",
     "embeddings.norm.{p}": "electra.embeddings.LayerNorm.{p}",
     "embeddings_project.{p}": "electra.embeddings_project.{p}",
-    "layers.{i}.attention.output.{p}": "electra.encoder.layer.{i}.attention.output.dense.{p}",
-    "layers.{i}.attention_norm.{p}": "electra.encoder.layer.{i}.attention.output.LayerNorm.{p}",
-    "layers.{i}.intermediate.{p}": "electra.encoder.layer.{i}.intermediate.dense.{p}",
-    "layers.{i}.output.{p}": "electra.encoder.layer.{i}.output.dense.{p}",
-    "layers.{i}.output_norm.{p}": "electra.encoder.layer.{i}.output.LayerNorm.{p}",
+} | {
+    f"layers.{{i}}.{ours}": f"electra.encoder.layer.{{i}}.{theirs}"
+    for ours, theirs in _POST_NORM_LAYER.items()
 }
 _QKV = "layers.{i}.attention.qkv.{p}"
 _QKV_THEIRS = "electra.encoder.layer.{i}.attention.self.{part}.{p}"

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from electra.config import UserError, require
 from electra.corpus.tokenizer import Tokenizer
 from electra.corpus.vocabulary import replace_surrogates
@@ -16,7 +14,7 @@ from electra.finetuning.network import Network, load_network, run_network
 from electra.runs.finetuned import Finetuned
 from electra.tasks.records import number_records
 from electra.tasks.registry import restore_family
-from electra.training.machine import choose_device, prepare_process
+from electra.training.machine import Machine, prepare_machine
 
 ANSWER_FORMATS = (".jsonl", ".tsv")
 
@@ -38,7 +36,7 @@ class FinetunedModel:
     tokenizer: Tokenizer
     sequence_length: int
     """Tokens of the longest row, as in training."""
-    device: torch.device
+    machine: Machine
 
     def answer(
         self,
@@ -64,7 +62,7 @@ class FinetunedModel:
         if not examples:
             return Answers([], 0)
         rows = family.encode(examples, self.tokenizer, self.sequence_length)
-        outputs = run_network(self.network, rows, self.device, progress)
+        outputs = run_network(self.network, rows, self.machine.device, progress)
         return Answers(family.describe_answers(rows, outputs), rows.num_cut)
 
 
@@ -78,10 +76,11 @@ def load_model(finetuned: Finetuned) -> FinetunedModel:
         UserError: A file of the model is damaged, or its family is unknown.
     """
     config = finetuned.config
-    prepare_process(config.threads)
-    device = choose_device("cpu" if config.device == "cpu" else "auto")
-    network = load_network(finetuned, restore_family(finetuned.facts), device)
-    return FinetunedModel(network, finetuned.tokenizer, config.sequence_length, device)
+    machine = prepare_machine(
+        "cpu" if config.device == "cpu" else "auto", config.precision, config.threads
+    )
+    network = load_network(finetuned, restore_family(finetuned.facts), machine)
+    return FinetunedModel(network, finetuned.tokenizer, config.sequence_length, machine)
 
 
 def check_format(path: Path) -> None:

@@ -20,7 +20,7 @@ from electra.model.heads import DiscriminatorHead
 from electra.runs.checkpoint import load_parameters
 from electra.runs.pretrained import read_networks, read_run_config
 from electra.tasks.table import read_text_lines
-from electra.training.machine import Machine, prepare_machine
+from electra.training.machine import Machine, choose_layers, prepare_machine
 
 ROWS = 64
 """Sentences of a batch."""
@@ -117,7 +117,8 @@ def load_scorer(run: Path) -> Scorer:
     machine = prepare_machine(
         "cpu" if train.device == "cpu" else "auto", train.precision, train.threads
     )
-    encoder = Encoder(config.model, compute_dtype=machine.dtype).eval()
+    layer = choose_layers("auto", machine.device, compiled=False)
+    encoder = Encoder(config.model, layer=layer, compute_dtype=machine.dtype).eval()
     head = DiscriminatorHead(config.model)
     load_parameters(encoder, network.encoders[0])
     load_parameters(head, network.head)

@@ -9,7 +9,9 @@ from typing import Literal
 
 import torch
 
-from electra.config import UserError
+from electra.config import UserError, require
+from electra.model.fused_layer import FusedPostNormLayer
+from electra.model.layer import PostNormLayer
 from electra.processes import usable_cores
 
 CPU = torch.device("cpu")
@@ -93,6 +95,29 @@ def choose_dtype(
     return torch.bfloat16 if native else torch.float32
 
 
+def choose_layers(
+    setting: Literal["auto", "plain", "fused"], device: torch.device, *, compiled: bool
+) -> type[PostNormLayer]:
+    """Return the class that encoders are built of; "auto" is the fastest.
+
+    Args:
+        setting: `train.layers` of a pre-training, `layers` of a fine-tuning.
+        device: Where the networks run.
+        compiled: Whether torch.compile was asked for; it needs, and speeds up, the plain layers.
+
+    Raises:
+        UserError: Fused layers were asked for where they cannot run.
+    """
+    can_fuse = device.type == "cpu" and not compiled
+    place = "a compiled step" if compiled else f"device {device.type}"
+    require(
+        can_fuse or setting != "fused",
+        f"layers fused: they are for a CPU without torch.compile, not for {place}; use plain or "
+        "auto",
+    )
+    return FusedPostNormLayer if can_fuse and setting != "plain" else PostNormLayer
+
+
 def _keep_freed_memory() -> None:
     """Let the process keep the memory that it frees.
 
@@ -113,14 +138,3 @@ def _processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
-
-
-def prepare_process(threads: int) -> None:  # to go with the last caller
-    """Go with the last caller."""
-    torch.set_num_threads(threads or usable_cores())
-    _keep_freed_memory()
-
-
-def describe_device(device: torch.device) -> str:  # to go with the last caller
-    """Go with the last caller."""
-    return Machine(device, threads=torch.get_num_threads()).name

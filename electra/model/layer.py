@@ -1,0 +1,154 @@
+"""One layer of the encoder: BERT's post-norm transformer layer, as ELECTRA uses it.
+
+Shape suffixes: B rows of the batch, L positions, E embedding size, H hidden size, N heads, D size
+of a head (H = N * D), F feed-forward size.
+
+`PostNormLayer` is the definition of a layer. `fused_layer.py` computes the same faster on a CPU;
+an encoder is built of either class, which have the same parameters under the same names.
+
+Source: google-research/electra model/modeling.py transformer_model.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from electra.config import EncoderConfig
+from electra.model.dropout import Dropout, DropoutMasks
+from electra.model.mixed_precision import LayerNorm, Linear
+
+SHARPNESS = 16.0
+"""Expected score of the neighbour that a head looks at after `look_at_neighbours`, nats. The scores
+of other positions have mean 0 and a deviation of about 4 at heads of 64, so that a head favours its
+neighbour in half of all cases."""
+
+
+class SelfAttention(nn.Module):
+    """Multi-head scaled dot-product attention over all positions that the mask does not hide.
+
+    `qkv` maps to query, key and value side by side (3H); `output` maps the heads' results back.
+    """
+
+    def __init__(self, config: EncoderConfig):
+        super().__init__()
+        self.num_heads = config.num_attention_heads
+        self.qkv = Linear(config.hidden_size, 3 * config.hidden_size)
+        self.output = Linear(config.hidden_size, config.hidden_size)
+        self.dropout = Dropout(config.attention_probs_dropout_prob)
+
+    def forward(
+        self, x_BLH: Tensor, mask_BNLL: Tensor | None, masks: DropoutMasks | None
+    ) -> Tensor:
+        """Return the attention output (B, L, H); arguments as in `PostNormLayer.forward`."""
+        B, L, H = x_BLH.shape
+        q_BNLD, k_BNLD, v_BNLD = (
+            self.qkv(x_BLH).view(B, L, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        )
+        scale = q_BNLD.shape[-1] ** -0.5
+        # The choice is between two kernels of one function and changes no module, so it is made
+        # here: torch's fused CPU kernel has a backward pass several times slower than these
+        # products, and none at all with dropout.
+        if x_BLH.device.type == "cpu":
+            scores_BNLL = (q_BNLD * scale) @ k_BNLD.transpose(-1, -2)
+            if mask_BNLL is not None:
+                scores_BNLL = scores_BNLL + mask_BNLL
+            context_BNLD = self.dropout(scores_BNLL.softmax(dim=-1), masks) @ v_BNLD
+        else:
+            context_BNLD = F.scaled_dot_product_attention(
+                q_BNLD,
+                k_BNLD,
+                v_BNLD,
+                attn_mask=mask_BNLL,
+                dropout_p=self.dropout.prob if self.training else 0.0,
+                scale=scale,
+            )
+        return self.output(context_BNLD.transpose(1, 2).reshape(B, L, H))
+
+
+class PostNormLayer(nn.Module):
+    """Attention and feed-forward, each with a residual, then normalised: the definition of a layer.
+
+    Every sub-module is called, so that forward hooks see its input and output and a replaced one
+    (an adapter) takes part.
+    """
+
+    def __init__(self, config: EncoderConfig):
+        super().__init__()
+        self.attention = SelfAttention(config)
+        self.attention_norm = LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.intermediate = Linear(config.hidden_size, config.intermediate_size)
+        self.output = Linear(config.intermediate_size, config.hidden_size)
+        self.output_norm = LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dropout = Dropout(config.hidden_dropout_prob)
+
+    @classmethod
+    def draw_masks(
+        cls, config: EncoderConfig, num_rows: int, length: int, dtype: torch.dtype
+    ) -> DropoutMasks | None:
+        """Return the dropout masks of one pass of `num_rows` rows in training; None: torch's own.
+
+        The encoder draws them before the first layer and hands them to every layer. This class
+        leaves dropout to torch.
+        """
+        return None
+
+    def forward(
+        self, x_BLH: Tensor, mask_BNLL: Tensor | None, masks: DropoutMasks | None
+    ) -> Tensor:
+        """Return the hidden states (B, L, H) after this layer, in the dtype of `x_BLH`.
+
+        Args:
+            x_BLH: Hidden states before this layer.
+            mask_BNLL: Added to the attention scores; any shape that broadcasts to (B, N, L, L).
+                None: every position is seen.
+            masks: From `draw_masks`; None: torch's own dropout, which drops in training only.
+        """
+        attended_BLH = self.attention(x_BLH, mask_BNLL, masks)
+        x_BLH = self.attention_norm(x_BLH + self.dropout(attended_BLH, masks))
+        inner_BLF = F.gelu(self.intermediate(x_BLH))
+        return self.output_norm(x_BLH + self.dropout(self.output(inner_BLF), masks))
+
+    def count_flops(self, length: int) -> dict[str, float]:
+        """Return the operations per position of the forward pass on rows of `length`, by part."""
+        size, inner_size = self.output.out_features, self.output.in_features
+        return {
+            "attention, projections": 8 * size * size,
+            "attention, scores and sums": 4 * size * length,
+            "feed-forward": 4 * size * inner_size,
+        }
+
+    @torch.no_grad()
+    def look_at_neighbours(
+        self, project_HE: Tensor, frequencies: Tensor, rng: torch.Generator
+    ) -> None:
+        """Set the attention to look at the tokens beside, by turns one back and one ahead.
+
+        A head's keys are its queries rotated by the offset. Value and output are an orthogonal
+        matrix and its transpose, so that what is looked at is added as it is.
+
+        Args:
+            project_HE: Maps the embeddings, whose positions are the Fourier features
+                [sin(w t), cos(w t)], to this layer's input.
+            frequencies: Their w, (E / 2,), radians per position.
+            rng: Source of all random numbers.
+        """
+        attention, size = self.attention, project_HE.shape[1]
+        query_HH, key_HH, value_HH = attention.qkv.weight.chunk(3)
+        head_size = len(query_HH) // attention.num_heads
+        for head in range(attention.num_heads):
+            rows = slice(head * head_size, (head + 1) * head_size)
+            looks_DE = torch.randn(head_size, size, generator=rng)
+            looks_DE *= math.sqrt(2 * SHARPNESS / (size * math.sqrt(head_size)))
+            query_HH[rows] = looks_DE @ project_HE.T
+            turned_DE = looks_DE @ _rotation(frequencies, -1 if head % 2 else 1)
+            key_HH[rows] = turned_DE @ project_HE.T
+        nn.init.orthogonal_(value_HH, generator=rng)
+        attention.output.weight.copy_(2 * value_HH.T)
+
+
+def _rotation(frequencies: Tensor, offset: int) -> Tensor:
+    """Return the (E, E) matrix that turns the features of position t into those of t + offset."""
+    cos, sin = (torch.diag(f(offset * frequencies)) for f in (torch.cos, torch.sin))
+    return torch.cat([torch.cat([cos, sin], dim=1), torch.cat([-sin, cos], dim=1)])
