@@ -41,7 +41,7 @@ from electra.method.replaced_token_detection import ReplacedTokenDetection
 from electra.model.batch import Batch
 from electra.model.masked_lm import MaskedLM
 from electra.presets import PRESETS
-from electra.pretraining.acceleration import WARM_UP_STEPS, AcceleratedStep
+from electra.pretraining.acceleration import WARM_UP_STEPS, prepare_step
 from electra.pretraining.memory import make_rows
 from electra.pretraining.start import build_model
 from electra.reports.tables import Table, to_markdown
@@ -70,7 +70,7 @@ class Ours:
         self.config, self.machine = override(config, self.settings), machine
         self.device, self.dtype = machine.device, machine.dtype
         self.model = build_model(self.config, tokenizer, machine).train()
-        self.do_step = AcceleratedStep(self.model, self.config, machine)
+        self.do_step = prepare_step(self.model, self.config, machine)
         self.num_done = 0
 
     def step(self, batch: Batch) -> None:

@@ -6,6 +6,12 @@ import sys
 from pathlib import Path
 
 import electra
+from electra.corpus.examples import Examples
+from electra.corpus.shards import open_shards
+from electra.model.batch import Batch
+from electra.pretraining.acceleration import prepare_step
+from electra.pretraining.start import build_model, count_tokens, fit_to_shards
+from electra.training.machine import Machine
 
 ROOT = Path(electra.__file__).parent
 
@@ -138,3 +144,35 @@ def test_nothing_unpickles():
         text = path.read_text()
         assert "torch.load" not in text, path
         assert "pickle.load" not in text, path
+
+
+def test_the_way_of_a_batch_is_short(toy_shards, toy_config):
+    """The files whose functions are handed the rows of a step, from the shards to the loss.
+
+    With the loop there are six, and the class of the batch itself.
+    """
+    shards = open_shards(toy_shards)
+    config = fit_to_shards(toy_config, shards)
+    model = build_model(config, shards.tokenizer, Machine(), count_tokens(shards))
+    step = prepare_step(model, config, Machine())
+    batch = Examples(shards.train, shards.tokenizer, config.examples, 0).batch(0, 8)
+    files = {"corpus/examples.py", "pretraining/loop.py"}
+
+    def note(frame, event, _):
+        path = Path(frame.f_code.co_filename)
+        is_ours = event == "call" and path.is_relative_to(ROOT)
+        if is_ours and any(isinstance(value, Batch) for value in frame.f_locals.values()):
+            files.add(path.relative_to(ROOT).as_posix())
+
+    sys.setprofile(note)
+    step(0, batch, 1e-3)
+    sys.setprofile(None)
+    assert files == {
+        "corpus/examples.py",
+        "pretraining/loop.py",
+        "pretraining/step.py",
+        "method/masking.py",
+        "method/replaced_token_detection.py",
+        "model/masked_lm.py",
+        "model/batch.py",
+    }

@@ -13,7 +13,7 @@ import pytest
 from electra.corpus.examples import Examples
 from electra.corpus.shards import open_shards
 from electra.presets import PRESETS
-from electra.pretraining.acceleration import AcceleratedStep
+from electra.pretraining.acceleration import prepare_step
 from electra.pretraining.loop import _learning_rate_at
 from electra.pretraining.start import build_model, count_tokens, fit_to_shards
 from electra.settings import override
@@ -72,7 +72,7 @@ def compute(settings, shards_folder):
     shards = open_shards(shards_folder)
     config = fit_to_shards(override(override(PRESETS["small"], BASE), settings), shards)
     model = build_model(config, shards.tokenizer, Machine(), count_tokens(shards))
-    step = AcceleratedStep(model, config, Machine())
+    step = prepare_step(model, config, Machine())
     examples = Examples(shards.train, shards.tokenizer, config.examples, config.train.seed)
     rows, losses, grad_norms = hashlib.sha256(), [], []
     model.train()

@@ -23,7 +23,9 @@ from electra.corpus.shards import Shard, open_shards
 from electra.model.encoder import Encoder
 from electra.model.fused_layer import FusedPostNormLayer
 from electra.model.layer import PostNormLayer
-from electra.pretraining.loop import Interrupted, evaluate, heldout_batches, pretrain, resume
+from electra.pretraining.acceleration import AcceleratedStep
+from electra.pretraining.evaluation import evaluate, heldout_batches
+from electra.pretraining.loop import Interrupted, pretrain, resume
 from electra.pretraining.start import build_model, count_tokens, fit_to_shards
 from electra.reports.page import write_page
 from electra.reports.runs import read_runs, read_samples
@@ -245,7 +247,9 @@ import torch
 torch.set_num_threads(1)
 from electra.config import PretrainConfig
 from electra.settings import from_dict
-from electra.pretraining.loop import pretrain, resume
+from electra.pretraining.acceleration import AcceleratedStep
+from electra.pretraining.evaluation import evaluate, heldout_batches
+from electra.pretraining.loop import (pretrain, resume)
 shards, run, config = sys.argv[1:]
 show = lambda record: print(record["step"], flush=True)
 if Path(run, "config.json").exists():
@@ -671,6 +675,7 @@ def test_the_manifest_tells_that_the_compiler_failed(toy_shards, toy_config, tmp
 
     compile_with_torch = torch.compile
     monkeypatch.setattr("electra.pretraining.acceleration._compiles", lambda config, device: True)
+    monkeypatch.setattr("electra.pretraining.loop.prepare_step", AcceleratedStep)
     monkeypatch.setattr(
         torch, "compile", lambda model, **options: compile_with_torch(model, backend=fail)
     )

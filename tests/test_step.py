@@ -278,7 +278,7 @@ def test_a_compiler_that_fails_is_done_without():
     config = make_config(PLAIN, "train.accumulation=2")
     plain, compiled = (make_step(config) for _ in range(2))
     compiled.compiled = True
-    compiled.step.forward = torch.compile(compiled.step.model, backend=fail)
+    compiled.forward = torch.compile(compiled.model, backend=fail)
     with pytest.warns(UserWarning, match="fails, going on without it: .*no such architecture"):
         actual = compiled(0, make_rows(config, 8, 0), 1e-3)
     assert not compiled.describe()["compiled"]
@@ -286,7 +286,7 @@ def test_a_compiler_that_fails_is_done_without():
     asked = make_step(config)
     asked.config = override(config, ["train.compile=yes"])
     asked.compiled = True
-    asked.step.forward = torch.compile(asked.step.model, backend=fail)
+    asked.forward = torch.compile(asked.model, backend=fail)
     with pytest.raises(RuntimeError, match="no such"):
         asked(0, make_rows(config, 8, 0), 1e-3)
 
@@ -433,12 +433,12 @@ def test_cuda_stages_are_captured_one_after_the_other():
     """The second trains another network, in a graph of its own."""
     config = make_config("train.compile=no", *OBJECTIVES["two_stage"])
     step = make_step(config, CUDA)
-    head = step.step.model.discriminator_head.dense.weight
+    head = step.model.discriminator_head.dense.weight
     before = head.detach().clone()
     for number in range(2 * (WARM_UP_STEPS + 2)):
         if number == WARM_UP_STEPS + 2:
             assert torch.equal(head, before)
-            step.step.model.begin_stage(1)
+            step.model.begin_stage(1)
             step.forget()
         outcome = step(number, make_rows(config, 8, number), 1e-3)
     assert outcome.outputs[0].loss.isfinite()

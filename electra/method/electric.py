@@ -26,8 +26,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from electra.config import require
-from electra.method.masking import Counts, Draw, Masking, replace
-from electra.method.objective import Judgement, Network, Objective, Output, Parts, measure_cloze
+from electra.method.masking import Counts, Draw, Masking, measure_cloze, replace
+from electra.method.objective import Judgement, Network, Objective, Output, Parts
 from electra.model.batch import Batch
 from electra.model.encoder import Encoder
 from electra.model.heads import DiscriminatorHead

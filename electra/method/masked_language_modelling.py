@@ -15,18 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from electra.method.masking import Counts, Draw, Masking, replace
-from electra.method.objective import (
-    Means,
-    Network,
-    Objective,
-    Output,
-    Parts,
-    describe_generator,
-    learns,
-    predict,
-    predict_masked,
-)
+from electra.method.masking import Counts, Draw, Masking, Means, predict, predict_masked, replace
+from electra.method.objective import Network, Objective, Output, Parts, describe_generator, learns
 from electra.model.batch import Batch, count_real, find_real
 from electra.model.encoder import Encoder
 from electra.model.masked_lm import FixedDistribution, MaskedLM

@@ -1,4 +1,4 @@
-"""The positions m and the rows with [MASK] at them: the first half of section 2.
+"""The positions m, the rows with [MASK] at them, and what a network says there: section 2.
 
 All that is random in a step but dropout is drawn here, for all its rows at once (`Masking.draw`),
 so that a step computed in pieces, or by several processes, is the same step.
@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from electra.config import MethodConfig
 from electra.corpus.tokenizer import Tokenizer
 from electra.model.batch import Batch, count_real, find_real
+from electra.model.masked_lm import FixedDistribution, MaskedLM
+from electra.model.softmax import Prediction
 
 SPAN_WORDS = 3.8
 """Words in a span on average. Source: SpanBERT (Joshi et al. 2020), section 3.1; its lengths are
@@ -22,6 +24,10 @@ geometric cut at 10, ours are geometric."""
 
 SHOWN = {"mask": (1.0, 0.0), "80/10/10": (0.8, 0.1), "85/15": (0.85, 0.0)}
 """Shares of the chosen positions that show [MASK], and a random token; the rest their own."""
+
+
+Means = dict[str, tuple[Tensor, Tensor]]
+"""Measures by name: the sum over some rows, and the number of its terms."""
 
 
 class Draw(NamedTuple):
@@ -225,3 +231,45 @@ class Masking(nn.Module):
         times_BL = zeros_BL.scatter_add(1, index_BS, draw.chosen_BS.long())
         sum_BL = zeros_BL.scatter_add(1, index_BS, sampled_BS * draw.chosen_BS)
         return torch.where(times_BL > 0, sum_BL // times_BL.clamp(min=1), input_ids_BL)
+
+
+def predict_masked(
+    network: MaskedLM | FixedDistribution,
+    masking: Masking,
+    batch: Batch,
+    draw: Draw,
+    counts: Counts,
+) -> tuple[Prediction, Means]:
+    """Return what a network says at the chosen positions of the masked rows, and its measures."""
+    masked = batch._replace(input_ids_BL=masking.mask(batch.input_ids_BL, draw))
+    prediction = predict(network, masked, batch, draw, counts)
+    return prediction, measure_cloze(prediction, batch, draw, counts)
+
+
+def predict(
+    network: MaskedLM | FixedDistribution,
+    shown: Batch,
+    batch: Batch,
+    draw: Draw,
+    counts: Counts,
+) -> Prediction:
+    """Return what a network that is shown some rows says of the original ones at m."""
+    prediction: Prediction = network(
+        shown,
+        draw.index_BS,
+        batch.input_ids_BL.gather(1, draw.index_BS),
+        draw.chosen_BS / counts.num_chosen,
+        draw.sample_BS,
+    )
+    return prediction
+
+
+def measure_cloze(prediction: Prediction, batch: Batch, draw: Draw, counts: Counts) -> Means:
+    """Return the mean loss, the accuracy, and the accuracy of the draws."""
+    num_chosen = draw.chosen_BS.sum()
+    is_original_BS = prediction.sampled == batch.input_ids_BL.gather(1, draw.index_BS)
+    return {
+        "mlm_loss": (prediction.loss.detach() * counts.num_chosen, num_chosen),
+        "mlm_accuracy": ((prediction.correct & draw.chosen_BS).sum(), num_chosen),
+        "sampled_accuracy": ((is_original_BS & draw.chosen_BS).sum(), num_chosen),
+    }

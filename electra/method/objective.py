@@ -15,16 +15,12 @@ from torch import Tensor, nn
 
 from electra.config import EncoderConfig, PretrainConfig
 from electra.corpus.tokenizer import Tokenizer
-from electra.method.masking import Counts, Draw, Masking
+from electra.method.masking import Counts, Draw, Masking, Means
 from electra.model.batch import Batch
 from electra.model.encoder import Embeddings, Encoder
 from electra.model.heads import DiscriminatorHead, GeneratorHead
 from electra.model.layer import PostNormLayer
 from electra.model.masked_lm import FixedDistribution, MaskedLM, TwoTowers
-from electra.model.softmax import Prediction
-
-Means = dict[str, tuple[Tensor, Tensor]]
-"""Measures by name: the sum over some rows, and the number of its terms."""
 
 
 class Judgement(NamedTuple):
@@ -137,48 +133,6 @@ class Objective(nn.Module):
         """Draw, and return losses and measures of a step that is computed in one piece."""
         draw = self.masking.draw(batch, rng)
         return self(batch, draw, self.masking.count(batch, draw))
-
-
-def predict_masked(
-    network: MaskedLM | FixedDistribution,
-    masking: Masking,
-    batch: Batch,
-    draw: Draw,
-    counts: Counts,
-) -> tuple[Prediction, Means]:
-    """Return what a network says at the chosen positions of the masked rows, and its measures."""
-    masked = batch._replace(input_ids_BL=masking.mask(batch.input_ids_BL, draw))
-    prediction = predict(network, masked, batch, draw, counts)
-    return prediction, measure_cloze(prediction, batch, draw, counts)
-
-
-def predict(
-    network: MaskedLM | FixedDistribution,
-    shown: Batch,
-    batch: Batch,
-    draw: Draw,
-    counts: Counts,
-) -> Prediction:
-    """Return what a network that is shown some rows says of the original ones at m."""
-    prediction: Prediction = network(
-        shown,
-        draw.index_BS,
-        batch.input_ids_BL.gather(1, draw.index_BS),
-        draw.chosen_BS / counts.num_chosen,
-        draw.sample_BS,
-    )
-    return prediction
-
-
-def measure_cloze(prediction: Prediction, batch: Batch, draw: Draw, counts: Counts) -> Means:
-    """Return the mean loss, the accuracy, and the accuracy of the draws."""
-    num_chosen = draw.chosen_BS.sum()
-    is_original_BS = prediction.sampled == batch.input_ids_BL.gather(1, draw.index_BS)
-    return {
-        "mlm_loss": (prediction.loss.detach() * counts.num_chosen, num_chosen),
-        "mlm_accuracy": ((prediction.correct & draw.chosen_BS).sum(), num_chosen),
-        "sampled_accuracy": ((is_original_BS & draw.chosen_BS).sum(), num_chosen),
-    }
 
 
 @dataclass(frozen=True)

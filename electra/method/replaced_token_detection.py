@@ -24,17 +24,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from electra.method.masking import Counts, Draw, Masking, replace
+from electra.method.masking import Counts, Draw, Masking, Means, predict_masked, replace
 from electra.method.objective import (
     Judgement,
-    Means,
     Network,
     Objective,
     Output,
     Parts,
     describe_generator,
     learns,
-    predict_masked,
 )
 from electra.model.batch import Batch, find_real
 from electra.model.encoder import Encoder

@@ -11,8 +11,8 @@ from typing import Any, Self, cast
 import torch
 import torch.nn.functional as F
 
-from electra.method.masking import Counts, Draw, replace
-from electra.method.objective import Network, Output, Parts, measure_cloze, predict_masked
+from electra.method.masking import Counts, Draw, measure_cloze, predict_masked, replace
+from electra.method.objective import Network, Output, Parts
 from electra.method.replaced_token_detection import ReplacedTokenDetection, measure_judgement
 from electra.model.batch import Batch
 from electra.model.masked_lm import MaskedLM

@@ -27,8 +27,14 @@ WARM_UP_STEPS = 3
 """Steps done before one is captured; libraries choose and allocate in them what they keep."""
 
 
-class AcceleratedStep:
-    """The optimizer step of a model, run in the fastest form.
+def prepare_step(model: Objective, config: PretrainConfig, machine: Machine) -> Step:
+    """Return the step in the fastest form that the machine has; arguments as those of `Step`."""
+    is_plain = machine.device.type != "cuda" and config.train.compile != "yes"
+    return (Step if is_plain else AcceleratedStep)(model, config, machine)
+
+
+class AcceleratedStep(Step):
+    """The step compiled, and on a CUDA device with copies of the weights and captured as a graph.
 
     Args:
         model: The objective, on the machine's device.
@@ -36,9 +42,6 @@ class AcceleratedStep:
         machine: As in `Step`.
 
     Attributes:
-        step: The definition, with what it uses here: compiled objective, copies of the weights.
-        compiled: Whether the objective runs through torch.compile.
-        captured: Whether steps are replayed as CUDA graphs.
         compiler_failure: What became of the compiler, and at which step; None while it works.
     """
 
@@ -46,15 +49,12 @@ class AcceleratedStep:
         on_cuda = machine.device.type == "cuda"
         # Layers that recompute set the random numbers back, which a capture does not allow:
         # uncompiled by asking for their state, compiled by generators that it does not know.
-        self.captured = (
-            config.train.cuda_graph and on_cuda and not config.train.recompute_activations
-        )
+        can_capture = on_cuda and not config.train.recompute_activations
+        super().__init__(model, config, machine, config.train.cuda_graph and can_capture)
         self.compiled = _compiles(config, machine.device)
         self.compiler_failure: str | None = None
-        self.config, self.machine = config, machine
-        self.step = Step(model, config, machine, self.captured)
         if self.compiled:
-            self.step.forward = torch.compile(model, fullgraph=True, dynamic=False)
+            self.forward = torch.compile(model, fullgraph=True, dynamic=False)
         self._copy_weights()
         self.attention = {}
         if on_cuda:
@@ -78,15 +78,15 @@ class AcceleratedStep:
                 raise
             reason = " ".join(str(error).split())[:200]
             warnings.warn(f"torch.compile fails, going on without it: {reason}", stacklevel=2)
-        self.compiled, self.step.forward = False, self.step.model
+        self.compiled, self.forward = False, self.model
         self.compiler_failure = f"at step {number}: {reason}"
-        self.step.optimizer.zero_grad()
+        self.optimizer.zero_grad()
         self.forget()
         return self._do(number, batch, learning_rate)
 
     def _do(self, number: int, batch: Batch, learning_rate: float) -> Outcome:
         if self.machine.device.type != "cuda":
-            return self.step(number, batch, learning_rate)
+            return super().__call__(number, batch, learning_rate)
         if self.config.examples.short_prob and batch.attention_mask_BL is None:
             # Of 128 rows some is nearly always short. The rare step without a mask would be another
             # form, to be compiled and captured in the middle of a run, with memory of its own.
@@ -94,11 +94,11 @@ class AcceleratedStep:
         is_masked = batch.attention_mask_BL is not None or batch.document_ids_BL is not None
         with sdpa_kernel(self.attention[is_masked], set_priority=True):
             if not self.captured:
-                return self.step(number, batch, learning_rate)
+                return super().__call__(number, batch, learning_rate)
             shape = tuple(None if tensor is None else tensor.shape for tensor in batch)
             if shape not in self.captures:
                 self.captures[shape] = _Capture(self, batch)
-            self.step.begin(number, learning_rate)
+            self.begin(number, learning_rate)
             return self.captures[shape](batch)
 
     def forget(self) -> None:
@@ -111,15 +111,14 @@ class AcceleratedStep:
     def _copy_weights(self) -> None:
         dtype = self.machine.dtype
         is_needed = self.machine.device.type != "cpu" and dtype != torch.float32
-        copies = WorkingCopies(self.step.model, dtype) if is_needed else None
-        self.step.weights = copies.at_work if copies else nullcontext
+        copies = WorkingCopies(self.model, dtype) if is_needed else None
+        self.weights = copies.at_work if copies else nullcontext
 
     def describe(self) -> dict[str, Any]:
         """Return the form that steps have, for manifests."""
         return {
-            "compiled": self.compiled,
+            **super().describe(),
             "compiler_failure": self.compiler_failure,
-            "captured": self.captured,
             "attention": {
                 "masked" if masked else "unmasked": kernels[0].name
                 for masked, kernels in self.attention.items()
@@ -130,9 +129,9 @@ class AcceleratedStep:
 class _Capture:
     """Steps with batches of one shape, as a CUDA graph over buffers that stay where they are."""
 
-    def __init__(self, owner: AcceleratedStep, batch: Batch):
-        self.owner, self.step = owner, owner.step
-        self.batch = batch.to(owner.machine.device)
+    def __init__(self, step: AcceleratedStep, batch: Batch):
+        self.step = step
+        self.batch = batch.to(step.machine.device)
         self.graph = torch.cuda.CUDAGraph()
         self.num_done = 0
         self.outcome: Outcome | None = None
@@ -146,13 +145,13 @@ class _Capture:
             return self._warm_up()
         if self.outcome is None:
             self.graph.register_generator_state(self.step.rng)
-            with torch.cuda.graph(self.graph, pool=self.owner.pool, stream=self.owner.stream):
+            with torch.cuda.graph(self.graph, pool=self.step.pool, stream=self.step.stream):
                 self.outcome = self.step.compute(self.batch)
         self.graph.replay()
         return self.outcome
 
     def _warm_up(self) -> Outcome:
-        stream, current = self.owner.stream, torch.cuda.current_stream()
+        stream, current = self.step.stream, torch.cuda.current_stream()
         stream.wait_stream(current)
         with torch.cuda.stream(stream), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*capturable=True")  # it soon will be

@@ -8,24 +8,23 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from electra.config import PretrainConfig, UserError, require, require_schedule
-from electra.corpus.examples import Examples, permute
+from electra.corpus.examples import Examples
 from electra.corpus.shards import Shards, open_shards
-from electra.corpus.tokenizer import Tokenizer
 from electra.files import hold, new_folder, write_json
 from electra.method.flops import count_run, count_true
 from electra.method.measures import Measures
-from electra.method.objective import Judgement, Objective, Output
-from electra.model.batch import Batch, find_real
-from electra.pretraining.acceleration import AcceleratedStep
+from electra.method.objective import Objective
+from electra.pretraining.acceleration import prepare_step
+from electra.pretraining.evaluation import evaluate, heldout_batches, view_rows
 from electra.pretraining.memory import require_memory
 from electra.pretraining.start import build_model, count_tokens, fit_to_shards, load_frozen
+from electra.pretraining.step import Step
 from electra.processes import stop_on_signal
 from electra.runs.checkpoint import (
     find_checkpoint,
@@ -40,10 +39,6 @@ from electra.runs.pretrained import read_run_config
 from electra.settings import to_dict
 from electra.training.machine import Machine, prepare_machine
 from electra.training.optimizer import learning_rate_at
-from electra.training.seeds import step_seed
-
-NUM_SAMPLES = 8
-"""Held-out rows shown token by token in samples.json."""
 
 Show = Callable[[dict[str, Any]], None]
 
@@ -78,7 +73,7 @@ def pretrain(shards_folder: Path, run: Path, config: PretrainConfig, show: Show)
     machine = prepare_machine(config.train.device, config.train.precision, config.train.threads)
     model = _build(config, shards, machine)
     require_memory(model, config, machine.device)
-    step = AcceleratedStep(model, config, machine)
+    step = prepare_step(model, config, machine)
     with _writing(run):
         with new_folder(run) as folder:
             shards.tokenizer.save(folder / "tokenizer")
@@ -121,7 +116,7 @@ def resume(run: Path, show: Show, shards_folder: Path | None = None) -> dict[str
             f"{shards.folder} does not hold the shards that {run} was begun with",
         )
         machine = prepare_machine(config.train.device, config.train.precision, config.train.threads)
-        step = AcceleratedStep(_build(config, shards, machine), config, machine)
+        step = prepare_step(_build(config, shards, machine), config, machine)
         return _train(run, shards, step, show)
 
 
@@ -150,8 +145,8 @@ def _build(config: PretrainConfig, shards: Shards, machine: Machine) -> Objectiv
     return build_model(config, shards.tokenizer, machine, frequencies_V)
 
 
-def _train(run: Path, shards: Shards, step: AcceleratedStep, show: Show) -> dict[str, Any]:
-    config, model, optimizer = step.config, step.step.model, step.step.optimizer
+def _train(run: Path, shards: Shards, step: Step, show: Show) -> dict[str, Any]:
+    config, model, optimizer = step.config, step.model, step.optimizer
     machine, device = step.machine, step.machine.device
     train, seed = config.train, config.train.seed
     tokenizer = shards.tokenizer
@@ -244,7 +239,7 @@ def _train(run: Path, shards: Shards, step: AcceleratedStep, show: Show) -> dict
             if is_stopped and not is_last:
                 raise Interrupted(done)
     if heldout and (
-        samples := _view_rows(model, heldout[0], tokenizer, device, train.micro_batch_size)
+        samples := view_rows(model, heldout[0], tokenizer, device, train.micro_batch_size)
     ):
         write_json(run / "samples.json", samples)
     return _write_results(run, model, config)
@@ -255,41 +250,6 @@ def _learning_rate_at(step: int, model: Objective, config: PretrainConfig) -> fl
     stage = model.stage_at(step)
     first, end = (*model.stages, config.train.steps)[stage : stage + 2]
     return learning_rate_at(step - first, end - first, config.optimizer, config.method.mode)
-
-
-@torch.no_grad()
-def _view_rows(
-    model: Objective,
-    batch: Batch,
-    tokenizer: Tokenizer,
-    device: torch.device,
-    micro_batch_size: int,
-) -> list[list[dict[str, Any]]]:
-    """Return the first rows of a batch token by token, as both networks see them.
-
-    None without a discriminator.
-    """
-    model.eval()
-    outputs = _compute_heldout(model, batch, 0, device, micro_batch_size)
-    enough = islice(outputs, -(-NUM_SAMPLES // micro_batch_size))
-    judgements = [output.judgement for output in enough if output.judgement]
-    rows: list[list[dict[str, Any]]] = []
-    if not judgements:
-        return rows
-    judgement = Judgement(*map(torch.cat, zip(*judgements, strict=True)))
-    real_BL = find_real(batch)
-    for row in range(min(NUM_SAMPLES, len(judgement.logits_BL))):
-        length = int(real_BL[row].sum())
-        columns = zip(
-            tokenizer.tokens(judgement.corrupt_ids_BL[row, :length].tolist()),
-            tokenizer.tokens(batch.input_ids_BL[row, :length].tolist()),
-            judgement.is_replaced_BL[row, :length].tolist(),
-            judgement.logits_BL[row, :length].sigmoid().tolist(),
-            strict=True,
-        )
-        names = ("token", "original", "is_replaced", "prob_replaced")
-        rows.append([dict(zip(names, column, strict=True)) for column in columns])
-    return rows
 
 
 def _is_evaluated(run: Path, step: int) -> bool:
@@ -316,55 +276,6 @@ def _write_results(run: Path, model: Objective, config: PretrainConfig) -> dict[
     }
     write_json(run / "results.json", results)
     return results
-
-
-def heldout_batches(shards: Shards, config: PretrainConfig) -> list[Batch]:
-    """Return the held-out rows of an evaluation, the same ones whenever it is asked.
-
-    None where `train.evaluate_rows` is 0.
-    """
-    if config.train.evaluate_rows == 0:
-        return []
-    examples = Examples(shards.heldout, shards.tokenizer, config.examples, seed=0)
-    count = min(len(examples), config.train.evaluate_rows)
-    rows = permute(torch.arange(count).numpy(), len(examples), seed=0, epoch=0)
-    size = config.train.batch_size
-    return [examples.rows(rows[start : start + size]) for start in range(0, count, size)]
-
-
-@torch.no_grad()
-def evaluate(
-    model: Objective, batches: list[Batch], device: torch.device, micro_batch_size: int
-) -> dict[str, Any]:
-    """Return the measures on held-out rows: dropout off, positions and uniforms always the same.
-
-    Args:
-        model: The networks, on the device.
-        batches: What `heldout_batches` returned.
-        device: Where they are.
-        micro_batch_size: Rows computed at a time, as in a step. Positions and uniforms do not
-            depend on it.
-    """
-    model.eval()
-    measures = Measures(model.loss_weights)
-    for number, batch in enumerate(batches):
-        for output in _compute_heldout(model, batch, number, device, micro_batch_size):
-            measures.add(output)
-    model.train()
-    return measures.record()
-
-
-def _compute_heldout(
-    model: Objective, batch: Batch, number: int, device: torch.device, micro_batch_size: int
-) -> Iterator[Output]:
-    """Yield the outputs of a held-out batch, a micro-batch at a time."""
-    rng = torch.Generator(device).manual_seed(step_seed(0, "heldout", number))
-    batch = batch.to(device)
-    draw = model.masking.draw(batch, rng)
-    counts = model.masking.count(batch, draw)
-    for first in range(0, len(batch.input_ids_BL), micro_batch_size):
-        rows = slice(first, first + micro_batch_size)
-        yield model(batch.rows(rows), draw.rows(rows), counts)
 
 
 class _Clock:

@@ -11,7 +11,7 @@ from electra.config import PretrainConfig
 from electra.corpus.tokenizer import make_tokenizer
 from electra.method.flops import count_run
 from electra.method.objective import Objective
-from electra.pretraining.acceleration import WARM_UP_STEPS, AcceleratedStep
+from electra.pretraining.acceleration import WARM_UP_STEPS, prepare_step
 from electra.pretraining.memory import estimate_step, make_rows
 from electra.pretraining.start import build_model
 from electra.training.machine import Machine, prepare_machine
@@ -79,7 +79,7 @@ def time_step(
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
     """Return the estimated seconds of an optimizer step: the median of those that were timed."""
-    step = AcceleratedStep(model, config, machine)
+    step = prepare_step(model, config, machine)
     batch_size = config.train.batch_size
     model.train()
 

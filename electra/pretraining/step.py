@@ -1,6 +1,6 @@
-"""One optimizer step: draws, micro-batches, gradients, clipping, update. The definition.
+"""One optimizer step: draws, micro-batches, gradients, clipping, update.
 
-acceleration.py has the forms in which it is run on a GPU.
+It is what a CPU does, and the definition of what acceleration.py makes of it for a GPU.
 
 Positions, draws and counts are those of all rows of a step, so that a step computed in several
 micro-batches, or by several processes, is the same step: each computes its rows' share of the
@@ -9,7 +9,7 @@ losses, and gradients add up.
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +44,7 @@ class Step:
 
     Attributes:
         optimizer: Updates the model's parameters.
+        compiled: Whether the objective runs through torch.compile.
         forward: Computes the objective: the model, or a compiled form of it.
         weights: Entered for each micro-batch; puts other weights in place of the model's.
     """
@@ -61,6 +62,7 @@ class Step:
         self.weights: Callable[[], AbstractContextManager[None]] = nullcontext
         self.rng = torch.Generator(machine.device)
         self.number = 0
+        self.captured, self.compiled = captured, False
 
     def __call__(self, number: int, batch: Batch, learning_rate: float) -> Outcome:
         """Do the step of this number, counted from 0.
@@ -99,6 +101,17 @@ class Step:
         self.optimizer.step()
         self.optimizer.zero_grad()
         return Outcome(outputs, counts.num_real, grad_norm)
+
+    def forget(self) -> None:
+        """Begin anew: from here on the model computes something else."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return the form that steps have, for manifests."""
+        return {
+            "layers": type(self.model.kept.layers[0]).__name__,
+            "compiled": self.compiled,
+            "captured": self.captured,
+        }
 
     def _micro_batches(self, num_rows: int) -> Iterator[tuple[int, slice]]:
         """Yield number in the step and rows of each micro-batch that this process computes."""

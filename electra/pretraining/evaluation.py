@@ -1,0 +1,110 @@
+"""What a model in training is worth on held-out rows: the measures, and some rows to look at."""
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import torch
+
+from electra.config import PretrainConfig
+from electra.corpus.examples import Examples, permute
+from electra.corpus.shards import Shards
+from electra.corpus.tokenizer import Tokenizer
+from electra.method.measures import Measures
+from electra.method.objective import Judgement, Objective, Output
+from electra.model.batch import Batch, find_real
+from electra.training.seeds import step_seed
+
+NUM_SAMPLES = 8
+"""Held-out rows shown token by token in samples.json."""
+
+
+@torch.no_grad()
+def view_rows(
+    model: Objective,
+    batch: Batch,
+    tokenizer: Tokenizer,
+    device: torch.device,
+    micro_batch_size: int,
+) -> list[list[dict[str, Any]]]:
+    """Return the first rows of a held-out batch token by token, as both networks see them.
+
+    Without a discriminator there is nothing to be seen, and the list is empty.
+
+    Args:
+        model: The networks, on the device.
+        batch: The first that `heldout_batches` returned.
+        tokenizer: Of the run.
+        device: Where the networks are.
+        micro_batch_size: Rows computed at a time.
+    """
+    model.eval()
+    outputs = _compute_heldout(model, batch, 0, device, micro_batch_size)
+    enough = islice(outputs, -(-NUM_SAMPLES // micro_batch_size))
+    judgements = [output.judgement for output in enough if output.judgement]
+    rows: list[list[dict[str, Any]]] = []
+    if not judgements:
+        return rows
+    judgement = Judgement(*map(torch.cat, zip(*judgements, strict=True)))
+    real_BL = find_real(batch)
+    for row in range(min(NUM_SAMPLES, len(judgement.logits_BL))):
+        length = int(real_BL[row].sum())
+        columns = zip(
+            tokenizer.tokens(judgement.corrupt_ids_BL[row, :length].tolist()),
+            tokenizer.tokens(batch.input_ids_BL[row, :length].tolist()),
+            judgement.is_replaced_BL[row, :length].tolist(),
+            judgement.logits_BL[row, :length].sigmoid().tolist(),
+            strict=True,
+        )
+        names = ("token", "original", "is_replaced", "prob_replaced")
+        rows.append([dict(zip(names, column, strict=True)) for column in columns])
+    return rows
+
+
+def heldout_batches(shards: Shards, config: PretrainConfig) -> list[Batch]:
+    """Return the held-out rows of an evaluation, the same ones whenever it is asked.
+
+    None where `train.evaluate_rows` is 0.
+    """
+    if config.train.evaluate_rows == 0:
+        return []
+    examples = Examples(shards.heldout, shards.tokenizer, config.examples, seed=0)
+    count = min(len(examples), config.train.evaluate_rows)
+    rows = permute(torch.arange(count).numpy(), len(examples), seed=0, epoch=0)
+    size = config.train.batch_size
+    return [examples.rows(rows[start : start + size]) for start in range(0, count, size)]
+
+
+@torch.no_grad()
+def evaluate(
+    model: Objective, batches: list[Batch], device: torch.device, micro_batch_size: int
+) -> dict[str, Any]:
+    """Return the measures on held-out rows: dropout off, positions and uniforms always the same.
+
+    Args:
+        model: The networks, on the device.
+        batches: What `heldout_batches` returned.
+        device: Where they are.
+        micro_batch_size: Rows computed at a time, as in a step. Positions and uniforms do not
+            depend on it.
+    """
+    model.eval()
+    measures = Measures(model.loss_weights)
+    for number, batch in enumerate(batches):
+        for output in _compute_heldout(model, batch, number, device, micro_batch_size):
+            measures.add(output)
+    model.train()
+    return measures.record()
+
+
+def _compute_heldout(
+    model: Objective, batch: Batch, number: int, device: torch.device, micro_batch_size: int
+) -> Iterator[Output]:
+    """Yield the outputs of a held-out batch, a micro-batch at a time."""
+    rng = torch.Generator(device).manual_seed(step_seed(0, "heldout", number))
+    batch = batch.to(device)
+    draw = model.masking.draw(batch, rng)
+    counts = model.masking.count(batch, draw)
+    for first in range(0, len(batch.input_ids_BL), micro_batch_size):
+        rows = slice(first, first + micro_batch_size)
+        yield model(batch.rows(rows), draw.rows(rows), counts)
