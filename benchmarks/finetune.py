@@ -74,6 +74,8 @@ class Ours:
         """Return the seconds of one pass over these examples of train."""
         train = self.rows.splits["train"].take(items)
         dev = train.take(torch.arange(min(len(train), self.config.batch_size)))
+        asked = [self.task.examples["train"][item] for item in items[: len(dev)].tolist()]
+        dev = dataclasses.replace(dev, examples=asked)
         rows = self.rows._replace(splits={"train": train, "dev": dev})
         run = train_seed(
             *(self.pretrained, self.task, rows, self.config, self.machine),

@@ -18,8 +18,7 @@ from electra.method.registry import sketch_objective
 from electra.presets import PRESETS, encoder_sizes
 from electra.pretraining.memory import make_rows
 from electra.settings import override
-
-CPU = torch.device("cpu")
+from electra.training.machine import Machine
 
 
 @pytest.fixture
@@ -34,13 +33,13 @@ def variants():
             "train.precision=float32",
         ],
     )
-    ours = Ours(config, make_tokenizer(200), CPU)
+    ours = Ours(config, make_tokenizer(200), Machine())
     return config, [Loop(ours), Best(ours), ours]
 
 
 def test_all_steps_compute_the_same_losses(variants):
     config, networks = variants
-    losses = check_losses(networks, config, CPU)
+    losses = check_losses(networks, config, Machine())
     for pair in losses.values():
         assert pair == pytest.approx(losses["ours"], rel=1e-5)
 
@@ -50,7 +49,7 @@ def test_another_computation_is_noticed(variants):
     with torch.no_grad():
         networks[0].generator.generator_lm_head.bias[0] += 5
     with pytest.raises(SystemExit, match="loop computes"):
-        check_losses(networks, config, CPU)
+        check_losses(networks, config, Machine())
 
 
 def test_every_step_trains_both_networks(variants):

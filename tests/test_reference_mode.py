@@ -9,6 +9,7 @@ import torch
 from electra.config import OptimizerConfig, UserError
 from electra.corpus.tokenizer import Tokenizer
 from electra.method.masking import Draw, Masking, choose_positions_of_reference
+from electra.method.registry import sketch_objective
 from electra.model.batch import Batch
 from electra.model.encoder import Encoder
 from electra.model.heads import DiscriminatorHead
@@ -181,4 +182,4 @@ def test_a_run_in_reference_mode(toy_shards, toy_config, tmp_path):
 )
 def test_what_the_released_code_does_not_have(settings, says):
     with pytest.raises(UserError, match=says):
-        override(REFERENCE, settings)
+        sketch_objective(override(REFERENCE, settings))

@@ -382,7 +382,7 @@ def test_conll_2003_is_read_whole_and_every_word_scored_once():
             outputs = {"logits": F.one_hot(rows.targets["labels"].clamp(min=0), 9)}
             assert set(task.family.score(rows, outputs).values()) == {1.0}
     pos = read_tagging_task(DATA / "conll2003", tag_column=2)
-    assert (len(pos.labels), pos.metrics) == (45, ("accuracy",))
+    assert (len(pos.family.labels), pos.family.metrics) == (45, ("accuracy",))
     chunks = read_tagging_task(DATA / "conll2003", tag_column=3)
     assert {"B-NP", "I-VP"} < set(chunks.family.labels)
 

@@ -99,7 +99,7 @@ class Encoder(nn.Module):
 
         Args:
             input_ids_BL: Token ids, int64.
-            attention_mask_BL: True at tokens, False at padding; None: nothing is padding.
+            attention_mask_BL: True or 1 at tokens, False or 0 at padding; None: nothing is padding.
             token_type_ids_BL: Segment 0 or 1 of each token; None: all 0.
             document_ids_BL: Number of each token's document, 0 at padding; tokens attend within
                 their document. None: within the row.
@@ -150,7 +150,7 @@ class Encoder(nn.Module):
         Args:
             num_layers: K.
             input_ids_BL: Token ids, int64.
-            attention_mask_BL: True at tokens, False at padding; None: nothing is padding.
+            attention_mask_BL: True or 1 at tokens, False or 0 at padding; None: nothing is padding.
             token_type_ids_BL: Segment 0 or 1 of each token; None: all 0.
         """
         x_BLH, mask_BNLL, masks = self._begin(input_ids_BL, attention_mask_BL, token_type_ids_BL)
@@ -183,7 +183,7 @@ class Encoder(nn.Module):
         if document_ids_BL is not None:  # 0 at padding
             forbidden_BNLL = document_ids_BL[:, None, :, None] != document_ids_BL[:, None, None, :]
         elif attention_mask_BL is not None:
-            forbidden_BNLL = ~attention_mask_BL[:, None, None, :]
+            forbidden_BNLL = ~attention_mask_BL[:, None, None, :].bool()
         if sees != "all":
             length = input_ids_BL.shape[1]
             ones_LL = torch.ones(length, length, dtype=torch.bool, device=x_BLH.device)
