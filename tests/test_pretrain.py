@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import platform
 import resource
 import shutil
 import signal
@@ -775,6 +776,15 @@ def test_dtype_where_torch_is_built_without_onednn(monkeypatch):
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", missing)
     assert choose_dtype("auto", torch.device("cpu")) == torch.float32
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="flags of x86")
+def test_bfloat16_is_for_processors_that_multiply_it():
+    """Where oneDNN would emulate it, a step takes several times as long as in float32."""
+    flags = Path("/proc/cpuinfo").read_text().partition("flags")[2].partition("\n")[0].split()
+    multiplies = not {"avx512_bf16", "amx_bf16"}.isdisjoint(flags)
+    expected = torch.bfloat16 if multiplies else torch.float32
+    assert choose_dtype("auto", torch.device("cpu")) == expected
 
 
 @pytest.mark.parametrize(
