@@ -68,9 +68,9 @@ def pretrain(shards_folder: Path, run: Path, config: PretrainConfig, show: Show)
     """
     require(not run.exists(), f"{run} exists already; choose another --out, or --resume {run}")
     require_schedule(config)
-    shards = open_shards(shards_folder)
-    config = fit_to_shards(config, shards)
     machine = prepare_machine(config.train.device, config.train.precision, config.train.threads)
+    shards = open_shards(shards_folder, verify=machine.rank == 0)
+    config = fit_to_shards(config, shards)
     model = _build(config, shards, machine)
     require_memory(model, config, machine.device)
     step = prepare_step(model, config, machine)
@@ -110,12 +110,12 @@ def resume(run: Path, show: Show, shards_folder: Path | None = None) -> dict[str
             raise UserError(
                 f"{run / 'manifest.json'} is damaged: shards must have a folder and a sha256"
             ) from None
-        shards = open_shards(shards_folder or folder)
+        machine = prepare_machine(config.train.device, config.train.precision, config.train.threads)
+        shards = open_shards(shards_folder or folder, verify=machine.rank == 0)
         require(
             shards.digest == digest,
             f"{shards.folder} does not hold the shards that {run} was begun with",
         )
-        machine = prepare_machine(config.train.device, config.train.precision, config.train.threads)
         step = prepare_step(_build(config, shards, machine), config, machine)
         return _train(run, shards, step, show)
 
