@@ -10,7 +10,7 @@ from electra.config import EncoderConfig, FinetuneConfig, UserError
 from electra.corpus.tokenizer import Tokenizer
 from electra.finetuning.loop import finetune, train_seed
 from electra.finetuning.network import (
-    Network,
+    TaskNetwork,
     build_network,
     keep_tokens,
     restore_tokens,
@@ -71,7 +71,7 @@ def rows(task, pretrained):
     return encode_task(task, pretrained, dataclasses.replace(CONFIG, sequence_length=32))
 
 
-def build(pretrained, task, *, seed=0, from_scratch=False, **changes) -> Network:
+def build(pretrained, task, *, seed=0, from_scratch=False, **changes) -> TaskNetwork:
     return build_network(
         pretrained,
         task.family,
@@ -318,7 +318,7 @@ def test_the_folder_holds_scores_predictions_and_a_model_that_gives_them(start, 
     task = read_task("own", data, config)
     sizes = from_dict(EncoderConfig, facts["encoder"])
     head = task.family.build_head(sizes, dataclasses.replace(config, pooling=facts["pooling"]))
-    model = Network(Encoder(sizes), head, task.family)
+    model = TaskNetwork(Encoder(sizes), head, task.family)
     model.load_state_dict(load_file(seed / "model/model.safetensors"))
     rows = task.encode(Tokenizer.load(seed / "model/tokenizer"), facts["sequence_length"])
     probs = run_network(model, rows["dev"], CPU)["logits"].softmax(dim=1)

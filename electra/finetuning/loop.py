@@ -24,7 +24,7 @@ from electra.config import FinetuneConfig, OptimizerConfig, require
 from electra.corpus.tokenizer import Tokenizer
 from electra.files import hold, read_object, sha256_file, write_hashes, write_json
 from electra.finetuning.network import (
-    Network,
+    TaskNetwork,
     build_network,
     keep_tokens,
     restore_tokens,
@@ -56,7 +56,7 @@ RESEED = 1000
 class SeedRun:
     """The result of one seed."""
 
-    model: Network
+    model: TaskNetwork
     outputs: dict[str, Outputs]
     """By split, without train: the outputs of the selected epoch."""
     record: dict[str, Any]

@@ -24,7 +24,7 @@ PREDICT_ROWS = 128
 """Rows of a batch of predictions."""
 
 
-class Network(nn.Module):
+class TaskNetwork(nn.Module):
     """An encoder and the head of a family of tasks; a FeatureHead reads the states of K layers."""
 
     def __init__(self, encoder: Encoder, head: nn.Module, family: Family):
@@ -51,7 +51,7 @@ def build_network(
     machine: Machine,
     seed: int,
     from_scratch: bool,
-) -> Network:
+) -> TaskNetwork:
     """Return the encoder under a new head, with the dropout of fine-tuning.
 
     An encoder that is frozen (`features.layers`) has no dropout.
@@ -80,10 +80,10 @@ def build_network(
         init_weights(encoder, sizes.initializer_range, rng)
     else:
         load_parameters(encoder, pretrained.tensors)
-    return Network(encoder, head, family)
+    return TaskNetwork(encoder, head, family)
 
 
-def load_network(finetuned: Finetuned, family: Family, machine: Machine) -> Network:
+def load_network(finetuned: Finetuned, family: Family, machine: Machine) -> TaskNetwork:
     """Return a saved fine-tuned network on a machine.
 
     Args:
@@ -100,14 +100,14 @@ def load_network(finetuned: Finetuned, family: Family, machine: Machine) -> Netw
     layer = choose_layers(setting, machine.device, compiled=False)
     encoder = Encoder(finetuned.encoder, layer=layer, compute_dtype=machine.dtype)
     head = family.build_head(finetuned.encoder, config)
-    model = Network(encoder, head, family)
+    model = TaskNetwork(encoder, head, family)
     load_parameters(model, finetuned.tensors)
     return model.to(machine.device)
 
 
 @torch.inference_mode()
 def run_network(
-    model: Network,
+    model: TaskNetwork,
     rows: Rows,
     device: torch.device,
     progress: Callable[[int, int], None] = lambda done, total: None,
@@ -142,7 +142,7 @@ def run_network(
 
 
 @torch.no_grad()
-def keep_tokens(model: Network, token_ids: Tensor) -> nn.Embedding:
+def keep_tokens(model: TaskNetwork, token_ids: Tensor) -> nn.Embedding:
     """Reduce the model's token embeddings to those of `token_ids`; return the whole table."""
     embeddings = model.encoder.embeddings
     whole_table = embeddings.tokens
@@ -151,7 +151,7 @@ def keep_tokens(model: Network, token_ids: Tensor) -> nn.Embedding:
 
 
 @torch.no_grad()
-def restore_tokens(model: Network, whole_table: nn.Embedding, token_ids: Tensor) -> None:
+def restore_tokens(model: TaskNetwork, whole_table: nn.Embedding, token_ids: Tensor) -> None:
     """Give the model its whole embedding table back, updated for the tokens that were kept."""
     embeddings = model.encoder.embeddings
     whole_table.to(embeddings.tokens.weight.device)

@@ -10,7 +10,7 @@ from electra.config import UserError, require
 from electra.corpus.tokenizer import Tokenizer
 from electra.corpus.vocabulary import replace_surrogates
 from electra.files import write_text
-from electra.finetuning.network import Network, load_network, run_network
+from electra.finetuning.network import TaskNetwork, load_network, run_network
 from electra.runs.finetuned import Finetuned
 from electra.tasks.records import number_records
 from electra.tasks.registry import restore_family
@@ -32,7 +32,7 @@ class Answers(NamedTuple):
 class FinetunedModel:
     """A network and what it needs to answer records, loaded once for any number of requests."""
 
-    network: Network
+    network: TaskNetwork
     tokenizer: Tokenizer
     sequence_length: int
     """Tokens of the longest row, as in training."""
