@@ -1,6 +1,6 @@
 """Fine-tuning's examples per second, ours beside transformers' Trainer.
 
-    python -m benchmarks.finetune --task cola --data ../shared/data/glue --out results/finetune.json
+    python -m benchmarks.finetune --data glue/CoLA --tokenizer vocabulary --out results/finetune.json
 
 trainer         Trainer as it comes: float32, batches in random order, each padded to its longest
 trainer bf16    the same with bf16=True
@@ -317,7 +317,7 @@ def main() -> None:
     parser.add_argument("--task", default="cola")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument(
-        "--tokenizer", type=Path, default=Path("../shared/data/vocab/bert-base-uncased.txt")
+        "--tokenizer", type=Path, required=True, help="BERT's vocab.txt, or a folder"
     )
     parser.add_argument("--out", type=Path)
     parser.add_argument("--preset", default="small", choices=list(FINETUNE_PRESETS))
