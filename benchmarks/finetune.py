@@ -1,6 +1,6 @@
 """Fine-tuning's examples per second, ours beside transformers' Trainer.
 
-    python -m benchmarks.finetune --data glue/CoLA --tokenizer vocabulary --out results/finetune.json
+    python -m benchmarks.finetune --data glue/CoLA --tokenizer vocabulary --out finetune.json
 
 trainer         Trainer as it comes: float32, batches in random order, each padded to its longest
 trainer bf16    the same with bf16=True

@@ -90,6 +90,10 @@ def time_step(
         machine.wait()
         return clock() - began
 
+    def warmed_up(num_rows: int) -> float:
+        run(num_rows)  # sets up what has this size
+        return run(num_rows)
+
     began = clock()
     if machine.device.type == "cuda":  # whose time does not grow with rows until they fill it
         num_rows = batch_size
@@ -97,12 +101,17 @@ def time_step(
             run(num_rows)
         began = clock()  # compiling is no part of the probe
     else:
+        # As many rows as leave time for five steps. A step has costs that do not grow with its rows
+        # (the update, the vocabulary), so that a few rows say little about many.
+        whole = config.train.micro_batch_size
         num_rows = max(1, batch_size // (16 * config.train.accumulation))
-        run(num_rows)  # warms up
-        # As many rows as leave time for five steps.
-        fitting = probe_seconds / 5 / run(num_rows) * num_rows
-        num_rows = max(1, min(config.train.micro_batch_size, int(fitting)))
-    seconds = [run(num_rows)]
+        taken = warmed_up(num_rows)
+        while num_rows < whole and 2 * taken <= probe_seconds / 5:
+            num_rows = min(2 * num_rows, whole)
+            taken = warmed_up(num_rows)
+        num_rows = max(1, min(whole, int(probe_seconds / 5 / taken * num_rows)))
+        began = clock()
+    seconds = [warmed_up(num_rows)]
     while clock() - began < probe_seconds:
         seconds.append(run(num_rows))
         progress(clock() - began)

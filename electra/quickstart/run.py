@@ -41,7 +41,7 @@ from electra.terminal.printing import (
 )
 from electra.training.machine import prepare_machine
 
-PROBE_SECONDS = 1.0
+PROBE_SECONDS = 3.0
 SHOWN_TOKENS = 40
 """Tokens of the sample that is shown on the terminal."""
 MAX_PASSAGES = 20_000
