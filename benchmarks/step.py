@@ -293,7 +293,7 @@ def check_losses(
     for name, pair in losses.items():
         for value, expected in zip(pair, losses["ours"], strict=True):
             if abs(value - expected) > tolerance * expected:
-                raise SystemExit(f"error: the losses of {name} are {pair}, ours {losses['ours']}")
+                raise SystemExit(f"error: {name} computes {pair}, ours {losses['ours']}")
     return losses
 
 
