@@ -1,1 +1,1 @@
-"""Measurements of speed and memory, each a module run as `python -m benchmarks.NAME`."""
+"""Benchmarks of speed and memory; each module runs as `python -m benchmarks.NAME`."""

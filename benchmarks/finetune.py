@@ -1,17 +1,17 @@
-"""Fine-tuning's examples per second, ours beside transformers' Trainer.
+"""Fine-tuning speed in examples per second, ours beside transformers' Trainer.
 
     python -m benchmarks.finetune --data glue/CoLA --tokenizer vocabulary --out finetune.json
 
-trainer         Trainer as it comes: float32, batches in random order, each padded to its longest
-trainer bf16    the same with bf16=True
-trainer best    the same with rows of similar length batched together
-ours            the loop of electra/finetuning/loop.py, called as `electra finetune` calls it
+trainer         Trainer with its defaults: float32, shuffled rows, batches padded to the longest row
+trainer bf16    trainer with bf16=True
+trainer best    trainer bf16 with batches of rows of similar length
+ours            the loop of electra/finetuning/loop.py, as in `electra finetune`
 
-All have the same sizes, weights to begin with, batch size, dropout, clipping and rows, and AdamW;
-ours learns layer by layer at its own rate, which costs it more groups of parameters. Before
-anything is timed, both networks must give the same loss from the same weights, float32, dropout
-off. A repeat is one pass of each variant, in turn, over the same part of train; what comes before
-the first step (networks, optimizers) is not timed.
+All variants have the same sizes, initial weights, batch size, dropout, clipping and rows, and use
+AdamW. Ours has one learning rate per layer, and so more parameter groups. Before the timing, both
+networks must compute the same loss from the same weights, in float32 without dropout. A repeat is
+one pass of each variant, in turn, over the same part of train. The setup before the first step
+(networks, optimizers) is not timed.
 """
 
 import argparse
@@ -50,9 +50,10 @@ from electra.tasks.task import Task
 from electra.training.machine import Machine, prepare_machine
 
 TOLERANCE = 1e-4
-"""Largest relative difference of losses that counts as the same computation, float32."""
+"""Largest relative difference between losses of the same computation in float32."""
 SHIFT = 20.0
-"""Added before transformers' extra GELU and taken off behind it: so far up it is the identity."""
+"""Added before transformers' extra GELU and subtracted after it. For large inputs GELU is the
+identity."""
 TRAINERS: dict[str, dict[str, Any]] = {
     "trainer": {},
     "trainer bf16": {"bf16": True},
@@ -85,7 +86,7 @@ class Ours:
         return run.record["train_seconds"]
 
     def loss(self, items: Tensor) -> float:
-        """Return the loss of one batch before any step, float32, dropout off."""
+        """Return the loss of one batch with the initial weights, in float32 without dropout."""
         network = build_network(
             self.pretrained,
             self.task.family,
@@ -101,17 +102,17 @@ class Ours:
 
 
 class Clock(transformers.TrainerCallback):
-    """The seconds of an epoch, its data loading included."""
+    """Timer of an epoch in seconds, including data loading."""
 
     seconds = 0.0
 
     def on_epoch_begin(self, *_: Any, **__: Any) -> None:
-        """Begin."""
+        """Start the timer."""
         _wait()
         self.began = time.perf_counter()
 
     def on_epoch_end(self, *_: Any, **__: Any) -> None:
-        """End."""
+        """Stop the timer."""
         _wait()
         self.seconds = time.perf_counter() - self.began
 
@@ -121,9 +122,9 @@ class Theirs:
 
     Args:
         name: A key of TRAINERS.
-        ours: Whose weights and settings are taken over.
-        rows: Those of train over the whole vocabulary.
-        folder: Where the tokenizer stands, and where Trainer may write.
+        ours: The variant with the weights and settings to copy.
+        rows: The rows of train with ids of the full vocabulary.
+        folder: The folder of the tokenizer, also Trainer's output folder.
     """
 
     def __init__(self, name: str, ours: Ours, rows: Rows, folder: Path):
@@ -164,16 +165,16 @@ class Theirs:
         return clock.seconds
 
     def loss(self, items: Tensor) -> float:
-        """Return the loss of one batch before any step, float32, dropout off."""
+        """Return the loss of one batch with the initial weights, in float32 without dropout."""
         batch = self.collator([self.features[item] for item in items.tolist()])
         with torch.inference_mode():
             return self.model.to("cpu").eval()(**batch).loss.item()
 
 
 def build_classifier(ours: Ours) -> Any:
-    """Return transformers' classifier with the weights that ours begins with.
+    """Return transformers' classifier with our initial weights.
 
-    Its head has a linear map and a GELU more; these are made the identity.
+    Its head has an additional linear layer and a GELU. Their weights are set to the identity.
     """
     network = build_network(
         ours.pretrained,
@@ -200,7 +201,7 @@ def build_classifier(ours: Ours) -> Any:
 
 
 def describe_rows(rows: Rows) -> list[dict[str, Any]]:
-    """Return rows as what transformers' tokenizer would have made of their texts."""
+    """Return rows as dictionaries in the format of transformers' tokenizer."""
     columns = (rows.input_ids, rows.lengths, rows.first_lengths, rows.targets["labels"])
     return [
         {
@@ -221,10 +222,10 @@ def build_variants(
     settings: Sequence[str],
     folder: Path,
 ) -> list[Any]:
-    """Return the variants, ours last, with the same random weights.
+    """Return all variants with the same random weights, ours last.
 
     Raises:
-        UserError: The task is not one of choosing among labels.
+        UserError: The task is not a classification.
     """
     config = dataclasses.replace(
         FINETUNE_PRESETS[preset], pooling="cls", epochs=1, sequence_length=128
@@ -233,7 +234,7 @@ def build_variants(
     task = read_task(task_name, data, config)
     require(
         isinstance(task.family, Classification) and bool(task.family.labels),
-        f"{task_name} does not choose among labels; take another task, such as cola",
+        f"{task_name} is not a classification; choose another task, such as cola",
     )
     sizes = dataclasses.replace(PRESETS[preset].model, vocab_size=tokenizer.vocab_size)
     encoder = Encoder(sizes)
@@ -249,7 +250,7 @@ def check_losses(variants: Sequence[Any], items: Tensor) -> dict[str, float]:
     """Return each variant's loss on one batch.
 
     Raises:
-        SystemExit: One is not that of ours.
+        SystemExit: A loss differs from ours by more than TOLERANCE.
     """
     losses = {variant.name: variant.loss(items) for variant in variants}
     for name, loss in losses.items():
@@ -259,7 +260,7 @@ def check_losses(variants: Sequence[Any], items: Tensor) -> dict[str, float]:
 
 
 def measure(variants: Sequence[Any], *, steps: int, repeats: int) -> dict[str, Any]:
-    """Return each variant's seconds for `repeats` passes over `steps` batches, and what follows."""
+    """Return each variant's seconds for `repeats` passes over `steps` batches, and its speed."""
     ours = variants[-1]
     num_train = len(ours.rows.splits["train"])
     num_items = min(num_train, steps * ours.config.batch_size)
@@ -269,7 +270,7 @@ def measure(variants: Sequence[Any], *, steps: int, repeats: int) -> dict[str, A
         items = torch.randperm(num_train, generator=rng)[:num_items]
         for variant in variants:
             taken = variant.time_pass(items)
-            if repeat:  # the first warms up
+            if repeat:  # the first repeat is a warm-up
                 seconds[variant.name].append(taken)
         print(f"repeat {repeat} of {repeats}", file=sys.stderr, flush=True)
     medians = {name: statistics.median(each) for name, each in seconds.items()}
@@ -287,7 +288,7 @@ def measure(variants: Sequence[Any], *, steps: int, repeats: int) -> dict[str, A
 
 
 def tabulate(results: dict[str, Any]) -> Table:
-    """Return a row for each variant."""
+    """Return the table of speeds, one row per variant."""
     rows = []
     for name, result in results.items():
         slow, fast = (result["examples"] / f(result["seconds"]) for f in (max, min))
@@ -310,7 +311,7 @@ def _wait() -> None:
 
 
 def main() -> None:
-    """Check, time, print a table, write a file."""
+    """Check the losses, measure, print a table, and write the results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -321,7 +322,7 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path)
     parser.add_argument("--preset", default="small", choices=list(FINETUNE_PRESETS))
-    parser.add_argument("--steps", type=int, default=32, help="batches of a pass")
+    parser.add_argument("--steps", type=int, default=32, help="batches per pass")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--set", nargs="*", default=[])
     arguments = parser.parse_args()

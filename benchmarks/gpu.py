@@ -1,12 +1,12 @@
-"""Everything that a GPU is asked, in one command, each part in a process of its own.
+"""All checks and measurements on a GPU in one command, each part in its own process.
 
     python -m benchmarks.gpu --out results/gpu [--shards SHARDS] [--parts NAME ...]
 
-First the checks, the cheapest before all: kernels against a CPU, captured steps, compiled ones.
-Then our step at the paper's sizes with its kernels, the step beside the alternatives, the bandwidth
-of each kernel that the compiler wrote, and with shards pre-training itself. A check that fails ends
-it; any other part that fails or takes too long is told, and the next one begins while there is
-time.
+The checks come first, the cheapest before the others: kernels against a CPU, captured steps,
+compiled steps. The measurements follow: our step at the paper's sizes with its kernels, the step
+beside the alternatives, the bandwidth of each compiled kernel and, with --shards, a pre-training
+run. A failed check ends the command. Any other part that fails or takes too long is reported, and
+the next part begins while time is left.
 """
 
 import argparse
@@ -20,29 +20,30 @@ from typing import NamedTuple
 
 PYTHON = sys.executable
 LEAST = 20
-"""Seconds below which no part is begun."""
+"""Least remaining time, in seconds, for which a part begins."""
 
 
 class Part(NamedTuple):
-    """A process and what it may take."""
+    """A command and its time limit."""
 
     seconds: float
     command: list[str]
     is_check: bool = False
+    """Whether a failure ends the whole command."""
 
 
 def list_parts(out: Path, shards: Path | None) -> dict[str, Part]:
     """Return the parts by name, in their order."""
 
     def check(seconds: float, names: str) -> Part:
-        # What torch itself warns of is told at the end, and is no failure here.
+        # Torch's own warnings are listed at the end and are not failures here.
         words = ["-q", "-p", "no:cacheprovider", "-W", "default", "tests/test_step.py", "-k", names]
         return Part(seconds, [PYTHON, "-m", "pytest", *words], is_check=True)
 
     def step(seconds: float, name: str, preset: str, rows: int, *words: str) -> Part:
         size = ["--preset", preset, "--batch-size", str(rows), "--out", str(out / f"{name}.json")]
         module = "benchmarks.step" if name.startswith("step") else "benchmarks.kernels"
-        # Not auto: without a compiler this is to fail, not to be timed.
+        # "yes" instead of "auto": without a compiler this part must fail, not be timed.
         return Part(seconds, [PYTHON, "-m", module, *size, "--set", "train.compile=yes", *words])
 
     wide = ("generator.hidden_fraction=1", "generator.layers_fraction=0.25")
@@ -71,16 +72,16 @@ def list_parts(out: Path, shards: Path | None) -> dict[str, Part]:
 
 
 def run_part(name: str, part: Part, out: Path, seconds: float) -> int | str:
-    """Return the exit status of a part, or that it took longer than these seconds."""
+    """Return the exit status of a part, or "too long" after `seconds`."""
     environment = dict(os.environ)
-    if name == "bandwidth":  # torch's compiler then times each kernel it wrote
+    if name == "bandwidth":  # torch's compiler then times each generated kernel
         environment |= {
             "TORCHINDUCTOR_PROFILE": "1",
             "TORCHINDUCTOR_PROFILE_OUTPUT": str(out / "bandwidth.txt"),
         }
     with (
         (out / f"{name}.log").open("w") as log,
-        # A group of its own, so that no process of a part is left to disturb the next one.
+        # Its own process group, so that no leftover process disturbs the next part.
         subprocess.Popen(
             part.command, stdout=log, stderr=subprocess.STDOUT, env=environment, process_group=0
         ) as process,
@@ -88,7 +89,7 @@ def run_part(name: str, part: Part, out: Path, seconds: float) -> int | str:
         try:
             return process.wait(seconds)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGTERM)  # pre-training saves what it has
+            os.killpg(process.pid, signal.SIGTERM)  # pre-training then saves a checkpoint
             try:
                 process.wait(LEAST)
             except subprocess.TimeoutExpired:
@@ -97,13 +98,13 @@ def run_part(name: str, part: Part, out: Path, seconds: float) -> int | str:
 
 
 def main() -> None:
-    """Run the parts, and print what each took."""
+    """Run the parts, and print the time of each."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--shards", type=Path, help="what electra prepare wrote")
-    parser.add_argument("--parts", nargs="+", help="only these, by name")
+    parser.add_argument("--shards", type=Path, help="the folder that electra prepare wrote")
+    parser.add_argument("--parts", nargs="+", help="run only these parts, by name")
     parser.add_argument("--seconds", type=float, default=560, help="limit of all parts together")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -113,7 +114,7 @@ def main() -> None:
         part, began = parts[name], time.perf_counter()
         seconds = min(part.seconds, end - LEAST - began)
         if seconds < LEAST:
-            print(f"{name}: not begun, no time is left", flush=True)
+            print(f"{name}: skipped, because no time is left", flush=True)
             continue
         print(f"{name}: {' '.join(part.command)}", flush=True)
         status = run_part(name, part, arguments.out, seconds)
@@ -122,7 +123,7 @@ def main() -> None:
         lines = log.read_text(errors="replace").splitlines()[-40 if status else -14 :]
         print("".join(f"    {line[:300]}\n" for line in lines), flush=True)
         if part.is_check and status:
-            raise SystemExit(f"error: {name} failed; name later parts in --parts to run them still")
+            raise SystemExit(f"error: {name} failed; to run later parts, name them in --parts")
 
 
 if __name__ == "__main__":

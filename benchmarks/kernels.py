@@ -1,10 +1,10 @@
-"""Where the time of a pre-training step goes: kernels on a GPU, operations on a CPU.
+"""Profile of a pre-training step: time per kernel on a GPU, per operation on a CPU.
 
     python -m benchmarks.kernels --preset small --batch-size 128 --out results/kernels.json
 
-On a GPU the steps are those of pre-training, captured and replayed; gaps are the time in which no
-kernel ran. Beside them stand what the device does at best: the rate of a large matrix product, and
-of a large copy.
+On a GPU the steps are captured and replayed as in pre-training, and gaps are the time without a
+running kernel. For comparison, the device's peak rates are measured with a large matrix product and
+a large copy.
 """
 
 import argparse
@@ -35,7 +35,7 @@ NUM_SHOWN = 25
 
 
 class Span(NamedTuple):
-    """A kernel at work, or an operation without those that it calls; seconds."""
+    """One run of a kernel, or of an operation without the operations inside; times in seconds."""
 
     name: str
     start: float
@@ -43,7 +43,7 @@ class Span(NamedTuple):
 
 
 def record_steps(ours: Ours) -> tuple[list[Span], float]:
-    """Return what ran in NUM_STEPS steps, and the seconds they took without being watched."""
+    """Return the spans of NUM_STEPS profiled steps, and the seconds of as many other steps."""
     config, machine = ours.config, ours.machine
     batches = [make_rows(config, config.train.batch_size, seed) for seed in range(NUM_STEPS)]
     for batch in batches[: WARM_UP_STEPS + 1]:
@@ -68,12 +68,12 @@ def record_steps(ours: Ours) -> tuple[list[Span], float]:
         )
         for event in profiler.events()
         if (event.device_type == torch.autograd.DeviceType.CUDA) == on_cuda
-        and not event.is_user_annotation  # a name for what kernels do together
+        and not event.is_user_annotation  # annotations cover several kernels
     ], seconds
 
 
 def find_gaps(spans: list[Span]) -> float:
-    """Return the seconds between the first span and the end of the last in which none ran."""
+    """Return the seconds without a running span, from the first span to the end of the last."""
     gaps, end = 0.0, min(span.start for span in spans)
     for span in sorted(spans, key=lambda span: span.start):
         gaps += max(0.0, span.start - end)
@@ -82,7 +82,7 @@ def find_gaps(spans: list[Span]) -> float:
 
 
 def measure_copy(machine: Machine) -> float:
-    """Return bytes read and written per second by the fastest of ten large copies."""
+    """Return the bytes per second, read plus written, of the fastest of ten large copies."""
     source = torch.randn(
         (1 << 28) if machine.device.type == "cuda" else (1 << 25), device=machine.device
     )
@@ -97,7 +97,7 @@ def measure_copy(machine: Machine) -> float:
 
 
 def measure(ours: Ours) -> dict[str, Any]:
-    """Return how long steps take, what ran in them, and what the device does at best."""
+    """Return the time per step, the time per kernel, and the device's peak rates."""
     config, machine = ours.config, ours.machine
     spans, seconds = record_steps(ours)
     totals: dict[str, list[float]] = defaultdict(list)
@@ -118,7 +118,7 @@ def measure(ours: Ours) -> dict[str, Any]:
         "copy_bytes_per_second": measure_copy(machine),
         "spans_per_step": len(spans) / NUM_STEPS,
         "busy_seconds_per_step": sum(span.seconds for span in spans) / NUM_STEPS,
-        # Operations of a CPU lie within one another.
+        # Operations on a CPU are nested, so gaps are not defined.
         "gap_seconds_per_step": find_gaps(spans) / NUM_STEPS
         if machine.device.type == "cuda"
         else None,
@@ -134,7 +134,7 @@ def measure(ours: Ours) -> dict[str, Any]:
 
 
 def describe(record: dict[str, Any]) -> str:
-    """Return a record as Markdown: what it is of, the step as a whole, its longest kernels."""
+    """Return a record as Markdown: configuration, time per step, and the longest kernels."""
     busy, gap = record["busy_seconds_per_step"], record["gap_seconds_per_step"]
     share = record["flops_per_second"] / record["peak_flops_per_second"]
     rows = [
@@ -150,19 +150,21 @@ def describe(record: dict[str, Any]) -> str:
         [
             f"{record['device']}, torch {record['torch']}, preset {record['preset']}, "
             f"{' '.join(record['settings'])}, commit {record['commit']}",
-            f"{1e3 * record['seconds_per_step']:.4g} ms a step, "
+            f"{1e3 * record['seconds_per_step']:.4g} ms per step, "
             f"{record['tokens_per_second']:,.0f} tokens/s, {share:.1%} of "
             f"{record['peak_flops_per_second'] / 1e12:.4g} TFLOP/s; a copy moves "
             f"{record['copy_bytes_per_second'] / 1e9:.4g} GB/s. "
-            f"{record['spans_per_step']:,.0f} starts a step, {1e3 * busy:.4g} ms at work"
+            f"{record['spans_per_step']:,.0f} runs per step, {1e3 * busy:.4g} ms busy"
             + ("." if gap is None else f", {1e3 * gap:.4g} ms in gaps."),
-            to_markdown(Table(["what ran", "times a step", "us a step", "share"], rows)),
+            to_markdown(
+                Table(["kernel or operation", "runs per step", "us per step", "share"], rows)
+            ),
         ]
     )
 
 
 def read_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return what these words ask for, or those of the command line."""
+    """Return the parsed arguments: of `words`, or of the command line for None."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -175,7 +177,7 @@ def read_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure, print a table, write a file."""
+    """Measure, print a table, and write the results."""
     arguments = read_arguments()
     settings = [f"train.batch_size={arguments.batch_size}", *arguments.set]
     config = override(PRESETS[arguments.preset], settings)

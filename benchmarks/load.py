@@ -1,11 +1,11 @@
-"""How fast shuffled rows come out of shards on one core, beside a bare gather of as many tokens.
+"""Speed of reading shuffled rows from shards on one core, beside a bare gather of equal size.
 
     python -m benchmarks.load SHARDS --out results/load.json
 
-A batch is what the training loop asks for: rows at random places, cut into segments, with special
-tokens, segment ids and a mask. The bare gather reads as many tokens at random places into an array
-of int64 and does nothing else. Both in one process, by turns, some 4,096 rows each time, since the
-loop's rows are read by blocks.
+A batch is that of the training loop: rows in random order, cut into segments, with special tokens,
+segment ids and a mask. The bare gather only copies as many tokens from random positions into an
+int64 array. Both alternate in one process, about 4,096 rows each time, because the training loop
+reads rows in blocks.
 """
 
 import argparse
@@ -27,7 +27,14 @@ from electra.training.machine import Machine
 
 
 def measure(shards_folder: Path, rows: int, length: int, repeats: int) -> dict[str, Any]:
-    """Return tokens per second of the loop's batches of so many rows, and of the bare gather."""
+    """Return tokens per second of the training loop's batches and of the bare gather.
+
+    Args:
+        shards_folder: The shards.
+        rows: Rows per batch.
+        length: Tokens per row.
+        repeats: Timed repeats; five warm-up repeats are added.
+    """
     shards = open_shards(shards_folder)
     examples = Examples(
         shards.train, shards.tokenizer, ExamplesConfig(sequence_length=length), seed=0
@@ -45,7 +52,7 @@ def measure(shards_folder: Path, rows: int, length: int, repeats: int) -> dict[s
         loaded = time.perf_counter()
         for _ in range(steps):
             windows[rng.integers(len(windows), size=rows)].astype(np.int64)
-        if repeat >= 5:  # the first ones touch the file for the first time
+        if repeat >= 5:  # the first repeats load the file into memory
             seconds["batch"].append((loaded - began) / steps)
             seconds["gather"].append((time.perf_counter() - loaded) / steps)
     return {
@@ -62,7 +69,7 @@ def measure(shards_folder: Path, rows: int, length: int, repeats: int) -> dict[s
 
 
 def main() -> None:
-    """Measure, print a table, write a file."""
+    """Measure, print a table, and write the results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,11 +1,11 @@
-"""Every objective and scheme at equal compute: same rows, same first weights, same true FLOPs.
+"""All objectives and schemes at equal compute: same rows, same initial weights, same true FLOPs.
 
     python -m benchmarks.objectives SHARDS GLUE --runs FOLDER --out results/objectives.json
 
-Pre-trains each variant with each seed for as many steps as the budget pays for, fine-tunes it on
-each task. Runs stand in FOLDER, and a command that was interrupted, given again, goes on there.
-`--part 0/2` and `--part 1/2` share the work between two processes; the command without it does what
-is left, writes the result and prints it as a table.
+Each variant is pre-trained with each seed until the budget of FLOPs is spent, and fine-tuned on
+each task. All runs are in FOLDER. After an interruption, the same command continues there.
+`--part 0/2` and `--part 1/2` divide the work between two processes. The command without --part does
+the remaining work, writes the results and prints a table.
 """
 
 import argparse
@@ -52,14 +52,21 @@ TASKS = {
     "sts-b": ["epochs=5"],
     "qnli": ["epochs=1", "train_examples=10000"],
 }
-"""Cut to what minutes allow; the train part of QNLI at hand may be a rebuilt one."""
+"""Settings per task, for minutes of training. The train part of QNLI may be a rebuilt one."""
 FINETUNING = ["threads=1", "reseeds=0"]
-"""Of every task: seeds are compared as they are drawn."""
+"""Settings of all tasks. Collapsed seeds are not replaced, so all variants have the same seeds."""
 MEASURES = ("mlm_loss", "mlm_accuracy", "disc_loss", "constant_disc_loss", "disc_auc")
 
 
 def configure(variant: str, seed: int, rtd_steps: int, shards_folder: Path) -> PretrainConfig:
-    """Return the settings of a run: `tiny` with two layers, for the FLOPs of `rtd_steps` of rtd."""
+    """Return the settings of a run: `tiny` with two layers and steps for the budget of FLOPs.
+
+    Args:
+        variant: A key of VARIANTS.
+        seed: Seed of the run.
+        rtd_steps: The budget, as a number of steps of the variant rtd.
+        shards_folder: The shards.
+    """
 
     def build(name: str) -> PretrainConfig:
         model = dataclasses.replace(PRESETS["tiny"].model, num_hidden_layers=2)
@@ -89,7 +96,7 @@ def configure(variant: str, seed: int, rtd_steps: int, shards_folder: Path) -> P
 def run_one(
     variant: str, seed: int, rtd_steps: int, shards: Path, glue: Path, runs: Path
 ) -> dict[str, Any]:
-    """Pre-train and fine-tune, as far as it is not done; return what came out."""
+    """Return the results of one variant and seed, after any remaining training."""
     config = configure(variant, seed, rtd_steps, shards)
     run = runs / f"{variant}-{seed}"
     if not (run / "results.json").exists():
@@ -122,7 +129,7 @@ def run_one(
 
 
 def score_scratch(start: Path, seeds: int, glue: Path, runs: Path) -> list[dict[str, Any]]:
-    """Return, for each seed, the scores of the same encoder without pre-training."""
+    """Return the scores of the encoder without pre-training, one record per seed."""
     by_task = {}
     for task, settings in TASKS.items():
         out = runs / f"scratch-{task}"
@@ -153,7 +160,7 @@ def score_scratch(start: Path, seeds: int, glue: Path, runs: Path) -> list[dict[
 
 
 def tabulate(records: Sequence[dict[str, Any]]) -> Table:
-    """Return a row for each variant: held-out measures and scores, mean ± deviation over seeds."""
+    """Return the table of variants: held-out metrics and scores, mean ± deviation over seeds."""
     rows = []
     for variant in dict.fromkeys(record["variant"] for record in records):
         of_variant = [record for record in records if record["variant"] == variant]
@@ -166,7 +173,7 @@ def tabulate(records: Sequence[dict[str, Any]]) -> Table:
 
 
 def draw(records: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw held-out curves against true FLOPs, a line for each seed."""
+    """Write a picture of the held-out curves against true FLOPs, one line per seed."""
     figure, panels = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
     names = list(dict.fromkeys(r["variant"] for r in records if "curve" in r))
     for record in (record for record in records if "curve" in record):
@@ -192,7 +199,7 @@ def draw(records: Sequence[dict[str, Any]], path: Path) -> None:
                 panel.plot(*zip(*known, strict=True), color=colour, label=label, linewidth=1)
     titles = (
         "masked language model's loss, nats",
-        "discriminator's gain on the constant prediction",
+        "discriminator's relative gain over the constant prediction",
         "restoring loss, nats",
     )
     for panel, title in zip(panels, titles, strict=True):
@@ -218,7 +225,7 @@ def _say(record: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run what is asked for."""
+    """Run the variants of the command line, and write the results if all parts are done."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -1,10 +1,10 @@
-"""How fast text becomes shards, beside `tokenizers` alone on the same text already in memory.
+"""Speed from text to shards, beside `tokenizers` alone on the same text in memory.
 
     python -m benchmarks.prepare FILE... --tokenizer DIR --out results/prepare.json
 
-Both use the same cores. Ours reads, decompresses, tokenises, hashes and writes; the other only
-calls encode_batch_fast, a thousand lines at a time. The repeats alternate, so that another load on
-the machine meets both.
+Both use the same cores. Ours reads, decompresses, tokenises, hashes and writes. `tokenizers` alone
+only runs encode_batch_fast on a thousand lines per call. The repeats alternate, so that other load
+on the machine affects both.
 """
 
 import argparse
@@ -33,7 +33,7 @@ LINES_PER_CALL = 1000
 
 
 def time_prepare(files: Sequence[str], tokenizer: Tokenizer, workers: int) -> tuple[float, int]:
-    """Return the seconds and the tokens of text to shards."""
+    """Return the seconds from text to shards, and the number of tokens."""
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
         manifest = prepare(files, tokenizer, Path(folder) / "out", PrepareConfig(workers=workers))
@@ -42,7 +42,7 @@ def time_prepare(files: Sequence[str], tokenizer: Tokenizer, workers: int) -> tu
 
 
 def time_tokenizers(lines: Sequence[str], backend: tokenizers.Tokenizer) -> tuple[float, int]:
-    """Return the seconds and the tokens of encode_batch_fast alone."""
+    """Return the seconds of encode_batch_fast alone, and the number of tokens."""
     num_tokens = 0
     start = time.perf_counter()
     for first in range(0, len(lines), LINES_PER_CALL):
@@ -53,7 +53,14 @@ def time_tokenizers(lines: Sequence[str], backend: tokenizers.Tokenizer) -> tupl
 
 
 def measure(files: Sequence[str], folder: str, *, repeats: int, workers: int) -> dict[str, Any]:
-    """Return the medians and spreads of both, and where they were measured."""
+    """Return the medians and ranges of both, and a description of the machine.
+
+    Args:
+        files: The text files.
+        folder: The tokenizer's folder or vocab.txt.
+        repeats: Timed runs of each.
+        workers: Cores for each.
+    """
     tokenizer = Tokenizer.load(folder)
     with tempfile.TemporaryDirectory() as copy:
         tokenizer.save(Path(copy) / "t")
@@ -103,7 +110,7 @@ def _commit() -> str:
 
 
 def main() -> None:
-    """Measure, print a small table, and write the results."""
+    """Measure, print a table, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("files", nargs="+", help="text in any format `electra prepare` reads")
     parser.add_argument("--tokenizer", required=True, help="a tokenizer's folder or vocab.txt")
@@ -125,7 +132,7 @@ def main() -> None:
             f"{name:12}{spread:>24}{row['megabytes_per_second']:>8.1f}"
             f"{row['tokens_per_second']:>12,.0f}{row['num_tokens']:>14,}"
         )
-    print(f"prepare runs at {result['speed_ratio']:.2f} times the speed of tokenizers alone")
+    print(f"prepare has {result['speed_ratio']:.2f} times the speed of tokenizers alone")
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     print(f"wrote {options.out}")

@@ -1,21 +1,22 @@
-"""One pre-training step, ours beside what can be made of transformers' modules.
+"""One pre-training step, ours beside steps with transformers' modules.
 
     python -m benchmarks.step --out results/step.json
 
-(a) loop        the loop a user of transformers writes: ElectraForMaskedLM(labels=) and
-                ElectraForPreTraining, draws from the full logits, float32, torch's AdamW
-(b) best        the best that can be made of the same modules: LM head at the masked positions only,
-                one uniform number a draw, fused AdamW, bfloat16 autocast
-(c) compiled    (b) under torch.compile, where there is a compiler (--compiled)
-ours            electra/pretraining/step.py as pre-training uses it
-ours, plain     the same, neither compiled nor captured (on a GPU)
+(a) loop        a plain loop with transformers: ElectraForMaskedLM(labels=) and
+                ElectraForPreTraining, samples from the full logits, float32, torch's AdamW
+(b) best        the fastest loop with the same modules: LM head at the masked positions only, one
+                uniform number per sample, fused AdamW, bfloat16 autocast
+(c) compiled    (b) with torch.compile (--compiled; needs a compiler)
+ours            electra/pretraining/step.py as in pre-training
+ours, plain     ours, neither compiled nor captured (on a GPU)
 ours, wide      ours with a generator of the discriminator's width and a quarter of its layers
-                (--wide): other work, beside the others for its time alone
+                (--wide): a different computation, whose time only is compared
 
-All have the same sizes, batch, dropout, vocabulary and embeddings, tied; before anything is timed,
-all must give the same two losses from the same weights, masks and draws, dropout off. Batches come
-from the host. Repeats alternate, each of one step on a CPU and of 20 on a GPU; each variant's peak
-memory is that of a process of its own.
+All variants have the same sizes, batch, dropout, vocabulary and tied embeddings. Before the timing,
+all variants except "ours, wide" must compute the same two losses from the same weights, masks and
+samples, without dropout. Batches come from the host. Repeats alternate between the variants; a
+repeat is one step on a CPU and 20 steps on a GPU. Peak memory is measured in a separate process per
+variant.
 """
 
 import argparse
@@ -57,11 +58,11 @@ from electra.settings import override
 from electra.training.machine import Machine, prepare_machine
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
-"""Largest relative difference of losses that counts as the same computation."""
+"""Largest relative difference between losses of the same computation, by dtype."""
 
 
 class Ours:
-    """The step that pre-training does."""
+    """The step of pre-training."""
 
     name = "ours"
     settings: Sequence[str] = ()
@@ -80,7 +81,7 @@ class Ours:
 
     @torch.no_grad()
     def losses(self, batch: Batch, draw: Draw, sampled_BS: Tensor) -> tuple[float, float]:
-        """Return both losses, dropout off."""
+        """Return the generator's and discriminator's losses in nats, without dropout."""
         self.model.eval()
         output = self.model(batch, draw, self.model.masking.count(batch, draw))
         self.model.train()
@@ -90,7 +91,7 @@ class Ours:
 
     @torch.no_grad()
     def draws(self, batch: Batch, draw: Draw) -> Tensor:
-        """Return the tokens (B, S) that stand at the chosen positions, dropout off."""
+        """Return the sampled tokens (B, S) at the chosen positions, without dropout."""
         self.model.eval()
         output = self.model(batch, draw, self.model.masking.count(batch, draw))
         self.model.train()
@@ -99,7 +100,7 @@ class Ours:
 
 
 class Loop:
-    """What a user of transformers writes."""
+    """The plain loop with transformers' modules."""
 
     name = "loop"
 
@@ -145,11 +146,11 @@ class Loop:
         self.optimizer = self.build_optimizer()
 
     def build_optimizer(self) -> torch.optim.Optimizer:
-        """Return torch's AdamW as it comes."""
+        """Return torch's AdamW with its default implementation."""
         return torch.optim.AdamW(self.parameters, lr=1e-4, weight_decay=0.01)
 
     def forward(self, batch: Batch, draw: Draw, sampled_BS: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return both losses; the draws are `sampled_BS` if it is given."""
+        """Return both losses. If `sampled_BS` is given, it replaces the generator's samples."""
         masked_BL = self.masking.mask(batch.input_ids_BL, draw)
         is_chosen_BL = torch.zeros_like(masked_BL, dtype=torch.bool)
         is_chosen_BL.scatter_(1, draw.index_BS, draw.chosen_BS)
@@ -181,7 +182,7 @@ class Loop:
 
     @torch.no_grad()
     def losses(self, batch: Batch, draw: Draw, sampled_BS: Tensor) -> tuple[float, float]:
-        """Return both losses, dropout off."""
+        """Return the generator's and discriminator's losses in nats, without dropout."""
         networks = self.generator.eval(), self.discriminator.eval()
         mlm_loss, disc_loss = self.forward(batch, draw, sampled_BS)
         for network in networks:
@@ -190,7 +191,7 @@ class Loop:
 
 
 class Best(Loop):
-    """The best that can be made of the same modules."""
+    """The fastest loop with transformers' modules."""
 
     name = "best"
 
@@ -205,7 +206,7 @@ class Best(Loop):
         return torch.optim.AdamW(self.parameters, lr=1e-4, weight_decay=0.01, fused=True)
 
     def forward(self, batch: Batch, draw: Draw, sampled_BS: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return both losses; the draws are `sampled_BS` if it is given."""
+        """Return both losses. If `sampled_BS` is given, it replaces the generator's samples."""
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
             masked_BL = self.masking.mask(batch.input_ids_BL, draw)
             original_M = batch.input_ids_BL.gather(1, draw.index_BS).flatten()
@@ -239,7 +240,7 @@ class Best(Loop):
 
 
 class Compiled(Best):
-    """The same under torch.compile."""
+    """The fastest loop with torch.compile."""
 
     name = "compiled"
 
@@ -250,14 +251,14 @@ class Compiled(Best):
 
 
 class Plain(Ours):
-    """Ours, operation by operation."""
+    """Ours without compiler and CUDA graph."""
 
     name = "ours, plain"
     settings = ("train.compile=no", "train.cuda_graph=false")
 
 
 class Wide(Ours):
-    """Ours with a wide and shallow generator: a few large products instead of many small ones."""
+    """Ours with a wide and shallow generator: a few large matrix products, not many small ones."""
 
     name = "ours, wide"
     settings = ("generator.hidden_fraction=1", "generator.layers_fraction=0.25")
@@ -268,7 +269,7 @@ OURS = {variant.name: variant for variant in (Ours, Plain, Wide)}
 
 
 def build(name: str, config: PretrainConfig, machine: Machine) -> Any:
-    """Return a variant, with the same weights as every other."""
+    """Return a variant. All variants have the same initial weights."""
     tokenizer = make_tokenizer(config.model.vocab_size)
     if name in OURS:
         return OURS[name](config, tokenizer, machine)
@@ -281,7 +282,7 @@ def check_losses(
     """Return each variant's losses on one batch.
 
     Raises:
-        SystemExit: They are not those of ours, to TOLERANCE of what they compute in.
+        SystemExit: A loss differs from ours by more than TOLERANCE.
     """
     ours = next(variant for variant in variants if variant.name == "ours")
     batch = make_rows(config, config.train.batch_size, 0).to(machine.device)
@@ -297,7 +298,7 @@ def check_losses(
 
 
 def time_steps(variant: Any, batches: Sequence[Batch], machine: Machine) -> float:
-    """Return the seconds of a step, on average."""
+    """Return the mean seconds per step."""
     machine.wait()
     began = time.perf_counter()
     for batch in batches:
@@ -307,7 +308,7 @@ def time_steps(variant: Any, batches: Sequence[Batch], machine: Machine) -> floa
 
 
 def measure_peak(machine: Machine, dtype: torch.dtype) -> float:
-    """Return FLOP/s of the largest of ten square matrix products."""
+    """Return the FLOP/s of the fastest of ten large matrix products."""
     size = 8192 if machine.device.type == "cuda" else 2048
     a = torch.randn(size, size, device=machine.device, dtype=dtype)
     best = 0.0
@@ -321,27 +322,27 @@ def measure_peak(machine: Machine, dtype: torch.dtype) -> float:
 
 
 def measure_memory(name: str, arguments: Sequence[str], machine: Machine) -> float:
-    """Return the peak memory of a process that does a few steps of a variant, bytes."""
+    """Return the peak memory, in bytes, of a new process that runs a few steps of a variant."""
     command = [sys.executable, "-m", "benchmarks.step", *arguments, "--memory-of", name]
     answer = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return float(answer.split()[-1])
 
 
 def report_memory(name: str, config: PretrainConfig, machine: Machine) -> None:
-    """Print the peak memory of this process after a few steps."""
+    """Print the peak memory of this process, in bytes, after a few steps of a variant."""
     variant = build(name, config, machine)
     for seed in range(WARM_UP_STEPS + 2):
         variant.step(make_rows(config, config.train.batch_size, seed))
     if machine.device.type == "cuda":
         print(torch.cuda.max_memory_allocated())
     else:
-        # Not ru_maxrss, which a process inherits from the one that started it.
+        # Not ru_maxrss, because a process inherits it from its parent.
         status = Path("/proc/self/status").read_text(encoding="ascii")
         print(int(status.partition("VmHWM:")[2].split()[0]) * 1024)
 
 
 def read_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return what these words ask for, or those of the command line."""
+    """Return the parsed arguments: of `words`, or of the command line for None."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -358,7 +359,7 @@ def read_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
-    """Check, time, print a table, write a file."""
+    """Check the losses, measure, print a table, and write the results."""
     arguments = read_arguments()
     settings = [f"train.batch_size={arguments.batch_size}", *arguments.set]
     config = override(PRESETS[arguments.preset], settings)
@@ -385,7 +386,7 @@ def main() -> None:
         ]
         for variant in variants:
             taken = time_steps(variant, batches, machine)
-            if repeat:  # the first warms up
+            if repeat:  # the first repeat is a warm-up
                 seconds[variant.name].append(taken)
         print(f"repeat {repeat} of {arguments.repeats}", file=sys.stderr, flush=True)
     dtype = machine.dtype
@@ -427,14 +428,14 @@ def main() -> None:
         f"{config.train.batch_size} x {config.examples.sequence_length}, medians of "
         f"{arguments.repeats} interleaved steps, commit {record['commit']}"
     )
-    report(title, record, arguments.out)  # what is known, should the rest take too long
+    report(title, record, arguments.out)  # written now, in case the memory runs are interrupted
     for name in names:
         results[name]["peak_memory"] = measure_memory(name, words, machine)
     report(title, record, arguments.out)
 
 
 def report(title: str, record: dict[str, Any], out: Path | None) -> None:
-    """Print a table, and write it and the record."""
+    """Print the table of results, and write the table and the record."""
     table = f"{title}\n\n{to_markdown(tabulate(record['variants']))}"
     if out:
         write_json(out, record)
@@ -443,7 +444,7 @@ def report(title: str, record: dict[str, Any], out: Path | None) -> None:
 
 
 def tabulate(results: dict[str, Any]) -> Table:
-    """Return a row for each variant."""
+    """Return the table of results, one row per variant."""
     rows = []
     for name, result in results.items():
         low, high = min(result["seconds"]), max(result["seconds"])

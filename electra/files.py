@@ -1,4 +1,4 @@
-"""Files and folders that are whole or not there, hashes to tell damage, and locks."""
+"""Atomic files and folders (complete or absent), hashes against damage, and locks."""
 
 import hashlib
 import json
@@ -18,18 +18,18 @@ except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
 UNFINISHED = ".unfinished"
-"""The lock of a folder that `new_folder` writes; where it stands, the folder may be cleared."""
+"""Name of the lock file of `new_folder`. A folder with this file may be cleared."""
 HASHES = "electra.json"
-"""The file of a folder that `write_hashes` writes and `check_hashes` reads."""
+"""Name of the file that `write_hashes` writes and `check_hashes` reads."""
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON through a temporary name, so that a reader sees the old file or the new one."""
+    """Write JSON atomically: a reader sees the old file or the new file."""
     write_text(path, json.dumps(value, indent=2) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write UTF-8 likewise."""
+    """Write UTF-8 text atomically: a reader sees the old file or the new file."""
     temporary = path.with_name(path.name + ".incomplete")
     with temporary.open("w", encoding="utf-8") as file:
         file.write(text)
@@ -39,9 +39,9 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_hashes(folder: Path, **facts: Any) -> None:
-    """Write electra.json: the facts given, and the sha256 of each file in the folder.
+    """Write electra.json with the given facts and the sha256 of each file in the folder.
 
-    Subfolders are left out; a subfolder may have an electra.json of its own.
+    Subfolders are left out. A subfolder can have its own electra.json.
     """
     files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != UNFINISHED)
     hashes = {path.name: sha256_file(path) for path in files}
@@ -49,7 +49,7 @@ def write_hashes(folder: Path, **facts: Any) -> None:
 
 
 def check_hashes(folder: Path) -> None:
-    """Compare the files of a folder with its electra.json; do nothing if it has none.
+    """Check the files of a folder against its electra.json, if there is one.
 
     Raises:
         UserError: A file is missing or was changed.
@@ -71,7 +71,7 @@ def check_hashes(folder: Path) -> None:
 
 
 def sha256_file(path: Path) -> str:
-    """Return the hex sha256 of a file."""
+    """Return the sha256 of a file in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -80,7 +80,7 @@ def read_text(path: Path) -> str:
     """Return the content of a UTF-8 file.
 
     Raises:
-        UserError: It cannot be read; the message names the file.
+        UserError: The file cannot be read or is not UTF-8. The message names the file.
     """
     try:
         return path.read_text(encoding="utf-8")
@@ -95,7 +95,7 @@ def read_object(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file.
 
     Raises:
-        UserError: It cannot be read or holds something else; the message names the file.
+        UserError: The file cannot be read or does not hold an object. The message names the file.
     """
     try:
         value = json.loads(read_text(path))
@@ -107,23 +107,24 @@ def read_object(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def hold(lock: Path) -> Iterator[None]:
-    """Hold the folder that a lock file stands in, for this process alone.
+    """Lock a folder for this process, through a lock file in the folder.
 
-    The lock ends with the process, whatever ends it; a file that was left behind locks nothing.
-    Where the system or the file system knows no locks, nothing is refused.
+    The operating system releases the lock when the process ends, also by a crash. A leftover lock
+    file locks nothing. Without support by the system or the file system, there is no lock.
 
     Args:
-        lock: The lock file; its folder must exist. It is removed at the end.
+        lock: The lock file, in an existing folder. The file is removed at the end.
 
     Raises:
-        UserError: Another process holds it.
+        UserError: Another process holds the lock.
     """
     with lock.open("a+", encoding="utf-8") as file:
         is_taken = False
         if fcntl:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                is_taken = not _is_open_as(file, lock)  # removed by who held it until now
+                # The previous holder may have removed the file between `open` and `flock`.
+                is_taken = not _is_open_as(file, lock)
             except BlockingIOError:
                 is_taken = True
             except OSError:
@@ -152,14 +153,14 @@ def _is_open_as(file: IO[str], path: Path) -> bool:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """Give `<folder>.incomplete` to write into, and rename it at the end; on an error, remove it.
+    """Yield `<folder>.incomplete` for writing; at the end it becomes `folder`.
 
-    What a process that was killed left there is cleared. A folder of this name that something else
-    wrote, such as an unfinished fine-tuning, is not.
+    After an error the incomplete folder is removed. An incomplete folder that a killed process left
+    is cleared. Any other folder of this name, such as an unfinished fine-tuning, is kept.
 
     Raises:
-        UserError: The folder exists already, another process is writing it, or the other name is
-            taken.
+        UserError: `folder` exists, another process is writing `folder`, or `<folder>.incomplete`
+            was not left by this function.
     """
     require(not folder.exists(), f"{folder} exists already; remove it or choose another name")
     incomplete = folder.with_name(f"{folder.name}.incomplete")
@@ -180,6 +181,6 @@ def new_folder(folder: Path) -> Iterator[Path]:
         except BaseException as error:
             shutil.rmtree(incomplete, ignore_errors=True)
             if isinstance(error, OSError) and error.errno and error.filename is None:
-                error.filename = str(folder)  # writing to an open file does not say where
+                error.filename = str(folder)  # an error on an open file has no file name
             raise
         (folder / UNFINISHED).unlink()

@@ -1,6 +1,6 @@
-"""The paper's presets, ours for two cores, and the quickstart's recipe.
+"""Presets: the paper's sizes, `tiny` for two cores, and the quickstart's settings.
 
-"Table 6" and "Table 7" are those of the ELECTRA paper's appendix.
+"Table 6" and "Table 7" are tables in the appendix of the ELECTRA paper.
 """
 
 import dataclasses
@@ -25,7 +25,17 @@ from electra.config import (
 def encoder_sizes(
     hidden_size: int, num_hidden_layers: int, embedding_size: int, **changes: Any
 ) -> EncoderConfig:
-    """Return BERT's proportions: heads of 64, feed-forward four times the width."""
+    """Return an encoder with BERT's proportions.
+
+    Attention heads have 64 dimensions, and the feed-forward layer is four times as wide as the
+    hidden states.
+
+    Args:
+        hidden_size: Width of the hidden states, a multiple of 64.
+        num_hidden_layers: Number of layers.
+        embedding_size: Width of the embeddings.
+        changes: Other fields of EncoderConfig.
+    """
     return EncoderConfig(
         embedding_size=embedding_size,
         hidden_size=hidden_size,
@@ -37,7 +47,7 @@ def encoder_sizes(
 
 
 PRESETS: Mapping[str, PretrainConfig] = {
-    # Ours, not the paper's: what two laptop cores can train in minutes.
+    # Not in the paper: a size that two laptop cores can train in minutes.
     "tiny": PretrainConfig(
         model=encoder_sizes(128, 4, 128, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
         generator=GeneratorConfig(hidden_fraction=1.0, layers_fraction=0.5),
@@ -70,21 +80,24 @@ PRESETS: Mapping[str, PretrainConfig] = {
         train=TrainConfig(steps=400_000, batch_size=2048),
     ),
 }
-"""Table 6 of the paper, but for `tiny`."""
+"""Pre-training presets by size. Source: table 6 of the paper, except `tiny`."""
 
 
 FINETUNE_PRESETS: Mapping[str, FinetuneConfig] = {
-    # Ours, not the paper's.
+    # Not in the paper.
     "tiny": FinetuneConfig(layer_lr_decay=1.0, pooling="mean"),
     "small": FinetuneConfig(),
     "base": FinetuneConfig(learning_rate=1e-4),
     "large": FinetuneConfig(learning_rate=5e-5, layer_lr_decay=0.9),
 }
-"""Table 7 of the paper, but for `tiny`."""
+"""Fine-tuning presets by size. Source: table 7 of the paper, except `tiny`."""
 
 
 def finetune_preset(encoder: EncoderConfig) -> FinetuneConfig:
-    """Return the preset of the narrowest size that is at least as wide as the encoder."""
+    """Return the fine-tuning preset of the smallest size at least as wide as the encoder.
+
+    An encoder wider than `large` gets the preset `large`.
+    """
     for name in FINETUNE_PRESETS:
         if encoder.hidden_size <= PRESETS[name].model.hidden_size:
             return FINETUNE_PRESETS[name]
@@ -96,7 +109,7 @@ QUICKSTART = QuickstartConfig(
     prepare=PrepareConfig(heldout_prob=0.02),
     pretrain=dataclasses.replace(
         PRESETS["tiny"],
-        # Half of tiny's depth: in minutes, more tokens teach more than more layers.
+        # Half the depth of tiny: for a few minutes, more tokens help more than more layers.
         model=dataclasses.replace(PRESETS["tiny"].model, num_hidden_layers=2),
         train=dataclasses.replace(PRESETS["tiny"].train, steps=4000, batch_size=32),
     ),

@@ -1,4 +1,4 @@
-"""Processes: how many there may be, that those of a pool end with their parent, and stopping."""
+"""Processes: usable cores, workers that end with their parent, and stop requests by signal."""
 
 import multiprocessing
 import os
@@ -10,18 +10,19 @@ from types import FrameType
 
 
 def usable_cores() -> int:
-    """Return the number of cores this process may run on, where the system tells, else all."""
+    """Return the number of cores available to this process, or all cores if that is unknown."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def follow_parent() -> None:
-    """Make a process of a pool end with its parent, and leave Ctrl-C to that.
+    """Make this worker process end with its parent, and ignore Ctrl-C.
 
-    Otherwise a parent that is killed leaves the processes waiting for work for ever.
+    Without this, the workers of a killed parent would wait for work forever. The parent handles
+    Ctrl-C.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it reaches the whole process group
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C signals the whole process group
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -33,14 +34,14 @@ def follow_parent() -> None:
 
 
 class StopRequest:
-    """Whether somebody asked the process to stop."""
+    """Whether a signal has asked the process to stop."""
 
     requested: bool = False
 
 
 @contextmanager
 def stop_on_signal() -> Iterator[StopRequest]:
-    """Turn the first SIGINT or SIGTERM into a request the loop sees; a second one acts at once."""
+    """Yield a StopRequest that the first SIGINT or SIGTERM sets; a second signal acts at once."""
     stop = StopRequest()
     signals = (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.getsignal(number) for number in signals}

@@ -1,4 +1,4 @@
-"""Reading and overriding settings: `section.field=value`, TOML, and JSON there and back."""
+"""Settings from `section.field=value`, from TOML, and to and from JSON."""
 
 import dataclasses
 import math
@@ -15,13 +15,13 @@ ConfigType = TypeVar("ConfigType")
 
 
 def override(config: ConfigType, assignments: Iterable[str]) -> ConfigType:
-    """Return the config with `section.field=value` assignments applied, all at once.
+    """Return the config with all `section.field=value` assignments applied together.
 
-    Values are read by the field's type; nothing is guessed and nothing is ignored.
+    The type of a field determines how the value is read.
 
     Raises:
-        UserError: Unknown section or field, one given twice, a value of the wrong type, or values
-            that do not fit together.
+        UserError: A section or field is unknown, a field is given twice, a value has the wrong
+            type, or values contradict each other.
     """
     values: dict[str, Any] = {}
     for assignment in assignments:
@@ -33,12 +33,22 @@ def override(config: ConfigType, assignments: Iterable[str]) -> ConfigType:
 
 
 def override_from_toml(config: ConfigType, path: Path) -> ConfigType:
-    """Return the config with a TOML file's tables and keys applied; they are named as in --set."""
+    """Return the config with the values of a TOML file applied.
+
+    Tables are sections, and keys are fields.
+
+    Raises:
+        UserError: The file cannot be read, or a value is refused as in `override`.
+    """
     return override_values(config, read_toml(path), path)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return the values of a TOML file by dotted name."""
+    """Return the values of a TOML file by dotted name.
+
+    Raises:
+        UserError: The file cannot be read, or is not valid TOML.
+    """
     try:
         return dict(flatten(tomllib.loads(path.read_text(encoding="utf-8"))))
     except OSError as error:
@@ -48,7 +58,16 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def override_values(config: ConfigType, values: Mapping[str, Any], path: Path) -> ConfigType:
-    """Return the config with the values applied that `read_toml` found in this file."""
+    """Return the config with values of `read_toml` applied.
+
+    Args:
+        config: The config to change.
+        values: Values by dotted name.
+        path: The TOML file, for the messages of errors.
+
+    Raises:
+        UserError: A value is refused as in `override`.
+    """
     try:
         return _replace(config, values)
     except UserError as error:
@@ -56,16 +75,18 @@ def override_values(config: ConfigType, values: Mapping[str, Any], path: Path) -
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """Return the config as nested dictionaries, for JSON; `from_dict` reads it back."""
+    """Return the config as nested dictionaries for JSON. `from_dict` is the inverse."""
     return dataclasses.asdict(config)
 
 
 def from_dict(config_type: type[ConfigType], values: Mapping[str, Any]) -> ConfigType:
-    """Return the config that `to_dict` wrote; what an older version did not know has its default.
+    """Return the config from the dictionaries of `to_dict`. Missing fields get their defaults.
+
+    Fields are missing if an older version wrote the dictionaries.
 
     Raises:
-        UserError: A value is not of its field's type.
-        KeyError, TypeError, AttributeError: It is nothing that `to_dict` wrote.
+        UserError: A value does not have its field's type.
+        KeyError, TypeError, AttributeError: The dictionaries are not from `to_dict`.
     """
     hints = get_type_hints(config_type)
     arguments = {}
@@ -79,7 +100,7 @@ def from_dict(config_type: type[ConfigType], values: Mapping[str, Any]) -> Confi
 
 
 def flatten(tables: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    """Yield every value of nested dictionaries under its dotted name, as --set takes it."""
+    """Yield (dotted name, value) for every value of nested dictionaries; names as in --set."""
     for key, value in tables.items():
         if isinstance(value, Mapping):
             yield from flatten(value, f"{prefix}{key}.")
@@ -88,7 +109,10 @@ def flatten(tables: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, 
 
 
 def _replace(config: ConfigType, values: Mapping[str, Any], prefix: str = "") -> ConfigType:
-    """Return the config with values by dotted name; each dataclass is checked once, when whole."""
+    """Return the config with values by dotted name applied.
+
+    All values of a dataclass change together, so its checks see the final values only.
+    """
     hints = get_type_hints(type(config))
     changes: dict[str, Any] = {}
     inside: dict[str, dict[str, Any]] = {}
@@ -113,7 +137,7 @@ def _replace(config: ConfigType, values: Mapping[str, Any], prefix: str = "") ->
 
 
 def _parse(name: str, value: Any, hint: Any) -> Any:
-    """Read a value for a field of type `hint`: from text (--set) or as TOML gave it."""
+    """Return the value for a field of type `hint`, from text (--set) or from a TOML value."""
     origin = get_origin(hint)
     if origin in (Union, UnionType):
         if value is None or value == "none":
@@ -136,7 +160,7 @@ def _parse(name: str, value: Any, hint: Any) -> Any:
         number = float(value)
         if hint is float:
             return number
-        exact = Decimal(value)  # a float holds no more than 53 bits
+        exact = Decimal(value)  # a float would round integers of more than 53 bits
         is_whole = math.isfinite(number) and exact == int(exact)
         require(is_whole, f"{name} must be {_words(hint)}, not {value!r}")
         return int(exact)

@@ -199,7 +199,7 @@ def test_zstd_frames_one_after_another(tmp_path):
     ("name", "content", "message"),
     [
         ("a.jsonl", b'{"text": "x"}\n{"body": 1, "id": 2}', r"line 2: no field 'text'; its fields: 'body', 'id'"),  # noqa: E501
-        ("a.jsonl", b'{"text": 3}', r"a\.jsonl, line 1: field 'text' holds no text, but int"),
+        ("a.jsonl", b'{"text": 3}', r"a\.jsonl, line 1: field 'text' must hold text, not int"),
         ("a.jsonl", b"[1]", r"a\.jsonl, line 1: not a JSON object, but list"),
         ("a.jsonl", b'{"text": ', r"a\.jsonl, line 1: not a JSON record"),
         ("a.jsonl", b"[" * 100_000, r"a\.jsonl, line 1: not a JSON record"),
@@ -249,7 +249,7 @@ def test_find_sources(tmp_path):
         find_sources([])
 
 
-def test_what_is_no_text_is_passed_over_and_named(tmp_path):
+def test_what_is_not_text_is_skipped_and_named(tmp_path):
     (tmp_path / "a.txt").write_text("text")
     (tmp_path / "latin.txt").write_bytes("Größe, naïve: mostly ASCII, and read.".encode("latin-1"))
     hostile = {
@@ -260,7 +260,7 @@ def test_what_is_no_text_is_passed_over_and_named(tmp_path):
     }  # fmt: skip
     for name, (content, kind) in hostile.items():
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(UserError, match=re.escape(f"{name} is no text: {kind}")):
+        with pytest.raises(UserError, match=re.escape(f"{name} is not text: {kind}")):
             find_sources([str(tmp_path / name)])
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "self").symlink_to(tmp_path)
@@ -278,7 +278,7 @@ def test_what_is_no_text_is_passed_over_and_named(tmp_path):
         find_sources(["/dev/null"])
     (tmp_path / "a.txt").unlink()
     (tmp_path / "latin.txt").unlink()
-    with pytest.raises(UserError, match=r"holds no files with text; passed over.*pipe \(not a reg"):
+    with pytest.raises(UserError, match=r"holds no files with text; skipped.*pipe \(not a reg"):
         find_sources([str(tmp_path)])
 
 

@@ -228,7 +228,7 @@ def test_a_folder_with_vocab_txt_alone_is_read_as_its_config_says(tokenizer, tmp
     with pytest.raises(UserError, match="tokenize_chinese_chars must be true, as in BERT"):
         Tokenizer.load(folder)
     (folder / "tokenizer_config.json").unlink()
-    with pytest.warns(UserWarning, match="assumed is do_lower_case=true"):
+    with pytest.warns(UserWarning, match="assuming do_lower_case=true"):
         assert Tokenizer.load(folder).digest == tokenizer.digest
 
 

@@ -79,7 +79,7 @@ def test_a_single_file_is_pretrained_without_a_question(capsys, texts, tmp_path)
     out = tmp_path / "out"
     status, printed, err = run(capsys, "--text", texts / "german.txt", "--out", out)
     assert status == 0, err
-    assert "no question, so no fine-tuning: it takes two files" in printed.splitlines()[1]
+    assert "no question and no fine-tuning: a question needs two files" in printed.splitlines()[1]
     assert (out / "report.html").is_file()
     assert (out / "exported/config.json").is_file()
     assert not (out / "question").exists()
@@ -90,9 +90,9 @@ def test_what_cannot_be_a_quickstart_leaves_nothing(capsys, texts, tmp_path, mon
     os.mkfifo(tmp_path / "pipe")
     monkeypatch.setattr(harvest_module, "_list_modules", lambda: [])
     for words, message in (
-        (["--text", "-"], "quickstart reads its text several times; write - to a file first"),
-        (["--text", tmp_path / "pipe"], "quickstart reads its text several times"),
-        ([], "no documentation lies beside this Python; name text with --text"),
+        (["--text", "-"], "quickstart reads the text several times; save - as a file first"),
+        (["--text", tmp_path / "pipe"], "quickstart reads the text several times"),
+        ([], "this Python has no documentation to read; name text with --text"),
         (["--text", texts, "--set", "num_packages=1"], "num_packages must be at least 2, not 1"),
     ):
         status, _, err = run(capsys, *words, "--out", out)

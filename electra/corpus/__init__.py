@@ -1,1 +1,1 @@
-"""Text in any format becomes a vocabulary, token shards and training examples."""
+"""From text files to a vocabulary, token shards and training examples."""

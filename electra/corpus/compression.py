@@ -1,4 +1,4 @@
-"""Opening files, compressed or not, as streams of bytes that tell when a file was cut off."""
+"""Byte streams from plain or compressed files. A truncated file raises an error."""
 
 import gzip
 import io
@@ -16,15 +16,15 @@ from electra.config import UserError
 
 STDIN = Path("-")
 ZSTD_BITE_BYTES = 512
-"""Bytes given to zstd at a time: it expands up to 32,000 times, so 16 MB at once."""
+"""Compressed bytes per call of zstd. The expansion is at most 32,000 times, so 16 MB per call."""
 
 
 @contextmanager
 def open_source(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
-    """Give the file as it is, whose position tells the progress, and the stream of its content.
+    """Yield the raw file, whose position is the progress, and the stream of decompressed content.
 
     Raises:
-        UserError: while the content is read, when the file is damaged or unreadable.
+        UserError: The file is damaged or unreadable. This can happen at any read of the content.
     """
     compression = compression_of(path)
     with ExitStack() as stack:
@@ -40,13 +40,17 @@ def open_source(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
 
 
 def compression_of(path: Path) -> str:
-    """Return the suffix that tells how a file is compressed, or nothing."""
+    """Return the suffix of the file's compression, such as ".gz", or "" for a plain file."""
     suffix = path.suffix.lower()
     return suffix if suffix in DECOMPRESSORS else ""
 
 
 def import_extra(module: str, extra: str, path: Path) -> ModuleType:
-    """Import what one kind of file needs, or tell which extra brings it."""
+    """Return the module that reads this file.
+
+    Raises:
+        UserError: The module is not installed; the message names the extra that installs it.
+    """
     try:
         return import_module(module)
     except ImportError:
@@ -62,7 +66,7 @@ def _open_zstd(source: IO[bytes]) -> IO[bytes]:
 
 
 class _ZstdStream(io.RawIOBase):
-    """A .zst file as a stream that tells when it was cut off, which zstandard's own does not."""
+    """Content of a .zst file; a truncated file is an error, unlike in zstandard's own stream."""
 
     def __init__(self, source: IO[bytes], zstandard: ModuleType) -> None:
         self.source = source

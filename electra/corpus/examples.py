@@ -1,13 +1,13 @@
-"""Rows for pre-training, cut from shards: [CLS] A [SEP] B [SEP], as a function of (seed, step).
+"""Pre-training rows cut from shards, [CLS] A [SEP] B [SEP], as a function of (seed, step).
 
-An epoch covers every token of the shards once. Row after row takes the next tokens of the stream,
-as many as it has room for, so nothing is thrown away and only rows that are meant to be short (and
-the last of each shard) are padded: a long line is carried over into the next row, and a row runs on
-across a document's border. The second segment begins at the document border nearest to the row's
-middle if there is one inside, else at the nearest line border, else at a word border.
+An epoch covers every token of the shards once. Each row takes the next tokens of the stream until
+the row is full. No token is dropped: a long line continues in the next row, and a row continues
+across a document border. Only deliberately short rows and the last row of a shard are padded.
+The second segment begins at the document border nearest to the middle of the row. A row without a
+document border is split at the nearest line border, else at a word border.
 
-Source: section 3.1 and build_pretraining_dataset.py, whose example is cut at a fixed length and
-whose remainder is thrown away (docs/DEVIATIONS.md).
+Source: section 3.1 and build_pretraining_dataset.py. The original cuts examples at a fixed length
+and drops the remainder (docs/DEVIATIONS.md).
 """
 
 import itertools
@@ -24,20 +24,20 @@ from electra.corpus.tokenizer import Tokenizer
 from electra.model.batch import Batch
 
 SHORTEST_ROW = 5
-"""Tokens of the shortest row that `short_prob` asks for. Source: ExampleBuilder._create_example."""
+"""Tokens of the shortest row drawn by `short_prob`. Source: ExampleBuilder._create_example."""
 
 BLOCK_ROWS = 4096
-"""Rows that are read at once for the steps to come; 1 MiB of them at 128 tokens."""
+"""Rows read ahead in one block: 1 MiB at 128 tokens per row."""
 
 
 class Examples:
-    """All rows of an epoch, in an order that each epoch draws anew.
+    """All rows of an epoch, in a new random order every epoch.
 
     Args:
-        shards: One part of a shards folder; none of them is empty.
-        tokenizer: For the special tokens and for where words begin.
-        config: Length of a row, shares of short ones and of single segments.
-        seed: Seed of the cut and of the order.
+        shards: One part of a shards folder, without empty shards.
+        tokenizer: Gives the special tokens and the tokens that begin a word.
+        config: Row length in tokens, share of short rows, share of rows with a single segment.
+        seed: Seed of the cuts and of the order.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Examples:
         )
         self.shard_ends = np.cumsum([len(plan[0]) for plan in plans])
         length = config.sequence_length
-        # In the smallest dtype there is: a comparison takes as long as its numbers are wide.
+        # The smallest dtype, because the time of a comparison grows with the width of the dtype.
         self.position_L = np.arange(length, dtype=np.min_scalar_type(length))
 
     def __len__(self) -> int:
@@ -61,13 +61,14 @@ class Examples:
         return len(self.starts)
 
     def batch(self, step: int, batch_size: int) -> Batch:
-        """Return the rows of a step, counted from 0; epochs follow one another without a gap."""
+        """Return the rows of a step, counted from 0. A batch may span two epochs."""
         return self.rows(self._draw(step * batch_size, (step + 1) * batch_size))
 
     def batches(self, step: int, batch_size: int) -> Iterator[Batch]:
-        """Yield the batches of this step and of all that follow it, without end.
+        """Yield the batches of this step and of all later steps, without end.
 
-        They are those of `batch`, only faster: the rows of many small steps are read at once.
+        The batches equal those of `batch`. Reading the rows of many small steps in one block is
+        faster.
         """
         block_size = max(1, BLOCK_ROWS // batch_size) * batch_size
         for first in itertools.count(step * batch_size, block_size):
@@ -76,13 +77,13 @@ class Examples:
                 yield self._assemble(*(column[start : start + batch_size] for column in block))
 
     def rows(self, rows: np.ndarray) -> Batch:
-        """Return the rows of these numbers."""
+        """Return the rows with these numbers (B,)."""
         return self._assemble(*self._read(rows))
 
     def _cut(self, number: int, num_tokens: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Cut a shard into rows: first token, number of tokens, and whether it has two segments."""
+        """Return the first token, the token count and "has two segments" of each row of a shard."""
         config, length = self.config, self.config.sequence_length
-        # Drawn in blocks from a counter-based generator, so that the cut never depends on memory.
+        # A counter-based generator drawn in blocks: the cuts do not depend on available memory.
         rng = np.random.Generator(np.random.Philox(key=[self.seed, number]))
         counts, pairs, covered = [], [], 0
         while covered < num_tokens:
@@ -102,7 +103,7 @@ class Examples:
         return starts, count, pair & (count >= 2)
 
     def _draw(self, first: int, last: int) -> np.ndarray:
-        """Return the numbers of the rows from place first to before last, epoch after epoch."""
+        """Return the row numbers at positions first to last - 1 of the sequence of all epochs."""
         size = len(self)
         return np.concatenate(
             [
@@ -117,18 +118,20 @@ class Examples:
         )
 
     def _read(self, rows: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Return what `_assemble` makes rows of.
+        """Return the arguments of `_assemble` for the rows with these numbers.
 
-        That is L + 1 tokens of the stream (B, L + 1) from two before each row's first one on, the
-        position at which each second segment begins, each row's length and, where tokens attend
-        within documents, the number of each position's.
+        Returns:
+            Tokens of the stream (B, L + 1), from two tokens before each row's first token.
+            The position at which the second segment begins (B,).
+            The length of each row in tokens (B,).
+            With attention within documents only: the document number of each position (B, L).
         """
         starts_B, counts_B, is_pair_B = self.starts[rows], self.counts[rows], self.is_pair[rows]
         middle_B = starts_B + (counts_B + 1) // 2
         width = self.config.sequence_length + 1
         slices_BL = np.empty((len(rows), width), dtype=self.shards[0].tokens.dtype)
         lines_2B, documents_2B = np.empty((2, 2, len(rows)), dtype=np.int64)
-        order = np.argsort(rows)  # shard after shard, and borders are found faster in order
+        order = np.argsort(rows)  # groups rows by shard; the search for borders is faster sorted
         ends = np.searchsorted(rows, self.shard_ends[:-1], sorter=order)
         for shard, inside_B in zip(self.shards, np.split(order, ends), strict=True):
             if len(inside_B):
@@ -150,25 +153,25 @@ class Examples:
         lines_2B: np.ndarray,
         documents_2B: np.ndarray,
     ) -> np.ndarray:
-        """Return the number of tokens in each row's first segment, at least 1, one left over.
+        """Return the token count of each first segment (B,); both segments have at least 1 token.
 
         Args:
             counts_B: Tokens of each row.
-            slices_BL: The stream from two before each row's first token on.
-            lines_2B: Where the last line before the row's middle begins, and the first one from it
-                on, counted from the row's first token.
-            documents_2B: The same of documents.
+            slices_BL: Tokens of the stream (B, L + 1), from two before each row's first token.
+            lines_2B: The last line border before the middle of the row, and the first line border
+                at or after the middle, in tokens from the first token of the row.
+            documents_2B: The same for document borders.
         """
         middle_B = (counts_B + 1) // 2
         first_B = np.zeros(len(counts_B), dtype=np.int64)
-        for before_B, after_B in (lines_2B, documents_2B):  # the latter last, so that they win
+        for before_B, after_B in (lines_2B, documents_2B):  # document borders override line borders
             before_fits = (before_B > 0) & (before_B < counts_B)
             after_fits = (after_B > 0) & (after_B < counts_B)
             is_nearer = middle_B - before_B <= after_B - middle_B
             take_before = before_fits & (is_nearer | ~after_fits)
             first_B = np.where(after_fits, after_B, first_B)
             first_B = np.where(take_before, before_B, first_B)
-        # By word, from the middle on; where no word begins there, in the middle of one.
+        # Rows without a border: the first word after the middle, else the middle, inside a word.
         rows_R, place_W = np.flatnonzero(first_B == 0), np.arange(8)
         middle_R = middle_B[rows_R]
         ids_RW = _slices(slices_BL.ravel(), rows_R * slices_BL.shape[1] + 2 + middle_R, 8)
@@ -178,19 +181,20 @@ class Examples:
         return first_B
 
     def _number_documents(self, rows: np.ndarray, second_B: np.ndarray) -> np.ndarray:
-        """Return the number of each position's document in its row, from 1 (B, L).
+        """Return the document number of each position (B, L), counted from 1 in every row.
 
-        [CLS] belongs to the first document, [SEP] to that of the token before it.
+        [CLS] belongs to the first document. [SEP] belongs to the document of the token before it.
         """
         position_L = np.arange(self.config.sequence_length)
-        # In tokens of the row, without [CLS], and without the first [SEP] where it is passed.
+        # Index among the row's corpus tokens: [CLS] does not count, nor a first [SEP] before it.
         place_BL = position_L - 1 - (position_L >= second_B[:, None] - 1)
         token_BL = self.starts[rows, None] + np.clip(place_BL, 0, self.counts[rows, None] - 1)
         shard_B = np.searchsorted(self.shard_ends, rows, side="right")
         numbers_BL = np.empty(token_BL.shape, dtype=np.int64)
         for number in np.unique(shard_B):
             inside, documents = shard_B == number, self.shards[number].documents
-            token_IL = token_BL[inside].astype(documents.dtype)  # else documents are cast, whole
+            # Without this cast, searchsorted casts the whole of `documents`.
+            token_IL = token_BL[inside].astype(documents.dtype)
             numbers_BL[inside] = np.searchsorted(documents, token_IL, side="right")
         return numbers_BL - numbers_BL[:, :1] + 1
 
@@ -201,9 +205,9 @@ class Examples:
         length_B: np.ndarray,
         documents_BL: np.ndarray | None = None,
     ) -> Batch:
-        """Return rows as tensors, from what `_read` returns of them."""
-        # [CLS] stands before the first segment, and a [SEP] between the two: a row is two slices of
-        # the stream, one token and two tokens behind their place.
+        """Return the batch of the rows that `_read` found; for the arguments see `_read`."""
+        # [CLS] moves the first segment by one position, and [CLS] and [SEP] move the second
+        # segment by two. So a row consists of two slices of the stream.
         ids_BL, types_BL = slices_BL[:, 1:].copy(), self.position_L >= second_B[:, None]
         np.copyto(ids_BL, slices_BL[:, :-1], where=types_BL)
         row_B = np.arange(len(ids_BL))
@@ -226,19 +230,20 @@ class Examples:
 
 
 def _borders(borders: np.ndarray, places_B: np.ndarray) -> np.ndarray:
-    """Return the last border before each place, and the first one from it on (2, B)."""
-    next_B = np.searchsorted(borders, places_B.astype(borders.dtype))  # else cast, whole
+    """Return the last border before each place, and the first border at or after it (2, B)."""
+    # Without this cast, searchsorted casts the whole of `borders`.
+    next_B = np.searchsorted(borders, places_B.astype(borders.dtype))
     return borders.take([next_B - 1, next_B], mode="clip")
 
 
 def _slices(tokens: np.ndarray, starts_B: np.ndarray, length: int) -> np.ndarray:
-    """Return tokens[start : start + length] of each start (B, length).
+    """Return tokens[start : start + length] for each start (B, length).
 
-    Beyond either end of the stream stands its last token on that side.
+    Positions before the stream hold its first token, positions after it its last token.
     """
     last = len(tokens) - length
     beyond_B = (starts_B < 0) | (starts_B > last)
-    if last >= 0:  # row by row of contiguous memory: several times as fast as token by token
+    if last >= 0:  # copying contiguous rows is several times as fast as gathering tokens
         windows = sliding_window_view(np.asarray(tokens), length)
         slices_BL = windows[np.clip(starts_B, 0, last)]
     else:
@@ -250,10 +255,16 @@ def _slices(tokens: np.ndarray, starts_B: np.ndarray, length: int) -> np.ndarray
 
 
 def permute(places: np.ndarray, size: int, seed: int, epoch: int) -> np.ndarray:
-    """Return where a pseudo-random permutation of range(size) puts these places.
+    """Return the images of these places under a pseudo-random permutation of range(size).
 
-    A Feistel network over the next power of four, walked until the result is inside: any place can
-    be asked for without the others. Places and result are arrays of integers.
+    The permutation is a Feistel network over the next power of four, repeated until the result lies
+    in range(size). So each image is computed without the others.
+
+    Args:
+        places: Integers in range(size), (N,).
+        size: Number of elements.
+        seed: Seed of the permutation.
+        epoch: Second part of the seed.
     """
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
     mask = (1 << half_bits) - 1
@@ -271,14 +282,14 @@ def permute(places: np.ndarray, size: int, seed: int, epoch: int) -> np.ndarray:
 
 @lru_cache(maxsize=2)
 def _draw_rounds(half_bits: int, seed: int, epoch: int) -> list[np.ndarray]:
-    """Return the network's four rounds as tables: the number that each half is turned into."""
+    """Return the round function of each of the four Feistel rounds, as a table over all halves."""
     keys = np.random.Philox(key=[seed, epoch]).random_raw(4)
     halves = np.arange(1 << half_bits, dtype=np.uint64)
     return [(_mix(halves ^ key) & halves[-1]).astype(np.int64) for key in keys]
 
 
 def _mix(values: np.ndarray) -> np.ndarray:
-    """Scramble 64-bit words (the finaliser of splitmix64)."""
+    """Return hashes of 64-bit integers (the finaliser of SplitMix64)."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

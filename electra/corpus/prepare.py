@@ -1,8 +1,8 @@
-"""Text becomes token shards: read in one process, tokenised in a pool, written in order.
+"""From text to token shards: one process reads and writes, a pool of processes tokenises.
 
-A word has the same ids wherever it stands, since BERT's normalisation and WordPiece never look past
-a space. So each process remembers the ids of the words it has met, and asks the tokenizer only for
-new ones: the same ids several times faster than tokenising line by line.
+The ids of a word do not depend on its context, because BERT's normalisation and WordPiece never
+look past a space. So each process caches the ids of words and calls the tokenizer for new words
+only. The ids are the same, several times faster than tokenising line by line.
 """
 
 import dataclasses
@@ -32,18 +32,18 @@ from electra.files import new_folder
 from electra.processes import follow_parent, usable_cores
 
 TellProgress = Callable[[int, int | None, int], None]
-"""Told the source bytes read, those in all (None: unknown) and the tokens written so far."""
+"""Called with source bytes read, source bytes in total (None: unknown) and tokens written."""
 
 BATCH_CHARS = 1 << 20
 MAX_REMEMBERED_WORDS = 1 << 19
-"""Words a process remembers, in about 100 MB; then it starts afresh."""
+"""Words in the cache of one process, about 100 MB. A full cache is emptied."""
 MAX_REMEMBERED_CHARS = 64
 PARTS_OF_WORD = re.compile(r"[!-/:-@\[-`{-~]|[^!-/:-@\[-`{-~]+")
 SECONDS_BETWEEN_REPORTS = 0.25
 
 
 class TokenBatch(NamedTuple):
-    """Some documents as tokens; those without any are left out."""
+    """Tokens of some documents. Lines and documents without tokens are left out."""
 
     tokens: np.ndarray
     line_lengths: np.ndarray
@@ -52,14 +52,14 @@ class TokenBatch(NamedTuple):
 
 
 class WordEncoder(dict[str, bytes]):
-    """The ids of every word met so far, as bytes; asks the tokenizer for those of a new one."""
+    """Cache from words to their ids as bytes. The tokenizer encodes a word that is missing."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.dtype = np.dtype(tokens_dtype(tokenizer.vocab_size))
 
     def __missing__(self, word: str) -> bytes:
-        # ASCII punctuation is always a word of its own, so most new words are made of known ones.
+        # ASCII punctuation is always a separate word, so most new words consist of cached parts.
         parts = PARTS_OF_WORD.findall(word)
         if len(parts) > 1:
             content = b"".join(map(self.__getitem__, parts))
@@ -72,7 +72,7 @@ class WordEncoder(dict[str, bytes]):
         return content
 
     def encode_documents(self, documents: Sequence[str]) -> TokenBatch:
-        """Return the tokens of documents, each with its lines joined by line feeds."""
+        """Return the tokens of documents. The lines of a document are joined by line feeds."""
         contents: list[bytes] = []
         line_sizes: list[int] = []
         document_sizes: list[int] = []
@@ -80,7 +80,7 @@ class WordEncoder(dict[str, bytes]):
             size = 0
             for line in document.split("\n"):
                 content = b"".join(map(self.__getitem__, line.split(" ")))
-                # A line of nothing but control characters has no tokens.
+                # A line of control characters only has no tokens.
                 if content:
                     contents.append(content)
                     line_sizes.append(len(content))
@@ -103,14 +103,21 @@ def prepare(
     config: PrepareConfig,
     progress: TellProgress | None = None,
 ) -> dict[str, Any]:
-    """Write the shards folder `out` from text, and return its manifest.
+    """Write the shards folder `out` and return its manifest.
 
-    The same text gives the same bytes for any number of workers. On an error or an interrupt
-    nothing is left behind.
+    The same text gives the same bytes for any number of workers. After an error or an interrupt no
+    partial folder is left.
+
+    Args:
+        paths: Files, folders and patterns, as for `find_sources`.
+        tokenizer: Its copy becomes part of the shards folder.
+        out: The folder to write; must not exist.
+        config: Document borders, held-out share, shard size and number of workers.
+        progress: Called a few times a second and once at the end.
 
     Raises:
-        UserError: a path is wrong or damaged, `out` exists, or there is too little text.
-        OSError: a folder cannot be listed, or `out` cannot be written.
+        UserError: A path is wrong or damaged, `out` exists, or there is too little text.
+        OSError: A folder cannot be listed, or `out` cannot be written.
     """
     sources = find_sources(paths)
     files = sources.files
@@ -151,7 +158,7 @@ def prepare(
             "text": dataclasses.asdict(counts),
             "unk_tokens": num_unknown,
             "heldout": heldout_rule,
-            # The number of workers changes nothing, so it is not part of the result.
+            # The number of workers does not change the shards, so the manifest leaves it out.
             "config": {k: v for k, v in dataclasses.asdict(config).items() if k != "workers"},
             "parts": parts,
         }
@@ -167,7 +174,10 @@ def _write_batches(
     config: PrepareConfig,
     report: Callable[[int, bool], None],
 ) -> tuple[int, str]:
-    """Write each document into its part; return the number of [UNK] and how the parts were told."""
+    """Write each document to its part; return the count of [UNK] and the rule of the held-out part.
+
+    The rule is the description of the split for the manifest.
+    """
     num_documents = num_heldout = num_tokens = num_unknown = 0
     rule = "documents chosen by a hash of (seed, number)"
     for batch, is_last in _mark_last(batches):
@@ -175,7 +185,7 @@ def _write_batches(
         is_heldout = choose_heldout(num_documents, size, config.heldout_prob, config.seed)
         num_documents += size
         num_heldout += int(is_heldout.sum())
-        # Too few documents for the hash: no part may stay empty.
+        # With few documents the hash can leave a part empty. Neither part may be empty.
         if is_last and num_documents == 1:
             batch, rule = _split_document(batch, config.heldout_prob)
             is_heldout = np.array([False, True])
@@ -187,12 +197,12 @@ def _write_batches(
         num_tokens += len(batch.tokens)
         num_unknown += batch.num_unknown
         report(num_tokens, is_last)
-    require(num_documents > 0, "the files hold no text, nothing but white space")
+    require(num_documents > 0, "the files hold no text, only white space")
     return num_unknown, rule
 
 
 def _split_document(batch: TokenBatch, heldout_prob: float) -> tuple[TokenBatch, str]:
-    """Return the only document as two, the second of which is to be held out, and the rule."""
+    """Return the only document split in two, and the rule. The second half is held out."""
     num_tokens, num_lines = len(batch.tokens), len(batch.line_lengths)
     require(num_tokens > 1, "the text is a single token; there is nothing to hold out")
     if num_lines > 1:
@@ -224,7 +234,7 @@ def _select(batch: TokenBatch, is_chosen: np.ndarray) -> tuple[np.ndarray, np.nd
 def _throttle(
     progress: TellProgress | None, files: Sequence[Path], counts: TextCounts
 ) -> Callable[[int, bool], None]:
-    """Return what tells the progress a few times a second, and once at the end."""
+    """Return a function that reports progress a few times a second, and once at the end."""
     is_known = all(path != STDIN and path.is_file() for path in files)
     total = sum(path.stat().st_size for path in files) if is_known else None
     told = 0.0
@@ -239,9 +249,17 @@ def _throttle(
 
 
 def choose_heldout(first: int, num_documents: int, prob: float, seed: int) -> np.ndarray:
-    """Return which of the documents from number `first` on are held out; a pure function.
+    """Return which documents are held out, as booleans (num_documents,).
 
-    Source: the finaliser of SplitMix64, over the document's number.
+    The choice depends on the seed and the document's number only.
+
+    Args:
+        first: Number of the first document.
+        num_documents: How many documents to choose from.
+        prob: Probability that a document is held out.
+        seed: Seed of the choice.
+
+    Source: the finaliser of SplitMix64, applied to the document's number.
     """
     with np.errstate(over="ignore"):
         state = np.arange(first, first + num_documents, dtype=np.uint64)
@@ -256,7 +274,7 @@ def choose_heldout(first: int, num_documents: int, prob: float, seed: int) -> np
 def _encode(
     documents: Iterable[list[str]], tokenizer: Tokenizer, workers: int
 ) -> Generator[TokenBatch]:
-    """Yield batches of tokens in the order of the documents."""
+    """Yield the tokens of the documents in batches, in the order of the documents."""
     batches = _batch_documents(documents)
     workers = workers or usable_cores()
     if workers == 1:
@@ -264,7 +282,7 @@ def _encode(
         return
     pool = ProcessPoolExecutor(
         workers,
-        # A fork of a process with threads, such as torch's or tokenizers', may hang.
+        # A forked process can hang if its parent had threads, as torch and tokenizers have.
         mp_context=multiprocessing.get_context("spawn"),
         initializer=_start_worker,
         initargs=(tokenizer,),
@@ -279,7 +297,7 @@ def _encode(
             yield pending.popleft().result()
     except BrokenProcessPool:
         raise UserError(
-            "a tokenising process was killed, maybe for lack of memory; "
+            "a tokenising process was killed, possibly for lack of memory; "
             f"try fewer workers than {workers}"
         ) from None
     finally:

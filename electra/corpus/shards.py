@@ -2,16 +2,16 @@
 
 A shards folder holds
 
-    manifest.json          what is inside, and the sha256 of every shard file
-    tokenizer/             the tokenizer that made it
+    manifest.json          counts, settings and the sha256 of every shard file
+    tokenizer/             the tokenizer of the shards
     train-00000.tokens     token ids, uint16 (uint32 when the vocabulary has more than 65,535)
     train-00000.lines      uint32: the index of the token at which each line begins
     train-00000.documents  uint32: the index of the token at which each document begins
-    train-00001.tokens ... and heldout-00000.tokens ...: the part kept for evaluation
+    train-00001.tokens ... and heldout-00000.tokens ...: the part for evaluation
 
-All numbers are little-endian and read through memory maps. There are no special tokens inside, no
-empty lines and no empty documents; the first line and the first document begin at 0. Nothing in the
-folder tells of the time or the machine: the same input gives the same bytes.
+All numbers are little-endian and are read through memory maps. Shards hold no special tokens, no
+empty lines and no empty documents. The first line and the first document begin at 0. The folder
+records neither time nor machine: the same input gives the same bytes.
 """
 
 import hashlib
@@ -34,12 +34,12 @@ PARTS: tuple[Part, ...] = ("train", "heldout")
 COLUMNS = ("tokens", "lines", "documents")
 OFFSET_DTYPE = "<u4"
 MAX_SHARD_TOKENS = 1 << 31
-"""Tokens a shard may be asked to hold: its last document must still have offsets below 2**32."""
+"""Largest `shard_tokens`. A shard ends with a whole document, whose offsets must be below 2**32."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """The tokens of one shard, and the token at which each of its lines and documents begins."""
+    """The tokens of one shard, and the index of the first token of each line and document."""
 
     tokens: np.ndarray
     lines: np.ndarray
@@ -54,13 +54,14 @@ class Shards:
     tokenizer: Tokenizer
     manifest: dict[str, Any]
     digest: str
-    """The sha256 of manifest.json, which holds that of every file: the identity of the data."""
+    """The sha256 of manifest.json. The manifest holds every file's sha256, so it identifies the
+    data."""
     train: tuple[Shard, ...]
     heldout: tuple[Shard, ...]
 
 
 def open_shards(folder: str | Path, *, verify: bool = True) -> Shards:
-    """Open a shards folder, after checking that every file is whole.
+    """Return the shards of a folder after checking the hash of every file.
 
     Args:
         folder: The shards folder.
@@ -68,7 +69,7 @@ def open_shards(folder: str | Path, *, verify: bool = True) -> Shards:
             one folder, the first verifies for all.
 
     Raises:
-        UserError: it is not a shards folder, or a file is missing, truncated, changed or foreign.
+        UserError: The folder holds no shards, or a file is missing, damaged or of another folder.
     """
     folder = Path(folder)
     path = folder / "manifest.json"
@@ -116,7 +117,7 @@ def tokens_dtype(vocab_size: int) -> str:
 
 
 def shard_name(part: str, index: int) -> str:
-    """Return the name of a shard's files, less the suffix."""
+    """Return the name of a shard's files without the suffix."""
     return f"{part}-{index:05d}"
 
 
@@ -141,10 +142,10 @@ def _open_shard(
 
 
 class ShardWriter:
-    """Writes the shards of one part into a folder, a batch of documents at a time."""
+    """Writer of the shards of one part, one batch of documents at a time."""
 
     def __init__(self, folder: Path, part: Part, *, vocab_size: int, shard_tokens: int) -> None:
-        """Start with no file: the first document opens the first shard."""
+        """Open no file yet. The first document opens the first shard."""
         require(
             shard_tokens <= MAX_SHARD_TOKENS,
             f"shard_tokens must be at most {MAX_SHARD_TOKENS:,}, not {shard_tokens:,}",
@@ -161,9 +162,9 @@ class ShardWriter:
         """Append documents.
 
         Args:
-            tokens: the ids of all the documents, one after another.
-            line_lengths: tokens of each line, all > 0.
-            document_lengths: tokens of each document, all > 0.
+            tokens: Ids of all documents, concatenated.
+            line_lengths: Tokens of each line, all > 0.
+            document_lengths: Tokens of each document, all > 0.
         """
         line_ends = np.cumsum(line_lengths, dtype=np.int64)
         document_ends = np.cumsum(document_lengths, dtype=np.int64)
@@ -172,7 +173,7 @@ class ShardWriter:
             if not self.shards or self.shards[-1].num["tokens"] >= self.shard_tokens:
                 self._next_shard()
             shard = self.shards[-1]
-            # The document with which this shard reaches its size is the last one in it.
+            # The last document of a shard is the one that reaches the shard's size.
             goal = start + self.shard_tokens - shard.num["tokens"]
             last = min(int(np.searchsorted(document_ends, goal)), len(document_ends) - 1)
             stop = int(document_ends[last])
@@ -185,7 +186,7 @@ class ShardWriter:
             start = stop
 
     def finish(self) -> dict[str, Any]:
-        """Close the files, and return this part of the manifest."""
+        """Close the files and return this part's entry of the manifest."""
         self.close()
         entries = [shard.entry() for shard in self.shards]
         totals = {f"num_{c}": sum(entry[f"num_{c}"] for entry in entries) for c in COLUMNS}

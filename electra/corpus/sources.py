@@ -1,8 +1,8 @@
-"""Which files a user's words stand for, and what among them is no text.
+"""The text files that the user's paths, folders and patterns name.
 
-A file that is named is read or refused. Below a folder, or behind a pattern, what is no text is
-passed over and named: binary files, other encodings, and the folders that the verbs wrote, which
-would otherwise become part of the next corpus. A folder that cannot be listed is an error.
+A named file is read, or refused if it is not text. In a folder or a pattern, everything that is not
+text is skipped and reported: binary files, other encodings, and folders written by the commands,
+which would otherwise become part of the next corpus. A folder that cannot be listed is an error.
 """
 
 import codecs
@@ -17,10 +17,10 @@ from electra.config import require
 from electra.corpus.compression import STDIN, compression_of, open_source
 
 FIRST_BYTES = 1 << 16
-"""Bytes of a file's content, unpacked, that tell whether it is text."""
+"""Bytes of the decompressed content that decide whether a file is text."""
 MAX_INVALID_SHARE = 0.1
-"""Share of characters that are no UTF-8 from which a file is no text: stray bytes and Latin-1 lie
-below, every encoding of another script far above."""
+"""Largest share of invalid characters in a UTF-8 text file. Stray bytes and Latin-1 lie below,
+encodings of other scripts far above."""
 
 UTF16_BOMS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 UTF16 = "UTF-16; convert it to UTF-8 (iconv -f UTF-16 -t UTF-8)"
@@ -32,31 +32,31 @@ WRITTEN_FOLDERS = {
     "a run or fine-tuning folder": {"config.json", "manifest.json"},
     "a quickstart folder": {"tokenizer", "shards", "run", "exported", "report.html"},
 }
-"""What the verbs write, each by names that stand side by side in no other folder."""
+"""Folders written by the commands, each recognised by names that no other folder holds together."""
 MAX_NAMED = 8
-"""Files and folders passed over that are named; of more, the number."""
+"""Skipped files and folders that a message names. The rest is a number."""
 INCOMPLETE = ".incomplete"
-"""The end of the name of what a verb had not finished."""
+"""Suffix of files and folders that a command has not finished."""
 
 
 @dataclass(frozen=True)
 class Sources:
-    """The files to read, each once, and what was passed over."""
+    """The files to read, each once, and the skipped files and folders."""
 
     files: tuple[Path, ...]
     passed_over: tuple[tuple[Path, str], ...] = ()
-    """Files and folders that are no text, each with what it is."""
+    """Skipped files and folders, each with its kind, such as "binary"."""
 
 
 def find_sources(paths: Sequence[str]) -> Sources:
-    """Return the files that paths, folders and patterns stand for; "-" is standard input.
+    """Return the text files that paths, folders and patterns name; "-" is standard input.
 
-    A folder stands for all files below it, sorted, save hidden and empty ones. A pipe is read where
-    it is named.
+    A folder names all files below it, sorted, without hidden and empty files. A pipe is read only
+    if it is named itself.
 
     Raises:
-        UserError: a path stands for nothing, or is named and no text.
-        OSError: a folder cannot be listed.
+        UserError: A path names no file, or a named file is not text.
+        OSError: A folder cannot be listed.
     """
     require(bool(paths), "no text given; name files, folders or globs, or - for standard input")
     files: list[Path] = []
@@ -83,11 +83,11 @@ def find_sources(paths: Sequence[str]) -> Sources:
 
 
 def name_passed_over(passed_over: Sequence[tuple[Path, str]]) -> str:
-    """Return what was passed over in words, or nothing; of many the first ones."""
+    """Return a sentence on the skipped files and folders, or "" if there are none."""
     named = [f"{path} ({kind})" for path, kind in passed_over[:MAX_NAMED]]
     if len(passed_over) > MAX_NAMED:
         named.append(f"and {len(passed_over) - MAX_NAMED:,} more")
-    return f"passed over, since no text: {', '.join(named)}" if named else ""
+    return f"skipped, because not text: {', '.join(named)}" if named else ""
 
 
 def _require_any(found: Sequence[Path], rule: str, passed_over: Sequence[tuple[Path, str]]) -> None:
@@ -95,7 +95,7 @@ def _require_any(found: Sequence[Path], rule: str, passed_over: Sequence[tuple[P
 
 
 def _walk(top: Path, passed_over: list[tuple[Path, str]]) -> Iterator[Path]:
-    """Yield what is below a folder and not hidden, but for folders that the verbs wrote."""
+    """Yield the files below a folder, except hidden files and folders written by the commands."""
     for name, subfolders, names in os.walk(top, onerror=_raise):
         folder = Path(name)
         entered = []
@@ -117,7 +117,7 @@ def _raise(error: OSError) -> None:
 
 
 def _find_kind(folder: Path) -> str:
-    """Return what a folder is if a verb wrote it, else nothing."""
+    """Return the kind of a folder written by a command, or "" for any other folder."""
     names = {path.name for path in folder.iterdir()}
     if folder.name.endswith(INCOMPLETE):
         return "an unfinished folder"
@@ -125,16 +125,16 @@ def _find_kind(folder: Path) -> str:
 
 
 def _match(pattern: str, passed_over: list[tuple[Path, str]]) -> Iterator[Path]:
-    """Yield the files that match a pattern, but for those in folders that the verbs wrote.
+    """Yield the paths that match a pattern, except those in folders written by the commands.
 
     Raises:
-        OSError: a folder that has to be looked through cannot be listed; glob itself says nothing.
+        OSError: A folder of the search cannot be listed. The glob module ignores such folders.
     """
     parts = Path(pattern).parts
     for number, part in enumerate(parts):
         if glob.has_magic(part):
             looked_through = Path(*parts[:number], "**" if part == "**" else "")
-            # Path.glob takes no absolute pattern. A slash at the end: folders only.
+            # Path.glob refuses absolute patterns. The final slash selects folders only.
             for name in glob.iglob(f"{looked_through}/", recursive=True):  # noqa: PTH207
                 list(Path(name).iterdir())
     num_plain = next((n for n, part in enumerate(parts) if glob.has_magic(part)), len(parts))
@@ -152,7 +152,7 @@ def _match(pattern: str, passed_over: list[tuple[Path, str]]) -> Iterator[Path]:
 
 
 def _choose_text(paths: Sequence[Path], passed_over: list[tuple[Path, str]]) -> list[Path]:
-    """Return the files that are text; empty ones and folders are left out without a word."""
+    """Return the text files. Empty files and folders are left out without a report."""
     chosen = []
     for path in paths:
         try:
@@ -173,17 +173,21 @@ def _choose_text(paths: Sequence[Path], passed_over: list[tuple[Path, str]]) -> 
 
 
 def _require_text(path: Path) -> None:
-    """Refuse a named file that is no text; a pipe can only be read to know."""
+    """Raise an error for a named file that is not text. A pipe is not checked: reading consumes it.
+
+    Raises:
+        UserError: The file is empty, not a regular file, or not text.
+    """
     if path.is_fifo():
         return
     require(path.is_file(), f"{path} is neither a file, nor a folder, nor a pipe")
     require(path.stat().st_size > 0, f"the file {path} is empty")
     kind = _why_no_text(path)
-    require(not kind, f"{path} is no text: {kind}")
+    require(not kind, f"{path} is not text: {kind}")
 
 
 def _why_no_text(path: Path) -> str:
-    """Return what a file is by its first bytes if it is no text in UTF-8, else nothing."""
+    """Return the kind of a file that is not UTF-8 text, by its first bytes, or "" for a text."""
     if content_suffix(path) == ".parquet":
         return ""
     with open_source(path) as (_, stream):
@@ -192,7 +196,7 @@ def _why_no_text(path: Path) -> str:
         return UTF16
     if b"\0" in first:
         return "binary"
-    # The last character may be cut off, so the decoder is not told that this is the end.
+    # The last character may be incomplete, so `final` stays False.
     text = codecs.getincrementaldecoder("utf-8")("replace").decode(first)
     num_invalid = text.count("\ufffd") - first.count("\ufffd".encode())
     is_text = num_invalid <= MAX_INVALID_SHARE * len(text)
@@ -200,5 +204,5 @@ def _why_no_text(path: Path) -> str:
 
 
 def content_suffix(path: Path) -> str:
-    """Return the suffix that tells what a file holds, whether it is compressed or not."""
+    """Return the suffix of a file's content: that of "a.jsonl.gz" is ".jsonl"."""
     return (path.with_suffix("") if compression_of(path) else path).suffix.lower()

@@ -1,9 +1,8 @@
-"""Reading text in any format: documents of lines, streamed, with nothing of the text lost.
+"""Streams of documents from text files of any format, without loss of text.
 
-Plain text is read from any file that is not .jsonl or .parquet, each of them also inside .gz, .xz
-or .zst. What would be lost further on is kept here: bytes that are no UTF-8 are replaced and
-counted, a giant line is cut into several lines and a giant document into several documents, so that
-memory is bounded whatever a file expands to.
+Files other than .jsonl and .parquet are plain text. Each format may be compressed as .gz, .xz or
+.zst. Invalid UTF-8 is replaced and counted. A giant line becomes several lines and a giant document
+several documents, so memory is bounded for any expanded size.
 """
 
 import codecs
@@ -28,7 +27,7 @@ BLOCK_BYTES = 1 << 20
 MAX_LINE_CHARS = 100_000
 MAX_DOCUMENT_CHARS = 1 << 24
 MAX_RECORD_CHARS = 1 << 28
-"""Characters of one .jsonl record, which must be whole in memory to be read."""
+"""Most characters of one .jsonl record. Parsing needs the whole record in memory."""
 PARQUET_BATCH = 256
 
 JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json-lines", ".jsonlines")
@@ -36,35 +35,37 @@ JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json-lines", ".jsonlines")
 
 @dataclass
 class TextCounts:
-    """What has been read so far."""
+    """Counts of what has been read so far."""
 
     files: int = 0
     source_bytes: int = 0
-    """Bytes of the files as they are, compressed or not."""
+    """Bytes of the files on disk."""
     text_bytes: int = 0
-    """Bytes after decompression; of a .parquet file, those of the text alone."""
+    """Bytes after decompression; of a .parquet file, bytes of the text column only."""
     characters: int = 0
-    """Characters of the lines, without the white space around them."""
+    """Characters of the lines, without leading and trailing white space."""
     lines: int = 0
-    """Lines that are not empty."""
+    """Non-empty lines."""
     documents: int = 0
     invalid_sequences: int = 0
-    """Places where bytes were no UTF-8, or half a surrogate pair stood, replaced by U+FFFD."""
+    """Invalid UTF-8 sequences and unpaired surrogates, replaced by U+FFFD."""
 
 
 def read_documents(
     paths: Iterable[Path], *, border: Border, text_field: str, counts: TextCounts
 ) -> Generator[list[str]]:
-    """Yield each document as its lines, none empty, runs of unusual white space made one space.
+    """Yield each document as a list of non-empty lines.
+
+    In lines with unusual white space, each run of white space becomes one space.
 
     Args:
-        paths: files of `find_sources`.
-        border: where a document of plain text ends; a record is a document in any case.
-        text_field: the field or column of a record that holds the text.
-        counts: counted up while reading; whole once the last document has been taken.
+        paths: Files of `find_sources`.
+        border: Where a document of plain text ends. A record is always one document.
+        text_field: The field or column of a record that holds the text.
+        counts: Updated while reading; complete after the last document.
 
     Raises:
-        UserError: a file is damaged, or a record has no such field.
+        UserError: A file is damaged, or a record lacks the field.
     """
     for path in paths:
         counts.files += 1
@@ -94,9 +95,9 @@ def _read_file(
 def _read_lines(
     path: Path, source: IO[bytes], stream: IO[bytes], counts: TextCounts
 ) -> Iterator[str]:
-    r"""Yield lines with their "\n"; one without it goes on in the next, or ends the file.
+    r"""Yield lines with their "\n"; a line without "\n" continues in the next, or ends the file.
 
-    Where blocks are cut depends on the bytes alone, never on how many a read happened to return.
+    The cuts between blocks depend on the bytes only, not on the number of bytes a read returns.
     """
     before = counts.source_bytes
     is_seekable = source.seekable()
@@ -117,7 +118,7 @@ def _read_lines(
 
 
 def _find_cut(data: bytes) -> int:
-    """Return where to cut a block: after a line if one ends in it, else where it hurts least."""
+    """Return where to cut a block: after the last line, else after a space, else a character."""
     if (newline := data.rfind(b"\n")) >= 0:
         return newline + 1
     # The last byte may be the first half of "\r\n".
@@ -147,7 +148,8 @@ def _split_documents(
     num_chars = 0
     is_continued = False
     for line in lines:
-        # Form feeds, no-break spaces and the like: BERT would join the words beside some of them.
+        # Form feeds, no-break spaces and the like become spaces: BERT deletes some of them, which
+        # joins the words on both sides.
         text = line.strip() if line[:-1].isprintable() else " ".join(line.split())
         is_blank = not text and not is_continued
         is_continued = not line.endswith("\n")
@@ -170,7 +172,7 @@ def _count_document(document: list[str], counts: TextCounts) -> list[str]:
 
 
 def _cut_line(text: str) -> list[str]:
-    """Return a giant line in pieces, cut at spaces where there are any."""
+    """Return a giant line in pieces, cut at spaces if possible."""
     pieces = []
     start = 0
     while len(text) - start > MAX_LINE_CHARS:
@@ -201,7 +203,7 @@ def _jsonl_texts(
         text = record[text_field]
         require(
             isinstance(text, str),
-            f"{place}: field {text_field!r} holds no text, but {type(text).__name__}",
+            f"{place}: field {text_field!r} must hold text, not {type(text).__name__}",
         )
         whole = replace_surrogates(text)
         counts.invalid_sequences += whole.count("\ufffd") - text.count("\ufffd")
@@ -209,7 +211,7 @@ def _jsonl_texts(
 
 
 def _join_lines(path: Path, lines: Iterable[str]) -> Iterator[str]:
-    """Yield whole lines out of the pieces of giant ones."""
+    """Yield whole lines, joined from the pieces of `_read_lines`."""
     pieces: list[str] = []
     size = 0
     for line in lines:
@@ -232,7 +234,7 @@ def _parquet_texts(
     pyarrow = import_module("pyarrow")
     with tempfile.TemporaryFile() as unpacked:
         if not isinstance(stream, io.BufferedReader) or not stream.seekable():
-            # Its index stands at the end, so a compressed file is unpacked to disk first.
+            # The index is at the end of the file, so a compressed file is first expanded on disk.
             shutil.copyfileobj(stream, unpacked)
             stream = unpacked
         try:
@@ -243,7 +245,7 @@ def _parquet_texts(
                 f"{path}: no column {text_field!r}; its columns: {', '.join(map(repr, names))}",
             )
             for batch in file.iter_batches(batch_size=PARQUET_BATCH, columns=[text_field]):
-                # As bytes, since a parquet file may hold invalid UTF-8 like any other.
+                # Read as bytes, because the column may hold invalid UTF-8.
                 for data in batch.column(0).cast(pyarrow.large_binary()).to_pylist():
                     counts.text_bytes += len(data or b"")
                     yield _decode_utf8(data or b"", counts)

@@ -1,10 +1,10 @@
-"""The tokenizer: BERT's normalisation and WordPiece, one object that travels as a folder.
+"""The tokenizer: BERT's normalisation and WordPiece, saved as a folder.
 
-A tokenizer is its list of tokens in id order and two facts on normalisation; whatever it was
-loaded from, the same three give the same object, ids and digest.
+A tokenizer is defined by its tokens in id order and two settings of normalisation. These three
+values determine ids and digest, whatever file they were loaded from.
 
-Text is text: a literal "[MASK]" in a corpus is encoded as `[`, `mask`, `]` and never becomes the
-special id. (transformers, which loads the same folder, reads it as the mask, as its users expect.)
+A literal "[MASK]" in a corpus is encoded as `[`, `mask`, `]`, never as the special id.
+(transformers loads the same folder and encodes it as the mask token, as its users expect.)
 """
 
 import hashlib
@@ -30,16 +30,20 @@ from electra.corpus.vocabulary import (
 from electra.files import check_hashes, new_folder, read_object, write_hashes
 
 MODEL_MAX_LENGTH = 512
-"""Positions of a published ELECTRA model, told to transformers."""
+"""Positions of the published ELECTRA models; written to the settings for transformers."""
 
 
 class Tokenizer:
-    """Ids of any text, and the tokens behind them."""
+    """BERT's WordPiece tokenizer: from text to ids and back."""
 
     def __init__(
         self, tokens: Sequence[str], *, lowercase: bool = True, strip_accents: bool | None = None
     ) -> None:
-        """Build from the tokens in id order; `strip_accents` unset means as `lowercase`."""
+        """Build from the tokens in id order; without `strip_accents`, `lowercase` decides.
+
+        Raises:
+            UserError: A token occurs twice, or a special token is missing.
+        """
         self.tokens_by_id = tuple(tokens)
         self.lowercase = lowercase
         self.strip_accents = lowercase if strip_accents is None else strip_accents
@@ -56,7 +60,7 @@ class Tokenizer:
 
     @classmethod
     def train(cls, texts: Iterable[str], config: TokenizerConfig) -> Self:
-        """Train the vocabulary of a corpus; the same corpus always gives the same one."""
+        """Return a tokenizer with a new vocabulary; the same corpus gives the same vocabulary."""
         return cls(
             train_tokens(texts, config),
             lowercase=config.lowercase,
@@ -65,19 +69,19 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path, *, lowercase: bool = True) -> Self:
-        """Load a tokenizer from a folder, or from BERT's plain `vocab.txt`.
+        """Return the tokenizer of a folder, a `tokenizer.json` or BERT's plain `vocab.txt`.
 
-        A folder holds `tokenizer.json`, or else `vocab.txt` and `tokenizer_config.json`, which says
-        whether text is lower-cased. A folder with an `electra.json` is compared with its hashes.
+        A folder holds `tokenizer.json`, or else `vocab.txt` and `tokenizer_config.json`, which
+        states whether text is lower-cased. A folder with an `electra.json` must match its hashes.
 
         Args:
-            path: The folder, or the file of tokens, one a line.
-            lowercase: Whether text is lower-cased, where no file says so. In a folder this is an
-                assumption, of which a warning tells.
+            path: The folder or the file. A `vocab.txt` has one token per line.
+            lowercase: Whether text is lower-cased, if no file states it. For a folder, a warning
+                reports the assumption.
 
         Raises:
-            UserError: There is none, it is damaged, or it is not a WordPiece tokenizer with BERT's
-                normalisation.
+            UserError: The tokenizer is missing or damaged, or is not a WordPiece tokenizer with
+                BERT's normalisation.
         """
         path, strip_accents = Path(path), None
         if path.is_dir():
@@ -141,19 +145,19 @@ class Tokenizer:
         )
 
     def save(self, folder: str | Path) -> None:
-        """Write a folder that `load` and transformers' AutoTokenizer read back alike."""
+        """Write a new folder for `load` and for AutoTokenizer of transformers."""
         with new_folder(Path(folder)) as incomplete:
             self.write(incomplete)
             write_hashes(incomplete)
 
     def write(self, folder: Path, max_length: int = MODEL_MAX_LENGTH) -> None:
-        """Write the files of `save` into a folder that is there.
+        """Write the files of `save` into an existing folder.
 
         Args:
-            folder: The folder.
-            max_length: Tokens of the longest row, where transformers cuts if asked to.
+            folder: The existing folder.
+            max_length: Tokens of the longest row; transformers truncates to it on request.
         """
-        content = self._backend.to_str(pretty=True)  # whose own `save` raises no OSError
+        content = self._backend.to_str(pretty=True)  # the backend's `save` raises no OSError
         (folder / "tokenizer.json").write_text(content, encoding="utf-8")
         (folder / "vocab.txt").write_text(
             "".join(f"{token}\n" for token in self.tokens_by_id), encoding="utf-8", newline="\n"
@@ -172,18 +176,18 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Entries, the special tokens included."""
+        """Number of tokens, including the special tokens."""
         return len(self.tokens_by_id)
 
     @cached_property
     def digest(self) -> str:
-        """The sha256 of all that decides an id, in hexadecimal."""
+        """The sha256, in hexadecimal, of everything that determines the ids."""
         content = json.dumps([self.tokens_by_id, self.lowercase, self.strip_accents])
         return hashlib.sha256(content.encode()).hexdigest()
 
     @cached_property
     def starts_word(self) -> np.ndarray:
-        """For every id, whether its token begins a word; (vocab_size,) of bool."""
+        """Whether the token of each id begins a word, as booleans (vocab_size,)."""
         return np.array([not token.startswith("##") for token in self.tokens_by_id])
 
     def encode(self, text: str) -> list[int]:
@@ -195,17 +199,17 @@ class Tokenizer:
         try:
             encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
         except TypeError:
-            # Half a surrogate pair is no character; it is read as the replacement character.
+            # An unpaired surrogate is not a character and becomes the replacement character.
             whole = [replace_surrogates(text) for text in texts]
             encodings = self._backend.encode_batch_fast(whole, add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Return the ids of a text, and for each token where its characters begin and end in it.
+        """Return the ids of a text and the (start, end) character offsets of each token.
 
-        Tokens of one character, such as the letters of a Korean syllable, all have its place. A
-        mark that normalisation takes off a letter belongs to the letter's token, so that no cut of
-        the text parts the two.
+        Several tokens of one character, such as the letters of a Korean syllable, share its
+        offsets. An accent that normalisation removes belongs to the token of its letter, so that a
+        cut at a token never separates them.
         """
         encoding = self._backend.encode(replace_surrogates(text), add_special_tokens=False)
         if not self.strip_accents or text.isascii():
@@ -213,20 +217,20 @@ class Tokenizer:
         return encoding.ids, [(start, _past_marks(text, end)) for start, end in encoding.offsets]
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
-        """Return the token behind each id."""
+        """Return the token of each id."""
         return [self.tokens_by_id[index] for index in ids]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the ids as readable text, special tokens shown."""
+        """Return the readable text of these ids, including special tokens."""
         return self._backend.decode([int(index) for index in ids], skip_special_tokens=False)
 
     def __reduce__(self) -> tuple:
-        """Travel to another process as the three facts it is made of."""
+        """Pickle the three defining values; the backend is rebuilt from them."""
         return _rebuild, (self.tokens_by_id, self.lowercase, self.strip_accents)
 
 
 def make_tokenizer(vocab_size: int) -> Tokenizer:
-    """Return a tokenizer of this size whose words do not matter."""
+    """Return a tokenizer of this vocabulary size with placeholder words, for tests and timings."""
     words = (f"w{number}" for number in range(len(SPECIAL_TOKENS), vocab_size))
     return Tokenizer([*SPECIAL_TOKENS, *words])
 
@@ -235,8 +239,8 @@ def _read_normalisation(folder: Path, assumed: bool) -> tuple[bool, bool | None]
     """Return do_lower_case and strip_accents of a folder's tokenizer_config.json.
 
     Args:
-        folder: The folder, which may lack the file.
-        assumed: What do_lower_case is where the file does not say it; a warning tells of this.
+        folder: The folder; the file may be missing.
+        assumed: The value of do_lower_case if the file does not state it. A warning reports it.
     """
     path = folder / "tokenizer_config.json"
     settings = read_object(path) if path.is_file() else {}
@@ -253,8 +257,8 @@ def _read_normalisation(folder: Path, assumed: bool) -> tuple[bool, bool | None]
     if lowercase is None:
         lowercase = assumed
         warnings.warn(
-            f"{folder} has no tokenizer_config.json that says whether text is lower-cased; assumed "
-            f"is do_lower_case={str(assumed).lower()}",
+            f"{folder} has no tokenizer_config.json that states whether text is lower-cased; "
+            f"assuming do_lower_case={str(assumed).lower()}",
             stacklevel=3,
         )
     return lowercase, strip_accents

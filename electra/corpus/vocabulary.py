@@ -1,4 +1,4 @@
-"""Training a WordPiece vocabulary such that one corpus always gives one and the same file."""
+"""Deterministic training of a WordPiece vocabulary: the same corpus gives the same file."""
 
 import re
 import tempfile
@@ -14,24 +14,24 @@ from electra.config import TokenizerConfig, require
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 ALPHABET_COVERAGE = 0.99999
-"""Share of a corpus's characters that its alphabet must cover; the rest, noise, becomes [UNK]."""
+"""Share of a corpus's characters that the alphabet must cover. The rest is noise: [UNK]."""
 SPOOL_CHARS = 1 << 20
 MAX_WORD_CHARS = 100
-"""Characters after which WordPiece makes a word one [UNK]. Source: BERT."""
-# One code point decomposes into four at most, so a shorter run fits into WordPiece's limit anyway.
+"""Characters of the longest word. WordPiece encodes a longer word as one [UNK]. Source: BERT."""
+# A code point decomposes into at most four, so a run of a quarter of the limit always fits.
 MAX_DECOMPOSITION = 4
 LONG_RUN = re.compile(rf"[^\s!-/:-@\[-`{{-~]{{{MAX_WORD_CHARS // MAX_DECOMPOSITION + 1},}}")
 
 
 def train_tokens(texts: Iterable[str], config: TokenizerConfig) -> list[str]:
-    """Return the vocabulary of a corpus, in id order: special tokens, characters, pieces.
+    """Return the vocabulary of a corpus, in id order.
 
-    Left alone, `tokenizers` numbers the continuations ("##a") in the order of a hash map, and
+    By default `tokenizers` numbers the continuations ("##a") in the order of a hash map, and these
     numbers break ties between equally frequent pairs (huggingface/tokenizers#1794). So the alphabet
-    is counted first and its continuations are named in advance, as special tokens of the trainer
-    alone. The texts are read once; a temporary file keeps them for the second pass.
+    is counted first, and the trainer receives its continuations as special tokens. `texts` is read
+    once; a temporary file holds the texts for the second pass.
 
-    Source: the order of ids as in BERT: special tokens, characters, continuations, merges.
+    Source: the order of ids is that of BERT: special tokens, characters, continuations, merges.
     """
     backend = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
     backend.normalizer = normalizers.BertNormalizer(
@@ -56,14 +56,14 @@ def train_tokens(texts: Iterable[str], config: TokenizerConfig) -> list[str]:
 
 
 def replace_surrogates(text: str) -> str:
-    """Return the text with each half of a surrogate pair replaced, since it is no character."""
+    """Return the text with each unpaired surrogate, which is not a character, replaced."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def break_words(text: str) -> str:
-    """Return the text with spaces put into words that WordPiece would lose as one [UNK].
+    """Return the text with spaces inside words that WordPiece would encode as one [UNK].
 
-    Its limit of MAX_WORD_CHARS counts the characters after accents are decomposed.
+    The limit of MAX_WORD_CHARS counts characters after the decomposition of accents.
     """
     is_short = max(map(len, text.split()), default=0) < MAX_WORD_CHARS // MAX_DECOMPOSITION
     return text if is_short else LONG_RUN.sub(_break_run, text)
@@ -78,11 +78,11 @@ def _break_run(match: re.Match[str]) -> str:
 
 
 def _spool_texts(texts: Iterable[str], spool: IO[bytes]) -> np.ndarray:
-    """Write the texts to the spool, and return how often each code point occurs in them."""
+    """Write the texts to the spool and return the count of each code point (0x110000,)."""
     counts = np.zeros(0x110000, dtype=np.int64)
 
     def write(lines: list[str]) -> None:
-        # Pieces of words without end would cost the trainer the square of their length.
+        # The trainer's time grows with the square of a word's length, so long words are broken.
         text = "\n".join([break_words(replace_surrogates(line)) for line in lines]) + "\n"
         spool.write(text.encode())
         counts[:] += np.bincount(_code_points(text), minlength=len(counts))
@@ -101,7 +101,7 @@ def _spool_texts(texts: Iterable[str], spool: IO[bytes]) -> np.ndarray:
 
 
 def _read_spool(spool: IO[bytes], is_dropped: np.ndarray) -> Iterator[list[str]]:
-    """Yield the spooled lines, each dropped character replaced by a space."""
+    """Yield the spooled lines, with a space in place of each dropped character."""
     spool.seek(0)
     while lines := spool.readlines(SPOOL_CHARS):
         codes = _code_points(b"".join(lines).decode())
@@ -116,10 +116,10 @@ def _code_points(text: str) -> np.ndarray:
 def _choose_alphabet(
     counts: np.ndarray, backend: tokenizers.Tokenizer, config: TokenizerConfig
 ) -> tuple[list[str], np.ndarray]:
-    """Return the characters worth an entry, sorted, and which code points are not to be used.
+    """Return the alphabet, sorted, and the dropped code points as booleans (0x110000,).
 
-    The most frequent ones are taken, ties in the order of code points, until they cover
-    ALPHABET_COVERAGE of the text or, each with its continuation, fill half of the vocabulary.
+    Characters are taken by frequency, ties by code point, until they cover ALPHABET_COVERAGE of
+    the text, or until characters and continuations fill half of the vocabulary.
     """
     normalized = {
         code: backend.normalizer.normalize_str(chr(code)).split()
@@ -146,7 +146,7 @@ def _choose_alphabet(
 
 
 def _can_continue(char: str, backend: tokenizers.Tokenizer) -> bool:
-    """Return whether a character may stand inside a word: punctuation and ideographs may not."""
+    """Return whether a character can continue a word; punctuation and ideographs cannot."""
     return (
         len(backend.pre_tokenizer.pre_tokenize_str(backend.normalizer.normalize_str(f"a{char}")))
         == 1

@@ -1,1 +1,1 @@
-"""Every verb once, on text that every Python carries."""
+"""All commands once, by default on the documentation of the installed Python packages."""

@@ -1,8 +1,8 @@
-"""English that every machine has: the documentation inside the installed Python packages.
+"""An English corpus without a download: the documentation in the installed Python packages.
 
-Source files are parsed, never imported or run. What comes out is the docstrings, and the long
-strings that are documentation though no docstrings (numpy's add_newdoc, torch's add_docstr, the
-topics of help()), without their examples of code, wrapped lines joined into paragraphs.
+Source files are parsed, never imported or run. The corpus consists of docstrings and of other long
+strings of documentation (numpy's add_newdoc, torch's add_docstr, the topics of help()). Code
+examples are removed, and wrapped lines are joined into paragraphs.
 """
 
 import ast
@@ -24,18 +24,18 @@ from electra.config import require
 from electra.processes import follow_parent, usable_cores
 
 STANDARD_LIBRARY = "python"
-"""The package name under which the standard library's docstrings are given."""
+"""Package name of the standard library's docstrings."""
 SKIPPED_FOLDERS = frozenset(
     "test tests testing __pycache__ site-packages dist-packages idlelib lib2to3 "  # noqa: SIM905
-    # Copies of other packages, which would be counted twice.
+    # Copies of other packages would be counted twice.
     "_vendor vendor vendored vendored_packages externals _external extern third_party "
     "array_api_compat array_api_extra".split()
 )
 MIN_DOCSTRING_WORDS = 5
 MIN_STRING_CHARS = 200
-"""Characters from which a string that is no docstring may be documentation."""
+"""Shortest string, in characters, that can be documentation without being a docstring."""
 MIN_COMMON_SHARE = 0.12
-"""Share of COMMON_WORDS among the words of English prose; code and tables lie far below."""
+"""Least share of COMMON_WORDS in English prose. Code and tables are far below."""
 COMMON_WORDS = frozenset(
     "a an and are as at be by can for from has if in into is it its not of on only or "  # noqa: SIM905
     "returns that the then this to used was when which will with you".split()
@@ -46,23 +46,23 @@ Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Docstring(NamedTuple):
-    """One piece of documentation and where it stands."""
+    """One piece of documentation and its origin."""
 
     package: str
     module: str
     name: str
-    """Of the function or class, dotted within the module; empty for a module or a loose string."""
+    """Dotted name of the function or class in the module; "" for a module or another string."""
     text: str
 
 
 def harvest() -> Iterator[Docstring]:
-    """Yield the documentation in the standard library and in all installed packages.
+    """Yield the documentation of the standard library and of all installed packages.
 
-    Each text comes once, in an order that depends on nothing but the installed files.
+    Each text occurs once. The order depends on the installed files only.
     """
     seen: set[bytes] = set()
     tasks = list(_list_modules())
-    # Spawned, since a fork of a process with threads (torch's, tokenizers') may hang.
+    # A forked process can hang if its parent had threads, as torch and tokenizers have.
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(usable_cores(), spawn, follow_parent) as pool:
         for docstrings in pool.map(
@@ -76,10 +76,10 @@ def harvest() -> Iterator[Docstring]:
 
 
 def write_jsonl(docstrings: Iterable[Docstring], path: str | Path) -> None:
-    """Write documentation as records that `prepare` reads, one a line.
+    """Write documentation as a .jsonl file for `prepare`, one record per line.
 
     Raises:
-        UserError: the file exists already.
+        UserError: The file exists already.
     """
     path = Path(path)
     require(not path.exists(), f"{path} exists already; remove it or choose another name")
@@ -103,7 +103,7 @@ def _list_modules() -> Iterator[tuple[Path, str, str]]:
                     parts = path.relative_to(root).with_suffix("").parts
                     module = ".".join(parts).removesuffix(".__init__")
                     package = STANDARD_LIBRARY if root == standard else parts[0]
-                    # The entry that comes first in sys.path is the one that would be imported.
+                    # Python imports from the first matching entry of sys.path.
                     found.setdefault((package, module), path)
     for (package, module), path in sorted(found.items()):
         yield path, package, module
@@ -129,7 +129,7 @@ def _read_module(path: Path, package: str, module: str) -> list[Docstring]:
 
 
 def _find_strings(parent: ast.AST, prefix: str) -> Iterator[tuple[str, str]]:
-    """Yield (name, docstring) of what is defined in a node, and its other long strings."""
+    """Yield (name, docstring) of a node and its definitions, and ("", text) of long strings."""
     if isinstance(parent, ast.Module | Definition) and (text := ast.get_docstring(parent, False)):
         yield prefix, text
     for block in ("body", "orelse", "handlers", "finalbody"):
@@ -137,7 +137,7 @@ def _find_strings(parent: ast.AST, prefix: str) -> Iterator[tuple[str, str]]:
             if isinstance(node, Definition):
                 yield from _find_strings(node, f"{prefix}.{node.name}".removeprefix("."))
             elif isinstance(node, ast.Assign | ast.AnnAssign | ast.Expr):
-                # Inside functions such strings are messages and templates, and the search costs.
+                # Long strings in functions are messages and templates; the search would cost time.
                 if not isinstance(parent, ast.FunctionDef | ast.AsyncFunctionDef):
                     yield from (("", text) for text in _find_long_strings(node))
             else:
@@ -163,11 +163,11 @@ LIST_ITEM = re.compile(r"([-*+•:@]|\d+[.)]|\w+ ?(\(.*\))? ?:) ?")
 ROLE = re.compile(r":[a-z:]+:`~?([^`<]+?)(?: <[^>]*>)?`")
 MARKUP = re.compile(r"(`{1,3}|\*\*)([^`*]+)\1_?")
 MIN_WRAPPED_COLUMNS = 50
-"""Columns of a line that may go on in the next; a shorter one ends its paragraph."""
+"""Columns of the shortest wrapped line. A shorter line ends its paragraph."""
 
 
 def clean_docstring(text: str) -> str:
-    """Return documentation as paragraphs of prose, one a line, without markup and code."""
+    """Return documentation without markup and code, one paragraph per line."""
     paragraphs: list[str] = []
     goes_on = False
     code_indent: int | None = None
@@ -202,7 +202,7 @@ def clean_docstring(text: str) -> str:
 
 
 def is_english(text: str) -> bool:
-    """Return whether a text is English prose of some length, by the share of common words."""
+    """Return whether a text is English prose, by its number of words and share of COMMON_WORDS."""
     words = ENGLISH_WORD.findall(text.lower())
     num_common = sum(word in COMMON_WORDS for word in words)
     return len(words) >= MIN_DOCSTRING_WORDS and num_common >= MIN_COMMON_SHARE * len(words)

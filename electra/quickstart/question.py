@@ -1,8 +1,8 @@
-"""A labelled question that any harvest can answer: which package does a docstring come from?
+"""A labelled task built from any harvest: from which package is a docstring?
 
-Only the prose before the first section (Parameters, Returns ...) is asked about. Every identifier
-and every name of a package, of whatever class, is masked by one and the same word, so that what is
-left to go by is what the text is about. Train and test never share a module, nor a text.
+The input is the prose before the first section (Parameters, Returns ...). One word masks every
+identifier and every name of any package in the question, so that the subject of the text has to
+decide. Train and test share no module and no text.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ MIN_WORDS = 8
 MAX_WORDS = 64
 MIN_TRAIN_TEXTS = 4
 MIN_TEST_TEXTS = 2
-"""Texts that a package needs on either side to take part."""
+"""Fewest texts per package in train (MIN_TRAIN_TEXTS) and in test."""
 MASK = "name"
 
 SECTION = re.compile(
@@ -38,7 +38,7 @@ IDENTIFIER = re.compile(
     r"|\b\w*[a-z][A-Z]\w*"  # camelCase
 )
 WORD = re.compile(r"[^\W\d_]+")
-"""Letters of any script: the texts may be a user's own."""
+"""Letters of any script, because users may supply their own texts."""
 NICKNAMES = {
     STANDARD_LIBRARY: ("stdlib", "pep"),
     "huggingface_hub": ("huggingface", "hugging face", "hf"),
@@ -51,13 +51,13 @@ NICKNAMES = {
     "torch": ("aten",),
     "transformers": ("huggingface", "hugging face", "hf"),
 }
-"""Words beside its own name that name a package."""
+"""Other names of packages."""
 MIN_PART_CHARS = 5
-"""Characters from which a package's name is masked inside longer words too ("PyTorch")."""
+"""Shortest package name, in characters, that is also masked inside longer words ("PyTorch")."""
 
 
 class LabelledText(NamedTuple):
-    """A text and the package it comes from."""
+    """A text and its package."""
 
     text: str
     label: str
@@ -65,9 +65,9 @@ class LabelledText(NamedTuple):
 
 @dataclass(frozen=True)
 class PackageQuestion:
-    """Which package does a text come from? Equally many texts of each, in random order.
+    """The task: packages as labels, and balanced train and test texts in random order.
 
-    Any first part of `train` or `test` is balanced, too.
+    Each prefix of `train` or `test` is balanced, too.
     """
 
     packages: tuple[str, ...]
@@ -78,10 +78,14 @@ class PackageQuestion:
 def package_question(
     docstrings: Iterable[Docstring], num_packages: int, seed: int
 ) -> PackageQuestion | None:
-    """Return the question about the packages with the most texts, or None if fewer than two do.
+    """Return the question about the packages with the most texts, or None for fewer than two.
 
-    A package takes part with at least MIN_TRAIN_TEXTS to learn from and MIN_TEST_TEXTS to ask
-    about; where too few have as many, there are fewer than `num_packages`.
+    A package needs MIN_TRAIN_TEXTS texts in train and MIN_TEST_TEXTS texts in test.
+
+    Args:
+        docstrings: The texts and their packages.
+        num_packages: Largest number of packages.
+        seed: Seed of the split and of the order.
     """
     by_package: dict[str, list[Docstring]] = defaultdict(list)
     for docstring in docstrings:
@@ -98,7 +102,7 @@ def package_question(
         }
         if not too_small:
             break
-        # Once more, since what is masked depends on the packages that take part.
+        # Split again, because the masked names depend on the remaining packages.
         ranked = [name for name in ranked if name not in too_small]
     if len(packages) < 2:
         return None
@@ -108,7 +112,7 @@ def package_question(
 def _split_texts(
     by_package: Mapping[str, Iterable[Docstring]], seed: int
 ) -> tuple[dict[str, list[LabelledText]], dict[str, list[LabelledText]]]:
-    """Return the masked texts of each package, to learn from and to ask about; each text once."""
+    """Return the masked texts of train and of test by package, each text once."""
     mask = _name_pattern(by_package)
     train: dict[str, list[LabelledText]] = {name: [] for name in by_package}
     test: dict[str, list[LabelledText]] = {name: [] for name in by_package}
@@ -126,7 +130,7 @@ def _split_texts(
 
 
 def _find_prose(text: str) -> str:
-    """Return the words before the first section, MAX_WORDS at most."""
+    """Return the first MAX_WORDS words of the prose before the first section."""
     lines = []
     for line in text.split("\n"):
         if SECTION.fullmatch(line):
@@ -137,11 +141,11 @@ def _find_prose(text: str) -> str:
 
 
 def _name_pattern(packages: Iterable[str]) -> re.Pattern[str]:
-    """Return what matches every word that names one of the packages."""
+    """Return a pattern for all words that name one of the packages."""
     names: set[str] = set()
     for package in packages:
         names.update((package, *NICKNAMES.get(package, ())))
-    escaped = [re.escape(name) for name in sorted(names, reverse=True)]  # the longer one first
+    escaped = [re.escape(name) for name in sorted(names, reverse=True)]  # longer before its prefix
     inside = "|".join(name for name in escaped if len(name) >= MIN_PART_CHARS)
     whole = "|".join(name for name in escaped if len(name) < MIN_PART_CHARS)
     pattern = rf"\b\w*(?:{inside})\w*" if inside else ""
@@ -151,14 +155,14 @@ def _name_pattern(packages: Iterable[str]) -> re.Pattern[str]:
 
 
 def _is_test(docstring: Docstring, seed: int) -> bool:
-    """Return the side of a module, the same for all that stands in it."""
+    """Return whether a docstring belongs to test; all docstrings of a module share the answer."""
     content = f"{seed} {docstring.package} {docstring.module}".encode()
     number = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest())
     return number < TEST_SHARE * 2**64
 
 
 def _balance(by_label: Mapping[str, Sequence[LabelledText]], seed: int) -> tuple[LabelledText, ...]:
-    """Return as many texts of each label as the rarest has: round after round, one of each."""
+    """Return equally many texts of each label, in rounds of one text per label."""
     rng = random.Random(seed)
     size = min(map(len, by_label.values()))
     columns = [rng.sample(by_label[label], size) for label in sorted(by_label)]

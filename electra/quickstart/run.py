@@ -1,7 +1,7 @@
-"""Everything once, in about five minutes: corpus, vocabulary, shards, pre-training, scores, report.
+"""The whole way in about five minutes: corpus, vocabulary, shards, pre-training, scores, report.
 
-Each step is the verb of the same name with the settings of QuickstartConfig, and says how to do it
-by hand.
+Each step is one command with the settings of QuickstartConfig, and prints the command line that
+does the same.
 """
 
 import dataclasses
@@ -43,20 +43,25 @@ from electra.training.machine import prepare_machine
 
 PROBE_SECONDS = 3.0
 SHOWN_TOKENS = 40
-"""Tokens of the sample that is shown on the terminal."""
+"""Tokens of the sample on the terminal."""
 MAX_PASSAGES = 20_000
-"""Lines of a file that the question may be about."""
+"""Most lines per file in the question."""
 MAX_GROUP, MIN_GROUPS = 20, 20
-"""Lines side by side that are all learnt from or all asked about, and groups of them in a file."""
+"""Most neighbouring lines in a group, and fewest groups per file.
+
+A group belongs to train or to test as a whole."""
 
 
 def quickstart(text: Sequence[str], out: Path, config: QuickstartConfig) -> None:
-    """Run every step into the folder `out`, telling what it does.
+    """Run all steps, print them, and write their results into the folder `out`.
 
     Args:
-        text: The user's own files; empty: the documentation that Python and its packages carry.
+        text: The user's files; if empty, the documentation of the installed packages.
         out: The folder to write; must not exist.
-        config: The recipe.
+        config: The settings of all steps.
+
+    Raises:
+        UserError: There is no text, or a file is damaged or can be read only once.
     """
     began = time.perf_counter()
     corpus = list(text) or [str(out / "corpus.jsonl")]
@@ -67,10 +72,10 @@ def quickstart(text: Sequence[str], out: Path, config: QuickstartConfig) -> None
         question = _ask_about_files(sources.files, config)
         out.mkdir(parents=True)
     else:
-        print_step("corpus: the documentation of Python and its packages, read but never run")
+        print_step("corpus: the documentation of Python and its packages (parsed, never run)")
         with Progress("reading", unit="texts") as progress:
             docstrings = list(_show_count(harvest(), progress))
-        require(bool(docstrings), "no documentation lies beside this Python; name text with --text")
+        require(bool(docstrings), "this Python has no documentation to read; name text with --text")
         question = package_question(docstrings, config.num_packages, config.prepare.seed)
         out.mkdir(parents=True)
         write_jsonl(docstrings, out / "corpus.jsonl")
@@ -105,7 +110,7 @@ def quickstart(text: Sequence[str], out: Path, config: QuickstartConfig) -> None
     samples = read_samples(out / "run")
     if samples:
         print_step(
-            "a held-out text: what the generator put in, and what the discriminator suspects"
+            "a held-out text, with the generator's samples and the discriminator's probabilities"
         )
         print_tokens(samples[0][:SHOWN_TOKENS])
 
@@ -138,10 +143,10 @@ def quickstart(text: Sequence[str], out: Path, config: QuickstartConfig) -> None
     runs = read_runs([out / "run"])
     export(out / "run", out / "exported")
     files = {
-        str(out / "report.html"): "this page: curves, scores and samples in one file",
+        str(out / "report.html"): "the report: curves, scores and samples in one file",
         str(out / "run"): "the run: checkpoints, metrics.jsonl, settings",
-        str(out / "exported"): "the encoder for transformers (generator/ inside)",
-        str(out / "shards"): "the prepared corpus, for every sequence length",
+        str(out / "exported"): "the encoder for transformers (the generator in generator/)",
+        str(out / "shards"): "the prepared corpus, for any sequence length",
     }
     next_command = f"electra pretrain {out}/shards --out longer-run --set train.steps=20000"
     write_page(
@@ -152,19 +157,19 @@ def quickstart(text: Sequence[str], out: Path, config: QuickstartConfig) -> None
         files=files,
         next_command=next_command,
     )
-    print_step("what came out")
+    print_step("results")
     for table in (heldout_table(runs), finetuning_table(finetunings)):
         if table.rows:
             print_table(table.rows, table.headers)
-    print_table([[path, what] for path, what in files.items()], ["where", "what"])
+    print_table([[path, what] for path, what in files.items()], ["path", "content"])
     minutes = (time.perf_counter() - began) / 60
     print_done(f"wrote {out} in {minutes:.1f} minutes", next_command)
 
 
 def fit_to_time(config: QuickstartConfig, shards: Shards) -> PretrainConfig:
-    """Return the pre-training settings with as many steps as fit into `pretrain_seconds` here.
+    """Return the pre-training settings with the number of steps that `pretrain_seconds` allows.
 
-    A few steps are timed; schedule and rhythm keep their proportions.
+    A few steps are timed on this machine. Warm-up and evaluation scale with the number of steps.
     """
     settings = fit_to_shards(config.pretrain, shards)
     train = settings.train
@@ -180,7 +185,7 @@ def fit_to_time(config: QuickstartConfig, shards: Shards) -> PretrainConfig:
 
 
 def set_words(default: Any, settings: Any) -> str:
-    """Return " --set name=value ..." for what differs from the verb's default, or nothing."""
+    """Return " --set name=value ..." with the settings that differ from the default, or ""."""
     before = dict(flatten(to_dict(default)))
     changes = [
         f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}"
@@ -204,22 +209,22 @@ def _stream_lines(files: Sequence[Path], config: PrepareConfig) -> Iterator[str]
 
 
 def _ask_about_files(files: Sequence[Path], config: QuickstartConfig) -> PackageQuestion | None:
-    """Return the question "which of the largest files does this line come from?", if there is one.
+    """Return the question which of the largest files a line is from, or None with too few lines.
 
     Raises:
         UserError: A file can be read only once, or is damaged.
     """
     for file in files:
         require(
-            file.is_file(), f"quickstart reads its text several times; write {file} to a file first"
+            file.is_file(), f"quickstart reads the text several times; save {file} as a file first"
         )
     largest = sorted(files, key=lambda file: file.stat().st_size, reverse=True)
     passages = []
     for file in largest[: config.num_packages]:
-        # A label has to be printable.
+        # Labels must be printable.
         name = "".join(char if char.isprintable() else "\ufffd" for char in str(file))
         lines = list(itertools.islice(_stream_lines([file], config.prepare), MAX_PASSAGES))
-        # Neighbouring lines stay on one side, in groups of which a small file has some, too.
+        # Groups keep neighbouring lines together in train or test; small files have small groups.
         group = min(MAX_GROUP, max(1, len(lines) // MIN_GROUPS))
         passages += [
             Docstring(package=name, module=str(number // group), name="", text=line)
@@ -232,8 +237,8 @@ def _describe_question(question: PackageQuestion | None, what: str) -> str:
     if question:
         return f"question: which of {len(question.packages)} {what} does a text come from?"
     return (
-        f"no question, so no fine-tuning: it takes two {what} with a few lines of "
-        f"{MIN_WORDS} words or more; see electra finetune --help for a task of your own"
+        f"no question and no fine-tuning: a question needs two {what} with a few lines of at "
+        f"least {MIN_WORDS} words; for a task of your own see electra finetune --help"
     )
 
 

@@ -1,1 +1,1 @@
-"""What the runs show: tables, curves, a page, the README's numbers; all read from their files."""
+"""Tables, curves, the HTML page and the README's numbers, all read from the files of the runs."""

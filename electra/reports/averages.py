@@ -1,4 +1,4 @@
-"""One number for all of GLUE, where every task that it needs is there; which number, is said."""
+"""GLUE averages, each under the name of its protocol. An average needs the scores of all tasks."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from electra.reports.runs import Finetuning
 
 Protocol = Mapping[str, tuple[str, ...]]
-"""What counts of each task: metrics of dev, or of another split after its name; their mean does."""
+"""The metrics of each task. A task's score is their mean.
+
+A metric is one of dev, or one of another split after the name of the split."""
 
 SITE: Protocol = {
     "cola": ("mcc",),
@@ -30,16 +32,18 @@ PROTOCOLS: dict[str, Protocol] = {
     "GLUE site's metrics, 8 tasks, no WNLI": SITE,
     "ELECTRA paper's metrics, 8 tasks, no WNLI": HEADLINES,
 }
-"""By how they are called in tables. Sources: gluebenchmark.com's leaderboard, on which two metrics
-of a task count as their mean, MNLI as the mean of matched and mismatched; section 3.1 of the paper,
-whose averages are of one metric a task."""
+"""The protocols, under their names in tables.
+
+Sources: the leaderboard of gluebenchmark.com, where a task with two metrics counts as their mean
+and MNLI as the mean of matched and mismatched; section 3.1 of the paper, with one metric per task.
+"""
 
 
 def average_glue(finetunings: Sequence[Finetuning], protocol: Protocol) -> float | None:
     """Return the mean over tasks of the median over seeds; None if a task or a metric is missing.
 
     Args:
-        finetunings: Of one encoder, one a task; other tasks than GLUE's do not count.
+        finetunings: Fine-tunings of one encoder, one per task. Tasks outside GLUE do not count.
         protocol: One of PROTOCOLS.
     """
     scores = {each.task: each.scores for each in finetunings}

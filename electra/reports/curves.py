@@ -1,4 +1,4 @@
-"""The curves of one or more runs: SVG for the page, PNG for everything else."""
+"""The curves of one or more runs, as SVG for the page."""
 
 import html
 import io
@@ -17,17 +17,17 @@ from matplotlib.ticker import EngFormatter
 from electra.reports.glossary import GLOSSARY
 from electra.reports.runs import MetricsRecord, Run
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart.
+# The colours of Okabe and Ito, distinguishable for colour-blind readers.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 INK = "#57606a"
 GRID = "#d8dee4"
 
 PAGE_COLOURS = {colour: f"--curve-{i}" for i, colour in enumerate(COLOURS)}
 PAGE_COLOURS |= {INK: "--muted", GRID: "--line"}
-"""The custom property that stands for each colour in an SVG, so that the page can darken it."""
+"""The CSS property that replaces each colour in an SVG, so that the page can have a dark mode."""
 
 STYLE: dict[Any, Any] = {
-    "font.family": "DejaVu Sans",  # comes with matplotlib; a page uses its own
+    "font.family": "DejaVu Sans",  # part of matplotlib; the page replaces it with its own font
     "font.size": 9,
     "svg.fonttype": "none",
     "axes.edgecolor": GRID,
@@ -53,7 +53,7 @@ STYLE: dict[Any, Any] = {
 
 
 class Panel(NamedTuple):
-    """One pair of axes: what is drawn in it, and what its reader should look for."""
+    """The metrics in one pair of axes, and a caption on what to look for."""
 
     title: str
     metrics: tuple[str, ...]
@@ -65,25 +65,25 @@ PANELS = (
     Panel(
         "Discriminator's loss",
         ("disc_loss", "constant_disc_loss"),
-        "What it has learnt is the gap to the dashed line.",
+        "The gap below the dashed line is what the discriminator has learnt.",
     ),
-    Panel("Discriminator's AUC", ("disc_auc",), "0.5 is a coin toss, 1 is perfect."),
+    Panel("Discriminator's AUC", ("disc_auc",), "0.5 is chance, 1 is perfect."),
     Panel(
         "Generator's accuracy",
         ("mlm_accuracy", "sampled_accuracy"),
-        "Its first choice, and the draw that is put in.",
+        "Of the most probable token, and of the sampled token.",
     ),
-    Panel("Replaced rate", ("replaced_rate",), "Falls as the generator's draws get better."),
-    Panel("Restoring loss", ("restore_loss",), "Falls while the kept encoder learns."),
-    Panel("Generator's entropy", ("generator_entropy",), "Near 0 it always draws the same."),
-    Panel("Learning rate", ("learning_rate",), "Warm-up, then a straight line to 0."),
-    Panel("Speed", ("tokens_per_second",), "A dip: the machine was busy elsewhere."),
-    Panel("Gradient norm", ("grad_norm",), "A lasting climb means trouble."),
+    Panel("Replaced rate", ("replaced_rate",), "Falls as the generator's samples get better."),
+    Panel("Restoring loss", ("restore_loss",), "Falls while the encoder learns."),
+    Panel("Generator's entropy", ("generator_entropy",), "Near 0, all samples are the same token."),
+    Panel("Learning rate", ("learning_rate",), "Warm-up, then linear decay to 0."),
+    Panel("Speed", ("tokens_per_second",), "A dip means that the machine had other work."),
+    Panel("Gradient norm", ("grad_norm",), "A lasting rise is a sign of divergence."),
 )
 
 
 def find_panels(runs: Sequence[Run]) -> list[Panel]:
-    """Return the panels in which any of the runs has something to show."""
+    """Return the panels for which at least one run has values."""
     return [
         panel
         for panel in PANELS
@@ -97,16 +97,16 @@ def find_panels(runs: Sequence[Run]) -> list[Panel]:
 
 
 def draw_svg(panel: Panel, runs: Sequence[Run]) -> str:
-    """Return one panel as an `<svg>` element to stand inside a page, in the page's colours."""
-    # The salt keeps the names inside apart from those of the page's other panels.
+    """Return one panel as an `<svg>` element for the page, in the page's colours."""
+    # The salt makes the ids in this panel differ from those in the page's other panels.
     with matplotlib.rc_context(STYLE | {"svg.hashsalt": panel.title}):
         figure = Figure(figsize=(4.6, 2.7), layout="constrained")
         _draw(figure.subplots(), panel, runs)
         file = io.StringIO()
-        # Without a date or creator the same run gives the same page.
+        # Without date and creator, the same run gives the same page.
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(file, format="svg", transparent=True, metadata=nothing)
-    # Less the prologue and the style sheet, which would hold for the whole page.
+    # Drop the prologue and the style sheet, because the style would apply to the whole page.
     svg = file.getvalue().split("</defs>", 1)[1]
     svg = svg.replace("xlink:href", "href").replace("font-family: 'DejaVu Sans'; ", "")
     svg = re.sub(r'<g id="[^"]*"', "<g", svg)
@@ -118,9 +118,10 @@ def draw_svg(panel: Panel, runs: Sequence[Run]) -> str:
 
 
 def _draw(axes: Axes, panel: Panel, runs: Sequence[Run]) -> None:
-    """Draw training as a line and the held-out part as circles on it.
+    """Draw a panel: lines for training, circles for the held-out part.
 
-    Of one run each metric has a colour; of several each run has one, and a second metric is dashed.
+    With one run, each metric has its own colour. With several runs, each run has its own colour,
+    and the second metric is dashed.
     """
     keys: dict[str, Line2D] = {}
     for run_number, run in enumerate(runs):
@@ -159,13 +160,16 @@ def _points(records: Sequence[MetricsRecord], metric: str) -> Iterator[tuple[int
 
 
 def _limits(axes: Axes, panel: Panel) -> tuple[float, float]:
-    """Return limits that fit all but the first twentieth, whose fall would flatten the rest."""
+    """Return the limits of the y axis, without regard to the first 5% of the steps.
+
+    The steep fall at the beginning would flatten the rest of the curve.
+    """
     if not axes.lines or panel.metrics[0] == "learning_rate":
         return axes.get_ylim()
     points = np.concatenate([line.get_xydata() for line in axes.lines])
     values = points[points[:, 0] >= points[:, 0].max() / 20, 1]
     low, high = float(values.min()), float(values.max())
     margin = (high - low) * 0.08 or abs(high) * 0.1 or 1
-    # What is noise around a level must not look like a landscape.
+    # The axis of a nearly constant metric starts at 0, so that noise looks small.
     is_level = panel.metrics[0] in ("tokens_per_second", "grad_norm")
     return 0 if is_level else low - margin, high + margin

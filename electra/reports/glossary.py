@@ -1,19 +1,19 @@
-"""Every number that a run reports: its name, its unit, how it is written, what it means."""
+"""Every metric of a run: name, unit, number format and meaning."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
 
 class Metric(NamedTuple):
-    """One key of metrics.jsonl, in words."""
+    """Description of one key of metrics.jsonl."""
 
     label: str
     unit: str
     """Unit of the axis; empty for a pure number."""
     spec: str
-    """How a value is written, as a format specification."""
+    """Format specification of a value."""
     meaning: str
-    """What a newcomer needs to read it."""
+    """Explanation for a newcomer."""
 
 
 GLOSSARY = {
@@ -21,133 +21,142 @@ GLOSSARY = {
         "generator's loss",
         "nats",
         ".3f",
-        "How surprised the generator is by the words that were hidden from it: minus the "
-        "logarithm of the probability it gave to the right token, on average. Guessing blindly "
-        "among V tokens costs log(V), about 10.3 for 30,522; every 0.69 less means the right token "
-        "became twice as likely.",
+        "Cross-entropy of the generator on the masked tokens: minus the logarithm of the "
+        "probability of the original token, on average. Uniform guessing among V tokens costs "
+        "log(V), about 10.3 for V = 30,522. A loss lower by 0.69 means that the original token is "
+        "twice as probable.",
     ),
     "mlm_accuracy": Metric(
         "generator's accuracy",
         "share",
         ".3f",
-        "Share of the hidden tokens where the generator's first choice is the right one.",
+        "Share of the masked tokens for which the generator's most probable token is the original "
+        "one.",
     ),
     "sampled_accuracy": Metric(
         "sampled accuracy",
         "share",
         ".3f",
-        "Share of the hidden tokens where the generator's draw is the right one. It draws by its "
-        "probabilities instead of taking its first choice, so this lies below mlm_accuracy. A draw "
-        "that is right counts as original, not as replaced.",
+        "Share of the masked tokens for which the generator's sample is the original token. The "
+        "generator samples from its probabilities instead of taking the most probable token, so "
+        "this is lower than mlm_accuracy. A sample that equals the original token counts as "
+        "original, not as replaced.",
     ),
     "replaced_rate": Metric(
         "replaced rate",
         "share",
         ".3f",
-        "Share of all tokens that differ from the original text. Hidden tokens less the lucky "
-        "draws: it falls as the generator improves, and the discriminator's task gets harder.",
+        "Share of all tokens that differ from the original text: the masked tokens without those "
+        "whose sample equals the original. The rate falls as the generator improves, and the "
+        "discriminator's task gets harder.",
     ),
     "disc_loss": Metric(
         "discriminator's loss",
         "nats",
         ".4f",
-        "How surprised the discriminator is by the truth about each token, replaced or original. "
-        "On its own the number says little, because few tokens are replaced: compare it with "
-        "constant_disc_loss. Below it, the discriminator has learnt something; equal to it, "
-        "nothing.",
+        "Cross-entropy of the discriminator over all tokens, each either replaced or original. "
+        "The value alone says little, because few tokens are replaced. Compare it with "
+        "constant_disc_loss: a lower disc_loss means that the discriminator has learnt something, "
+        "an equal one that the discriminator has learnt nothing.",
     ),
     "constant_disc_loss": Metric(
         "constant predictor's loss",
         "nats",
         ".4f",
-        "The loss of the best guesser that never looks at the text: it gives every token the same "
-        "probability, the replaced rate itself. The line that disc_loss has to fall below.",
+        "Loss of the best predictor that ignores the text: the predicted probability of every "
+        "token is the replaced rate. A useful discriminator has a lower disc_loss.",
     ),
     "disc_auc": Metric(
         "discriminator's AUC",
         "",
         ".3f",
-        "Take one replaced and one original token at random: how often does the discriminator find "
-        "the replaced one more suspicious? 0.5 is a coin toss, 1 is perfect. Unlike disc_loss it "
-        "does not depend on how many tokens are replaced.",
+        "Area under the ROC curve: the probability that the discriminator gives a random replaced "
+        "token a higher score than a random original token. 0.5 is chance, 1 is perfect. Unlike "
+        "disc_loss, the AUC does not depend on the replaced rate.",
     ),
     "restore_loss": Metric(
         "restoring loss",
         "nats",
         ".3f",
-        "Of the objectives between MLM and RTD: how surprised the encoder is by the original "
-        "tokens, having read a text with the generator's draws in it. replace_mlm asks at the "
-        "hidden places only, all_tokens_mlm everywhere, where most are copied: compare each with "
-        "itself only.",
+        "For the objectives between MLM and RTD: cross-entropy of the encoder on the original "
+        "tokens, given the text with the generator's samples. replace_mlm predicts the masked "
+        "positions only. all_tokens_mlm predicts all positions, most of which only need copying. "
+        "So values of different objectives cannot be compared.",
     ),
     "restore_accuracy": Metric(
         "restoring accuracy",
         "share",
         ".3f",
-        "Share of the hidden places where its first choice is the original token.",
+        "Share of the masked positions for which the encoder's most probable token is the original "
+        "one.",
     ),
     "policy_loss": Metric(
         "policy loss",
         "nats",
         ".4f",
-        "Of adversarial training: what the generator minimises to be rewarded more. Its gradient "
-        "has a meaning, its value hardly any.",
+        "For adversarial training: the generator's surrogate loss of the policy gradient. Only the "
+        "gradient is meaningful; the value says little.",
     ),
     "baseline_loss": Metric(
         "baseline's loss",
         "nats",
         ".4f",
-        "Of adversarial training: how badly the generator foresees what the discriminator says.",
+        "For adversarial training: error of the generator's prediction of the discriminator's "
+        "verdict.",
     ),
     "generator_entropy": Metric(
         "generator's entropy",
         "nats",
         ".3f",
-        "Of adversarial training: how undecided the generator is. Near 0 it always draws the same "
-        "token, and the discriminator has an easy life.",
+        "For adversarial training: mean entropy of the generator's probabilities. Near 0 the "
+        "generator always samples the same token, and the discriminator's task becomes easy.",
     ),
     "loss": Metric(
         "total loss",
         "nats",
         ".3f",
-        "What training minimises: the losses above, weighted. For RTD mlm_loss + disc_weight x "
-        "disc_loss; the weight (50 in the paper) makes up for disc_loss being so much smaller.",
+        "The minimised loss: the weighted sum of the losses above. For RTD: mlm_loss + disc_weight "
+        "x disc_loss. The weight (50 in the paper) is large because disc_loss is much smaller than "
+        "mlm_loss.",
     ),
     "learning_rate": Metric(
         "learning rate",
         "",
         ".2e",
-        "Size of the optimizer's steps: climbs during warm-up, then falls in a straight line to 0.",
+        "Step size of the optimizer: rises during warm-up, then decays linearly to 0.",
     ),
     "grad_norm": Metric(
         "gradient norm",
         "",
         ".2f",
-        "Length of the gradient of both networks together, before it is clipped. Steady is good; "
-        "a lasting climb is the first sign of trouble.",
+        "L2 norm of the gradient of both networks together, before clipping. A steady norm is "
+        "good; a lasting rise is the first sign of divergence.",
     ),
     "tokens_per_second": Metric(
         "speed",
         "tokens/s",
         ",.0f",
-        "Real tokens, padding not counted, that training takes in each second.",
+        "Training tokens per second, without padding.",
     ),
-    "step": Metric("step", "optimizer steps", ",d", "Updates of the weights so far."),
+    "step": Metric("step", "optimizer steps", ",d", "Weight updates so far."),
     "tokens": Metric(
-        "tokens", "tokens", ",d", "Real tokens seen so far; one seen twice counts twice."
+        "tokens",
+        "tokens",
+        ",d",
+        "Training tokens so far, without padding. A token read twice counts twice.",
     ),
-    "seconds": Metric("time", "s", ",.1f", "Time spent training, evaluation not counted."),
+    "seconds": Metric("time", "s", ",.1f", "Training time, without evaluation."),
 }
-"""In the order in which a reader meets them."""
+"""The metrics by key, in the order of the page's glossary."""
 
 
 def format_metric(name: str, value: float | None) -> str:
-    """Return the value as this metric is written, or "-" where there is none."""
+    """Return the value in the metric's format, or "-" for None."""
     return "-" if value is None else format(value, GLOSSARY[name].spec)
 
 
 def describe_heldout(record: Mapping[str, float | None]) -> dict[str, str]:
-    """Return what a run says at its end: the names and values of the measures that matter most."""
+    """Return the most important held-out metrics, formatted, for the end of a run."""
     names = (
         ("disc_loss", "constant_disc_loss", "disc_auc", "mlm_accuracy")
         if "disc_loss" in record
@@ -157,7 +166,7 @@ def describe_heldout(record: Mapping[str, float | None]) -> dict[str, str]:
 
 
 def format_count(count: float) -> str:
-    """Return a large count in four characters and a suffix: 950, 12.3k, 1.20M, 3.40G."""
+    """Return a count with three significant digits and a suffix: 950, 12.3k, 1.20M, 3.40G."""
     suffixes = iter(("", "k", "M", "G", "T"))
     suffix = next(suffixes)
     while abs(count) >= 999.5 and suffix != "T":
@@ -167,7 +176,7 @@ def format_count(count: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Return a time in its two largest units: 42s, 3m05s, 2h07m, 4d06h."""
+    """Return a duration in its two largest units: 42s, 3m05s, 2h07m, 4d06h."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole}s"

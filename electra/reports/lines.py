@@ -1,11 +1,11 @@
-"""A record of metrics.jsonl as one line of 78 columns, for logs: aligned, and easy to grep."""
+"""Log lines of 78 columns, one per record of metrics.jsonl: aligned, and easy to grep."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from electra.reports.glossary import format_count, format_metric, format_seconds
 
-# Name in metrics.jsonl, the two lines of its header, the width of its column.
+# Key in metrics.jsonl, the two lines of the header, the width of the column in characters.
 COLUMNS = (
     ("step", "", "step", 7),
     ("tokens_per_second", "token", "per s", 5),
@@ -23,7 +23,7 @@ COLUMNS = (
 
 
 def header_lines() -> list[str]:
-    """Return the two lines that name the columns; each begins with "#"."""
+    """Return the two header lines of the columns. Each begins with "#"."""
     return [
         "#" + " ".join(f"{column[number]:>{column[3]}}" for column in COLUMNS)[1:]
         for number in (1, 2)
@@ -31,9 +31,9 @@ def header_lines() -> list[str]:
 
 
 def record_line(record: Mapping[str, Any]) -> str:
-    """Return the line of a record, with a column for each number, "-" where it has none.
+    """Return the line of a record, with one column per metric and "-" for a missing value.
 
-    A held-out record, which has no speed, says "heldout" where the time left would stand.
+    A held-out record has no remaining time; its column says "heldout".
     """
     return " ".join(f"{_cell(name, record):>{width}}" for name, _, _, width in COLUMNS)
 

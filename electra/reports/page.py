@@ -1,4 +1,4 @@
-"""The report: one HTML file that needs neither network nor script."""
+"""The report: one HTML file without scripts and external resources."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -30,15 +30,15 @@ def write_page(
     files: Mapping[str, str] | None = None,
     next_command: str = "",
 ) -> None:
-    """Write the report of one run, or of several side by side.
+    """Write the report of one run, or of several runs side by side.
 
     Args:
-        path: The HTML file; replaced if it exists.
-        runs: From `read_runs`; the first gives the page its title.
-        finetunings: Scores to show beside those from scratch.
+        path: The HTML file. An existing file is replaced.
+        runs: The runs, from `read_runs`. Their names form the title.
+        finetunings: Fine-tunings from the pre-trained weights and from scratch.
         sentences: Held-out examples, shown token by token.
-        files: What else was written: path and what it is.
-        next_command: The command that comes next.
+        files: Descriptions of other written files, by path.
+        next_command: The command to run next.
 
     Raises:
         UserError: The file cannot be written.
@@ -48,10 +48,10 @@ def write_page(
         _head(title, runs),
         '<div class="pair">' if len(runs) == 1 else "<div>",
         "<div>",
-        _section("What it learnt", _table(heldout_table(runs)), _gap(runs)),
+        _section("Results", _table(heldout_table(runs)), _gap(runs)),
         _finetunings(finetunings),
         "</div>",
-        _section("What this is", _table(facts_table(runs)), _settings(runs)),
+        _section("Configuration", _table(facts_table(runs)), _settings(runs)),
         "</div>",
         _curves(runs),
         _sentences(sentences),
@@ -79,37 +79,37 @@ def _head(title: str, runs: Sequence[Run]) -> str:
     )
     return (
         '<header>\n<p class="eyebrow">ELECTRA: a text encoder learns by telling replaced tokens '
-        f"from original ones</p>\n<h1>{escape(title)}</h1>\n{verdicts}\n</header>"
+        f"from original tokens</p>\n<h1>{escape(title)}</h1>\n{verdicts}\n</header>"
     )
 
 
 def _name(run: Run, runs: Sequence[Run]) -> str:
-    """Return the name that a sentence about one of several runs begins with."""
+    """Return the prefix of a sentence about a run: the run's name if there are several runs."""
     return f"{run.name}: " if len(runs) > 1 else ""
 
 
 def _verdict(run: Run) -> str:
-    """Return the run in two sentences: what it cost, and what it can do."""
+    """Return two sentences: the cost of the run, and its held-out metrics."""
     last, heldout = run.last_train, run.last_heldout
     cost = f"{format_metric('step', last.get('step'))} steps"
     if "tokens" in last and "seconds" in last:
         cost += f", {format_count(last['tokens'])} tokens, {format_seconds(last['seconds'])}"
     if heldout.get("mlm_accuracy") is None:
-        return f"{cost}. Nothing was held out, so what it learnt was not measured."
-    restored = f"restores {heldout['mlm_accuracy']:.0%} of the hidden tokens"
+        return f"{cost}. Nothing was held out, so what the network has learnt was not measured."
+    restored = f"restores {heldout['mlm_accuracy']:.0%} of the masked tokens"
     if "restore_loss" in heldout:
-        return f"{cost}. On text it never saw, the generator {restored}."
+        return f"{cost}. On held-out text, the generator {restored}."
     if heldout.get("disc_auc") is None:
-        return f"{cost}. On text it never saw, the encoder {restored}."
+        return f"{cost}. On held-out text, the encoder {restored}."
     return (
-        f"{cost}. On text it never saw, the generator {restored}, and the discriminator ranks a "
-        f"replaced token above an original one {heldout['disc_auc']:.0%} of the time (a coin toss: "
+        f"{cost}. On held-out text, the generator {restored}, and the discriminator ranks a "
+        f"replaced token above an original token {heldout['disc_auc']:.0%} of the time (chance: "
         "50%)."
     )
 
 
 def _gap(runs: Sequence[Run]) -> str:
-    """Return what disc_loss says beside the constant predictor's, for each run."""
+    """Return, for each run, a comparison of disc_loss with the constant predictor's loss."""
     lines = []
     for run in runs:
         loss, constant = (run.last_heldout.get(k) for k in ("disc_loss", "constant_disc_loss"))
@@ -117,10 +117,10 @@ def _gap(runs: Sequence[Run]) -> str:
             continue
         share = 1 - loss / constant
         if share > 0.005:
-            text = f"is {share:.0%} below that of a guesser that never looks at the text: that gap "
+            text = f"is {share:.0%} below that of a predictor that ignores the text: this gap "
             text += "is what it has learnt."
         else:
-            text = "is not below that of a guesser that never looks at the text: by this measure "
+            text = "is not below that of a predictor that ignores the text: by this measure "
             text += "it has learnt nothing yet."
         text = f"The discriminator's loss {text}"
         lines.append(f'<p class="note">{escape(_name(run, runs) + text)}</p>')
@@ -128,7 +128,7 @@ def _gap(runs: Sequence[Run]) -> str:
 
 
 def _table(table: Table) -> str:
-    """Return a table; its first column names the rows."""
+    """Return a table in HTML. The cells of the first column are the row headers."""
     head = "".join(
         f'<th scope="col"{_number_class(header, table, column)}>{escape(header)}</th>'
         for column, header in enumerate(table.headers)
@@ -161,7 +161,7 @@ def _number_class(cell: str, table: Table, column: int) -> str:
 
 def _settings(runs: Sequence[Run]) -> str:
     return "\n".join(
-        f"<details><summary>Every setting of {escape(run.name)}</summary>"
+        f"<details><summary>All settings of {escape(run.name)}</summary>"
         f"<pre>{escape(json.dumps(run.config, indent=2, ensure_ascii=False))}</pre>"
         f"<pre>{escape(json.dumps(run.manifest, indent=2, ensure_ascii=False))}</pre></details>"
         for run in runs
@@ -169,13 +169,13 @@ def _settings(runs: Sequence[Run]) -> str:
 
 
 def _finetunings(finetunings: Sequence[Finetuning]) -> str:
-    """Return for each task three bars: pre-trained, from scratch, majority guess."""
+    """Return three bars for each task: pre-trained, from scratch, majority guess."""
     if not finetunings:
         return ""
     parts = [
-        "<p>The same network, fine-tuned on a labelled task from the pre-trained weights and from "
-        "random ones. The median over the seeds, ± their standard deviation. Where collapsed seeds "
-        "were replaced by others, brackets say so.</p>"
+        "<p>Scores of the same network on labelled tasks, fine-tuned from the pre-trained weights "
+        "and from random weights: median ± standard deviation over the seeds. Brackets give the "
+        "number of collapsed seeds that were replaced by other seeds.</p>"
     ]
     is_one = len({finetuning.encoder for finetuning in finetunings}) == 1
     for (encoder, task, metric), pair in pair_finetunings(finetunings).items():
@@ -194,14 +194,14 @@ def _finetunings(finetunings: Sequence[Finetuning]) -> str:
         seeds = " and ".join(dict.fromkeys(str(len(f.seeds)) for f in known))
         note = f"{metric}, {seeds} seed{'' if seeds == '1' else 's'}"
         if failed := sum(f.num_degenerate for f in known):
-            note += f"; {failed} of the runs ended with one answer for everything"
+            note += f"; {failed} of the runs collapsed to a single answer for all examples"
         parts.append(
             f'<h3>{escape(name)} <span class="note">({escape(note)})</span></h3>\n'
             f'<div class="bars">{"".join(bars)}</div>'
         )
     if rows := average_rows(finetunings):
         parts.append(_table(Table(FINETUNING_HEADERS, rows)))
-    return _section("What it is worth", *parts)
+    return _section("Fine-tuning", *parts)
 
 
 def _bar(name: str, score: str, value: float, kind: str) -> str:
@@ -219,28 +219,29 @@ def _curves(runs: Sequence[Run]) -> str:
         for panel in find_panels(runs)
     )
     note = (
-        '<p class="note">Lines: the text it trains on. Circles: text it never trains on. '
-        "The first twentieth of a run may lie outside the frame.</p>"
+        '<p class="note">Lines: training text. Circles: held-out text. '
+        "The first 5% of the steps may lie outside the frame.</p>"
     )
-    return _section("How it learnt", note, f'<div class="curves">\n{figures}\n</div>')
+    return _section("Training curves", note, f'<div class="curves">\n{figures}\n</div>')
 
 
 def _sentences(sentences: Sequence[Sentence]) -> str:
     if not sentences:
         return ""
     legend = (
-        "<p>The generator has filled gaps in sentences that were never trained on. A frame marks a "
-        "token it changed, with the original struck out above it. The number below each token, and "
-        "its shade, is the discriminator's probability that the token was replaced; it has not "
-        "seen the original. Bold from 50% on: there it says &ldquo;replaced&rdquo;. "
-        "A token that begins with ## continues the word before it.</p>"
+        "<p>Held-out sentences in which the generator has filled the masked positions. A frame "
+        "marks a replaced token, with the original token struck out above. The number below each "
+        "token, and the shade, is the discriminator's probability that the token was replaced. "
+        "The discriminator does not see the original. A bold number is at least 50%: the "
+        "discriminator says &ldquo;replaced&rdquo;. A token that begins with ## continues the "
+        "previous token's word.</p>"
     )
     parts = [
         f'<div class="sentence">{"".join(map(_token, sentence))}</div>\n'
         f'<p class="note">{escape(describe(sentence))}</p>'
         for sentence in sentences
     ]
-    return _section("What it sees", legend, *parts)
+    return _section("Examples", legend, *parts)
 
 
 def _token(view: TokenView) -> str:
@@ -266,19 +267,18 @@ def _glossary() -> str:
         for name, metric in GLOSSARY.items()
     )
     intro = (
-        "<p>Two networks play a game. Some tokens of a text are hidden; the <em>generator</em> "
-        "guesses what stood there, and its guesses are put in. The <em>discriminator</em> reads "
-        "the result and says of every token whether it was replaced. The generator is thrown away "
-        "afterwards; the discriminator is the encoder that you keep.</p>"
+        "<p>Two networks are trained together. Some tokens of a text are masked. The "
+        "<em>generator</em> predicts the masked tokens, and samples from its predictions replace "
+        "the masks. The <em>discriminator</em> reads the result and predicts for every token "
+        "whether it was replaced. After pre-training the generator is discarded; the "
+        "discriminator is the pre-trained encoder.</p>"
     )
-    return _section("What the words mean", intro, f"<dl>\n{items}\n</dl>")
+    return _section("Glossary", intro, f"<dl>\n{items}\n</dl>")
 
 
 def _files(files: Mapping[str, str], next_command: str) -> str:
     if not files and not next_command:
         return ""
     rows = [[path, what] for path, what in files.items()]
-    following = (
-        f"<p>What comes next:</p>\n<pre>{escape(next_command)}</pre>" if next_command else ""
-    )
-    return _section("Files", _table(Table(["path", "what it is"], rows)) if rows else "", following)
+    following = f"<p>Next command:</p>\n<pre>{escape(next_command)}</pre>" if next_command else ""
+    return _section("Files", _table(Table(["path", "content"], rows)) if rows else "", following)

@@ -1,7 +1,7 @@
-"""The README's picture: what a run learnt, and what its encoder is worth on labelled tasks.
+"""The README's picture: a run's held-out loss, and its encoder's scores on labelled tasks.
 
-The SVG is written as text, so that the same files give the same picture whatever matplotlib is
-installed. It has a background of its own and a dark set of colours: it is legible on any page.
+The SVG is written as text, so the picture does not depend on the version of matplotlib. With its
+own background and a second set of colours for dark mode, the picture is legible on any page.
 """
 
 import math
@@ -14,13 +14,13 @@ from electra.reports.tables import pair_finetunings
 
 WIDTH = 860
 TOP = 84
-"""Height of the titles above both panels."""
+"""Height of the titles above both panels. All lengths are in pixels."""
 ROW = 24
-"""Height of a task."""
+"""Height of a task's row."""
 CURVE = (52, 330)
-"""Left and right end of the curves' panel."""
+"""Left and right end of the curve panel."""
 SCORES = (510, 760)
-"""Where scores of 0 and of 1 stand."""
+"""Positions of the scores 0 and 1."""
 
 STYLE = """
   text { fill: #1f2328; font: 13px system-ui, -apple-system, "Segoe UI", sans-serif; }
@@ -52,11 +52,11 @@ STYLE = """
 
 
 def draw_results(run: Run, finetunings: Sequence[Finetuning]) -> str:
-    """Return an SVG: the discriminator's held-out loss, and each task with and without the weights.
+    """Return the picture as SVG: held-out loss, and each task's pre-trained and scratch scores.
 
     Args:
-        run: The pre-training.
-        finetunings: Of this run, pre-trained and from scratch; tasks without both are left out.
+        run: The pre-training run.
+        finetunings: Fine-tunings of this run. Tasks need both starts: pre-trained and from scratch.
     """
     pairs = [(a, b) for a, b in pair_finetunings(finetunings).values() if a and b]
     pairs.sort(key=lambda pair: pair[1].median - pair[0].median)
@@ -87,7 +87,7 @@ def _line(kind: str, x1: float, y1: float, x2: float, y2: float) -> str:
 
 
 def _draw_curves(run: Run, bottom: float) -> list[str]:
-    """Return the held-out loss of the discriminator and that of the best constant prediction."""
+    """Return the panel of the discriminator's held-out loss and the constant predictor's loss."""
     left, right = CURVE
     last = run.last_train
     cost = f"{format_metric('step', last.get('step'))} steps"
@@ -121,7 +121,8 @@ def _draw_curves(run: Run, bottom: float) -> list[str]:
     for name, kind in zip(names, ("constant", "curve"), strict=True):
         points = " ".join("{:.1f},{:.1f}".format(*place(r["step"], r[name])) for r in records)
         parts.append(f'<polyline class="{kind}" points="{points}"/>')
-    # Both curves fall, the constant's above: there is room above its end and below the other's.
+    # The constant predictor's loss is above disc_loss and both fall: the label of the upper curve
+    # fits above its end, the label of the lower curve below.
     labels = ("best constant prediction", "discriminator")
     for name, label, above in zip(names, labels, (32, -18), strict=True):
         x, y = place(end, records[-1][name])
@@ -130,14 +131,14 @@ def _draw_curves(run: Run, bottom: float) -> list[str]:
 
 
 def _list_ticks(low: float, high: float) -> list[float]:
-    """Return the multiples of 1, 2 or 5 times a power of ten in a range, six at most."""
+    """Return at most six ticks: the multiples of 1, 2 or 5 times a power of ten in the range."""
     power = 10.0 ** math.floor(math.log10((high - low) / 5))
     tick = next(power * n for n in (1, 2, 5, 10) if (high - low) / (power * n) <= 5)
     return [tick * n for n in range(math.ceil(low / tick), math.floor(high / tick) + 1)]
 
 
 def _draw_scores(pairs: Sequence[tuple[Finetuning, Finetuning]], height: float) -> list[str]:
-    """Return a row for each task, the largest gain first: scratch, pre-trained, majority."""
+    """Return the panel of scores: one row per task, largest gain first."""
     zero, one = SCORES
     bottom = TOP + ROW * len(pairs) - 8
     parts = [_text(370, 30, "Fine-tuning", "title"), *_draw_legend(370, 46)]

@@ -1,4 +1,4 @@
-"""The README's numbers, written by a command from the files in results/, never by hand."""
+"""The numbers in README and docs, written from the files in results/ by a command."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -19,17 +19,17 @@ from electra.reports.tables import (
 BEGIN = "<!-- results:begin -->"
 END = "<!-- results:end -->"
 TASKS = ("conll2003", "sts-b", "cola", "sst-2", "rte")
-"""The tasks of the README's table: large gains, small gains, and one without any."""
+"""The tasks of the README's table: with large gains, with small gains, and without a gain."""
 PAGE = Path("docs", "RESULTS.md")
-"""The page of all results, from the README's folder."""
+"""The page of all results, relative to the README's folder."""
 PICTURE = Path("docs", "results.svg")
-"""The README's picture, likewise."""
+"""The README's picture, relative to the README's folder."""
 BENCHMARKS = {
     "step": "A pre-training step beside the same step with transformers' modules",
     "finetune": "Fine-tuning beside transformers' Trainer",
     "load": "Reading shuffled rows from shards",
 }
-"""What `python -m benchmarks.NAME` times; its table stands in results/NAME.md."""
+"""Titles of the benchmarks `python -m benchmarks.NAME`, whose tables are results/NAME.md."""
 
 
 class Result(NamedTuple):
@@ -41,23 +41,20 @@ class Result(NamedTuple):
 
 
 def update_readme(readme_path: Path, results_folder: Path) -> list[Path]:
-    """Write what the files in results/ say into README, docs/RESULTS.md and docs/results.svg.
+    """Write the results into README, docs/RESULTS.md and docs/results.svg; return the three paths.
 
-    README and page keep what stands outside their two markers. Nothing is written unless all three
-    files can be made.
+    README and page change only between their two markers. Nothing is written before all three
+    contents are complete.
 
     Args:
-        readme_path: The README; docs/ stands in its folder.
-        results_folder: Each folder in it holds a run's config.json, manifest.json and
-            metrics.jsonl, and folders `finetune-*` with the results.json of its fine-tunings.
-            Tables of benchmarks stand beside these folders.
-
-    Returns:
-        The files that were written.
+        readme_path: The README. The folder docs/ is next to it.
+        results_folder: The folder results/. It holds tables of benchmarks and one folder per run.
+            A run's folder holds config.json, manifest.json, metrics.jsonl, and a results.json for
+            each fine-tuning in folders `finetune-*`.
 
     Raises:
-        UserError: A marker or a file is missing or damaged, or a manifest does not say where its
-            numbers come from.
+        UserError: A marker or a file is missing or damaged, or a manifest lacks the command,
+            commit, device or seed.
     """
     page_path, picture_path = (readme_path.parent / path for path in (PAGE, PICTURE))
     frames = {path: _read_frame(path) for path in (readme_path, page_path)}
@@ -75,7 +72,7 @@ def update_readme(readme_path: Path, results_folder: Path) -> list[Path]:
 
 
 def _read_frame(path: Path) -> tuple[str, str]:
-    """Return what stands before and after the two markers of a file."""
+    """Return the text before the first marker and the text after the second marker."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -94,7 +91,7 @@ def _read_results(folder: Path) -> list[Result]:
     results = []
     for run, path in zip(read_runs(folders), folders, strict=True):
         read = map(read_finetuning, sorted(path.glob("finetune-*/results.json")))
-        # The folder in results/ names the run, whatever it was called when it was fine-tuned.
+        # The folder in results/ names the run. At fine-tuning the run may have had another name.
         finetunings = [dataclasses.replace(each, encoder=run.name) for each in read]
         results.append(Result(run, path, finetunings))
     return results
@@ -106,7 +103,7 @@ def _finetuning_rows(results: Sequence[Result]) -> Table:
 
 
 def _readme_block(results: Sequence[Result]) -> str:
-    """Return the rows of TASKS, in their order."""
+    """Return the README's table: the rows of TASKS, in this order."""
     table = _finetuning_rows(results)
     task = table.headers.index("task")
     rows = [row for name in TASKS for row in table.rows if row[task] == name]
@@ -114,7 +111,7 @@ def _readme_block(results: Sequence[Result]) -> str:
 
 
 def _page_block(results: Sequence[Result], folder: Path) -> str:
-    """Return all tables, with the seeds, commit and device of every number."""
+    """Return all tables of the page, and the seeds, commit and device of every number."""
     parts = [
         "## Pre-training",
         "Measured on the held-out part:",

@@ -1,4 +1,4 @@
-"""The files of runs and fine-tunings, read and checked; see docs/ARTEFACTS.md."""
+"""Readers for the files of runs and fine-tunings; for the formats see docs/ARTEFACTS.md."""
 
 import json
 from collections import Counter
@@ -19,7 +19,7 @@ MetricsRecord = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Run:
-    """A pre-training run: what it was told, where it ran, what it measured."""
+    """A pre-training run: configuration, manifest and metrics."""
 
     name: str
     config: Mapping[str, Any]
@@ -28,7 +28,7 @@ class Run:
     heldout: Sequence[MetricsRecord]
 
     def tell(self, key: str) -> list[Any]:
-        """Return what the sessions of the run say under a key, each answer once."""
+        """Return the distinct values of a key in the manifest's sessions."""
         answers: list[Any] = []
         for session in self.manifest["sessions"]:
             if key in session and session[key] not in answers:
@@ -37,7 +37,7 @@ class Run:
 
     @property
     def last_train(self) -> MetricsRecord:
-        """Return the last training record; empty if there is none yet."""
+        """Return the last training record; empty if there is none."""
         return self.train[-1] if self.train else {}
 
     @property
@@ -51,37 +51,37 @@ class Finetuning:
     """The scores of one encoder on one task, over all seeds."""
 
     encoder: str
-    """Name of the folder it started from, or took its sizes from."""
+    """Name of the folder of the pre-trained weights; from scratch, of the encoder's sizes."""
     task: str
     metric: str
     from_scratch: bool
-    """Whether it is the comparison: the same encoder without its pre-trained weights."""
+    """Whether the encoder started without its pre-trained weights, for comparison."""
     seeds: tuple[str, ...]
     median: float
-    """Of the seeds as drawn; in folders written when collapsed seeds were replaced without keeping
-    them, of those in their place."""
+    """Median over the seeds as drawn. Old results kept only the replacements of collapsed seeds;
+    their median is over the replacements."""
     std: float | None
     """None for a single seed."""
     majority: float | None
-    """The metric of always answering the commonest label."""
+    """The metric of a constant prediction, the most frequent label."""
     num_replaced: int
-    """Seeds that collapsed and were repeated as others."""
+    """Collapsed seeds that were replaced by other seeds."""
     replaced_median: float | None
-    """With these in place of the collapsed; None where no seed was replaced, or where `median` is
-    that already."""
+    """Median with the replacements of collapsed seeds. None if no seed was replaced, and for old
+    results, where `median` includes the replacements."""
     num_degenerate: int
-    """Seeds that ended with one answer for everything."""
+    """Seeds that collapsed to a single answer for all examples."""
     commit: str | None
     device: str | None
     scores: Mapping[str, tuple[float, ...]]
-    """Every seed's, by metric on dev; on other splits by their name, a space and the metric."""
+    """One score per seed, by metric on dev. The key for another split is "SPLIT METRIC"."""
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
-    """Return the runs in these folders, named by folder, or by path if two have the same name.
+    """Return the runs in these folders, named by folder, or by path if folder names repeat.
 
-    Records of metrics.jsonl are in the order of their steps, each step once. Damaged records are
-    left out with a warning, as `read_metrics` does.
+    Metrics are sorted by step, and each step occurs once. Damaged records of metrics.jsonl are
+    left out with a warning.
 
     Raises:
         UserError: A file is missing or damaged, or metrics.jsonl holds no record.
@@ -106,7 +106,7 @@ def read_finetuning(path: Path) -> Finetuning:
     """Return the scores in a fine-tuning's results.json.
 
     Raises:
-        UserError: It cannot be read, or lacks a field.
+        UserError: The file cannot be read, or lacks a field.
     """
     values = read_object(path)
     try:
@@ -133,10 +133,10 @@ def read_finetuning(path: Path) -> Finetuning:
 
 
 def _count_replaced(values: Mapping[str, Any]) -> int:
-    """Return how many seeds others took the place of.
+    """Return the number of collapsed seeds that were replaced.
 
-    Until results told of the seeds as drawn, the record of such a seed was that of the other, whose
-    number stood in "drawn_as".
+    Old results have no "with_replacements". There the record of a replaced seed is that of its
+    replacement, whose number is in "drawn_as".
     """
     if "with_replacements" not in values:
         return sum(
@@ -158,7 +158,7 @@ def _collect_scores(seeds: Iterable[Mapping[str, Any]]) -> dict[str, tuple[float
 
 
 def read_samples(run: Path) -> list[Sentence]:
-    """Return the rows of a run's samples.json; none if the run has not come to its end.
+    """Return the sentences of a run's samples.json; empty before the run has finished.
 
     Raises:
         UserError: The file is damaged.
@@ -173,7 +173,11 @@ def read_samples(run: Path) -> list[Sentence]:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a text file through a temporary name: a reader sees the old one or the new one."""
+    """Write a text file atomically: a reader sees the old content or the new content.
+
+    Raises:
+        UserError: The file cannot be written.
+    """
     temporary = path.with_name(path.name + ".incomplete")
     try:
         temporary.write_text(text, encoding="utf-8", newline="\n")

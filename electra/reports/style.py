@@ -1,4 +1,4 @@
-"""How the page looks: one style sheet, light and dark, wide and narrow, without any request."""
+"""The page's style sheet: light and dark, wide and narrow, without external resources."""
 
 CSS = """
 :root {

@@ -1,4 +1,4 @@
-"""The tables of runs and fine-tunings; every number comes from a file, but for GLUE's averages."""
+"""The tables of runs and fine-tunings. Only the GLUE averages are computed, the rest is read."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -33,14 +33,14 @@ UNKNOWN = "not recorded"
 
 
 class Table(NamedTuple):
-    """Cells as they are shown."""
+    """Headers and cells, formatted."""
 
     headers: list[str]
     rows: list[list[str]]
 
 
 def heldout_table(runs: Sequence[Run]) -> Table:
-    """Return the last held-out measures, a column for each run."""
+    """Return the last held-out metrics, one column per run."""
     rows = [
         [name, *(format_metric(name, run.last_heldout.get(name)) for run in runs)]
         for name in HELDOUT_METRICS
@@ -50,7 +50,7 @@ def heldout_table(runs: Sequence[Run]) -> Table:
 
 
 def pretraining_table(runs: Sequence[Run]) -> Table:
-    """Return what each run cost and what it reached on the held-out part, a row for each."""
+    """Return the cost and the last held-out metrics of each run, one row per run."""
     metrics = ["mlm_accuracy", "disc_loss", "constant_disc_loss", "disc_auc"]
     rows = []
     for run in runs:
@@ -66,9 +66,9 @@ def pretraining_table(runs: Sequence[Run]) -> Table:
 
 
 def finetuning_table(finetunings: Sequence[Finetuning]) -> Table:
-    """Return the scores of each task, pre-trained beside from scratch and the majority guess.
+    """Return the scores of each task: pre-trained, from scratch and the majority guess.
 
-    Below them stand GLUE's averages where all tasks they need are there.
+    The last rows are the GLUE averages whose tasks are complete.
     """
     rows = []
     for (encoder, task, metric), (pretrained, scratch) in pair_finetunings(finetunings).items():
@@ -82,7 +82,7 @@ def finetuning_table(finetunings: Sequence[Finetuning]) -> Table:
                 format_score(pretrained),
                 format_score(scratch),
                 "-" if majority is None else f"{majority:.3f}",
-                # Almost always one number; both where the two differ.
+                # Both numbers of seeds, if they differ.
                 " and ".join(dict.fromkeys(str(len(f.seeds)) for f in both)),
             ]
         )
@@ -90,7 +90,7 @@ def finetuning_table(finetunings: Sequence[Finetuning]) -> Table:
 
 
 def average_rows(finetunings: Sequence[Finetuning]) -> list[list[str]]:
-    """Return a row of `finetuning_table` for each of GLUE's averages that can be told."""
+    """Return a row of `finetuning_table` for each GLUE average whose tasks are complete."""
     rows = []
     for encoder in dict.fromkeys(each.encoder for each in finetunings):
         for name, protocol in PROTOCOLS.items():
@@ -110,10 +110,10 @@ def average_rows(finetunings: Sequence[Finetuning]) -> list[list[str]]:
 def pair_finetunings(
     finetunings: Sequence[Finetuning],
 ) -> dict[tuple[str, str, str], tuple[Finetuning | None, Finetuning | None]]:
-    """Return, by encoder, task and metric, the fine-tuning with its weights and from scratch.
+    """Return the pairs (pre-trained, from scratch) by (encoder, task, metric).
 
     Raises:
-        UserError: Two are of the same kind, so that one would hide the other.
+        UserError: Two fine-tunings have the same key and the same start.
     """
     found: dict[tuple[str, str, str], dict[bool, Finetuning]] = {}
     for finetuning in finetunings:
@@ -129,10 +129,10 @@ def pair_finetunings(
 
 
 def format_score(finetuning: Finetuning | None) -> str:
-    """Return the median over the seeds, and the standard deviation if there are several.
+    """Return the median over the seeds, and the standard deviation for several seeds.
 
-    Where collapsed seeds were replaced, the median with the others stands in brackets; of folders
-    that have no other median, how many were.
+    If collapsed seeds were replaced, their number follows in brackets, with the median that
+    includes the replacements if the results have one.
     """
     if finetuning is None:
         return "-"
@@ -147,7 +147,7 @@ def format_score(finetuning: Finetuning | None) -> str:
 
 
 def format_commit(commit: object) -> str:
-    """Return a commit in ten characters, and whether files differed from it."""
+    """Return the first ten characters of a commit, and the mark of uncommitted changes, if any."""
     if not commit:
         return UNKNOWN
     name, plus, changes = str(commit).partition("+")
@@ -155,14 +155,14 @@ def format_commit(commit: object) -> str:
 
 
 def facts_table(runs: Sequence[Run]) -> Table:
-    """Return what each run is and where it ran, a column for each."""
+    """Return the settings and the environment of each run, one column per run."""
     facts = [_facts(run) for run in runs]
     rows = [[name, *(column[name] for column in facts)] for name in facts[0]]
     return Table(["", *(run.name for run in runs)], rows)
 
 
 def _objective(run: Run) -> str:
-    method = run.config.get("method", {})  # runs of before there was a choice say nothing
+    method = run.config.get("method", {})  # old runs have no "objective"; they are RTD
     words = [method.get("objective", "rtd")]
     words += [
         method[key]
@@ -223,7 +223,7 @@ def _facts(run: Run) -> dict[str, str]:
 
 
 def _section_of(run: Run, name: str) -> Callable[[str], str]:
-    """Return a function that reads a setting of one section of the run's configuration."""
+    """Return a function from a field of one section of the run's configuration to its text."""
     section = run.config.get(name) or {}
 
     def read(key: str) -> str:
@@ -234,7 +234,7 @@ def _section_of(run: Run, name: str) -> Callable[[str], str]:
 
 
 def to_markdown(table: Table) -> str:
-    """Return the table in Markdown, numbers to the right."""
+    """Return the table in Markdown. Columns of numbers are aligned to the right."""
     is_number = [
         bool(table.rows) and all(row[column][:1] in "0123456789-" for row in table.rows)
         for column in range(len(table.headers))

@@ -1,1 +1,1 @@
-"""Standard output and standard error: the only place that prints."""
+"""All output to standard output and standard error."""

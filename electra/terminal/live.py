@@ -1,6 +1,6 @@
-"""What the commands show while they work, on standard error.
+"""Live displays on standard error while a command works.
 
-On a terminal it is a panel that stays in place; anywhere else it is plain lines without control
+On a terminal a display is redrawn in place. Elsewhere a display prints plain lines without control
 characters.
 """
 
@@ -34,15 +34,15 @@ RESTORER_ROWS = ("restore_loss", "restore_accuracy", "replaced_rate")
 
 
 class _Screen:
-    """A renderable kept in place on a terminal; nothing where there is none."""
+    """A renderable redrawn in place on a terminal. Without a terminal, `draw` does nothing."""
 
     def __init__(self) -> None:
         self.console = open_console(stderr=True)
-        # rich takes FORCE_COLOR for a terminal, but a log file cannot be drawn over.
+        # rich treats FORCE_COLOR as a terminal, but a log file cannot be redrawn.
         is_terminal = sys.stderr.isatty() and not self.console.is_dumb_terminal
-        # Drawn only when there is news: a thread of rich's own would take time from training.
+        # Without auto-refresh, because rich's refresh thread would take time from training.
         self.live = (
-            # A standard output that goes to a file must keep its own way there.
+            # Standard output that goes to a file must not be redirected to the terminal.
             Live(console=self.console, auto_refresh=False, redirect_stdout=sys.stdout.isatty())
             if is_terminal
             else None
@@ -54,8 +54,8 @@ class _Screen:
 
     @property
     def width(self) -> int:
-        # A terminal echoes Ctrl-C as ^C behind the picture: without room for it there, the next
-        # picture would be drawn a line too low.
+        # A terminal echoes Ctrl-C as ^C after the display. Without two free columns the echo would
+        # wrap, and the next display would be drawn one line too low.
         return min(self.console.width - 2, MAX_WIDTH)
 
     def draw(self, renderable: RenderableType) -> None:
@@ -63,7 +63,7 @@ class _Screen:
             self.live.update(Constrain(renderable, self.width), refresh=True)
 
     def stop(self) -> None:
-        """Leave the last picture standing, with the cursor below it and visible again."""
+        """Keep the last display on the screen, and show the cursor below the display."""
         if self.live:
             self.live.stop()
 
@@ -72,7 +72,7 @@ class _Screen:
 
 
 class Display:
-    """The pre-training display: a context manager that shows the records of metrics.jsonl."""
+    """The pre-training display: a context manager whose `show` takes records of metrics.jsonl."""
 
     def __init__(self, *, steps: int, title: str = "Pre-training") -> None:
         self._steps = steps
@@ -84,13 +84,13 @@ class Display:
         self._screen = _Screen()
 
     def __enter__(self) -> Self:
-        return self  # nothing to see yet: what is refused stays one line
+        return self  # the display begins with the first record, so an early error is one line
 
     def __exit__(self, *error: object) -> None:
         self._screen.stop()
 
     def show(self, record: Mapping[str, Any]) -> None:
-        """Show a record: a new picture on a terminal, a line of numbers elsewhere."""
+        """Show a record: redraw the panel on a terminal, print a line of numbers elsewhere."""
         if not self._has_begun:
             self._begin()
         if record["part"] == "compiling":
@@ -118,7 +118,7 @@ class Display:
         if not self._screen.live:
             self._screen.print_line(f"# {self._title}: {self._steps:,} steps.")
             self._screen.print_line(
-                "# Learning shows in disc loss below const, the loss of a constant prediction."
+                "# Learning: disc loss falls below const loss, that of a constant prediction."
             )
 
     def _panel(self) -> Panel:
@@ -156,7 +156,7 @@ class Display:
         return _bar(facts, step, self._steps)
 
     def _measures(self, title: str, names: Sequence[str]) -> Table:
-        """Return what one network does: on the last window, and on the last held-out evaluation."""
+        """Return one network's metrics: of the last training record, and of the last held-out."""
         table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="")
         table.add_column(Text(title, style="bold"), min_width=18)
         table.add_column(Text("train", style="dim"), justify="right", min_width=6)
@@ -174,7 +174,7 @@ class Display:
 
 
 class Progress:
-    """The progress of other long work: a context manager whose `update` tells how far it is."""
+    """The progress of other long work: a context manager whose `update` takes the amount done."""
 
     def __init__(self, description: str, *, unit: str) -> None:
         self._description = printable(description)
@@ -194,9 +194,14 @@ class Progress:
         self._screen.stop()
 
     def update(self, done: float, total: float | None, note: str = "") -> None:
-        """Tell how much is done, of how much if that is known, and what else is worth seeing.
+        """Record the progress, and show it if the last refresh is long enough ago.
 
-        Cheap enough to be called at every step: most calls show nothing.
+        Most calls show nothing, so calls at every step are cheap.
+
+        Args:
+            done: Amount done, in the unit of the progress.
+            total: Amount in total; None if unknown.
+            note: Further text to show.
         """
         self._facts = (done, total, printable(note))
         now = time.monotonic()
@@ -232,7 +237,7 @@ class Progress:
 
 
 def show_finetuning(progress: Progress, runs: int) -> Callable[[Mapping[str, Any]], None]:
-    """Return what shows the records of fine-tunings as the progress of all runs together."""
+    """Return a function that shows fine-tuning records as the joint progress of all runs."""
     scores = ""
 
     def show(record: Mapping[str, Any]) -> None:
@@ -251,7 +256,7 @@ def show_finetuning(progress: Progress, runs: int) -> Callable[[Mapping[str, Any
 
 
 def _bar(facts: Sequence[str], done: float, total: float | None) -> RenderableType:
-    """Return the facts in one line, and below them a bar as wide as there is room."""
+    """Return the facts on one line and, if the total is known, a bar of full width below."""
     line = Text(" · ".join(facts), overflow="ellipsis", no_wrap=True)
     if not total:
         return line

@@ -1,6 +1,6 @@
-"""What the commands print once: results on standard output, errors and notes on standard error.
+"""Printing of results on standard output, and of errors and notes on standard error.
 
-A result can therefore be piped while its making is watched.
+So a result can be piped while notes and progress stay on the terminal.
 """
 
 import sys
@@ -16,34 +16,34 @@ from electra.reports.tokens import Sentence, TokenView, describe
 
 
 class PipeConsole(Console):
-    """A console that raises BrokenPipeError, where rich's own ends the program with status 1."""
+    """A console that raises BrokenPipeError; rich's own console exits with status 1."""
 
     def on_broken_pipe(self) -> None:
-        """Leave the error to the caller; rich calls this while it handles one."""
+        """Raise the BrokenPipeError again. rich calls this method while handling that error."""
         raise
 
 
 def open_console(*, stderr: bool = False) -> PipeConsole:
-    """Return a console that prints text as it is."""
+    """Return a console that prints text verbatim, without markup, emoji and highlighting."""
     return PipeConsole(stderr=stderr, highlight=False, markup=False, emoji=False)
 
 
 def print_error(message: str) -> None:
-    """Print a user's mistake as one line, to standard error."""
+    """Print an error message as one line to standard error."""
     console = open_console(stderr=True)
     line = Text("error: ", "bold red").append(printable(message), "default not bold")
     console.print(line, soft_wrap=True)
 
 
 def print_note(note: str) -> None:
-    """Print something the user should know, to standard error."""
+    """Print a note as one line to standard error."""
     open_console(stderr=True).print(
         Text("note: ", "bold yellow").append(printable(note), "default not bold"), soft_wrap=True
     )
 
 
 def print_done(what: str, next_command: str = "") -> None:
-    """Print what was written and, on a line of its own to copy, the command that comes next."""
+    """Print what was written and, on a separate line for copying, the next command."""
     console = open_console()
     console.print(Text(printable(what)), soft_wrap=True)
     if next_command:
@@ -52,18 +52,18 @@ def print_done(what: str, next_command: str = "") -> None:
 
 
 def print_lines(lines: Sequence[str]) -> None:
-    """Print results as they are, for another program to read."""
+    """Print results verbatim, for another program to read."""
     sys.stdout.writelines(line + "\n" for line in lines)
     sys.stdout.flush()
 
 
 def print_step(title: str) -> None:
-    """Print the headline of a step: the command that does it, where there is one."""
+    """Print the headline of a step, usually its command line."""
     open_console().print(Text("\n").append(printable(title), "bold"), soft_wrap=True)
 
 
 def print_plan(settings: Mapping[str, object], action: str) -> None:
-    """Print what a dry run would do: every setting on a line as --set takes it, then the deed."""
+    """Print the plan of a dry run: one line per setting in the form of --set, then the action."""
     console = open_console()
     for name, value in settings.items():
         word = str(value).lower() if value is None or isinstance(value, bool) else str(value)
@@ -73,7 +73,7 @@ def print_plan(settings: Mapping[str, object], action: str) -> None:
 
 
 def print_table(rows: Sequence[Sequence[object]], headers: Sequence[str]) -> None:
-    """Print rows under headers: ruled on a terminal, plain columns elsewhere; numbers right."""
+    """Print a table: ruled on a terminal, plain columns elsewhere. Numbers are right-aligned."""
     console = open_console()
     cells = [[printable(str(cell)) for cell in row] for row in rows]
     is_number = [
@@ -102,10 +102,10 @@ def print_table(rows: Sequence[Sequence[object]], headers: Sequence[str]) -> Non
 
 
 def print_tokens(sentence: Sentence) -> None:
-    """Print a sentence as both networks see it, three lines high, in blocks as wide as the screen.
+    """Print a corrupted sentence in blocks of three lines, as wide as the screen.
 
-    Above a replaced token stands the original; below each token, the discriminator's probability
-    that it was replaced.
+    The first line has the originals of replaced tokens, the second the sentence, the third the
+    discriminator's probability that each token was replaced.
     """
     console = open_console()
     labels = ("original", "sentence", "replaced?")
@@ -133,7 +133,7 @@ def print_tokens(sentence: Sentence) -> None:
 
 
 def _token_cells(view: TokenView) -> tuple[tuple[str, str], ...]:
-    """Return a token's three cells, each with its style."""
+    """Return (text, style) for each of a token's three lines."""
     original = printable(view.original) if view.is_replaced else ""
     token = f"[{printable(view.token)}]" if view.is_replaced else printable(view.token)
     style = {"caught": "bold green", "missed": "bold red", "false alarm": "yellow"}.get(
@@ -147,5 +147,5 @@ def _column_width(view: TokenView) -> int:
 
 
 def printable(text: str) -> str:
-    """Return the text without control characters, which could turn the terminal upside down."""
+    """Return the text with control characters, which could garble the terminal, replaced."""
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
