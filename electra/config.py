@@ -685,9 +685,9 @@ class FinetuneConfig:
     over the row's tokens. Use mean for a small or briefly trained encoder, because no pre-training
     loss trains the hidden state of [CLS] directly."""
     reseeds: int = 2
-    """Number of times that a collapsed seed is repeated with another seed. The results are those of
-    the original seeds; the median with replacements is reported separately. Default in a grid:
-    0."""
+    """Maximum number of replacements of a seed whose run collapses, each with another seed. The
+    results are those of the original seeds. The median with replacements is reported separately.
+    The default in a grid is 0."""
     swap_pairs: bool = True
     """Train on every pair of MRPC and STS-B in both orders, as the released code does."""
     keep_epoch: Literal["last", "best"] = "last"
