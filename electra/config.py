@@ -1,8 +1,10 @@
-"""Every setting of every verb: frozen dataclasses.
+"""All settings of all commands: frozen dataclasses.
 
-A setting is one field of one dataclass, documented below it with its unit and source. Nothing here
-imports torch, so `--help` and `--dry-run` answer at once. "Table 6" and "Table 7" are those of the
-ELECTRA paper's appendix. How settings are read and overridden stands in settings.py.
+A setting is one field of one dataclass. The string below a field gives meaning, unit and source.
+This module does not import torch, so `--help` and `--dry-run` answer at once. settings.py reads and
+overrides settings.
+
+Table 6 and Table 7 are tables of the ELECTRA paper's appendix.
 """
 
 import dataclasses
@@ -14,11 +16,11 @@ from typing import Literal
 
 
 class UserError(ValueError):
-    """A user's mistake: one line with the value, the rule and the nearest valid choice."""
+    """Error in what the user asked for: one line with value, rule and nearest valid choice."""
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
-    """Return "; did you mean 'x'?" for the nearest choice, else the list of choices."""
+    """Return "; did you mean 'x'?" with the choice nearest to `name`, or a list of all choices."""
     choices = list(choices)
     near = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
     return f"; did you mean {near[0]!r}?" if near else f"; choose from {', '.join(choices)}"
@@ -32,16 +34,17 @@ def require(rule_holds: bool, message: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerConfig:
-    """What `electra tokenizer` trains: a WordPiece vocabulary with BERT's normalisation."""
+    """Settings of `electra tokenizer`: a WordPiece vocabulary with BERT's normalisation."""
 
     vocab_size: int = 30_522
-    """Entries, the five special tokens included. Source: BERT's uncased English vocabulary."""
+    """Entries of the vocabulary, including the five special tokens. Source: BERT's uncased English
+    vocabulary."""
     lowercase: bool = True
-    """Whether text is lower-cased before it is split."""
+    """Whether text is lower-cased before tokenisation."""
     strip_accents: bool | None = None
-    """Whether accents are removed; unset: as `lowercase`, which is what BERT does."""
+    """Whether accents are removed. Unset: the value of `lowercase`, as in BERT."""
     min_frequency: int = 2
-    """Times a pair of pieces must occur to be merged into one."""
+    """Number of occurrences from which a pair of word pieces is merged."""
 
     def __post_init__(self) -> None:
         require(self.vocab_size >= 64, f"vocab_size must be at least 64, not {self.vocab_size}")
@@ -50,19 +53,19 @@ class TokenizerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareConfig:
-    """How `electra prepare` reads text and cuts it into shards."""
+    """Settings of `electra prepare`: reading text, and writing shards."""
 
     border: Literal["blank", "line", "file"] = "blank"
-    """Where one document ends and the next begins: at a blank line, at every line, at a file's end.
-    A .jsonl or .parquet record is a document of its own in any case."""
+    """Border between two documents: a blank line, every line end, or the end of a file. A .jsonl or
+    .parquet record is always one document."""
     text_field: str = "text"
     """The field of a .jsonl record, or the column of a .parquet file, that holds the text."""
     heldout_prob: float = 0.005
-    """Share of the documents held out for evaluation, chosen by a hash of their number."""
+    """Share of the documents held out for evaluation, chosen by a hash of the document number."""
     shard_tokens: int = 1 << 26
-    """Tokens after which the next shard begins, at a document's end."""
+    """Size of a shard, tokens. A shard ends with the document that reaches this size."""
     workers: int = 0
-    """Processes that tokenise; 0: one per core this process may use. Never changes the result."""
+    """Processes that tokenise; 0: one per available core. Does not change the result."""
     seed: int = 0
     """Seed of the choice of held-out documents."""
 
@@ -76,28 +79,33 @@ class PrepareConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig:
-    """Sizes of one encoder, in Hugging Face's ElectraConfig's words. Source: Table 6."""
+    """Sizes of one encoder, named as in Hugging Face's ElectraConfig. Source: Table 6."""
 
     vocab_size: int = 30_522
-    """Entries of the vocabulary. Taken from the shards in pre-training, never set by hand."""
+    """Entries of the vocabulary. Pre-training takes the value from the shards."""
     embedding_size: int
-    """Width of the embedding block; projected to `hidden_size` where the two differ."""
+    """Width of the embeddings. A linear layer projects them to `hidden_size` if the two differ."""
     hidden_size: int
+    """Width of the hidden states."""
     num_hidden_layers: int
+    """Number of transformer layers."""
     num_attention_heads: int
+    """Attention heads per layer; must divide `hidden_size`."""
     intermediate_size: int
     """Width inside the feed-forward layer."""
     max_position_embeddings: int = 512
-    """Longest row, in tokens."""
+    """Longest row, tokens."""
     type_vocab_size: int = 2
     """Number of segments."""
     hidden_dropout_prob: float = 0.1
-    """Dropout on embeddings and on the output of attention and feed-forward."""
+    """Dropout probability of the embeddings and of the outputs of attention and feed-forward."""
     attention_probs_dropout_prob: float = 0.1
-    """Dropout on attention probabilities."""
+    """Dropout probability of the attention probabilities."""
     layer_norm_eps: float = 1e-12
+    """Added to the variance in layer norms."""
     initializer_range: float = 0.02
-    """Standard deviation of the normal that weights are drawn from, cut at two deviations."""
+    """Standard deviation of the normal distribution of initial weights, truncated at two standard
+    deviations."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -126,27 +134,28 @@ class EncoderConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorConfig:
-    """The generator's size, relative to the discriminator's. Source: section 3.2, Table 6."""
+    """Kind and size of the generator. Source: section 3.2, Table 6."""
 
     hidden_fraction: float = 0.25
-    """Width, feed-forward width and heads as a share of the discriminator's; a head is never
-    narrower than the discriminator's, so there is at least one."""
+    """Hidden size, feed-forward width and number of heads, as a share of the discriminator's. The
+    head size is the discriminator's; the generator has at least one head."""
     layers_fraction: float = 1.0
-    """Number of layers as a share of the discriminator's."""
+    """Number of layers, as a share of the discriminator's."""
     hidden_size: int = 0
-    """Width outright; 0: by `hidden_fraction`."""
+    """Hidden size; 0: computed from `hidden_fraction`."""
     num_hidden_layers: int = 0
-    """Number of layers outright; 0: by `layers_fraction`."""
+    """Number of layers; 0: computed from `layers_fraction`."""
     kind: Literal["network", "frozen", "uniform", "unigram"] = "network"
-    """network: the paper's. frozen: that of another run, which learns no more. uniform, unigram: no
-    network, but draws of any token alike, or in proportion to its frequency."""
+    """network: a trained generator, as in the paper. frozen: the generator of another run, not
+    trained further. uniform: no network, all tokens are equally likely. unigram: no network, tokens
+    are sampled in proportion to their frequency in the shards."""
     frozen_run: str = ""
-    """frozen: the run folder whose generator, or whose masked language model, it is; its size is
-    taken from there."""
+    """frozen: run folder of the generator or the masked language model. The size is taken from this
+    run."""
     temperature: float = 1.0
-    """Divides the logits before a token is drawn; above 1, draws are wilder."""
+    """Divides the logits before sampling. Values above 1 make the samples more diverse."""
     disallow_correct: bool = False
-    """Whether the original token is never drawn."""
+    """Whether the original token is excluded from sampling."""
 
     def __post_init__(self) -> None:
         for name in ("hidden_fraction", "layers_fraction"):
@@ -173,7 +182,10 @@ class GeneratorConfig:
         )
 
     def encoder(self, discriminator: EncoderConfig) -> EncoderConfig:
-        """Return the generator's sizes for this discriminator.
+        """Return the generator's sizes for a discriminator.
+
+        Raises:
+            UserError: The hidden size is not a multiple of the number of heads.
 
         Source: run_pretraining.py get_generator_config.
         """
@@ -204,44 +216,47 @@ OBJECTIVES = {
     "all_tokens_mlm": "masked_language_modelling:AllTokensMLM",
     "electric": "electric:Electric",
 }
-"""Every objective by its name, and where it stands below method/. A new one is one line here."""
+"""Module and class below method/ of each objective. A new objective is one more line here."""
 SCHEMES = {
     ("rtd", "two_stage"): "schemes:TwoStage",
     ("rtd", "adversarial"): "schemes:Adversarial",
 }
-"""What stands for an objective where the scheme is not joint."""
+"""Module and class below method/ for an objective with a scheme other than joint."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MethodConfig:
-    """What is trained, and how. Source: sections 2, 3.2 and 3.5, Table 6."""
+    """Objective and training method. Source: sections 2, 3.2 and 3.5, Table 6."""
 
     mode: Literal["paper", "reference"] = "paper"
-    """Whose details: the paper's, or those of the released code, quirks included: positions drawn
-    with replacement, 85/15, Adam without bias correction, decay during warm-up, Glorot where no
-    initialiser was named. docs/DEVIATIONS.md has them one by one."""
+    """paper: as the paper says. reference: as the released code does: masked positions are drawn
+    with replacement, 85/15, Adam without bias correction, decay during warm-up, Glorot
+    initialisation where the code names no initialiser. docs/DEVIATIONS.md lists all differences."""
     objective: str = "rtd"
-    """rtd: replaced token detection. rtd_masked_only: its loss over the masked positions only
-    ("ELECTRA 15%"). mlm: masked language modelling. replace_mlm: with the generator's draws instead
-    of [MASK]. all_tokens_mlm: likewise, predicting every token, with a copy mechanism.
-    electric: an energy-based cloze model, whose encoder scores sentences (`electra score`)."""
+    """rtd: replaced token detection. rtd_masked_only: RTD with the discriminator's loss over the
+    masked positions only ("ELECTRA 15%"). mlm: masked language modelling. replace_mlm: MLM with
+    tokens sampled from a generator instead of [MASK]. all_tokens_mlm: replace_mlm that predicts
+    every token, with a copy mechanism. electric: an energy-based cloze model, whose encoder scores
+    sentences (`electra score`)."""
     scheme: Literal["joint", "two_stage", "adversarial"] = "joint"
-    """How generator and discriminator of rtd are trained: together; one after the other; or the
-    generator, by policy gradient, against the discriminator."""
+    """rtd: how generator and discriminator are trained. joint: together. two_stage: first the
+    generator, then the discriminator. adversarial: the generator maximises the discriminator's
+    loss, by policy gradient."""
     generator_steps: int = 0
-    """two_stage: steps in which the generator is trained alone. Learning rates warm up anew for the
-    discriminator. Unset: half of all steps."""
+    """two_stage: steps of the first stage, which trains the generator. The learning rate warms up
+    again in the second stage. 0: half of all steps."""
     sharing: Literal["none", "embeddings", "all"] = "embeddings"
-    """What the two networks share: nothing; the embedding block (tokens, positions, segments, layer
-    norm); or all of the encoder, which must then be equally large."""
+    """Parameters that the two networks share. embeddings: the embedding block (tokens, positions,
+    segments, layer norm). all: the whole encoder; both networks must have the same sizes."""
     mask_prob: float = 0.15
-    """Share of a row's real tokens that the generator predicts; 0.25 for Large."""
+    """Share of a row's real tokens that are masked. Source: 0.15 for Small and Base, 0.25 for Large
+    (Table 6)."""
     mask_unit: Literal["token", "whole_word", "span"] = "token"
-    """What is masked as a whole: tokens; words; spans of 3.8 words on average (SpanBERT)."""
+    """Unit of masking: single tokens, whole words, or spans of 3.8 words on average (SpanBERT)."""
     shown_at_mask: Literal["auto", "mask", "80/10/10", "85/15"] = "auto"
-    """What a masked position shows: [MASK]; BERT's 80% [MASK], 10% a random token, 10% the
-    original; or the released ELECTRA code's 85% [MASK], 15% the original. auto: [MASK], and 85/15
-    in reference mode."""
+    """Input at the masked positions. mask: [MASK]. 80/10/10: as in BERT, 80% [MASK], 10% a random
+    token, 10% the original token. 85/15: as in the released code, 85% [MASK], 15% the original
+    token. auto: mask in paper mode, 85/15 in reference mode."""
     disc_weight: float = 50.0
     """Lambda, the weight of the discriminator's loss."""
 
@@ -285,18 +300,19 @@ class MethodConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ExamplesConfig:
-    """How rows are cut from the shards. Source: build_pretraining_dataset.py."""
+    """Settings of the rows that are read from the shards. Source: build_pretraining_dataset.py."""
 
     sequence_length: int = 128
-    """Tokens in a row, [CLS] and [SEP] included."""
+    """Row length, tokens, including [CLS] and [SEP]."""
     single_segment_prob: float = 0.1
     """Share of rows with one segment instead of two."""
     short_prob: float = 0.05
-    """Share of rows whose length is drawn from [5, sequence_length] instead of being full."""
+    """Share of rows whose length is drawn uniformly from [5, sequence_length]. All other rows are
+    full."""
     attend: Literal["row", "document"] = "row"
-    """What a token attends to: its row; or its own document in it, as if the others were not there.
-    Worth trying where documents are short beside the row and have nothing to do with one another;
-    it saves no time, and on a GPU costs the attention kernel that works without a mask."""
+    """Range of attention. row: all tokens of the row. document: the tokens of the same document in
+    the row. Consider document if documents are short and unrelated. It saves no time, and on a GPU
+    it rules out the attention kernel without a mask, which is faster."""
 
     def __post_init__(self) -> None:
         require(
@@ -312,18 +328,21 @@ class OptimizerConfig:
     """AdamW, warm-up and linear decay. Source: section 3.1, Table 6, optimization.py."""
 
     learning_rate: float = 5e-4
-    """Peak."""
+    """Peak learning rate."""
     warmup_steps: int = 10_000
-    """Steps in which the rate climbs from 0 to its peak; it then falls linearly to 0 at the end.
-    Where it is not set, and the run or a stage of it is so short that the preset's would be more
-    than a tenth of it, it is a tenth."""
+    """Steps of linear warm-up from 0 to the peak. Linear decay to 0 follows, until the last step.
+    If the setting is not given, and the preset's value exceeds a tenth of the run or of its shorter
+    stage, the value is this tenth."""
     weight_decay: float = 0.01
-    """Decoupled, times the learning rate; none on biases and layer norms."""
+    """Decoupled weight decay, multiplied by the learning rate. Biases and layer norms have none."""
     adam_beta1: float = 0.9
+    """Decay of Adam's first moment per step."""
     adam_beta2: float = 0.999
+    """Decay of Adam's second moment per step."""
     adam_epsilon: float = 1e-6
+    """Added to the denominator of Adam's update."""
     max_grad_norm: float = 1.0
-    """Clip of the global gradient norm of both networks together; inf: none."""
+    """Maximum global norm of the gradient of both networks; inf: no clipping."""
 
     def __post_init__(self) -> None:
         for name in ("learning_rate", "adam_epsilon"):
@@ -345,52 +364,51 @@ class OptimizerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """Length, rhythm and machine of a pre-training run."""
+    """Length, batches, logging, checkpoints and hardware of a pre-training run."""
 
     steps: int
     """Optimizer steps."""
     batch_size: int
     """Rows per optimizer step."""
     accumulation: int = 1
-    """Pieces in which a step's rows are computed, one after the other, where they do not fit into
-    memory together. The step is the same but for rounding and dropout."""
+    """Micro-batches per optimizer step (gradient accumulation). Use more than 1 if the rows of a
+    step do not fit into memory. The step is the same except for rounding and dropout."""
     recompute_activations: bool = False
-    """Whether a layer keeps only its input and computes the rest again on the way back (activation
-    checkpointing): the same step in less memory, for a sixth to a third more time."""
+    """Activation checkpointing: each layer saves only its input, and recomputes its activations in
+    the backward pass. Saves memory, and takes a sixth to a third more time."""
     seed: int = 0
-    """Seed of weights, order, positions, draws and dropout."""
+    """Seed of initial weights, row order, masked positions, sampled tokens and dropout."""
     initial_weights: Literal["bert", "neighbours"] = "bert"
-    """bert: the paper's. neighbours: the first layer begins by looking at the tokens beside and the
-    generator with each token's frequency, which a short run then need not find out first."""
+    """bert: as in the paper. neighbours: the first layer starts with attention to adjacent tokens,
+    and output biases start at the log token frequencies. Meant for short runs."""
     log_every: int = 50
     """Steps between two records of metrics.jsonl."""
     evaluate_every: int = 10_000
-    """Steps between two evaluations on the held-out part; one always follows the last step."""
+    """Steps between two evaluations on held-out rows. The last step is always evaluated."""
     evaluate_rows: int = 1024
-    """Held-out rows evaluated, or all there are if fewer; 0: no evaluation."""
+    """Held-out rows of an evaluation, at most; 0: no evaluation."""
     save_every: int = 10_000
-    """Steps between two checkpoints; one always follows the last step."""
+    """Steps between two checkpoints. The last step always writes a checkpoint."""
     keep_checkpoints: int = 2
-    """Newest checkpoints kept."""
+    """Number of checkpoints to keep; older checkpoints are removed."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Dtype of activations and matrix products; parameters are float32. auto: bfloat16 where the
-    hardware multiplies it natively."""
+    """Dtype of activations and matrix products; parameters are float32. auto: bfloat16 if the
+    hardware multiplies bfloat16 natively, else float32."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to train. auto: a CUDA device if there is one."""
+    """Device to train on. auto: cuda if a CUDA device is available, else cpu."""
     threads: int = 0
-    """CPU threads; 0: one for each core this process may use."""
+    """CPU threads; 0: one per available core."""
     check_memory: bool = True
-    """Whether a run is refused whose steps, by an estimate, do not fit into the memory that is
-    free."""
+    """Whether to refuse a run if the estimated memory of a step exceeds the free memory."""
     compile: Literal["auto", "yes", "no"] = "auto"
-    """Whether losses and gradients run through torch.compile. auto: on a CUDA device, if it has a
-    working compiler. The first steps then take a minute or two."""
+    """Whether the objective runs through torch.compile. auto: on a CUDA device with a working
+    compiler. Compilation makes the first steps take a minute or two."""
     cuda_graph: bool = True
-    """Whether, on a CUDA device, steps are captured once and replayed whole."""
+    """Whether the step is captured as a CUDA graph and replayed, on a CUDA device."""
     layers: Literal["auto", "plain", "fused"] = "auto"
-    """plain: layers written as the paper's figures read, which hooks and adapters can be put into.
-    fused: the same layers with forward and backward written out, faster on a CPU and for nothing
-    else. auto: fused on a CPU unless the step is compiled, else plain."""
+    """plain: layers of ordinary modules, which support hooks and adapters. fused: the same layers,
+    as one autograd function with a written-out forward and backward pass, for a CPU without
+    torch.compile. auto: fused on a CPU without torch.compile, else plain."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "log_every", "evaluate_every", "save_every"):
@@ -410,16 +428,16 @@ class TrainConfig:
 
     @property
     def micro_batch_size(self) -> int:
-        """Rows that are computed at a time; the last piece of a step may have fewer."""
+        """Rows per micro-batch; the last micro-batch of a step may have fewer."""
         return -(-self.batch_size // self.accumulation)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainConfig:
-    """Everything `electra pretrain` can be told."""
+    """All settings of `electra pretrain`."""
 
     model: EncoderConfig
-    """The discriminator."""
+    """Sizes of the encoder that pre-training returns: in RTD, the discriminator."""
     generator: GeneratorConfig = field(default_factory=GeneratorConfig)
     method: MethodConfig = field(default_factory=MethodConfig)
     examples: ExamplesConfig = field(default_factory=ExamplesConfig)
@@ -472,21 +490,25 @@ class PretrainConfig:
 
     @property
     def second_stage(self) -> int:
-        """Step at which two_stage turns to the discriminator; 0 for other schemes."""
+        """First step of the second stage of two_stage; 0 for other schemes."""
         if self.method.scheme != "two_stage":
             return 0
         return self.method.generator_steps or self.train.steps // 2
 
     @property
     def shortest_schedule(self) -> int:
-        """Steps of the learning rate's schedule; of two stages, the steps of the shorter one."""
+        """Steps of the learning rate schedule; with two stages, the steps of the shorter stage."""
         return min(self.second_stage or self.train.steps, self.train.steps - self.second_stage)
 
 
 def require_schedule(config: PretrainConfig) -> None:
-    """Refuse a run that would never reach its learning rate.
+    """Refuse a run whose warm-up is as long as its schedule.
 
-    Not among the config's own checks: finished runs without this rule stay readable.
+    This rule is not part of PretrainConfig, because finished runs that break the rule must stay
+    readable.
+
+    Raises:
+        UserError: optimizer.warmup_steps is not less than the steps of the schedule.
     """
     warmup_steps, steps = config.optimizer.warmup_steps, config.shortest_schedule
     schedule = "steps of the shorter stage" if config.second_stage else "train.steps"
@@ -502,39 +524,44 @@ OWN_METRICS = {
     "regression": ("spearman", "pearson"),
     "choice": ("accuracy",),
 }
-"""What is reported of each kind of task of the user's own; the first is the headline if unset."""
+"""Metrics of each kind of the user's own task. The first is the default headline metric."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnTaskConfig:
-    """What a task of the user's own is, and what of it stands where in the tables of its folder.
+    """Settings of the user's own task: kind, files, columns and headline metric.
 
-    Given as `--task own --set own.field=value`, or as `--task FILE.toml`, a file of these fields.
+    The settings are given as `--task own --set own.field=value`, or as `--task FILE.toml`, a file
+    of these fields.
     """
 
     name: str = "own"
-    """What the task is called in results and tables."""
+    """Name of the task in results and tables."""
     kind: Literal["classification", "regression", "choice"] = "classification"
-    """Of a text or a pair: which of several names, or which number; choice: which of several texts
-    goes with a text."""
+    """classification: a text or a pair of texts has one of several labels. regression: a text or a
+    pair of texts has a number. choice: one of several texts goes with a text."""
     text: str | None = None
-    """Column of the text. Unset: text, sentence, text_a or sentence1, whichever train has first."""
+    """Column of the text. Unset: the first of text, sentence, text_a and sentence1 that train
+    has."""
     text_b: str | None = None
-    """Column of the second text of a pair. Unset: text_b or sentence2 if train has one, but none if
-    `text` is set."""
+    """Column of the second text of a pair. Unset: text_b or sentence2 if train has the column and
+    `text` is unset, else no second text."""
     choices: str | None = None
-    """choice: the columns of the choices, with commas between; a single one holds lists of them."""
+    """choice: columns of the choices, separated by commas. A single column holds lists of
+    choices."""
     label: str = "label"
-    """Column of the label; a test file may lack it. choice: the right one's number, from 0."""
+    """Column of the label; may be missing in the test file. choice: number of the correct choice,
+    from 0."""
     train: str | None = None
-    """File, in the data folder or anywhere. Unset: train.tsv, .csv, .jsonl or .parquet, compressed
-    or not."""
+    """Training file; a relative path is in the data folder. Unset: train.tsv, .csv, .jsonl or
+    .parquet, compressed or not."""
     dev: str | None = None
-    """Likewise; unset: named dev, validation, valid or val."""
+    """Dev file, as `train`. Unset: the file named dev, validation, valid or val."""
     test: str | None = None
-    """Likewise; unset: named test, if there is one."""
+    """Test file, as `train`. Unset: the file named test, if there is one."""
     metric: Literal["accuracy", "f1", "mcc", "spearman", "pearson"] | None = None
-    """The headline metric; unset: the first of the kind's (OWN_METRICS), which are all reported."""
+    """Headline metric. Unset: the first metric of the kind in OWN_METRICS. All metrics of the kind
+    are reported."""
 
     def __post_init__(self) -> None:
         is_choice = self.kind == "choice"
@@ -560,28 +587,29 @@ class OwnTaskConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SquadConfig:
-    """What `electra finetune --task squad-1.1` and squad-2.0 find where, and how they answer."""
+    """Files and head of `electra finetune --task squad-1.1` and `--task squad-2.0`."""
 
     train: str = ""
-    """Files in the data folder, with commas between, .json (SQuAD) or .jsonl (MRQA), compressed or
-    not. Unset: the one whose name begins with train."""
+    """Training files in the data folder, separated by commas: .json (SQuAD) or .jsonl (MRQA),
+    compressed or not. Unset: the file whose name begins with train."""
     dev: str = ""
-    """Likewise."""
+    """Dev files, as `train`. Unset: the file whose name begins with dev."""
     test: str = ""
-    """Likewise; there need be none."""
+    """Test files, as `train`; optional. Unset: the file whose name begins with test."""
     head: Literal["beam", "plain"] = "beam"
-    """beam: the paper's, the end judged given the start and "no answer" by a classifier; plain: two
-    logits a position, as BERT and as transformers' ElectraForQuestionAnswering reads it."""
+    """beam: as in the paper; predicts the end given the start, and "no answer" by a classifier.
+    plain: start and end logits at each position, as in BERT and in transformers'
+    ElectraForQuestionAnswering."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaggingConfig:
-    """Where `electra finetune --task tagging` finds words and tags in files of columns."""
+    """Columns of the files of `electra finetune --task tagging`."""
 
     word_column: int = 1
-    """Column of the word, from 1."""
+    """Number of the word's column, from 1."""
     tag_column: int = 0
-    """Column of the tag, from 1; 0: the last."""
+    """Number of the tag's column, from 1; 0: the last column."""
 
     def __post_init__(self) -> None:
         require(self.word_column >= 1, f"word_column must be >= 1, not {self.word_column}")
@@ -590,19 +618,21 @@ class TaggingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class FeaturesConfig:
-    """An encoder that is read instead of fine-tuned: its states go into BiLSTMs, which learn.
+    """Feature-based training: BiLSTMs are trained on the hidden states of a frozen encoder.
 
-    Source: BERT's feature-based approach (section 5.3 of its paper), whose best has `layers` 4.
+    Source: BERT's feature-based approach (Devlin et al. 2019, section 5.3), which works best with
+    `layers` 4.
     """
 
     layers: int = 0
-    """Layers whose states are read, from the top down; 0: the encoder is fine-tuned."""
+    """Number of top layers whose hidden states are features; 0: the encoder is fine-tuned."""
     combine: Literal["concat", "sum"] = "concat"
-    """concat: the layers' states side by side; sum: ELMo's learnt weighted sum of them."""
+    """concat: the layers' hidden states are concatenated. sum: learnt weighted sum of the layers'
+    hidden states, as in ELMo."""
     lstm_size: int = 0
-    """Units of a BiLSTM in each direction; 0: the encoder's hidden size, as BERT's 768 are."""
+    """Units of a BiLSTM per direction; 0: the encoder's hidden size, as in BERT (768)."""
     lstm_layers: int = 2
-    """BiLSTMs, each on the one before it."""
+    """Number of stacked BiLSTMs."""
 
     def __post_init__(self) -> None:
         for name, least in (("layers", 0), ("lstm_size", 0), ("lstm_layers", 1)):
@@ -619,46 +649,51 @@ class FeaturesConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneConfig:
-    """Everything `electra finetune` can be told. Source: Table 7; sizes: FINETUNE_PRESETS."""
+    """All settings of `electra finetune`. Source: Table 7; FINETUNE_PRESETS has the presets."""
 
     learning_rate: float = 3e-4
-    """Peak, of the head; layers below it learn at less."""
+    """Peak learning rate of the head; lower layers have lower rates."""
     layer_lr_decay: float = 0.8
-    """Each layer learns at this multiple of the rate of the layer above it."""
+    """Learning rate of a layer divided by the learning rate of the layer above."""
     warmup_fraction: float = 0.1
-    """Share of the steps in which the rate climbs from 0; it then falls linearly to 0."""
+    """Share of the steps with linear warm-up from 0. Linear decay to 0 follows."""
     weight_decay: float = 0.0
-    """Decoupled, times the learning rate. Table 7 has 0, the released code 0.01."""
+    """Decoupled weight decay, multiplied by the learning rate. Source: Table 7 has 0, the released
+    code 0.01."""
     max_grad_norm: float = 1.0
-    """Clip of the global norm of the gradient; inf: none."""
+    """Maximum global norm of the gradient; inf: no clipping."""
     mode: Literal["paper", "reference"] = "paper"
-    """reference: as the released code has it, the loss is the batch's sum instead of its mean, Adam
-    has no bias correction, decay runs during warm-up, and every layer's rate is scaled once more
-    (the top one's is layer_lr_decay squared). Its weight_decay is 0.01."""
+    """reference: as in the released code, the loss is the sum over the batch instead of the mean,
+    Adam has no bias correction, decay runs during warm-up, and each layer's learning rate is scaled
+    once more (the top layer's by layer_lr_decay squared). The released code's weight_decay is 0.01.
+    """
     batch_size: int = 32
     """Examples per optimizer step."""
     train_examples: int = 0
-    """Examples of train to use, drawn at random, the same ones for every seed; 0: all."""
+    """Number of training examples to use, drawn at random, the same for every seed; 0: all."""
     epochs: int = 0
-    """Passes over train. 0: the task's, which is 3, for SQuAD 2, for GLUE's RTE and STS-B 10."""
+    """Passes over train. 0: the task's default, which is 10 for GLUE's RTE and STS-B, 2 for SQuAD,
+    and 3 for all other tasks."""
     sequence_length: int = 0
-    """Longest row in tokens, special ones included; longer texts are cut at their end, those of
-    SQuAD and tagging into several rows. 0: 128, for tagging 256, for SQuAD 512, or what the encoder
-    was pre-trained on if that is shorter."""
+    """Longest row, tokens, including special tokens. Longer texts are truncated; in SQuAD and
+    tagging they are split into several rows. 0: 512 for SQuAD, 256 for tagging, 128 for all other
+    tasks, and at most the row length of the pre-training."""
     dropout_prob: float = 0.1
-    """Dropout in the encoder and before the classifier, whatever pre-training used."""
+    """Dropout probability in the encoder and before the classifier. Replaces the pre-training's."""
     pooling: Literal["cls", "mean"] = "cls"
-    """The state the classifier reads: that of [CLS], as in the paper, or the mean over the row's
-    tokens, which a small or short-trained encoder needs, since nothing has taught its [CLS]."""
+    """Hidden state that the classifier reads. cls: that of [CLS], as in the paper. mean: the mean
+    over the row's tokens. Use mean for a small or briefly trained encoder, because no pre-training
+    loss trains the hidden state of [CLS] directly."""
     reseeds: int = 2
-    """How often a seed whose run collapses is repeated as another. Results are those of the seeds
-    as drawn; beside them stands the median with the others in place of the collapsed. Of a grid the
-    default is 0."""
+    """Maximum number of replacements of a seed whose run collapses, each with another seed. The
+    results are those of the original seeds. The median with replacements is reported separately.
+    The default in a grid is 0."""
     swap_pairs: bool = True
     """Train on every pair of MRPC and STS-B in both orders, as the released code does."""
     keep_epoch: Literal["last", "best"] = "last"
-    """Whose weights and scores count. "best" chooses by the headline metric on dev, so that the
-    dev score is no longer that of unseen examples; results say which."""
+    """Epoch whose weights and scores are kept. best: the epoch with the best headline metric on
+    dev. The dev score is then no longer a score on unseen examples. The results say whether last or
+    best was used."""
     own: OwnTaskConfig = field(default_factory=OwnTaskConfig)
     squad: SquadConfig = field(default_factory=SquadConfig)
     tagging: TaggingConfig = field(default_factory=TaggingConfig)
@@ -703,24 +738,24 @@ class FinetuneConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class QuickstartConfig:
-    """The recipe of `electra quickstart`: every step's settings, sized for five minutes."""
+    """Settings of all steps of `electra quickstart`, sized for five minutes."""
 
     tokenizer: TokenizerConfig
     prepare: PrepareConfig
     pretrain: PretrainConfig
     finetune: FinetuneConfig
     pretrain_seconds: int = 180
-    """Pre-training takes about this long: as many steps as this machine does in the time, but never
-    more than `pretrain.train.steps`."""
+    """Time for pre-training, seconds. The number of steps is what this machine computes in the
+    time, at most `pretrain.train.steps`."""
     num_packages: int = 8
-    """Packages among which the question "which one does this text come from?" chooses."""
+    """Number of classes: the task is to name the Python package that a text comes from."""
     num_labelled: int = 160
-    """Labelled texts to fine-tune on: twenty for each package. Labels are few where they cost
-    somebody's time, and there pre-training counts most."""
+    """Labelled texts for fine-tuning, twenty per package. Few labels, because labels are expensive,
+    and pre-training helps most if labels are few."""
     num_asked: int = 1000
-    """Texts asked about."""
+    """Texts in the dev set."""
     seeds: int = 5
-    """Fine-tunings, with and without pre-training; their median counts."""
+    """Fine-tunings with and without pre-training each; the median is reported."""
 
     def __post_init__(self) -> None:
         for name, least in (

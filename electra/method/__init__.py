@@ -1,1 +1,1 @@
-"""The paper: original tokens in, losses out. Knows nothing of files, devices or loops."""
+"""The paper's method: from original tokens to losses, without files, devices or loops."""

@@ -1,21 +1,22 @@
 """Electric: an energy-based cloze model, trained by noise-contrastive estimation.
 
-    q(. | x_-t)      noise: two towers, one reading up to t - 1, one from t + 1 on   generator
-    x_noised         x with draws from q at m                                        corrupt
+    q(. | x_-t)      noise: one tower reads up to t - 1, the other from t + 1 on     generator
+    x_noised         x with tokens sampled from q at m                               replace
     E(x)_t           energy: p(x_t | x_-t) is proportional to exp(-E(x)_t)           energy
     loss             NLL of q over all tokens + lambda NCE                           loss
 
-Every token of x_noised is judged: noise or not? With k of n tokens noised, and p read off as
-exp(-E), the probability of noise is k q / (k q + (n - k) exp(-E)), so its logit is
-E + log q + log(k / (n - k)). A draw that equals the original counts as noise. Special tokens, for
-which q says nothing, are not judged; the released code judges them, too. k / n is mask_prob, as
-there. After training -sum_t E(x)_t scores a sentence (score.py).
+Every token of x_noised is classified as noise or text. If k of n tokens are noise and
+p = exp(-E), the probability of noise is k q / (k q + (n - k) exp(-E)), so the logit is
+E + log q + log(k / (n - k)). A sampled token that equals the original counts as noise. k / n is
+mask_prob, as in the released code. Special tokens are not classified, because q gives them no
+probability; the released code does classify them. After training, -sum_t E(x)_t scores a sentence
+(score.py).
 
-Source: Clark et al. 2020, "Pre-Training Transformers as Energy-Based Cloze Models"; run_pretraining
-.py.
+Source: Clark et al. 2020, "Pre-Training Transformers as Energy-Based Cloze Models";
+run_pretraining.py.
 
-Shape suffixes: B rows, L positions, S slots for chosen positions in a row, M positions of all rows
-together, E embedding size.
+Shape suffixes: B rows, L positions, S slots for masked positions in a row, M positions of all rows,
+E embedding size.
 """
 
 import math
@@ -36,14 +37,14 @@ from electra.model.softmax import log_likelihood, loss_and_sample
 
 
 class Electric(Objective):
-    """Noise and energy, trained together.
+    """The Electric objective: noise distribution and energy model, trained jointly.
 
     Args:
-        generator: The noise q.
-        discriminator: The encoder one keeps.
-        discriminator_head: From its states to energies.
-        masking: Chooses the positions that are noised.
-        disc_weight: Lambda.
+        generator: The noise distribution q.
+        discriminator: The encoder that pre-training returns.
+        discriminator_head: Maps hidden states to energies.
+        masking: Chooses the positions that receive noise.
+        disc_weight: Lambda, the weight of the NCE loss.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Electric(Objective):
         disc_weight: float,
     ):
         super().__init__()
-        # First, so that the shared embedding block is saved under its name.
+        # Registered first: checkpoints save the shared embedding block under the first name.
         self.discriminator = discriminator
         self.discriminator_head = discriminator_head
         self.generator = generator
@@ -65,15 +66,15 @@ class Electric(Objective):
 
     @property
     def kept(self) -> Encoder:
-        """The discriminator."""
+        """The discriminator's encoder, which pre-training returns."""
         return self.discriminator
 
     @classmethod
     def build(cls, parts: Parts) -> Self:
-        """Return it with networks of the configured sizes.
+        """Return the objective with networks of the configured sizes.
 
         Raises:
-            UserError: The settings are of a generator that is not the two towers.
+            UserError: The settings ask for a generator other than the two towers.
         """
         generator, sharing = parts.config.generator, parts.config.method.sharing
         is_plain = generator.kind == "network" and generator.temperature == 1
@@ -94,7 +95,7 @@ class Electric(Objective):
 
     @property
     def networks(self) -> dict[str, Network]:
-        """The two towers of the noise, and the discriminator, which gives energies."""
+        """The noise distribution (two encoders) and the discriminator, which predicts energies."""
         noise, head = self.generator, self.discriminator_head
         return {
             "generator": Network((noise.before, noise.after), noise.head, "tokens", "all"),
@@ -103,18 +104,18 @@ class Electric(Objective):
 
     @torch.no_grad()
     def set_constant_predictions(self, frequencies_V: Tensor) -> None:
-        """Set the softmax's bias, and the energies': the mean of -log of a token's probability."""
+        """Set the softmax bias, and the energy bias to the unigram entropy, nats."""
         super().set_constant_predictions(frequencies_V)
         probs_V = frequencies_V / frequencies_V.sum()
         entropy = -(probs_V * probs_V.log()).sum().item()
         self.discriminator_head.dense_prediction.bias.fill_(entropy)
 
     def energy(self, batch: Batch) -> Tensor:
-        """Return E(x)_t (B, L); meaningless at padding and special tokens."""
+        """Return the energies E(x)_t (B, L), nats; undefined at padding and special tokens."""
         return self.discriminator_head(self.discriminator(*batch))
 
     def forward(self, batch: Batch, draw: Draw, counts: Counts) -> Output:
-        """Draw noise and tell it from the text."""
+        """Sample noise, classify every token as noise or text, and return losses and measures."""
         input_ids_BL, maskable_BL = batch.input_ids_BL, self.masking.find_maskable(batch)
         features_BLE = self.generator(batch)
         log_q_M, _ = log_likelihood(

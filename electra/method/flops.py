@@ -1,10 +1,13 @@
-"""What pre-training costs in floating-point operations: the true count, and the paper's.
+"""Floating-point operations of pre-training: the true count and the paper's count.
 
-The true count is that of the matrix products a step needs: a multiply-add is two operations, the
-backward pass costs twice the forward pass, a look-up costs nothing. The paper's follows the script
-of the released code, which also counts additions, norms and dropout, takes a look-up for a product
-with a one-hot matrix (40% of all it counts for Small), and lets backward cost as much as forward.
-Both end within a third of one another; comparisons "at equal compute" use the true one.
+The true count covers the matrix products of a step. A multiply-add is two operations, the backward
+pass costs twice the forward pass, and an embedding look-up costs nothing.
+
+The paper's count follows the script of the released code. The script also counts additions, norms
+and dropout, counts an embedding look-up as a product with a one-hot matrix (40% of the total for
+Small), and lets the backward pass cost as much as the forward pass.
+
+The two counts differ by at most a third. Comparisons at equal compute use the true count.
 
 Source: section 3.1 and flops_computation.py.
 """
@@ -16,9 +19,9 @@ from electra.method.objective import Objective
 
 FORWARD_AND_BACKWARD = 3
 DROPOUT, NORM, ACTIVATION, SOFTMAX = 4, 5, 8, 5
-"""The script's operations for each element."""
+"""Operations per element. Source: flops_computation.py."""
 OUTPUT_FRACTION = 0.15625
-"""The script's share of positions that are predicted: 20 of 128."""
+"""Share of masked positions: 20 of 128. Source: flops_computation.py."""
 
 
 class Part(NamedTuple):
@@ -26,20 +29,24 @@ class Part(NamedTuple):
 
     name: str
     forward: float
-    """Operations for each token of the rows, forward pass."""
+    """Operations of the forward pass per token of the rows."""
     passes: float
-    """Forward passes that it costs in all: 3 if trained, 1 if only run."""
+    """Cost of a step in forward passes: 3 if the part is trained, 1 if it only runs."""
 
     @property
     def train(self) -> float:
-        """Operations for each token of a training step."""
+        """Operations of a training step per token."""
         return self.forward * self.passes
 
 
 def count_parts(objective: Objective, length: int) -> list[Part]:
-    """Return the true count of an objective's networks for rows of this length, part by part.
+    """Return the true count of an objective's networks, one entry per part of a network.
 
-    Padding counts as tokens do. A gradient that is recomputed to save memory is counted once.
+    Padding is counted like tokens. Activations that are recomputed to save memory are counted once.
+
+    Args:
+        objective: The networks.
+        length: Row length, tokens.
     """
     chosen = max(1, round(objective.masking.config.mask_prob * length)) / length
     parts = []
@@ -56,12 +63,12 @@ def count_parts(objective: Objective, length: int) -> list[Part]:
 
 
 def count_true(objective: Objective, length: int) -> float:
-    """Return the true count for each token of a training step, the mean over all steps."""
+    """Return the true count per token of a training step, averaged over all steps."""
     return sum(part.train for part in count_parts(objective, length))
 
 
 def count_run(objective: Objective, config: PretrainConfig) -> dict[str, float]:
-    """Return what a whole run costs, by either count."""
+    """Return the operations of a whole run: "true" and "paper"."""
     train, length = config.train, config.examples.sequence_length
     true = count_true(objective, length) * train.steps * train.batch_size * length
     return {"true": true, "paper": count_as_the_paper(objective, config)}
@@ -78,7 +85,7 @@ def count_as_the_paper(objective: Objective, config: PretrainConfig) -> float:
                 config.train.batch_size,
                 config.train.steps * network.run,
                 judges=network.predicts != "tokens",
-                # Two towers stand under one softmax.
+                # The two towers share one softmax, which is counted once.
                 predicted=(OUTPUT_FRACTION if network.at == "chosen" else 1.0)
                 / len(network.encoders),
             )
@@ -96,17 +103,19 @@ def count_training(
     attention_size: int = 0,
     is_decoder: bool = False,
 ) -> float:
-    """Return the script's count of training one transformer.
+    """Return the paper's count for training one transformer.
 
     Args:
-        sizes: Its sizes.
-        length: Positions of a row.
-        batch_size: Rows of a step.
-        steps: Steps.
-        judges: A discriminator's head instead of a softmax.
+        sizes: Sizes of the transformer.
+        length: Row length, tokens.
+        batch_size: Rows per step.
+        steps: Number of steps.
+        judges: Whether the head is a discriminator head instead of a softmax.
         predicted: Share of the positions at which the softmax predicts.
-        attention_size: Width of all heads together; 0: the hidden size.
-        is_decoder: Whether there is attention to an encoder, too.
+        attention_size: Width of all attention heads together; 0: the hidden size.
+        is_decoder: Whether each layer also attends to an encoder.
+
+    Source: flops_computation.py TransformerHparams.
     """
     h, i, e, s = sizes.hidden_size, sizes.intermediate_size, sizes.embedding_size, length
     heads, v, k = sizes.num_attention_heads, sizes.vocab_size, attention_size or h

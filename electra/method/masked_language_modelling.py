@@ -1,12 +1,13 @@
-"""MLM, and the two objectives between it and RTD. Source: section 3.5 and appendix.
+"""Masked language modelling (MLM), and the two objectives between MLM and RTD.
 
-                        input             predicts           trained beside
+                        input             predicts           trained jointly with
     MLM                 [MASK] at m       x at m             -
-    Replace MLM         x_hat at m        x at m             a generator, as RTD's
-    All-Tokens MLM      x_hat at m        x everywhere       a generator, as RTD's
+    Replace MLM         x_hat at m        x at m             a generator, as in RTD
+    All-Tokens MLM      x_hat at m        x everywhere       a generator, as in RTD
 
-Shape suffixes: B rows, L positions, S slots for chosen positions in a row, M positions of all rows
-together.
+Source: section 3.5 and appendix.
+
+Shape suffixes: B rows, L positions, S slots for masked positions in a row, M positions of all rows.
 """
 
 from typing import Literal, Self
@@ -25,7 +26,7 @@ from electra.model.softmax import log_likelihood
 
 
 class MaskedLanguageModelling(Objective):
-    """BERT without next-sentence prediction; what stands at m is `method.shown_at_mask`."""
+    """BERT's MLM without next-sentence prediction; `method.shown_at_mask` sets the input at m."""
 
     in_released_code = True
 
@@ -42,32 +43,32 @@ class MaskedLanguageModelling(Objective):
 
     @property
     def networks(self) -> dict[str, Network]:
-        """The one network."""
+        """The encoder, which predicts tokens at the masked positions."""
         return {"encoder": Network((self.mlm.encoder,), self.mlm.head, "tokens", "chosen")}
 
     @classmethod
     def build(cls, parts: Parts) -> Self:
-        """Return it with networks of the configured sizes."""
+        """Return the objective with networks of the configured sizes."""
         return cls(mlm=parts.masked_lm(), masking=parts.masking())
 
     def forward(self, batch: Batch, draw: Draw, counts: Counts) -> Output:
-        """Predict the original tokens at the chosen positions."""
+        """Return the loss of predicting the original tokens at the masked positions."""
         prediction, means = predict_masked(self.mlm, self.masking, batch, draw, counts)
         return Output(prediction.loss, means)
 
 
 class ReplaceMLM(Objective):
-    """MLM whose input has the generator's draws where MLM has [MASK].
+    """MLM whose input has tokens sampled from the generator instead of [MASK].
 
-    The paper gives no weight for the two losses; both have 1. They meet in the shared embeddings
-    only.
+    The paper gives no weights for the two losses; both weights are 1. The two losses share
+    parameters in the embeddings only.
     """
 
     restores: Literal["chosen", "all"] = "chosen"
 
     def __init__(self, *, generator: MaskedLM | FixedDistribution, mlm: MaskedLM, masking: Masking):
         super().__init__()
-        # First, so that the shared embedding block is saved under its name.
+        # Registered first: checkpoints save the shared embedding block under the first name.
         self.mlm = mlm
         self.generator = generator
         self.masking = masking
@@ -82,18 +83,18 @@ class ReplaceMLM(Objective):
 
     @property
     def networks(self) -> dict[str, Network]:
-        """The generator, and the encoder that restores tokens."""
+        """The generator and the encoder that restores tokens."""
         encoder = Network((self.mlm.encoder,), self.mlm.head, "tokens", self.restores)
         return describe_generator(self.generator) | {"encoder": encoder}
 
     @classmethod
     def build(cls, parts: Parts) -> Self:
-        """Return it with networks of the configured sizes."""
+        """Return the objective with networks of the configured sizes."""
         mlm = parts.masked_lm()
         return cls(generator=parts.generator(mlm.encoder), mlm=mlm, masking=parts.masking())
 
     def forward(self, batch: Batch, draw: Draw, counts: Counts) -> Output:
-        """Corrupt the rows with the generator and restore the original tokens."""
+        """Corrupt the rows with the generator, and return the loss of restoring the originals."""
         prediction, means = predict_masked(self.generator, self.masking, batch, draw, counts)
         corrupt_ids_BL = replace(batch.input_ids_BL, draw, prediction.sampled)
         is_replaced_BL = corrupt_ids_BL != batch.input_ids_BL
@@ -105,7 +106,7 @@ class ReplaceMLM(Objective):
     def restore(
         self, corrupt_ids_BL: Tensor, batch: Batch, draw: Draw, counts: Counts
     ) -> tuple[Tensor, Means]:
-        """Return the loss of the encoder that is kept, at the chosen positions."""
+        """Return the encoder's loss at the masked positions, and its measures."""
         corrupt = batch._replace(input_ids_BL=corrupt_ids_BL)
         restored = predict(self.mlm, corrupt, batch, draw, counts)
         num_chosen = draw.chosen_BS.sum()
@@ -119,7 +120,7 @@ class AllTokensMLM(ReplaceMLM):
     """Replace MLM that predicts every token, with a copy mechanism.
 
     p(x_t) = D [x_corrupt_t = x_t] + (1 - D) softmax(x_t), where D = sigmoid(w h_t + b) is the
-    probability that the token is copied from the input.
+    probability that the token is copied from the input. Source: section 3.5.
     """
 
     restores = "all"
@@ -131,7 +132,7 @@ class AllTokensMLM(ReplaceMLM):
     def restore(
         self, corrupt_ids_BL: Tensor, batch: Batch, draw: Draw, counts: Counts
     ) -> tuple[Tensor, Means]:
-        """Return the loss of the encoder that is kept, at every real token."""
+        """Return the encoder's loss at every real token, and its measures."""
         hidden_BLH = self.mlm.encoder(*batch._replace(input_ids_BL=corrupt_ids_BL))
         copy_logits_BL = self.copy_head(hidden_BLH.float()).squeeze(-1)
         log_softmax_M, _ = log_likelihood(

@@ -1,9 +1,11 @@
-"""The positions m, the rows with [MASK] at them, and what a network says there: section 2.
+"""Masked positions m, the masked rows, and a network's predictions at m.
 
-All that is random in a step but dropout is drawn here, for all its rows at once (`Masking.draw`),
-so that a step computed in pieces, or by several processes, is the same step.
+`Masking.draw` draws all random numbers of a step except dropout, for all rows of the step at once.
+Gradient accumulation and data parallelism therefore do not change the step.
 
-Shape suffixes: B rows, L positions, S slots for chosen positions in a row, V vocabulary.
+Source: section 2.
+
+Shape suffixes: B rows, L positions, S slots for masked positions in a row, V vocabulary.
 """
 
 from typing import NamedTuple
@@ -18,31 +20,32 @@ from electra.model.masked_lm import FixedDistribution, MaskedLM
 from electra.model.softmax import Prediction
 
 SPAN_WORDS = 3.8
-"""Words in a span on average. Source: SpanBERT (Joshi et al. 2020), section 3.1; its lengths are
-geometric cut at 10, ours are geometric."""
+"""Mean span length, words. SpanBERT clips its geometric lengths at 10; here they are not clipped.
+Source: SpanBERT (Joshi et al. 2020), section 3.1."""
 
 
 SHOWN = {"mask": (1.0, 0.0), "80/10/10": (0.8, 0.1), "85/15": (0.85, 0.0)}
-"""Shares of the chosen positions that show [MASK], and a random token; the rest their own."""
+"""Shares of the masked positions that show [MASK] and a random token; the rest show the original
+token."""
 
 
 Means = dict[str, tuple[Tensor, Tensor]]
-"""Measures by name: the sum over some rows, and the number of its terms."""
+"""Measures by name: the sum over some rows, and the number of terms of the sum."""
 
 
 class Draw(NamedTuple):
-    """The positions m of each row, in a fixed number of slots, and a row's uniform numbers."""
+    """The masked positions m of each row, in a fixed number of slots, and uniform numbers."""
 
     index_BS: Tensor
-    """Position in the row; unused slots hold 0, the place of [CLS], which is never chosen."""
+    """Position in the row. Unused slots hold 0, the position of [CLS], which is never masked."""
     chosen_BS: Tensor
     """Which slots are used, bool."""
     shown_BS: Tensor
-    """Uniform in [0, 1): decides whether [MASK] is shown at the position."""
+    """Uniform in [0, 1): selects [MASK], a random token or the original as the input."""
     random_BS: Tensor
-    """Uniform in [0, 1): which random token is shown, where one is."""
+    """Uniform in [0, 1): selects the random token, where one is shown."""
     sample_BS: Tensor
-    """Uniform in [0, 1): which token the generator draws."""
+    """Uniform in [0, 1): selects the token that is sampled from the generator."""
 
     def rows(self, rows: slice) -> "Draw":
         """Return the draw of some of the rows."""
@@ -50,21 +53,22 @@ class Draw(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """What losses are divided by.
+    """Denominators of the losses, counted over all rows of a step.
 
-    Counted over all rows of a step, also where it is computed in pieces: a mean of means is not the
-    mean.
+    With gradient accumulation every micro-batch is divided by the counts of the whole step, because
+    a mean of micro-batch means is not the mean over the step.
     """
 
     num_chosen: Tensor
+    """Masked positions, at least 1."""
     num_real: Tensor
     """Tokens that are not padding."""
     num_maskable: Tensor
-    """Tokens that are not special either."""
+    """Tokens that are neither padding nor special tokens."""
 
 
 def replace(input_ids_BL: Tensor, draw: Draw, tokens_BS: Tensor | int) -> Tensor:
-    """Return a copy of the ids with `tokens_BS` at the chosen positions."""
+    """Return a copy of the ids (B, L) with `tokens_BS` at the masked positions."""
     index_BS = draw.index_BS.masked_fill(~draw.chosen_BS, 0)  # unused slots rewrite [CLS]
     tokens_BS = torch.where(draw.chosen_BS, tokens_BS, input_ids_BL[:, :1])
     return input_ids_BL.scatter(1, index_BS, tokens_BS)
@@ -77,25 +81,25 @@ def choose_positions(
     rng: torch.Generator,
     unit_BL: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Draw k positions of each row uniformly and without replacement among the maskable ones.
+    """Return k masked positions of each row, drawn uniformly without replacement.
 
-    k = round(mask_prob * real tokens of the row), [CLS] and [SEP] counted in, but at least 1, and
-    at most what can be masked. Full rows use every slot.
+    k = round(mask_prob * real tokens of the row), where [CLS] and [SEP] count as real tokens. k is
+    at least 1 and at most the number of maskable positions. Full rows use every slot.
 
     Args:
-        maskable_BL: Where a position may be chosen, bool.
+        maskable_BL: Which positions may be masked, bool.
         real_BL: True at tokens, False at padding.
-        mask_prob: Share of the real tokens.
-        rng: Source of the choice.
-        unit_BL: Number of the word or span that each position belongs to. Units are then drawn
-            instead of positions, until there are k; the unit that would exceed k is left out,
-            unless it is the only one.
+        mask_prob: Share of the real tokens to mask.
+        rng: Random number generator.
+        unit_BL: Number of the word or span of each position. Whole units are then drawn until k
+            positions are masked. The unit that would exceed k is left out, unless it is the only
+            unit.
 
     Returns:
         index_BS and chosen_BS of `Draw`.
 
-    Source: section 2 and pretrain_helpers.mask, which draws with replacement, so that it masks
-    fewer positions than it says.
+    Source: section 2 and pretrain_helpers.mask. The latter draws with replacement and therefore
+    masks fewer distinct positions than k.
     """
     num_slots = max(1, round(mask_prob * maskable_BL.shape[1]))
     wanted_B = (mask_prob * real_BL.sum(dim=1)).round().clamp(min=1)
@@ -118,10 +122,12 @@ def choose_positions(
 def choose_positions_of_reference(
     maskable_BL: Tensor, real_BL: Tensor, mask_prob: float, rng: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Draw as many positions as `choose_positions`, but with replacement.
+    """Return k masked positions of each row, drawn uniformly with replacement.
 
-    Of 19 slots at length 128, 17.7 positions are distinct on average. Source:
-    pretrain_helpers.mask, configure_pretraining.max_predictions_per_seq.
+    Arguments and k are those of `choose_positions`. At length 128, 19 slots hold 17.7 distinct
+    positions on average.
+
+    Source: pretrain_helpers.mask, configure_pretraining.max_predictions_per_seq.
     """
     length = maskable_BL.shape[1]
     num_slots = max(1, int((mask_prob + 0.005) * length))
@@ -129,7 +135,7 @@ def choose_positions_of_reference(
     num_maskable_B1 = maskable_BL.sum(dim=1, keepdim=True)
     uniform_BS = torch.rand((len(maskable_BL), num_slots), generator=rng, device=real_BL.device)
     rank_BS = (uniform_BS * num_maskable_B1).long().clamp_(max=length - 1)
-    # The maskable positions of a row in their order, then the others.
+    # The maskable positions of a row in row order, followed by all other positions.
     places_BL = (~maskable_BL).int().argsort(dim=1, stable=True)
     slot_S = torch.arange(num_slots, device=real_BL.device)
     chosen_BS = (slot_S < wanted_B[:, None]) & (num_maskable_B1 > 0)
@@ -137,11 +143,11 @@ def choose_positions_of_reference(
 
 
 class Masking(nn.Module):
-    """Chooses positions, and puts [MASK] there.
+    """Chooses the masked positions and builds the masked and the corrupted rows.
 
     Args:
-        config: mask_prob, mask_unit and shown_at_mask.
-        tokenizer: Which ids are special, and which begin a word.
+        config: mask_prob, mask_unit, shown_at_mask and mode.
+        tokenizer: Gives the special ids and the ids that begin a word.
     """
 
     starts_word_V: Tensor
@@ -163,7 +169,12 @@ class Masking(nn.Module):
         )
 
     def draw(self, batch: Batch, rng: torch.Generator) -> Draw:
-        """Draw a step's random numbers from `rng`, which is on the device of the batch."""
+        """Return the masked positions and uniform numbers of all rows of a step.
+
+        Args:
+            batch: All rows of the step.
+            rng: Random number generator on the device of the batch.
+        """
         real_BL, maskable_BL = find_real(batch), self.find_maskable(batch)
         unit_BL = (
             None
@@ -182,32 +193,32 @@ class Masking(nn.Module):
         return Draw(index_BS, chosen_BS, *uniform_3BS)
 
     def count(self, batch: Batch, draw: Draw) -> Counts:
-        """Return the counts of these rows."""
+        """Return the denominators of the losses over these rows."""
         num_maskable = self.find_maskable(batch).sum()
         return Counts(draw.chosen_BS.sum().clamp(min=1), count_real(batch), num_maskable)
 
     def find_maskable(self, batch: Batch) -> Tensor:
-        """Return where a position may be chosen: at tokens that are not special."""
+        """Return which positions may be masked (B, L), bool: all but padding and special tokens."""
         maskable_BL = find_real(batch).clone()
         for token_id in self.never_masked_ids:
             maskable_BL &= batch.input_ids_BL != token_id
         return maskable_BL
 
     def find_units(self, input_ids_BL: Tensor, maskable_BL: Tensor, rng: torch.Generator) -> Tensor:
-        """Return the number, from 0, of the word or span of words that each position is part of."""
+        """Return the number of each position's word or span (B, L), counted from 0 in each row."""
         begins_BL = self.starts_word_V[input_ids_BL]
         if self.config.mask_unit == "span":
             begins_BL &= (
                 torch.rand(begins_BL.shape, generator=rng, device=begins_BL.device) < 1 / SPAN_WORDS
             )
-        # A special token is on its own, and so is what stands behind it.
+        # A special token is a unit by itself, and the token after it begins a new unit.
         begins_BL |= ~maskable_BL
         begins_BL[:, 1:] |= ~maskable_BL[:, :-1]
         begins_BL[:, 0] = True
         return begins_BL.cumsum(dim=1) - 1
 
     def mask(self, input_ids_BL: Tensor, draw: Draw) -> Tensor:
-        """Return x_masked: [MASK], or what `shown_at_mask` says, at the chosen positions."""
+        """Return x_masked (B, L): the rows with the input of `shown_at_mask` at m."""
         mask_share, random_share = SHOWN[self.shown]
         is_mask_BS = draw.chosen_BS & (draw.shown_BS < mask_share)
         masked_ids_BL = replace(input_ids_BL, draw._replace(chosen_BS=is_mask_BS), self.mask_id)
@@ -218,11 +229,12 @@ class Masking(nn.Module):
         return replace(masked_ids_BL, draw._replace(chosen_BS=is_random_BS), random_BS)
 
     def corrupt(self, input_ids_BL: Tensor, draw: Draw, sampled_BS: Tensor) -> Tensor:
-        """Return x_corrupt: the generator's draws at the chosen positions.
+        """Return x_corrupt (B, L): the rows with the sampled tokens at the masked positions.
 
-        In reference mode, where a position may be chosen twice, two draws there become the mean of
-        their ids, rounded down: some token that nobody drew. Source: pretrain_helpers
-        .scatter_update.
+        In reference mode a position may be drawn more than once. The corrupted id there is the mean
+        of the sampled ids, rounded down, and so may be a token that was not sampled.
+
+        Source: section 2; reference mode: pretrain_helpers.scatter_update.
         """
         if self.config.mode == "paper":
             return replace(input_ids_BL, draw, sampled_BS)
@@ -240,7 +252,7 @@ def predict_masked(
     draw: Draw,
     counts: Counts,
 ) -> tuple[Prediction, Means]:
-    """Return what a network says at the chosen positions of the masked rows, and its measures."""
+    """Return a network's prediction at the masked positions of x_masked, and its measures."""
     masked = batch._replace(input_ids_BL=masking.mask(batch.input_ids_BL, draw))
     prediction = predict(network, masked, batch, draw, counts)
     return prediction, measure_cloze(prediction, batch, draw, counts)
@@ -253,7 +265,15 @@ def predict(
     draw: Draw,
     counts: Counts,
 ) -> Prediction:
-    """Return what a network that is shown some rows says of the original ones at m."""
+    """Return a network's prediction of the original tokens at the masked positions.
+
+    Args:
+        network: The generator or the masked language model.
+        shown: Input rows: masked or corrupted.
+        batch: Original rows, which hold the targets.
+        draw: The masked positions and uniform numbers.
+        counts: Denominators of the losses of the whole step.
+    """
     prediction: Prediction = network(
         shown,
         draw.index_BS,
@@ -265,7 +285,7 @@ def predict(
 
 
 def measure_cloze(prediction: Prediction, batch: Batch, draw: Draw, counts: Counts) -> Means:
-    """Return the mean loss, the accuracy, and the accuracy of the draws."""
+    """Return loss, accuracy and accuracy of the sampled tokens over the masked positions."""
     num_chosen = draw.chosen_BS.sum()
     is_original_BS = prediction.sampled == batch.input_ids_BL.gather(1, draw.index_BS)
     return {

@@ -1,4 +1,4 @@
-"""What the networks are worth, summed over many outputs of an objective.
+"""Losses, accuracies and AUC over many outputs of an objective.
 
 Shape suffixes: B rows, L positions, K intervals of the logit.
 """
@@ -12,17 +12,20 @@ from torch import Tensor
 from electra.method.objective import Judgement, Output
 
 LARGEST_LOGIT = 16.0
-"""Logits beyond it, in either direction, are counted as equal to it."""
+"""Logits are clamped to [-LARGEST_LOGIT, LARGEST_LOGIT] before they are counted."""
 NUM_INTERVALS = 1 << 16
-"""Intervals of equal width, 1 / 2048, in which logits are counted."""
+"""Number of intervals in which logits are counted, each of width 1 / 2048."""
 
 
 class Measures:
-    """Sums of the outputs of several steps; `record` turns them into the numbers one looks at.
+    """Sums of the outputs of several steps; `record` returns the measures.
 
-    Everything stays on the device until `record` is called, so that a step never waits for it.
-    Means are over positions and tokens of all steps together, not means of means. Memory does not
-    grow with the rows: logits are counted, not kept.
+    All sums stay on the device until `record` is called, so a step never waits for the device.
+    Means are over the positions of all steps, not means of step means. Memory does not grow with
+    the number of rows, because logits are counted in intervals and not stored.
+
+    Args:
+        loss_weights: Weight of each loss in the loss that is minimised.
     """
 
     def __init__(self, loss_weights: dict[str, float]):
@@ -31,7 +34,7 @@ class Measures:
         self.counts_2K: Tensor | None = None
 
     def add(self, output: Output) -> None:
-        """Take one output in."""
+        """Add the output of one micro-batch to the sums."""
         self.sums.append({name: torch.stack(pair) for name, pair in output.means.items()})
         if output.judgement:
             if self.counts_2K is None:
@@ -39,7 +42,7 @@ class Measures:
             count_logits(self.counts_2K, output.judgement)
 
     def record(self) -> dict[str, Any]:
-        """Return the measures by name (docs/ARTEFACTS.md) and forget the outputs."""
+        """Return the measures by name (docs/ARTEFACTS.md), and reset the sums."""
         record: dict[str, Any] = {}
         for name in self.sums[-1]:
             pairs = torch.stack([sums[name] for sums in self.sums if name in sums])
@@ -56,19 +59,19 @@ class Measures:
 
 
 def entropy(prob: float) -> float:
-    """Return the entropy of a coin, nats: the least loss of a predictor that sees no input."""
+    """Return the entropy of a Bernoulli variable, nats: the least loss of a constant prediction."""
     return -sum(p * math.log(p) for p in (prob, 1 - prob) if p > 0)
 
 
 def no_logits(device: torch.device) -> Tensor:
-    """Return counts_2K before anything is counted: row 0 of original tokens, 1 of replaced ones."""
+    """Return zero counts (2, K): row 0 for original tokens, row 1 for replaced tokens."""
     return torch.zeros((2, NUM_INTERVALS), dtype=torch.int64, device=device)
 
 
 def count_logits(counts_2K: Tensor, judgement: Judgement) -> None:
-    """Add to the counts each judged token, in the interval of its logit.
+    """Count each judged token in the interval of its logit; `counts_2K` is changed in place.
 
-    Nothing is read back from the device.
+    Reads nothing back from the device.
     """
     scale = NUM_INTERVALS / (2 * LARGEST_LOGIT)
     logits_BL = judgement.logits_BL.float().clamp(-LARGEST_LOGIT, LARGEST_LOGIT).nan_to_num_(0.0)
@@ -78,15 +81,18 @@ def count_logits(counts_2K: Tensor, judgement: Judgement) -> None:
 
 
 def area_under_curve(counts_2K: Tensor) -> float:
-    """Return the probability that a replaced token's logit exceeds an original one's.
+    """Return the AUC: the probability that a replaced token's logit exceeds an original token's.
 
-    Ties count half, and two logits in one interval are a tie. The error is therefore at most half
-    the share of the pairs (a replaced token, an original one) that fall into one interval, and thus
-    at most half the largest share of all original tokens that any interval holds: for logits whose
-    density nowhere exceeds 1, less than 0.00025. Not a number where one of the two is missing.
+    Ties count half, and two logits in one interval are a tie. The error is at most half the share
+    of (replaced, original) pairs whose logits fall into one interval. This share is at most the
+    largest share of the original tokens in any interval. If the density of the logits never
+    exceeds 1, the error is less than 0.00025.
 
     Args:
-        counts_2K: As `count_logits` leaves them.
+        counts_2K: Counts of original and replaced tokens, from `count_logits`.
+
+    Returns:
+        The AUC in [0, 1]; NaN if there are no original or no replaced tokens.
     """
     original_K, replaced_K = counts_2K.cpu().double()
     pairs = (original_K.sum() * replaced_K.sum()).item()

@@ -1,7 +1,9 @@
-"""What every objective returns, and what it is made of.
+"""The interface of an objective: its networks, its output, and the builder of its networks.
 
-An objective is a module: `masking` draws a step's random numbers, `forward` turns rows into losses.
-docs/OBJECTIVES.md writes a new one as an example.
+An objective is a module: `masking` draws the random numbers of a step, `forward` computes losses
+from rows. docs/OBJECTIVES.md shows how to write a new objective.
+
+Shape suffixes: B rows, L positions, V vocabulary.
 """
 
 import dataclasses
@@ -24,55 +26,60 @@ from electra.model.masked_lm import FixedDistribution, MaskedLM, TwoTowers
 
 
 class Judgement(NamedTuple):
-    """A discriminator's view of a batch."""
+    """Inputs, labels, logits and losses of the discriminator for some rows."""
 
     corrupt_ids_BL: Tensor
+    """Input token ids."""
     is_replaced_BL: Tensor
-    """Label of each token: True where it differs from the original."""
+    """Label of each token, bool: True where the token counts as replaced."""
     judged_BL: Tensor
-    """The tokens that the loss is about."""
+    """Tokens that the loss covers, bool."""
     logits_BL: Tensor
-    """Positive where the discriminator believes a token replaced; meaningless at padding."""
+    """Positive where the discriminator predicts a replaced token; undefined at padding."""
     bce_BL: Tensor
-    """Its loss at each token, nats; likewise."""
+    """Binary cross-entropy of each token, nats; undefined at padding."""
 
 
 class Output(NamedTuple):
-    """What a step is worth. Only the loss carries gradients."""
+    """Loss and measures of a micro-batch. Only the loss has a gradient."""
 
     loss: Tensor
-    """What is minimised, nats: these rows' share of it where a step is computed in pieces."""
+    """The micro-batch's share of the loss that the step minimises, nats."""
     means: Means
-    """What to report."""
+    """Measures to report."""
     judgement: Judgement | None = None
-    """None where no discriminator is at work."""
+    """The discriminator's judgement; None if no discriminator ran."""
 
 
 class Network(NamedTuple):
-    """One network of an objective, and what the steps of a run ask of it."""
+    """One network of an objective, and the share of the steps that train and run it."""
 
     encoders: tuple[Encoder, ...]
-    """One, or the two towers of Electric's noise."""
+    """One encoder, or the two towers of Electric's noise distribution."""
     head: GeneratorHead | DiscriminatorHead
     predicts: Literal["tokens", "replaced", "energy"]
-    """What the head says of a position: which token, whether it was replaced, or an energy."""
+    """Output of the head at a position: token logits, the logit of a replaced token, or an
+    energy."""
     at: Literal["chosen", "all"]
-    """The positions it is asked about."""
+    """Positions of the predictions: the masked positions or all positions."""
     trained: float = 1.0
-    """Share of the run's steps that train it."""
+    """Share of the run's steps that train the network."""
     run: float = 1.0
-    """Share of the run's steps that run it at all."""
+    """Share of the run's steps that run the network's forward pass."""
 
 
 class Objective(nn.Module):
-    """What is trained, so described that neither loop nor checkpoint nor FLOPs know its name.
+    """A pre-training objective: networks and losses.
+
+    The loop, checkpoints and FLOP counts read the description in `networks` and `stages`. They do
+    not depend on the objective's name.
 
     Attributes:
-        masking: Chooses the positions.
-        loss_weights: Weight of each loss that is minimised now; that of a generator which does not
-            learn has none.
-        stages: First step of each stage. A stage has a schedule of the learning rate of its own.
-        in_released_code: Whether the released code has it (method.mode=reference).
+        masking: Chooses the masked positions.
+        loss_weights: Weight of each loss that is minimised in the current stage. The loss of a
+            generator that is not trained has no weight.
+        stages: First step of each stage. Each stage has a learning rate schedule.
+        in_released_code: Whether the released code has the objective (method.mode=reference).
     """
 
     masking: Masking
@@ -82,68 +89,78 @@ class Objective(nn.Module):
 
     @property
     def networks(self) -> dict[str, Network]:
-        """The networks by role; the one that is kept is `discriminator` or `encoder`."""
+        """The networks by role; pre-training returns the `discriminator` or the `encoder`."""
         raise NotImplementedError
 
     @property
     def kept(self) -> Encoder:
-        """The encoder that pre-training is for."""
+        """The encoder that pre-training returns."""
         raise NotImplementedError
 
     @classmethod
     def build(cls, parts: "Parts") -> Self:
-        """Return it with networks of the configured sizes, their weights not yet drawn."""
+        """Return the objective with networks of the configured sizes, not yet initialised."""
         raise NotImplementedError
 
     def weigh(self, losses: dict[str, Tensor]) -> Tensor:
-        """Return the loss that is minimised: the sum of those that have a weight now."""
+        """Return the loss that is minimised: the weighted sum over `loss_weights`."""
         return reduce(torch.add, (w * losses[name] for name, w in self.loss_weights.items()))
 
     def stage_at(self, step: int) -> int:
-        """Return the number of the stage that a step belongs to, both counted from 0."""
+        """Return the number of the stage of a step; both numbers count from 0."""
         return bisect_right(self.stages, step) - 1
 
     def begin_stage(self, stage: int) -> None:
-        """Turn to the stage of this number, counted from 0; the first needs no turn."""
+        """Prepare the networks and loss weights for a stage.
+
+        Args:
+            stage: Number of the stage, at least 1. Stage 0 needs no preparation.
+        """
 
     @torch.no_grad()
     def set_constant_predictions(self, frequencies_V: Tensor) -> None:
-        """Set the biases of the heads to the best predictions that look at no text.
+        """Set the biases of the heads to the best constant predictions.
 
-        The bias of a softmax is then the logarithm of each token's frequency.
+        The bias of a softmax becomes the log of each token's relative frequency.
 
         Args:
-            frequencies_V: Times each token occurs, at least once.
+            frequencies_V: Number of occurrences of each token, at least 1.
         """
         for network in self.networks.values():
             if isinstance(network.head, GeneratorHead):
                 network.head.bias.copy_((frequencies_V / frequencies_V.sum()).log())
 
     def forward(self, batch: Batch, draw: Draw, counts: Counts) -> Output:
-        """Return losses and measures.
+        """Return loss and measures of a micro-batch.
 
         Args:
-            batch: Original rows.
-            draw: What `masking.draw` drew for them. Dropout has torch's own randomness.
-            counts: `masking.count` over all rows of the step, of which these may be a part.
+            batch: Original rows of the micro-batch.
+            draw: The rows' share of `masking.draw`. Dropout uses torch's random numbers instead.
+            counts: `masking.count` over all rows of the step, not of the micro-batch alone.
         """
         raise NotImplementedError
 
     def compute(self, batch: Batch, rng: torch.Generator) -> Output:
-        """Draw, and return losses and measures of a step that is computed in one piece."""
+        """Return loss and measures of a step without gradient accumulation.
+
+        Args:
+            batch: All rows of the step.
+            rng: Source of masked positions and uniform numbers, on the device of the batch.
+        """
         draw = self.masking.draw(batch, rng)
         return self(batch, draw, self.masking.count(batch, draw))
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Makes the networks of an objective, their weights not yet drawn.
+    """Builds the networks of an objective, not yet initialised.
 
     Args:
-        config: Sizes, sharing, kind of generator.
-        tokenizer: Special tokens, vocabulary.
+        config: Sizes, sharing and kind of generator.
+        tokenizer: Special tokens and vocabulary.
         compute_dtype: Dtype of activations and matrix products.
-        frequencies_V: Times each token occurs in the corpus; only the unigram generator asks.
+        frequencies_V: Number of occurrences of each token in the corpus. Only the unigram generator
+            needs the frequencies.
         layer: Class of the encoders' layers.
     """
 
@@ -154,7 +171,12 @@ class Parts:
     layer: type[PostNormLayer] = PostNormLayer
 
     def encoder(self, sizes: EncoderConfig, shared: Encoder | None = None) -> Encoder:
-        """Return an encoder; it shares with `shared` what `method.sharing` says."""
+        """Return an encoder.
+
+        Args:
+            sizes: Sizes of the encoder.
+            shared: Encoder to share parameters with, as `method.sharing` says; None: share nothing.
+        """
         sharing = self.config.method.sharing
         if shared is not None and sharing == "all":
             return shared
@@ -171,12 +193,12 @@ class Parts:
         )
 
     def masked_lm(self) -> MaskedLM:
-        """Return a masked language model of the full size, the one that is kept."""
+        """Return a masked language model of the size of the encoder that pre-training returns."""
         sizes = self.config.model
         return MaskedLM(self.encoder(sizes), GeneratorHead(sizes))
 
     def generator(self, kept: Encoder) -> MaskedLM | FixedDistribution:
-        """Return the generator of the network that is kept."""
+        """Return the generator, which shares parameters with `kept` as `method.sharing` says."""
         config = self.config.generator
         if config.kind == "uniform":
             probs_V = torch.ones(self.tokenizer.vocab_size)
@@ -196,7 +218,7 @@ class Parts:
         return generator
 
     def two_towers(self, kept: Encoder) -> TwoTowers:
-        """Return Electric's noise, of the generator's size each tower."""
+        """Return Electric's noise distribution: two towers, each of the generator's size."""
         sizes = self.config.generator.encoder(self.config.model)
         before = self.encoder(sizes, shared=kept)
         after = self._new_encoder(sizes, before.embeddings)
@@ -204,17 +226,17 @@ class Parts:
         return TwoTowers(before, after, GeneratorHead(both))
 
     def masking(self) -> Masking:
-        """Return what chooses and masks positions."""
+        """Return the module that chooses and masks positions."""
         return Masking(self.config.method, self.tokenizer)
 
 
 def learns(generator: MaskedLM | FixedDistribution) -> bool:
-    """Return whether the generator is a network that is trained."""
+    """Return whether the generator is trained, neither frozen nor a fixed distribution."""
     return isinstance(generator, MaskedLM) and not generator.is_frozen
 
 
 def describe_generator(generator: MaskedLM | FixedDistribution) -> dict[str, Network]:
-    """Return the generator under its role; nothing where it is no network."""
+    """Return the generator's entry of `Objective.networks`; empty for a fixed distribution."""
     if isinstance(generator, FixedDistribution):
         return {}
     trained = 1.0 if learns(generator) else 0.0

@@ -10,10 +10,10 @@ from electra.method.objective import Objective, Parts
 
 
 def build_objective(parts: Parts) -> Objective:
-    """Return the objective that the config names, its weights not yet drawn.
+    """Return the objective that the configuration names, not yet initialised.
 
     Raises:
-        UserError: The objective cannot do what the config asks of it.
+        UserError: The objective does not support the configuration.
     """
     method = parts.config.method
     name, scheme = method.objective, method.scheme
@@ -29,7 +29,7 @@ def build_objective(parts: Parts) -> Objective:
 
 
 def sketch_objective(config: PretrainConfig) -> Objective:
-    """Return the objective without memory for its weights (on the meta device), to be described."""
+    """Return the objective on the meta device: sizes and parameter names, but no weights."""
     with torch.device("meta"):
         frequencies_V = torch.ones(config.model.vocab_size)
         tokenizer = make_tokenizer(config.model.vocab_size)

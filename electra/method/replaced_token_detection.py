@@ -1,20 +1,21 @@
 """Replaced token detection: section 2 of the ELECTRA paper, symbol by symbol.
 
     x            the original tokens                              input_ids_BL
-    m            k positions, drawn without replacement           draw.index_BS (masking.py)
+    m            k masked positions, without replacement          draw.index_BS (masking.py)
     x_masked     replace(x, m, [MASK])                            masking.mask
-    p_G(. | x_masked)  generator's softmax at m                   generator (model/masked_lm.py)
-    x_hat        one draw from p_G at each position, no gradient  prediction.sampled
+    p_G(. | x_masked)  the generator's softmax at m               generator (model/masked_lm.py)
+    x_hat        one token sampled from p_G at each position      prediction.sampled
     x_corrupt    replace(x, m, x_hat)                             masking.corrupt
-    D(x_corrupt, t)    was token t replaced?                      discriminator, discriminator_head
+    D(x_corrupt, t)    is token t original or replaced?           discriminator, discriminator_head
     L_MLM        mean of -log p_G(x_i | x_masked) over m          mlm_loss
     L_Disc       mean binary cross-entropy over all real tokens   disc_loss
     loss         L_MLM + lambda L_Disc                            loss
 
-The paper's D is the probability that a token is original; as in the released code, label 1 and a
-positive logit mean replaced here. A draw that equals the original counts as original.
+Sampling has no gradient. The paper's D is the probability that a token is original. Here, as in the
+released code, label 1 and a positive logit mean replaced. A sampled token that equals the original
+token counts as original.
 
-Shape suffixes: B rows, L positions, S slots for chosen positions in a row.
+Shape suffixes: B rows, L positions, S slots for masked positions in a row.
 """
 
 import math
@@ -41,14 +42,15 @@ from electra.model.masked_lm import FixedDistribution, MaskedLM
 
 
 class ReplacedTokenDetection(Objective):
-    """Generator and discriminator, trained together.
+    """The RTD objective: generator and discriminator, trained jointly.
 
     Args:
-        generator: Predicts the chosen positions; shares its embedding block with the discriminator.
-        discriminator: The encoder one keeps.
-        discriminator_head: Its output layer.
-        masking: Chooses the positions.
-        disc_weight: Lambda.
+        generator: Predicts the tokens at the masked positions. It shares parameters with the
+            discriminator as `method.sharing` says.
+        discriminator: The encoder that pre-training returns.
+        discriminator_head: Maps hidden states to the logit of a replaced token.
+        masking: Chooses the masked positions.
+        disc_weight: Lambda, the weight of the discriminator's loss.
     """
 
     def __init__(
@@ -61,7 +63,7 @@ class ReplacedTokenDetection(Objective):
         disc_weight: float,
     ):
         super().__init__()
-        # First, so that the shared embedding block is saved under its name.
+        # Registered first: checkpoints save the shared embedding block under the first name.
         self.discriminator = discriminator
         self.discriminator_head = discriminator_head
         self.generator = generator
@@ -74,19 +76,19 @@ class ReplacedTokenDetection(Objective):
 
     @property
     def kept(self) -> Encoder:
-        """The discriminator."""
+        """The discriminator's encoder, which pre-training returns."""
         return self.discriminator
 
     @property
     def networks(self) -> dict[str, Network]:
-        """Generator and discriminator."""
+        """The generator, unless it is a fixed distribution, and the discriminator."""
         head = self.discriminator_head
         discriminator = Network((self.discriminator,), head, "replaced", "all")
         return describe_generator(self.generator) | {"discriminator": discriminator}
 
     @classmethod
     def build(cls, parts: Parts) -> Self:
-        """Return it with networks of the configured sizes."""
+        """Return the objective with networks of the configured sizes."""
         discriminator = parts.encoder(parts.config.model)
         return cls(
             generator=parts.generator(discriminator),
@@ -98,10 +100,10 @@ class ReplacedTokenDetection(Objective):
 
     @torch.no_grad()
     def set_constant_predictions(self, frequencies_V: Tensor) -> None:
-        """Set the softmax's bias, and the discriminator's to the odds of a generator never right.
+        """Set the softmax bias, and the discriminator's bias to the log-odds of `prior_prob`.
 
-        Left to be learnt, the latter bends the whole discriminator towards a constant: after 5.7 M
-        tokens its states had an effective rank of 4.
+        If the discriminator has to learn its bias, the hidden states collapse towards a constant:
+        after 5.7 M tokens they had an effective rank of 4.
         """
         super().set_constant_predictions(frequencies_V)
         prob = self.prior_prob
@@ -109,11 +111,11 @@ class ReplacedTokenDetection(Objective):
 
     @property
     def prior_prob(self) -> float:
-        """Probability that a judged token is replaced where the generator is never right."""
+        """Probability that a judged token is replaced if the generator is never right."""
         return self.masking.config.mask_prob
 
     def forward(self, batch: Batch, draw: Draw, counts: Counts) -> Output:
-        """Corrupt the rows with the generator and judge every token with the discriminator."""
+        """Return L_MLM + lambda L_Disc, with measures and the judgement of the corrupted rows."""
         prediction, means = predict_masked(self.generator, self.masking, batch, draw, counts)
         corrupt_ids_BL = self.masking.corrupt(batch.input_ids_BL, draw, prediction.sampled)
         disc_loss, judgement = self.judge(corrupt_ids_BL, batch, draw, counts)
@@ -126,7 +128,14 @@ class ReplacedTokenDetection(Objective):
     def judge(
         self, corrupt_ids_BL: Tensor, batch: Batch, draw: Draw, counts: Counts
     ) -> tuple[Tensor, Judgement]:
-        """Return L_Disc, these rows' share of it, and what it is made of."""
+        """Return the rows' share of L_Disc, and the discriminator's judgement.
+
+        Args:
+            corrupt_ids_BL: x_corrupt.
+            batch: Original rows.
+            draw: The masked positions.
+            counts: Denominators of the losses of the whole step.
+        """
         is_replaced_BL = corrupt_ids_BL != batch.input_ids_BL
         logits_BL = self.discriminator_head(
             self.discriminator(*batch._replace(input_ids_BL=corrupt_ids_BL))
@@ -142,25 +151,25 @@ class ReplacedTokenDetection(Objective):
         return disc_loss, judgement
 
     def find_judged(self, batch: Batch, draw: Draw, counts: Counts) -> tuple[Tensor, Tensor]:
-        """Return the tokens that L_Disc is about, all real ones, and their number in the step."""
+        """Return the tokens that L_Disc covers (B, L), bool, and their number in the step."""
         return find_real(batch), counts.num_real
 
 
 class MaskedOnly(ReplacedTokenDetection):
-    """ELECTRA 15%: as RTD, but L_Disc is about the chosen positions only. Source: section 3.5."""
+    """ELECTRA 15%: RTD with L_Disc over the masked positions only. Source: section 3.5."""
 
     in_released_code = False
 
-    prior_prob = 0.5  # not 1, as it would be at first: the odds must be finite
+    prior_prob = 0.5  # 1 would be exact before training, but its log-odds are infinite
 
     def find_judged(self, batch: Batch, draw: Draw, counts: Counts) -> tuple[Tensor, Tensor]:
-        """Return the chosen positions, and their number in the step."""
+        """Return the masked positions (B, L), bool, and their number in the step."""
         nowhere_BL = torch.zeros_like(batch.input_ids_BL, dtype=torch.bool)
         return replace(nowhere_BL, draw, True), counts.num_chosen
 
 
 def measure_judgement(judgement: Judgement) -> Means:
-    """Return the mean loss of the discriminator and the share of replaced tokens."""
+    """Return the discriminator's loss and the share of replaced tokens, over the judged tokens."""
     num_judged = judgement.judged_BL.sum()
     return {
         "disc_loss": ((judgement.bce_BL * judgement.judged_BL).sum(), num_judged),

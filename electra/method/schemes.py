@@ -1,9 +1,11 @@
-"""The other ways of training generator and discriminator. Source: section 3.2 and appendix F.
+"""Two-stage and adversarial training of generator and discriminator.
 
-Both are worse than training them jointly by maximum likelihood; the paper shows it, and here anyone
-can see why.
+In the paper both give worse results than joint training by maximum likelihood. They are here so
+that the comparison can be repeated.
 
-Shape suffixes: B rows, L positions, S slots for chosen positions in a row, M = B * S of them.
+Source: section 3.2 and appendix F.
+
+Shape suffixes: B rows, L positions, S slots for masked positions in a row, M = B * S slots.
 """
 
 from typing import Any, Self, cast
@@ -21,10 +23,13 @@ from electra.model.softmax import log_likelihood, loss_and_sample
 
 
 class TwoStage(ReplacedTokenDetection):
-    """First the generator alone, by L_MLM; then the discriminator, against it frozen.
+    """RTD in two stages: the generator by L_MLM, then the discriminator with the generator frozen.
 
-    The discriminator begins with the generator's weights where sizes agree; where they differ, with
-    its embeddings at least. Without that, the paper says, it would sometimes learn nothing.
+    In the second stage the discriminator starts from the generator's weights if all sizes agree,
+    otherwise from the generator's embeddings. According to the paper, a discriminator without this
+    initialisation sometimes fails to learn.
+
+    Source: section 3.2.
     """
 
     in_released_code = False
@@ -33,7 +38,7 @@ class TwoStage(ReplacedTokenDetection):
 
     @classmethod
     def build(cls, parts: Parts) -> Self:
-        """Return it with networks of the configured sizes and the step of its second stage."""
+        """Return the objective with networks of the configured sizes and the two stages."""
         model = super().build(parts)
         model.num_steps = parts.config.train.steps
         model.stages = (0, parts.config.second_stage)
@@ -41,7 +46,7 @@ class TwoStage(ReplacedTokenDetection):
 
     @property
     def networks(self) -> dict[str, Network]:
-        """The generator, trained first and only run later; the discriminator, of the second."""
+        """The generator, trained in the first stage, and the discriminator, in the second."""
         first = self.stages[1] / self.num_steps
         found = super().networks
         return {
@@ -51,9 +56,9 @@ class TwoStage(ReplacedTokenDetection):
 
     @torch.no_grad()
     def begin_stage(self, stage: int) -> None:
-        """Start the discriminator from the generator, which learns no more.
+        """Initialise the discriminator from the generator, and freeze the generator.
 
-        The generator's loss is reported from here on, but is no part of what is minimised.
+        In the second stage the generator's loss is still reported, but no longer minimised.
         """
         theirs = cast(MaskedLM, self.generator).encoder.state_dict()
         ours = self.discriminator.state_dict()
@@ -66,7 +71,7 @@ class TwoStage(ReplacedTokenDetection):
         cast(MaskedLM, self.generator).freeze()
 
     def forward(self, batch: Batch, draw: Draw, counts: Counts) -> Output:
-        """Train whose turn it is."""
+        """Return the generator's loss in the first stage, the discriminator's in the second."""
         prediction, means = predict_masked(self.generator, self.masking, batch, draw, counts)
         if not self.is_second:
             return Output(prediction.loss, means)
@@ -80,16 +85,19 @@ class TwoStage(ReplacedTokenDetection):
 
 
 class Adversarial(ReplacedTokenDetection):
-    """The generator is rewarded for what the discriminator loses at the chosen positions.
+    """RTD with a generator that maximises the discriminator's loss at the masked positions.
 
         R(x_hat, t) = L_Disc at t, no gradient
         b(t)        = -log sigmoid(w g_t), g_t the generator head's features, no gradient
         loss        = mean over m of -(R - b) log p_G(x_hat_t) + cross-entropy of sigmoid(w g_t)
                       against exp(-R) + lambda L_Disc
 
-    REINFORCE with the baseline b, which learns the probability that the discriminator gives to the
-    truth. The reward of a position is its own loss only, as in the paper. What the paper leaves
-    open and we decide: no gradient from the baseline into the generator, all weights but lambda 1.
+    The method is REINFORCE. The baseline b learns the probability that the discriminator gives to
+    the correct label. As in the paper, the reward of a position is the loss at this position only.
+    The paper leaves two details open: here the baseline has no gradient into the generator, and all
+    loss weights except lambda are 1.
+
+    Source: appendix F.
     """
 
     in_released_code = False
@@ -102,7 +110,7 @@ class Adversarial(ReplacedTokenDetection):
         self.loss_weights = {"policy_loss": 1.0, "baseline_loss": 1.0, "disc_loss": disc_weight}
 
     def forward(self, batch: Batch, draw: Draw, counts: Counts) -> Output:
-        """Corrupt, judge, and reward."""
+        """Return the sum of policy loss, baseline loss and discriminator loss."""
         generator = cast(MaskedLM, self.generator)
         masked = batch._replace(input_ids_BL=self.masking.mask(batch.input_ids_BL, draw))
         features_ME = generator.features(masked, draw.index_BS)

@@ -1,13 +1,12 @@
 """The generator's softmax over the vocabulary: loss, sample and accuracy from one set of logits.
 
-Shape suffixes: M positions, C and R of them at a time, E embedding size, V vocabulary, W the same
-in whole blocks, K blocks of B.
+`loss_and_sample_plain` is the definition. `loss_and_sample` computes the same in one pass. Loss,
+sample and gradient use the same exponentials. Logits exist for CHUNK positions at a time. On a CPU
+the float32 work is done on SLICE rows at a time, so that the rows stay in the cache.
+docs/PERFORMANCE.md has timings.
 
-`loss_and_sample_plain` is the definition. `loss_and_sample` computes the same in one pass: the
-exponentials that the loss needs are those that the sample and the gradient need, logits exist for
-`CHUNK` positions at a time and, on a CPU, float32 work is done on `SLICE` rows so that it stays in
-the cache.
-docs/PERFORMANCE.md has what it gives.
+Shape suffixes: M positions, C positions of a chunk, R positions of a slice, E embedding size, V
+vocabulary, W vocabulary padded to whole blocks, K blocks in a row, B columns of a block.
 """
 
 import math
@@ -19,23 +18,26 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 CHUNK = 4096
+"""Positions whose logits exist at a time."""
 SLICE = 32
+"""Positions of a chunk that a CPU computes at a time."""
 BLOCK = 128
+"""Columns of a block. Sampling finds the block first, then the column in the block."""
 
 
 class Prediction(NamedTuple):
-    """What the generator says at the chosen positions."""
+    """Loss and sampled tokens of the generator at the masked positions."""
 
     loss: Tensor
-    """Weighted sum of the originals' negative log-likelihood, nats; the only output with a
+    """Weighted sum of the negative log-likelihood of the original tokens, nats. Only the loss has a
     gradient."""
     sampled: Tensor
-    """One token id drawn from the softmax at each position."""
+    """One token id sampled from the softmax at each position."""
     correct: Tensor
-    """Whether the likeliest token is the original, bool."""
+    """Whether the most probable token is the original token, bool."""
 
     def view_as(self, positions: Tensor) -> "Prediction":
-        """Return it with sampled and correct in the shape of `positions`."""
+        """Return the prediction with `sampled` and `correct` in the shape of `positions`."""
         return Prediction(
             self.loss, self.sampled.view_as(positions), self.correct.view_as(positions)
         )
@@ -52,19 +54,22 @@ def loss_and_sample_plain(
     temperature: float = 1.0,
     disallow_correct: bool = False,
 ) -> Prediction:
-    """Return loss, samples and hits, written as the mathematics reads.
+    """Return loss, sampled tokens and hits, written as the mathematical definition.
 
     Args:
-        features_ME: The generator head's features, in the compute dtype.
+        features_ME: Features of the generator head, in the compute dtype.
         table_VE: Token embeddings, float32.
         bias_V: Output bias, float32.
-        targets_M: Original ids.
-        weights_M: Weight of each position in the loss: 1 / their number, 0 in unused slots.
-        uniform_M: Uniform numbers in [0, 1): position i is given the first token at which the
-            cumulative probability exceeds uniform_M[i], hence a draw from the softmax.
-        temperature: Divides the logits of the draws; the loss has none.
-        disallow_correct: Whether the original is never drawn. Both: run_pretraining.py and
-            pretrain_helpers.sample_from_softmax, temperature first.
+        targets_M: Original token ids.
+        weights_M: Weight of each position in the loss: 1 / number of masked positions, and 0 in
+            unused slots.
+        uniform_M: Uniform numbers in [0, 1). The sampled token at position i is the first token
+            whose cumulative probability exceeds uniform_M[i] (inverse transform sampling).
+        temperature: Divides the logits before sampling; does not affect the loss.
+        disallow_correct: Whether the original token is excluded from sampling.
+
+    Source: section 2. Temperature and disallow_correct: run_pretraining.py and
+    pretrain_helpers.sample_from_softmax, which apply the temperature first.
     """
     logits_MV = F.linear(features_ME, table_VE.to(features_ME.dtype)).float() + bias_V
     nll_M = F.cross_entropy(logits_MV, targets_M, reduction="none")
@@ -88,10 +93,11 @@ def loss_and_sample(
     weights_M: Tensor,
     uniform_M: Tensor,
 ) -> Prediction:
-    """Return what `loss_and_sample_plain` returns, in one pass; same arguments.
+    """Return loss, sampled tokens and hits in one pass; arguments as for `loss_and_sample_plain`.
 
-    Losses agree to 1e-6 relative in float32 and gradients to 1e-5 of their largest element; samples
-    are equal but where a threshold falls within rounding of a cumulative probability.
+    In float32 the losses of the two functions agree to 1e-6 relative, and the gradients to 1e-5 of
+    their largest element. Sampled tokens are equal, unless a threshold is within rounding of a
+    cumulative probability.
     """
     return Prediction(
         *_LossAndSample.apply(features_ME, table_VE, bias_V, targets_M, weights_M, uniform_M)
@@ -114,7 +120,8 @@ class _LossAndSample(torch.autograd.Function):
         in_slices = features_ME.device.type == "cpu" and not torch.compiler.is_compiling()
         score = _score_in_slices if in_slices else _score
         table_WE = _fill_blocks(table_VE, features_ME.dtype)
-        bias_W = F.pad(bias_V, (0, len(table_WE) - vocab_size), value=-math.inf)  # never drawn
+        # The padding has probability 0, so it is never sampled.
+        bias_W = F.pad(bias_V, (0, len(table_WE) - vocab_size), value=-math.inf)
         scores, grads_features, grads_bias = [], [], []
         grad_table_WE: Tensor | None = None
         for features_CE, targets_C, weights_C, uniform_C in zip(
@@ -169,9 +176,22 @@ def _score(
     uniform_C: Tensor,
     needs_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return loss, samples, hits, and the loss's gradients of logits and bias if they are needed.
+    """Return loss, sampled tokens and hits of a chunk, and the loss's gradients.
 
-    Written for a compiler, which makes a few passes over the logits of it.
+    The code has whole-tensor operations for torch.compile, which fuses them into a few passes over
+    the logits.
+
+    Args:
+        logits_CW: Logits without the bias, in the compute dtype.
+        bias_W: Output bias, float32; -inf in the padding.
+        targets_C: Original token ids.
+        weights_C: Weight of each position in the loss.
+        uniform_C: Uniform numbers in [0, 1).
+        needs_grad: Whether to compute gradients.
+
+    Returns:
+        Loss, sampled ids (C), hits (C), gradient of the logits (C, W) and gradient of the bias (W).
+        Without needs_grad the last two are not gradients.
     """
     exact_CW = logits_CW.float() + bias_W
     largest_C1 = exact_CW.amax(dim=-1, keepdim=True)
@@ -195,7 +215,7 @@ def _score_in_slices(
     uniform_C: Tensor,
     needs_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return what `_score` returns, a few rows at a time; gradients overwrite logits."""
+    """Return what `_score` returns, computed on SLICE rows at a time; overwrites `logits_CW`."""
     loss, grad_bias_W = torch.zeros(()), torch.zeros_like(bias_W)
     sampled_C, correct_C = torch.empty_like(targets_C), torch.empty_like(targets_C).bool()
     buffer_RW = torch.empty((SLICE, len(bias_W)))
@@ -204,7 +224,7 @@ def _score_in_slices(
         logits_RW = logits_CW[rows]
         target_R1, weights_R1 = targets_C[rows, None], weights_C[rows, None]
         probs_RW = buffer_RW[: len(logits_RW)]
-        probs_RW.copy_(logits_RW).add_(bias_W)  # one pass would mix dtypes: twice as slow
+        probs_RW.copy_(logits_RW).add_(bias_W)  # an add of mixed dtypes takes twice as long
         largest_R1 = probs_RW.amax(dim=-1, keepdim=True)
         target_logit_R1 = probs_RW.gather(1, target_R1)
         correct_C[rows] = (target_logit_R1 == largest_R1).squeeze(1)
@@ -220,10 +240,10 @@ def _score_in_slices(
 
 
 def _fill_blocks(table_VE: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the table with zeros behind it, up to a whole number of blocks (W, E).
+    """Return the table (W, E) in `dtype`, padded with zeros to a whole number of blocks.
 
-    A GPU's products are slow where rows of logits begin at odd addresses, as those of 30,522 do;
-    and draws find their block first.
+    Sampling needs whole blocks. The padding also aligns the rows of the logits: a GPU's matrix
+    products are slow if rows are not aligned, as with a vocabulary of 30,522.
     """
     return F.pad(table_VE.to(dtype), (0, 0, 0, -len(table_VE) % BLOCK))
 
@@ -231,10 +251,17 @@ def _fill_blocks(table_VE: Tensor, dtype: torch.dtype) -> Tensor:
 def log_likelihood(
     features_ME: Tensor, table_VE: Tensor, bias_V: Tensor, targets_M: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return log p(target) of each position, with its gradient, and the softmax's entropy, nats.
+    """Return log p(target) and the softmax's entropy at each position (M), nats.
 
-    For objectives that need more of a position than its share in a mean. Logits exist for `CHUNK`
-    positions at a time and are computed again on the way back.
+    Objectives use this function if they need a log-likelihood per position instead of a mean.
+    Logits exist for CHUNK positions at a time, and are recomputed in the backward pass. The entropy
+    has no gradient.
+
+    Args:
+        features_ME: Features of the generator head, in the compute dtype.
+        table_VE: Token embeddings, float32.
+        bias_V: Output bias, float32.
+        targets_M: Token ids.
     """
 
     def chunk(features_CE: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor]:
@@ -255,10 +282,14 @@ def log_likelihood(
 
 
 def _sample(weights_RW: Tensor, uniform_R1: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw a column of each row in proportion to its weight; return the columns and the row sums.
+    """Return a column of each row (R), sampled in proportion to the weights, and row sums (R, 1).
 
-    First a block of BLOCK columns by the cumulative sum of block sums, then a column within it: the
-    same inverse of the cumulative distribution, without its full length.
+    The cumulative sum over blocks gives the block, and the cumulative sum within the block gives
+    the column. The result is that of a cumulative sum over the whole row, which would take longer.
+
+    Args:
+        weights_RW: Weights, at least 0; W is a multiple of BLOCK.
+        uniform_R1: Uniform numbers in [0, 1).
     """
     blocks_RKB = weights_RW.view(-1, weights_RW.shape[1] // BLOCK, BLOCK)
     sums_RK = blocks_RKB.sum(dim=-1)

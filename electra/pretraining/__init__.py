@@ -1,1 +1,1 @@
-"""Pre-training: shards in, a run out."""
+"""Pre-training: from shards to a run folder."""

@@ -1,9 +1,9 @@
-"""The optimizer step in the fastest form that its device has; step.py is its definition.
+"""The optimizer step in the fastest form for the device; step.py holds the definition.
 
-A CPU does it operation by operation. On a CUDA device the objective is compiled and the whole step,
-optimizer included, is captured once as a CUDA graph and replayed: at hidden size 256 a step is some
-two thousand small operations, each of which would have to be launched. Nothing in a step waits for
-the device.
+A CPU runs the step operation by operation. On a CUDA device the objective is compiled, and the
+whole step, optimizer included, is captured once as a CUDA graph and replayed. At hidden size 256 a
+step has about two thousand small operations, and launching each one would take longer than running
+it. Nothing in a step waits for the device.
 """
 
 import os
@@ -24,17 +24,18 @@ from electra.pretraining.working_copies import WorkingCopies
 from electra.training.machine import Machine
 
 WARM_UP_STEPS = 3
-"""Steps done before one is captured; libraries choose and allocate in them what they keep."""
+"""Steps before the capture. In these steps libraries select kernels and allocate workspaces, which
+a capture does not allow."""
 
 
 def prepare_step(model: Objective, config: PretrainConfig, machine: Machine) -> Step:
-    """Return the step in the fastest form that the machine has; arguments as those of `Step`."""
+    """Return the fastest form of the optimizer step for the machine; arguments as for `Step`."""
     is_plain = machine.device.type != "cuda" and config.train.compile != "yes"
     return (Step if is_plain else AcceleratedStep)(model, config, machine)
 
 
 class AcceleratedStep(Step):
-    """The step compiled, and on a CUDA device with copies of the weights and captured as a graph.
+    """The compiled optimizer step; on a CUDA device with working copies and as a CUDA graph.
 
     Args:
         model: The objective, on the machine's device.
@@ -42,13 +43,14 @@ class AcceleratedStep(Step):
         machine: As in `Step`.
 
     Attributes:
-        compiler_failure: What became of the compiler, and at which step; None while it works.
+        compiler_failure: Step and message of the compiler's failure; None if there was none.
     """
 
     def __init__(self, model: Objective, config: PretrainConfig, machine: Machine):
         on_cuda = machine.device.type == "cuda"
-        # Layers that recompute set the random numbers back, which a capture does not allow:
-        # uncompiled by asking for their state, compiled by generators that it does not know.
+        # Recomputed layers restore the random number state, which a capture does not allow. Plain
+        # layers read the generator's state; compiled layers use generators that are not registered
+        # with the graph.
         can_capture = on_cuda and not config.train.recompute_activations
         super().__init__(model, config, machine, config.train.cuda_graph and can_capture)
         self.compiled = _compiles(config, machine.device)
@@ -61,14 +63,14 @@ class AcceleratedStep(Step):
             for masked in (False, True):
                 self.attention[masked] = rank_attention(config, machine, masked=masked)
         self.captures: dict[tuple[Any, ...], _Capture] = {}
-        if self.captured:  # all on one stream, to which gradients stay bound, and in one memory
+        if self.captured:  # gradients are bound to a stream, so all captures share stream and pool
             self.stream, self.pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
 
     def __call__(self, number: int, batch: Batch, learning_rate: float) -> Outcome:
-        """Do the step of this number; arguments as those of `Step`.
+        """Run one optimizer step; arguments as for `Step`.
 
-        Where the compiler fails on the model and was not asked for by name, it warns of it and goes
-        on without.
+        If the compiler fails on the model and train.compile is auto, the step warns and runs
+        without the compiler.
         """
         try:
             return self._do(number, batch, learning_rate)
@@ -88,8 +90,8 @@ class AcceleratedStep(Step):
         if self.machine.device.type != "cuda":
             return super().__call__(number, batch, learning_rate)
         if self.config.examples.short_prob and batch.attention_mask_BL is None:
-            # Of 128 rows some is nearly always short. The rare step without a mask would be another
-            # form, to be compiled and captured in the middle of a run, with memory of its own.
+            # Among 128 rows at least one is nearly always short. The rare step without a mask would
+            # be compiled and captured separately in the middle of a run, and take more memory.
             batch = batch._replace(attention_mask_BL=find_real(batch))
         is_masked = batch.attention_mask_BL is not None or batch.document_ids_BL is not None
         with sdpa_kernel(self.attention[is_masked], set_priority=True):
@@ -102,10 +104,10 @@ class AcceleratedStep(Step):
             return self.captures[shape](batch)
 
     def forget(self) -> None:
-        """Begin anew: from here on the model computes something else."""
+        """Discard captures and working copies, because the model's computation has changed."""
         self.captures.clear()
         self._copy_weights()
-        if self.captured:  # memory that no capture holds any more cannot be shared
+        if self.captured:  # a pool that no capture holds any more cannot be reused
             self.pool = torch.cuda.graph_pool_handle()
 
     def _copy_weights(self) -> None:
@@ -115,7 +117,7 @@ class AcceleratedStep(Step):
         self.weights = copies.at_work if copies else nullcontext
 
     def describe(self) -> dict[str, Any]:
-        """Return the form that steps have, for manifests."""
+        """Return the form of the step for manifests: `Step.describe`, compiler and attention."""
         return {
             **super().describe(),
             "compiler_failure": self.compiler_failure,
@@ -127,7 +129,7 @@ class AcceleratedStep(Step):
 
 
 class _Capture:
-    """Steps with batches of one shape, as a CUDA graph over buffers that stay where they are."""
+    """A CUDA graph of the step for batches of one shape, over buffers at fixed addresses."""
 
     def __init__(self, step: AcceleratedStep, batch: Batch):
         self.step = step
@@ -154,18 +156,20 @@ class _Capture:
         stream, current = self.step.stream, torch.cuda.current_stream()
         stream.wait_stream(current)
         with torch.cuda.stream(stream), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*capturable=True")  # it soon will be
-            warnings.filterwarnings("ignore", message="TensorFloat32")  # float32 means float32
+            # The optimizer warns because nothing is captured yet; the step after these is captured.
+            warnings.filterwarnings("ignore", message=".*capturable=True")
+            # train.precision=float32 promises float32 products, so TensorFloat32 is no advice.
+            warnings.filterwarnings("ignore", message="TensorFloat32")
             outcome = self.step.compute(self.batch)
         current.wait_stream(stream)
         return outcome
 
 
 def _compiles(config: PretrainConfig, device: torch.device) -> bool:
-    """Return whether to compile.
+    """Return whether to compile the objective.
 
     Raises:
-        UserError: It was asked for, and there is no compiler that works.
+        UserError: train.compile is yes, and torch.compile does not work.
     """
     choice = config.train.compile
     if choice == "no" or (choice == "auto" and device.type != "cuda"):
@@ -173,7 +177,7 @@ def _compiles(config: PretrainConfig, device: torch.device) -> bool:
     _keep_compiled()
     try:
         torch.compile(torch.square)(torch.ones(8, device=device))
-    except Exception as error:  # whatever a missing compiler, driver or header makes of itself
+    except Exception as error:  # a missing compiler, driver or header raises many types
         if choice == "yes":
             reason = str(error).strip().partition("\n")[0]
             raise UserError(
@@ -184,6 +188,6 @@ def _compiles(config: PretrainConfig, device: torch.device) -> bool:
 
 
 def _keep_compiled() -> None:
-    """Let what is compiled be found again by the next run, also after a restart."""
+    """Put the compiler's cache in a folder that survives a restart, unless the user chose one."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache / "electra" / "compiled"))

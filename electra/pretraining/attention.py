@@ -1,4 +1,7 @@
-"""Which of torch's attention kernels is the fastest here, by measurement."""
+"""The fastest of torch's attention kernels for a run, by measurement.
+
+Shape suffixes: B rows, L positions, N heads, D head size.
+"""
 
 import statistics
 import time
@@ -22,10 +25,15 @@ KERNELS = (
 
 
 def rank_attention(config: PretrainConfig, machine: Machine, *, masked: bool) -> list[SDPBackend]:
-    """Return torch's attention kernels that can do a layer of the discriminator, fastest first.
+    """Return torch's attention kernels that support the discriminator's layers, fastest first.
 
-    Forward and backward are timed with the run's sizes and dropout, with a mask or without; what
-    it takes to launch them is not, since a replay does not launch them one by one.
+    The timing covers forward and backward pass with the run's sizes and dropout. It leaves out the
+    launches, because the replay of a CUDA graph does not launch kernels one by one.
+
+    Args:
+        config: Sizes, dropout and micro-batch size of the run.
+        machine: Device and dtype.
+        masked: Whether the kernels are timed with an attention mask.
     """
     sizes, train = config.model, config.train
     rows, length = train.micro_batch_size, config.examples.sequence_length
@@ -39,24 +47,24 @@ def rank_attention(config: PretrainConfig, machine: Machine, *, masked: bool) ->
     def attend() -> None:
         q, k, v = qkv_BL3ND.permute(2, 0, 3, 1, 4).unbind(0)
         context_BNLD = F.scaled_dot_product_attention(q, k, v, mask_B11L, rate)
-        context_BNLD.backward(torch.ones_like(context_BNLD))  # laid out as a layer's gradient is
+        context_BNLD.backward(torch.ones_like(context_BNLD))  # has the strides of a real gradient
 
     seconds = {}
     for kernel in KERNELS:
         with warnings.catch_warnings(), sdpa_kernel(kernel), suppress(RuntimeError):
-            warnings.simplefilter("ignore")  # why a kernel cannot
+            warnings.simplefilter("ignore")  # the reasons why a kernel does not support the sizes
             seconds[kernel] = statistics.median(_time(attend, device) for _ in range(7))
     return sorted(seconds, key=seconds.__getitem__)
 
 
 def _time(work: Callable[[], None], device: torch.device) -> float:
-    """Return the seconds that some work takes on its device, its launch left out."""
+    """Return the seconds that `work` takes on the device, without its launches."""
     if device.type != "cuda":
         start = time.perf_counter()
         work()
         return time.perf_counter() - start
     began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(1 << 25)  # cycles, some 20 ms, in which all that follows is launched
+    torch.cuda._sleep(1 << 25)  # clock cycles, about 20 ms: the time to launch everything below
     began.record()
     work()
     ended.record()

@@ -1,4 +1,4 @@
-"""What a model in training is worth on held-out rows: the measures, and some rows to look at."""
+"""Evaluation on held-out rows during pre-training: measures, and sample rows to look at."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -27,16 +27,18 @@ def view_rows(
     device: torch.device,
     micro_batch_size: int,
 ) -> list[list[dict[str, Any]]]:
-    """Return the first rows of a held-out batch token by token, as both networks see them.
-
-    Without a discriminator there is nothing to be seen, and the list is empty.
+    """Return the first NUM_SAMPLES rows of a held-out batch, token by token.
 
     Args:
-        model: The networks, on the device.
-        batch: The first that `heldout_batches` returned.
-        tokenizer: Of the run.
-        device: Where the networks are.
-        micro_batch_size: Rows computed at a time.
+        model: The objective, on the device.
+        batch: The first batch of `heldout_batches`.
+        tokenizer: The run's tokenizer.
+        device: Device of the objective.
+        micro_batch_size: Rows per micro-batch.
+
+    Returns:
+        A list of tokens for each row. A token is a dict of token, original, is_replaced and
+        prob_replaced. The list is empty if the objective has no discriminator.
     """
     model.eval()
     outputs = _compute_heldout(model, batch, 0, device, micro_batch_size)
@@ -62,9 +64,9 @@ def view_rows(
 
 
 def heldout_batches(shards: Shards, config: PretrainConfig) -> list[Batch]:
-    """Return the held-out rows of an evaluation, the same ones whenever it is asked.
+    """Return the held-out rows of an evaluation, the same rows in every call.
 
-    None where `train.evaluate_rows` is 0.
+    The list is empty if `train.evaluate_rows` is 0.
     """
     if config.train.evaluate_rows == 0:
         return []
@@ -79,14 +81,16 @@ def heldout_batches(shards: Shards, config: PretrainConfig) -> list[Batch]:
 def evaluate(
     model: Objective, batches: list[Batch], device: torch.device, micro_batch_size: int
 ) -> dict[str, Any]:
-    """Return the measures on held-out rows: dropout off, positions and uniforms always the same.
+    """Return the measures on held-out rows, without dropout.
+
+    Masked positions and uniform numbers are the same in every evaluation.
 
     Args:
-        model: The networks, on the device.
-        batches: What `heldout_batches` returned.
-        device: Where they are.
-        micro_batch_size: Rows computed at a time, as in a step. Positions and uniforms do not
-            depend on it.
+        model: The objective, on the device.
+        batches: The batches of `heldout_batches`.
+        device: Device of the objective.
+        micro_batch_size: Rows per micro-batch, as in a step. Masked positions and uniform numbers
+            do not depend on the micro-batch size.
     """
     model.eval()
     measures = Measures(model.loss_weights)
@@ -100,7 +104,7 @@ def evaluate(
 def _compute_heldout(
     model: Objective, batch: Batch, number: int, device: torch.device, micro_batch_size: int
 ) -> Iterator[Output]:
-    """Yield the outputs of a held-out batch, a micro-batch at a time."""
+    """Yield the output of each micro-batch of a held-out batch."""
     rng = torch.Generator(device).manual_seed(step_seed(0, "heldout", number))
     batch = batch.to(device)
     draw = model.masking.draw(batch, rng)

@@ -1,7 +1,8 @@
-"""Pre-training: shards in, a run folder out. The loop is here from top to bottom.
+"""The pre-training loop: from shards to a run folder.
 
-Order, positions, draws and dropout are functions of (seed, step), so a run that is interrupted
-anywhere and continued ends, bit for bit on a CPU, where it would have ended.
+Row order, masked positions, sampled tokens and dropout are functions of (seed, step). A run that is
+interrupted and resumed therefore ends with the same weights as an uninterrupted run; on a CPU the
+weights are equal bit for bit.
 """
 
 import math
@@ -44,7 +45,7 @@ Show = Callable[[dict[str, Any]], None]
 
 
 class Interrupted(Exception):
-    """The run was asked to stop; its checkpoint is written."""
+    """A signal stopped the run after a step; the checkpoint of this step is written."""
 
     def __init__(self, step: int):
         super().__init__(f"stopped at step {step}")
@@ -52,19 +53,20 @@ class Interrupted(Exception):
 
 
 def pretrain(shards_folder: Path, run: Path, config: PretrainConfig, show: Show) -> dict[str, Any]:
-    """Pre-train from scratch into a new run folder; return its results.
+    """Pre-train from scratch into a new run folder, and return the contents of results.json.
 
     Args:
-        shards_folder: What `prepare` wrote.
-        run: The run folder; must not exist. From its first moment on it can be continued.
-        config: The settings; the vocabulary's size is taken from the shards.
-        show: Is given every record of metrics.jsonl as it is written, and before the first one
-            {"part": "compiling"} if there is something to wait for.
+        shards_folder: Folder that `electra prepare` wrote.
+        run: The run folder; must not exist. `resume` can continue the run as soon as the folder
+            exists.
+        config: The settings; the vocabulary size is taken from the shards.
+        show: Called with each record of metrics.jsonl when the record is written. Called with
+            {"part": "compiling"} before the first record if the step has to be compiled.
 
     Raises:
-        UserError: The folders or the settings do not fit, memory does not suffice, or the run
-            cannot be written.
-        Interrupted: A signal asked to stop; the state is saved.
+        UserError: The folders or settings are not valid, memory is too small, the loss is not
+            finite, or the run folder cannot be written.
+        Interrupted: A signal stopped the run; the checkpoint is written.
     """
     require(not run.exists(), f"{run} exists already; choose another --out, or --resume {run}")
     require_schedule(config)
@@ -86,17 +88,18 @@ def pretrain(shards_folder: Path, run: Path, config: PretrainConfig, show: Show)
 
 
 def resume(run: Path, show: Show, shards_folder: Path | None = None) -> dict[str, Any]:
-    """Continue an interrupted run from its newest intact checkpoint; return its results.
+    """Continue a run from its newest intact checkpoint, and return the contents of results.json.
 
-    A run that has written none begins again.
+    A run without a checkpoint starts at step 0.
 
     Args:
-        run: A run folder; its own config.json is what counts.
+        run: A run folder. The settings are read from its config.json.
         show: As in `pretrain`.
-        shards_folder: Where the shards are now, if they have moved.
+        shards_folder: The shards' folder if it has moved; None: the folder in manifest.json.
 
     Raises:
-        UserError: It is no run folder, is damaged, in use or complete, or its shards are others.
+        UserError: `run` is not a run folder, is damaged, in use or complete, or the shards are not
+            those of the run.
         Interrupted: As in `pretrain`.
     """
     config = read_run_config(run)
@@ -114,7 +117,7 @@ def resume(run: Path, show: Show, shards_folder: Path | None = None) -> dict[str
         shards = open_shards(shards_folder or folder, verify=machine.rank == 0)
         require(
             shards.digest == digest,
-            f"{shards.folder} does not hold the shards that {run} was begun with",
+            f"{shards.folder} does not hold the shards of {run}",
         )
         step = prepare_step(_build(config, shards, machine), config, machine)
         return _train(run, shards, step, show)
@@ -122,10 +125,10 @@ def resume(run: Path, show: Show, shards_folder: Path | None = None) -> dict[str
 
 @contextmanager
 def _writing(run: Path) -> Iterator[None]:
-    """Make a full disk, or a folder that may not be written, one line that says what remains."""
+    """Turn an OSError (full disk, missing permission) into a UserError that says how to resume."""
     try:
         yield
-    except BrokenPipeError:  # of whoever reads what is shown
+    except BrokenPipeError:  # the reader of the standard output has gone; no file has failed
         raise
     except OSError as error:
         what = f"{error.filename or run}: {error.strerror or error}"
@@ -137,11 +140,12 @@ def _writing(run: Path) -> Iterator[None]:
 
 
 def _build(config: PretrainConfig, shards: Shards, machine: Machine) -> Objective:
-    """Return the networks with their first weights, on the device."""
+    """Return the initialised objective, on the device."""
     asks_frequencies = (
         config.train.initial_weights == "neighbours" or config.generator.kind == "unigram"
     )
-    frequencies_V = count_tokens(shards) if asks_frequencies else None  # reads every token
+    # Counting reads every token of the shards, so it is done only when needed.
+    frequencies_V = count_tokens(shards) if asks_frequencies else None
     return build_model(config, shards.tokenizer, machine, frequencies_V)
 
 
@@ -193,7 +197,7 @@ def _train(run: Path, shards: Shards, step: Step, show: Show) -> dict[str, Any]:
         show({"part": "compiling", "step": first_step})
     with stop_on_signal() as stop, closing(log):
         if first_step and evaluates(first_step) and not _is_evaluated(run, first_step):
-            write_evaluation(first_step)  # the run ended between its checkpoint and its evaluation
+            write_evaluation(first_step)  # the run stopped after this checkpoint, before evaluating
         model.train()
         for number in range(first_step, train.steps):
             if number in model.stages[1:]:
@@ -212,7 +216,8 @@ def _train(run: Path, shards: Shards, step: Step, show: Show) -> dict[str, Any]:
             done = number + 1
             is_last, is_stopped = done == train.steps, stop.requested
             saves = done % train.save_every == 0 or is_last or is_stopped
-            # A window ends with a checkpoint, and with a stage: the next has another loss.
+            # A log window also ends at a checkpoint, for resuming, and at the end of a stage,
+            # because the next stage has a different loss.
             if done % train.log_every == 0 or saves or done in model.stages:
                 record = {
                     "part": "train",
@@ -246,14 +251,14 @@ def _train(run: Path, shards: Shards, step: Step, show: Show) -> dict[str, Any]:
 
 
 def _learning_rate_at(step: int, model: Objective, config: PretrainConfig) -> float:
-    """Return the rate of a step; each stage has a schedule of its own."""
+    """Return the learning rate of a step, by the schedule of the stage of the step."""
     stage = model.stage_at(step)
     first, end = (*model.stages, config.train.steps)[stage : stage + 2]
     return learning_rate_at(step - first, end - first, config.optimizer, config.method.mode)
 
 
 def _is_evaluated(run: Path, step: int) -> bool:
-    """Return whether the metrics have an evaluation at this step."""
+    """Return whether metrics.jsonl has an evaluation at this step."""
     records = read_metrics(run / "metrics.jsonl")
     return any(record["part"] == "heldout" and record["step"] == step for record in records)
 
@@ -264,7 +269,8 @@ def _write_results(run: Path, model: Objective, config: PretrainConfig) -> dict[
     for part in ("train", "heldout") if config.train.evaluate_rows else ("train",):
         require(
             last.get(part, {}).get("step") == config.train.steps,
-            f"{path} has no {part} record of step {config.train.steps}: results cannot be told",
+            f"{path} has no {part} record of step {config.train.steps}: results.json cannot be "
+            "written",
         )
     train, heldout = last["train"], last.get("heldout")
     results = {
@@ -279,7 +285,7 @@ def _write_results(run: Path, model: Objective, config: PretrainConfig) -> dict[
 
 
 class _Clock:
-    """Seconds spent training, without evaluations and checkpoints, over all sessions of a run."""
+    """Training time over all sessions of a run, seconds, without evaluations and checkpoints."""
 
     def __init__(self, last: dict[str, Any] | None):
         self.seconds, self.tokens, self.step = 0.0, 0, 0
@@ -288,7 +294,13 @@ class _Clock:
         self.since = time.perf_counter()
 
     def record(self, step: int, steps: int, new_tokens: int) -> dict[str, Any]:
-        """Return what is done by this step, the speed since the last call, and what is left."""
+        """Return progress, speed and remaining time for a record of metrics.jsonl.
+
+        Args:
+            step: Steps done.
+            steps: Steps of the run.
+            new_tokens: Real tokens since the last call.
+        """
         now = time.perf_counter()
         seconds, self.since = now - self.since, now
         seconds_per_step = seconds / (step - self.step)
@@ -304,7 +316,7 @@ class _Clock:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave out what happens inside."""
+        """Exclude the time inside the context from the training time."""
         began = time.perf_counter()
         yield
         self.since += time.perf_counter() - began

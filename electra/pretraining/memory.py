@@ -1,4 +1,4 @@
-"""What a step of pre-training needs of memory, and whether it is there."""
+"""Estimated memory of a pre-training step, and the check against free memory."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,32 +13,32 @@ from electra.model.batch import Batch
 from electra.model.encoder import Encoder
 
 BYTES_PER_PARAMETER = 16
-"""Weight, gradient and Adam's two moments, float32."""
+"""Weight, gradient and Adam's two moments, each float32."""
 GIB = 2**30
+"""Bytes."""
 
 
 def estimate_step(model: Objective, config: PretrainConfig, device: torch.device) -> float:
-    """Return the estimated peak of a step, bytes; what the framework takes comes on top.
+    """Return the estimated peak memory of a step, bytes, without torch's own memory.
 
-    It is 16 for each parameter, and what a piece of a step (train.accumulation) takes for its
-    backward pass.
+    The estimate is BYTES_PER_PARAMETER for each parameter, plus the activations of one micro-batch.
     """
     a_row = measure_activations(model, config, device)
     return _fixed(model) + a_row * config.train.micro_batch_size
 
 
 def require_memory(model: Objective, config: PretrainConfig, device: torch.device) -> None:
-    """Refuse a run whose steps would not fit into what is free, unless train.check_memory is false.
+    """Refuse a run whose steps do not fit into free memory, unless train.check_memory is false.
 
     Raises:
-        UserError: They would not; it names the accumulation with which they would, or, where not
-            even one row fits, train.recompute_activations if that is still to be tried.
+        UserError: A step does not fit. The message names the train.accumulation that fits. If not
+            even one row fits, it names train.recompute_activations or a smaller model.
     """
     free = free_memory(device) if config.train.check_memory else None
     if free is None:
         return
     train = config.train
-    free += sum(tensor.nbytes for tensor in model.parameters())  # they are there already
+    free += sum(tensor.nbytes for tensor in model.parameters())  # already allocated
     a_row = measure_activations(model, config, device)
     room = int((free - _fixed(model)) // a_row)
     pieces = -(-train.batch_size // room) if room > 0 else 0
@@ -60,7 +60,7 @@ def require_memory(model: Objective, config: PretrainConfig, device: torch.devic
 
 
 def free_memory(device: torch.device) -> float | None:
-    """Return the bytes that a process may still take; None where the system does not say."""
+    """Return the memory that this process can still allocate, bytes; None if unknown."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     facts = Path("/proc/meminfo")
@@ -71,15 +71,15 @@ def free_memory(device: torch.device) -> float | None:
 
 
 def free_in_groups(membership: Path, mount: Path) -> list[int]:
-    """Return the bytes left in each control group with a limit that the process belongs to.
+    """Return the free bytes of each control group that limits the process.
 
-    A group is charged for the page cache of every file its processes read, which the system gives
-    back before it refuses memory: that counts as free.
+    A group is charged for the page cache of every file that its processes read. The system reclaims
+    the page cache before it refuses memory, so the page cache counts as free.
 
     Args:
-        membership: The process's /proc/PID/cgroup. Inside a container its paths may be those of the
-            host; the container's own group is then what is mounted.
-        mount: Where control groups are mounted, version 2, or 1 with the folder `memory`.
+        membership: The file /proc/PID/cgroup of the process. Inside a container the paths in this
+            file may be those of the host; the mounted group is then the container's group.
+        mount: Mount point of the control groups: version 2, or version 1 with the folder `memory`.
     """
     free = []
     for line in membership.read_text().splitlines() if membership.is_file() else ():
@@ -100,7 +100,7 @@ def free_in_groups(membership: Path, mount: Path) -> list[int]:
 
 
 def _reclaimable(group: Path, prefix: str) -> int:
-    """Return the bytes charged to a control group that it gives back when asked for others."""
+    """Return the bytes charged to a control group that the system can reclaim."""
     lines = (group / "memory.stat").read_text().splitlines()
     stat = {name: int(value) for name, value in (line.split() for line in lines)}
     names = ("inactive_file", "active_file", "slab_reclaimable")
@@ -108,7 +108,10 @@ def _reclaimable(group: Path, prefix: str) -> int:
 
 
 def make_rows(config: PretrainConfig, num_rows: int, seed: int) -> Batch:
-    """Return full rows of random tokens between [CLS] and [SEP], of two segments and documents."""
+    """Return full rows of random tokens between [CLS] and [SEP], for estimates and timings.
+
+    Each row has two segments, and two documents if examples.attend is document.
+    """
     length = config.examples.sequence_length
     rng = torch.Generator().manual_seed(seed)
     first = len(SPECIAL_TOKENS)
@@ -121,11 +124,12 @@ def make_rows(config: PretrainConfig, num_rows: int, seed: int) -> Batch:
 
 
 def measure_activations(model: Objective, config: PretrainConfig, device: torch.device) -> float:
-    """Return the bytes that one more row takes in a step.
+    """Return the bytes that one more row of a micro-batch takes.
 
-    That is what the forward pass keeps, and on the way back a gradient of each activation of the
-    widest layer. Where layers recompute, little more than their inputs is kept, and on the way back
-    one layer's activations are there again beside their gradients.
+    A row takes the activations that the forward pass saves. In the backward pass it also takes the
+    gradients of the activations of the widest layer. With train.recompute_activations the forward
+    pass saves little more than the layers' inputs, and the backward pass holds the recomputed
+    activations of one layer and their gradients.
     """
 
     def measure(num_rows: int) -> int:
@@ -143,7 +147,7 @@ def measure_activations(model: Objective, config: PretrainConfig, device: torch.
 
 
 def _layer_bytes(encoder: Encoder, input_ids_BL: Tensor) -> int:
-    """Return the bytes of one layer's activations."""
+    """Return the bytes of the activations that one layer saves."""
     x_BLH = torch.zeros(
         (*input_ids_BL.shape, encoder.config.hidden_size),
         dtype=encoder.compute_dtype,
@@ -158,7 +162,7 @@ def _fixed(model: Objective) -> float:
 
 
 def _saved_bytes(module: nn.Module, forward: Callable[[], Tensor]) -> int:
-    """Return the bytes of all tensors, each storage once, that a forward pass saves."""
+    """Return the bytes that a forward pass saves for the backward pass, each storage once."""
     parameters = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
     storages: dict[int, int] = {}
 

@@ -1,4 +1,4 @@
-"""What a pre-training run will take: parameters, operations, memory, and time on this machine."""
+"""Estimated cost of a pre-training run: parameters, operations, memory and training time."""
 
 import statistics
 import time
@@ -18,23 +18,24 @@ from electra.training.machine import Machine, prepare_machine
 
 
 class Plan(NamedTuple):
-    """A run before it begins."""
+    """Estimated cost of a run."""
 
     kept_parameters: int
-    """Of the encoder one keeps."""
+    """Parameters of the encoder that pre-training returns."""
     parameters: int
-    """In training."""
+    """Parameters of all networks in training."""
     steps: int
+    """Optimizer steps."""
     tokens: int
     """Positions of all rows, padding included."""
     flops: dict[str, float]
-    """Of the whole run, "true" and "paper"."""
+    """Operations of the whole run: "true" and "paper"."""
     memory: float
-    """Estimated peak of a step, bytes."""
+    """Estimated peak memory of a step, bytes."""
     seconds: float
-    """Estimated time of training, without evaluations."""
+    """Estimated training time, seconds, without evaluations."""
     device: str
-    """What the time is for."""
+    """Device that the time was measured on."""
 
 
 def plan(
@@ -43,14 +44,14 @@ def plan(
     progress: Callable[[float], None],
     clock: Callable[[], float] = time.perf_counter,
 ) -> Plan:
-    """Return what a run will take; its steps are timed with random tokens for `probe_seconds`.
+    """Return the estimated cost of a run, after timing steps with random tokens.
 
     Args:
-        config: The settings of the run; `model.vocab_size` as it will be.
-        probe_seconds: How long steps are timed. A step that takes longer is timed on fewer rows,
-            and its time taken as proportional to them.
-        progress: Is told the seconds spent, from time to time.
-        clock: Returns the time, seconds.
+        config: The settings of the run, with the final `model.vocab_size`.
+        probe_seconds: Time limit of the measurement, seconds. On a CPU a step that takes too long
+            is timed on fewer rows, and its time is scaled in proportion to the rows.
+        progress: Called repeatedly with the seconds spent.
+        clock: Returns the current time, seconds.
     """
     machine = prepare_machine(config.train.device, config.train.precision, config.train.threads)
     tokenizer = make_tokenizer(config.model.vocab_size)
@@ -78,7 +79,16 @@ def time_step(
     progress: Callable[[float], None] = lambda seconds: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
-    """Return the estimated seconds of an optimizer step: the median of those that were timed."""
+    """Return the estimated time of an optimizer step, seconds: the median of the timed steps.
+
+    Args:
+        model: The objective, on the machine's device.
+        config: The settings of the run.
+        machine: The machine to time on.
+        probe_seconds: As in `plan`.
+        progress: As in `plan`.
+        clock: As in `plan`.
+    """
     step = prepare_step(model, config, machine)
     batch_size = config.train.batch_size
     model.train()
@@ -95,11 +105,11 @@ def time_step(
         return run(num_rows)
 
     began = clock()
-    if machine.device.type == "cuda":  # whose time does not grow with rows until they fill it
+    if machine.device.type == "cuda":  # time is not proportional to rows until they fill the GPU
         num_rows = batch_size
         for _ in range(WARM_UP_STEPS + 1):
             run(num_rows)
-        began = clock()  # compiling is no part of the probe
+        began = clock()  # compilation does not count
     else:
         # As many rows as leave time for five steps. A step has costs that do not grow with its rows
         # (the update, the vocabulary), so that a few rows say little about many.

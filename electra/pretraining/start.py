@@ -1,4 +1,4 @@
-"""How a run begins: settings that fit the shards, and networks with their first weights."""
+"""Start of a run: settings that match the shards, and initialised networks."""
 
 import dataclasses
 from pathlib import Path
@@ -21,7 +21,12 @@ from electra.training.seeds import step_seed
 
 
 def fit_to_shards(config: PretrainConfig, shards: Shards) -> PretrainConfig:
-    """Return the config with the shards' vocabulary size, after checking that the two fit."""
+    """Return the settings with the shards' vocabulary size and the frozen generator's size.
+
+    Raises:
+        UserError: The shards have no held-out part, or the frozen generator has another vocabulary
+            or sizes that the settings cannot express.
+    """
     require(bool(shards.heldout), f"{shards.folder} has no held-out part; prepare it with one")
     model = dataclasses.replace(config.model, vocab_size=shards.tokenizer.vocab_size)
     config = dataclasses.replace(config, model=model)
@@ -43,15 +48,15 @@ def fit_to_shards(config: PretrainConfig, shards: Shards) -> PretrainConfig:
     )
     require(
         same == generator.encoder(model),
-        f"generator.frozen_run {run} has proportions that this model's settings cannot give: "
+        f"generator.frozen_run {run} has sizes that do not match this model: "
         f"embedding_size {sizes.embedding_size}, {sizes.num_attention_heads} heads, "
-        f"intermediate_size {sizes.intermediate_size}; choose model's alike",
+        f"intermediate_size {sizes.intermediate_size}; choose a model of the same proportions",
     )
     return dataclasses.replace(config, generator=generator)
 
 
 def load_frozen(model: Objective, config: PretrainConfig) -> None:
-    """Give the generator the weights of the run it is frozen from."""
+    """Copy the generator's weights from the run `generator.frozen_run`."""
     generator = model.networks["generator"]
     saved = _read_generator(Path(config.generator.frozen_run))
     load_parameters(generator.encoders[0], saved.encoders[0])
@@ -60,7 +65,7 @@ def load_frozen(model: Objective, config: PretrainConfig) -> None:
 
 def _read_generator(run: Path) -> SavedNetwork:
     """Return the masked language model of another run."""
-    read_run_config(run)  # says so if it is no run folder
+    read_run_config(run)  # refuses a folder that is not a run
     found = read_networks(run).masked_lm
     if found is None:
         raise UserError(f"generator.frozen_run {run} has no generator network")
@@ -73,16 +78,16 @@ def build_model(
     machine: Machine,
     frequencies_V: Tensor | None = None,
 ) -> Objective:
-    """Return the objective's networks with fresh weights, a function of the seed, on the device.
+    """Return the objective with weights initialised from train.seed, on the machine's device.
 
-    The encoder one keeps begins with the same weights whatever the objective is.
+    The encoder that pre-training returns has the same initial weights for every objective.
 
     Args:
         config: The settings.
-        tokenizer: Special tokens, vocabulary.
+        tokenizer: Special tokens and vocabulary.
         machine: Device, and dtype of activations and matrix products.
-        frequencies_V: `count_tokens` of the shards. Without them heads begin without a bias, and
-            there can be no unigram generator.
+        frequencies_V: Token counts from `count_tokens`. The unigram generator needs the counts, and
+            train.initial_weights=neighbours sets output biases from the counts, if given.
     """
     train = config.train
     layer = choose_layers(train.layers, machine.device, compiled=train.compile == "yes")
@@ -109,7 +114,7 @@ def build_model(
 
 
 def count_tokens(shards: Shards) -> Tensor:
-    """Return how often each token stands in the train part, and once more."""
+    """Return the number of occurrences of each token (V) in the train part, plus 1."""
     counts = np.ones(shards.tokenizer.vocab_size)
     for shard in shards.train:
         counts += np.bincount(shard.tokens, minlength=len(counts))

@@ -1,10 +1,10 @@
-"""One optimizer step: draws, micro-batches, gradients, clipping, update.
+"""One optimizer step: random numbers, micro-batches, gradients, clipping, update.
 
-It is what a CPU does, and the definition of what acceleration.py makes of it for a GPU.
+This form runs on a CPU. It is also the definition of the accelerated step in acceleration.py.
 
-Positions, draws and counts are those of all rows of a step, so that a step computed in several
-micro-batches, or by several processes, is the same step: each computes its rows' share of the
-losses, and gradients add up.
+Masked positions, uniform numbers and counts are computed over all rows of a step. Each micro-batch
+gives its share of the loss, and the gradients add up. Gradient accumulation and data parallelism
+therefore do not change the step, except for rounding and dropout.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,30 +23,31 @@ from electra.training.seeds import step_seed
 
 
 class Outcome(NamedTuple):
-    """What a step leaves behind, on its device; overwritten by the next captured step."""
+    """Results of a step, on the device. The next captured step overwrites these tensors."""
 
     outputs: list[Output]
-    """One of each micro-batch; without gradients."""
+    """One output per micro-batch, without gradients."""
     num_real: Tensor
-    """Tokens that are not padding."""
+    """Number of tokens of all rows of the step that are not padding."""
     grad_norm: Tensor
-    """Before clipping."""
+    """Global norm of the gradient before clipping."""
 
 
 class Step:
-    """The optimizer step of a model.
+    """The optimizer step of an objective.
 
     Args:
         model: The objective, on the machine's device.
         config: The settings of the run.
-        machine: Device, and which share of the rows is computed here.
+        machine: Device, and rank of this process among the processes of a step.
         captured: Whether steps will be captured as CUDA graphs.
 
     Attributes:
         optimizer: Updates the model's parameters.
         compiled: Whether the objective runs through torch.compile.
-        forward: Computes the objective: the model, or a compiled form of it.
-        weights: Entered for each micro-batch; puts other weights in place of the model's.
+        forward: Computes the objective: the model or its compiled form.
+        weights: Context entered for each micro-batch; may replace the model's weights by working
+            copies.
     """
 
     def __init__(
@@ -65,25 +66,30 @@ class Step:
         self.captured, self.compiled = captured, False
 
     def __call__(self, number: int, batch: Batch, learning_rate: float) -> Outcome:
-        """Do the step of this number, counted from 0.
+        """Run one optimizer step, and return its outputs.
 
         Args:
-            number: All randomness is a function of it and of train.seed.
+            number: Number of the step, from 0. All random numbers are functions of (train.seed,
+                number).
             batch: All rows of the step, in host memory.
-            learning_rate: Of this step.
+            learning_rate: Learning rate of this step.
         """
         self.begin(number, learning_rate)
         return self.compute(batch.to(self.machine.device))
 
     def begin(self, number: int, learning_rate: float) -> None:
-        """Set what differs from step to step but is no tensor: randomness and learning rate."""
+        """Set seeds and learning rate, which a captured step cannot set itself."""
         self.number = number
         self.rng.manual_seed(step_seed(self.config.train.seed, "corruption", number))
         set_learning_rate(self.optimizer, learning_rate)
         self._seed_dropout(0)
 
     def compute(self, batch: Batch) -> Outcome:
-        """Do the step that has begun, with rows that are on the device."""
+        """Compute the step after `begin`, and return its outputs.
+
+        Args:
+            batch: All rows of the step, on the device.
+        """
         model = self.model
         draw = model.masking.draw(batch, self.rng)
         counts = model.masking.count(batch, draw)
@@ -103,10 +109,10 @@ class Step:
         return Outcome(outputs, counts.num_real, grad_norm)
 
     def forget(self) -> None:
-        """Begin anew: from here on the model computes something else."""
+        """Discard what depends on the model's computation; `begin_stage` has changed it."""
 
     def describe(self) -> dict[str, Any]:
-        """Return the form that steps have, for manifests."""
+        """Return the form of the step for manifests: layers, compiled, captured."""
         return {
             "layers": type(self.model.kept.layers[0]).__name__,
             "compiled": self.compiled,
@@ -114,7 +120,7 @@ class Step:
         }
 
     def _micro_batches(self, num_rows: int) -> Iterator[tuple[int, slice]]:
-        """Yield number in the step and rows of each micro-batch that this process computes."""
+        """Yield number and rows of each micro-batch of the step that this process computes."""
         num_micro_batches, rank = self.config.train.accumulation, self.machine.rank
         size = -(-self.config.train.micro_batch_size // self.machine.num_ranks)
         for number in range(rank * num_micro_batches, (rank + 1) * num_micro_batches):
@@ -122,11 +128,11 @@ class Step:
                 yield number, slice(number * size, (number + 1) * size)
 
     def _seed_dropout(self, micro_batch: int) -> None:
-        """Seed dropout by the number of the micro-batch, counted from the first of the run.
+        """Seed dropout by the number of the micro-batch, counted from the start of the run.
 
-        A function of (step, rank, micro-batch) that is the same for two micro-batches of one
-        process and for one of each of two. On a CUDA device the seed of the first serves the whole
-        step, since what is captured cannot be seeded in the middle.
+        Two micro-batches have the same seeds in one process as in two processes with one
+        micro-batch each. On a CUDA device the seed of the first micro-batch serves the whole step,
+        because a captured step cannot be seeded in the middle.
         """
         num_micro_batches = self.config.train.accumulation * self.machine.num_ranks
         number = self.number * num_micro_batches + micro_batch

@@ -1,10 +1,13 @@
-"""Weights in the dtype they are multiplied in, for the length of a step.
+"""Working copies: the weights in the compute dtype, for the duration of a micro-batch.
 
-A layer casts its float32 weights and biases where it uses them, and casts their gradients back:
-sixteen small operations, 384 in a step of ELECTRA-Small, which a CPU does not notice; a GPU does.
-With working copies all are cast by one operation before the losses, and all gradients by one after
-them. The numbers are the same but where a layer is used twice (method.sharing=all): its two
-gradients are then added in the lower precision.
+Without working copies each layer casts its float32 weights and biases to the compute dtype, and the
+gradients back to float32. These are sixteen small operations per layer, 384 in a step of
+ELECTRA-Small, which cost noticeable time on a GPU, but not on a CPU. With working copies one
+operation casts all weights before the forward pass, and one operation casts all gradients after the
+backward pass.
+
+The results are the same, except if a layer is used twice (method.sharing=all): the two gradients of
+the layer are then added in the compute dtype.
 """
 
 from collections.abc import Iterator
@@ -18,11 +21,11 @@ from electra.model.mixed_precision import Linear
 
 
 class WorkingCopies:
-    """Copies of the weights and biases inside a model's encoders, the embedding block excepted.
+    """Copies of the weights and biases of a model's encoders, except the embedding block.
 
     Args:
-        model: Its parameters stay where and what they are, but for the time of `at_work`.
-        dtype: Of the copies: the encoders' compute_dtype.
+        model: The objective. Its parameters are replaced by the copies inside `at_work` only.
+        dtype: Dtype of the copies: the encoders' compute_dtype.
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype):
@@ -42,7 +45,7 @@ class WorkingCopies:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Let the model compute with the copies, whose gradients become those of its parameters."""
+        """Let the model compute with the copies; on exit add their gradients to the parameters'."""
         with torch.no_grad():
             torch._foreach_copy_(list[Tensor](self.copies), list[Tensor](self.masters))
         self._install(self.copies)
@@ -58,7 +61,7 @@ class WorkingCopies:
 
     @torch.no_grad()
     def _hand_over(self) -> None:
-        """Add the copies' gradients to those of the parameters, in float32."""
+        """Add the copies' gradients to the parameters' gradients, in float32."""
         learnt = [
             (master, copy.grad)
             for master, copy in zip(self.masters, self.copies, strict=True)
@@ -67,7 +70,7 @@ class WorkingCopies:
         gradients: list[Tensor] = [torch.empty_like(master) for master, _ in learnt]
         torch._foreach_copy_(gradients, [gradient for _, gradient in learnt])
         earlier = [master.grad for master, _ in learnt if master.grad is not None]
-        if earlier:  # of another piece of the step
+        if earlier:  # from earlier micro-batches of the step
             torch._foreach_add_(gradients, earlier)
         for (master, _), gradient in zip(learnt, gradients, strict=True):
             master.grad = gradient

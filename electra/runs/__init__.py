@@ -1,1 +1,1 @@
-"""What lies on disk between the verbs: run folders, checkpoints, weights in and out."""
+"""Files between the commands: manifests, checkpoints, metrics, saved models and exports."""

@@ -1,15 +1,16 @@
-"""Checkpoints: safetensors and JSON, written whole or not at all, verified before they are read.
+"""Checkpoints: safetensors and JSON files, written atomically and verified before they are read.
 
-    checkpoints/step-00001000/model.safetensors      every parameter once, by its own name
+    checkpoints/step-00001000/model.safetensors      each parameter once, by its name in the
+                                                     objective
                               optimizer.safetensors  Adam's moments, "<moment>/<parameter>"
-                              state.json             step, the sha256 of the two files, and where
-                                                     each network stands among the parameters
+                              state.json             step, the sha256 of the two files, and the
+                                                     names of each network's parameters
 
-A damaged one is passed over. When the run goes on, it is renamed `step-00001000.damaged`, and
-removed once that step is reached again and saved.
+A damaged checkpoint is skipped. When the run is resumed, the checkpoint is renamed
+`step-00001000.damaged`. It is removed when a checkpoint of the same or a later step is saved.
 
-Data order, positions, draws and dropout are functions of (seed, step), so the step is all the state
-there is besides weights and moments.
+Row order, masked positions, sampled tokens and dropout are functions of (seed, step). A checkpoint
+therefore needs no state besides weights, moments and the step.
 """
 
 import json
@@ -37,13 +38,20 @@ FILES = ("model.safetensors", "optimizer.safetensors")
 def save_checkpoint(
     run: Path, step: int, model: Objective, optimizer: torch.optim.Optimizer, keep: int
 ) -> Path:
-    """Write the checkpoint of this step and drop all but the newest `keep`; return its folder.
+    """Write a checkpoint, remove all but the newest `keep`, and return the checkpoint's folder.
+
+    Args:
+        run: The run folder.
+        step: Steps done.
+        model: The objective.
+        optimizer: The optimizer of the objective's parameters.
+        keep: Number of checkpoints to keep, at least 1.
 
     Raises:
-        OSError: It cannot be written; those written before are as they were.
+        OSError: The checkpoint cannot be written. Earlier checkpoints are unchanged.
     """
     folder = run / "checkpoints" / f"step-{step:08d}"
-    for left in folder.parent.glob("step-*.incomplete"):  # of a run that was killed
+    for left in folder.parent.glob("step-*.incomplete"):  # left behind by a killed process
         shutil.rmtree(left)
     incomplete = folder.with_name(folder.name + ".incomplete")
     incomplete.mkdir(parents=True)
@@ -72,12 +80,12 @@ def list_checkpoints(run: Path) -> list[Path]:
 
 
 def find_checkpoint(run: Path) -> tuple[int, Path]:
-    """Return step and folder of the newest checkpoint whose files are intact.
+    """Return step and folder of the newest intact checkpoint.
 
-    Those that are newer and damaged are named in a warning.
+    A warning names the newer checkpoints that are damaged.
 
     Raises:
-        UserError: There is none; the message names what is damaged.
+        UserError: The run has no intact checkpoint. The message names the damaged files.
     """
     damaged: list[str] = []
     for folder in reversed(list_checkpoints(run)):
@@ -97,7 +105,11 @@ def find_checkpoint(run: Path) -> tuple[int, Path]:
 
 
 def _verify(folder: Path) -> int:
-    """Return the step of a checkpoint, or raise what says how it is damaged."""
+    """Return the step of an intact checkpoint.
+
+    Raises:
+        OSError, ValueError, TypeError: The checkpoint is damaged.
+    """
     state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
     try:
         step, hashes = state["step"], [state["sha256"][name] for name in FILES]
@@ -112,11 +124,11 @@ def _verify(folder: Path) -> int:
 
 
 def set_damaged_aside(run: Path, intact: Path) -> None:
-    """Rename the checkpoints newer than the newest intact one, so that none of them is kept for it.
+    """Rename the damaged checkpoints, so that they do not count among the newest to keep.
 
     Args:
-        run: The run folder, which this process must hold.
-        intact: What `find_checkpoint` returned.
+        run: The run folder; this process must hold its lock.
+        intact: The newest intact checkpoint, from `find_checkpoint`. All newer ones are damaged.
     """
     for folder in list_checkpoints(run):
         if folder.name > intact.name:
@@ -130,13 +142,14 @@ def _set_aside(folder: Path) -> None:
 
 
 def describe_networks(objective: Objective) -> dict[str, Any]:
-    """Return what state.json says of an objective's networks.
+    """Return the description of an objective's networks for state.json.
 
-    "kept" is the role of the network that pre-training is for. "networks" has for each role what
-    its head predicts, the sizes of its encoders, and for "encoders" and "head" the places of their
-    parameters: {"": "generator.encoder", "embeddings": "discriminator.embeddings"} says that those
-    of the encoder stand below generator.encoder, and those of its embeddings, which it shares,
-    below discriminator.embeddings.
+    Returns:
+        "kept": role of the network that pre-training returns. "networks": for each role the output
+        of the head ("predicts"), the encoders' "sizes", and the places of the parameters of
+        "encoders" and "head". A place maps a module of the network to the module's name in the
+        objective. For example {"": "generator.encoder", "embeddings": "discriminator.embeddings"}
+        is an encoder at generator.encoder, with the shared embeddings at discriminator.embeddings.
     """
     names = {module: name for name, module in objective.named_modules()}
 
@@ -162,10 +175,13 @@ def describe_networks(objective: Objective) -> dict[str, Any]:
 
 
 def write_state(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Write weights and moments into FILES; `read_state` reads them back.
+    """Write weights and Adam's moments to FILES in a folder; `read_state` reads the files.
 
-    The names are those of the objective's own parameters, however it is wrapped when it runs. The
-    two functions are what a writer of sharded state would replace.
+    Parameter names are those of the objective, without prefixes of a wrapper such as torch.compile.
+    To write sharded state, replace `write_state` and `read_state`.
+
+    Raises:
+        OSError: A file cannot be written.
     """
     parameters = dict(model.named_parameters())
     moments = {
@@ -178,7 +194,7 @@ def write_state(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer
 
 
 def read_state(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Put the weights and moments of a checkpoint into model and optimizer."""
+    """Copy a checkpoint's weights into the model, and its moments into the optimizer."""
     load_parameters(model, load_file(folder / FILES[0]))
     parameters = dict(model.named_parameters())
     for key, value in load_file(folder / FILES[1]).items():
@@ -189,7 +205,11 @@ def read_state(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer)
 
 @torch.no_grad()
 def load_parameters(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Copy tensors into the parameters of the same names; every one must be there and fit."""
+    """Copy tensors into the model's parameters of the same names.
+
+    Raises:
+        UserError: A parameter is missing among the tensors or has another shape.
+    """
     for name, parameter in model.named_parameters():
         if name not in tensors:
             raise UserError(f"the checkpoint lacks {name!r}")
@@ -205,7 +225,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file.
 
     Raises:
-        UserError: It is not one, or truncated.
+        UserError: The file is missing, truncated or not a safetensors file.
     """
     try:
         return load_file(path)
@@ -217,7 +237,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write a safetensors file.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     contiguous = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     try:

@@ -1,16 +1,16 @@
-"""Export: write Hugging Face folders, which transformers loads with no code of ours.
+"""Export to Hugging Face folders, which transformers loads without this package.
 
-Of a pre-training:
-OUT/                ElectraForPreTraining, the discriminator with its head; ElectraForMaskedLM where
+From a pre-training run:
+OUT/                ElectraForPreTraining: the discriminator with its head; or ElectraForMaskedLM if
                     the objective has no discriminator
-OUT/generator/      ElectraForMaskedLM, the generator, if there is one
+OUT/generator/      ElectraForMaskedLM: the generator, if the run has one
 
-Of a fine-tuning:
+From a fine-tuning:
 OUT/                ElectraForSequenceClassification, ElectraForTokenClassification,
                     ElectraForQuestionAnswering or ElectraForMultipleChoice
 
-Each folder holds config.json, model.safetensors, the tokenizer, and electra.json: where the model
-came from and the sha256 of the files, which our own verbs check when they read the folder.
+Each folder holds config.json, model.safetensors, the tokenizer, and electra.json with the model's
+source and the sha256 of the files. The commands of this package check the sha256 on reading.
 """
 
 from collections.abc import Mapping
@@ -44,12 +44,16 @@ from electra.runs.pretrained import SavedNetwork, read_networks, read_run_config
 
 
 def export(run: Path, out: Path) -> None:
-    """Write the folders of a pre-training from the newest checkpoint of its run folder.
+    """Write the Hugging Face folders of a pre-training run, from its newest intact checkpoint.
+
+    Args:
+        run: The run folder.
+        out: The folder to write; must not exist.
 
     Raises:
-        UserError: `run` is not a run folder or has no intact checkpoint; `out` exists.
+        UserError: `run` is not a run folder or has no intact checkpoint, or `out` exists.
     """
-    read_run_config(run)  # says so if it is no run folder
+    read_run_config(run)  # refuses a folder that is not a run
     networks = read_networks(run)
     tokenizer = Tokenizer.load(run / "tokenizer")
 
@@ -75,13 +79,17 @@ def export(run: Path, out: Path) -> None:
 
 
 def export_finetuned(finetuned: Finetuned, out: Path) -> str:
-    """Write the folder of a fine-tuned model; return the name of its class in transformers.
+    """Write the Hugging Face folder of a fine-tuned model, and return its class in transformers.
 
-    The class computes what the model computes in float32. The tokenizer truncates at the sequence
-    length of the fine-tuning.
+    The class computes the same outputs as the model in float32. The tokenizer truncates texts to
+    the sequence length of the fine-tuning.
+
+    Args:
+        finetuned: The model of one seed.
+        out: The folder to write; must not exist.
 
     Raises:
-        UserError: transformers has no class with such a head; `out` exists.
+        UserError: transformers has no class with the model's head, or `out` exists.
     """
     tensors, tokenizer = finetuned.tensors, finetuned.tokenizer
     head = convert_head(finetuned, tensors_below("head.", tensors))
@@ -95,14 +103,14 @@ def export_finetuned(finetuned: Finetuned, out: Path) -> str:
 
 
 def convert_head(finetuned: Finetuned, head: Mapping[str, Tensor]) -> HuggingFaceHead:
-    """Return the head of a fine-tuned model as one of transformers' classes.
+    """Return the head of a fine-tuned model as the head of a class in transformers.
 
     Args:
-        finetuned: The model's facts and settings.
+        finetuned: Facts and settings of the model.
         head: The head's parameters.
 
     Raises:
-        UserError: transformers has no class with such a head.
+        UserError: transformers has no class with the model's head.
     """
     run, facts, pooling = finetuned.run, finetuned.facts, finetuned.config.pooling
     family = facts["family"]
@@ -143,7 +151,7 @@ def convert_head(finetuned: Finetuned, head: Mapping[str, Tensor]) -> HuggingFac
 def _write(
     folder: Path, source: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> None:
-    """Write what belongs beside the tokenizer in a folder."""
+    """Write config.json, model.safetensors and electra.json into a folder with a tokenizer."""
     write_json(folder / "config.json", config)
     write_tensors(folder / "model.safetensors", tensors)
     write_hashes(folder, source=source, electra=__version__, commit=find_commit())

@@ -1,4 +1,4 @@
-"""A fine-tuned model in a folder of `electra finetune`: its facts, settings and files."""
+"""Read a fine-tuned model from a folder of `electra finetune`: facts, settings and files."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,29 +15,31 @@ from electra.settings import from_dict
 
 @dataclass(frozen=True)
 class Finetuned:
-    """One seed of a finished fine-tuning."""
+    """The model of one seed of a finished fine-tuning."""
 
     run: Path
+    """Folder of the fine-tuning."""
     seed: int
     facts: dict[str, Any]
-    """"task", "family", "columns", and what `Family.from_facts` needs."""
+    """"task", "family", "columns", and the arguments of `Family.from_facts`."""
     encoder: EncoderConfig
+    """Sizes of the encoder."""
     config: FinetuneConfig
     """The resolved settings of the fine-tuning."""
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Read the parameters: "encoder.x" of the encoder, "head.x" of the head."""
+        """The parameters, read from the file: "encoder.x" of the encoder, "head.x" of the head."""
         return read_tensors(_model_folder(self.run, self.seed) / "model.safetensors")
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Read the tokenizer."""
+        """The tokenizer, read from the model's folder."""
         return Tokenizer.load(_model_folder(self.run, self.seed) / "tokenizer")
 
 
 def is_finetuned(folder: Path) -> bool:
-    """Return whether a folder is one of `electra finetune`, finished or not."""
+    """Return whether a folder was written by `electra finetune`, finished or not."""
     path = folder / "config.json"
     return path.is_file() and "task" in read_object(path)
 
@@ -47,11 +49,12 @@ def read_finetuned(run: Path, seed: int | None = None) -> Finetuned:
 
     Args:
         run: A finished folder of `electra finetune`.
-        seed: The seed; None: the one with the best headline metric on dev, replacements of
-            collapsed seeds included.
+        seed: The seed. None: the seed with the best headline metric on dev, among all seeds and the
+            replacements of collapsed seeds.
 
     Raises:
-        UserError: `run` is not such a folder, has no such seed, or the model is damaged.
+        UserError: `run` is not a finished folder of `electra finetune`, does not have the seed, or
+            the model is damaged.
     """
     require(
         is_finetuned(run) and (run / "results.json").is_file(),

@@ -1,8 +1,8 @@
-"""Parameters under Hugging Face's names, and its config.json, in both directions.
+"""Convert parameter names and config.json to and from Hugging Face's format.
 
-In transformers, ElectraForPreTraining is the discriminator with its head, ElectraForMaskedLM the
-generator with its head. Each has a folder of its own, with a copy of the embeddings. Query, key and
-value are one matrix here and three in transformers.
+In transformers, ElectraForPreTraining is the discriminator with its head, and ElectraForMaskedLM is
+the generator with its head. Each class has a separate folder with a copy of the embeddings. Query,
+key and value are one matrix here, and three matrices in transformers.
 """
 
 import dataclasses
@@ -15,7 +15,8 @@ from torch import Tensor
 
 from electra.config import EncoderConfig, UserError, require
 
-# Ours -> theirs, parameter by parameter; {i} is the layer. The order q, k, v is that of our rows.
+# Our name -> Hugging Face's name of each parameter. {i} is the layer, {p} is weight or bias. The
+# rows of our qkv matrix are in the order query, key, value.
 _POST_NORM_LAYER = {
     "attention.output.{p}": "attention.output.dense.{p}",
     "attention_norm.{p}": "attention.output.LayerNorm.{p}",
@@ -36,7 +37,8 @@ _NAMES = {
 _QKV = "layers.{i}.attention.qkv.{p}"
 _QKV_THEIRS = "electra.encoder.layer.{i}.attention.self.{part}.{p}"
 _PARTS = ("query", "key", "value")
-# The sizes of ElectraConfig where EncoderConfig has no default; the other defaults are the same.
+# ElectraConfig's defaults for the fields without a default in EncoderConfig. The defaults of all
+# other fields are the same in both classes.
 _DEFAULT_SIZES = {
     "embedding_size": 128,
     "hidden_size": 256,
@@ -44,7 +46,7 @@ _DEFAULT_SIZES = {
     "num_attention_heads": 4,
     "intermediate_size": 1024,
 }
-# Fields that have one meaning in our encoder, which is transformers' default.
+# Fields with only one supported value in our encoder: the default of transformers.
 _FIXED = {
     "hidden_act": "gelu",
     "position_embedding_type": "absolute",
@@ -78,7 +80,11 @@ def encoder_to_huggingface(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def encoder_from_huggingface(theirs: Mapping[str, Tensor], num_layers: int) -> dict[str, Tensor]:
-    """Return an Encoder's parameters from tensors under Hugging Face's names.
+    """Return an Encoder's parameters under our names.
+
+    Args:
+        theirs: Tensors under Hugging Face's names, with or without the prefix "electra.".
+        num_layers: Number of layers of the encoder.
 
     Raises:
         UserError: A parameter is missing.
@@ -110,7 +116,7 @@ def head_to_huggingface(
     """Return a head's parameters under Hugging Face's names.
 
     Args:
-        tensors: The parameters by our names.
+        tensors: The parameters under our names.
         names: DISCRIMINATOR_HEAD or GENERATOR_HEAD.
     """
     theirs = {}
@@ -122,7 +128,13 @@ def head_to_huggingface(
 
 
 def config_to_huggingface(config: EncoderConfig, architecture: str, pad_id: int) -> dict[str, Any]:
-    """Return the contents of config.json."""
+    """Return the contents of Hugging Face's config.json.
+
+    Args:
+        config: Sizes of the encoder.
+        architecture: Class in transformers, such as ElectraForPreTraining.
+        pad_id: Id of [PAD].
+    """
     return {
         "model_type": "electra",
         "architectures": [architecture],
@@ -145,11 +157,13 @@ def config_to_huggingface(config: EncoderConfig, architecture: str, pad_id: int)
 
 
 def config_from_huggingface(values: Mapping[str, Any]) -> EncoderConfig:
-    """Return the sizes in a config.json; missing fields have the defaults of ElectraConfig.
+    """Return the encoder's sizes from Hugging Face's config.json.
+
+    Missing fields have the defaults of transformers' ElectraConfig.
 
     Raises:
-        UserError: It is not the config of an ELECTRA model, a field is not a number, or the model
-            has a feature that our encoder lacks.
+        UserError: The config is not that of an ELECTRA model, a field is not a number, or the model
+            has a feature that our encoder does not support.
     """
     for name, expected in {"model_type": "electra", **_FIXED}.items():
         value = values.get(name, _FIXED.get(name))
@@ -176,7 +190,7 @@ def _layer_of(name: str) -> str:
 
 
 def _generic(name: str, layer: str) -> str:
-    """Return the name with its layer and its last part as placeholders, as the tables have it."""
+    """Return a parameter's key in the tables: its name with {i} for the layer, {p} at the end."""
     if layer:
         name = name.replace(f"layers.{layer}.", "layers.{i}.", 1)
     if name in _NAMES:

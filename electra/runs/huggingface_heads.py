@@ -1,7 +1,8 @@
-"""Fine-tuned heads for transformers: the class, its parameters, and its fields of config.json.
+"""Convert fine-tuned heads to transformers: class, parameters and fields of config.json.
 
-The class computes the same logits as our head, and can be trained further. Shape suffixes: H hidden
-size, C classes.
+The class computes the same logits as our head, and can be trained further.
+
+Shape suffixes: H hidden size, C classes.
 """
 
 from collections.abc import Sequence
@@ -14,12 +15,12 @@ from electra.config import require
 
 
 class HuggingFaceHead(NamedTuple):
-    """The head of one of transformers' classes."""
+    """The head of a class in transformers."""
 
     architecture: str
     """Name of the class."""
     tensors: dict[str, Tensor]
-    """The head's parameters, by the names of the class."""
+    """The head's parameters, under the names of the class."""
     settings: dict[str, Any]
     """The head's fields of config.json."""
 
@@ -27,17 +28,17 @@ class HuggingFaceHead(NamedTuple):
 def classification_head(
     weight_CH: Tensor, bias_C: Tensor, labels: Sequence[str]
 ) -> HuggingFaceHead:
-    """Return a linear layer on [CLS] as ElectraForSequenceClassification, which has two layers.
+    """Return a linear layer on [CLS] as the two-layer head of ElectraForSequenceClassification.
 
     The class computes out_proj(GELU(dense(h))). Since GELU(x) - GELU(-x) = x, two hidden units with
-    opposite weights pass a logit on unchanged. All C pairs are repeated as often as H units allow,
-    and out_proj averages the copies, so that dropout and gradients are spread over the layer as in
-    an ordinary head. The H % 2C units that are left are zero, and remain zero in training.
+    opposite weights pass a logit on unchanged. The C pairs of units are repeated as often as H
+    units allow, and out_proj averages the copies. Dropout and gradients are then spread over the
+    layer as in an ordinary head. The remaining H % 2C units are zero and stay zero in training.
 
     Args:
         weight_CH: Weight of the linear layer.
         bias_C: Bias of the linear layer.
-        labels: Names of the classes; of a regression, the one name of the number.
+        labels: Names of the classes; for a regression, one name for the number.
 
     Raises:
         UserError: There are more than H / 2 classes.
@@ -67,25 +68,26 @@ def classification_head(
 
 
 def tagging_head(weight_CH: Tensor, bias_C: Tensor, labels: Sequence[str]) -> HuggingFaceHead:
-    """Return a linear layer on every position as ElectraForTokenClassification."""
+    """Return a linear layer on every position as the head of ElectraForTokenClassification."""
     tensors = {"classifier.weight": weight_CH, "classifier.bias": bias_C}
     return HuggingFaceHead("ElectraForTokenClassification", tensors, _name_labels(labels))
 
 
 def span_head(weight_2H: Tensor, bias_2: Tensor) -> HuggingFaceHead:
-    """Return a linear layer to start and end logits as ElectraForQuestionAnswering.
+    """Return a linear layer to start and end logits as the head of ElectraForQuestionAnswering.
 
-    The class also gives finite logits at positions where no answer may stand, such as those of the
-    question. The caller has to leave these positions out.
+    The class also gives finite logits at positions that cannot be part of an answer, such as the
+    question. The caller has to exclude these positions.
     """
     tensors = {"qa_outputs.weight": weight_2H, "qa_outputs.bias": bias_2}
     return HuggingFaceHead("ElectraForQuestionAnswering", tensors, {})
 
 
 def choice_head(weight_1H: Tensor, bias_1: Tensor) -> HuggingFaceHead:
-    """Return a linear layer on each choice's [CLS] as ElectraForMultipleChoice.
+    """Return a linear layer on each choice's [CLS] as the head of ElectraForMultipleChoice.
 
-    The class has a summary layer before the linear one; here the summary is [CLS] itself.
+    The class has a summary layer before the linear layer. The settings make the summary the hidden
+    state of [CLS], unchanged.
     """
     settings = {
         "summary_type": "first",

@@ -1,4 +1,4 @@
-"""The manifest of a run or a fine-tuning: where its numbers come from, session by session."""
+"""The manifest of a run or a fine-tuning: command, versions and machine of each session."""
 
 import platform
 import subprocess
@@ -13,18 +13,18 @@ from electra.config import require
 from electra.files import read_object, write_json
 
 LOCK = "lock"
-"""The lock file of a run, and of a fine-tuning that is not finished; see `files.hold`."""
+"""Name of the lock file of a run or an unfinished fine-tuning; see `files.hold`."""
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return the manifest of a run or a fine-tuning: its own facts, and "sessions", a list.
+    """Return the manifest of a run or a fine-tuning: facts of the folder, and a list "sessions".
 
     Raises:
-        UserError: It is missing or damaged.
+        UserError: The manifest is missing or damaged.
     """
     path = folder / "manifest.json"
     manifest = read_object(path)
-    if "sessions" not in manifest:  # of an older version, which told of the first session alone
+    if "sessions" not in manifest:  # older versions wrote the first session's facts at the top
         of_run: dict[str, Any] = {k: manifest.pop(k) for k in ("shards", "seed") if k in manifest}
         manifest = of_run | {"sessions": [manifest]}
     sessions = manifest["sessions"]
@@ -34,7 +34,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def begin_session(folder: Path, **facts: Any) -> None:
-    """Add to manifest.json where the numbers from here on come from, and the facts given."""
+    """Append a session to manifest.json: command, versions, commit, start time and `facts`."""
     manifest = read_manifest(folder)
     packages = ("torch", "numpy", "tokenizers", "safetensors")
     session = {
@@ -51,14 +51,14 @@ def begin_session(folder: Path, **facts: Any) -> None:
 
 
 def amend_session(folder: Path, **facts: Any) -> None:
-    """Replace facts of the session that runs."""
+    """Replace facts of the current session, the last in manifest.json."""
     manifest = read_manifest(folder)
     manifest["sessions"][-1].update(facts)
     write_json(folder / "manifest.json", manifest)
 
 
 def find_commit() -> str | None:
-    """Return the commit the code is at, "+changes" behind it if files differ; None if unknown."""
+    """Return the commit of the code, with "+changes" if tracked files differ; None if unknown."""
     root = Path(electra.__file__).parent.parent
     if not (root / ".git").exists():
         return None

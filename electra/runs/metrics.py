@@ -1,4 +1,4 @@
-"""metrics.jsonl: what a pre-training run measured, a record a line."""
+"""metrics.jsonl: the measures of a pre-training run, one JSON record per line."""
 
 import json
 import math
@@ -12,15 +12,16 @@ from typing import Any
 from electra.files import write_text
 
 MAX_NAMED = 5
-"""Damaged lines that a warning names."""
+"""Maximum number of damaged lines that a warning names."""
 
 
 class MetricsLog:
-    """metrics.jsonl, a record a line, and the same for TensorBoard where it is installed.
+    """Writer of metrics.jsonl, and of TensorBoard's files if TensorBoard is installed.
 
     Args:
         run: The run folder.
-        step: Step the run continues from; records beyond it belong to a future that was lost.
+        step: Step that the run continues from. Later records are removed, because the run computes
+            these steps again.
     """
 
     def __init__(self, run: Path, step: int = 0):
@@ -28,25 +29,32 @@ class MetricsLog:
         kept = [record for record in read_metrics(self.path) if record["step"] <= step]
         self.last_train = next((r for r in reversed(kept) if r["part"] == "train"), None)
         write_text(self.path, "".join(json.dumps(record) + "\n" for record in kept))
-        # Unbuffered: a line that a full disk refuses must not be written again at the end.
+        # Unbuffered: a buffer would write a line again on closing after a full disk refused it.
         self.file = self.path.open("ab", buffering=0)
         self.tensorboard = None
         self.usual_hook = threading.excepthook
         if find_spec("tensorboard"):
             from torch.utils.tensorboard import SummaryWriter
 
-            # What its thread cannot write, its next call raises here: no need of a traceback there.
+            # TensorBoard writes in a thread. An OSError of the thread is raised again by the next
+            # call in this thread, so the thread's traceback is not printed.
             threading.excepthook = self._pass_over
             self.tensorboard = SummaryWriter(str(run / "tensorboard"), purge_step=step + 1)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Append a record and see it to the disk."""
+        """Append a record to metrics.jsonl and to TensorBoard's files.
+
+        Numbers that are not finite become null.
+
+        Raises:
+            OSError: The record cannot be written.
+        """
         finite = {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in record.items()
         }
         line = (json.dumps(finite) + "\n").encode()
-        while line:  # a disk that fills up takes a part and then refuses
+        while line:  # a nearly full disk accepts a part of the line before the write fails
             line = line[self.file.write(line) :]
         if self.tensorboard:
             for name, value in finite.items():
@@ -54,7 +62,7 @@ class MetricsLog:
                     self.tensorboard.add_scalar(f"{record['part']}/{name}", value, record["step"])
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the files and restore the hook for exceptions in threads."""
         self.file.close()
         try:
             if self.tensorboard:
@@ -68,10 +76,10 @@ class MetricsLog:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the records of metrics.jsonl.
+    """Return the records of metrics.jsonl; an empty list if the file does not exist.
 
-    A last line that was cut off by a crash is left out; so are damaged lines, with a warning that
-    says how many.
+    An unfinished last line, which a crash can leave, is skipped. Damaged lines are skipped with a
+    warning.
     """
     if not path.exists():
         return []

@@ -1,4 +1,4 @@
-"""A pre-trained encoder, read from a run folder, a Hugging Face folder or a fine-tuning."""
+"""Read a pre-trained encoder from a run folder, a Hugging Face folder or a fine-tuning."""
 
 import json
 from collections.abc import Mapping
@@ -24,28 +24,29 @@ from electra.settings import from_dict
 
 @dataclass(frozen=True)
 class Pretrained:
-    """An encoder that fine-tuning starts from."""
+    """A pre-trained encoder with its tokenizer, the start of a fine-tuning."""
 
     encoder: EncoderConfig
+    """Sizes of the encoder."""
     tokenizer: Tokenizer
     tensors: dict[str, Tensor]
     """The encoder's parameters, under our names."""
     sequence_length: int
-    """Longest row of the pre-training, in tokens; later positions were never trained."""
+    """Longest row of the pre-training, tokens. Embeddings of later positions are not trained."""
     source: str
-    """Folder, and step or seed and task, for manifests."""
+    """Folder with step, or with seed and task, for manifests."""
 
 
 def load_pretrained(folder: Path) -> Pretrained:
-    """Return the encoder in a folder.
+    """Return the pre-trained encoder in a folder.
 
     Args:
-        folder: A run folder, of which the discriminator's encoder is returned; a Hugging Face
-            folder; or a folder of `electra finetune`, of which the encoder of the seed with the
-            best headline metric on dev is returned.
+        folder: One of three kinds. A run folder: the encoder that the pre-training returns, in RTD
+            the discriminator. A Hugging Face folder: the encoder of the model. A folder of
+            `electra finetune`: the encoder of the seed with the best headline metric on dev.
 
     Raises:
-        UserError: The folder is none of these, or is damaged.
+        UserError: The folder is none of these kinds, or is damaged.
     """
     check_hashes(folder)
     config_path = folder / "config.json"
@@ -71,7 +72,12 @@ def load_pretrained(folder: Path) -> Pretrained:
 
 
 def _read_huggingface(folder: Path, values: Mapping[str, Any]) -> Pretrained:
-    """Return the encoder of a Hugging Face folder with these values in its config.json."""
+    """Return the encoder of a Hugging Face folder.
+
+    Args:
+        folder: The folder.
+        values: Contents of the folder's config.json.
+    """
     theirs = read_tensors(folder / "model.safetensors")
     try:
         encoder = config_from_huggingface(values)
@@ -84,7 +90,7 @@ def _read_huggingface(folder: Path, values: Mapping[str, Any]) -> Pretrained:
 
 
 def _encoder_of(finetuned: Finetuned) -> Pretrained:
-    """Return the encoder of a fine-tuned model, for fine-tuning on another task."""
+    """Return the encoder of a fine-tuned model, to fine-tune on another task."""
     facts = finetuned.facts
     return Pretrained(
         finetuned.encoder,
@@ -97,16 +103,16 @@ def _encoder_of(finetuned: Finetuned) -> Pretrained:
 
 @dataclass(frozen=True)
 class SavedNetwork:
-    """One network of a run."""
+    """One network of a checkpoint."""
 
     predicts: Literal["tokens", "replaced", "energy"]
     """As in `method.objective.Network`."""
     sizes: EncoderConfig
-    """Of each encoder."""
+    """Sizes of each encoder."""
     encoders: tuple[dict[str, Tensor], ...]
-    """Parameters of each encoder, under the encoder's own names, those it shares included."""
+    """Parameters of each encoder, shared ones included, under the names in `Encoder`."""
     head: dict[str, Tensor]
-    """Parameters of the head, likewise."""
+    """Parameters of the head, under the names in the head's class."""
 
 
 @dataclass(frozen=True)
@@ -115,23 +121,23 @@ class SavedNetworks:
 
     step: int
     kept: SavedNetwork
-    """The network that pre-training is for."""
+    """The network that pre-training returns."""
     generator: SavedNetwork | None
-    """None where the objective has none."""
+    """The generator; None if the objective has no generator network."""
 
     @property
     def masked_lm(self) -> SavedNetwork | None:
-        """The network that predicts tokens from both sides: the generator, else the one kept."""
+        """The generator, else `kept`, if it is a masked language model; None otherwise."""
         network = self.generator or self.kept
         is_one = network.predicts == "tokens" and len(network.encoders) == 1
         return network if is_one else None
 
 
 def read_networks(run: Path) -> SavedNetworks:
-    """Return the networks of a run.
+    """Return the networks of a run's newest intact checkpoint.
 
     Raises:
-        UserError: The run has no intact checkpoint, or one that does not say where they are.
+        UserError: The run has no intact checkpoint, or state.json does not describe the networks.
     """
     step, checkpoint = find_checkpoint(run)
     tensors = read_tensors(checkpoint / FILES[0])
@@ -164,7 +170,7 @@ def read_networks(run: Path) -> SavedNetworks:
 
 
 def tensors_below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors whose names begin with the prefix, without it."""
+    """Return the tensors whose names begin with `prefix`, with the prefix removed."""
     return {
         name.removeprefix(prefix): value
         for name, value in tensors.items()
@@ -176,7 +182,7 @@ def read_run_config(run: Path) -> PretrainConfig:
     """Return the settings of a run folder.
 
     Raises:
-        UserError: It is not one.
+        UserError: `run` is not a run folder, or config.json is damaged.
     """
     path = run / "config.json"
     require(path.is_file(), f"{run} is not a run folder of `electra pretrain`: no config.json")

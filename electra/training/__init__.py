@@ -1,1 +1,1 @@
-"""Parts that both loops use: optimizer and schedule, checkpoint, device, run folder."""
+"""Parts that both loops use: device and dtype, optimizer and schedule, seeds."""

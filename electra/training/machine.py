@@ -1,4 +1,4 @@
-"""The machine that a program runs on: chosen once, and handed to all that needs to know it."""
+"""The machine that a program runs on: device, dtype, threads and rank, chosen once per program."""
 
 import ctypes
 import platform
@@ -19,29 +19,31 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Machine:
-    """Device, dtype and place among the processes; a program makes it once (`prepare_machine`).
+    """Device, dtype, threads and rank of a process; a program calls `prepare_machine` once.
 
-    As it is without arguments it is one process with float32 on one core, set up by nobody.
+    The defaults describe one process with float32 on one CPU core. A Machine made from the defaults
+    does not change torch's settings.
     """
 
     device: torch.device = CPU
     dtype: torch.dtype = torch.float32
-    """Of activations and matrix products."""
+    """Dtype of activations and matrix products."""
     threads: int = 1
-    """Of the CPU."""
+    """CPU threads."""
     rank: int = 0
-    """Number of this process among those that compute a step together, from 0."""
+    """Number of this process among the processes of a step, from 0."""
     num_ranks: int = 1
+    """Number of processes that compute a step together."""
 
     @property
     def name(self) -> str:
-        """The device's own name, for manifests and results."""
+        """Name of the GPU, or of the CPU with the number of threads, for manifests and results."""
         if self.device.type == "cuda":
             return torch.cuda.get_device_name(self.device)
         return f"{_processor()}, {self.threads} thread{'s' if self.threads > 1 else ''}"
 
     def wait(self) -> None:
-        """Return when the device has done all that it was asked for."""
+        """Wait until the device has finished all queued work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
@@ -51,15 +53,15 @@ def prepare_machine(
     precision: Literal["auto", "float32", "bfloat16"],
     threads: int,
 ) -> Machine:
-    """Choose the device and its dtype, and set this process up for computing.
+    """Return the machine, and set torch's threads and the memory allocator of this process.
 
     Args:
-        device: auto: a CUDA device if there is one.
-        precision: auto: bfloat16 where the hardware multiplies it natively.
-        threads: Of the CPU; 0: one for each core that the process may use.
+        device: auto: cuda if a CUDA device is available, else cpu.
+        precision: auto: bfloat16 if the hardware multiplies bfloat16 natively, else float32.
+        threads: CPU threads; 0: one per available core.
 
     Raises:
-        UserError: cuda was asked for and there is none.
+        UserError: The device is cuda, and no CUDA device is available.
     """
     chosen = choose_device(device)
     threads = threads or usable_cores()
@@ -69,10 +71,10 @@ def prepare_machine(
 
 
 def choose_device(name: Literal["auto", "cpu", "cuda"]) -> torch.device:
-    """Return the device; "auto" is a CUDA device if there is one.
+    """Return the device; "auto" is cuda if a CUDA device is available, else cpu.
 
     Raises:
-        UserError: cuda was asked for and there is none.
+        UserError: The device is cuda, and no CUDA device is available.
     """
     if name == "cuda" and not torch.cuda.is_available():
         raise UserError("device cuda: this torch sees no CUDA device; use cpu or auto")
@@ -109,15 +111,15 @@ def _cpu_multiplies_bfloat16() -> bool:
 def choose_layers(
     setting: Literal["auto", "plain", "fused"], device: torch.device, *, compiled: bool
 ) -> type[PostNormLayer]:
-    """Return the class that encoders are built of; "auto" is the fastest.
+    """Return the class of the encoders' layers; "auto" is the fastest class.
 
     Args:
-        setting: `train.layers` of a pre-training, `layers` of a fine-tuning.
-        device: Where the networks run.
-        compiled: Whether torch.compile was asked for; it needs, and speeds up, the plain layers.
+        setting: `train.layers` in pre-training, `layers` in fine-tuning.
+        device: Device of the networks.
+        compiled: Whether the step uses torch.compile, which needs the plain layers.
 
     Raises:
-        UserError: Fused layers were asked for where they cannot run.
+        UserError: The setting is fused, and the step is compiled or does not run on a CPU.
     """
     can_fuse = device.type == "cpu" and not compiled
     place = "a compiled step" if compiled else f"device {device.type}"
@@ -130,11 +132,11 @@ def choose_layers(
 
 
 def _keep_freed_memory() -> None:
-    """Let the process keep the memory that it frees.
+    """Let glibc keep freed memory in the process.
 
-    glibc hands large blocks back to the system when they are freed, and every step then pays for
-    mapping them in anew: on two cores a softmax over 302 x 30,522 logits took 14.3 ms, with the
-    blocks kept 4.8 ms.
+    By default glibc returns large freed blocks to the system, and every step has to map the memory
+    again. On two cores a softmax over 302 x 30,522 logits takes 14.3 ms with this default, and
+    4.8 ms if the blocks are kept.
     """
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)

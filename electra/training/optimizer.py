@@ -1,7 +1,9 @@
-"""AdamW with the paper's groups, and the two schedules.
+"""AdamW with the paper's parameter groups, and the learning rate schedules.
 
-Source: sections 3.1 and appendix A; optimization.py. The released code's Adam has no bias
-correction and multiplies warm-up and decay; the paper names neither (docs/DEVIATIONS.md).
+The released code's Adam has no bias correction, and its schedule multiplies warm-up and decay. The
+paper mentions neither (docs/DEVIATIONS.md).
+
+Source: section 3.1 and appendix A; optimization.py.
 """
 
 from typing import Any, Literal
@@ -21,18 +23,20 @@ def build_optimizer(
     mode: Mode = "paper",
     captured: bool = False,
 ) -> torch.optim.Optimizer:
-    """Return AdamW over every parameter; biases and layer norms are not decayed.
+    """Return AdamW over all parameters, without weight decay for biases and layer norms.
 
     Args:
-        model: Its parameters; a shared one is updated once.
-        config: Rates and coefficients.
-        layer_lr_decay: Fine-tuning only: each layer learns at this multiple of the layer above it,
-            the head at the full rate, the top layer at one multiple below it, the embeddings at the
-            lowest. Each group carries its multiple as "lr_scale", which `set_learning_rate` reads.
-        mode: paper: torch's AdamW. reference: ReferenceAdamW, and every layer one multiple lower
-            (the released code counts the head's layer twice).
-        captured: Whether updates will be replayed as part of a CUDA graph. Rates are then tensors
+        model: Module whose parameters are updated; a shared parameter is updated once.
+        config: Learning rate, weight decay and Adam's coefficients.
+        layer_lr_decay: Fine-tuning only: the learning rate of a layer divided by the learning rate
+            of the layer above. The head has the full rate, and the embeddings have the lowest. Each
+            parameter group has its factor in "lr_scale", which `set_learning_rate` reads.
+        mode: paper: torch's AdamW. reference: ReferenceAdamW, with every layer's rate scaled once
+            more, because the released code counts the head as one more layer.
+        captured: Whether updates will be captured in a CUDA graph. Learning rates are then tensors
             on the device, which `set_learning_rate` writes to.
+
+    Source: optimization.py create_optimizer, _get_layer_lrs.
     """
     depths = {name: _depth(name) for name, _ in model.named_parameters()}
     num_layers = max((depth for depth in depths.values() if depth is not None), default=0)
@@ -61,7 +65,7 @@ def build_optimizer(
 
 
 def _depth(name: str) -> int | None:
-    """Return 0 for embeddings, i + 1 for layer i, None for what stands above the encoder."""
+    """Return a parameter's depth: 0 for embeddings, i + 1 for layer i, None for heads."""
     parts = name.split(".")
     if "layers" in parts:
         return int(parts[parts.index("layers") + 1]) + 1
@@ -71,14 +75,15 @@ def _depth(name: str) -> int | None:
 
 
 class ReferenceAdamW(torch.optim.Optimizer):
-    """Adam as the released code has it: no bias correction, epsilon outside the root.
+    """AdamW of the released code: no bias correction, epsilon added outside the square root.
 
         m = b1 m + (1 - b1) g        v = b2 v + (1 - b2) g^2
         w = w - rate (m / (sqrt(v) + epsilon) + decay w)
 
-    At step t its updates are (1 - b1^t) / sqrt(1 - b2^t) times those of the corrected Adam, for
-    small epsilon: 3.2 times at the first, 6.6 at the twelfth, 1.26 at the thousandth.
-    Source: optimization.py, AdamWeightDecayOptimizer.
+    At step t, for small epsilon, an update is (1 - b1^t) / sqrt(1 - b2^t) times the update with
+    bias correction: 3.2 times at step 1, 6.6 times at step 12, 1.26 times at step 1000.
+
+    Source: optimization.py AdamWeightDecayOptimizer.
     """
 
     def __init__(self, groups: list[dict[str, Any]], **defaults: Any):
@@ -112,11 +117,19 @@ class ReferenceAdamW(torch.optim.Optimizer):
 
 
 def learning_rate_at(step: int, steps: int, config: OptimizerConfig, mode: Mode = "paper") -> float:
-    """Return the rate of update number `step` (0 is the first): linear warm-up, then linear to 0.
+    """Return the learning rate of an update: linear warm-up, then linear decay to 0.
 
-    In paper mode the first update has rate peak / warmup_steps, the peak is reached at update
-    warmup_steps - 1, and the rate would be 0 at update `steps`. In reference mode decay runs during
-    warm-up, so that the peak is never reached, and the first update has rate 0.
+    In paper mode the first update has the rate peak / warmup_steps, update warmup_steps - 1 has the
+    peak, and update `steps` would have 0. In reference mode decay also runs during warm-up: the
+    first update has rate 0, and no update has the peak.
+
+    Args:
+        step: Number of the update, from 0.
+        steps: Updates of the schedule.
+        config: Peak and warm-up steps.
+        mode: Which schedule.
+
+    Source: section 3.1; reference mode: optimization.py create_optimizer.
     """
     if mode == "reference":
         warmup = min(1.0, step / config.warmup_steps) if config.warmup_steps else 1.0
@@ -127,7 +140,7 @@ def learning_rate_at(step: int, steps: int, config: OptimizerConfig, mode: Mode 
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Give every group its share of the rate."""
+    """Set the learning rate of every parameter group: `learning_rate` times "lr_scale"."""
     for group in optimizer.param_groups:
         rate = learning_rate * group["lr_scale"]
         if isinstance(group["lr"], torch.Tensor):
