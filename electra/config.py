@@ -283,14 +283,14 @@ class MethodConfig:
         )
         require(
             self.scheme != "two_stage" or self.sharing == "none",
-            f"method.scheme two_stage freezes the generator, and what it shares with the "
-            f"discriminator cannot be both frozen and trained: set method.sharing=none, not "
+            f"method.scheme two_stage freezes the generator, and shared parameters cannot be both "
+            f"frozen and trained: set method.sharing=none, not "
             f"{self.sharing}",
         )
         require(
             self.scheme != "adversarial" or self.sharing != "all",
-            "method.scheme adversarial sets the two networks against each other; with "
-            "method.sharing all they are one: choose embeddings or none",
+            "method.scheme adversarial needs two networks, and with method.sharing all there is "
+            "only one encoder: choose embeddings or none",
         )
         require(
             self.generator_steps == 0 or self.scheme == "two_stage",
@@ -459,8 +459,8 @@ class PretrainConfig:
         sizes = generator.encoder(self.model)
         require(
             generator.kind != "frozen" or method.sharing == "none",
-            "generator.kind frozen cannot share what it does not learn with a discriminator that "
-            f"does: set method.sharing=none, not {method.sharing}",
+            "generator.kind frozen cannot share parameters with the discriminator, which is "
+            f"trained: set method.sharing=none, not {method.sharing}",
         )
         require(
             method.sharing != "all" or sizes == self.model,
@@ -761,7 +761,7 @@ class QuickstartConfig:
         for name, least in (
             ("pretrain_seconds", 1),
             ("num_packages", 2),
-            ("num_labelled", 2 * self.num_packages),  # each label twice, as a task of one's own
+            ("num_labelled", 2 * self.num_packages),  # each label twice, the rule of `own` tasks
             ("num_asked", self.num_packages),
             ("seeds", 1),
         ):
