@@ -16,7 +16,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from electra.method.masking import Counts, Draw, Masking, Means, predict, predict_masked, replace
+from electra.method.masking import (
+    Counts,
+    Draw,
+    Masking,
+    Means,
+    predict_chosen,
+    predict_masked,
+    replace,
+)
 from electra.method.objective import Network, Objective, Output, Parts, describe_generator, learns
 from electra.model.batch import Batch, count_real, find_real
 from electra.model.encoder import Encoder
@@ -108,7 +116,7 @@ class ReplaceMLM(Objective):
     ) -> tuple[Tensor, Means]:
         """Return the encoder's loss at the masked positions, and its measures."""
         corrupt = batch._replace(input_ids_BL=corrupt_ids_BL)
-        restored = predict(self.mlm, corrupt, batch, draw, counts)
+        restored = predict_chosen(self.mlm, corrupt, batch, draw, counts)
         num_chosen = draw.chosen_BS.sum()
         return restored.loss, {
             "restore_loss": (restored.loss.detach() * counts.num_chosen, num_chosen),

@@ -254,11 +254,11 @@ def predict_masked(
 ) -> tuple[Prediction, Means]:
     """Return a network's prediction at the masked positions of x_masked, and its measures."""
     masked = batch._replace(input_ids_BL=masking.mask(batch.input_ids_BL, draw))
-    prediction = predict(network, masked, batch, draw, counts)
+    prediction = predict_chosen(network, masked, batch, draw, counts)
     return prediction, measure_cloze(prediction, batch, draw, counts)
 
 
-def predict(
+def predict_chosen(
     network: MaskedLM | FixedDistribution,
     shown: Batch,
     batch: Batch,
