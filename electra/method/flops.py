@@ -115,7 +115,7 @@ def count_training(
         attention_size: Width of all attention heads together; 0: the hidden size.
         is_decoder: Whether each layer also attends to an encoder.
 
-    Source: flops_computation.py TransformerHparams.
+    Source: flops_computation.py.
     """
     h, i, e, s = sizes.hidden_size, sizes.intermediate_size, sizes.embedding_size, length
     heads, v, k = sizes.num_attention_heads, sizes.vocab_size, attention_size or h

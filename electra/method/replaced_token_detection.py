@@ -53,6 +53,8 @@ class ReplacedTokenDetection(Objective):
         disc_weight: Lambda, the weight of the discriminator's loss.
     """
 
+    in_released_code = True
+
     def __init__(
         self,
         *,
@@ -71,8 +73,6 @@ class ReplacedTokenDetection(Objective):
         self.loss_weights = {"disc_loss": disc_weight}
         if learns(generator):
             self.loss_weights = {"mlm_loss": 1.0, **self.loss_weights}
-
-    in_released_code = True
 
     @property
     def kept(self) -> Encoder:

@@ -41,7 +41,7 @@ def require_memory(model: Objective, config: PretrainConfig, device: torch.devic
     free += sum(tensor.nbytes for tensor in model.parameters())  # already allocated
     a_row = measure_activations(model, config, device)
     room = int((free - _fixed(model)) // a_row)
-    pieces = -(-train.batch_size // room) if room > 0 else 0
+    accumulation = -(-train.batch_size // room) if room > 0 else 0
     can_recompute = free > _fixed(model) and not train.recompute_activations
     smaller = "choose a smaller model, or a shorter examples.sequence_length"
     need = _fixed(model) + a_row * train.micro_batch_size
@@ -49,8 +49,8 @@ def require_memory(model: Objective, config: PretrainConfig, device: torch.devic
         need <= free,
         f"a step needs about {need / GIB:.1f} GiB, and {max(free, 0) / GIB:.1f} GiB are free: "
         + (
-            f"set train.accumulation={pieces}"
-            if pieces
+            f"set train.accumulation={accumulation}"
+            if accumulation
             else f"set train.recompute_activations=true, or {smaller}"
             if can_recompute
             else smaller

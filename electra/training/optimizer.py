@@ -36,7 +36,7 @@ def build_optimizer(
         captured: Whether updates will be captured in a CUDA graph. Learning rates are then tensors
             on the device, which `set_learning_rate` writes to.
 
-    Source: optimization.py create_optimizer, _get_layer_lrs.
+    Source: optimization.py.
     """
     depths = {name: _depth(name) for name, _ in model.named_parameters()}
     num_layers = max((depth for depth in depths.values() if depth is not None), default=0)
@@ -129,7 +129,7 @@ def learning_rate_at(step: int, steps: int, config: OptimizerConfig, mode: Mode 
         config: Peak and warm-up steps.
         mode: Which schedule.
 
-    Source: section 3.1; reference mode: optimization.py create_optimizer.
+    Source: section 3.1; reference mode: optimization.py.
     """
     if mode == "reference":
         warmup = min(1.0, step / config.warmup_steps) if config.warmup_steps else 1.0
