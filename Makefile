@@ -1,12 +1,15 @@
 PYTHON ?= python3
 
-.PHONY: quickstart test check clean
+.PHONY: quickstart test test-slow check clean
 
 quickstart: .venv/ready
 	.venv/bin/electra quickstart
 
 test: .venv/ready-dev
 	.venv/bin/pytest -n 2
+
+test-slow: .venv/ready-dev
+	.venv/bin/pytest -n 2 -m slow
 
 check: .venv/ready-dev
 	.venv/bin/ruff format --check .

@@ -225,6 +225,7 @@ def losses_of_200_steps(toy_shards, toy_config, tmp_path, *settings):
     return torch.tensor([record["loss"] for record in seen if record["part"] == "train"])
 
 
+@pytest.mark.slow
 def test_200_steps_by_either_path(toy_shards, toy_config, tmp_path, monkeypatch):
     """Fast and plain softmax and layers, the same seed, without dropout.
 

@@ -59,7 +59,7 @@ def test_plan(config):
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])
-@pytest.mark.parametrize("probe_seconds", [0.1, 0.7, 20])
+@pytest.mark.parametrize("probe_seconds", [0.1, 0.7, 2])
 def test_time_is_that_of_whole_steps(config, probe_seconds, accumulation):
     """Also where the probe is too short for one: here a row takes a hundredth of a second."""
     config = override(config, [f"train.accumulation={accumulation}"])

@@ -261,6 +261,7 @@ else:
 """
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_and_continued_equals_uninterrupted(toy_shards, toy_config, tmp_path):
     """kill -9 three times, wherever that falls, a save of a few milliseconds included."""
     from electra.settings import to_dict
@@ -689,6 +690,7 @@ def test_the_manifest_tells_that_the_compiler_failed(toy_shards, toy_config, tmp
     assert session["step"]["compiler_failure"].startswith("at step 0: ")
 
 
+@pytest.mark.slow
 def test_learns_the_toy_language(toy_shards, toy_config, tmp_path):
     """300 steps: the generator far better than chance, the discriminator below the constant."""
     config = override(

@@ -51,6 +51,13 @@ OBJECTIVES = {
 PLAIN = "train.layers=plain"
 """The layers that a compiler or a GPU is given."""
 
+
+def slow(name):
+    return pytest.param(name, marks=pytest.mark.slow)
+
+
+ONE_AND_OTHERS = [name if name == "rtd" else slow(name) for name in OBJECTIVES]
+
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 torch_warns = pytest.mark.filterwarnings(  # of what it does itself
     "ignore:.*should not be instantiated:DeprecationWarning",
@@ -115,7 +122,7 @@ def losses_and_gradients(model, batch, forward):
 
 
 @torch_warns
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", ONE_AND_OTHERS)
 def test_every_objective_is_one_graph(name):
     """It is traced whole, and what a GPU is given computes what a CPU does uncompiled."""
     torch.compiler.reset()
@@ -152,7 +159,7 @@ def test_no_step_waits_for_its_device(name):
 
 
 @torch_warns
-@pytest.mark.parametrize("name", ["rtd", "electric", "two_stage", "recompute"])
+@pytest.mark.parametrize("name", ["rtd", *map(slow, ["electric", "two_stage", "recompute"])])
 def test_working_copies_change_nothing(name):
     """Losses and gradients in bfloat16, of rows in two pieces, to the bit; compiled or not."""
     torch.compiler.reset()
@@ -291,6 +298,24 @@ def test_a_compiler_that_fails_is_done_without():
         asked(0, make_rows(config, 8, 0), 1e-3)
 
 
+def test_two_processes_share_the_rows_of_a_step():
+    """Each computes what one process would in its micro-batches: rows, draws, counts, dropout."""
+    config = make_config("train.accumulation=2")
+    batch = padded(make_rows(config, 8, 0))
+    whole = make_step(config)(3, batch, 1e-3)
+    shares = []
+    for rank in range(2):
+        alone = make_config("train.accumulation=1")
+        machine = Machine(rank=rank, num_ranks=2)
+        step = Step(make_model(alone).train(), alone, machine)
+        shares += step(3, batch, 1e-3).outputs
+    assert len(shares) == len(whole.outputs) == 2
+    for ours, theirs in zip(shares, whole.outputs, strict=True):
+        assert ours.loss == theirs.loss
+        assert torch.equal(ours.judgement.corrupt_ids_BL, theirs.judgement.corrupt_ids_BL)
+    assert shares[0].loss != shares[1].loss
+
+
 def run(config, steps, device=CPU):
     """The losses of some steps."""
     step = make_step(config, device)
@@ -385,6 +410,7 @@ def assert_learn_alike(actual, expected):
     assert expected[-10:].mean() < 0.8 * expected[:5].mean()
 
 
+@pytest.mark.slow
 @torch_warns
 def test_compiled_and_plain_learn_alike():
     """Losses of 40 steps in float32, without dropout, with rows in two pieces."""
