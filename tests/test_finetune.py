@@ -526,6 +526,7 @@ def test_dropout_and_order_do_not_depend_on_earlier_random_numbers(pretrained, t
     assert torch.equal(one.outputs["dev"]["logits"], two.outputs["dev"]["logits"])
 
 
+@pytest.mark.slow
 def test_a_regression_learns_numbers(start, tmp_path):
     """How many of a row's words are "boat", in fifths: predictions follow it, in its range."""
     rng = torch.Generator().manual_seed(0)

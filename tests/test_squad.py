@@ -675,6 +675,7 @@ def test_an_unlabelled_split_has_predictions_and_no_scores(toy_tokenizer, tmp_pa
     }
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not (SQUAD_FOLDER.is_dir() and VOCAB_FILE.is_file()),
     reason=f"no SQuAD data at {SQUAD_FOLDER} or no vocabulary at {VOCAB_FILE}",

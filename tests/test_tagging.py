@@ -363,6 +363,7 @@ def test_no_word_is_lost_or_scored_twice(toy_tokenizer, sequence_length):
     assert 0.1 < scores["f1"] < 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not (DATA / "conll2003").is_dir() or not VOCABULARY.is_file(),
     reason=f"no CoNLL-2003, or no vocabulary of BERT's, in {DATA}",

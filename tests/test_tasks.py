@@ -172,6 +172,7 @@ def binary_cases(count):
         yield gold.astype(int).tolist(), predicted.astype(int).tolist()
 
 
+@pytest.mark.slow
 def test_binary_metrics_equal_their_formulas_in_1000_cases():
     constant = 0
     for gold, predicted in binary_cases(1000):
