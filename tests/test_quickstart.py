@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -99,3 +101,21 @@ def test_what_cannot_be_a_quickstart_leaves_nothing(capsys, texts, tmp_path, mon
         assert (status, len(err.splitlines())) == (2, 1), err
         assert message in err
     assert not out.exists()
+
+
+def test_ctrl_c_while_it_trains_is_one_line(texts, tmp_path, capsys, monkeypatch):
+    shown = []
+
+    def interrupt(display, record):
+        shown.append(record)
+        if len(shown) == 1:  # a second one acts at once
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("electra.terminal.live.Display.show", interrupt)
+    out = tmp_path / "out"
+    status, printed, _ = run(capsys, "--text", texts, "--out", out)
+    assert status == 130
+    safe = (
+        rf"stopped at step \d; {re.escape(str(out))}/run is safe\nnext: electra pretrain --resume"
+    )
+    assert re.search(safe, printed)
