@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 
 
@@ -31,6 +32,15 @@ def follow_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
+
+
+class Interrupted(Exception):
+    """A signal stopped a pre-training after a step; the checkpoint of this step is written."""
+
+    def __init__(self, run: Path, step: int):
+        super().__init__(f"stopped at step {step:,}; {run} is safe")
+        self.run = run
+        self.step = step
 
 
 class StopRequest:

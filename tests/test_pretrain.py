@@ -27,8 +27,9 @@ from electra.model.fused_layer import FusedPostNormLayer
 from electra.model.layer import PostNormLayer
 from electra.pretraining.acceleration import AcceleratedStep
 from electra.pretraining.evaluation import evaluate, heldout_batches
-from electra.pretraining.loop import Interrupted, pretrain, resume
+from electra.pretraining.loop import pretrain, resume
 from electra.pretraining.start import build_model, count_tokens, fit_to_shards
+from electra.processes import Interrupted
 from electra.reports.page import write_page
 from electra.reports.runs import read_runs, read_samples
 from electra.runs.checkpoint import (

@@ -23,6 +23,7 @@ from electra.cli.pretraining import flops, plan, pretrain
 from electra.cli.quickstart import quickstart
 from electra.cli.results import export, predict, report, score
 from electra.config import UserError, require
+from electra.processes import Interrupted
 
 VERBS = {
     "All steps at once": (quickstart,),
@@ -76,7 +77,7 @@ def main(tokens: Sequence[str] | None = None) -> None:
 
 def _run(given: Sequence[str]) -> int:
     """Run the command and return its status; print an error that is not a bug."""
-    from electra.terminal.printing import PipeConsole, print_error
+    from electra.terminal.printing import PipeConsole, print_done, print_error
 
     # The parser would take a lone - for an option.
     words = ["./-" if word == "-" else word for word in given]
@@ -101,6 +102,9 @@ def _run(given: Sequence[str]) -> int:
     except UserError as error:
         print_error(str(error))
         return 2
+    except Interrupted as stop:
+        print_done(str(stop), f"electra pretrain --resume {stop.run}")
+        return 130
     except KeyboardInterrupt:
         print_error("interrupted; nothing half-written was left")
         return 130

@@ -2,7 +2,6 @@
 
 import math
 import shlex
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -71,24 +70,17 @@ def pretrain(
         refuse_existing(out)
         if dry_run:
             return print_dry_run(settings, f"read the shards {shards} and write the run {out}")
-    from electra.pretraining.loop import Interrupted
     from electra.pretraining.loop import pretrain as run_pretrain
     from electra.pretraining.loop import resume as run_resume
 
     run = resume or out
     assert run is not None
-    try:
-        with Display(steps=settings.train.steps) as display:
-            if resume is not None:
-                results = run_resume(resume, display.show, shards)
-            else:
-                assert shards is not None
-                results = run_pretrain(shards, run, settings, display.show)
-    except Interrupted as stop:
-        print_done(
-            f"stopped at step {stop.step:,}; {run} is safe", f"electra pretrain --resume {run}"
-        )
-        sys.exit(130)
+    with Display(steps=settings.train.steps) as display:
+        if resume is not None:
+            results = run_resume(resume, display.show, shards)
+        else:
+            assert shards is not None
+            results = run_pretrain(shards, run, settings, display.show)
     wrote = f"wrote {run}"
     if results["heldout"]:
         reached = describe_heldout(results["heldout"]).items()

@@ -1,6 +1,5 @@
 """quickstart: every step once."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -38,18 +37,9 @@ def quickstart(
     if dry_run:
         source = ", ".join(text) or "the documentation of Python and its packages"
         return print_dry_run(settings, f"read {source} and write {out}")
-    from electra.pretraining.loop import Interrupted
     from electra.quickstart.run import quickstart as run_quickstart
-    from electra.terminal.printing import print_done
 
-    try:
-        run_quickstart(text, out, settings)
-    except Interrupted as stop:
-        run = out / "run"
-        print_done(
-            f"stopped at step {stop.step:,}; {run} is safe", f"electra pretrain --resume {run}"
-        )
-        sys.exit(130)
+    run_quickstart(text, out, settings)
 
 
 def _next_free(out: Path) -> Path:

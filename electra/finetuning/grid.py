@@ -12,7 +12,8 @@ from typing import Any
 
 from electra.config import FinetuneConfig, require
 from electra.files import read_object, sha256_file, write_json
-from electra.finetuning.loop import RESEED, Progress, begin_folder, finetune
+from electra.finetuning.folder import begin_folder
+from electra.finetuning.loop import RESEED, Progress, finetune
 from electra.finetuning.start import fit_to_start
 from electra.reports.tables import Table
 from electra.runs.pretrained import load_pretrained

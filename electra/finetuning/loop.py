@@ -5,15 +5,10 @@ only on data, settings and seed. A seed is the unit of work: an interrupted comm
 again continues with the seeds that are not finished.
 """
 
-import dataclasses
 import math
-import shutil
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from importlib import metadata
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,10 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from electra.config import FinetuneConfig, OptimizerConfig, require
-from electra.corpus.tokenizer import Tokenizer
-from electra.files import hold, read_object, sha256_file, write_hashes, write_json
+from electra.files import sha256_file, write_json
+from electra.finetuning.folder import SeedRun, begin_folder, write_seed
 from electra.finetuning.network import (
-    TaskNetwork,
     build_network,
     keep_tokens,
     restore_tokens,
@@ -32,8 +26,7 @@ from electra.finetuning.network import (
 )
 from electra.finetuning.results import describe_task, find_failures, finite, read_seed, summarise
 from electra.finetuning.start import TaskRows, encode_task, fit_to_start
-from electra.runs.checkpoint import load_parameters, write_tensors
-from electra.runs.manifest import LOCK, begin_session, find_commit
+from electra.runs.checkpoint import load_parameters
 from electra.runs.pretrained import Pretrained, load_pretrained
 from electra.settings import to_dict
 from electra.tasks.registry import read_task, resolve_own
@@ -50,17 +43,6 @@ LAST_STEPS = 100
 """Steps at the end of a run whose mean loss shows whether the model has learnt anything."""
 RESEED = 1000
 """Added to a collapsed seed to get its replacement; the seeds as drawn are smaller."""
-
-
-@dataclass(frozen=True)
-class SeedRun:
-    """The result of one seed."""
-
-    model: TaskNetwork
-    outputs: dict[str, Outputs]
-    """By split, without train: the outputs of the selected epoch."""
-    record: dict[str, Any]
-    """Content of results.json: scores of the selected epoch, every epoch, speed, failures."""
 
 
 def finetune(
@@ -102,7 +84,8 @@ def finetune(
     pretrained = load_pretrained(start)
     config = fit_to_start(config, pretrained, question)
     machine = prepare_machine(config.device, config.precision, config.threads)
-    choose_layers(config.layers, machine.device, compiled=False)  # refused before all is written
+    # Also called by build_network, but a refusal must come before the folder is made.
+    choose_layers(config.layers, machine.device, compiled=False)
     settings = {
         "task": question.name,
         "start": pretrained.source,
@@ -123,67 +106,47 @@ def finetune(
             "device": machine.name,
         }
         progress({"part": "task", **facts})
-        for seed in range(seeds):
-            train_until_it_learns(
-                *(folder, pretrained, question, rows, config, machine),
-                seed=seed,
+        longest = config.sequence_length if from_scratch else pretrained.sequence_length
+
+        def train(seed: int, number: int) -> None:
+            run = train_seed(
+                *(pretrained, question, rows, config, machine),
+                seed=number,
                 from_scratch=from_scratch,
-                progress=progress,
+                progress=lambda record: progress({**record, "seed": seed}),
             )
+            if number != seed:
+                run.record["replaces"] = seed
+            tokenizer = pretrained.tokenizer
+            write_seed(folder, number, run, question, rows, tokenizer, config, longest)
+
+        for seed in range(seeds):
+            train_until_it_learns(folder, seed, config.reseeds, train, progress)
         results = {**facts, **summarise(folder, question)}
         write_json(folder / "results.json", results)
         return results
 
 
 def train_until_it_learns(
-    folder: Path,
-    pretrained: Pretrained,
-    task: Task,
-    rows: TaskRows,
-    config: FinetuneConfig,
-    machine: Machine,
-    *,
-    seed: int,
-    from_scratch: bool = False,
-    progress: Progress,
+    folder: Path, seed: int, reseeds: int, train: Callable[[int, int], None], progress: Progress
 ) -> None:
     """Train a seed as drawn and, while the run collapses, a replacement with another seed.
 
-    There are at most `config.reseeds` replacements, whose seeds are RESEED apart. Each run has its
-    own folder, `<folder>/seed-N`; a run whose folder exists is not repeated. The headline score is
-    that of the seeds as drawn (results.py), because replacements are selected by success.
+    Each run has its own folder, `<folder>/seed-N`; a run whose folder exists is not repeated. The
+    headline score is that of the seeds as drawn (results.py), because replacements are selected by
+    success.
 
     Args:
         folder: The folder of the fine-tuning.
-        pretrained: As for `train_seed`.
-        task: As for `train_seed`.
-        rows: As for `train_seed`.
-        config: As for `train_seed`.
-        machine: As for `train_seed`.
         seed: The seed as drawn.
-        from_scratch: As for `train_seed`.
-        progress: Called with "train" and "dev" records, which have the seed as drawn, and with
-            "seed" records.
+        reseeds: Maximum number of replacements. Their seeds are RESEED apart.
+        train: Called with the seed as drawn and the seed to train with; writes the run's folder.
+        progress: Called with a "seed" record for each run.
     """
-    longest = config.sequence_length if from_scratch else pretrained.sequence_length
-    for attempt in range(config.reseeds + 1):
-        number = seed + RESEED * attempt
-        seed_folder = folder / f"seed-{number}"
-        if not seed_folder.exists():
-            run = train_seed(
-                pretrained,
-                task,
-                rows,
-                config,
-                machine,
-                seed=number,
-                from_scratch=from_scratch,
-                progress=lambda record: progress({**record, "seed": seed}),
-            )
-            if attempt:
-                run = dataclasses.replace(run, record={**run.record, "replaces": seed})
-            _write_seed(seed_folder, run, task, rows, pretrained.tokenizer, config, longest)
-        record = read_seed(seed_folder / "results.json")
+    for number in range(seed, seed + RESEED * reseeds + 1, RESEED):
+        if not (folder / f"seed-{number}").exists():
+            train(seed, number)
+        record = read_seed(folder / f"seed-{number}" / "results.json")
         progress({"part": "seed", **record})
         if not record["degenerate"]:
             break
@@ -323,77 +286,3 @@ class _Kept(NamedTuple):
     outputs: Outputs
     weights: dict[str, Tensor]
     """Empty if the last epoch is selected, whose weights the model has when training ends."""
-
-
-@contextmanager
-def begin_folder(out: Path, settings: dict[str, Any], machine: Machine) -> Iterator[Path]:
-    """Yield `<out>.incomplete`, new or begun with the same settings, and rename it at the end.
-
-    After an error the folder stays, and another call continues there.
-
-    Raises:
-        UserError: The folder was begun with other settings, was not written by a fine-tuning, or is
-            in use by another process.
-    """
-    folder = out.with_name(out.name + ".incomplete")
-    settings_path = folder / "config.json"
-    lock = folder / LOCK
-    is_ours = settings_path.exists() or lock.exists() or not any(folder.glob("*"))
-    require(is_ours, f"{folder} is in the way; remove it or choose another --out")
-    folder.mkdir(parents=True, exist_ok=True)
-    with hold(lock):
-        if settings_path.exists():
-            begun = read_object(settings_path)
-            different = [key for key in settings if settings[key] != begun.get(key)]
-            require(
-                not different,
-                f"{folder} was begun with another {' and '.join(different)}; remove it or choose "
-                "another --out",
-            )
-        else:
-            write_json(folder / "manifest.json", {"sessions": []})
-            write_json(settings_path, settings)
-        begin_session(
-            folder,
-            device=machine.name,
-            dtype=str(machine.dtype),
-            scikit_learn=metadata.version("scikit-learn"),
-        )
-        yield folder
-        folder.rename(out)
-        (out / LOCK).unlink()
-
-
-def _write_seed(
-    folder: Path,
-    run: SeedRun,
-    task: Task,
-    rows: TaskRows,
-    tokenizer: Tokenizer,
-    config: FinetuneConfig,
-    longest_row: int,
-) -> None:
-    """Write a seed's folder: model, predictions, results.
-
-    `longest_row` is the length of the longest rows that the encoder was trained on, in tokens.
-    """
-    incomplete = folder.with_name(folder.name + ".incomplete")
-    shutil.rmtree(incomplete, ignore_errors=True)
-    model = incomplete / "model"
-    model.mkdir(parents=True)
-    tokenizer.save(model / "tokenizer")
-    write_tensors(model / "model.safetensors", dict(run.model.named_parameters()))
-    facts = {
-        "task": task.name,
-        **task.family.facts(),
-        "sequence_length": config.sequence_length,
-        "longest_row": longest_row,
-        "pooling": config.pooling,
-        "encoder": to_dict(run.model.encoder.config),
-    }
-    write_json(model / "config.json", facts)
-    write_hashes(model)
-    for split, outputs in run.outputs.items():
-        task.family.write_predictions(incomplete, split, rows.splits[split], outputs)
-    write_json(incomplete / "results.json", {**run.record, "commit": find_commit()})
-    incomplete.rename(folder)

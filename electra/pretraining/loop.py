@@ -26,7 +26,7 @@ from electra.pretraining.evaluation import evaluate, heldout_batches, view_rows
 from electra.pretraining.memory import require_memory
 from electra.pretraining.start import build_model, count_tokens, fit_to_shards, load_frozen
 from electra.pretraining.step import Step
-from electra.processes import stop_on_signal
+from electra.processes import Interrupted, stop_on_signal
 from electra.runs.checkpoint import (
     find_checkpoint,
     list_checkpoints,
@@ -42,14 +42,6 @@ from electra.training.machine import Machine, prepare_machine
 from electra.training.optimizer import learning_rate_at
 
 Show = Callable[[dict[str, Any]], None]
-
-
-class Interrupted(Exception):
-    """A signal stopped the run after a step; the checkpoint of this step is written."""
-
-    def __init__(self, step: int):
-        super().__init__(f"stopped at step {step}")
-        self.step = step
 
 
 def pretrain(shards_folder: Path, run: Path, config: PretrainConfig, show: Show) -> dict[str, Any]:
@@ -176,7 +168,7 @@ def _train(run: Path, shards: Shards, step: Step, show: Show) -> dict[str, Any]:
     heldout = heldout_batches(shards, config)
     measures = Measures(model.loss_weights)
     log = MetricsLog(run, first_step)
-    clock = _Clock(log.last_train)
+    clock = _Clock(log.last.get("train"))
     length = config.examples.sequence_length
     flops_per_token = count_true(model, length)
     num_real, grad_norms = torch.zeros((), dtype=torch.int64, device=device), []
@@ -196,7 +188,8 @@ def _train(run: Path, shards: Shards, step: Step, show: Show) -> dict[str, Any]:
     if is_compiled:
         show({"part": "compiling", "step": first_step})
     with stop_on_signal() as stop, closing(log):
-        if first_step and evaluates(first_step) and not _is_evaluated(run, first_step):
+        is_evaluated = log.last.get("heldout", {}).get("step") == first_step
+        if first_step and evaluates(first_step) and not is_evaluated:
             write_evaluation(first_step)  # the run stopped after this checkpoint, before evaluating
         model.train()
         for number in range(first_step, train.steps):
@@ -242,7 +235,7 @@ def _train(run: Path, shards: Shards, step: Step, show: Show) -> dict[str, Any]:
                 if evaluates(done):
                     write_evaluation(done)
             if is_stopped and not is_last:
-                raise Interrupted(done)
+                raise Interrupted(run, done)
     if heldout and (
         samples := view_rows(model, heldout[0], tokenizer, device, train.micro_batch_size)
     ):
@@ -255,12 +248,6 @@ def _learning_rate_at(step: int, model: Objective, config: PretrainConfig) -> fl
     stage = model.stage_at(step)
     first, end = (*model.stages, config.train.steps)[stage : stage + 2]
     return learning_rate_at(step - first, end - first, config.optimizer, config.method.mode)
-
-
-def _is_evaluated(run: Path, step: int) -> bool:
-    """Return whether metrics.jsonl has an evaluation at this step."""
-    records = read_metrics(run / "metrics.jsonl")
-    return any(record["part"] == "heldout" and record["step"] == step for record in records)
 
 
 def _write_results(run: Path, model: Objective, config: PretrainConfig) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from electra.method.registry import build_objective
 from electra.model.encoder import Embeddings, Encoder
 from electra.model.initialisation import draw_glorot, init_weights, look_at_neighbours
 from electra.runs.checkpoint import load_parameters
-from electra.runs.pretrained import SavedNetwork, read_networks, read_run_config
+from electra.runs.pretrained import SavedNetwork, read_networks
 from electra.training.machine import Machine, choose_layers
 from electra.training.seeds import step_seed
 
@@ -65,7 +65,6 @@ def load_frozen(model: Objective, config: PretrainConfig) -> None:
 
 def _read_generator(run: Path) -> SavedNetwork:
     """Return the masked language model of another run."""
-    read_run_config(run)  # refuses a folder that is not a run
     found = read_networks(run).masked_lm
     if found is None:
         raise UserError(f"generator.frozen_run {run} has no generator network")

@@ -82,7 +82,7 @@ class Step:
         self.number = number
         self.rng.manual_seed(step_seed(self.config.train.seed, "corruption", number))
         set_learning_rate(self.optimizer, learning_rate)
-        self._seed_dropout(0)
+        self._seed_dropout(self.machine.rank * self.config.train.accumulation)
 
     def compute(self, batch: Batch) -> Outcome:
         """Compute the step after `begin`, and return its outputs.
@@ -131,8 +131,8 @@ class Step:
         """Seed dropout by the number of the micro-batch, counted from the start of the run.
 
         Two micro-batches have the same seeds in one process as in two processes with one
-        micro-batch each. On a CUDA device the seed of the first micro-batch serves the whole step,
-        because a captured step cannot be seeded in the middle.
+        micro-batch each. On a CUDA device the seed of a process's first micro-batch serves its
+        whole step, because a captured step cannot be seeded in the middle.
         """
         num_micro_batches = self.config.train.accumulation * self.machine.num_ranks
         number = self.number * num_micro_batches + micro_batch

@@ -7,6 +7,7 @@ does the same.
 import dataclasses
 import itertools
 import json
+import os
 import shlex
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -219,10 +220,12 @@ def _ask_about_files(files: Sequence[Path], config: QuickstartConfig) -> Package
             file.is_file(), f"quickstart reads the text several times; save {file} as a file first"
         )
     largest = sorted(files, key=lambda file: file.stat().st_size, reverse=True)
+    above = Path(os.path.commonpath([file.absolute().parent for file in files]))
     passages = []
     for file in largest[: config.num_packages]:
-        # Labels must be printable.
-        name = "".join(char if char.isprintable() else "\ufffd" for char in str(file))
+        # Labels must be printable. The split depends on them, so they name no folder above.
+        label = str(file.absolute().relative_to(above))
+        name = "".join(char if char.isprintable() else "\ufffd" for char in label)
         lines = list(itertools.islice(_stream_lines([file], config.prepare), MAX_PASSAGES))
         # Groups keep neighbouring lines together in train or test; small files have small groups.
         group = min(MAX_GROUP, max(1, len(lines) // MIN_GROUPS))

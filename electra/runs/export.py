@@ -40,7 +40,7 @@ from electra.runs.huggingface_heads import (
     tagging_head,
 )
 from electra.runs.manifest import find_commit
-from electra.runs.pretrained import SavedNetwork, read_networks, read_run_config, tensors_below
+from electra.runs.pretrained import SavedNetwork, read_networks, tensors_below
 
 
 def export(run: Path, out: Path) -> None:
@@ -53,7 +53,6 @@ def export(run: Path, out: Path) -> None:
     Raises:
         UserError: `run` is not a run folder or has no intact checkpoint, or `out` exists.
     """
-    read_run_config(run)  # refuses a folder that is not a run
     networks = read_networks(run)
     tokenizer = Tokenizer.load(run / "tokenizer")
 

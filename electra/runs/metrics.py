@@ -22,12 +22,15 @@ class MetricsLog:
         run: The run folder.
         step: Step that the run continues from. Later records are removed, because the run computes
             these steps again.
+
+    Attributes:
+        last: Last record of each part up to that step.
     """
 
     def __init__(self, run: Path, step: int = 0):
         self.path = run / "metrics.jsonl"
         kept = [record for record in read_metrics(self.path) if record["step"] <= step]
-        self.last_train = next((r for r in reversed(kept) if r["part"] == "train"), None)
+        self.last = {record["part"]: record for record in kept}
         write_text(self.path, "".join(json.dumps(record) + "\n" for record in kept))
         # Unbuffered: a buffer would write a line again on closing after a full disk refused it.
         self.file = self.path.open("ab", buffering=0)

@@ -1,6 +1,5 @@
 """Read a pre-trained encoder from a run folder, a Hugging Face folder or a fine-tuning."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,13 +59,12 @@ def load_pretrained(folder: Path) -> Pretrained:
     values = read_object(config_path)
     if "model_type" in values:
         return _read_huggingface(folder, values)
-    config = read_run_config(folder)
     networks = read_networks(folder)
     return Pretrained(
         networks.kept.sizes,
         Tokenizer.load(folder / "tokenizer"),
         networks.kept.encoders[0],
-        config.examples.sequence_length,
+        networks.config.examples.sequence_length,
         f"{folder} at step {networks.step}",
     )
 
@@ -119,6 +117,8 @@ class SavedNetwork:
 class SavedNetworks:
     """The networks of a run's newest intact checkpoint."""
 
+    config: PretrainConfig
+    """The settings of the run."""
     step: int
     kept: SavedNetwork
     """The network that pre-training returns."""
@@ -137,8 +137,10 @@ def read_networks(run: Path) -> SavedNetworks:
     """Return the networks of a run's newest intact checkpoint.
 
     Raises:
-        UserError: The run has no intact checkpoint, or state.json does not describe the networks.
+        UserError: `run` is not a run folder or has no intact checkpoint, or state.json does not
+            describe the networks.
     """
+    config = read_run_config(run)
     step, checkpoint = find_checkpoint(run)
     tensors = read_tensors(checkpoint / FILES[0])
     state = read_object(checkpoint / "state.json")
@@ -161,7 +163,7 @@ def read_networks(run: Path) -> SavedNetworks:
 
     try:
         generator = read("generator") if "generator" in state["networks"] else None
-        return SavedNetworks(step, read(state["kept"]), generator)
+        return SavedNetworks(config, step, read(state["kept"]), generator)
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"{checkpoint / 'state.json'} does not say which networks there are ({error!r}): the "
@@ -186,7 +188,8 @@ def read_run_config(run: Path) -> PretrainConfig:
     """
     path = run / "config.json"
     require(path.is_file(), f"{run} is not a run folder of `electra pretrain`: no config.json")
+    values = read_object(path)
     try:
-        return from_dict(PretrainConfig, json.loads(path.read_text(encoding="utf-8")))
+        return from_dict(PretrainConfig, values)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} is not the config of a run: {error}") from None

@@ -18,7 +18,7 @@ from electra.files import write_text
 from electra.model.encoder import Encoder
 from electra.model.heads import DiscriminatorHead
 from electra.runs.checkpoint import load_parameters
-from electra.runs.pretrained import read_networks, read_run_config
+from electra.runs.pretrained import read_networks
 from electra.tasks.table import read_text_lines
 from electra.training.machine import Machine, choose_layers, prepare_machine
 
@@ -107,7 +107,8 @@ def load_scorer(run: Path) -> Scorer:
         UserError: `run` is not a run folder, its objective is not electric, or it has no intact
             checkpoint.
     """
-    config, network = read_run_config(run), read_networks(run).kept
+    networks = read_networks(run)
+    config, network = networks.config, networks.kept
     require(
         network.predicts == "energy",
         f"{run} was trained with method.objective={config.method.objective}, which gives no "

@@ -99,7 +99,7 @@ def choose_dtype(
 def _cpu_multiplies_bfloat16() -> bool:
     """Return whether the CPU has instructions for products of bfloat16.
 
-    On x86 oneDNN also says yes where it emulates them, at a quarter of float32's speed.
+    On x86 oneDNN also says yes where it emulates them, more slowly than float32.
     """
     if not torch.backends.mkldnn.is_available():  # not in every build of torch
         return False
