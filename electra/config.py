@@ -378,9 +378,11 @@ class TrainConfig:
     the backward pass. Saves memory, and takes a sixth to a third more time."""
     seed: int = 0
     """Seed of initial weights, row order, masked positions, sampled tokens and dropout."""
-    initial_weights: Literal["bert", "neighbours"] = "bert"
+    initial_weights: Literal["bert", "neighbours", "cooccurrence"] = "bert"
     """bert: as in the paper. neighbours: the first layer starts with attention to adjacent tokens,
-    and output biases start at the log token frequencies. Meant for short runs."""
+    and output biases start at the log token frequencies. cooccurrence: the same, and token
+    embeddings start as a factor of the tokens' mutual information, counted in some seconds. Meant
+    for short runs."""
     log_every: int = 50
     """Steps between two records of metrics.jsonl."""
     evaluate_every: int = 10_000
@@ -479,13 +481,14 @@ class PretrainConfig:
             f"method.generator_steps {method.generator_steps} must be less than train.steps "
             f"{self.train.steps}",
         )
-        if self.train.initial_weights == "neighbours" and generator.kind == "network":
+        if self.train.initial_weights != "bert" and generator.kind == "network":
             for encoder in (self.model, self.generator.encoder(self.model)):
                 require(
                     encoder.hidden_size >= encoder.embedding_size,
-                    "train.initial_weights neighbours needs both networks at least as wide as the "
-                    f"embeddings: hidden_size {encoder.hidden_size} is less than embedding_size "
-                    f"{encoder.embedding_size}; set generator.hidden_fraction=1",
+                    f"train.initial_weights {self.train.initial_weights} needs both networks at "
+                    f"least as wide as the embeddings: hidden_size {encoder.hidden_size} is less "
+                    f"than embedding_size {encoder.embedding_size}; set "
+                    "generator.hidden_fraction=1",
                 )
 
     @property
@@ -752,16 +755,23 @@ class QuickstartConfig:
     num_labelled: int = 160
     """Labelled texts for fine-tuning, twenty per package. Few labels, because labels are expensive,
     and pre-training helps most if labels are few."""
-    num_asked: int = 1000
-    """Texts in the dev set."""
-    seeds: int = 5
-    """Fine-tunings with and without pre-training each; the median is reported."""
+    num_passages: int = 400
+    """Labelled passages for the question which punctuation mark follows a word."""
+    num_asked: int = 400
+    """Texts or passages in the dev set."""
+    seeds: int = 3
+    """Fine-tunings with each learning rate, with and without pre-training; the median is
+    reported."""
+    learning_rates: str = "0.0005,0.001,0.002"
+    """Learning rates of fine-tuning, separated by commas. Pre-trained and from scratch, the best on
+    dev is reported."""
 
     def __post_init__(self) -> None:
         for name, least in (
             ("pretrain_seconds", 1),
             ("num_packages", 2),
             ("num_labelled", 2 * self.num_packages),  # each label twice, the rule of `own` tasks
+            ("num_passages", 2),
             ("num_asked", self.num_packages),
             ("seeds", 1),
         ):

@@ -56,7 +56,7 @@ PRESETS: Mapping[str, PretrainConfig] = {
         train=TrainConfig(
             steps=6500,
             batch_size=64,
-            initial_weights="neighbours",
+            initial_weights="cooccurrence",
             evaluate_every=500,
             save_every=500,
         ),

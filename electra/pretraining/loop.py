@@ -22,6 +22,7 @@ from electra.method.flops import count_run, count_true
 from electra.method.measures import Measures
 from electra.method.objective import Objective
 from electra.pretraining.acceleration import prepare_step
+from electra.pretraining.cooccurrence import embed_tokens
 from electra.pretraining.evaluation import evaluate, heldout_batches, view_rows
 from electra.pretraining.memory import require_memory
 from electra.pretraining.start import build_model, count_tokens, fit_to_shards, load_frozen
@@ -133,12 +134,14 @@ def _writing(run: Path) -> Iterator[None]:
 
 def _build(config: PretrainConfig, shards: Shards, machine: Machine) -> Objective:
     """Return the initialised objective, on the device."""
-    asks_frequencies = (
-        config.train.initial_weights == "neighbours" or config.generator.kind == "unigram"
-    )
     # Counting reads every token of the shards, so it is done only when needed.
-    frequencies_V = count_tokens(shards) if asks_frequencies else None
-    return build_model(config, shards.tokenizer, machine, frequencies_V)
+    start, frequencies_V, embeddings_VE = config.train.initial_weights, None, None
+    if start != "bert" or config.generator.kind == "unigram":
+        frequencies_V = count_tokens(shards)
+    if start == "cooccurrence":
+        sizes, seed = config.model, config.train.seed
+        embeddings_VE = embed_tokens(shards, sizes.embedding_size, sizes.initializer_range, seed)
+    return build_model(config, shards.tokenizer, machine, frequencies_V, embeddings_VE)
 
 
 def _train(run: Path, shards: Shards, step: Step, show: Show) -> dict[str, Any]:
