@@ -343,6 +343,9 @@ class OptimizerConfig:
     """Added to the denominator of Adam's update."""
     max_grad_norm: float = 1.0
     """Maximum global norm of the gradient of both networks; inf: no clipping."""
+    matrices: Literal["adamw", "muon"] = "adamw"
+    """Optimizer of the matrices in layers and heads. muon: momentum updates, made orthogonal, at
+    the same learning rate (training/muon.py). All other parameters have AdamW."""
 
     def __post_init__(self) -> None:
         for name in ("learning_rate", "adam_epsilon"):
@@ -458,6 +461,11 @@ class PretrainConfig:
             f"{self.model.type_vocab_size}",
         )
         method, generator = self.method, self.generator
+        require(
+            method.mode == "paper" or self.optimizer.matrices == "adamw",
+            "method.mode reference has the released code's Adam for all parameters; "
+            f"optimizer.matrices {self.optimizer.matrices} needs mode paper",
+        )
         sizes = generator.encoder(self.model)
         require(
             generator.kind != "frozen" or method.sharing == "none",

@@ -203,13 +203,13 @@ def test_reading_by_blocks_changes_no_batch(uneven_shards, batch_size, first_ste
 # Continuation
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_interrupted_and_continued_equals_uninterrupted(
-    toy_shards, toy_config, tmp_path, precision
-):
+@pytest.mark.parametrize(
+    "setting",
+    ["train.precision=float32", "train.precision=bfloat16", "optimizer.matrices=muon"],
+)
+def test_interrupted_and_continued_equals_uninterrupted(toy_shards, toy_config, tmp_path, setting):
     """Stopped after a step that is neither logged nor saved, with dropout on; all bits equal."""
-    config = override(toy_config, [f"train.precision={precision}"])
-    assert_continues(toy_shards, config, tmp_path)
+    assert_continues(toy_shards, override(toy_config, [setting]), tmp_path)
 
 
 @pytest.mark.parametrize("generator_steps", [4, 9, 10])

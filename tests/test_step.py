@@ -228,10 +228,12 @@ def test_hidden_scores_are_finite_to_every_kernel(dtype, sees):
     assert (added[0].float() * math.log2(math.e)).isfinite().all()
 
 
-@pytest.mark.parametrize("mode", ["paper", "reference"])
-def test_rates_that_a_graph_can_be_told(mode):
-    """Updates are bit for bit those of rates that are numbers."""
-    config = make_config(f"method.mode={mode}", "optimizer.weight_decay=0.1")
+@pytest.mark.parametrize("setting", ["mode=paper", "mode=reference", "matrices=muon"])
+def test_rates_that_a_graph_can_be_told(setting):
+    """Updates are those of rates that are numbers."""
+    section = "optimizer" if setting == "matrices=muon" else "method"
+    config = make_config(f"{section}.{setting}", "optimizer.weight_decay=0.1")
+    mode = config.method.mode
     weights = []
     for captured in (False, True):
         model = make_model(config)
