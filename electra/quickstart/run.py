@@ -52,6 +52,7 @@ from electra.terminal.printing import (
 from electra.training.machine import prepare_machine
 
 PROBE_SECONDS = 3.0
+MIN_STEPS = 100
 SHOWN_TOKENS = 40
 """Tokens of the sample on the terminal."""
 MAX_PASSAGES = 20_000
@@ -211,19 +212,22 @@ def _compare(
 
 
 def fit_to_time(config: QuickstartConfig, shards: Shards) -> PretrainConfig:
-    """Return the pre-training settings with the number of steps that `pretrain_seconds` allows.
+    """Return the pre-training settings with the number of steps for this machine.
 
-    A few steps are timed on this machine. Warm-up and evaluation scale with the number of steps.
+    A few steps are timed. A machine that reads less than `min_tokens` in `pretrain_seconds` takes
+    longer, up to `max_seconds`. Warm-up and evaluation scale with the number of steps.
     """
     settings = fit_to_shards(config.pretrain, shards)
     train = settings.train
     machine = prepare_machine(train.device, train.precision, train.threads)
     model = build_model(settings, shards.tokenizer, machine, count_tokens(shards))
     seconds = time_step(model, settings, machine, PROBE_SECONDS)
-    steps = min(train.steps, max(100, round(config.pretrain_seconds / seconds)))
+    enough = config.min_tokens / (train.batch_size * settings.examples.sequence_length)
+    allowed = min(max(config.pretrain_seconds / seconds, enough), config.max_seconds / seconds)
+    steps = max(MIN_STEPS, min(train.steps, round(allowed)))
     optimizer = dataclasses.replace(settings.optimizer, warmup_steps=steps // 10)
     train = dataclasses.replace(
-        train, steps=steps, log_every=50, evaluate_every=max(1, steps // 8), save_every=steps
+        train, steps=steps, log_every=50, evaluate_every=max(1, steps // 4), save_every=steps
     )
     return dataclasses.replace(settings, optimizer=optimizer, train=train)
 
