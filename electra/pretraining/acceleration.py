@@ -18,7 +18,7 @@ from torch.nn.attention import sdpa_kernel
 from electra.config import PretrainConfig, UserError
 from electra.method.objective import Objective
 from electra.model.batch import Batch, find_real
-from electra.pretraining.attention import rank_attention
+from electra.pretraining.attention import Ranking, find_kernels, rank_attention
 from electra.pretraining.step import Outcome, Step
 from electra.pretraining.working_copies import WorkingCopies
 from electra.training.machine import Machine
@@ -28,10 +28,13 @@ WARM_UP_STEPS = 3
 a capture does not allow."""
 
 
-def prepare_step(model: Objective, config: PretrainConfig, machine: Machine) -> Step:
-    """Return the fastest form of the optimizer step for the machine; arguments as for `Step`."""
-    is_plain = machine.device.type != "cuda" and config.train.compile != "yes"
-    return (Step if is_plain else AcceleratedStep)(model, config, machine)
+def prepare_step(
+    model: Objective, config: PretrainConfig, machine: Machine, attention: Ranking | None = None
+) -> Step:
+    """Return the fastest form of the step for the machine; arguments as for `AcceleratedStep`."""
+    if machine.device.type != "cuda" and config.train.compile != "yes":
+        return Step(model, config, machine)
+    return AcceleratedStep(model, config, machine, attention)
 
 
 class AcceleratedStep(Step):
@@ -41,12 +44,19 @@ class AcceleratedStep(Step):
         model: The objective, on the machine's device.
         config: The settings of the run.
         machine: As in `Step`.
+        attention: Ranking of the attention kernels; None: from measurement, on a CUDA device.
 
     Attributes:
         compiler_failure: Step and message of the compiler's failure; None if there was none.
     """
 
-    def __init__(self, model: Objective, config: PretrainConfig, machine: Machine):
+    def __init__(
+        self,
+        model: Objective,
+        config: PretrainConfig,
+        machine: Machine,
+        attention: Ranking | None = None,
+    ):
         on_cuda = machine.device.type == "cuda"
         # Recomputed layers restore the random number state, which a capture does not allow. Plain
         # layers read the generator's state; compiled layers use generators that are not registered
@@ -58,10 +68,9 @@ class AcceleratedStep(Step):
         if self.compiled:
             self.forward = torch.compile(model, fullgraph=True, dynamic=False)
         self._copy_weights()
-        self.attention = {}
-        if on_cuda:
-            for masked in (False, True):
-                self.attention[masked] = rank_attention(config, machine, masked=masked)
+        self.attention = attention or (rank_attention(config, machine) if on_cuda else {})
+        self.num_done: dict[tuple[Any, ...], int] = {}
+        """Steps done with batches of each shape since the model's computation has changed."""
         self.captures: dict[tuple[Any, ...], _Capture] = {}
         if self.captured:  # gradients are bound to a stream, so all captures share stream and pool
             self.stream, self.pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
@@ -87,17 +96,22 @@ class AcceleratedStep(Step):
         return self._do(number, batch, learning_rate)
 
     def _do(self, number: int, batch: Batch, learning_rate: float) -> Outcome:
-        if self.machine.device.type != "cuda":
-            return super().__call__(number, batch, learning_rate)
-        if self.config.examples.short_prob and batch.attention_mask_BL is None:
+        on_cuda = self.machine.device.type == "cuda"
+        if on_cuda and self.config.examples.short_prob and batch.attention_mask_BL is None:
             # Among 128 rows at least one is nearly always short. The rare step without a mask would
             # be compiled and captured separately in the middle of a run, and take more memory.
             batch = batch._replace(attention_mask_BL=find_real(batch))
+        shape = tuple(None if tensor is None else tensor.shape for tensor in batch)
+        num_done = self.num_done.get(shape, 0)
+        self.prepares = num_done < (WARM_UP_STEPS + 1 if self.captured else int(self.compiled))
+        self.num_done[shape] = num_done + 1
+        if not on_cuda:
+            return super().__call__(number, batch, learning_rate)
         is_masked = batch.attention_mask_BL is not None or batch.document_ids_BL is not None
-        with sdpa_kernel(self.attention[is_masked], set_priority=True):
+        kernels = find_kernels(self.attention, masked=is_masked)
+        with sdpa_kernel(kernels, set_priority=True):
             if not self.captured:
                 return super().__call__(number, batch, learning_rate)
-            shape = tuple(None if tensor is None else tensor.shape for tensor in batch)
             if shape not in self.captures:
                 self.captures[shape] = _Capture(self, batch)
             self.begin(number, learning_rate)
@@ -105,6 +119,7 @@ class AcceleratedStep(Step):
 
     def forget(self) -> None:
         """Discard captures and working copies, because the model's computation has changed."""
+        self.num_done.clear()
         self.captures.clear()
         self._copy_weights()
         if self.captured:  # a pool that no capture holds any more cannot be reused
@@ -121,10 +136,7 @@ class AcceleratedStep(Step):
         return {
             **super().describe(),
             "compiler_failure": self.compiler_failure,
-            "attention": {
-                "masked" if masked else "unmasked": kernels[0].name
-                for masked, kernels in self.attention.items()
-            },
+            "attention": self.attention,
         }
 
 

@@ -45,6 +45,7 @@ class Step:
     Attributes:
         optimizer: Updates the model's parameters.
         compiled: Whether the objective runs through torch.compile.
+        prepares: Whether the last step also compiled or captured, and so took longer than others.
         forward: Computes the objective: the model or its compiled form.
         weights: Context entered for each micro-batch; may replace the model's weights by working
             copies.
@@ -63,7 +64,7 @@ class Step:
         self.weights: Callable[[], AbstractContextManager[None]] = nullcontext
         self.rng = torch.Generator(machine.device)
         self.number = 0
-        self.captured, self.compiled = captured, False
+        self.captured, self.compiled, self.prepares = captured, False, False
 
     def __call__(self, number: int, batch: Batch, learning_rate: float) -> Outcome:
         """Run one optimizer step, and return its outputs.
