@@ -403,6 +403,12 @@ class TrainConfig:
     compile: Literal["auto", "yes", "no"] = "auto"
     """Whether the objective runs through torch.compile. auto: on a CUDA device with a working
     compiler. Compilation makes the first steps take a minute or two."""
+    autotune: bool = False
+    """Whether torch.compile times several kernels for each matrix product on a CUDA device, when a
+    run begins. Takes minutes."""
+    dependent_launch: bool = False
+    """Whether a compiled kernel may be launched before the kernel before it has ended (programmatic
+    dependent launch), on a GPU of compute capability 9.0 or above."""
     cuda_graph: bool = True
     """Whether the step is captured as a CUDA graph and replayed, on a CUDA device."""
     layers: Literal["auto", "plain", "fused"] = "auto"

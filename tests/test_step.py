@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from electra.config import UserError
 from electra.corpus.tokenizer import make_tokenizer
-from electra.method.measures import Measures
+from electra.method.measures import Measures, tally
 from electra.model.encoder import Encoder
 from electra.presets import PRESETS, encoder_sizes
 from electra.pretraining.acceleration import WARM_UP_STEPS, AcceleratedStep
@@ -152,6 +152,34 @@ def test_every_objective_is_one_graph(name):
     assert actual.keys() == expected.keys()
     for name, gradient in expected.items():
         assert (actual[name] - gradient).abs().max() <= 1e-5 * gradient.abs().max(), name
+
+
+@torch_warns
+@pytest.mark.parametrize("name", ["rtd", *map(slow, ["reference", "spans", "adversarial"])])
+def test_draws_and_measures_are_graphs_of_their_own(name):
+    """Traced whole, they give the same positions, counts and sums."""
+    torch.compiler.reset()
+    model = make_model(without_dropout(make_config(*OBJECTIVES[name])))
+    batch = padded(make_rows(make_config(), 4, 0))
+    rng = torch.Generator().manual_seed(1)
+    uniform = model.masking.draw_uniform(batch, rng)
+
+    def compiled(function):
+        return torch.compile(function, fullgraph=True, dynamic=False, backend="aot_eager")
+
+    expected = model.masking.choose_and_count(batch, uniform)
+    actual = compiled(model.masking.choose_and_count)(batch, uniform)
+    for one, other in zip(tree_leaves(actual), tree_leaves(expected), strict=True):
+        assert torch.equal(one, other)
+    output = model(batch, *expected)
+    records = []
+    for add in (tally, compiled(tally)):
+        measures = Measures(model.loss_weights)
+        measures.tally = add
+        measures.add(output._replace(loss=output.loss.detach()))
+        measures.add(output._replace(loss=output.loss.detach()))
+        records.append(measures.record())
+    assert records[0] == pytest.approx(records[1], rel=1e-6, nan_ok=True)
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)

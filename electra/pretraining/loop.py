@@ -19,7 +19,6 @@ from electra.corpus.examples import Examples
 from electra.corpus.shards import Shards, open_shards
 from electra.files import hold, new_folder, write_json
 from electra.method.flops import count_run, count_true
-from electra.method.measures import Measures
 from electra.method.objective import Objective
 from electra.pretraining.acceleration import prepare_step
 from electra.pretraining.attention import recorded_ranking
@@ -168,7 +167,6 @@ def _train(run: Path, shards: Shards, step: Step, show: Show) -> dict[str, Any]:
     examples = Examples(shards.train, tokenizer, config.examples, seed)
     batches = examples.batches(first_step, train.batch_size)
     heldout = heldout_batches(shards, config)
-    measures = Measures(model.loss_weights)
     log = MetricsLog(run, first_step)
     clock = _Clock(log.last.get("train"), machine.wait)
     length = config.examples.sequence_length
@@ -198,7 +196,6 @@ def _train(run: Path, shards: Shards, step: Step, show: Show) -> dict[str, Any]:
             if number in model.stages[1:]:
                 model.begin_stage(model.stage_at(number))
                 step.forget()
-                measures = Measures(model.loss_weights)
             learning_rate = _learning_rate_at(number, model, config)
             began = clock.now()
             outcome = step(number, next(batches), learning_rate)
@@ -207,8 +204,6 @@ def _train(run: Path, shards: Shards, step: Step, show: Show) -> dict[str, Any]:
             if step.compiled != is_compiled:
                 is_compiled = step.compiled
                 amend_session(run, step=step.describe())
-            for output in outcome.outputs:
-                measures.add(output)
             num_real += outcome.num_real
             grad_norms.append(outcome.grad_norm.clone())
             done = number + 1
@@ -221,7 +216,7 @@ def _train(run: Path, shards: Shards, step: Step, show: Show) -> dict[str, Any]:
                     "part": "train",
                     "step": done,
                     **clock.record(done, train.steps, int(num_real)),
-                    **measures.record(),
+                    **step.measures.record(),
                     "flops": flops_per_token * done * train.batch_size * length,
                     "learning_rate": learning_rate,
                     "grad_norm": torch.stack(grad_norms).mean().item(),
