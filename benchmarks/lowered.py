@@ -68,6 +68,7 @@ ROWS = {"tiny": 64, "small": 128, "base": 32, "large": 32}
 """Rows of a micro-batch by preset."""
 VARIANTS = {
     **{preset: (preset, []) for preset in ROWS},
+    "small, Triton layers": ("small", ["train.layers=triton"]),
     "small, no short rows": ("small", ["examples.short_prob=0"]),
     "small, no dropout": (
         "small",
@@ -115,8 +116,9 @@ class Count:
         names = [one or other for one, other in calls]
         self.record["triton"] += len(re.findall(r"\btriton_\w+\.run\(", code))
         for name in names:
-            kind = "attention" if "attention" in name else "products" if "mm" in name else "others"
-            self.record[kind] += 1
+            words = {"attention": "atten", "products": "mm|linear"}
+            kinds = (kind for kind, word in words.items() if re.search(word, name))
+            self.record[next(kinds, "others")] += 1
         for node in graph.scheduler.nodes:
             num_bytes = node.get_read_write_buffers_sizes()
             self.record["bytes"] += num_bytes
@@ -128,7 +130,6 @@ def count_step(config: PretrainConfig) -> Count:
     """Return the count of a step in bfloat16; its rows are one micro-batch."""
     tokenizer = make_tokenizer(config.model.vocab_size)
     machine = Machine(META, torch.bfloat16)
-    config = override(config, ["train.layers=plain"])
     model = build_model(config, tokenizer, machine, torch.ones(config.model.vocab_size)).train()
     with mock.patch("electra.pretraining.step.build_optimizer", return_value=mock.MagicMock()):
         step = Step(model, config, Machine())  # its random numbers have no place on META
@@ -383,17 +384,17 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
     parser.add_argument("--set", nargs="*", default=[])
     arguments = parser.parse_args()
-    records = {}
+    facts = {"torch": torch.__version__, "commit": find_commit(), "settings": arguments.set}
+    records: dict[str, dict[str, Any]] = {}
     for name in arguments.variants:
         records[name] = count_variant(name, arguments.set)
         print(f"{name}: {records[name]}", flush=True)
-    title = f"torch {torch.__version__}, commit {find_commit()}, bfloat16, {arguments.set}"
-    text = f"{title}\n\n{to_markdown(tabulate(records))}"
-    if arguments.out:
-        record = {"torch": torch.__version__, "commit": find_commit(), "variants": records}
-        write_json(arguments.out, record)
-        write_text(arguments.out.with_suffix(".md"), text + "\n")
-    print(text)
+        if arguments.out:  # written now, in case the other variants are interrupted
+            write_json(arguments.out, {**facts, "variants": records})
+            title = " ".join(["torch", facts["torch"], "commit", str(facts["commit"])])
+            text = f"{title}, bfloat16\n\n{to_markdown(tabulate(records))}\n"
+            write_text(arguments.out.with_suffix(".md"), text)
+    print(to_markdown(tabulate(records)))
 
 
 if __name__ == "__main__":

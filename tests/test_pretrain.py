@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -849,6 +850,17 @@ def test_layers_are_those_that_the_machine_runs_best(setting, device, compiled, 
         return
     with pytest.raises(UserError, match=f"layers fused: .*{expected}"):
         choose_layers(setting, torch.device(device), compiled=compiled)
+
+
+def test_triton_layers_are_for_a_gpu():
+    with pytest.raises(UserError, match="layers triton: they are for a GPU; use plain or auto"):
+        choose_layers("triton", torch.device("cpu"), compiled=True)
+
+
+@pytest.mark.skipif(find_spec("triton") is not None, reason="Triton is installed")
+def test_missing_triton_is_told():
+    with pytest.raises(UserError, match="layers triton: Triton is not installed"):
+        choose_layers("triton", torch.device("cuda"), compiled=True)
 
 
 def test_fused_layers_in_a_compiled_step_are_refused_and_nothing_written(
