@@ -408,12 +408,19 @@ class TrainConfig:
     compile: Literal["auto", "yes", "no"] = "auto"
     """Whether the objective runs through torch.compile. auto: on a CUDA device with a working
     compiler. Compilation makes the first steps take a minute or two."""
+    autotune: bool = False
+    """Whether torch.compile times several kernels for each matrix product on a CUDA device, when a
+    run begins. Takes minutes."""
+    dependent_launch: bool = False
+    """Whether a compiled kernel may be launched before the kernel before it has ended (programmatic
+    dependent launch), on a GPU of compute capability 9.0 or above."""
     cuda_graph: bool = True
     """Whether the step is captured as a CUDA graph and replayed, on a CUDA device."""
-    layers: Literal["auto", "plain", "fused"] = "auto"
+    layers: Literal["auto", "plain", "fused", "triton"] = "auto"
     """plain: layers of ordinary modules, which support hooks and adapters. fused: the same layers,
     as one autograd function with a written-out forward and backward pass, for a CPU without
-    torch.compile. auto: fused on a CPU without torch.compile, else plain."""
+    torch.compile. triton: the same layers with attention over short rows and feed-forward as Triton
+    kernels, for a CUDA device. auto: fused on a CPU without torch.compile, else plain."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "log_every", "evaluate_every", "save_every"):

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,9 +19,9 @@ from electra.corpus.examples import Examples
 from electra.corpus.shards import Shards, open_shards
 from electra.files import hold, new_folder, write_json
 from electra.method.flops import count_run, count_true
-from electra.method.measures import Measures
 from electra.method.objective import Objective
 from electra.pretraining.acceleration import prepare_step
+from electra.pretraining.attention import recorded_ranking
 from electra.pretraining.cooccurrence import embed_tokens
 from electra.pretraining.evaluation import evaluate, heldout_batches, view_rows
 from electra.pretraining.memory import require_memory
@@ -112,7 +112,8 @@ def resume(run: Path, show: Show, shards_folder: Path | None = None) -> dict[str
             shards.digest == digest,
             f"{shards.folder} does not hold the shards of {run}",
         )
-        step = prepare_step(_build(config, shards, machine), config, machine)
+        ranking = recorded_ranking(manifest, machine.name)
+        step = prepare_step(_build(config, shards, machine), config, machine, ranking)
         return _train(run, shards, step, show)
 
 
@@ -169,9 +170,8 @@ def _train(run: Path, shards: Shards, step: Step, show: Show) -> dict[str, Any]:
     examples = Examples(shards.train, tokenizer, config.examples, seed)
     batches = examples.batches(first_step, train.batch_size)
     heldout = heldout_batches(shards, config)
-    measures = Measures(model.loss_weights)
     log = MetricsLog(run, first_step)
-    clock = _Clock(log.last.get("train"))
+    clock = _Clock(log.last.get("train"), machine.wait)
     length = config.examples.sequence_length
     flops_per_token = count_true(model, length)
     num_real, grad_norms = torch.zeros((), dtype=torch.int64, device=device), []
@@ -199,14 +199,14 @@ def _train(run: Path, shards: Shards, step: Step, show: Show) -> dict[str, Any]:
             if number in model.stages[1:]:
                 model.begin_stage(model.stage_at(number))
                 step.forget()
-                measures = Measures(model.loss_weights)
             learning_rate = _learning_rate_at(number, model, config)
+            began = clock.now()
             outcome = step(number, next(batches), learning_rate)
+            if step.prepares:
+                clock.leave_out(began, int(outcome.num_real))
             if step.compiled != is_compiled:
                 is_compiled = step.compiled
                 amend_session(run, step=step.describe())
-            for output in outcome.outputs:
-                measures.add(output)
             num_real += outcome.num_real
             grad_norms.append(outcome.grad_norm.clone())
             done = number + 1
@@ -219,7 +219,7 @@ def _train(run: Path, shards: Shards, step: Step, show: Show) -> dict[str, Any]:
                     "part": "train",
                     "step": done,
                     **clock.record(done, train.steps, int(num_real)),
-                    **measures.record(),
+                    **step.measures.record(),
                     "flops": flops_per_token * done * train.batch_size * length,
                     "learning_rate": learning_rate,
                     "grad_norm": torch.stack(grad_norms).mean().item(),
@@ -232,11 +232,12 @@ def _train(run: Path, shards: Shards, step: Step, show: Show) -> dict[str, Any]:
                     "lower optimizer.learning_rate, or set train.precision=float32",
                 )
                 write(record)
-            with clock.paused():
-                if saves:
-                    save_checkpoint(run, done, model, optimizer, train.keep_checkpoints)
-                if evaluates(done):
-                    write_evaluation(done)
+            if saves or evaluates(done):
+                with clock.paused():
+                    if saves:
+                        save_checkpoint(run, done, model, optimizer, train.keep_checkpoints)
+                    if evaluates(done):
+                        write_evaluation(done)
             if is_stopped and not is_last:
                 raise Interrupted(run, done)
     if heldout and (
@@ -275,13 +276,35 @@ def _write_results(run: Path, model: Objective, config: PretrainConfig) -> dict[
 
 
 class _Clock:
-    """Training time over all sessions of a run, seconds, without evaluations and checkpoints."""
+    """Training time over all sessions of a run, seconds, without evaluations and checkpoints.
 
-    def __init__(self, last: dict[str, Any] | None):
+    Speed and remaining time leave out the steps that also compiled or captured.
+
+    Args:
+        last: The last train record of metrics.jsonl; None: the run begins.
+        wait: Waits until the device has finished all queued work.
+        now: Returns the current time, seconds.
+    """
+
+    def __init__(
+        self,
+        last: dict[str, Any] | None,
+        wait: Callable[[], None],
+        now: Callable[[], float] = time.perf_counter,
+    ):
         self.seconds, self.tokens, self.step = 0.0, 0, 0
         if last:
             self.seconds, self.tokens, self.step = last["seconds"], last["tokens"], last["step"]
-        self.since = time.perf_counter()
+        self.wait, self.now = wait, now
+        self.since = now()
+        self.prepared = _Prepared()
+
+    def leave_out(self, began: float, new_tokens: int) -> None:
+        """Leave the step since `began` out of the speed; it has `new_tokens` real tokens."""
+        self.wait()
+        seconds, tokens, steps = self.prepared
+        seconds += self.now() - began
+        self.prepared = _Prepared(seconds, tokens + new_tokens, steps + 1)
 
     def record(self, step: int, steps: int, new_tokens: int) -> dict[str, Any]:
         """Return progress, speed and remaining time for a record of metrics.jsonl.
@@ -291,22 +314,38 @@ class _Clock:
             steps: Steps of the run.
             new_tokens: Real tokens since the last call.
         """
-        now = time.perf_counter()
+        now = self.now()
         seconds, self.since = now - self.since, now
-        seconds_per_step = seconds / (step - self.step)
+        new_steps = step - self.step
+        prepared, self.prepared = self.prepared, _Prepared()
         self.seconds += seconds
         self.tokens += new_tokens
         self.step = step
+        preparing = {"preparing_seconds": prepared.seconds} if prepared.steps else {}
+        if prepared.steps < new_steps:
+            seconds -= prepared.seconds
+            new_tokens -= prepared.tokens
+            new_steps -= prepared.steps
         return {
             "tokens": self.tokens,
             "seconds": self.seconds,
+            **preparing,
             "tokens_per_second": new_tokens / seconds,
-            "seconds_left": seconds_per_step * (steps - step),
+            "seconds_left": seconds / new_steps * (steps - step),
         }
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Exclude the time inside the context from the training time."""
-        began = time.perf_counter()
+        """Exclude the time inside the context from the training time; queued steps count."""
+        self.wait()
+        began = self.now()
         yield
-        self.since += time.perf_counter() - began
+        self.since += self.now() - began
+
+
+class _Prepared(NamedTuple):
+    """The steps of a log window that also compiled or captured."""
+
+    seconds: float = 0.0
+    tokens: int = 0
+    steps: int = 0

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from electra.config import PretrainConfig
+from electra.method.masking import Counts, Draw
+from electra.method.measures import Measures
 from electra.method.objective import Objective, Output
 from electra.model.batch import Batch
 from electra.training.machine import Machine
@@ -45,7 +47,10 @@ class Step:
     Attributes:
         optimizer: Updates the model's parameters.
         compiled: Whether the objective runs through torch.compile.
+        prepares: Whether the last step also compiled or captured, and so took longer than others.
         forward: Computes the objective: the model or its compiled form.
+        choose: Chooses the masked positions: `Masking.choose_and_count` or its compiled form.
+        measures: Sums over the steps since the last `Measures.record`.
         weights: Context entered for each micro-batch; may replace the model's weights by working
             copies.
     """
@@ -60,10 +65,13 @@ class Step:
             model, config.optimizer, mode=config.method.mode, captured=captured
         )
         self.forward: Callable[..., Output] = model
+        self.choose: Callable[[Batch, Tensor], tuple[Draw, Counts]]
+        self.choose = model.masking.choose_and_count
+        self.measures = Measures(model.loss_weights)
         self.weights: Callable[[], AbstractContextManager[None]] = nullcontext
         self.rng = torch.Generator(machine.device)
         self.number = 0
-        self.captured, self.compiled = captured, False
+        self.captured, self.compiled, self.prepares = captured, False, False
 
     def __call__(self, number: int, batch: Batch, learning_rate: float) -> Outcome:
         """Run one optimizer step, and return its outputs.
@@ -91,8 +99,7 @@ class Step:
             batch: All rows of the step, on the device.
         """
         model = self.model
-        draw = model.masking.draw(batch, self.rng)
-        counts = model.masking.count(batch, draw)
+        draw, counts = self.choose(batch, model.masking.draw_uniform(batch, self.rng))
         outputs = []
         for micro_batch, rows in self._micro_batches(len(batch.input_ids_BL)):
             if self.machine.device.type != "cuda":
@@ -101,6 +108,7 @@ class Step:
                 output = self.forward(batch.rows(rows), draw.rows(rows), counts)
                 output.loss.backward()
             outputs.append(output._replace(loss=output.loss.detach()))
+            self.measures.add(outputs[-1])
         grad_norm = nn.utils.clip_grad_norm_(
             model.parameters(), self.config.optimizer.max_grad_norm, foreach=True
         )
@@ -110,6 +118,7 @@ class Step:
 
     def forget(self) -> None:
         """Discard what depends on the model's computation; `begin_stage` has changed it."""
+        self.measures = Measures(self.model.loss_weights)
 
     def describe(self) -> dict[str, Any]:
         """Return the form of the step for manifests: layers, compiled, captured."""
