@@ -224,7 +224,7 @@ def fit_to_time(config: QuickstartConfig, shards: Shards) -> PretrainConfig:
     seconds = time_step(model, settings, machine, PROBE_SECONDS)
     enough = config.min_tokens / (train.batch_size * settings.examples.sequence_length)
     allowed = min(max(config.pretrain_seconds / seconds, enough), config.max_seconds / seconds)
-    steps = max(MIN_STEPS, min(train.steps, round(allowed)))
+    steps = min(train.steps, max(MIN_STEPS, round(allowed)))
     optimizer = dataclasses.replace(settings.optimizer, warmup_steps=steps // 10)
     train = dataclasses.replace(
         train, steps=steps, log_every=50, evaluate_every=max(1, steps // 4), save_every=steps
