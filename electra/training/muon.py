@@ -42,12 +42,20 @@ class Muon(torch.optim.AdamW):
             if parameter.grad is not None:
                 by_shape[parameter.shape].append(parameter)
         rate, num_blocks = group["lr"], group["num_blocks"]
+        # A flag on the device that leaves the update out, as in torch's fused optimizers.
+        is_skipped = self.found_inf.bool() if hasattr(self, "found_inf") else None
+        if is_skipped is not None:
+            rate = rate * ~is_skipped
         for (num_rows, num_columns), matrices in by_shape.items():
             for each in matrices:
                 if not self.state[each]:
                     self.state[each]["momentum"] = torch.zeros_like(each)
             grads = [each.grad for each in matrices if each.grad is not None]
             momenta = [self.state[each]["momentum"] for each in matrices]
+            if is_skipped is not None:  # the momentum in place of its gradient changes nothing
+                grads = [
+                    torch.where(is_skipped, *pair) for pair in zip(momenta, grads, strict=True)
+                ]
             torch._foreach_lerp_(momenta, grads, 1 - MOMENTUM)
             nesterov = torch.stack(torch._foreach_lerp(grads, momenta, MOMENTUM))
             size = num_rows // num_blocks
