@@ -35,36 +35,50 @@ def follow_parent() -> None:
 
 
 class Interrupted(Exception):
-    """A signal stopped a pre-training after a step; the checkpoint of this step is written."""
+    """A pre-training stopped before its last step; the checkpoint of its last step is written.
 
-    def __init__(self, run: Path, step: int):
+    Args:
+        run: The run folder.
+        step: Steps done.
+        in_time: Whether a time limit stopped the run, and not a signal.
+    """
+
+    def __init__(self, run: Path, step: int, *, in_time: bool = False):
         super().__init__(f"stopped at step {step:,}; {run} is safe")
         self.run = run
         self.step = step
+        self.in_time = in_time
 
 
-class StopRequest:
-    """Whether a signal has asked the process to stop."""
+class Requests:
+    """What signals have asked the process to do."""
 
-    requested: bool = False
+    stops: bool = False
+    """SIGINT or SIGTERM: save and stop."""
+    saves: bool = False
+    """SIGUSR1: save and go on."""
 
 
 @contextmanager
-def stop_on_signal() -> Iterator[StopRequest]:
-    """Yield a StopRequest that the first SIGINT or SIGTERM sets; a second signal acts at once."""
-    stop = StopRequest()
-    signals = (signal.SIGINT, signal.SIGTERM)
+def heed_signals() -> Iterator[Requests]:
+    """Yield Requests, which signals set; a second SIGINT or SIGTERM acts at once."""
+    requests = Requests()
+    stops = (signal.SIGINT, signal.SIGTERM)
+    signals = (*stops, *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else []))  # not on Windows
     before = {number: signal.getsignal(number) for number in signals}
 
     def request(number: int, frame: FrameType | None) -> None:
-        stop.requested = True
-        for each in signals:
+        if number not in stops:
+            requests.saves = True
+            return
+        requests.stops = True
+        for each in stops:
             signal.signal(each, before[each])
 
     try:
         for number in signals:
             signal.signal(number, request)
-        yield stop
+        yield requests
     finally:
         for number in signals:
             signal.signal(number, before[number])

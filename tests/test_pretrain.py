@@ -33,10 +33,12 @@ from electra.processes import Interrupted
 from electra.reports.page import write_page
 from electra.reports.runs import read_runs, read_samples
 from electra.runs.checkpoint import (
+    copy_state,
+    describe_networks,
     find_checkpoint,
     list_checkpoints,
     load_parameters,
-    save_checkpoint,
+    write_checkpoint,
 )
 from electra.runs.export import export
 from electra.runs.metrics import read_metrics
@@ -354,6 +356,8 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_afterwards(
 ):
     def fill(record):
         if record["step"] == 8:
+            while not (tmp_path / "run/checkpoints/step-00000006").exists():
+                time.sleep(0.01)  # it is written in the background
             limit_files(limit)
 
     try:
@@ -435,15 +439,16 @@ def test_a_damaged_record_costs_no_other(finished, unfinished):
         resume(unfinished, ignore)
 
 
-def test_only_the_newest_checkpoints_are_kept(toy_shards, toy_config, tmp_path):
+@pytest.mark.parametrize(("keep_every", "kept"), [(0, [5, 6]), (2, [2, 4, 5, 6])])
+def test_the_newest_checkpoints_and_every_other_are_kept(
+    toy_shards, toy_config, tmp_path, keep_every, kept
+):
     model = build_model(toy_config, open_shards(toy_shards).tokenizer, Machine())
-    optimizer = build_optimizer(model, toy_config.optimizer)
-    for step in (1, 2, 3):
-        save_checkpoint(tmp_path, step, model, optimizer, keep=2)
-    assert [folder.name for folder in list_checkpoints(tmp_path)] == [
-        "step-00000002",
-        "step-00000003",
-    ]
+    state = copy_state(model, build_optimizer(model, toy_config.optimizer), {})
+    for step in range(1, 7):
+        write_checkpoint(tmp_path, step, state, describe_networks(model), 2, keep_every)
+    steps = [int(folder.name.removeprefix("step-")) for folder in list_checkpoints(tmp_path)]
+    assert steps == kept
 
 
 # Every objective, from shards to an export

@@ -1,8 +1,9 @@
 """The command `electra`: its verbs in the order of its help, and how an error becomes a line.
 
-Exit status: 0 done; 1 a bug, with a traceback; 2 a user's mistake, or what the system refuses (a
-full disk, no permission, a name that is too long), in one line; 130 interrupted; 141 nobody reads
-the output any more (`electra ... | head`), without a word, as for a program that SIGPIPE ended.
+Exit status: 0 done, or stopped by --max-time; 1 a bug, with a traceback; 2 a user's mistake, or
+what the system refuses (a full disk, no permission, a name that is too long), in one line; 130
+interrupted; 141 nobody reads the output any more (`electra ... | head`), without a word, as for a
+program that SIGPIPE ended.
 """
 
 import errno
@@ -104,7 +105,7 @@ def _run(given: Sequence[str]) -> int:
         return 2
     except Interrupted as stop:
         print_done(str(stop), f"electra pretrain --resume {stop.run}")
-        return 130
+        return 0 if stop.in_time else 130
     except KeyboardInterrupt:
         print_error("interrupted; nothing half-written was left")
         return 130

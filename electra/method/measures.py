@@ -47,7 +47,7 @@ class Measures:
         for name in self.sums[-1]:
             pairs = torch.stack([sums[name] for sums in self.sums if name in sums])
             total, number = pairs.double().sum(dim=0).tolist()
-            record[name] = total / number
+            record[name] = total / number if number else math.nan
         if self.counts_2K is not None:
             record["constant_disc_loss"] = entropy(record["replaced_rate"])
             record["disc_auc"] = area_under_curve(self.counts_2K)
@@ -60,7 +60,7 @@ class Measures:
 
 def entropy(prob: float) -> float:
     """Return the entropy of a Bernoulli variable, nats: the least loss of a constant prediction."""
-    return -sum(p * math.log(p) for p in (prob, 1 - prob) if p > 0)
+    return -sum(p * math.log(p) for p in (prob, 1 - prob) if p != 0)
 
 
 def no_logits(device: torch.device) -> Tensor:

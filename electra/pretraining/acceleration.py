@@ -105,6 +105,7 @@ class AcceleratedStep(Step):
 
     def forget(self) -> None:
         """Discard captures and working copies, because the model's computation has changed."""
+        super().forget()
         self.captures.clear()
         self._copy_weights()
         if self.captured:  # a pool that no capture holds any more cannot be reused

@@ -5,38 +5,46 @@ interrupted and resumed therefore ends with the same weights as an uninterrupted
 weights are equal bit for bit.
 """
 
+import dataclasses
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from electra.config import PretrainConfig, UserError, require, require_schedule
 from electra.corpus.examples import Examples
 from electra.corpus.shards import Shards, open_shards
+from electra.corpus.tokenizer import Tokenizer
 from electra.files import hold, new_folder, write_json
 from electra.method.flops import count_run, count_true
-from electra.method.measures import Measures
 from electra.method.objective import Objective
 from electra.pretraining.acceleration import prepare_step
+from electra.pretraining.alarms import Alarms
+from electra.pretraining.continuation import continue_with
 from electra.pretraining.evaluation import evaluate, heldout_batches, view_rows
+from electra.pretraining.guard import MAX_IN_A_ROW, write_skipped
 from electra.pretraining.memory import require_memory
 from electra.pretraining.start import build_model, count_tokens, fit_to_shards, load_frozen
 from electra.pretraining.step import Step
-from electra.processes import Interrupted, stop_on_signal
+from electra.pretraining.window import Window
+from electra.processes import Interrupted, heed_signals
 from electra.runs.checkpoint import (
+    copy_state,
+    describe_networks,
     find_checkpoint,
     list_checkpoints,
     read_state,
-    save_checkpoint,
     set_damaged_aside,
+    write_checkpoint,
 )
 from electra.runs.manifest import LOCK, amend_session, begin_session, read_manifest
 from electra.runs.metrics import MetricsLog, read_metrics
 from electra.runs.pretrained import read_run_config
+from electra.runs.saving import Saver
 from electra.settings import to_dict
 from electra.training.machine import Machine, prepare_machine
 from electra.training.optimizer import learning_rate_at
@@ -44,23 +52,35 @@ from electra.training.optimizer import learning_rate_at
 Show = Callable[[dict[str, Any]], None]
 
 
-def pretrain(shards_folder: Path, run: Path, config: PretrainConfig, show: Show) -> dict[str, Any]:
-    """Pre-train from scratch into a new run folder, and return the contents of results.json.
+def pretrain(
+    shards_folder: Path,
+    run: Path,
+    config: PretrainConfig,
+    show: Show,
+    max_seconds: float = math.inf,
+) -> dict[str, Any]:
+    """Pre-train from scratch into a run folder, and return the contents of results.json.
+
+    The same call continues an unfinished run, as `resume` does.
 
     Args:
         shards_folder: Folder that `electra prepare` wrote.
-        run: The run folder; must not exist. `resume` can continue the run as soon as the folder
-            exists.
+        run: The run folder: new, or of a run that was begun with the same settings.
         config: The settings; the vocabulary size is taken from the shards.
-        show: Called with each record of metrics.jsonl when the record is written. Called with
-            {"part": "compiling"} before the first record if the step has to be compiled.
+        show: Called with each record of metrics.jsonl when the record is written; with {"part":
+            "compiling"} before the first record if the step has to be compiled; with {"part":
+            "alarm", "text"} if a record shows that something is wrong.
+        max_seconds: Time after which the run saves and stops, seconds.
 
     Raises:
-        UserError: The folders or settings are not valid, memory is too small, the loss is not
-            finite, or the run folder cannot be written.
-        Interrupted: A signal stopped the run; the checkpoint is written.
+        UserError: The folders or settings are not valid, memory is too small, loss and gradient
+            stay without finite values, or the run folder cannot be written.
+        Interrupted: A signal or the time limit stopped the run; the checkpoint is written.
     """
-    require(not run.exists(), f"{run} exists already; choose another --out, or --resume {run}")
+    end = time.monotonic() + max_seconds
+    if (run / "config.json").exists():
+        return _resume(run, show, shards_folder, config, end)
+    require(not run.exists(), f"{run} exists already and is no run folder; choose another --out")
     require_schedule(config)
     machine = prepare_machine(config.train.device, config.train.precision, config.train.threads)
     shards = open_shards(shards_folder, verify=machine.rank == 0)
@@ -76,10 +96,12 @@ def pretrain(shards_folder: Path, run: Path, config: PretrainConfig, show: Show)
             write_json(folder / "manifest.json", manifest)
             write_json(folder / "config.json", to_dict(config))
         with hold(run / LOCK):
-            return _train(run, shards, step, show)
+            return _train(run, shards, step, show, end)
 
 
-def resume(run: Path, show: Show, shards_folder: Path | None = None) -> dict[str, Any]:
+def resume(
+    run: Path, show: Show, shards_folder: Path | None = None, max_seconds: float = math.inf
+) -> dict[str, Any]:
     """Continue a run from its newest intact checkpoint, and return the contents of results.json.
 
     A run without a checkpoint starts at step 0.
@@ -88,16 +110,36 @@ def resume(run: Path, show: Show, shards_folder: Path | None = None) -> dict[str
         run: A run folder. The settings are read from its config.json.
         show: As in `pretrain`.
         shards_folder: The shards' folder if it has moved; None: the folder in manifest.json.
+        max_seconds: As in `pretrain`.
 
     Raises:
         UserError: `run` is not a run folder, is damaged, in use or complete, or the shards are not
             those of the run.
         Interrupted: As in `pretrain`.
     """
+    return _resume(run, show, shards_folder, None, time.monotonic() + max_seconds)
+
+
+def _resume(
+    run: Path, show: Show, shards_folder: Path | None, given: PretrainConfig | None, end: float
+) -> dict[str, Any]:
+    """Continue a run.
+
+    Args:
+        run: The run folder.
+        show: As in `pretrain`.
+        shards_folder: As in `resume`.
+        given: The settings of the command; None: those of the run.
+        end: Time on the monotonic clock at which the run saves and stops.
+    """
     config = read_run_config(run)
     with _writing(run), hold(run / LOCK):
-        is_complete = (run / "results.json").exists()
-        require(not is_complete, f"{run} is complete; there is nothing to resume")
+        is_longer = given is not None and given.train.steps > config.train.steps
+        require(
+            is_longer or not (run / "results.json").exists(),
+            f"{run} is complete; there is nothing to resume"
+            + ("; it exists already: choose another --out, or more train.steps" if given else ""),
+        )
         manifest = read_manifest(run)
         try:
             folder, digest = Path(manifest["shards"]["folder"]), manifest["shards"]["sha256"]
@@ -107,12 +149,34 @@ def resume(run: Path, show: Show, shards_folder: Path | None = None) -> dict[str
             ) from None
         machine = prepare_machine(config.train.device, config.train.precision, config.train.threads)
         shards = open_shards(shards_folder or folder, verify=machine.rank == 0)
-        require(
-            shards.digest == digest,
-            f"{shards.folder} does not hold the shards of {run}",
-        )
+        if shards.digest != digest:
+            is_same = Tokenizer.load(run / "tokenizer").digest == shards.tokenizer.digest
+            raise UserError(
+                f"{shards.folder} does not hold the shards of {run}: it has another "
+                f"{'corpus' if is_same else 'vocabulary'}; choose another --out"
+            )
+        changed: dict[str, str] = {}
+        if given:
+            config, changed = continue_with(str(run), config, _fit_to_run(given, config))
         step = prepare_step(_build(config, shards, machine), config, machine)
-        return _train(run, shards, step, show)
+        if changed:
+            names = ", ".join(f"{name} {words}" for name, words in changed.items())
+            warnings.warn(f"{run} goes on with other settings: {names}", stacklevel=2)
+            (run / "results.json").unlink(missing_ok=True)
+            write_json(run / "config.json", to_dict(config))
+        return _train(run, shards, step, show, end)
+
+
+def _fit_to_run(given: PretrainConfig, begun: PretrainConfig) -> PretrainConfig:
+    """Return the settings of a command with the sizes that the run took from shards and others."""
+    model = dataclasses.replace(given.model, vocab_size=begun.model.vocab_size)
+    generator = given.generator
+    if generator.kind == "frozen":
+        sizes = begun.generator
+        generator = dataclasses.replace(
+            generator, hidden_size=sizes.hidden_size, num_hidden_layers=sizes.num_hidden_layers
+        )
+    return dataclasses.replace(given, model=model, generator=generator)
 
 
 @contextmanager
@@ -141,7 +205,7 @@ def _build(config: PretrainConfig, shards: Shards, machine: Machine) -> Objectiv
     return build_model(config, shards.tokenizer, machine, frequencies_V)
 
 
-def _train(run: Path, shards: Shards, step: Step, show: Show) -> dict[str, Any]:
+def _train(run: Path, shards: Shards, step: Step, show: Show, end: float) -> dict[str, Any]:
     config, model, optimizer = step.config, step.model, step.optimizer
     machine, device = step.machine, step.machine.device
     train, seed = config.train, config.train.seed
@@ -153,7 +217,7 @@ def _train(run: Path, shards: Shards, step: Step, show: Show) -> dict[str, Any]:
         for stage in range(1, model.stage_at(first_step - 1) + 1):
             model.begin_stage(stage)
             step.forget()
-        read_state(checkpoint, model, optimizer)
+        read_state(checkpoint, model, optimizer, step.guard.state)
     elif config.generator.kind == "frozen":
         load_frozen(model, config)
     begin_session(
@@ -166,16 +230,12 @@ def _train(run: Path, shards: Shards, step: Step, show: Show) -> dict[str, Any]:
     examples = Examples(shards.train, tokenizer, config.examples, seed)
     batches = examples.batches(first_step, train.batch_size)
     heldout = heldout_batches(shards, config)
-    measures = Measures(model.loss_weights)
-    log = MetricsLog(run, first_step)
-    clock = _Clock(log.last.get("train"))
     length = config.examples.sequence_length
     flops_per_token = count_true(model, length)
-    num_real, grad_norms = torch.zeros((), dtype=torch.int64, device=device), []
-
-    def write(record: dict[str, Any]) -> None:
-        log.write(record)
-        show(record)
+    networks = describe_networks(model)
+    log = MetricsLog(run, first_step)
+    window = Window(model, device, log.last.get("train"))
+    alarms = Alarms(config)
 
     def evaluates(done: int) -> bool:
         return bool(heldout) and (done % train.evaluate_every == 0 or done == train.steps)
@@ -184,10 +244,19 @@ def _train(run: Path, shards: Shards, step: Step, show: Show) -> dict[str, Any]:
         evaluation = evaluate(model, heldout, device, train.micro_batch_size)
         write({"part": "heldout", "step": done, **evaluation})
 
-    is_compiled = step.compiled
-    if is_compiled:
-        show({"part": "compiling", "step": first_step})
-    with stop_on_signal() as stop, closing(log):
+    with heed_signals() as requests, closing(log), Saver(run) as saver:
+
+        def write(record: dict[str, Any]) -> None:
+            try:
+                log.write(record)
+            except OSError:
+                saver.wait()  # a checkpoint that does not fit on the disk is removed again
+                log.flush()
+            show(record)
+
+        is_compiled = step.compiled
+        if is_compiled:
+            show({"part": "compiling", "step": first_step})
         is_evaluated = log.last.get("heldout", {}).get("step") == first_step
         if first_step and evaluates(first_step) and not is_evaluated:
             write_evaluation(first_step)  # the run stopped after this checkpoint, before evaluating
@@ -196,46 +265,59 @@ def _train(run: Path, shards: Shards, step: Step, show: Show) -> dict[str, Any]:
             if number in model.stages[1:]:
                 model.begin_stage(model.stage_at(number))
                 step.forget()
-                measures = Measures(model.loss_weights)
+                window.begin_stage()
             learning_rate = _learning_rate_at(number, model, config)
-            outcome = step(number, next(batches), learning_rate)
+            window.add(step(number, next(batches), learning_rate))
             if step.compiled != is_compiled:
                 is_compiled = step.compiled
                 amend_session(run, step=step.describe())
-            for output in outcome.outputs:
-                measures.add(output)
-            num_real += outcome.num_real
-            grad_norms.append(outcome.grad_norm.clone())
             done = number + 1
-            is_last, is_stopped = done == train.steps, stop.requested
-            saves = done % train.save_every == 0 or is_last or is_stopped
+            is_last, is_over = done == train.steps, time.monotonic() >= end
+            stops = requests.stops or is_over
+            saves = done % train.save_every == 0 or is_last or stops or requests.saves
             # A log window also ends at a checkpoint, for resuming, and at the end of a stage,
             # because the next stage has a different loss.
             if done % train.log_every == 0 or saves or done in model.stages:
+                means, skipped = window.record(done, train.steps)
                 record = {
                     "part": "train",
                     "step": done,
-                    **clock.record(done, train.steps, int(num_real)),
-                    **measures.record(),
+                    **means,
                     "flops": flops_per_token * done * train.batch_size * length,
                     "learning_rate": learning_rate,
-                    "grad_norm": torch.stack(grad_norms).mean().item(),
                 }
-                num_real.zero_()
-                grad_norms.clear()
-                require(
-                    math.isfinite(record["loss"]) and math.isfinite(record["grad_norm"]),
-                    f"the loss is no longer finite at step {done}; the last checkpoint is intact: "
-                    "lower optimizer.learning_rate, or set train.precision=float32",
-                )
                 write(record)
-            with clock.paused():
-                if saves:
-                    save_checkpoint(run, done, model, optimizer, train.keep_checkpoints)
+                for each in skipped:
+                    batch = examples.batch(each.step, train.batch_size)
+                    write_skipped(run, each, batch, tokenizer)
+                for text in alarms.read(record):
+                    show({"part": "alarm", "step": done, "text": text})
+            is_lost = window.most_bad >= MAX_IN_A_ROW
+            with window.clock.paused():
+                if saves or is_lost:
+                    requests.saves = False
+                    state = copy_state(model, optimizer, step.guard.state)
+                    saver.save(
+                        partial(
+                            write_checkpoint,
+                            *(run, done, state, networks),
+                            train.keep_checkpoints,
+                            train.keep_every * train.save_every,
+                        )
+                    )
+                if is_lost or is_last or stops:
+                    saver.finish()
+                require(
+                    not is_lost,
+                    f"{window.most_bad} steps in a row before step {done} had no finite loss and "
+                    f"gradient; none of them changed the weights, which are saved: lower "
+                    "optimizer.learning_rate, or set train.precision=float32; the rows are in "
+                    f"{run / 'skipped'}",
+                )
                 if evaluates(done):
                     write_evaluation(done)
-            if is_stopped and not is_last:
-                raise Interrupted(run, done)
+            if stops and not is_last:
+                raise Interrupted(run, done, in_time=not requests.stops)
     if heldout and (
         samples := view_rows(model, heldout[0], tokenizer, device, train.micro_batch_size)
     ):
@@ -269,41 +351,3 @@ def _write_results(run: Path, model: Objective, config: PretrainConfig) -> dict[
     }
     write_json(run / "results.json", results)
     return results
-
-
-class _Clock:
-    """Training time over all sessions of a run, seconds, without evaluations and checkpoints."""
-
-    def __init__(self, last: dict[str, Any] | None):
-        self.seconds, self.tokens, self.step = 0.0, 0, 0
-        if last:
-            self.seconds, self.tokens, self.step = last["seconds"], last["tokens"], last["step"]
-        self.since = time.perf_counter()
-
-    def record(self, step: int, steps: int, new_tokens: int) -> dict[str, Any]:
-        """Return progress, speed and remaining time for a record of metrics.jsonl.
-
-        Args:
-            step: Steps done.
-            steps: Steps of the run.
-            new_tokens: Real tokens since the last call.
-        """
-        now = time.perf_counter()
-        seconds, self.since = now - self.since, now
-        seconds_per_step = seconds / (step - self.step)
-        self.seconds += seconds
-        self.tokens += new_tokens
-        self.step = step
-        return {
-            "tokens": self.tokens,
-            "seconds": self.seconds,
-            "tokens_per_second": new_tokens / seconds,
-            "seconds_left": seconds_per_step * (steps - step),
-        }
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Exclude the time inside the context from the training time."""
-        began = time.perf_counter()
-        yield
-        self.since += time.perf_counter() - began

@@ -7,6 +7,7 @@ gives its share of the loss, and the gradients add up. Gradient accumulation and
 therefore do not change the step, except for rounding and dropout.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
@@ -17,20 +18,25 @@ from torch import Tensor, nn
 from electra.config import PretrainConfig
 from electra.method.objective import Objective, Output
 from electra.model.batch import Batch
+from electra.pretraining.guard import ACCEPTED, Guard
 from electra.training.machine import Machine
 from electra.training.optimizer import build_optimizer, set_learning_rate
 from electra.training.seeds import step_seed
+from electra.training.update import update_unless
 
 
 class Outcome(NamedTuple):
     """Results of a step, on the device. The next captured step overwrites these tensors."""
 
     outputs: list[Output]
-    """One output per micro-batch, without gradients."""
+    """One output per micro-batch, without gradients. The measures of a skipped step count nothing.
+    """
     num_real: Tensor
     """Number of tokens of all rows of the step that are not padding."""
     grad_norm: Tensor
     """Global norm of the gradient before clipping."""
+    verdict: Tensor
+    """Whether the step was skipped, and why: a verdict of guard.py."""
 
 
 class Step:
@@ -44,6 +50,7 @@ class Step:
 
     Attributes:
         optimizer: Updates the model's parameters.
+        guard: Judges which steps are skipped.
         compiled: Whether the objective runs through torch.compile.
         forward: Computes the objective: the model or its compiled form.
         weights: Context entered for each micro-batch; may replace the model's weights by working
@@ -61,6 +68,7 @@ class Step:
         )
         self.forward: Callable[..., Output] = model
         self.weights: Callable[[], AbstractContextManager[None]] = nullcontext
+        self.guard = Guard(machine.device)
         self.rng = torch.Generator(machine.device)
         self.number = 0
         self.captured, self.compiled = captured, False
@@ -78,8 +86,11 @@ class Step:
         return self.compute(batch.to(self.machine.device))
 
     def begin(self, number: int, learning_rate: float) -> None:
-        """Set seeds and learning rate, which a captured step cannot set itself."""
+        """Set seeds, learning rate and limit, which a captured step cannot set itself."""
         self.number = number
+        first = self.model.stages[self.model.stage_at(number)]
+        is_warm = number - first >= self.config.optimizer.warmup_steps
+        self.guard.begin(self.config.train.spike_sigmas if is_warm else math.inf)
         self.rng.manual_seed(step_seed(self.config.train.seed, "corruption", number))
         set_learning_rate(self.optimizer, learning_rate)
         self._seed_dropout(self.machine.rank * self.config.train.accumulation)
@@ -104,12 +115,17 @@ class Step:
         grad_norm = nn.utils.clip_grad_norm_(
             model.parameters(), self.config.optimizer.max_grad_norm, foreach=True
         )
-        self.optimizer.step()
+        loss = torch.stack([output.loss for output in outputs]).sum()
+        verdict = self.guard.judge(loss, grad_norm)
+        is_skipped = verdict != ACCEPTED
+        update_unless(is_skipped, self.optimizer)
         self.optimizer.zero_grad()
-        return Outcome(outputs, counts.num_real, grad_norm)
+        outputs = [_leave_out(output, is_skipped) for output in outputs]
+        return Outcome(outputs, counts.num_real, grad_norm, verdict)
 
     def forget(self) -> None:
         """Discard what depends on the model's computation; `begin_stage` has changed it."""
+        self.guard.clear()
 
     def describe(self) -> dict[str, Any]:
         """Return the form of the step for manifests: layers, compiled, captured."""
@@ -137,3 +153,15 @@ class Step:
         num_micro_batches = self.config.train.accumulation * self.machine.num_ranks
         number = self.number * num_micro_batches + micro_batch
         torch.manual_seed(step_seed(self.config.train.seed, "dropout", number))
+
+
+def _leave_out(output: Output, is_skipped: Tensor) -> Output:
+    """Return the output; if the step is skipped, with measures that count nothing."""
+    means = {
+        name: (total.masked_fill(is_skipped, 0), number.masked_fill(is_skipped, 0))
+        for name, (total, number) in output.means.items()
+    }
+    judgement = output.judgement
+    if judgement:
+        judgement = judgement._replace(judged_BL=judgement.judged_BL & ~is_skipped)
+    return output._replace(means=means, judgement=judgement)
