@@ -24,7 +24,7 @@ from electra.cli.pretraining import flops, plan, pretrain
 from electra.cli.quickstart import quickstart
 from electra.cli.results import export, predict, report, score
 from electra.config import UserError, require
-from electra.processes import Interrupted
+from electra.processes import Interrupted, find_place, is_launched
 
 VERBS = {
     "All steps at once": (quickstart,),
@@ -80,6 +80,9 @@ def _run(given: Sequence[str]) -> int:
     """Run the command and return its status; print an error that is not a bug."""
     from electra.terminal.printing import PipeConsole, print_done, print_error
 
+    rank = find_place().rank
+    if rank > 0:  # process 0 prints the results and notes
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     # The parser would take a lone - for an option.
     words = ["./-" if word == "-" else word for word in given]
     try:
@@ -88,8 +91,14 @@ def _run(given: Sequence[str]) -> int:
             require(
                 _is_text(word), f"{word!r} is not UTF-8, or has a NUL in it; choose another name"
             )
+        require(
+            not is_launched() or words[:1] in (["pretrain"], ["finetune"]),
+            f"torchrun is for pretrain and finetune, not for {' '.join(words[:1])}",
+        )
         with warnings.catch_warnings():
             _print_warnings_as_notes()
+            if rank > 0:
+                warnings.simplefilter("ignore")
             app(
                 words,
                 console=PipeConsole(),

@@ -4,6 +4,7 @@ Shape suffixes: B rows, L positions, K intervals of the logit.
 """
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -41,14 +42,26 @@ class Measures:
                 self.counts_2K = no_logits(output.judgement.logits_BL.device)
             count_logits(self.counts_2K, output.judgement)
 
-    def record(self) -> dict[str, Any]:
-        """Return the measures by name (docs/ARTEFACTS.md), and reset the sums."""
+    def record(
+        self, add_others: Callable[[Sequence[Tensor]], None] | None = None
+    ) -> dict[str, Any]:
+        """Return the measures by name (docs/ARTEFACTS.md), and reset the sums.
+
+        Args:
+            add_others: Adds the sums of the other processes of a step, in place; None: there are
+                none.
+        """
         record: dict[str, Any] = {}
         for name in self.sums[-1]:
             pairs = torch.stack([sums[name] for sums in self.sums if name in sums])
-            total, number = pairs.double().sum(dim=0).tolist()
+            pair = pairs.double().sum(dim=0)
+            if add_others:
+                add_others([pair])
+            total, number = pair.tolist()
             record[name] = total / number if number else math.nan
         if self.counts_2K is not None:
+            if add_others:
+                add_others([self.counts_2K])
             record["constant_disc_loss"] = entropy(record["replaced_rate"])
             record["disc_auc"] = area_under_curve(self.counts_2K)
         record["loss"] = sum(

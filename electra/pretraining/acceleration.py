@@ -148,7 +148,14 @@ class _Capture:
             return self._warm_up()
         if self.outcome is None:
             self.graph.register_generator_state(self.step.rng)
-            with torch.cuda.graph(self.graph, pool=self.step.pool, stream=self.step.stream):
+            # NCCL's watchdog queries events in a thread of its own, which a global capture forbids.
+            mode = "thread_local" if self.step.machine.num_ranks > 1 else "global"
+            with torch.cuda.graph(
+                self.graph,
+                pool=self.step.pool,
+                stream=self.step.stream,
+                capture_error_mode=mode,
+            ):
                 self.outcome = self.step.compute(self.batch)
         self.graph.replay()
         return self.outcome

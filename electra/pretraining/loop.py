@@ -9,9 +9,8 @@ import dataclasses
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from functools import partial
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,36 +19,34 @@ from electra.corpus.examples import Examples
 from electra.corpus.shards import Shards, open_shards
 from electra.corpus.tokenizer import Tokenizer
 from electra.files import hold, new_folder, write_json
-from electra.method.flops import count_run, count_true
 from electra.method.objective import Objective
 from electra.pretraining.acceleration import prepare_step
-from electra.pretraining.alarms import Alarms
 from electra.pretraining.continuation import continue_with
-from electra.pretraining.evaluation import evaluate, heldout_batches, view_rows
-from electra.pretraining.guard import MAX_IN_A_ROW, write_skipped
+from electra.pretraining.guard import MAX_IN_A_ROW
+from electra.pretraining.journal import Journal, Show
 from electra.pretraining.memory import require_memory
-from electra.pretraining.start import build_model, count_tokens, fit_to_shards, load_frozen
+from electra.pretraining.start import (
+    build_model,
+    count_tokens,
+    fit_to_shards,
+    load_frozen,
+    require_equal_shares,
+)
 from electra.pretraining.step import Step
 from electra.pretraining.window import Window
 from electra.processes import Interrupted, heed_signals
 from electra.runs.checkpoint import (
-    copy_state,
-    describe_networks,
     find_checkpoint,
     list_checkpoints,
     read_state,
     set_damaged_aside,
-    write_checkpoint,
 )
 from electra.runs.manifest import LOCK, amend_session, begin_session, read_manifest
-from electra.runs.metrics import MetricsLog, read_metrics
 from electra.runs.pretrained import read_run_config
-from electra.runs.saving import Saver
-from electra.settings import to_dict
+from electra.settings import from_dict, to_dict
+from electra.training.distributed import any_rank, from_rank_0, joined, share_state
 from electra.training.machine import Machine, prepare_machine
 from electra.training.optimizer import learning_rate_at
-
-Show = Callable[[dict[str, Any]], None]
 
 
 def pretrain(
@@ -78,25 +75,30 @@ def pretrain(
         Interrupted: A signal or the time limit stopped the run; the checkpoint is written.
     """
     end = time.monotonic() + max_seconds
-    if (run / "config.json").exists():
-        return _resume(run, show, shards_folder, config, end)
-    require(not run.exists(), f"{run} exists already and is no run folder; choose another --out")
-    require_schedule(config)
-    machine = prepare_machine(config.train.device, config.train.precision, config.train.threads)
-    shards = open_shards(shards_folder, verify=machine.rank == 0)
-    config = fit_to_shards(config, shards)
-    model = _build(config, shards, machine)
-    require_memory(model, config, machine.device)
-    step = prepare_step(model, config, machine)
-    with _writing(run):
-        with new_folder(run) as folder:
-            shards.tokenizer.save(folder / "tokenizer")
-            source = {"folder": str(shards_folder), "sha256": shards.digest}
-            manifest = {"shards": source, "seed": config.train.seed, "sessions": []}
-            write_json(folder / "manifest.json", manifest)
-            write_json(folder / "config.json", to_dict(config))
-        with hold(run / LOCK):
-            return _train(run, shards, step, show, end)
+    train = config.train
+    machine = prepare_machine(train.device, train.precision, train.threads)
+    with joined(machine):
+        if from_rank_0((run / "config.json").exists()):
+            return _resume(run, show, shards_folder, config, machine, end)
+        exists = f"{run} exists already and is no run folder; choose another --out"
+        require(machine.rank > 0 or not run.exists(), exists)
+        require_schedule(config)
+        shards = open_shards(shards_folder, verify=machine.rank == 0)
+        config = fit_to_shards(config, shards)
+        require_equal_shares(config, machine)
+        model = _build(config, shards, machine)
+        require_memory(model, _share(config, machine), machine.device)
+        step = prepare_step(model, config, machine)
+        with _writing(run):
+            if machine.rank == 0:
+                with new_folder(run) as folder:
+                    shards.tokenizer.save(folder / "tokenizer")
+                    source = {"folder": str(shards_folder), "sha256": shards.digest}
+                    manifest = {"shards": source, "seed": train.seed, "sessions": []}
+                    write_json(folder / "manifest.json", manifest)
+                    write_json(folder / "config.json", to_dict(config))
+            with _hold(run, machine):
+                return _train(run, shards, step, show, end)
 
 
 def resume(
@@ -117,54 +119,76 @@ def resume(
             those of the run.
         Interrupted: As in `pretrain`.
     """
-    return _resume(run, show, shards_folder, None, time.monotonic() + max_seconds)
+    end = time.monotonic() + max_seconds
+    train = read_run_config(run).train
+    machine = prepare_machine(train.device, train.precision, train.threads)
+    with joined(machine):
+        return _resume(run, show, shards_folder, None, machine, end)
 
 
 def _resume(
-    run: Path, show: Show, shards_folder: Path | None, given: PretrainConfig | None, end: float
+    run: Path,
+    show: Show,
+    shards_folder: Path | None,
+    given: PretrainConfig | None,
+    machine: Machine,
+    end: float,
 ) -> dict[str, Any]:
     """Continue a run.
 
     Args:
-        run: The run folder.
+        run: The run folder, which process 0 reads.
         show: As in `pretrain`.
         shards_folder: As in `resume`.
         given: The settings of the command; None: those of the run.
+        machine: The machine.
         end: Time on the monotonic clock at which the run saves and stops.
     """
-    config = read_run_config(run)
-    with _writing(run), hold(run / LOCK):
-        is_longer = given is not None and given.train.steps > config.train.steps
-        require(
-            is_longer or not (run / "results.json").exists(),
-            f"{run} is complete; there is nothing to resume"
-            + ("; it exists already: choose another --out, or more train.steps" if given else ""),
-        )
-        manifest = read_manifest(run)
-        try:
-            folder, digest = Path(manifest["shards"]["folder"]), manifest["shards"]["sha256"]
-        except (KeyError, TypeError):
+    with _writing(run), _hold(run, machine):
+        found = _read_run(run, given) if machine.rank == 0 else None
+        values, changed, source = from_rank_0(found)
+        config = from_dict(PretrainConfig, values)
+        shards = open_shards(shards_folder or Path(source["folder"]), verify=machine.rank == 0)
+        if shards.digest != source["sha256"]:
+            what = "shards"
+            if machine.rank == 0:
+                is_same = Tokenizer.load(run / "tokenizer").digest == shards.tokenizer.digest
+                what = "corpus" if is_same else "vocabulary"
             raise UserError(
-                f"{run / 'manifest.json'} is damaged: shards must have a folder and a sha256"
-            ) from None
-        machine = prepare_machine(config.train.device, config.train.precision, config.train.threads)
-        shards = open_shards(shards_folder or folder, verify=machine.rank == 0)
-        if shards.digest != digest:
-            is_same = Tokenizer.load(run / "tokenizer").digest == shards.tokenizer.digest
-            raise UserError(
-                f"{shards.folder} does not hold the shards of {run}: it has another "
-                f"{'corpus' if is_same else 'vocabulary'}; choose another --out"
+                f"{shards.folder} does not hold the shards of {run}: it has another {what}; choose "
+                "another --out"
             )
-        changed: dict[str, str] = {}
-        if given:
-            config, changed = continue_with(str(run), config, _fit_to_run(given, config))
+        require_equal_shares(config, machine)
         step = prepare_step(_build(config, shards, machine), config, machine)
-        if changed:
+        if changed and machine.rank == 0:
             names = ", ".join(f"{name} {words}" for name, words in changed.items())
             warnings.warn(f"{run} goes on with other settings: {names}", stacklevel=2)
             (run / "results.json").unlink(missing_ok=True)
             write_json(run / "config.json", to_dict(config))
         return _train(run, shards, step, show, end)
+
+
+def _read_run(
+    run: Path, given: PretrainConfig | None
+) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
+    """Return the settings of a run that goes on, what changes in them, and the shards' source."""
+    config = read_run_config(run)
+    changed: dict[str, str] = {}
+    is_longer = given is not None and given.train.steps > config.train.steps
+    require(
+        is_longer or not (run / "results.json").exists(),
+        f"{run} is complete; there is nothing to resume"
+        + ("; it exists already: choose another --out, or more train.steps" if given else ""),
+    )
+    source = read_manifest(run).get("shards")
+    require(
+        isinstance(source, dict) and {"folder", "sha256"} <= source.keys(),
+        f"{run / 'manifest.json'} is damaged: shards must have a folder and a sha256",
+    )
+    assert source is not None
+    if given:
+        config, changed = continue_with(str(run), config, _fit_to_run(given, config))
+    return to_dict(config), changed, source
 
 
 def _fit_to_run(given: PretrainConfig, begun: PretrainConfig) -> PretrainConfig:
@@ -177,6 +201,19 @@ def _fit_to_run(given: PretrainConfig, begun: PretrainConfig) -> PretrainConfig:
             generator, hidden_size=sizes.hidden_size, num_hidden_layers=sizes.num_hidden_layers
         )
     return dataclasses.replace(given, model=model, generator=generator)
+
+
+def _share(config: PretrainConfig, machine: Machine) -> PretrainConfig:
+    """Return the settings with the rows that one process computes."""
+    batch_size = config.train.batch_size // machine.num_ranks
+    return dataclasses.replace(
+        config, train=dataclasses.replace(config.train, batch_size=batch_size)
+    )
+
+
+def _hold(run: Path, machine: Machine) -> AbstractContextManager[None]:
+    """Lock the run folder, which process 0 writes."""
+    return hold(run / LOCK) if machine.rank == 0 else nullcontext()
 
 
 @contextmanager
@@ -207,59 +244,43 @@ def _build(config: PretrainConfig, shards: Shards, machine: Machine) -> Objectiv
 
 def _train(run: Path, shards: Shards, step: Step, show: Show, end: float) -> dict[str, Any]:
     config, model, optimizer = step.config, step.model, step.optimizer
-    machine, device = step.machine, step.machine.device
-    train, seed = config.train, config.train.seed
-    tokenizer = shards.tokenizer
-    first_step = 0
-    if list_checkpoints(run):
+    machine, train = step.machine, config.train
+    is_first = machine.rank == 0
+    first_step, checkpoint = 0, None
+    if is_first and list_checkpoints(run):
         first_step, checkpoint = find_checkpoint(run)
         set_damaged_aside(run, checkpoint)
-        for stage in range(1, model.stage_at(first_step - 1) + 1):
-            model.begin_stage(stage)
-            step.forget()
+    first_step = from_rank_0(first_step)
+    for stage in range(1, model.stage_at(first_step - 1) + 1 if first_step else 1):
+        model.begin_stage(stage)
+        step.forget()
+    if checkpoint:
         read_state(checkpoint, model, optimizer, step.guard.state)
-    elif config.generator.kind == "frozen":
+    elif config.generator.kind == "frozen" and not first_step:
         load_frozen(model, config)
-    begin_session(
-        run,
-        first_step=first_step,
-        device=machine.name,
-        dtype=str(machine.dtype),
-        step=step.describe(),
-    )
-    examples = Examples(shards.train, tokenizer, config.examples, seed)
+    share_state(model, optimizer, step.guard.state)
+    if is_first:
+        begin_session(
+            run,
+            first_step=first_step,
+            device=machine.name,
+            dtype=str(machine.dtype),
+            processes=machine.num_ranks,
+            step=step.describe(),
+        )
+    examples = Examples(shards.train, shards.tokenizer, config.examples, train.seed)
     batches = examples.batches(first_step, train.batch_size)
-    heldout = heldout_batches(shards, config)
-    length = config.examples.sequence_length
-    flops_per_token = count_true(model, length)
-    networks = describe_networks(model)
-    log = MetricsLog(run, first_step)
-    window = Window(model, device, log.last.get("train"))
-    alarms = Alarms(config)
+    journal = Journal(run, shards, step, show, first_step) if is_first else None
+    window = Window(model, machine, journal.last.get("train") if journal else None)
 
-    def evaluates(done: int) -> bool:
-        return bool(heldout) and (done % train.evaluate_every == 0 or done == train.steps)
-
-    def write_evaluation(done: int) -> None:
-        evaluation = evaluate(model, heldout, device, train.micro_batch_size)
-        write({"part": "heldout", "step": done, **evaluation})
-
-    with heed_signals() as requests, closing(log), Saver(run) as saver:
-
-        def write(record: dict[str, Any]) -> None:
-            try:
-                log.write(record)
-            except OSError:
-                saver.wait()  # a checkpoint that does not fit on the disk is removed again
-                log.flush()
-            show(record)
-
+    with heed_signals() as requests, journal or nullcontext():
         is_compiled = step.compiled
-        if is_compiled:
-            show({"part": "compiling", "step": first_step})
-        is_evaluated = log.last.get("heldout", {}).get("step") == first_step
-        if first_step and evaluates(first_step) and not is_evaluated:
-            write_evaluation(first_step)  # the run stopped after this checkpoint, before evaluating
+        if journal:
+            if is_compiled:
+                show({"part": "compiling", "step": first_step})
+            is_evaluated = journal.last.get("heldout", {}).get("step") == first_step
+            if first_step and journal.evaluates(first_step) and not is_evaluated:
+                journal.evaluate(first_step)  # the run stopped before this evaluation
         model.train()
         for number in range(first_step, train.steps):
             if number in model.stages[1:]:
@@ -270,59 +291,43 @@ def _train(run: Path, shards: Shards, step: Step, show: Show, end: float) -> dic
             window.add(step(number, next(batches), learning_rate))
             if step.compiled != is_compiled:
                 is_compiled = step.compiled
-                amend_session(run, step=step.describe())
+                if is_first:
+                    amend_session(run, step=step.describe())
             done = number + 1
-            is_last, is_over = done == train.steps, time.monotonic() >= end
-            stops = requests.stops or is_over
-            saves = done % train.save_every == 0 or is_last or stops or requests.saves
+            is_last = done == train.steps
+            is_told, is_over, saves = any_rank(
+                requests.stops, time.monotonic() >= end, requests.saves
+            )
+            stops = is_told or is_over
+            saves = saves or done % train.save_every == 0 or is_last or stops
             # A log window also ends at a checkpoint, for resuming, and at the end of a stage,
             # because the next stage has a different loss.
             if done % train.log_every == 0 or saves or done in model.stages:
                 means, skipped = window.record(done, train.steps)
-                record = {
-                    "part": "train",
-                    "step": done,
-                    **means,
-                    "flops": flops_per_token * done * train.batch_size * length,
-                    "learning_rate": learning_rate,
-                }
-                write(record)
-                for each in skipped:
-                    batch = examples.batch(each.step, train.batch_size)
-                    write_skipped(run, each, batch, tokenizer)
-                for text in alarms.read(record):
-                    show({"part": "alarm", "step": done, "text": text})
+                if journal:
+                    journal.write_window(done, means, skipped, learning_rate)
             is_lost = window.most_bad >= MAX_IN_A_ROW
-            with window.clock.paused():
-                if saves or is_lost:
-                    requests.saves = False
-                    state = copy_state(model, optimizer, step.guard.state)
-                    saver.save(
-                        partial(
-                            write_checkpoint,
-                            *(run, done, state, networks),
-                            train.keep_checkpoints,
-                            train.keep_every * train.save_every,
-                        )
-                    )
-                if is_lost or is_last or stops:
-                    saver.finish()
-                require(
-                    not is_lost,
-                    f"{window.most_bad} steps in a row before step {done} had no finite loss and "
-                    f"gradient; none of them changed the weights, which are saved: lower "
-                    "optimizer.learning_rate, or set train.precision=float32; the rows are in "
-                    f"{run / 'skipped'}",
-                )
-                if evaluates(done):
-                    write_evaluation(done)
+            if saves or is_lost:
+                requests.saves = False
+            if journal:
+                with window.clock.paused():
+                    if saves or is_lost:
+                        journal.save(done)
+                    if is_lost or is_last or stops:
+                        journal.finish()
+                    if journal.evaluates(done) and not is_lost:
+                        journal.evaluate(done)
+            require(
+                not is_lost,
+                f"{window.most_bad} steps in a row before step {done} had no finite loss and "
+                "gradient; none of them changed the weights, which are saved: lower "
+                "optimizer.learning_rate, or set train.precision=float32; the rows are in "
+                f"{run / 'skipped'}",
+            )
             if stops and not is_last:
-                raise Interrupted(run, done, in_time=not requests.stops)
-    if heldout and (
-        samples := view_rows(model, heldout[0], tokenizer, device, train.micro_batch_size)
-    ):
-        write_json(run / "samples.json", samples)
-    return _write_results(run, model, config)
+                raise Interrupted(run, done, in_time=not is_told)
+    results: dict[str, Any] = from_rank_0(journal.write_results() if journal else None)
+    return results
 
 
 def _learning_rate_at(step: int, model: Objective, config: PretrainConfig) -> float:
@@ -330,24 +335,3 @@ def _learning_rate_at(step: int, model: Objective, config: PretrainConfig) -> fl
     stage = model.stage_at(step)
     first, end = (*model.stages, config.train.steps)[stage : stage + 2]
     return learning_rate_at(step - first, end - first, config.optimizer, config.method.mode)
-
-
-def _write_results(run: Path, model: Objective, config: PretrainConfig) -> dict[str, Any]:
-    path = run / "metrics.jsonl"
-    last = {record["part"]: record for record in read_metrics(path)}
-    for part in ("train", "heldout") if config.train.evaluate_rows else ("train",):
-        require(
-            last.get(part, {}).get("step") == config.train.steps,
-            f"{path} has no {part} record of step {config.train.steps}: results.json cannot be "
-            "written",
-        )
-    train, heldout = last["train"], last.get("heldout")
-    results = {
-        "steps": train["step"],
-        "tokens": train["tokens"],
-        "seconds": train["seconds"],
-        "flops": count_run(model, config),
-        "heldout": heldout,
-    }
-    write_json(run / "results.json", results)
-    return results

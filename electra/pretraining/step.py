@@ -3,7 +3,8 @@
 This form runs on a CPU. It is also the definition of the accelerated step in acceleration.py.
 
 Masked positions, uniform numbers and counts are computed over all rows of a step. Each micro-batch
-gives its share of the loss, and the gradients add up. Gradient accumulation and data parallelism
+gives its share of the loss, and the gradients add up, also over the processes of a step. Gradient
+accumulation and data parallelism
 therefore do not change the step, except for rounding and dropout.
 """
 
@@ -19,6 +20,7 @@ from electra.config import PretrainConfig
 from electra.method.objective import Objective, Output
 from electra.model.batch import Batch
 from electra.pretraining.guard import ACCEPTED, Guard
+from electra.training.distributed import sum_over_ranks
 from electra.training.machine import Machine
 from electra.training.optimizer import build_optimizer, set_learning_rate
 from electra.training.seeds import step_seed
@@ -29,8 +31,8 @@ class Outcome(NamedTuple):
     """Results of a step, on the device. The next captured step overwrites these tensors."""
 
     outputs: list[Output]
-    """One output per micro-batch, without gradients. The measures of a skipped step count nothing.
-    """
+    """One output per micro-batch of this process, without gradients. The measures of a skipped step
+    count nothing."""
     num_real: Tensor
     """Number of tokens of all rows of the step that are not padding."""
     grad_norm: Tensor
@@ -112,10 +114,12 @@ class Step:
                 output = self.forward(batch.rows(rows), draw.rows(rows), counts)
                 output.loss.backward()
             outputs.append(output._replace(loss=output.loss.detach()))
+        loss = torch.stack([output.loss for output in outputs]).sum()
+        gradients = [each.grad for each in model.parameters() if each.grad is not None]
+        sum_over_ranks([loss, *gradients])
         grad_norm = nn.utils.clip_grad_norm_(
             model.parameters(), self.config.optimizer.max_grad_norm, foreach=True
         )
-        loss = torch.stack([output.loss for output in outputs]).sum()
         verdict = self.guard.judge(loss, grad_norm)
         is_skipped = verdict != ACCEPTED
         update_unless(is_skipped, self.optimizer)
@@ -128,11 +132,13 @@ class Step:
         self.guard.clear()
 
     def describe(self) -> dict[str, Any]:
-        """Return the form of the step for manifests: layers, compiled, captured."""
+        """Return the form of the step for manifests: layers, compiled, captured, gradient_sum."""
+        backend = "nccl" if self.machine.device.type == "cuda" else "gloo"
         return {
             "layers": type(self.model.kept.layers[0]).__name__,
             "compiled": self.compiled,
             "captured": self.captured,
+            "gradient_sum": backend if self.machine.num_ranks > 1 else None,
         }
 
     def _micro_batches(self, num_rows: int) -> Iterator[tuple[int, slice]]:

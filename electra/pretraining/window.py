@@ -12,6 +12,8 @@ from electra.method.measures import Measures
 from electra.method.objective import Objective
 from electra.pretraining.guard import ACCEPTED, NOT_FINITE, Skipped
 from electra.pretraining.step import Outcome
+from electra.training.distributed import sum_over_ranks
+from electra.training.machine import Machine
 
 
 class Window:
@@ -19,7 +21,7 @@ class Window:
 
     Args:
         model: The objective.
-        device: Device of the outcomes.
+        machine: Device of the outcomes, and the processes whose measures are summed.
         last: The last training record of the run; None at its start.
 
     Attributes:
@@ -27,12 +29,12 @@ class Window:
         most_bad: Largest such number in the steps of the last record.
     """
 
-    def __init__(self, model: Objective, device: torch.device, last: dict[str, Any] | None):
-        self.model = model
+    def __init__(self, model: Objective, machine: Machine, last: dict[str, Any] | None):
+        self.model, self.machine = model, machine
         self.clock = Clock(last)
         self.num_skipped = last.get("skipped", 0) if last else 0
         self.num_bad = self.most_bad = 0
-        self.num_real = torch.zeros((), dtype=torch.int64, device=device)
+        self.num_real = torch.zeros((), dtype=torch.int64, device=machine.device)
         self.begin_stage()
 
     def begin_stage(self) -> None:
@@ -53,6 +55,8 @@ class Window:
     def record(self, done: int, steps: int) -> tuple[dict[str, Any], list[Skipped]]:
         """Return the means over the window and its skipped steps, and begin the next window.
 
+        All processes of a step have to call this together; they get the same means.
+
         Args:
             done: Steps done.
             steps: Steps of the run.
@@ -71,7 +75,7 @@ class Window:
         accepted = norms[verdicts == ACCEPTED]
         record = {
             **self.clock.record(done, steps, int(self.num_real)),
-            **self.measures.record(),
+            **self.measures.record(sum_over_ranks if self.machine.num_ranks > 1 else None),
             "grad_norm": accepted.mean().item() if len(accepted) else math.nan,
             "skipped": self.num_skipped,
         }

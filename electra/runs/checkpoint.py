@@ -4,8 +4,9 @@
                                                      objective
                               optimizer.safetensors  Adam's moments, "<moment>/<parameter>", and
                                                      the last gradient norms, "guard/norms"
-                              state.json             step, the sha256 of the two files, and the
-                                                     names of each network's parameters
+                              state.json             step, the names of each network's parameters,
+                                                     and the sha256 of the two files and of these
+                                                     facts
 
 A damaged checkpoint is skipped. When the run is resumed, the checkpoint is renamed
 `step-00001000.damaged`. It is removed when a checkpoint of the same or a later step is saved.
@@ -14,6 +15,7 @@ Row order, masked positions, sampled tokens and dropout are functions of (seed, 
 therefore needs no state besides weights, moments, the last gradient norms and the step.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -34,6 +36,7 @@ from electra.method.objective import Objective
 from electra.settings import to_dict
 
 FILES = ("model.safetensors", "optimizer.safetensors")
+STATE = "state.json"
 
 
 State = dict[str, dict[str, Tensor]]
@@ -86,8 +89,9 @@ def write_checkpoint(
         for name, tensors in state.items():
             write_tensors(incomplete / name, tensors)
             flush_file(incomplete / name)
-        hashes = {name: sha256_file(incomplete / name) for name in FILES}
-        write_json(incomplete / "state.json", {"step": step, "sha256": hashes, **networks})
+        facts = {"step": step, **networks}
+        hashes = {name: sha256_file(incomplete / name) for name in FILES} | {STATE: _digest(facts)}
+        write_json(incomplete / STATE, {"sha256": hashes, **facts})
     except OSError:
         shutil.rmtree(incomplete, ignore_errors=True)
         raise
@@ -143,17 +147,26 @@ def _verify(folder: Path) -> int:
     Raises:
         OSError, ValueError, TypeError: The checkpoint is damaged.
     """
-    state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+    facts = json.loads((folder / STATE).read_text(encoding="utf-8"))
     try:
-        step, hashes = state["step"], [state["sha256"][name] for name in FILES]
+        step, hashes = facts["step"], dict(facts.pop("sha256"))
+        digests = {name: hashes.pop(name) for name in FILES}
     except (KeyError, TypeError):
-        raise ValueError("state.json has no step, or not every sha256") from None
+        raise ValueError(f"{STATE} has no step, or not every sha256") from None
+    # Older versions wrote no hash of the facts.
+    if hashes and hashes != {STATE: _digest(facts)}:
+        raise ValueError(f"{STATE} does not match its sha256")
     if folder.name != f"step-{step:08d}":
-        raise ValueError(f"state.json is of step {step}")
-    for name, digest in zip(FILES, hashes, strict=True):
+        raise ValueError(f"{STATE} is of step {step}")
+    for name, digest in digests.items():
         if sha256_file(folder / name) != digest:
             raise ValueError(f"{name} does not match its sha256")
     return int(step)
+
+
+def _digest(facts: Mapping[str, Any]) -> str:
+    """Return the sha256 of facts that JSON can hold, in any order."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def set_damaged_aside(run: Path, intact: Path) -> None:
