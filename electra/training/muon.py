@@ -30,7 +30,7 @@ class Muon(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update every parameter that has a gradient."""
+        """Update every parameter that has a gradient; none if `found_inf` is set (update.py)."""
         for group in self.param_groups:
             if group["num_blocks"]:
                 self._update_matrices(group)
@@ -42,18 +42,28 @@ class Muon(torch.optim.AdamW):
             if parameter.grad is not None:
                 by_shape[parameter.shape].append(parameter)
         rate, num_blocks = group["lr"], group["num_blocks"]
+        decay = 1 - rate * group["weight_decay"]
+        found_inf: Tensor | None = getattr(self, "found_inf", None)
+        is_skipped = None if found_inf is None else found_inf.bool()
+        if is_skipped is not None:
+            decay = torch.where(is_skipped, 1.0, decay)
         for (num_rows, num_columns), matrices in by_shape.items():
             for each in matrices:
                 if not self.state[each]:
                     self.state[each]["momentum"] = torch.zeros_like(each)
             grads = [each.grad for each in matrices if each.grad is not None]
             momenta = [self.state[each]["momentum"] for each in matrices]
+            if is_skipped is not None:  # momenta move towards themselves, so they stay
+                pairs = zip(momenta, grads, strict=True)
+                grads = [torch.where(is_skipped, momentum, grad) for momentum, grad in pairs]
             torch._foreach_lerp_(momenta, grads, 1 - MOMENTUM)
             nesterov = torch.stack(torch._foreach_lerp(grads, momenta, MOMENTUM))
             size = num_rows // num_blocks
             updates = orthogonalise(nesterov.view(-1, size, num_columns)).view_as(nesterov)
             updates = updates * (rate * UPDATE_RMS * math.sqrt(max(size, num_columns)))
-            torch._foreach_mul_(matrices, 1 - rate * group["weight_decay"])
+            if is_skipped is not None:
+                updates = updates.masked_fill(is_skipped, 0)
+            torch._foreach_mul_(matrices, decay)
             torch._foreach_sub_(matrices, list(updates.unbind()))
             for each in matrices:
                 each.grad = None  # AdamW passes over parameters without a gradient
