@@ -3,9 +3,9 @@
     python -m benchmarks.reliability --work FOLDER --out results/reliability.json
 
 Each series takes minutes on one core; --series names those to run, and the results of the others
-are kept. FOLDER holds a toy corpus and the runs. A file system of a few MB for the series `disk` is
-made with `mount -t tmpfs -o size=6m tmpfs FOLDER/small`, which needs root; without it the series is
-left out, and the results say so.
+are kept. FOLDER holds a toy corpus and the runs. The series `disk` needs a file system of 64 MB,
+which root makes: `mount -t tmpfs -o size=64m tmpfs FOLDER/small`. Without it the series is left
+out, and the results say so.
 """
 
 import argparse
@@ -47,6 +47,12 @@ TOY = [
     *("train.threads=1", "train.device=cpu", "train.check_memory=false"),
 ]
 """Two layers, dropout and sampling on, a checkpoint every five steps."""
+SENTENCE = (
+    ("the old sailor", "a young doctor", "my neighbour", "the queen"),
+    ("repaired", "painted", "admired", "unhesitatingly sold"),
+    ("a boat", "the castle", "an engine", "seven umbrellas"),
+    ("yesterday", "in 1912", "before breakfast", "at the harbour"),
+)
 TIMES = ("seconds", "tokens_per_second", "seconds_left")
 
 
@@ -72,16 +78,18 @@ def main() -> None:
 
 
 def make_shards(work: Path) -> Path:
-    """Return shards of a small random language, made once."""
+    """Return shards of grammatical nonsense, made once."""
     folder = work / "shards"
     if not folder.exists():
         work.mkdir(parents=True, exist_ok=True)
-        rng = random.Random(0)
-        words = ["".join(rng.choices("abcdefghij", k=rng.randint(2, 6))) for _ in range(80)]
-        lines = [" ".join(rng.choices(words, k=12)) + "\n" * (n % 4 == 3) for n in range(4000)]
+        rng, lines = random.Random(0), []
+        for _ in range(2000):
+            for _ in range(rng.randint(1, 6)):
+                lines.append(" ".join(rng.choice(words) for words in SENTENCE))
+            lines.append("")
         text = work / "text.txt"
         text.write_text("\n".join(lines), encoding="utf-8")
-        tokenizer = Tokenizer.train(lines, TokenizerConfig(vocab_size=200, min_frequency=1))
+        tokenizer = Tokenizer.train(lines, TokenizerConfig(vocab_size=120, min_frequency=1))
         config = PrepareConfig(heldout_prob=0.05, workers=1)
         prepare([str(text)], tokenizer, folder, config, None)
     return folder

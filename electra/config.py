@@ -400,10 +400,10 @@ class TrainConfig:
     """Every keep_every-th checkpoint is kept as well: those at multiples of keep_every * save_every
     steps. 0: none."""
     spike_sigmas: float = 6.0
-    """A step is skipped if its gradient norm exceeds the mean of the last 128 norms by this many of
-    their standard deviations, after the warm-up of the learning rate; inf: never. A normal variable
-    does so once in 10^9 steps, and clipping bounds what smaller deviations can do. Source:
-    OLMo-core."""
+    """A step is skipped if the logarithm of its gradient norm exceeds the mean of the last 128 by
+    this many of their standard deviations, after the warm-up of the learning rate; inf: never. A
+    normal variable exceeds 6 once in 10^9 steps, and clipping bounds what smaller deviations can
+    do. Source: OLMo-core, which compares the norms themselves."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Dtype of activations and matrix products; parameters are float32. auto: bfloat16 if the
     hardware multiplies bfloat16 natively, else float32."""

@@ -276,15 +276,16 @@ def make_guard(sigmas=6.0, count=100):
 
 def test_spikes_are_told_from_norms():
     guard = make_guard()
-    assert judge(guard, [1.5, 1.8, math.nan, 50, 1.1, math.inf, 1.8]) == [
+    assert judge(guard, [1.5, 2.0, math.nan, 50, 1.1, math.inf, 2.0]) == [
         *(ACCEPTED, SPIKE, NOT_FINITE, SPIKE, ACCEPTED, NOT_FINITE),
         ACCEPTED,  # spikes have entered the window as the limit, so it is a little higher
     ]
-    assert guard.norms.isfinite().all()
+    assert guard.log_norms.isfinite().all()
     assert judge(make_guard(count=63), [50.0]) == [ACCEPTED]
     assert judge(make_guard(count=64), [50.0]) == [SPIKE]
-    assert judge(make_guard(count=1000), [0.001, 50.0]) == [ACCEPTED, SPIKE]
+    assert judge(make_guard(count=1000), [0.9, 50.0]) == [ACCEPTED, SPIKE]
     assert judge(make_guard(sigmas=math.inf), [50.0]) == [ACCEPTED]
+    assert judge(make_guard(), [0.0, 1.0]) == [ACCEPTED, ACCEPTED]
     loss_alone = Guard(torch.device("cpu")).judge(torch.tensor(math.inf), torch.tensor(1.0))
     assert loss_alone == NOT_FINITE
 

@@ -3,7 +3,7 @@
     checkpoints/step-00001000/model.safetensors      each parameter once, by its name in the
                                                      objective
                               optimizer.safetensors  Adam's moments, "<moment>/<parameter>", and
-                                                     the last gradient norms, "guard/norms"
+                                                     the last gradient norms, "guard/..."
                               state.json             step, the names of each network's parameters,
                                                      and the sha256 of the two files and of these
                                                      facts
