@@ -38,6 +38,7 @@ from electra.method.measures import tally
 from electra.model.batch import find_real
 from electra.presets import PRESETS
 from electra.pretraining.acceleration import compile_options
+from electra.pretraining.guard import Guard
 from electra.pretraining.memory import make_rows
 from electra.pretraining.start import build_model
 from electra.pretraining.step import Step
@@ -133,14 +134,15 @@ def count_step(config: PretrainConfig) -> Count:
     model = build_model(config, tokenizer, machine, torch.ones(config.model.vocab_size)).train()
     with mock.patch("electra.pretraining.step.build_optimizer", return_value=mock.MagicMock()):
         step = Step(model, config, Machine())  # its random numbers have no place on META
-    step.machine = machine
+    step.machine, step.guard = machine, Guard(META)
     step.weights = WorkingCopies(model, machine.dtype).at_work
     batch = make_rows(config, config.train.batch_size, 0)
     if config.examples.short_prob:
         batch = batch._replace(attention_mask_BL=find_real(batch))
     count = Count()
     outside = _Outside()
-    clipping = mock.patch.object(nn.utils, "clip_grad_norm_")  # takes no tensors on META
+    norm = torch.zeros((), device=META)  # clipping takes no tensors on META
+    clipping = mock.patch.object(nn.utils, "clip_grad_norm_", return_value=norm)
     attention = mock.patch.object(F, "scaled_dot_product_attention", _attend)
     options = compile_options(config.train)
     torch.compiler.reset()

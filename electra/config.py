@@ -395,7 +395,15 @@ class TrainConfig:
     save_every: int = 10_000
     """Steps between two checkpoints. The last step always writes a checkpoint."""
     keep_checkpoints: int = 2
-    """Number of checkpoints to keep; older checkpoints are removed."""
+    """Number of newest checkpoints to keep; older checkpoints are removed."""
+    keep_every: int = 0
+    """Every keep_every-th checkpoint is kept as well: those at multiples of keep_every * save_every
+    steps. 0: none."""
+    spike_sigmas: float = 6.0
+    """A step is skipped if the logarithm of its gradient norm exceeds the mean of the last 128 by
+    this many of their standard deviations, after the warm-up of the learning rate; inf: never. A
+    normal variable exceeds 6 once in 10^9 steps, and clipping bounds what smaller deviations can
+    do. Source: OLMo-core, which compares the norms themselves."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Dtype of activations and matrix products; parameters are float32. auto: bfloat16 if the
     hardware multiplies bfloat16 natively, else float32."""
@@ -425,7 +433,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "log_every", "evaluate_every", "save_every"):
             require(getattr(self, name) >= 1, f"{name} must be >= 1, not {getattr(self, name)}")
-        for name in ("evaluate_rows", "threads"):
+        for name in ("evaluate_rows", "threads", "keep_every"):
             require(getattr(self, name) >= 0, f"{name} must be >= 0, not {getattr(self, name)}")
         require(0 <= self.seed < 2**63, f"seed must lie in 0 to 2^63 - 1, not {self.seed}")
         require(
@@ -436,6 +444,10 @@ class TrainConfig:
         require(
             self.keep_checkpoints >= 1,
             f"keep_checkpoints must be >= 1, not {self.keep_checkpoints}",
+        )
+        require(
+            self.spike_sigmas > 0,
+            f"spike_sigmas must be > 0, not {self.spike_sigmas}; inf skips no spike",
         )
 
     @property

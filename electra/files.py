@@ -38,6 +38,12 @@ def write_text(path: Path, text: str) -> None:
     temporary.replace(path)
 
 
+def flush_file(path: Path) -> None:
+    """Wait until a file is on the disk, so that it outlives a failure of the power."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
 def write_hashes(folder: Path, **facts: Any) -> None:
     """Write electra.json with the given facts and the sha256 of each file in the folder.
 

@@ -1,13 +1,20 @@
-"""Processes: usable cores, workers that end with their parent, and stop requests by signal."""
+"""Processes: usable cores, place under torchrun, workers that end with their parent, signals."""
 
+import math
 import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import NamedTuple
+
+SAME_REQUEST_SECONDS = 2.0
+"""Ctrl-C and the signals of a queue reach torchrun and its processes at once, and torchrun passes
+them on. A second signal within this time is the first one again."""
 
 
 def usable_cores() -> int:
@@ -15,6 +22,31 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+class Place(NamedTuple):
+    """The place of this process among those that torchrun started."""
+
+    rank: int = 0
+    """Number of the process, from 0."""
+    num_ranks: int = 1
+    local_rank: int = 0
+    """Number of the process on its machine."""
+    num_local: int = 1
+    """Processes on this machine."""
+
+
+def find_place() -> Place:
+    """Return the place that torchrun has given this process; without torchrun it is alone."""
+    if not is_launched():
+        return Place()
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    return Place(*(int(os.environ[name]) for name in names))
+
+
+def is_launched() -> bool:
+    """Return whether torchrun started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def follow_parent() -> None:
@@ -35,36 +67,57 @@ def follow_parent() -> None:
 
 
 class Interrupted(Exception):
-    """A signal stopped a pre-training after a step; the checkpoint of this step is written."""
+    """A pre-training stopped before its last step; the checkpoint of its last step is written.
 
-    def __init__(self, run: Path, step: int):
+    Args:
+        run: The run folder.
+        step: Steps done.
+        in_time: Whether a time limit stopped the run, and not a signal.
+    """
+
+    def __init__(self, run: Path, step: int, *, in_time: bool = False):
         super().__init__(f"stopped at step {step:,}; {run} is safe")
         self.run = run
         self.step = step
+        self.in_time = in_time
 
 
-class StopRequest:
-    """Whether a signal has asked the process to stop."""
+class Requests:
+    """What signals have asked the process to do."""
 
-    requested: bool = False
+    stops: bool = False
+    """SIGINT or SIGTERM: save and stop."""
+    saves: bool = False
+    """SIGUSR1: save and go on."""
 
 
 @contextmanager
-def stop_on_signal() -> Iterator[StopRequest]:
-    """Yield a StopRequest that the first SIGINT or SIGTERM sets; a second signal acts at once."""
-    stop = StopRequest()
-    signals = (signal.SIGINT, signal.SIGTERM)
+def heed_signals() -> Iterator[Requests]:
+    """Yield Requests, which signals set; a second SIGINT or SIGTERM acts at once."""
+    requests = Requests()
+    stops = (signal.SIGINT, signal.SIGTERM)
+    signals = (*stops, *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else []))  # not on Windows
     before = {number: signal.getsignal(number) for number in signals}
+    first = math.inf
 
     def request(number: int, frame: FrameType | None) -> None:
-        stop.requested = True
-        for each in signals:
+        nonlocal first
+        if number not in stops:
+            requests.saves = True
+            return
+        first = min(first, time.monotonic())
+        requests.stops = True
+        if is_launched() and time.monotonic() < first + SAME_REQUEST_SECONDS:
+            return
+        for each in stops:
             signal.signal(each, before[each])
+        if is_launched():
+            signal.raise_signal(number)
 
     try:
         for number in signals:
             signal.signal(number, request)
-        yield stop
+        yield requests
     finally:
         for number in signals:
             signal.signal(number, before[number])

@@ -89,6 +89,29 @@ def test_each_verb_ends_with_what_was_written_and_what_comes_next(chain):
     assert len(scores["seeds"]) == 2
 
 
+@pytest.mark.filterwarnings("default::UserWarning")
+def test_a_run_goes_on_by_its_own_command(capsys, chain, tmp_path):
+    """Stopped by a time limit, which is an orderly end, and made longer, which is said."""
+    folder, _ = chain
+    words = ["pretrain", folder / "shards", "--out", tmp_path / "run"]
+    in_time = [*words, "--max-time", "0.001s", "--set", *SMALL]
+    status, out, err = run(capsys, *in_time)
+    assert status == 0, err
+    assert "stopped at step 1;" in out
+    assert "next: electra pretrain --resume" in out
+    status, out, _ = run(capsys, *in_time, "--dry-run")
+    assert f"would continue {tmp_path}/run" in out
+    longer = [word.replace("steps=6", "steps=30") for word in SMALL]
+    status, out, err = run(capsys, *words, "--set", *longer)
+    assert status == 0, err
+    assert "note: " in err
+    assert "goes on with other settings: train.steps 6 -> 30" in " ".join(err.split())
+    assert json.loads((tmp_path / "run/results.json").read_text())["steps"] == 30
+    status, _, err = run(capsys, *words, "--max-time", "0s", "--set", *SMALL)
+    assert status == 2
+    assert "--max-time must be > 0" in err
+
+
 def test_standard_input(toy_text, tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "electra", "tokenizer", "-", "--out", str(tmp_path / "vocabulary")]

@@ -25,6 +25,7 @@ PAGES = [
     for name in (
         *("README.md", "CONTRIBUTING.md", "docs/RESULTS.md", "docs/OBJECTIVES.md"),
         *("docs/ARTEFACTS.md", "docs/DEVIATIONS.md", "docs/PERFORMANCE.md", "docs/ARCHITECTURE.md"),
+        "docs/RELIABILITY.md",
     )
 ]
 """In the order in which their commands are run."""
@@ -181,6 +182,18 @@ def test_commands_between_backquotes_parse(page):
     for code in read_inline(page):
         if code.startswith("electra ") and " --" in code:
             app.parse_args(code.split()[1:], exit_on_error=False, print_error=False)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_of_scripts_parse(page):
+    """Those of recipes, which need machines that a test has not; of torchrun, what it starts."""
+    for block in read_blocks(page, "sh"):
+        for line in block.splitlines():
+            words = shlex.split(line, comments=True)
+            if "torchrun" in words:
+                words = words[words.index("-m") + 1 :]
+            if words[:1] == ["electra"]:
+                app.parse_args(words[1:], exit_on_error=False, print_error=False)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

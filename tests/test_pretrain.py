@@ -28,16 +28,19 @@ from electra.model.fused_layer import FusedPostNormLayer
 from electra.model.layer import PostNormLayer
 from electra.pretraining.acceleration import AcceleratedStep
 from electra.pretraining.evaluation import evaluate, heldout_batches
-from electra.pretraining.loop import _Clock, pretrain, resume
+from electra.pretraining.loop import pretrain, resume
 from electra.pretraining.start import build_model, count_tokens, fit_to_shards
+from electra.pretraining.window import Clock
 from electra.processes import Interrupted
 from electra.reports.page import write_page
 from electra.reports.runs import read_runs, read_samples
 from electra.runs.checkpoint import (
+    copy_state,
+    describe_networks,
     find_checkpoint,
     list_checkpoints,
     load_parameters,
-    save_checkpoint,
+    write_checkpoint,
 )
 from electra.runs.export import export
 from electra.runs.manifest import amend_session, read_manifest
@@ -356,6 +359,8 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_afterwards(
 ):
     def fill(record):
         if record["step"] == 8:
+            while not (tmp_path / "run/checkpoints/step-00000006").exists():
+                time.sleep(0.01)  # it is written in the background
             limit_files(limit)
 
     try:
@@ -437,15 +442,16 @@ def test_a_damaged_record_costs_no_other(finished, unfinished):
         resume(unfinished, ignore)
 
 
-def test_only_the_newest_checkpoints_are_kept(toy_shards, toy_config, tmp_path):
+@pytest.mark.parametrize(("keep_every", "kept"), [(0, [5, 6]), (2, [2, 4, 5, 6])])
+def test_the_newest_checkpoints_and_every_other_are_kept(
+    toy_shards, toy_config, tmp_path, keep_every, kept
+):
     model = build_model(toy_config, open_shards(toy_shards).tokenizer, Machine())
-    optimizer = build_optimizer(model, toy_config.optimizer)
-    for step in (1, 2, 3):
-        save_checkpoint(tmp_path, step, model, optimizer, keep=2)
-    assert [folder.name for folder in list_checkpoints(tmp_path)] == [
-        "step-00000002",
-        "step-00000003",
-    ]
+    state = copy_state(model, build_optimizer(model, toy_config.optimizer), {})
+    for step in range(1, 7):
+        write_checkpoint(tmp_path, step, state, describe_networks(model), 2, keep_every)
+    steps = [int(folder.name.removeprefix("step-")) for folder in list_checkpoints(tmp_path)]
+    assert steps == kept
 
 
 # Every objective, from shards to an export
@@ -711,7 +717,7 @@ def test_the_clock_is_honest_on_a_device_with_a_queue():
             self.time, self.queued = self.time + self.queued, 0.0
 
     device = Device()
-    clock = _Clock(None, device.wait, lambda: device.time)
+    clock = Clock(None, device.wait, lambda: device.time)
     device.time += 60  # compiling
     device.queued += 4
     clock.leave_out(0.0, 1000)

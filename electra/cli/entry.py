@@ -1,8 +1,9 @@
 """The command `electra`: its verbs in the order of its help, and how an error becomes a line.
 
-Exit status: 0 done; 1 a bug, with a traceback; 2 a user's mistake, or what the system refuses (a
-full disk, no permission, a name that is too long), in one line; 130 interrupted; 141 nobody reads
-the output any more (`electra ... | head`), without a word, as for a program that SIGPIPE ended.
+Exit status: 0 done, or stopped by --max-time; 1 a bug, with a traceback; 2 a user's mistake, or
+what the system refuses (a full disk, no permission, a name that is too long), in one line; 130
+interrupted; 141 nobody reads the output any more (`electra ... | head`), without a word, as for a
+program that SIGPIPE ended.
 """
 
 import errno
@@ -23,7 +24,7 @@ from electra.cli.pretraining import flops, plan, pretrain
 from electra.cli.quickstart import quickstart
 from electra.cli.results import export, predict, report, score
 from electra.config import UserError, require
-from electra.processes import Interrupted
+from electra.processes import Interrupted, find_place, is_launched
 
 VERBS = {
     "All steps at once": (quickstart,),
@@ -79,6 +80,9 @@ def _run(given: Sequence[str]) -> int:
     """Run the command and return its status; print an error that is not a bug."""
     from electra.terminal.printing import PipeConsole, print_done, print_error
 
+    rank = find_place().rank
+    if rank > 0:  # process 0 prints the results and notes
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     # The parser would take a lone - for an option.
     words = ["./-" if word == "-" else word for word in given]
     try:
@@ -87,8 +91,14 @@ def _run(given: Sequence[str]) -> int:
             require(
                 _is_text(word), f"{word!r} is not UTF-8, or has a NUL in it; choose another name"
             )
+        require(
+            not is_launched() or words[:1] in (["pretrain"], ["finetune"]),
+            f"torchrun is for pretrain and finetune, not for {' '.join(words[:1])}",
+        )
         with warnings.catch_warnings():
             _print_warnings_as_notes()
+            if rank > 0:
+                warnings.simplefilter("ignore")
             app(
                 words,
                 console=PipeConsole(),
@@ -104,7 +114,7 @@ def _run(given: Sequence[str]) -> int:
         return 2
     except Interrupted as stop:
         print_done(str(stop), f"electra pretrain --resume {stop.run}")
-        return 130
+        return 0 if stop.in_time else 130
     except KeyboardInterrupt:
         print_error("interrupted; nothing half-written was left")
         return 130

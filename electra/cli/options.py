@@ -54,11 +54,15 @@ def resolve(settings: ConfigType, toml: Path | None, assignments: Sequence[str])
 
 
 def resolve_pretraining(
-    preset: str, toml: Path | None, assignments: Sequence[str]
+    preset: str,
+    toml: Path | None,
+    assignments: Sequence[str],
+    begun: PretrainConfig | None = None,
 ) -> PretrainConfig:
     """Return the settings of a pre-training; a preset's warm-up is cut to a tenth of a short one.
 
-    A warm-up that was set is kept, or refused.
+    A warm-up that was set is kept, or refused. A run that was begun keeps its own, also if it is
+    made longer.
     """
     require(preset in PRESETS, f"unknown preset {preset!r}{did_you_mean(preset, PRESETS)}")
     settings, given = PRESETS[preset], {word.partition("=")[0].strip() for word in assignments}
@@ -67,8 +71,10 @@ def resolve_pretraining(
         settings = override_values(settings, values, toml)
         given.update(values)
     settings = override(settings, assignments)
+    if begun and "optimizer.warmup_steps" not in given:
+        settings = override(settings, [f"optimizer.warmup_steps={begun.optimizer.warmup_steps}"])
     warmup_steps, tenth = settings.optimizer.warmup_steps, settings.shortest_schedule // 10
-    if warmup_steps > tenth and "optimizer.warmup_steps" not in given:
+    if warmup_steps > tenth and not begun and "optimizer.warmup_steps" not in given:
         from electra.terminal.printing import print_note
 
         print_note(

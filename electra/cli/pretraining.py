@@ -2,6 +2,7 @@
 
 import math
 import shlex
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated
 
@@ -28,14 +29,17 @@ def pretrain(
     ] = None,
     out: Path | None = None,
     resume: Path | None = None,
+    max_time: timedelta | None = None,
     set_: Set = (),
     config: Toml = None,
     dry_run: DryRun = False,
 ) -> None:
     """Pre-train an encoder by replaced token detection, or by what --set method.objective names.
 
-    The first Ctrl-C (or SIGTERM) writes a checkpoint and stops; --resume continues from it. On a
-    CPU the result is the same, bit for bit, as that of a run that was never interrupted.
+    The first Ctrl-C (or SIGTERM) writes a checkpoint and stops, a second one stops at once, and
+    SIGUSR1 writes a checkpoint without stopping. The same command continues the run, and so does
+    --resume. On a CPU the result is the same, bit for bit, as that of a run that was never
+    interrupted.
 
     Example: electra pretrain shards --preset small --out run --set train.steps=200000
 
@@ -44,9 +48,12 @@ def pretrain(
     shards
         A folder that `electra prepare` wrote. With --resume: where it is now, if it was moved.
     out
-        The run folder to write.
+        The run folder to write, or to continue if it is there and not complete.
     resume
         A run folder to continue, with the settings it was begun with.
+    max_time
+        Time after which the run writes a checkpoint and stops, such as 3h or 90m, for queues with a
+        time limit. The exit status is then 0.
     """
     from electra.reports.glossary import describe_heldout
     from electra.terminal.live import Display
@@ -64,23 +71,32 @@ def pretrain(
         if dry_run:
             return print_dry_run(settings, f"continue {resume}")
     else:
-        settings = resolve_pretraining(preset or "tiny", config, set_)
+        begun = None
+        if out is not None and (out / "config.json").exists():
+            from electra.runs.pretrained import read_run_config
+
+            begun = read_run_config(out)
+        settings = resolve_pretraining(preset or "tiny", config, set_, begun)
         if shards is None or out is None:
             raise UserError("pretrain needs SHARDS and --out RUN, or --resume RUN")
-        refuse_existing(out)
+        if begun is None:
+            refuse_existing(out)
         if dry_run:
-            return print_dry_run(settings, f"read the shards {shards} and write the run {out}")
+            action = "continue" if begun else f"read the shards {shards} and write the run"
+            return print_dry_run(settings, f"{action} {out}")
     from electra.pretraining.loop import pretrain as run_pretrain
     from electra.pretraining.loop import resume as run_resume
 
     run = resume or out
     assert run is not None
+    seconds = math.inf if max_time is None else max_time.total_seconds()
+    require(seconds > 0, f"--max-time must be > 0, not {max_time}")
     with Display(steps=settings.train.steps) as display:
         if resume is not None:
-            results = run_resume(resume, display.show, shards)
+            results = run_resume(resume, display.show, shards, seconds)
         else:
             assert shards is not None
-            results = run_pretrain(shards, run, settings, display.show)
+            results = run_pretrain(shards, run, settings, display.show, seconds)
     wrote = f"wrote {run}"
     if results["heldout"]:
         reached = describe_heldout(results["heldout"]).items()

@@ -18,6 +18,7 @@ from electra.runs.manifest import LOCK, begin_session, find_commit
 from electra.settings import to_dict
 from electra.tasks.rows import Outputs
 from electra.tasks.task import Task
+from electra.training.distributed import wait_for_all
 from electra.training.machine import Machine
 
 
@@ -69,6 +70,19 @@ def begin_folder(out: Path, settings: dict[str, Any], machine: Machine) -> Itera
         yield folder
         folder.rename(out)
         (out / LOCK).unlink()
+
+
+@contextmanager
+def begin_shared_folder(out: Path, settings: dict[str, Any], machine: Machine) -> Iterator[Path]:
+    """Yield the folder of `begin_folder` to all processes; process 0 begins and renames it."""
+    if machine.rank == 0:
+        with begin_folder(out, settings, machine) as folder:
+            wait_for_all(machine)
+            yield folder
+    else:
+        wait_for_all(machine)
+        yield out.with_name(out.name + ".incomplete")
+    wait_for_all(machine)
 
 
 def write_seed(

@@ -2,7 +2,8 @@
 
 The best combination has the highest median on dev over the seeds; the results note that dev
 selected it. Collapsed seeds are not replaced unless `reseeds` is set. An interrupted search that is
-run again continues with the combinations and seeds that are not finished.
+run again continues with the combinations and seeds that are not finished. The processes that
+torchrun started share the combinations.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,13 +13,14 @@ from typing import Any
 
 from electra.config import FinetuneConfig, require
 from electra.files import read_object, sha256_file, write_json
-from electra.finetuning.folder import begin_folder
-from electra.finetuning.loop import RESEED, Progress, finetune
+from electra.finetuning.folder import begin_shared_folder
+from electra.finetuning.loop import LONGEST_WAIT, RESEED, Progress, finetune, ignore
 from electra.finetuning.start import fit_to_start
 from electra.reports.tables import Table
 from electra.runs.pretrained import load_pretrained
 from electra.settings import override, to_dict
 from electra.tasks.registry import read_task
+from electra.training.distributed import joined, wait_for_all
 from electra.training.machine import prepare_machine
 
 CHOSEN_ON_DEV = "dev chose the best combination: its score there is not that of unseen examples"
@@ -103,8 +105,11 @@ def search(
         "files": {str(path): sha256_file(path) for path in question.files},
         "grid": {name: to_dict(config) for name, config in combinations.items()},
     }
-    with begin_folder(out, settings, machine) as folder:
-        for number, (name, config) in enumerate(combinations.items()):
+    if machine.rank > 0:
+        progress = ignore
+    with joined(machine, LONGEST_WAIT), begin_shared_folder(out, settings, machine) as folder:
+        numbered = list(enumerate(combinations.items()))
+        for number, (name, config) in numbered[machine.rank :: machine.num_ranks]:
 
             def tell(
                 record: dict[str, Any], before: int = number * seeds, name: str = name
@@ -118,9 +123,12 @@ def search(
                     seeds=seeds,
                     from_scratch=from_scratch,
                     progress=tell,
+                    spread=False,
                 )
+        wait_for_all(machine)
         results = _compare(folder, list(combinations))
-        write_json(folder / "results.json", results)
+        if machine.rank == 0:
+            write_json(folder / "results.json", results)
         return results
 
 

@@ -5,10 +5,12 @@ only on data, settings and seed. A seed is the unit of work: an interrupted comm
 again continues with the seeds that are not finished.
 """
 
+import dataclasses
 import math
 import time
 from collections import deque
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +19,7 @@ from torch import Tensor, nn
 
 from electra.config import FinetuneConfig, OptimizerConfig, require
 from electra.files import sha256_file, write_json
-from electra.finetuning.folder import SeedRun, begin_folder, write_seed
+from electra.finetuning.folder import SeedRun, begin_shared_folder, write_seed
 from electra.finetuning.network import (
     build_network,
     keep_tokens,
@@ -32,10 +34,13 @@ from electra.settings import to_dict
 from electra.tasks.registry import read_task, resolve_own
 from electra.tasks.rows import Outputs, choose_batches, make_batch
 from electra.tasks.task import Task
+from electra.training.distributed import joined, wait_for_all
 from electra.training.machine import Machine, choose_layers, prepare_machine
 from electra.training.optimizer import build_optimizer, learning_rate_at, set_learning_rate
 from electra.training.seeds import step_seed
 
+LONGEST_WAIT = timedelta(days=30)
+"""Time that a process waits for the seeds of the others."""
 Progress = Callable[[dict[str, Any]], None]
 PROGRESS_STEPS = 25
 """Steps between two progress records."""
@@ -55,11 +60,12 @@ def finetune(
     seeds: int,
     from_scratch: bool = False,
     progress: Progress,
+    spread: bool = True,
 ) -> dict[str, Any]:
     """Fine-tune an encoder with seeds 0, 1, ..., write a folder and return its results.
 
     Finished seeds are kept in `<out>.incomplete` until all are finished. Another call with the same
-    arguments continues there.
+    arguments continues there. The processes that torchrun started share the seeds.
 
     Args:
         start: Run folder of `electra pretrain`, a Hugging Face folder, or the folder of another
@@ -71,7 +77,9 @@ def finetune(
         seeds: Number of seeds.
         from_scratch: Take sizes and vocabulary from `start` but no weights: the baseline that shows
             the value of pre-training.
-        progress: Called with records, whose "part" is "task", "train", "dev" or "seed".
+        progress: Called with records, whose "part" is "task", "train", "dev" or "seed", of the
+            seeds of process 0.
+        spread: Whether the processes share the seeds; False: this one trains all of them.
 
     Raises:
         UserError: Folders, files or settings do not fit together, or `<out>.incomplete` was begun
@@ -84,6 +92,8 @@ def finetune(
     pretrained = load_pretrained(start)
     config = fit_to_start(config, pretrained, question)
     machine = prepare_machine(config.device, config.precision, config.threads)
+    if not spread:
+        machine = dataclasses.replace(machine, rank=0, num_ranks=1)
     # Also called by build_network, but a refusal must come before the folder is made.
     choose_layers(config.layers, machine.device, compiled=False)
     settings = {
@@ -93,7 +103,9 @@ def finetune(
         "files": {str(path): sha256_file(path) for path in question.files},
         "config": to_dict(config),
     }
-    with begin_folder(out, settings, machine) as folder:
+    with joined(machine, LONGEST_WAIT), begin_shared_folder(out, settings, machine) as folder:
+        if machine.rank > 0:
+            progress = ignore
         rows = encode_task(question, pretrained, config)
         constant = question.family.find_constant(rows.splits["train"], rows.splits["dev"])
         facts = {
@@ -120,11 +132,17 @@ def finetune(
             tokenizer = pretrained.tokenizer
             write_seed(folder, number, run, question, rows, tokenizer, config, longest)
 
-        for seed in range(seeds):
+        for seed in range(machine.rank, seeds, machine.num_ranks):
             train_until_it_learns(folder, seed, config.reseeds, train, progress)
+        wait_for_all(machine)
         results = {**facts, **summarise(folder, question)}
-        write_json(folder / "results.json", results)
+        if machine.rank == 0:
+            write_json(folder / "results.json", results)
         return results
+
+
+def ignore(record: dict[str, Any]) -> None:
+    """Show nothing of a record: of several processes, process 0 shows its own."""
 
 
 def train_until_it_learns(

@@ -4,6 +4,7 @@ Shape suffixes: B rows, L positions, N measures, K intervals of the logit.
 """
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -39,24 +40,44 @@ class Measures:
         self.counts_2K: Tensor | None = None
         self.tally = tally
 
-    def add(self, output: Output) -> None:
-        """Add the output of one micro-batch to the sums; all outputs have the same measures."""
+    def add(self, output: Output, is_skipped: Tensor | None = None) -> None:
+        """Add the output of one micro-batch to the sums; all outputs have the same measures.
+
+        Args:
+            output: The output, without gradients.
+            is_skipped: Whether the step was skipped, a bool on the device; the output then counts
+                nothing. None: it was not.
+        """
         if self.sums_N2 is None:
             self.names = list(output.means)
             device = output.loss.device
             self.sums_N2 = torch.zeros(len(self.names), 2, dtype=torch.float64, device=device)
             self.counts_2K = no_logits(device) if output.judgement else None
-        self.tally(self.sums_N2, self.counts_2K, output.means, output.judgement)
+        self.tally(self.sums_N2, self.counts_2K, output.means, output.judgement, is_skipped)
 
-    def record(self) -> dict[str, Any]:
-        """Return the measures by name (docs/ARTEFACTS.md), and reset the sums in place."""
+    def record(
+        self, add_others: Callable[[Sequence[Tensor]], None] | None = None
+    ) -> dict[str, Any]:
+        """Return the measures by name (docs/ARTEFACTS.md), and reset the sums in place.
+
+        Args:
+            add_others: Adds the sums of the other processes of a step, in place; None: there are
+                none.
+
+        Returns:
+            The measures; NaN for means of no terms, for example if all steps were skipped.
+        """
         assert self.sums_N2 is not None
+        if add_others:
+            add_others([self.sums_N2])
         record: dict[str, Any] = {
-            name: total / number
+            name: total / number if number else math.nan
             for name, (total, number) in zip(self.names, self.sums_N2.tolist(), strict=True)
         }
         self.sums_N2.zero_()
         if self.counts_2K is not None:
+            if add_others:
+                add_others([self.counts_2K])
             record["constant_disc_loss"] = entropy(record["replaced_rate"])
             record["disc_auc"] = area_under_curve(self.counts_2K)
             self.counts_2K.zero_()
@@ -67,7 +88,11 @@ class Measures:
 
 
 def tally(
-    sums_N2: Tensor, counts_2K: Tensor | None, means: Means, judgement: Judgement | None
+    sums_N2: Tensor,
+    counts_2K: Tensor | None,
+    means: Means,
+    judgement: Judgement | None,
+    is_skipped: Tensor | None = None,
 ) -> None:
     """Add measures to the sums, and judged tokens to the counts, in place.
 
@@ -76,15 +101,21 @@ def tally(
         counts_2K: Counts of logits; None without a judgement.
         means: The measures of an output.
         judgement: The judgement of an output.
+        is_skipped: As in `Measures.add`. The measures of a skipped step may be NaN.
     """
-    sums_N2 += torch.stack([torch.stack(pair) for pair in means.values()])
+    terms_N2 = torch.stack([torch.stack(pair) for pair in means.values()])
+    if is_skipped is not None:
+        terms_N2 = terms_N2.masked_fill(is_skipped, 0)
+        if judgement:
+            judgement = judgement._replace(judged_BL=judgement.judged_BL & ~is_skipped)
+    sums_N2 += terms_N2
     if judgement and counts_2K is not None:
         count_logits(counts_2K, judgement)
 
 
 def entropy(prob: float) -> float:
     """Return the entropy of a Bernoulli variable, nats: the least loss of a constant prediction."""
-    return -sum(p * math.log(p) for p in (prob, 1 - prob) if p > 0)
+    return -sum(p * math.log(p) for p in (prob, 1 - prob) if p != 0)
 
 
 def no_logits(device: torch.device) -> Tensor:

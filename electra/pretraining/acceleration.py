@@ -23,6 +23,7 @@ from electra.model.batch import Batch, find_real
 from electra.pretraining.attention import Ranking, find_kernels, rank_attention
 from electra.pretraining.step import Outcome, Step
 from electra.pretraining.working_copies import WorkingCopies
+from electra.training.distributed import from_rank_0
 from electra.training.machine import Machine
 
 WARM_UP_STEPS = 3
@@ -72,7 +73,9 @@ class AcceleratedStep(Step):
             self.choose = self._compile(model.masking.choose_and_count)
             self.measures.tally = self._compile(tally)
         self._copy_weights()
-        self.attention = attention or (rank_attention(config, machine) if on_cuda else {})
+        self.attention = attention or {}
+        if on_cuda and not attention:  # the processes of a step compute with the same kernels
+            self.attention = from_rank_0(rank_attention(config, machine))
         self.num_done: dict[tuple[Any, ...], int] = {}
         """Steps done with batches of each shape since the model's computation has changed."""
         self.captures: dict[tuple[Any, ...], _Capture] = {}
@@ -171,7 +174,14 @@ class _Capture:
             return self._warm_up()
         if self.outcome is None:
             self.graph.register_generator_state(self.step.rng)
-            with torch.cuda.graph(self.graph, pool=self.step.pool, stream=self.step.stream):
+            # NCCL's watchdog queries events in a thread of its own, which a global capture forbids.
+            mode = "thread_local" if self.step.machine.num_ranks > 1 else "global"
+            with torch.cuda.graph(
+                self.graph,
+                pool=self.step.pool,
+                stream=self.step.stream,
+                capture_error_mode=mode,
+            ):
                 self.outcome = self.step.compute(self.batch)
         self.graph.replay()
         return self.outcome

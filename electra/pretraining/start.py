@@ -55,6 +55,22 @@ def fit_to_shards(config: PretrainConfig, shards: Shards) -> PretrainConfig:
     return dataclasses.replace(config, generator=generator)
 
 
+def require_equal_shares(config: PretrainConfig, machine: Machine) -> None:
+    """Refuse processes that would compute unequal numbers of rows.
+
+    Raises:
+        UserError: train.batch_size is not a multiple of the micro-batches of all processes.
+    """
+    train, num_ranks = config.train, machine.num_ranks
+    number = train.accumulation * num_ranks
+    require(
+        num_ranks == 1 or train.batch_size % number == 0,
+        f"train.batch_size {train.batch_size} must be a multiple of {number}, which is "
+        f"{num_ranks} processes times train.accumulation {train.accumulation}: set "
+        f"train.batch_size={-(-train.batch_size // number) * number}",
+    )
+
+
 def load_frozen(model: Objective, config: PretrainConfig) -> None:
     """Copy the generator's weights from the run `generator.frozen_run`."""
     generator = model.networks["generator"]

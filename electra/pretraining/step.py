@@ -3,10 +3,11 @@
 This form runs on a CPU. It is also the definition of the accelerated step in acceleration.py.
 
 Masked positions, uniform numbers and counts are computed over all rows of a step. Each micro-batch
-gives its share of the loss, and the gradients add up. Gradient accumulation and data parallelism
-therefore do not change the step, except for rounding and dropout.
+gives its share of the loss, and the gradients add up, also over the processes of a step. Gradient
+accumulation and data parallelism therefore do not change the step, except for rounding and dropout.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
@@ -19,20 +20,25 @@ from electra.method.masking import Counts, Draw
 from electra.method.measures import Measures
 from electra.method.objective import Objective, Output
 from electra.model.batch import Batch
+from electra.pretraining.guard import ACCEPTED, Guard
+from electra.training.distributed import sum_over_ranks
 from electra.training.machine import Machine
 from electra.training.optimizer import build_optimizer, set_learning_rate
 from electra.training.seeds import step_seed
+from electra.training.update import update_unless
 
 
 class Outcome(NamedTuple):
     """Results of a step, on the device. The next captured step overwrites these tensors."""
 
     outputs: list[Output]
-    """One output per micro-batch, without gradients."""
+    """One output per micro-batch of this process, without gradients."""
     num_real: Tensor
     """Number of tokens of all rows of the step that are not padding."""
     grad_norm: Tensor
     """Global norm of the gradient before clipping."""
+    verdict: Tensor
+    """Whether the step was skipped, and why: a verdict of guard.py."""
 
 
 class Step:
@@ -46,6 +52,7 @@ class Step:
 
     Attributes:
         optimizer: Updates the model's parameters.
+        guard: Judges which steps are skipped.
         compiled: Whether the objective runs through torch.compile.
         prepares: Whether the last step also compiled or captured, and so took longer than others.
         forward: Computes the objective: the model or its compiled form.
@@ -69,6 +76,7 @@ class Step:
         self.choose = model.masking.choose_and_count
         self.measures = Measures(model.loss_weights)
         self.weights: Callable[[], AbstractContextManager[None]] = nullcontext
+        self.guard = Guard(machine.device)
         self.rng = torch.Generator(machine.device)
         self.number = 0
         self.captured, self.compiled, self.prepares = captured, False, False
@@ -86,8 +94,11 @@ class Step:
         return self.compute(batch.to(self.machine.device))
 
     def begin(self, number: int, learning_rate: float) -> None:
-        """Set seeds and learning rate, which a captured step cannot set itself."""
+        """Set seeds, learning rate and limit, which a captured step cannot set itself."""
         self.number = number
+        first = self.model.stages[self.model.stage_at(number)]
+        is_warm = number - first >= self.config.optimizer.warmup_steps
+        self.guard.begin(self.config.train.spike_sigmas if is_warm else math.inf)
         self.rng.manual_seed(step_seed(self.config.train.seed, "corruption", number))
         set_learning_rate(self.optimizer, learning_rate)
         self._seed_dropout(self.machine.rank * self.config.train.accumulation)
@@ -108,24 +119,34 @@ class Step:
                 output = self.forward(batch.rows(rows), draw.rows(rows), counts)
                 output.loss.backward()
             outputs.append(output._replace(loss=output.loss.detach()))
-            self.measures.add(outputs[-1])
+        loss = torch.stack([output.loss for output in outputs]).sum()
+        gradients = [each.grad for each in model.parameters() if each.grad is not None]
+        sum_over_ranks([loss, *gradients])
         grad_norm = nn.utils.clip_grad_norm_(
             model.parameters(), self.config.optimizer.max_grad_norm, foreach=True
         )
-        self.optimizer.step()
+        verdict = self.guard.judge(loss, grad_norm)
+        is_skipped = verdict != ACCEPTED
+        # Before the update: a step is computed again if the compiler fails on its measures.
+        for output in outputs:
+            self.measures.add(output, is_skipped)
+        update_unless(is_skipped, self.optimizer)
         self.optimizer.zero_grad()
-        return Outcome(outputs, counts.num_real, grad_norm)
+        return Outcome(outputs, counts.num_real, grad_norm, verdict)
 
     def forget(self) -> None:
         """Discard what depends on the model's computation; `begin_stage` has changed it."""
         self.measures = Measures(self.model.loss_weights)
+        self.guard.clear()
 
     def describe(self) -> dict[str, Any]:
-        """Return the form of the step for manifests: layers, compiled, captured."""
+        """Return the form of the step for manifests: layers, compiled, captured, gradient_sum."""
+        backend = "nccl" if self.machine.device.type == "cuda" else "gloo"
         return {
             "layers": type(self.model.kept.layers[0]).__name__,
             "compiled": self.compiled,
             "captured": self.captured,
+            "gradient_sum": backend if self.machine.num_ranks > 1 else None,
         }
 
     def _micro_batches(self, num_rows: int) -> Iterator[tuple[int, slice]]:

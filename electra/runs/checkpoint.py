@@ -2,17 +2,20 @@
 
     checkpoints/step-00001000/model.safetensors      each parameter once, by its name in the
                                                      objective
-                              optimizer.safetensors  Adam's moments, "<moment>/<parameter>"
-                              state.json             step, the sha256 of the two files, and the
-                                                     names of each network's parameters
+                              optimizer.safetensors  Adam's moments, "<moment>/<parameter>", and
+                                                     the last gradient norms, "guard/..."
+                              state.json             step, the names of each network's parameters,
+                                                     and the sha256 of the two files and of these
+                                                     facts
 
 A damaged checkpoint is skipped. When the run is resumed, the checkpoint is renamed
 `step-00001000.damaged`. It is removed when a checkpoint of the same or a later step is saved.
 
 Row order, masked positions, sampled tokens and dropout are functions of (seed, step). A checkpoint
-therefore needs no state besides weights, moments and the step.
+therefore needs no state besides weights, moments, the last gradient norms and the step.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -28,24 +31,51 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from electra.config import UserError
-from electra.files import sha256_file, write_json
+from electra.files import flush_file, sha256_file, write_json
 from electra.method.objective import Objective
 from electra.settings import to_dict
 
 FILES = ("model.safetensors", "optimizer.safetensors")
+STATE = "state.json"
 
 
-def save_checkpoint(
-    run: Path, step: int, model: Objective, optimizer: torch.optim.Optimizer, keep: int
+State = dict[str, dict[str, Tensor]]
+"""Tensors in host memory, by the name of the checkpoint's file and their name in the file."""
+
+
+def copy_state(
+    model: nn.Module, optimizer: torch.optim.Optimizer, guard: Mapping[str, Tensor]
+) -> State:
+    """Return a copy of weights, Adam's moments and the guard's memory; `read_state` is the inverse.
+
+    Parameter names are those of the objective, without prefixes of a wrapper such as torch.compile.
+    To write sharded state, replace `copy_state` and `read_state`.
+    """
+    parameters = dict(model.named_parameters())
+    moments = {
+        f"{moment}/{name}": value
+        for name, parameter in parameters.items()
+        for moment, value in optimizer.state[parameter].items()
+    }
+    moments |= {f"guard/{name}": value for name, value in guard.items()}
+    return {
+        file: {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+        for file, tensors in zip(FILES, (parameters, moments), strict=True)
+    }
+
+
+def write_checkpoint(
+    run: Path, step: int, state: State, networks: Mapping[str, Any], keep: int, keep_every: int = 0
 ) -> Path:
-    """Write a checkpoint, remove all but the newest `keep`, and return the checkpoint's folder.
+    """Write a checkpoint, remove old ones, and return the checkpoint's folder.
 
     Args:
         run: The run folder.
         step: Steps done.
-        model: The objective.
-        optimizer: The optimizer of the objective's parameters.
-        keep: Number of checkpoints to keep, at least 1.
+        state: Weights and moments, from `copy_state`.
+        networks: The description of the networks, from `describe_networks`.
+        keep: Number of newest checkpoints to keep, at least 1.
+        keep_every: Checkpoints of steps that are multiples of this number are kept, too; 0: none.
 
     Raises:
         OSError: The checkpoint cannot be written. Earlier checkpoints are unchanged.
@@ -56,10 +86,12 @@ def save_checkpoint(
     incomplete = folder.with_name(folder.name + ".incomplete")
     incomplete.mkdir(parents=True)
     try:
-        write_state(incomplete, model, optimizer)
-        hashes = {name: sha256_file(incomplete / name) for name in FILES}
-        state = {"step": step, "sha256": hashes, **describe_networks(model)}
-        write_json(incomplete / "state.json", state)
+        for name, tensors in state.items():
+            write_tensors(incomplete / name, tensors)
+            flush_file(incomplete / name)
+        facts = {"step": step, **networks}
+        hashes = {name: sha256_file(incomplete / name) for name in FILES} | {STATE: _digest(facts)}
+        write_json(incomplete / STATE, {"sha256": hashes, **facts})
     except OSError:
         shutil.rmtree(incomplete, ignore_errors=True)
         raise
@@ -67,11 +99,16 @@ def save_checkpoint(
         _set_aside(folder)
     incomplete.rename(folder)
     for old in list_checkpoints(run)[:-keep]:
-        shutil.rmtree(old)
+        if not keep_every or _step_of(old) % keep_every:
+            shutil.rmtree(old)
     for damaged in folder.parent.glob("step-*.damaged"):
         if damaged.stem <= folder.name:
             shutil.rmtree(damaged)
     return folder
+
+
+def _step_of(folder: Path) -> int:
+    return int(folder.name.removeprefix("step-"))
 
 
 def list_checkpoints(run: Path) -> list[Path]:
@@ -110,17 +147,26 @@ def _verify(folder: Path) -> int:
     Raises:
         OSError, ValueError, TypeError: The checkpoint is damaged.
     """
-    state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+    facts = json.loads((folder / STATE).read_text(encoding="utf-8"))
     try:
-        step, hashes = state["step"], [state["sha256"][name] for name in FILES]
+        step, hashes = facts["step"], dict(facts.pop("sha256"))
+        digests = {name: hashes.pop(name) for name in FILES}
     except (KeyError, TypeError):
-        raise ValueError("state.json has no step, or not every sha256") from None
+        raise ValueError(f"{STATE} has no step, or not every sha256") from None
+    # Older versions wrote no hash of the facts.
+    if hashes and hashes != {STATE: _digest(facts)}:
+        raise ValueError(f"{STATE} does not match its sha256")
     if folder.name != f"step-{step:08d}":
-        raise ValueError(f"state.json is of step {step}")
-    for name, digest in zip(FILES, hashes, strict=True):
+        raise ValueError(f"{STATE} is of step {step}")
+    for name, digest in digests.items():
         if sha256_file(folder / name) != digest:
             raise ValueError(f"{name} does not match its sha256")
     return int(step)
+
+
+def _digest(facts: Mapping[str, Any]) -> str:
+    """Return the sha256 of facts that JSON can hold, in any order."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def set_damaged_aside(run: Path, intact: Path) -> None:
@@ -174,31 +220,27 @@ def describe_networks(objective: Objective) -> dict[str, Any]:
     return {"kept": kept, "networks": networks}
 
 
-def write_state(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Write weights and Adam's moments to FILES in a folder; `read_state` reads the files.
+def read_state(
+    folder: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    guard: Mapping[str, Tensor],
+) -> None:
+    """Copy a checkpoint's weights into the model, its moments into the optimizer, and the rest.
 
-    Parameter names are those of the objective, without prefixes of a wrapper such as torch.compile.
-    To write sharded state, replace `write_state` and `read_state`.
-
-    Raises:
-        OSError: A file cannot be written.
+    Args:
+        folder: The checkpoint.
+        model: The objective.
+        optimizer: The optimizer of the objective's parameters.
+        guard: The guard's memory. A checkpoint of an older version leaves it empty.
     """
-    parameters = dict(model.named_parameters())
-    moments = {
-        f"{moment}/{name}": value
-        for name, parameter in parameters.items()
-        for moment, value in optimizer.state[parameter].items()
-    }
-    for name, tensors in zip(FILES, (parameters, moments), strict=True):
-        write_tensors(folder / name, tensors)
-
-
-def read_state(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Copy a checkpoint's weights into the model, and its moments into the optimizer."""
     load_parameters(model, load_file(folder / FILES[0]))
     parameters = dict(model.named_parameters())
     for key, value in load_file(folder / FILES[1]).items():
         moment, name = key.split("/", 1)
+        if moment == "guard":
+            guard[name].copy_(value)
+            continue
         state: dict[str, Any] = optimizer.state[parameters[name]]
         state[moment] = value.to(parameters[name].device)
 

@@ -34,6 +34,7 @@ class MetricsLog:
         write_text(self.path, "".join(json.dumps(record) + "\n" for record in kept))
         # Unbuffered: a buffer would write a line again on closing after a full disk refused it.
         self.file = self.path.open("ab", buffering=0)
+        self.unwritten = b""
         self.tensorboard = None
         self.usual_hook = threading.excepthook
         if find_spec("tensorboard"):
@@ -56,13 +57,21 @@ class MetricsLog:
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in record.items()
         }
-        line = (json.dumps(finite) + "\n").encode()
-        while line:  # a nearly full disk accepts a part of the line before the write fails
-            line = line[self.file.write(line) :]
+        self.unwritten += (json.dumps(finite) + "\n").encode()
+        self.flush()
         if self.tensorboard:
             for name, value in finite.items():
                 if isinstance(value, int | float) and name != "step":
                     self.tensorboard.add_scalar(f"{record['part']}/{name}", value, record["step"])
+
+    def flush(self) -> None:
+        """Write what an earlier `write` could not.
+
+        Raises:
+            OSError: The record cannot be written.
+        """
+        while self.unwritten:  # a nearly full disk takes a part of a line before the write fails
+            self.unwritten = self.unwritten[self.file.write(self.unwritten) :]
 
     def close(self) -> None:
         """Close the files and restore the hook for exceptions in threads."""

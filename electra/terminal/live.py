@@ -20,7 +20,7 @@ from rich.text import Text
 
 from electra.reports.glossary import format_count, format_metric, format_seconds
 from electra.reports.lines import header_lines, record_line
-from electra.terminal.printing import open_console, printable
+from electra.terminal.printing import open_console, print_note, printable
 
 SECONDS_BETWEEN_REFRESHES = 0.1
 SECONDS_BETWEEN_LINES = 10.0
@@ -98,6 +98,9 @@ class Display:
                 self._screen.draw(Text(COMPILING, "dim"))
             else:
                 self._screen.print_line(f"# {COMPILING}")
+            return
+        if record["part"] == "alarm":
+            print_note(f"step {record['step']:,}: {record['text']}")
             return
         self._num_lines += 1
         if self._screen.live:

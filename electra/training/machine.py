@@ -12,7 +12,7 @@ import torch
 from electra.config import UserError, require
 from electra.model.fused_layer import FusedPostNormLayer
 from electra.model.layer import PostNormLayer
-from electra.processes import usable_cores
+from electra.processes import find_place, usable_cores
 
 CPU = torch.device("cpu")
 
@@ -55,19 +55,33 @@ def prepare_machine(
 ) -> Machine:
     """Return the machine, and set torch's threads and the memory allocator of this process.
 
+    Under torchrun each process has a CUDA device of its own, or its share of the cores.
+
     Args:
         device: auto: cuda if a CUDA device is available, else cpu.
         precision: auto: bfloat16 if the hardware multiplies bfloat16 natively, else float32.
         threads: CPU threads; 0: one per available core.
 
     Raises:
-        UserError: The device is cuda, and no CUDA device is available.
+        UserError: The device is cuda, and no CUDA device is available, or torchrun started more
+            processes than there are devices.
     """
+    place = find_place()
     chosen = choose_device(device)
-    threads = threads or usable_cores()
+    if chosen.type == "cuda" and place.num_ranks > 1:
+        found = torch.cuda.device_count()
+        require(
+            place.num_local <= found,
+            f"torchrun started {place.num_local} processes for {found} CUDA devices: give it "
+            f"--nproc-per-node {found}",
+        )
+        chosen = torch.device("cuda", place.local_rank)
+        torch.cuda.set_device(chosen)
+    threads = threads or max(1, usable_cores() // place.num_local)
     torch.set_num_threads(threads)
     _keep_freed_memory()
-    return Machine(chosen, choose_dtype(precision, chosen), threads)
+    dtype = choose_dtype(precision, chosen)
+    return Machine(chosen, dtype, threads, place.rank, place.num_ranks)
 
 
 def choose_device(name: Literal["auto", "cpu", "cuda"]) -> torch.device:

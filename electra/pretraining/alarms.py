@@ -1,0 +1,61 @@
+"""Alarms in plain words about a run that computes, but does not learn or has become slow."""
+
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+from electra.config import PretrainConfig
+
+PATIENCE = 5
+"""Records in a row with a bad sign that raise its alarm."""
+LOW_REPLACED_SHARE = 4 / 15
+"""Share of the masked tokens that are replaced, below which the discriminator has little to learn:
+4% of all tokens where 15% are masked."""
+
+
+class Alarms:
+    """Reads the training records of a session, and tells of each bad sign once while it lasts.
+
+    Args:
+        config: The settings of the run.
+    """
+
+    def __init__(self, config: PretrainConfig):
+        self.config = config
+        self.speeds: list[float] = []
+        self.num_bad = {"discriminator": 0, "generator": 0, "speed": 0}
+
+    def read(self, record: Mapping[str, Any]) -> list[str]:
+        """Return the alarms that a training record raises."""
+        loss, constant = record.get("disc_loss"), record.get("constant_disc_loss")
+        rate, speed = record.get("replaced_rate"), record["tokens_per_second"]
+        start = self.config.optimizer.warmup_steps + self.config.second_stage
+        is_warm = record["step"] > start
+        low = LOW_REPLACED_SHARE * self.config.method.mask_prob
+        usual = statistics.median(self.speeds) if self.speeds else 0.0
+        self.speeds.append(speed)
+        signs = {
+            "discriminator": (
+                is_warm and loss is not None and loss >= constant,
+                "the discriminator is no better than a constant prediction, after the warm-up of "
+                "the learning rate: it learns nothing yet; a lower optimizer.learning_rate, a "
+                "smaller generator or a longer warm-up may help",
+            ),
+            "generator": (
+                rate is not None and rate < low,
+                f"fewer than {low:.1%} of the tokens are replaced: the generator is too strong, "
+                "and the discriminator has little to learn; a smaller generator.hidden_fraction "
+                "makes it weaker",
+            ),
+            "speed": (
+                speed < usual / 2,
+                f"the speed has fallen to less than half of {usual:,.0f} tokens per second, the "
+                "median of this session: another program may use the machine",
+            ),
+        }
+        raised = []
+        for name, (is_bad, text) in signs.items():
+            self.num_bad[name] = self.num_bad[name] + 1 if is_bad else 0
+            if self.num_bad[name] == PATIENCE:
+                raised.append(text)
+        return raised

@@ -1,0 +1,61 @@
+"""A program for torchrun: the first steps of some objectives, and what each process computed.
+
+    torchrun --nproc-per-node 2 tests/ranks.py OUT STEPS NAME ...
+
+Each process writes OUT/<name>-<rank>.json: the losses, the gradient norms, and a hash of the rows,
+positions and draws of every step.
+"""
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import torch
+from test_step import OBJECTIVES, make_config, make_model, padded
+
+from electra.pretraining.memory import make_rows
+from electra.pretraining.step import Step
+from electra.settings import override
+from electra.training.distributed import joined, sum_over_ranks
+from electra.training.machine import Machine, prepare_machine
+
+PIECES = 4
+"""Micro-batches of a step, over all processes."""
+
+
+def compute(name, steps, machine):
+    """Return losses, norms and hashes of the first steps of an objective."""
+    settings = [*OBJECTIVES[name], f"train.accumulation={PIECES // machine.num_ranks}"]
+    config = override(make_config(*settings), ["model.num_hidden_layers=1", "train.steps=50"])
+    step = Step(make_model(config).train(), config, machine)
+    choose, seen = step.choose, []
+
+    def note(batch, uniform):
+        draw, counts = choose(batch, uniform)
+        tensors = [batch.input_ids_BL, *draw]
+        seen.append(hashlib.sha256(b"".join(each.numpy().tobytes() for each in tensors)))
+        return draw, counts
+
+    step.choose = note
+    losses, norms = [], []
+    for number in range(steps):
+        outcome = step(number, padded(make_rows(config, 8, number)), 1e-3)
+        loss = torch.stack([output.loss for output in outcome.outputs]).sum()
+        sum_over_ranks([loss])
+        losses.append(loss.item())
+        norms.append(outcome.grad_norm.item())
+    return {"losses": losses, "norms": norms, "draws": [each.hexdigest() for each in seen]}
+
+
+def main():
+    out, steps, *names = sys.argv[1:]
+    machine: Machine = prepare_machine("cpu", "float32", 1)
+    with joined(machine):
+        for name in names:
+            found = compute(name, int(steps), machine)
+            Path(out, f"{name}-{machine.rank}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

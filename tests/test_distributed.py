@@ -1,0 +1,234 @@
+"""Several processes under torchrun compute one step together, stop together and resume."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import ranks
+from test_reliability import assert_same_end, ignore, read_end
+from test_step import OBJECTIVES
+
+from electra.cli import main
+from electra.config import UserError
+from electra.pretraining.loop import pretrain
+from electra.pretraining.start import require_equal_shares
+from electra.runs.checkpoint import find_checkpoint
+from electra.settings import flatten, override, to_dict
+from electra.training.machine import Machine
+
+TESTS = Path(__file__).parent
+SECONDS = 120
+"""Watchdog: a run that hangs fails its test."""
+
+
+def torchrun(processes, *words, restarts=0, **options):
+    """Start a program under torchrun."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    launcher += [f"--nproc-per-node={processes}", f"--max-restarts={restarts}"]
+    path = os.pathsep.join([str(TESTS.parent), str(TESTS)])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    return subprocess.Popen(
+        [*launcher, *map(str, words)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+def finish(process):
+    """Return status, standard output and standard error; if it hangs, end it with its children."""
+    try:
+        out, err = process.communicate(timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        for pid in (*children_of(process.pid), process.pid):
+            os.kill(pid, signal.SIGKILL)
+        raise
+    return process.returncode, out, err
+
+
+def children_of(pid):
+    """The processes that torchrun started; they are in groups of their own."""
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def compute_together(folder, processes, steps, names):
+    status, _, err = finish(torchrun(processes, TESTS / "ranks.py", folder, steps, *names))
+    assert status == 0, err
+    return {
+        name: [json.loads((folder / f"{name}-{r}.json").read_text()) for r in range(processes)]
+        for name in names
+    }
+
+
+def assert_one_step(names, processes, steps, folder):
+    """The same rows, positions and draws, and the same losses to rounding."""
+    together = compute_together(folder, processes, steps, names)
+    for name in names:
+        alone = ranks.compute(name, steps, Machine())
+        for found in together[name]:
+            assert found["draws"] == alone["draws"], name
+            assert found["norms"] == pytest.approx(alone["norms"], rel=1e-4), name
+            assert found["losses"] == pytest.approx(alone["losses"], rel=1e-6), name
+            assert found["losses"] == together[name][0]["losses"], name
+
+
+def test_two_processes_compute_the_step_of_one(tmp_path):
+    """As one process with as many micro-batches; dropout and sampling on."""
+    assert_one_step(["rtd"], 2, 8, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [2, 4])
+def test_every_objective_is_computed_by_several_processes(tmp_path, processes):
+    assert_one_step(list(OBJECTIVES), processes, 50, tmp_path)
+
+
+# Whole runs
+
+
+PROGRAM = """
+import json, os, signal, sys, time
+from pathlib import Path
+from electra.config import PretrainConfig
+from electra.pretraining.loop import pretrain
+from electra.processes import Interrupted
+from electra.settings import from_dict
+shards, run, config = sys.argv[1:4]
+kills = sys.argv[4:]  # of each start: signal, rank and step
+pid = run + ".pid-"
+Path(pid + os.environ["RANK"]).write_text(str(os.getpid()))
+start = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+kills = kills[start:start + 1]
+def show(record):
+    if kills and record["part"] == "train":
+        name, rank, step = kills[0].split(",")
+        if record["step"] >= int(step):
+            kills.clear()
+            os.kill(int(Path(pid + rank).read_text()), getattr(signal, name))
+try:
+    pretrain(Path(shards), Path(run), from_dict(PretrainConfig, json.loads(config)), show)
+except Interrupted as stop:
+    Path(run, f"stopped-{os.environ['RANK']}").write_text(str(stop.step))
+"""
+
+
+@pytest.fixture
+def program(tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    return path
+
+
+def pretrain_together(program, processes, shards, run, config, *kills, restarts=0):
+    words = [program, shards, run, json.dumps(to_dict(config)), *kills]
+    return finish(torchrun(processes, *words, restarts=restarts))
+
+
+@pytest.mark.slow
+def test_processes_stop_together_and_any_number_goes_on(program, toy_shards, toy_config, tmp_path):
+    """SIGTERM to one of two; then two processes, and from another copy one, to the same end."""
+    config = override(toy_config, ["train.log_every=1"])
+    status, _, err = pretrain_together(
+        program, 2, toy_shards, tmp_path / "run", config, "SIGTERM,1,7"
+    )
+    assert status == 0, err
+    stops = [(tmp_path / f"run/stopped-{rank}").read_text() for rank in range(2)]
+    assert stops[0] == stops[1]
+    assert stops[0] in ("8", "9")
+    shutil.copytree(tmp_path / "run", tmp_path / "alone")
+    status, _, err = pretrain_together(program, 2, toy_shards, tmp_path / "run", config)
+    assert status == 0, err
+    status, _, err = pretrain_together(program, 2, toy_shards, tmp_path / "whole", config)
+    assert status == 0, err
+    assert_same_end(tmp_path / "whole", tmp_path / "run")
+    session = json.loads((tmp_path / "run/manifest.json").read_text())["sessions"][1]
+    assert (session["first_step"], session["processes"]) == (int(stops[0]), 2)
+    with pytest.warns(UserWarning, match=r"other settings: train\.accumulation 1 -> 2"):
+        pretrain(toy_shards, tmp_path / "alone", override(config, ["train.accumulation=2"]), ignore)
+    losses = [
+        [record["loss"] for record in read_end(tmp_path / name)[1]] for name in ("whole", "alone")
+    ]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+
+
+@pytest.mark.slow
+def test_a_lost_process_costs_a_restart(program, toy_shards, toy_config, tmp_path):
+    """kill -9 of either of two processes; torchrun starts both anew, to the same bits."""
+    config = override(toy_config, ["train.log_every=1", "train.save_every=2"])
+    kills = ["SIGKILL,1,4", "SIGKILL,0,7"]
+    status, _, err = pretrain_together(
+        program, 2, toy_shards, tmp_path / "run", config, *kills, restarts=2
+    )
+    assert status == 0, err
+    sessions = json.loads((tmp_path / "run/manifest.json").read_text())["sessions"]
+    assert len(sessions) == 3
+    status, _, err = pretrain_together(program, 2, toy_shards, tmp_path / "whole", config)
+    assert status == 0, err
+    assert_same_end(tmp_path / "whole", tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_the_command_under_torchrun(toy_shards, toy_config, tmp_path):
+    """It prints once; SIGTERM to launcher and processes at once, as queues send it, saves."""
+    run, toml = tmp_path / "run", tmp_path / "settings.toml"
+    values = flatten(to_dict(toy_config))
+    toml.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in values))
+    words = ["-m", "electra", "pretrain", toy_shards, "--out", run, "--config", toml]
+    process = torchrun(2, *words, "--set", "train.steps=100000", "train.log_every=10")
+    while not (run / "metrics.jsonl").exists() or not (run / "metrics.jsonl").stat().st_size:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+    for pid in (*children_of(process.pid), process.pid):
+        os.kill(pid, signal.SIGTERM)
+    began = time.monotonic()
+    status, out, err = finish(process)
+    assert status != 0
+    assert time.monotonic() - began < 30, "torchrun kills what has not ended by then"
+    assert out.count("stopped at step") == 1, err
+    step = int(out.partition("stopped at step ")[2].partition(";")[0].replace(",", ""))
+    assert find_checkpoint(run)[0] == step
+    more = ["--set", "train.steps=100010", "train.log_every=10", "--max-time", "0.001s"]
+    status, out, err = finish(torchrun(2, *words, *more))
+    assert status == 0, err
+    assert out.count(f"stopped at step {step + 1:,}") == 1
+    assert err.count("goes on with other settings: train.steps") == 1
+    status, _, err = finish(torchrun(2, "-m", "electra", "export", run, "--out", tmp_path / "hf"))
+    assert status != 0
+    assert "torchrun is for pretrain and finetune, not for export" in err
+
+
+def test_unequal_shares_are_refused(toy_config):
+    says = r"batch_size 8 must be a multiple of 6, which is 3 .*accumulation 2: .*batch_size=12$"
+    with pytest.raises(UserError, match=says):
+        require_equal_shares(override(toy_config, ["train.accumulation=2"]), Machine(num_ranks=3))
+    require_equal_shares(override(toy_config, ["train.accumulation=3"]), Machine())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [["--seeds", "3"], ["--grid", "learning_rate=1e-3,2e-3,3e-3"]])
+def test_processes_share_seeds_and_grid_points(start, toy_question, tmp_path, words):
+    """The scores are those of one process, which trains them one after the other."""
+    task = ["finetune", start, "--task", "own", "--data", toy_question, "--out"]
+    small = [*words, "--set", "epochs=1", "threads=1", "precision=float32"]
+    main([str(word) for word in (*task, tmp_path / "alone", *small)])
+    several = ["-m", "electra", *task, tmp_path / "together", *small]
+    status, out, err = finish(torchrun(2, *several))
+    assert status == 0, err
+    assert out.count("wrote ") == 1
+    answers = [
+        {
+            path.relative_to(tmp_path / name): path.read_text()
+            for path in (tmp_path / name).rglob("predictions.tsv")
+        }
+        for name in ("alone", "together")
+    ]
+    assert len(answers[0]) >= 3
+    assert answers[0] == answers[1]

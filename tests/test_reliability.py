@@ -1,0 +1,395 @@
+"""Runs that are not lost: continued by their command, stopped in time, guarded, on full disks."""
+
+import json
+import math
+import os
+import resource
+import shutil
+import signal
+import time
+from contextlib import contextmanager
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.nn.modules.module import register_module_forward_hook
+
+from electra.config import UserError
+from electra.corpus.tokenizer import make_tokenizer
+from electra.method.objective import Objective
+from electra.presets import PRESETS
+from electra.pretraining.alarms import PATIENCE, Alarms
+from electra.pretraining.guard import ACCEPTED, NOT_FINITE, SPIKE, Guard
+from electra.pretraining.loop import pretrain, resume
+from electra.pretraining.memory import make_rows
+from electra.pretraining.start import build_model
+from electra.pretraining.step import Step
+from electra.processes import Interrupted, heed_signals
+from electra.runs.checkpoint import copy_state, find_checkpoint, list_checkpoints
+from electra.runs.metrics import read_metrics
+from electra.settings import override
+from electra.training.machine import Machine
+
+
+def ignore(record):
+    pass
+
+
+def read_end(run):
+    """All tensors of a run's newest checkpoint, and the records that do not tell of time."""
+    step, folder = find_checkpoint(run)
+    times = ("seconds", "tokens_per_second", "seconds_left")
+    records = [
+        {name: value for name, value in record.items() if name not in times}
+        for record in read_metrics(run / "metrics.jsonl")
+    ]
+    files = ("model.safetensors", "optimizer.safetensors")
+    return step, records, [load_file(folder / name) for name in files]
+
+
+def assert_same_end(run, other, *, records=True):
+    step, means, files = read_end(run)
+    step_again, means_again, files_again = read_end(other)
+    assert step == step_again
+    if records:
+        assert means == means_again
+    for tensors, again in zip(files, files_again, strict=True):
+        assert tensors.keys() == again.keys()
+        assert all(torch.equal(tensors[name], again[name]) for name in tensors)
+
+
+@pytest.fixture(scope="module")
+def finished(toy_shards, toy_config, tmp_path_factory):
+    run = tmp_path_factory.mktemp("runs") / "whole"
+    pretrain(toy_shards, run, toy_config, ignore)
+    return run
+
+
+@pytest.fixture
+def stopped(toy_shards, toy_config, tmp_path):
+    """A run that its time limit stopped after its first step."""
+    with pytest.raises(Interrupted, match="stopped at step 1;") as stop:
+        pretrain(toy_shards, tmp_path / "run", toy_config, ignore, max_seconds=0)
+    assert stop.value.in_time
+    return tmp_path / "run"
+
+
+# The same command again
+
+
+def test_the_same_call_continues_the_run(finished, stopped, toy_shards, toy_config):
+    """Each of the calls has time for one step, until none is left."""
+    for done in range(2, 12):
+        with pytest.raises(Interrupted, match=f"stopped at step {done};"):
+            pretrain(toy_shards, stopped, toy_config, ignore, max_seconds=0)
+    results = pretrain(toy_shards, stopped, toy_config, ignore, max_seconds=0)
+    assert results["steps"] == 12
+    assert_same_end(finished, stopped, records=False)
+
+
+def test_a_run_can_be_made_longer(finished, toy_shards, toy_config, tmp_path):
+    """Also a complete one; how often it is logged may change, too."""
+    shutil.copytree(finished, tmp_path / "run")
+    longer = override(toy_config, ["train.steps=14", "train.log_every=2"])
+    says = r"run goes on with other settings: train.steps 12 -> 14, train.log_every 4 -> 2"
+    with pytest.warns(UserWarning, match=says):
+        results = pretrain(toy_shards, tmp_path / "run", longer, ignore)
+    assert results["steps"] == 14
+    config = json.loads((tmp_path / "run/config.json").read_text())
+    assert (config["train"]["steps"], config["train"]["log_every"]) == (14, 2)
+    with pytest.raises(
+        UserError, match=r"is complete; .*choose another --out, or more train\.steps"
+    ):
+        pretrain(toy_shards, tmp_path / "run", longer, ignore)
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("train.steps=8", r"train\.steps=12, not 8: a run can be made longer, not shorter"),
+        ("model.num_hidden_layers=3", r"begun with model\.num_hidden_layers=2, not 3: .* --out"),
+        ("train.seed=1", r"begun with train\.seed=0, not 1"),
+        ("optimizer.learning_rate=1", r"learning_rate=0\.001, not 1\.0"),
+    ],
+)
+def test_a_run_is_not_continued_as_another(stopped, toy_shards, toy_config, setting, says):
+    before = (stopped / "config.json").read_text()
+    with pytest.raises(UserError, match=says):
+        pretrain(toy_shards, stopped, override(toy_config, [setting]), ignore)
+    assert (stopped / "config.json").read_text() == before
+
+
+def test_a_run_is_not_continued_on_other_shards(stopped, toy_shards, toy_config, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(toy_shards, other)
+    manifest = json.loads((other / "manifest.json").read_text())
+    (other / "manifest.json").write_text(json.dumps({**manifest, "note": "prepared anew"}))
+    with pytest.raises(UserError, match=r"does not hold the shards of .* it has another corpus"):
+        pretrain(other, stopped, toy_config, ignore)
+
+
+def test_the_second_stage_stays_where_it_was(toy_shards, toy_config, tmp_path):
+    settings = ["method.scheme=two_stage", "method.sharing=none", "optimizer.warmup_steps=1"]
+    config = override(toy_config, settings)
+    pretrain(toy_shards, tmp_path / "run", config, ignore)
+    longer = override(config, ["train.steps=14"])
+    with pytest.raises(UserError, match=r"began at step 6.*set method\.generator_steps=6$"):
+        pretrain(toy_shards, tmp_path / "run", longer, ignore)
+    longer = override(longer, ["method.generator_steps=6"])
+    with pytest.warns(UserWarning, match="other settings: method.generator_steps 0 -> 6"):
+        assert pretrain(toy_shards, tmp_path / "run", longer, ignore)["steps"] == 14
+
+
+# Signals
+
+
+def test_a_signal_saves_and_the_run_goes_on(finished, toy_shards, toy_config, tmp_path):
+    def signal_at_8(record):
+        if record["step"] == 8 and record["part"] == "train":
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    config = override(toy_config, ["train.keep_checkpoints=3"])
+    pretrain(toy_shards, tmp_path / "run", config, signal_at_8)
+    names = [folder.name for folder in list_checkpoints(tmp_path / "run")]
+    assert names == ["step-00000006", "step-00000009", "step-00000012"]
+    assert_same_end(finished, tmp_path / "run", records=False)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_acts_at_once(number):
+    def refuse(number, frame):
+        raise KeyboardInterrupt
+
+    before = signal.signal(number, refuse)
+    try:
+        with heed_signals() as requests:
+            os.kill(os.getpid(), number)
+            assert requests.stops
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), number)
+    finally:
+        signal.signal(number, before)
+
+
+# Skipped steps
+
+
+@contextmanager
+def broken(what, steps):
+    """Make the loss or the gradient of the training steps NaN whose numbers are given."""
+    seen = 0
+
+    def damage(module, inputs, output):
+        nonlocal seen
+        if not isinstance(module, Objective) or not module.training:
+            return None
+        seen += 1
+        if seen - 1 not in steps:
+            return None
+        if what == "loss":
+            return output._replace(loss=output.loss * math.nan)
+        output.loss.register_hook(lambda gradient: gradient * math.inf)
+        return None
+
+    hook = register_module_forward_hook(damage)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+@pytest.mark.parametrize("what", ["loss", "gradient"])
+@pytest.mark.parametrize(
+    "optimizer", ["method.mode=paper", "method.mode=reference", "optimizer.matrices=muon"]
+)
+@pytest.mark.parametrize("first", [0, 2])
+def test_a_step_without_numbers_changes_nothing(optimizer, what, first):
+    """Parameters, moments, counters and measures keep their bits, and so do the steps after it."""
+    small = ["model.num_hidden_layers=1", "model.vocab_size=300", "train.batch_size=4"]
+    shape = ["examples.sequence_length=32", "train.precision=float32", optimizer]
+    config = override(PRESETS["small"], [*small, *shape])
+    with_it, without = (
+        Step(build_model(config, make_tokenizer(300), Machine()).train(), config, Machine())
+        for _ in range(2)
+    )
+    for number in range(4):
+        batch = make_rows(config, 4, number)
+        if number != first:
+            without(number, batch, 1e-3)
+        else:
+            before = {name: p.clone() for name, p in with_it.model.named_parameters()}
+        with broken(what, {0} if number == first else set()):
+            outcome = with_it(number, batch, 1e-3)
+        assert outcome.verdict == (NOT_FINITE if number == first else ACCEPTED)
+        if number == first:
+            for name, parameter in with_it.model.named_parameters():
+                assert torch.equal(parameter, before[name]), name
+    assert with_it.measures.record() == without.measures.record()
+    states = [
+        copy_state(each.model, each.optimizer, each.guard.state) for each in (with_it, without)
+    ]
+    for tensors, expected in zip(*(each.values() for each in states), strict=True):
+        assert tensors.keys() == expected.keys()
+        assert all(torch.equal(tensors[name], expected[name]) for name in tensors)
+
+
+@pytest.mark.parametrize("what", ["loss", "gradient"])
+def test_skipped_steps_are_counted_and_their_rows_kept(toy_shards, toy_config, tmp_path, what):
+    config = override(toy_config, ["train.log_every=1", "train.check_memory=false"])
+    with broken(what, {2, 7, 8}):
+        pretrain(toy_shards, tmp_path / "run", config, ignore)
+    train = [r for r in read_metrics(tmp_path / "run/metrics.jsonl") if r["part"] == "train"]
+    assert [record["skipped"] for record in train] == [0, 0, 1, 1, 1, 1, 1, 2, 3, 3, 3, 3]
+    assert [record["step"] for record in train if record["loss"] is None] == [3, 8, 9]
+    files = sorted((tmp_path / "run/skipped").iterdir())
+    assert [file.name for file in files] == [f"step-0000000{n}.json" for n in (2, 7, 8)]
+    skipped = json.loads(files[0].read_text())
+    assert skipped["reason"] == "loss or gradient not finite"
+    assert len(skipped["rows"]) == 8
+    assert skipped["rows"][0].startswith("[CLS] ")
+    _, _, files = read_end(tmp_path / "run")
+    assert all(tensor.isfinite().all() for tensors in files for tensor in tensors.values())
+
+
+def test_ten_steps_without_numbers_stop_the_run(toy_shards, toy_config, tmp_path):
+    """The weights are saved as they were, and the run can go on."""
+    config = override(toy_config, ["train.steps=20", "train.check_memory=false"])
+    says = r"11 steps in a row before step 16 had no finite loss .* lower optimizer.learning_rate"
+    with broken("loss", range(5, 16)), pytest.raises(UserError, match=says):
+        pretrain(toy_shards, tmp_path / "run", config, ignore)
+    assert find_checkpoint(tmp_path / "run")[0] == 16
+    assert resume(tmp_path / "run", ignore)["steps"] == 20
+
+
+def judge(guard, norms):
+    return [int(guard.judge(torch.tensor(1.0), torch.tensor(norm))) for norm in norms]
+
+
+def make_guard(sigmas=6.0, count=100):
+    """A guard that knows norms of mean 1 and standard deviation 0.1."""
+    guard, rng = Guard(torch.device("cpu")), torch.Generator().manual_seed(0)
+    guard.begin(sigmas)
+    norms = (1 + 0.1 * torch.randn(count, generator=rng)).tolist()
+    assert judge(guard, norms) == [ACCEPTED] * count
+    return guard
+
+
+def test_spikes_are_told_from_norms():
+    guard = make_guard()
+    assert judge(guard, [1.5, 2.0, math.nan, 50, 1.1, math.inf, 2.0]) == [
+        *(ACCEPTED, SPIKE, NOT_FINITE, SPIKE, ACCEPTED, NOT_FINITE),
+        ACCEPTED,  # spikes have entered the window as the limit, so it is a little higher
+    ]
+    assert guard.log_norms.isfinite().all()
+    assert judge(make_guard(count=63), [50.0]) == [ACCEPTED]
+    assert judge(make_guard(count=64), [50.0]) == [SPIKE]
+    assert judge(make_guard(count=1000), [0.9, 50.0]) == [ACCEPTED, SPIKE]
+    assert judge(make_guard(sigmas=math.inf), [50.0]) == [ACCEPTED]
+    assert judge(make_guard(), [0.0, 1.0]) == [ACCEPTED, ACCEPTED]
+    loss_alone = Guard(torch.device("cpu")).judge(torch.tensor(math.inf), torch.tensor(1.0))
+    assert loss_alone == NOT_FINITE
+
+
+def test_a_lasting_change_of_the_norm_is_accepted_soon():
+    verdicts = judge(make_guard(), [5.0] * 100)
+    assert 1 < verdicts.count(SPIKE) < 30
+    assert verdicts == sorted(verdicts, reverse=True)
+
+
+def test_spikes_are_skipped_after_the_warm_up(toy_shards, toy_config, tmp_path):
+    """With a limit so low that ordinary norms exceed it."""
+    settings = ["train.steps=80", "train.save_every=80", "train.spike_sigmas=0.01"]
+    config = override(toy_config, [*settings, "optimizer.warmup_steps=70"])
+    pretrain(toy_shards, tmp_path / "run", config, ignore)
+    file = min((tmp_path / "run/skipped").iterdir())
+    assert 70 <= int(file.name[5:13]) < 78
+    assert json.loads(file.read_text())["reason"] == "spike of the gradient norm"
+
+
+@pytest.mark.slow
+def test_a_healthy_run_skips_nothing(toy_shards, toy_config, tmp_path):
+    settings = ["train.steps=1000", "train.save_every=1000", "train.log_every=100"]
+    config = override(toy_config, [*settings, "optimizer.warmup_steps=50"])
+    pretrain(toy_shards, tmp_path / "run", config, ignore)
+    assert read_metrics(tmp_path / "run/metrics.jsonl")[-2]["skipped"] == 0
+    assert not (tmp_path / "run/skipped").exists()
+
+
+# Alarms
+
+
+def record_at(step, **changes):
+    usual = {"disc_loss": 0.3, "constant_disc_loss": 0.4, "replaced_rate": 0.1}
+    return {"step": step, **usual, "tokens_per_second": 1000.0, **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"disc_loss": 0.4}, "no better than a constant prediction"),
+        ({"replaced_rate": 0.039}, "fewer than 4.0% of the tokens are replaced"),
+        ({"tokens_per_second": 499.0}, "less than half of 1,000 tokens per second"),
+    ],
+)
+def test_an_alarm_is_raised_once(toy_config, changes, says):
+    alarms = Alarms(toy_config)
+    usual = [alarms.read(record_at(step)) for step in range(20)]
+    bad = [alarms.read(record_at(20 + step, **changes)) for step in range(2 * PATIENCE)]
+    assert not any(usual)
+    assert [len(texts) for texts in bad] == [int(n == PATIENCE - 1) for n in range(2 * PATIENCE)]
+    assert says in bad[PATIENCE - 1][0]
+
+
+def test_no_alarm_before_the_end_of_the_warm_up(toy_config):
+    config = override(toy_config, ["train.steps=1000", "optimizer.warmup_steps=100"])
+    alarms = Alarms(config)
+    assert not any(alarms.read(record_at(step, disc_loss=0.5)) for step in range(101))
+
+
+def test_a_run_raises_its_alarms(toy_shards, toy_config, tmp_path):
+    seen = []
+    stays = ["train.initial_weights=bert", "optimizer.learning_rate=1e-9"]
+    config = override(toy_config, ["train.log_every=1", *stays])
+    pretrain(toy_shards, tmp_path / "run", config, seen.append)
+    alarms = [record for record in seen if record["part"] == "alarm"]
+    assert any("constant prediction" in alarm["text"] for alarm in alarms)
+
+
+# Full disks
+
+
+def limit_files(size):
+    """Let files grow no further, as on a full disk."""
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+
+
+def wait_for(path):
+    while not path.exists():
+        time.sleep(0.01)
+
+
+def test_a_run_goes_on_after_a_checkpoint_that_found_no_room(
+    finished, toy_shards, toy_config, tmp_path
+):
+    """The one before it is whole, and the next one is written when there is room again."""
+    run = tmp_path / "run"
+    config = override(toy_config, ["train.save_every=3", "train.log_every=1"])
+
+    def fill_until_8(record):
+        if record["step"] == 4:
+            wait_for(run / "checkpoints/step-00000003")
+            limit_files(100_000)
+        if record["step"] == 8:
+            limit_files(resource.RLIM_INFINITY)
+            assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000003"]
+
+    try:
+        says = "a checkpoint could not be written: .*File too large; the ones before it are whole"
+        with pytest.warns(UserWarning, match=says):
+            pretrain(toy_shards, run, config, fill_until_8)
+    finally:
+        limit_files(resource.RLIM_INFINITY)
+    names = [folder.name for folder in list_checkpoints(run)]
+    assert names == ["step-00000009", "step-00000012"]
+    assert_same_end(finished, run, records=False)
