@@ -5,7 +5,7 @@ together. No GPU has run them yet. tests/test_triton_layer.py runs them in Trito
 compiles them for compute capability 9.0.
 
 Shape suffixes: B rows of the batch, L positions, N heads, D size of a head, M = B * L, H hidden
-size, F feed-forward size, R blocks of rows.
+size, F feed-forward size, R blocks of rows, X = F + H.
 """
 
 # mypy: allow-untyped-defs
@@ -81,7 +81,7 @@ def _attend(
 
 @triton.jit
 def _attend_backward(
-    grad, qkv, mask, seed, grad_qkv, N, scale, prob, mask_batch, mask_row, mask_column,
+    grad, qkv, mask, seed, grad_qkv, sums, N, scale, prob, mask_batch, mask_row, mask_column,
     L: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
     MASKED: tl.constexpr, DROPS: tl.constexpr,
 ):  # fmt: skip
@@ -113,6 +113,11 @@ def _attend_backward(
     tl.store(grad_qkv + places, grad_q.to(dtype), mask=inside)
     tl.store(grad_qkv + places + N * D, grad_k.to(dtype), mask=inside)
     tl.store(grad_qkv + places + 2 * N * D, grad_v.to(dtype), mask=inside)
+    # Outside the rows the gradients are 0.
+    of_head = sums + batch * 3 * N * D + number * D + columns
+    tl.store(of_head, tl.sum(grad_q, axis=0))
+    tl.store(of_head + N * D, tl.sum(grad_k, axis=0))
+    tl.store(of_head + 2 * N * D, tl.sum(grad_v, axis=0))
 
 
 @triton.jit
@@ -175,7 +180,17 @@ def _linear_gelu_backward(
     total *= slope
     tl.store(grad_inner + places, total.to(grad_inner.dtype.element_ty), mask=inside)
     # Outside the rows the products are 0.
-    tl.store(sums + tl.program_id(0) * F + columns, tl.sum(total, axis=0), mask=columns < F)
+    of_rows = sums + tl.program_id(0) * (F + H)
+    tl.store(of_rows + columns, tl.sum(total, axis=0), mask=columns < F)
+    if tl.program_id(1) == 0:
+        for low in range(0, H, BLOCK_K):
+            deep = low + tl.arange(0, BLOCK_K)
+            left = tl.load(
+                grad + rows[:, None] * H + deep[None, :],
+                mask=(rows[:, None] < M) & (deep[None, :] < H),
+                other=0.0,
+            )
+            tl.store(of_rows + F + deep, tl.sum(left.to(tl.float32), axis=0), mask=deep < H)
 
 
 def can_attend(length: int, head_size: int) -> bool:
@@ -222,8 +237,8 @@ def attend_backward(
     seed: Tensor,
     prob: float,
     scale: float,
-) -> Tensor:
-    """Return the gradient of query, key and value side by side (B, L, 3, N, D).
+) -> tuple[Tensor, Tensor]:
+    """Return the gradient of query, key and value (B, L, 3, N, D), and its sums (B, 3, N, D).
 
     Args:
         grad_BLND: Gradient of what `attend` returned, contiguous. The others are those of `attend`.
@@ -233,14 +248,17 @@ def attend_backward(
         prob: As in `attend`.
         scale: As in `attend`.
     """
-    B, _, _, N, _ = qkv_BL3ND.shape
+    B, _, _, N, D = qkv_BL3ND.shape
     grad_qkv = torch.empty_like(qkv_BL3ND)
+    sums_B3ND = qkv_BL3ND.new_empty(B, 3, N, D, dtype=torch.float32)
     mask, strides, constants = _describe(qkv_BL3ND, mask_BNLL, prob)
     with torch.cuda.device_of(qkv_BL3ND):
         _attend_backward[(B * N,)](
-            grad_BLND, qkv_BL3ND, mask, seed, grad_qkv, N, scale, prob, *strides, **constants
+            *(grad_BLND, qkv_BL3ND, mask, seed, grad_qkv, sums_B3ND),
+            *(N, scale, prob, *strides),
+            **constants,
         )
-    return grad_qkv
+    return grad_qkv, sums_B3ND
 
 
 @attend_backward.register_fake
@@ -251,8 +269,10 @@ def _(
     seed: Tensor,
     prob: float,
     scale: float,
-) -> Tensor:
-    return torch.empty_like(qkv_BL3ND)
+) -> tuple[Tensor, Tensor]:
+    B, _, _, N, D = qkv_BL3ND.shape
+    sums_B3ND = qkv_BL3ND.new_empty(B, 3, N, D, dtype=torch.float32)
+    return torch.empty_like(qkv_BL3ND), sums_B3ND
 
 
 def _describe(
@@ -292,7 +312,9 @@ def _(x_MH: Tensor, weight_FH: Tensor, bias_F: Tensor) -> tuple[Tensor, Tensor]:
 def linear_gelu_backward(
     grad_MH: Tensor, weight_HF: Tensor, inner_MF: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradient of h in gelu(h) weight^T (M, F), and its sums over blocks of rows (R, F).
+    """Return the gradient of h in gelu(h) weight^T (M, F), and sums over blocks of rows (R, F + H).
+
+    The sums are those of this gradient, and beside them those of `grad_MH`.
 
     Args:
         grad_MH: Gradient of the product. All tensors are contiguous.
@@ -302,18 +324,17 @@ def linear_gelu_backward(
     grad_inner_MF = torch.empty_like(inner_MF)
     M, F, H = *inner_MF.shape, grad_MH.shape[1]
     grid = (triton.cdiv(M, BLOCK_M), triton.cdiv(F, BLOCK_N))
-    sums_RF = torch.empty(grid[0], F, dtype=torch.float32, device=grad_MH.device)
+    sums_RX = grad_MH.new_empty(grid[0], F + H, dtype=torch.float32)
     with torch.cuda.device_of(grad_MH):
         _linear_gelu_backward[grid](
-            grad_MH, weight_HF, inner_MF, grad_inner_MF, sums_RF, M, F, H,
+            grad_MH, weight_HF, inner_MF, grad_inner_MF, sums_RX, M, F, H,
             BLOCK_M, BLOCK_N, BLOCK_K, num_warps=NUM_WARPS, num_stages=3,
         )  # fmt: skip
-    return grad_inner_MF, sums_RF
+    return grad_inner_MF, sums_RX
 
 
 @linear_gelu_backward.register_fake
 def _(grad_MH: Tensor, weight_HF: Tensor, inner_MF: Tensor) -> tuple[Tensor, Tensor]:
-    num_blocks = -(-len(inner_MF) // BLOCK_M)
-    return torch.empty_like(inner_MF), inner_MF.new_empty(
-        num_blocks, inner_MF.shape[1], dtype=torch.float32
-    )
+    width = inner_MF.shape[1] + grad_MH.shape[1]
+    sums_RX = inner_MF.new_empty(-(-len(inner_MF) // BLOCK_M), width, dtype=torch.float32)
+    return torch.empty_like(inner_MF), sums_RX
