@@ -51,12 +51,12 @@ def test_kernels_compile_for_a_gpu():
 
     from electra.model import triton_kernels as kernels
 
-    floats = {"scale", "prob"}
-    sizes = {"L": 128, "D": 64, "BLOCK": 128, "MASKED": 1, "DROPS": 1}
+    floats = {"scale"}
+    sizes = {"L": 128, "D": 64, "BLOCK": 128, "ROWS": kernels.ROWS, "MASKED": 1, "DROPS": 1}
     blocks = {name: getattr(kernels, name) for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K")}
     for kernel, constants in (
         (kernels._attend, sizes),
-        (kernels._attend_backward, sizes),
+        (kernels._attend_backward, {**sizes, "ROWS": kernels.ROWS_BACKWARD}),
         (kernels._linear_gelu, {"H": 256, **blocks}),
         (kernels._linear_gelu_backward, {"H": 256, **blocks}),
     ):
@@ -66,7 +66,7 @@ def test_kernels_compile_for_a_gpu():
                 signature[name] = "constexpr"
             elif name in floats:
                 signature[name] = "fp32"
-            elif name in ("M", "F", "N") or name.startswith("mask_"):
+            elif name in ("M", "F", "N", "num_dropped") or name.startswith("mask_"):
                 signature[name] = "i32"
             else:
                 signature[name] = {"seed": "*i64", "sums": "*fp32"}.get(name, "*bf16")
@@ -99,7 +99,7 @@ MASKS = {
 
 
 @pytest.mark.parametrize("mask_name", MASKS)
-@pytest.mark.parametrize("length", [16, 24])
+@pytest.mark.parametrize("length", [16, 24, 72])
 @pytest.mark.parametrize("prob", [0.0, 0.25])
 def test_attention_and_its_gradient(layers, mask_name, length, prob):
     """Two rows, three heads of 32. Dropped are the same probabilities forward and backward."""
@@ -110,8 +110,8 @@ def test_attention_and_its_gradient(layers, mask_name, length, prob):
     real = (torch.arange(length) < torch.tensor([[length], [length - 7]])).float()
     mask, seed = MASKS[mask_name](real), torch.tensor([123])
     # Equal scores and unit vectors as values show what dropout keeps.
-    shown = torch.zeros(2, length, 3, 3, 32)
-    shown[:, :, 2] = torch.eye(length, 32)[None, :, None]
+    shown = torch.zeros(2, length, 3, 3, 128)
+    shown[:, :, 2] = torch.eye(length, 128)[None, :, None]
     factors = kernels.attend(shown, None, seed, prob, 1.0)[..., :length] * length
     factors = factors.permute(0, 2, 1, 3).double()
     assert (factors == 0).double().mean() == pytest.approx(prob, abs=0.05)
