@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load, load_file
 
-from benchmarks import finetune, gpu, gpu_bundle, kernels
+from benchmarks import finetune, gpu, gpu_bundle, kernels, lowered
 from benchmarks import load as loading
 from benchmarks import step as steps
 from benchmarks.objectives import VARIANTS, configure
@@ -168,6 +168,22 @@ def test_a_model_is_packed_in_pieces(toy_shards, toy_config, tmp_path):
             assert torch.equal(joined[name], tensor.bfloat16())
     assert (out / "metrics.jsonl").exists()
     assert (out / "manifest.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.version.cuda is None, reason="torch is built without CUDA")
+@pytest.mark.filterwarnings("ignore")  # of what the compiler does itself
+def test_a_step_is_lowered_without_a_gpu():
+    """Two networks of one layer, in two ways: kernels are counted, and Triton's are fewer."""
+    sizes = ["model.num_hidden_layers=1", "model.vocab_size=500", "train.batch_size=16"]
+    plain, ours = (
+        lowered.count_step(override(PRESETS["small"], [*sizes, f"train.layers={layers}"])).record
+        for layers in ("plain", "triton")
+    )
+    assert plain["attention"] == ours["attention"] == 4  # forward and backward
+    assert ours["triton"] < plain["triton"]
+    assert ours["bytes"] < plain["bytes"]
+    assert plain["outside"] < 20
 
 
 @pytest.fixture
