@@ -1,26 +1,62 @@
-"""All checks and measurements on a GPU in one command, each part in its own process.
+"""All that a GPU is asked, in one command, each part in its own process.
 
-    python -m benchmarks.gpu --out results/gpu [--shards SHARDS] [--parts NAME ...]
+    python -m benchmarks.gpu --out results/gpu [--bundle BUNDLE] [--parts NAME ...]
 
 The checks come first, the cheapest before the others: kernels against a CPU, captured steps,
-compiled steps. The measurements follow: our step at the paper's sizes with its kernels, the step
-beside the alternatives, the bandwidth of each compiled kernel and, with --shards, a pre-training
-run. A failed check ends the command. Any other part that fails or takes too long is reported, and
-the next part begins while time is left.
+compiled steps. The measurements follow: the step of `small` at its default and with each setting,
+one line each, `base`, and the step beside the alternatives. A failed check ends the command. Any
+other part that fails or takes too long is reported, and the next part begins while time is left.
+
+With --bundle, which benchmarks.gpu_bundle wrote, "install" and "prepare" need no registry, and the
+parts "pretrain" and "export" pre-train `small` with the fastest variant that a measurement in --out
+found, for the time that is left, and pack the model in pieces. "finetune" fine-tunes the model on
+the bundle's tasks, several at once. Give the same --out to all calls.
 """
 
 import argparse
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 PYTHON = sys.executable
 LEAST = 20
 """Least remaining time, in seconds, for which a part begins."""
+CLOSING = 60
+"""Seconds that a pre-training leaves for its last evaluation and checkpoint."""
+VARIANTS: dict[str, list[str]] = {
+    "small": [],
+    "small-unmasked": ["examples.short_prob=0"],
+    "small-triton": ["train.layers=triton"],
+    "small-unmasked-triton": ["examples.short_prob=0", "train.layers=triton"],
+    "small-dependent": ["train.dependent_launch=true"],
+    "small-autotune": ["train.autotune=true"],
+}
+"""Settings of the variants that a pre-training may take. Autotuning comes last: it takes minutes
+to compile."""
+OTHERS: dict[str, tuple[str, int, list[str]]] = {
+    "small-plain": ("small", 128, ["--plain"]),
+    "small-512": ("small", 512, []),
+    "small-wide": (
+        "small",
+        128,
+        ["generator.hidden_fraction=1", "generator.layers_fraction=0.25"],
+    ),
+    "base": ("base", 64, []),
+}
+"""Preset, rows, and settings or an option of other measurements."""
+FINETUNINGS = {
+    "cola": "CoLA",
+    "mrpc": "MRPC",
+    "rte": "RTE",
+    "sts-b": "STS-B",
+}
+"""Tasks that take seconds on a GPU, and their folders."""
 
 
 class Part(NamedTuple):
@@ -32,69 +68,193 @@ class Part(NamedTuple):
     """Whether a failure ends the whole command."""
 
 
-def list_parts(out: Path, shards: Path | None) -> dict[str, Part]:
+def list_parts(out: Path, bundle: Path | None) -> dict[str, Part]:
     """Return the parts by name, in their order."""
 
-    def check(seconds: float, names: str) -> Part:
+    def check(seconds: float, names: str, file: str = "test_step", needed: bool = True) -> Part:
         # Torch's own warnings are listed at the end and are not failures here.
-        words = ["-q", "-p", "no:cacheprovider", "-W", "default", "tests/test_step.py", "-k", names]
-        return Part(seconds, [PYTHON, "-m", "pytest", *words], is_check=True)
+        words = ["-q", "-p", "no:cacheprovider", "-W", "default", f"tests/{file}.py", "-k", names]
+        return Part(seconds, [PYTHON, "-m", "pytest", *words], is_check=needed)
 
-    def step(seconds: float, name: str, preset: str, rows: int, *words: str) -> Part:
+    def step(seconds: float, name: str, preset: str, rows: int, settings: Sequence[str]) -> Part:
         size = ["--preset", preset, "--batch-size", str(rows), "--out", str(out / f"{name}.json")]
-        module = "benchmarks.step" if name.startswith("step") else "benchmarks.kernels"
         # "yes" instead of "auto": without a compiler this part must fail, not be timed.
-        return Part(seconds, [PYTHON, "-m", module, *size, "--set", "train.compile=yes", *words])
+        settings = ["--set", "train.compile=yes", *settings]
+        return Part(seconds, [PYTHON, "-m", "benchmarks.kernels", *size, *settings])
 
-    wide = ("generator.hidden_fraction=1", "generator.layers_fraction=0.25")
-    parts = {
+    def beside(preset: str, rows: int, repeats: int) -> Part:
+        words = ["--preset", preset, "--batch-size", str(rows), "--repeats", str(repeats)]
+        words += ["--compiled", "--out", str(out / f"step-{preset}.json")]
+        return Part(480, [PYTHON, "-m", "benchmarks.step", *words, "--set", "train.compile=yes"])
+
+    parts: dict[str, Part] = {}
+    if bundle:
+        wheels = ["--no-index", "--find-links", str(bundle / "wheels"), "--no-deps"]
+        names = sorted({path.name.split("-")[0] for path in (bundle / "wheels").glob("*.whl")})
+        parts["install"] = Part(60, [PYTHON, "-m", "pip", "install", "-q", *wheels, *names])
+    parts |= {
         "kernels": check(120, "cuda_losses"),
         "captured": check(120, "cuda_captured_and or cuda_stages or cuda_run"),
         "compiled": check(300, "cuda_steps or cuda_captured_steps or cuda_compiled or cuda_and"),
-        "small": step(300, "small", "small", 128),
-        "small-unmasked": step(240, "small-unmasked", "small", 128, "examples.short_prob=0"),
-        "small-plain": step(120, "small-plain", "small", 128, "--plain"),
-        "base": step(360, "base", "base", 64),
-        "step-small": step(480, "step-small", "small", 128, "--compiled", "--repeats", "5"),
-        "step-base": step(480, "step-base", "base", 32, "--compiled", "--repeats", "3"),
-        "small-wide": step(240, "small-wide", "small", 128, *wide),
-        "bandwidth": step(300, "bandwidth", "small", 128, "train.cuda_graph=false"),
+        "triton": check(120, "cuda", "test_triton_layer", needed=False),
+        **{name: step(240, name, "small", 128, words) for name, words in VARIANTS.items()},
+        **{name: step(360, name, *words) for name, words in OTHERS.items()},
+        "bandwidth": step(300, "bandwidth", "small", 128, ["train.cuda_graph=false"]),
+        "step-small": beside("small", 128, 5),
+        "step-base": beside("base", 32, 3),
     }
-    if shards:
-        command = [
-            *(PYTHON, "-m", "electra", "pretrain", str(shards), "--preset", "small"),
-            *("--out", str(out / "run"), "--set"),
-            *("train.steps=20000", "optimizer.warmup_steps=1000"),
-            *("train.evaluate_every=2000", "train.save_every=20000", "train.compile=yes"),
-        ]
-        parts["pretrain"] = Part(540, command)
+    if bundle:
+        electra, run, exported = [PYTHON, "-m", "electra"], str(out / "run"), str(out / "exported")
+        texts = [str(path) for path in sorted(bundle.glob("*/*.txt.xz"))]
+        vocabulary = ["--tokenizer", str(bundle / "vocab.txt"), "--out", str(out / "shards")]
+        parts |= {
+            "prepare": Part(300, [*electra, "prepare", *texts, *vocabulary]),
+            "pretrain": Part(1800, [*electra, "pretrain", str(out / "shards"), "--out", run]),
+            "export": Part(120, [*electra, "export", run, "--out", exported]),
+        }
+        for task, folder in FINETUNINGS.items():
+            (data,) = bundle.glob(f"*/glue/{folder}") or [bundle / "glue" / folder]
+            words = ["--task", task, "--data", str(data), "--out", str(out / task), "--seeds", "5"]
+            parts[f"finetune-{task}"] = Part(300, [*electra, "finetune", run, *words])
     return parts
 
 
-def run_part(name: str, part: Part, out: Path, seconds: float) -> int | str:
-    """Return the exit status of a part, or "too long" after `seconds`."""
+def choose_variant(out: Path) -> tuple[str, float]:
+    """Return the name of the fastest measured variant, and its seconds per step.
+
+    Variants with Triton's kernels take part only if their check has passed.
+
+    Raises:
+        SystemExit: No variant was measured.
+    """
+    has_passed = (out / "triton.passed").exists()
+    seconds = {
+        name: json.loads((out / f"{name}.json").read_text())["seconds_per_step"]
+        for name, words in VARIANTS.items()
+        if (out / f"{name}.json").exists() and (has_passed or "train.layers=triton" not in words)
+    }
+    if not seconds:
+        raise SystemExit(f"error: {out} has no measured variant; run the part small first")
+    fastest = min(seconds, key=seconds.__getitem__)
+    return fastest, seconds[fastest]
+
+
+def plan_pretraining(out: Path, seconds: float) -> list[str]:
+    """Return the settings of a pre-training of `small` that takes the given time.
+
+    The learning rate has decayed to zero when the time is over. A tenth is left for compiling and
+    for a step that is slower than it was alone.
+    """
+    name, seconds_per_step = choose_variant(out)
+    steps = max(100, int(0.9 * (seconds - CLOSING) / seconds_per_step))
+    return [
+        *("--preset", "small", "--set", "train.compile=yes", *VARIANTS[name]),
+        *(f"train.steps={steps}", f"optimizer.warmup_steps={min(10_000, steps // 10)}"),
+        *(f"train.evaluate_every={steps // 10}", f"train.save_every={steps // 4}"),
+    ]
+
+
+def summarise(record: dict[str, Any]) -> str:
+    """Return one line for a record of benchmarks.kernels."""
+    share = record["flops_per_second"] / record["peak_flops_per_second"]
+    gaps = record["gap_seconds_per_step"]
+    attention = record["step"].get("attention", {})
+    return (
+        f"{1e3 * record['seconds_per_step']:.2f} ms, "
+        f"{record['tokens_per_second'] / 1e6:.2f} Mtok/s, {record['spans_per_step']:.0f} kernels"
+        + (f", {1e3 * gaps:.2f} ms in gaps" if gaps is not None else "")
+        + f", {share:.0%} of {record['peak_flops_per_second'] / 1e12:.0f} TFLOP/s, a copy "
+        f"{record['copy_bytes_per_second'] / 1e12:.2f} TB/s, attention "
+        + " ".join(f"{name} {kernels[0]}" for name, kernels in attention.items())
+    )
+
+
+def split_file(path: Path, folder: Path, limit: int) -> list[Path]:
+    """Cut a file into pieces NAME.000, NAME.001, ... of at most `limit` bytes; `cat` joins them."""
+    pieces = []
+    with path.open("rb") as source:
+        for number, piece in enumerate(iter(lambda: source.read(limit), b"")):
+            pieces.append(folder / f"{path.name}.{number:03}")
+            pieces[-1].write_bytes(piece)
+    return pieces
+
+
+def pack_model(exported: Path, run: Path, out: Path, limit: int = 15 * 2**20) -> None:
+    """Write the exported networks in bfloat16 in pieces, with configuration, metrics and manifest.
+
+    The files of the generator have names that begin with "generator-".
+    """
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    out.mkdir(parents=True, exist_ok=True)
+    for folder in (exported, exported / "generator"):
+        if not folder.exists():
+            continue
+        prefix = "" if folder == exported else "generator-"
+        tensors = {
+            name: tensor.to(torch.bfloat16)
+            for name, tensor in load_file(folder / "model.safetensors").items()
+        }
+        whole = out / f"{prefix}model.safetensors"
+        save_file(tensors, whole, {"format": "pt"})
+        split_file(whole, out, limit)
+        whole.unlink()
+        (out / f"{prefix}config.json").write_bytes((folder / "config.json").read_bytes())
+    for name in ("metrics.jsonl", "manifest.json", "results.json"):
+        if (run / name).exists():
+            (out / name).write_bytes((run / name).read_bytes())
+
+
+def start_part(name: str, part: Part, out: Path) -> subprocess.Popen[bytes]:
+    """Start a part, whose output goes to OUT/NAME.log."""
     environment = dict(os.environ)
     if name == "bandwidth":  # torch's compiler then times each generated kernel
         environment |= {
             "TORCHINDUCTOR_PROFILE": "1",
             "TORCHINDUCTOR_PROFILE_OUTPUT": str(out / "bandwidth.txt"),
         }
-    with (
-        (out / f"{name}.log").open("w") as log,
+    with (out / f"{name}.log").open("w") as log:
         # Its own process group, so that no leftover process disturbs the next part.
-        subprocess.Popen(
+        return subprocess.Popen(
             part.command, stdout=log, stderr=subprocess.STDOUT, env=environment, process_group=0
-        ) as process,
-    ):
+        )
+
+
+def end_part(process: subprocess.Popen[bytes], seconds: float) -> int | str:
+    """Return the exit status of a part, or "too long" after `seconds`."""
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGTERM)  # pre-training then saves a checkpoint
         try:
-            return process.wait(seconds)
+            process.wait(LEAST)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGTERM)  # pre-training then saves a checkpoint
-            try:
-                process.wait(LEAST)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-            return "too long"
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        return "too long"
+
+
+def group_parts(names: Sequence[str]) -> Iterator[list[str]]:
+    """Yield the parts that run at once: all fine-tunings together, the others alone."""
+    finetunings = [name for name in names if name.startswith("finetune-")]
+    for name in names:
+        if name not in finetunings:
+            yield [name]
+        elif name == finetunings[0]:
+            yield finetunings
+
+
+def report_part(name: str, status: int | str, took: float, out: Path) -> None:
+    """Print the line of a measurement, or the end of another part's output."""
+    record = out / f"{name}.json"
+    if not status and (name in VARIANTS or name in OTHERS) and record.exists():
+        print(f"{name}: {summarise(json.loads(record.read_text()))}", flush=True)
+        return
+    log = out / f"{name}.log"
+    print(f"{name}: {status or 'done'} after {took:.0f} s; the end of {log}:")
+    lines = log.read_text(errors="replace").splitlines()[-40 if status else -14 :]
+    print("".join(f"    {line[:300]}\n" for line in lines), flush=True)
 
 
 def main() -> None:
@@ -103,27 +263,43 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--shards", type=Path, help="the folder that electra prepare wrote")
+    parser.add_argument("--bundle", type=Path, help="the folder that benchmarks.gpu_bundle wrote")
     parser.add_argument("--parts", nargs="+", help="run only these parts, by name")
     parser.add_argument("--seconds", type=float, default=560, help="limit of all parts together")
     arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    parts = list_parts(arguments.out, arguments.shards)
+    out: Path = arguments.out
+    out.mkdir(parents=True, exist_ok=True)
     end = time.perf_counter() + arguments.seconds
-    for name in arguments.parts or parts:
-        part, began = parts[name], time.perf_counter()
-        seconds = min(part.seconds, end - LEAST - began)
-        if seconds < LEAST:
-            print(f"{name}: skipped, because no time is left", flush=True)
+    parts = list_parts(out, arguments.bundle)
+    asked = [
+        name
+        for word in arguments.parts or parts
+        for name in parts
+        if name == word or (name.startswith(f"{word}-") and word == "finetune")
+    ]
+    for names in group_parts(asked):
+        began = time.perf_counter()
+        left = end - LEAST - began
+        if left < LEAST:
+            print(f"{' '.join(names)}: skipped, because no time is left", flush=True)
             continue
-        print(f"{name}: {' '.join(part.command)}", flush=True)
-        status = run_part(name, part, arguments.out, seconds)
-        took, log = time.perf_counter() - began, arguments.out / f"{name}.log"
-        print(f"{name}: {status or 'done'} after {took:.0f} s; the end of {log}:")
-        lines = log.read_text(errors="replace").splitlines()[-40 if status else -14 :]
-        print("".join(f"    {line[:300]}\n" for line in lines), flush=True)
-        if part.is_check and status:
-            raise SystemExit(f"error: {name} failed; to run later parts, name them in --parts")
+        if names == ["pretrain"]:
+            part = parts["pretrain"]
+            parts["pretrain"] = part._replace(command=[*part.command, *plan_pretraining(out, left)])
+        running = {}
+        for name in names:
+            print(f"{name}: {' '.join(parts[name].command)}", flush=True)
+            running[name] = start_part(name, parts[name], out)
+        for name, process in running.items():
+            limit = min(parts[name].seconds, end - LEAST - began)
+            status = end_part(process, max(1, began + limit - time.perf_counter()))
+            report_part(name, status, time.perf_counter() - began, out)
+            if name == "triton" and not status:
+                (out / "triton.passed").touch()
+            if name == "export" and not status:
+                pack_model(out / "exported", out / "run", out / "pieces")
+            if parts[name].is_check and status:
+                raise SystemExit(f"error: {name} failed; to run later parts, name them in --parts")
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
     python -m benchmarks.lowered --out results/lowered.json
 
 torch.compile's back end writes the kernels of each objective for a pretended GPU of compute
-capability 9.0, over tensors without data. No kernel is run. Needs Triton (pip install triton) and
-no CUDA device. Counts change with the version of torch.
+capability 9.0, over tensors without data. No kernel is run. Needs a CUDA build of torch, which
+brings Triton, and no CUDA device. Counts change with the version of torch.
 
 Counted are the kernels of what a step compiles (objective forward and backward, draws, measures),
 and the bytes that they read and write, each buffer once per kernel and caches left out. Operations

@@ -1,13 +1,16 @@
 """What is timed side by side is the same computation."""
 
 import dataclasses
+import lzma
 import re
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load, load_file
 
-from benchmarks import finetune, gpu, kernels, load
+from benchmarks import finetune, gpu, gpu_bundle, kernels, lowered
+from benchmarks import load as loading
 from benchmarks import step as steps
 from benchmarks.objectives import VARIANTS, configure
 from benchmarks.step import Best, Loop, Ours, check_losses
@@ -16,7 +19,9 @@ from electra.corpus.tokenizer import make_tokenizer
 from electra.method.flops import count_run
 from electra.method.registry import sketch_objective
 from electra.presets import PRESETS, encoder_sizes
+from electra.pretraining.loop import pretrain
 from electra.pretraining.memory import make_rows
+from electra.runs.export import export
 from electra.settings import override
 from electra.training.machine import Machine
 
@@ -75,30 +80,110 @@ def test_objectives_are_compared_at_equal_compute(toy_shards):
 
 
 def test_loading_is_measured(toy_shards):
-    result = load.measure(toy_shards, rows=4, length=32, repeats=3)
+    result = loading.measure(toy_shards, rows=4, length=32, repeats=3)
     assert all(rate > 0 for rate in result["tokens_per_second"].values())
     low, middle, high = result["quartiles"]["batch"]
     assert low >= middle >= high
 
 
-def test_what_a_gpu_is_asked_can_be_parsed(toy_shards, tmp_path, capsys):
+def test_what_a_gpu_is_asked_can_be_parsed(toy_text, tmp_path, capsys):
     """Every command of benchmarks.gpu: its settings hold, its checks are there."""
-    parts = gpu.list_parts(tmp_path, toy_shards)
-    tests = (Path(__file__).parent / "test_step.py").read_text()
+    bundle, out = tmp_path / "bundle", tmp_path / "out"
+    data = [tmp_path / name for name in gpu.FINETUNINGS.values()]
+    for folder in data:
+        folder.mkdir()
+        (folder / "train.tsv").write_text("rows")
+    gpu_bundle.write_bundle([toy_text], data, toy_text, bundle, limit=1 << 20)
+    out.mkdir()
+    (out / "small-unmasked.json").write_text('{"seconds_per_step": 0.01}')
+    parts = gpu.list_parts(out, bundle)
     for name, part in parts.items():
         module, words = part.command[2], part.command[3:]
-        if module == "electra":
-            main([*words, "--dry-run"])
-            assert "train.compile=yes" in capsys.readouterr().out.splitlines()
-        elif module == "pytest":
+        if module == "pytest":
+            file = next(word for word in words if word.startswith("tests/"))
+            tests = (Path(__file__).parent.parent / file).read_text()
             for word in words[words.index("-k") + 1].split(" or "):
                 assert re.search(rf"def test_\w*{word}", tests), (name, word)
-        else:
+        elif module.startswith("benchmarks"):
             benchmark = {"benchmarks.step": steps, "benchmarks.kernels": kernels}[module]
             arguments = benchmark.read_arguments(words)
             config = override(PRESETS[arguments.preset], arguments.set)
-            assert config.train.compile == "yes", name
-    assert "pretrain" in parts
+            assert config.train.compile != "auto", name
+    words = [*parts["pretrain"].command[3:], *gpu.plan_pretraining(out, 600)]
+    main([*words, "--dry-run"])
+    told = capsys.readouterr().out.splitlines()
+    assert {"train.compile=yes", "examples.short_prob=0.0", "train.steps=48600"} <= set(told)
+    for command in ("prepare", "export", "finetune-cola"):
+        assert command.partition("-")[0] in parts[command].command
+
+
+def test_a_gpu_pretrains_with_the_fastest_right_variant(tmp_path):
+    for name, seconds in (("small", 0.008), ("small-triton", 0.006), ("small-wide", 0.001)):
+        (tmp_path / f"{name}.json").write_text(f'{{"seconds_per_step": {seconds}}}')
+    assert gpu.choose_variant(tmp_path) == ("small", 0.008)  # the kernels are not yet checked
+    (tmp_path / "triton.passed").touch()
+    assert gpu.choose_variant(tmp_path) == ("small-triton", 0.006)
+    with pytest.raises(SystemExit, match="no measured variant"):
+        gpu.choose_variant(tmp_path / "other")
+
+
+def test_fine_tunings_run_at_once():
+    names = ["kernels", "finetune-cola", "finetune-rte", "export"]
+    assert list(gpu.group_parts(names)) == [["kernels"], names[1:3], ["export"]]
+
+
+def test_a_bundle_holds_the_text_in_parts(tmp_path):
+    """Cut between documents, none larger than its limit; together they are the text."""
+    rng = torch.Generator().manual_seed(0)
+    words = torch.randint(10**9, (1_000_000,), generator=rng).tolist()
+    documents = ["\n".join(map(str, words[low : low + 50])) for low in range(0, 1_000_000, 50)]
+    text = "\n\n".join(documents) + "\n"
+    path = tmp_path / "numbers.txt.xz"
+    path.write_bytes(lzma.compress(text.encode(), preset=0))
+    (tmp_path / "parts").mkdir()
+    parts = gpu_bundle.pack_text(path, tmp_path / "parts", 1 << 20)
+    assert len(parts) > 1
+    unpacked = [lzma.decompress(part.read_bytes()).decode() for part in parts]
+    assert "".join(unpacked) == text
+    assert all(part.endswith("\n\n") for part in unpacked[:-1])
+    sizes = [part.stat().st_size for part in parts]
+    groups = gpu_bundle.share_out(parts, 2 * max(sizes))
+    assert sorted(part for group in groups for part in group) == sorted(parts)
+    with pytest.raises(SystemExit, match="more than the limit"):
+        gpu_bundle.share_out(parts, min(sizes) - 1)
+
+
+def test_a_model_is_packed_in_pieces(toy_shards, toy_config, tmp_path):
+    """Joined they are the exported networks in bfloat16."""
+    config = override(toy_config, ["train.steps=1", "optimizer.warmup_steps=0"])
+    run, exported, out = tmp_path / "run", tmp_path / "exported", tmp_path / "pieces"
+    pretrain(toy_shards, run, config, lambda record: None)
+    export(run, exported)
+    gpu.pack_model(exported, run, out, limit=100_000)
+    assert all(path.stat().st_size <= 100_000 for path in out.glob("*.safetensors.*"))
+    for prefix, folder in (("", exported), ("generator-", exported / "generator")):
+        pieces = sorted(out.glob(f"{prefix}model.safetensors.*"))
+        joined = load(b"".join(piece.read_bytes() for piece in pieces))
+        for name, tensor in load_file(folder / "model.safetensors").items():
+            assert torch.equal(joined[name], tensor.bfloat16())
+    assert (out / "metrics.jsonl").exists()
+    assert (out / "manifest.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.version.cuda is None, reason="torch is built without CUDA")
+@pytest.mark.filterwarnings("ignore")  # of what the compiler does itself
+def test_a_step_is_lowered_without_a_gpu():
+    """Two networks of one layer, in two ways: kernels are counted, and Triton's are fewer."""
+    sizes = ["model.num_hidden_layers=1", "model.vocab_size=500", "train.batch_size=16"]
+    plain, ours = (
+        lowered.count_step(override(PRESETS["small"], [*sizes, f"train.layers={layers}"])).record
+        for layers in ("plain", "triton")
+    )
+    assert plain["attention"] == ours["attention"] == 4  # forward and backward
+    assert ours["triton"] < plain["triton"]
+    assert ours["bytes"] < plain["bytes"]
+    assert plain["outside"] < 20
 
 
 @pytest.fixture

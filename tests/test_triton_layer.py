@@ -51,12 +51,12 @@ def test_kernels_compile_for_a_gpu():
 
     from electra.model import triton_kernels as kernels
 
-    floats = {"scale", "prob"}
-    sizes = {"L": 128, "D": 64, "BLOCK": 128, "MASKED": 1, "DROPS": 1}
+    floats = {"scale"}
+    sizes = {"L": 128, "D": 64, "BLOCK": 128, "ROWS": kernels.ROWS, "MASKED": 1, "DROPS": 1}
     blocks = {name: getattr(kernels, name) for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K")}
     for kernel, constants in (
         (kernels._attend, sizes),
-        (kernels._attend_backward, sizes),
+        (kernels._attend_backward, {**sizes, "ROWS": kernels.ROWS_BACKWARD}),
         (kernels._linear_gelu, {"H": 256, **blocks}),
         (kernels._linear_gelu_backward, {"H": 256, **blocks}),
     ):
@@ -66,7 +66,7 @@ def test_kernels_compile_for_a_gpu():
                 signature[name] = "constexpr"
             elif name in floats:
                 signature[name] = "fp32"
-            elif name in ("M", "F", "N") or name.startswith("mask_"):
+            elif name in ("M", "F", "N", "num_dropped") or name.startswith("mask_"):
                 signature[name] = "i32"
             else:
                 signature[name] = {"seed": "*i64", "sums": "*fp32"}.get(name, "*bf16")
@@ -83,7 +83,7 @@ def rng(seed):
 
 def attention_64(qkv, mask, scale):
     """Attention in float64, with the factors that dropout multiplies the probabilities by."""
-    q, k, v = qkv.double().permute(2, 0, 3, 1, 4)
+    q, k, v = qkv.permute(2, 0, 3, 1, 4)
     scores = q @ k.transpose(-1, -2) * scale
     probs = (scores if mask is None else scores + mask.double()).softmax(dim=-1)
     return lambda factors: (probs * factors @ v).transpose(1, 2)
@@ -99,29 +99,34 @@ MASKS = {
 
 
 @pytest.mark.parametrize("mask_name", MASKS)
-@pytest.mark.parametrize("length", [16, 24])
+@pytest.mark.parametrize("length", [16, 24, 72])
 @pytest.mark.parametrize("prob", [0.0, 0.25])
 def test_attention_and_its_gradient(layers, mask_name, length, prob):
     """Two rows, three heads of 32. Dropped are the same probabilities forward and backward."""
     kernels = layers.kernels
-    qkv = torch.randn(2, length, 3, 3, 32, generator=rng(0))
+    x = torch.randn(2, length, 96, generator=rng(0))
+    weight = torch.randn(288, 96, generator=rng(2)) * 0.15
+    bias = torch.randn(288, generator=rng(3))
     real = (torch.arange(length) < torch.tensor([[length], [length - 7]])).float()
     mask, seed = MASKS[mask_name](real), torch.tensor([123])
     # Equal scores and unit vectors as values show what dropout keeps.
-    shown = torch.zeros(2, length, 3, 3, 32)
-    shown[:, :, 2] = torch.eye(length, 32)[None, :, None]
+    shown = torch.zeros(2, length, 3, 3, 128)
+    shown[:, :, 2] = torch.eye(length, 128)[None, :, None]
     factors = kernels.attend(shown, None, seed, prob, 1.0)[..., :length] * length
     factors = factors.permute(0, 2, 1, 3).double()
     assert (factors == 0).double().mean() == pytest.approx(prob, abs=0.05)
-    expected_input = qkv.clone().requires_grad_()
-    expected = attention_64(expected_input, mask, 32**-0.5)(factors)
-    actual_input = qkv.clone().requires_grad_()
-    actual = layers._Attend.apply(actual_input, mask, seed, prob)
+    exact = [tensor.double().requires_grad_() for tensor in (x, weight, bias)]
+    ours = [tensor.requires_grad_() for tensor in (x, weight, bias)]
+    qkv = F.linear(*exact).view(2, length, 3, 3, 32)
+    expected = attention_64(qkv, mask, 32**-0.5)(factors)
+    actual = layers._Attend.apply(*ours, mask, seed, prob, 3)
     torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5)
     grad = torch.randn(actual.shape, generator=rng(1))
     expected.backward(grad.double())
     actual.backward(grad)
-    torch.testing.assert_close(actual_input.grad, expected_input.grad, rtol=1e-4, atol=1e-5)
+    for one, other in zip(ours, exact, strict=True):
+        largest = other.grad.abs().max()
+        assert (one.grad.double() - other.grad).abs().max() <= 1e-5 * largest
 
 
 @pytest.mark.parametrize("rows", [8, 150])
@@ -141,6 +146,46 @@ def test_feed_forward_and_its_gradients(layers, rows):
     for one, other in zip(ours, exact, strict=True):
         largest = other.grad.abs().max()
         assert (one.grad.double() - other.grad).abs().max() <= 1e-5 * largest
+
+
+@pytest.mark.skipif(IS_INTERPRETED or not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("length", [128, 100, 200])
+def test_cuda_layer_is_that_of_float64(dtype, tolerance, length):
+    """Values and gradients, as distances relative to their norms; the second row is short."""
+    from electra.model.triton_layer import TritonPostNormLayer
+
+    sizes = encoder_sizes(
+        256, 1, 32, vocab_size=50, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+    )
+    plain, ours = PostNormLayer(sizes), TritonPostNormLayer(sizes)
+    init_weights(plain, 0.05, rng(0))
+    ours.load_state_dict(plain.state_dict())
+    mask = torch.zeros(3, 1, 1, length)
+    mask[1, ..., length - 9 :] = -1e30
+    results = []
+    for layer, device, kind in ((plain.double(), "cpu", torch.float64), (ours, "cuda", dtype)):
+        layer.to(device)
+        start = torch.randn(3, length, 256, generator=rng(1))
+        x = start.to(device, kind).requires_grad_()
+        y = layer(x, mask.to(device, kind), None)
+        y.backward(torch.randn(y.shape, generator=rng(2)).to(device, kind))
+        results.append([y, x.grad, *(parameter.grad for parameter in layer.parameters())])
+    for exact, actual in zip(*results, strict=True):
+        assert (actual.cpu().double() - exact).norm() <= tolerance * exact.norm()
+
+
+@pytest.mark.skipif(IS_INTERPRETED or not torch.cuda.is_available(), reason="no CUDA device")
+def test_cuda_attention_drops_the_share_asked_for():
+    from electra.model import triton_kernels as kernels
+
+    shown = torch.zeros(64, 64, 3, 4, 64, device="cuda")
+    shown[:, :, 2] = torch.eye(64, device="cuda")[None, :, None]
+    seeds = [torch.tensor([seed], device="cuda") for seed in (1, 1, 2)]
+    first, again, other = (kernels.attend(shown, None, seed, 0.1, 1.0) for seed in seeds)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert (first == 0).double().mean().item() == pytest.approx(0.1, abs=0.003)
 
 
 def test_the_layer_is_the_plain_one(layers):

@@ -5,7 +5,7 @@ together. No GPU has run them yet. tests/test_triton_layer.py runs them in Trito
 compiles them for compute capability 9.0.
 
 Shape suffixes: B rows of the batch, L positions, N heads, D size of a head, M = B * L, H hidden
-size, F feed-forward size, R blocks of rows.
+size, F feed-forward size, R blocks of rows, X = F + H.
 """
 
 # mypy: allow-untyped-defs
@@ -17,7 +17,10 @@ import triton.language as tl
 from torch import Tensor
 
 LONGEST = 128
-"""Longest rows of `attend`, positions: a head's scores stay in the registers of one program."""
+"""Longest rows of `attend`, positions: the scores of some rows stay in registers."""
+ROWS, ROWS_BACKWARD = 64, 32
+"""Rows of scores that a program of attention holds at a time; more do not fit into its registers
+(seen in the cubin for compute capability 9.0)."""
 NUM_WARPS = 8
 BLOCK_M, BLOCK_N, BLOCK_K = 128, 128, 32
 """Blocks of the products: rows, columns and inner size."""
@@ -32,87 +35,113 @@ def _load_head(start, rows, columns, stride, length):
 
 @triton.jit
 def _probabilities(
-    q, k, mask, rows, L: tl.constexpr, mask_row, mask_column, scale, MASKED: tl.constexpr
+    q, k, mask, rows, columns, L: tl.constexpr, mask_row, mask_column, scale, MASKED: tl.constexpr
 ):
-    """Return the attention probabilities of one head, float32."""
+    """Return the attention probabilities of some rows of one head, float32."""
     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-    columns = rows
     inside = columns[None, :] < L
     if MASKED:
         places = rows[:, None] * mask_row + columns[None, :] * mask_column
-        scores += tl.load(mask + places, mask=(rows[:, None] < L) & inside, other=0.0).to(
-            tl.float32
-        )
+        added = tl.load(mask + places, mask=(rows[:, None] < L) & inside, other=0.0)
+        scores += added.to(tl.float32)
     scores = tl.where(inside, scores, float("-inf"))
     weights = tl.exp(scores - tl.max(scores, axis=1)[:, None])
     return weights / tl.sum(weights, axis=1)[:, None]
 
 
 @triton.jit
-def _dropout_scale(seed, head, rows, L: tl.constexpr, prob):
-    """Return what dropout multiplies the probabilities of one head by: 0 or 1 / (1 - prob)."""
-    places = (head * L + rows[:, None]) * L + rows[None, :]
-    kept = tl.rand(tl.load(seed), places) >= prob
-    return tl.where(kept, 1.0 / (1.0 - prob), 0.0)
+def _halves(words):
+    words = words.to(tl.uint32, bitcast=True)
+    return tl.join(words & 0xFFFF, words >> 16)
+
+
+@triton.jit
+def _dropout_scale(seed, head, rows, num_dropped, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+    """Return what dropout multiplies the probabilities of some rows of one head by.
+
+    That is 0 or 1 / (1 - prob), with prob = num_dropped / 65536. Each call of the generator gives
+    eight numbers of 16 bits.
+    """
+    eighths = tl.arange(0, BLOCK // 8)
+    places = (head * BLOCK + rows[:, None]) * (BLOCK // 8) + eighths[None, :]
+    a, b, c, d = tl.randint4x(tl.load(seed), places, n_rounds=7)
+    numbers = tl.join(tl.join(_halves(a), _halves(b)), tl.join(_halves(c), _halves(d)))
+    kept = tl.reshape(numbers, (ROWS, BLOCK)) >= num_dropped
+    return tl.where(kept, 65536.0 / (65536 - num_dropped), 0.0)
 
 
 @triton.jit
 def _attend(
-    qkv, mask, seed, out, N, scale, prob, mask_batch, mask_row, mask_column,
-    L: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
+    qkv, mask, seed, out, N, scale, num_dropped, mask_batch, mask_row, mask_column,
+    L: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
     MASKED: tl.constexpr, DROPS: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0)
     batch, number = head // N, head % N
-    rows, columns = tl.arange(0, BLOCK), tl.arange(0, D)
+    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    columns, deep = tl.arange(0, BLOCK), tl.arange(0, D)
     start = qkv + batch.to(tl.int64) * L * 3 * N * D + number * D
-    q = _load_head(start, rows, columns, 3 * N * D, L)
-    k = _load_head(start + N * D, rows, columns, 3 * N * D, L)
-    v = _load_head(start + 2 * N * D, rows, columns, 3 * N * D, L)
+    q = _load_head(start, rows, deep, 3 * N * D, L)
+    k = _load_head(start + N * D, columns, deep, 3 * N * D, L)
+    v = _load_head(start + 2 * N * D, columns, deep, 3 * N * D, L)
     probs = _probabilities(
-        q, k, mask + batch * mask_batch, rows, L, mask_row, mask_column, scale, MASKED
+        q, k, mask + batch * mask_batch, rows, columns, L, mask_row, mask_column, scale, MASKED
     )
     if DROPS:
-        probs *= _dropout_scale(seed, head, rows, L, prob)
+        probs *= _dropout_scale(seed, head, rows, num_dropped, BLOCK, ROWS)
     context = tl.dot(probs.to(v.dtype), v, input_precision="ieee")
-    places = (batch.to(tl.int64) * L + rows[:, None]) * N * D + number * D + columns[None, :]
+    places = (batch.to(tl.int64) * L + rows[:, None]) * N * D + number * D + deep[None, :]
     tl.store(out + places, context.to(out.dtype.element_ty), mask=rows[:, None] < L)
 
 
 @triton.jit
 def _attend_backward(
-    grad, qkv, mask, seed, grad_qkv, N, scale, prob, mask_batch, mask_row, mask_column,
-    L: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
+    grad, qkv, mask, seed, grad_qkv, sums, N, scale, num_dropped,
+    mask_batch, mask_row, mask_column,
+    L: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
     MASKED: tl.constexpr, DROPS: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0)
     batch, number = head // N, head % N
-    rows, columns = tl.arange(0, BLOCK), tl.arange(0, D)
+    columns, deep = tl.arange(0, BLOCK), tl.arange(0, D)
     first = batch.to(tl.int64) * L * 3 * N * D + number * D
-    q = _load_head(qkv + first, rows, columns, 3 * N * D, L)
-    k = _load_head(qkv + first + N * D, rows, columns, 3 * N * D, L)
-    v = _load_head(qkv + first + 2 * N * D, rows, columns, 3 * N * D, L)
-    g = _load_head(grad + batch.to(tl.int64) * L * N * D + number * D, rows, columns, N * D, L)
-    probs = _probabilities(
-        q, k, mask + batch * mask_batch, rows, L, mask_row, mask_column, scale, MASKED
-    )
-    grad_probs = tl.dot(g, tl.trans(v), input_precision="ieee")
-    dropped = probs
-    if DROPS:
-        kept = _dropout_scale(seed, head, rows, L, prob)
-        dropped = probs * kept
-        grad_probs *= kept
-    grad_v = tl.dot(tl.trans(dropped.to(g.dtype)), g, input_precision="ieee")
-    grad_scores = probs * (grad_probs - tl.sum(grad_probs * probs, axis=1)[:, None]) * scale
-    grad_scores = grad_scores.to(q.dtype)
-    grad_q = tl.dot(grad_scores, k, input_precision="ieee")
-    grad_k = tl.dot(tl.trans(grad_scores), q, input_precision="ieee")
-    places = first + rows[:, None] * 3 * N * D + columns[None, :]
-    inside = rows[:, None] < L
+    k = _load_head(qkv + first + N * D, columns, deep, 3 * N * D, L)
+    v = _load_head(qkv + first + 2 * N * D, columns, deep, 3 * N * D, L)
     dtype = grad_qkv.dtype.element_ty
-    tl.store(grad_qkv + places, grad_q.to(dtype), mask=inside)
+    sum_q = tl.zeros((D,), dtype=tl.float32)
+    grad_k = tl.zeros((BLOCK, D), dtype=tl.float32)
+    grad_v = tl.zeros((BLOCK, D), dtype=tl.float32)
+    for low in range(0, BLOCK, ROWS):
+        rows = low + tl.arange(0, ROWS)
+        q = _load_head(qkv + first, rows, deep, 3 * N * D, L)
+        of_grad = grad + batch.to(tl.int64) * L * N * D + number * D
+        g = _load_head(of_grad, rows, deep, N * D, L)
+        probs = _probabilities(
+            q, k, mask + batch * mask_batch, rows, columns, L, mask_row, mask_column, scale, MASKED
+        )
+        grad_probs = tl.dot(g, tl.trans(v), input_precision="ieee")
+        dropped = probs
+        if DROPS:
+            kept = _dropout_scale(seed, head, rows, num_dropped, BLOCK, ROWS)
+            dropped = probs * kept
+            grad_probs *= kept
+        grad_v = tl.dot(tl.trans(dropped.to(g.dtype)), g, grad_v, input_precision="ieee")
+        grad_scores = probs * (grad_probs - tl.sum(grad_probs * probs, axis=1)[:, None]) * scale
+        grad_scores = grad_scores.to(q.dtype)
+        grad_q = tl.dot(grad_scores, k, input_precision="ieee")
+        grad_k = tl.dot(tl.trans(grad_scores), q, grad_k, input_precision="ieee")
+        places = first + rows[:, None] * 3 * N * D + deep[None, :]
+        tl.store(grad_qkv + places, grad_q.to(dtype), mask=rows[:, None] < L)
+        sum_q += tl.sum(tl.where(rows[:, None] < L, grad_q, 0.0), axis=0)
+    places = first + columns[:, None] * 3 * N * D + deep[None, :]
+    inside = columns[:, None] < L
     tl.store(grad_qkv + places + N * D, grad_k.to(dtype), mask=inside)
     tl.store(grad_qkv + places + 2 * N * D, grad_v.to(dtype), mask=inside)
+    # Outside the rows the gradients of keys and values are 0.
+    of_head = sums + batch * 3 * N * D + number * D + deep
+    tl.store(of_head, sum_q)
+    tl.store(of_head + N * D, tl.sum(grad_k, axis=0))
+    tl.store(of_head + 2 * N * D, tl.sum(grad_v, axis=0))
 
 
 @triton.jit
@@ -175,7 +204,17 @@ def _linear_gelu_backward(
     total *= slope
     tl.store(grad_inner + places, total.to(grad_inner.dtype.element_ty), mask=inside)
     # Outside the rows the products are 0.
-    tl.store(sums + tl.program_id(0) * F + columns, tl.sum(total, axis=0), mask=columns < F)
+    of_rows = sums + tl.program_id(0) * (F + H)
+    tl.store(of_rows + columns, tl.sum(total, axis=0), mask=columns < F)
+    if tl.program_id(1) == 0:
+        for low in range(0, H, BLOCK_K):
+            deep = low + tl.arange(0, BLOCK_K)
+            left = tl.load(
+                grad + rows[:, None] * H + deep[None, :],
+                mask=(rows[:, None] < M) & (deep[None, :] < H),
+                other=0.0,
+            )
+            tl.store(of_rows + F + deep, tl.sum(left.to(tl.float32), axis=0), mask=deep < H)
 
 
 def can_attend(length: int, head_size: int) -> bool:
@@ -195,14 +234,15 @@ def attend(
         mask_BNLL: Added to the scores, alike for all heads; broadcasts to (B, 1, L, L). None:
             nothing is added.
         seed: Seed of the dropout, int64, one element.
-        prob: Probability with which dropout zeroes an attention probability.
+        prob: Probability with which dropout zeroes an attention probability, to 1 / 131072.
         scale: Factor of the scores.
     """
     B, L, _, N, D = qkv_BL3ND.shape
     out = qkv_BL3ND.new_empty(B, L, N, D)
-    mask, strides, constants = _describe(qkv_BL3ND, mask_BNLL, prob)
+    mask, numbers, constants = _describe(qkv_BL3ND, mask_BNLL, prob, ROWS)
+    grid = (B * N, triton.cdiv(L, constants["ROWS"]))
     with torch.cuda.device_of(qkv_BL3ND):
-        _attend[(B * N,)](qkv_BL3ND, mask, seed, out, N, scale, prob, *strides, **constants)
+        _attend[grid](qkv_BL3ND, mask, seed, out, N, scale, *numbers, **constants)
     return out
 
 
@@ -222,8 +262,8 @@ def attend_backward(
     seed: Tensor,
     prob: float,
     scale: float,
-) -> Tensor:
-    """Return the gradient of query, key and value side by side (B, L, 3, N, D).
+) -> tuple[Tensor, Tensor]:
+    """Return the gradient of query, key and value (B, L, 3, N, D), and its sums (B, 3, N, D).
 
     Args:
         grad_BLND: Gradient of what `attend` returned, contiguous. The others are those of `attend`.
@@ -233,14 +273,17 @@ def attend_backward(
         prob: As in `attend`.
         scale: As in `attend`.
     """
-    B, _, _, N, _ = qkv_BL3ND.shape
+    B, _, _, N, D = qkv_BL3ND.shape
     grad_qkv = torch.empty_like(qkv_BL3ND)
-    mask, strides, constants = _describe(qkv_BL3ND, mask_BNLL, prob)
+    sums_B3ND = qkv_BL3ND.new_empty(B, 3, N, D, dtype=torch.float32)
+    mask, numbers, constants = _describe(qkv_BL3ND, mask_BNLL, prob, ROWS_BACKWARD)
     with torch.cuda.device_of(qkv_BL3ND):
         _attend_backward[(B * N,)](
-            grad_BLND, qkv_BL3ND, mask, seed, grad_qkv, N, scale, prob, *strides, **constants
+            *(grad_BLND, qkv_BL3ND, mask, seed, grad_qkv, sums_B3ND),
+            *(N, scale, *numbers),
+            **constants,
         )
-    return grad_qkv
+    return grad_qkv, sums_B3ND
 
 
 @attend_backward.register_fake
@@ -251,20 +294,27 @@ def _(
     seed: Tensor,
     prob: float,
     scale: float,
-) -> Tensor:
-    return torch.empty_like(qkv_BL3ND)
+) -> tuple[Tensor, Tensor]:
+    B, _, _, N, D = qkv_BL3ND.shape
+    sums_B3ND = qkv_BL3ND.new_empty(B, 3, N, D, dtype=torch.float32)
+    return torch.empty_like(qkv_BL3ND), sums_B3ND
 
 
 def _describe(
-    qkv_BL3ND: Tensor, mask_BNLL: Tensor | None, prob: float
+    qkv_BL3ND: Tensor, mask_BNLL: Tensor | None, prob: float, rows: int
 ) -> tuple[Tensor, tuple[int, ...], dict[str, int]]:
-    """Return the mask, its strides along rows of the batch, positions and keys, and constants."""
+    """Return the mask, numbers and constants of a kernel of attention.
+
+    The numbers are dropout's of 65,536 and the mask's strides along rows, positions and keys.
+    """
     B, L, _, _, D = qkv_BL3ND.shape
     mask = qkv_BL3ND if mask_BNLL is None else mask_BNLL.expand(B, 1, L, L)
     strides = (0, 0, 0) if mask_BNLL is None else (mask.stride(0), mask.stride(2), mask.stride(3))
-    constants = {"L": L, "D": D, "BLOCK": max(16, triton.next_power_of_2(L))}
+    block = max(16, triton.next_power_of_2(L))
+    constants = {"L": L, "D": D, "BLOCK": block, "ROWS": min(block, rows)}
     flags = {"MASKED": int(mask_BNLL is not None), "DROPS": int(prob > 0)}
-    return mask, strides, constants | flags | {"num_warps": NUM_WARPS}
+    numbers = (round(65536 * prob), *strides)
+    return mask, numbers, constants | flags | {"num_warps": NUM_WARPS}
 
 
 @torch.library.custom_op("electra::linear_gelu", mutates_args=())
@@ -292,7 +342,9 @@ def _(x_MH: Tensor, weight_FH: Tensor, bias_F: Tensor) -> tuple[Tensor, Tensor]:
 def linear_gelu_backward(
     grad_MH: Tensor, weight_HF: Tensor, inner_MF: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradient of h in gelu(h) weight^T (M, F), and its sums over blocks of rows (R, F).
+    """Return the gradient of h in gelu(h) weight^T (M, F), and sums over blocks of rows (R, F + H).
+
+    The sums are those of this gradient, and beside them those of `grad_MH`.
 
     Args:
         grad_MH: Gradient of the product. All tensors are contiguous.
@@ -302,18 +354,17 @@ def linear_gelu_backward(
     grad_inner_MF = torch.empty_like(inner_MF)
     M, F, H = *inner_MF.shape, grad_MH.shape[1]
     grid = (triton.cdiv(M, BLOCK_M), triton.cdiv(F, BLOCK_N))
-    sums_RF = torch.empty(grid[0], F, dtype=torch.float32, device=grad_MH.device)
+    sums_RX = grad_MH.new_empty(grid[0], F + H, dtype=torch.float32)
     with torch.cuda.device_of(grad_MH):
         _linear_gelu_backward[grid](
-            grad_MH, weight_HF, inner_MF, grad_inner_MF, sums_RF, M, F, H,
+            grad_MH, weight_HF, inner_MF, grad_inner_MF, sums_RX, M, F, H,
             BLOCK_M, BLOCK_N, BLOCK_K, num_warps=NUM_WARPS, num_stages=3,
         )  # fmt: skip
-    return grad_inner_MF, sums_RF
+    return grad_inner_MF, sums_RX
 
 
 @linear_gelu_backward.register_fake
 def _(grad_MH: Tensor, weight_HF: Tensor, inner_MF: Tensor) -> tuple[Tensor, Tensor]:
-    num_blocks = -(-len(inner_MF) // BLOCK_M)
-    return torch.empty_like(inner_MF), inner_MF.new_empty(
-        num_blocks, inner_MF.shape[1], dtype=torch.float32
-    )
+    width = inner_MF.shape[1] + grad_MH.shape[1]
+    sums_RX = inner_MF.new_empty(-(-len(inner_MF) // BLOCK_M), width, dtype=torch.float32)
+    return torch.empty_like(inner_MF), sums_RX
