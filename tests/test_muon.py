@@ -83,26 +83,6 @@ def test_query_key_and_value_are_three_matrices_and_vectors_have_adamw():
         assert torch.linalg.svdvals(block / scale).max() < 1.3
 
 
-def test_an_update_can_be_left_out():
-    """By the flag that torch's fused optimizers know; bit for bit, whatever the gradient."""
-    layer = nn.Linear(8, 8)
-    optimizer = build_optimizer(layer, OptimizerConfig(weight_decay=0.1, matrices="muon"))
-    rng = torch.Generator().manual_seed(0)
-
-    def update(is_skipped, scale):
-        optimizer.found_inf = torch.tensor(float(is_skipped))
-        for parameter in layer.parameters():
-            parameter.grad = scale * torch.randn(parameter.shape, generator=rng)
-        optimizer.step()
-        state = [value for state in optimizer.state.values() for value in state.values()]
-        return [tensor.detach().clone() for tensor in (*layer.parameters(), *state)]
-
-    before = update(is_skipped=False, scale=1.0)
-    after = update(is_skipped=True, scale=torch.nan)
-    assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
-    assert not torch.equal(update(is_skipped=False, scale=1.0)[0], before[0])
-
-
 def test_the_released_codes_adam_has_no_muon():
     with pytest.raises(UserError, match=r"optimizer.matrices muon needs mode paper"):
         override(PRESETS["small"], ["method.mode=reference", "optimizer.matrices=muon"])
