@@ -343,6 +343,9 @@ class OptimizerConfig:
     """Added to the denominator of Adam's update."""
     max_grad_norm: float = 1.0
     """Maximum global norm of the gradient of both networks; inf: no clipping."""
+    matrices: Literal["adamw", "muon"] = "adamw"
+    """Optimizer of the matrices in layers and heads. muon: momentum updates, made orthogonal, at
+    the same learning rate (training/muon.py). All other parameters have AdamW."""
 
     def __post_init__(self) -> None:
         for name in ("learning_rate", "adam_epsilon"):
@@ -378,9 +381,11 @@ class TrainConfig:
     the backward pass. Saves memory, and takes a sixth to a third more time."""
     seed: int = 0
     """Seed of initial weights, row order, masked positions, sampled tokens and dropout."""
-    initial_weights: Literal["bert", "neighbours"] = "bert"
+    initial_weights: Literal["bert", "neighbours", "cooccurrence"] = "bert"
     """bert: as in the paper. neighbours: the first layer starts with attention to adjacent tokens,
-    and output biases start at the log token frequencies. Meant for short runs."""
+    and output biases start at the log token frequencies. cooccurrence: the same, and token
+    embeddings start as a factor of the tokens' mutual information, counted in some seconds. Meant
+    for short runs."""
     log_every: int = 50
     """Steps between two records of metrics.jsonl."""
     evaluate_every: int = 10_000
@@ -411,12 +416,19 @@ class TrainConfig:
     compile: Literal["auto", "yes", "no"] = "auto"
     """Whether the objective runs through torch.compile. auto: on a CUDA device with a working
     compiler. Compilation makes the first steps take a minute or two."""
+    autotune: bool = False
+    """Whether torch.compile times several kernels for each matrix product on a CUDA device, when a
+    run begins. Takes minutes."""
+    dependent_launch: bool = False
+    """Whether a compiled kernel may be launched before the kernel before it has ended (programmatic
+    dependent launch), on a GPU of compute capability 9.0 or above."""
     cuda_graph: bool = True
     """Whether the step is captured as a CUDA graph and replayed, on a CUDA device."""
-    layers: Literal["auto", "plain", "fused"] = "auto"
+    layers: Literal["auto", "plain", "fused", "triton"] = "auto"
     """plain: layers of ordinary modules, which support hooks and adapters. fused: the same layers,
     as one autograd function with a written-out forward and backward pass, for a CPU without
-    torch.compile. auto: fused on a CPU without torch.compile, else plain."""
+    torch.compile. triton: the same layers with attention over short rows and feed-forward as Triton
+    kernels, for a CUDA device. auto: fused on a CPU without torch.compile, else plain."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "log_every", "evaluate_every", "save_every"):
@@ -468,6 +480,11 @@ class PretrainConfig:
             f"{self.model.type_vocab_size}",
         )
         method, generator = self.method, self.generator
+        require(
+            method.mode == "paper" or self.optimizer.matrices == "adamw",
+            "method.mode reference has the released code's Adam for all parameters; "
+            f"optimizer.matrices {self.optimizer.matrices} needs mode paper",
+        )
         sizes = generator.encoder(self.model)
         require(
             generator.kind != "frozen" or method.sharing == "none",
@@ -491,13 +508,14 @@ class PretrainConfig:
             f"method.generator_steps {method.generator_steps} must be less than train.steps "
             f"{self.train.steps}",
         )
-        if self.train.initial_weights == "neighbours" and generator.kind == "network":
+        if self.train.initial_weights != "bert" and generator.kind == "network":
             for encoder in (self.model, self.generator.encoder(self.model)):
                 require(
                     encoder.hidden_size >= encoder.embedding_size,
-                    "train.initial_weights neighbours needs both networks at least as wide as the "
-                    f"embeddings: hidden_size {encoder.hidden_size} is less than embedding_size "
-                    f"{encoder.embedding_size}; set generator.hidden_fraction=1",
+                    f"train.initial_weights {self.train.initial_weights} needs both networks at "
+                    f"least as wide as the embeddings: hidden_size {encoder.hidden_size} is less "
+                    f"than embedding_size {encoder.embedding_size}; set "
+                    "generator.hidden_fraction=1",
                 )
 
     @property
@@ -756,24 +774,37 @@ class QuickstartConfig:
     prepare: PrepareConfig
     pretrain: PretrainConfig
     finetune: FinetuneConfig
-    pretrain_seconds: int = 180
+    pretrain_seconds: int = 120
     """Time for pre-training, seconds. The number of steps is what this machine computes in the
     time, at most `pretrain.train.steps`."""
+    min_tokens: int = 1_500_000
+    """Tokens that pre-training reads at least, on a slow or busy machine in a longer time."""
+    max_seconds: int = 360
+    """Longest time for pre-training, seconds, estimated from the first steps."""
     num_packages: int = 8
     """Number of classes: the task is to name the Python package that a text comes from."""
     num_labelled: int = 160
     """Labelled texts for fine-tuning, twenty per package. Few labels, because labels are expensive,
     and pre-training helps most if labels are few."""
-    num_asked: int = 1000
-    """Texts in the dev set."""
-    seeds: int = 5
-    """Fine-tunings with and without pre-training each; the median is reported."""
+    num_passages: int = 300
+    """Labelled passages for the question which punctuation mark follows a word."""
+    num_asked: int = 400
+    """Texts or passages in the dev set."""
+    seeds: int = 3
+    """Fine-tunings with each learning rate, with and without pre-training; the median is
+    reported."""
+    learning_rates: str = "0.0005,0.001"
+    """Learning rates of fine-tuning, separated by commas. Pre-trained and from scratch, the best on
+    dev is reported."""
 
     def __post_init__(self) -> None:
         for name, least in (
             ("pretrain_seconds", 1),
+            ("min_tokens", 0),
+            ("max_seconds", self.pretrain_seconds),
             ("num_packages", 2),
             ("num_labelled", 2 * self.num_packages),  # each label twice, the rule of `own` tasks
+            ("num_passages", 2),
             ("num_asked", self.num_packages),
             ("seeds", 1),
         ):

@@ -56,7 +56,7 @@ PRESETS: Mapping[str, PretrainConfig] = {
         train=TrainConfig(
             steps=6500,
             batch_size=64,
-            initial_weights="neighbours",
+            initial_weights="cooccurrence",
             evaluate_every=500,
             save_every=500,
         ),
@@ -114,6 +114,6 @@ QUICKSTART = QuickstartConfig(
         train=dataclasses.replace(PRESETS["tiny"].train, steps=4000, batch_size=32),
     ),
     finetune=dataclasses.replace(
-        FINETUNE_PRESETS["tiny"], learning_rate=1e-3, batch_size=16, epochs=15
+        FINETUNE_PRESETS["tiny"], learning_rate=1e-3, batch_size=16, epochs=10
     ),
 )

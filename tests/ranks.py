@@ -29,16 +29,15 @@ def compute(name, steps, machine):
     settings = [*OBJECTIVES[name], f"train.accumulation={PIECES // machine.num_ranks}"]
     config = override(make_config(*settings), ["model.num_hidden_layers=1", "train.steps=50"])
     step = Step(make_model(config).train(), config, machine)
-    masking, seen = step.model.masking, []
-    draw = masking.draw
+    choose, seen = step.choose, []
 
-    def note(batch, rng):
-        found = draw(batch, rng)
-        tensors = [batch.input_ids_BL, *found]
+    def note(batch, uniform):
+        draw, counts = choose(batch, uniform)
+        tensors = [batch.input_ids_BL, *draw]
         seen.append(hashlib.sha256(b"".join(each.numpy().tobytes() for each in tensors)))
-        return found
+        return draw, counts
 
-    masking.draw = note
+    step.choose = note
     losses, norms = [], []
     for number in range(steps):
         outcome = step(number, padded(make_rows(config, 8, number)), 1e-3)

@@ -5,6 +5,7 @@ import itertools
 
 import pytest
 import torch
+from torch.autograd.graph import get_gradient_edge
 
 from electra.config import UserError
 from electra.corpus.tokenizer import make_tokenizer
@@ -127,7 +128,9 @@ def test_compiled_as_one_graph_it_keeps_less_and_computes_the_same(prob):
 def allocated_at_once(model, batch):
     """The most bytes that torch held at once in a step, as its profiler saw it."""
     activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+    with torch.profiler.profile(
+        activities=activities, profile_memory=True, acc_events=True
+    ) as profile:
         model.compute(batch, torch.Generator().manual_seed(0)).loss.backward()
     events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
     events.sort(key=lambda event: event.start_ns())
@@ -149,6 +152,26 @@ def test_the_estimate_is_what_more_rows_take(layer, length, settings):
     few, many = (allocated_at_once(model, make_rows(config, rows, 0)) for rows in (20, 60))
     estimate = measure_activations(model, config, CPU)
     assert estimate == pytest.approx((many - few) / 40, rel=0.2)
+
+
+@pytest.mark.parametrize("settings", [[], [RECOMPUTE]], ids=" ".join)
+def test_the_estimate_leaves_no_graph_behind(settings):
+    """What accumulates gradients would stay bound to its stream, and break a CUDA graph."""
+    config = config_of("train.layers=plain", *settings)
+    model = build_model(config, make_tokenizer(500), Machine())
+
+    def mark(*_):
+        for parameter in model.parameters():
+            get_gradient_edge(parameter).node.metadata["of"] = "the estimate"
+
+    model.register_forward_hook(mark)
+    measure_activations(model, config, CPU)
+    survivors = [
+        name
+        for name, parameter in model.named_parameters()
+        if get_gradient_edge(parameter).node.metadata
+    ]
+    assert not survivors
 
 
 def test_a_row_that_does_not_fit_is_to_be_recomputed(monkeypatch):

@@ -61,6 +61,7 @@ VARIANTS = {
     "spans": ["method.mask_unit=span"],
     "documents": ["examples.attend=document"],
     "neighbours": ["train.initial_weights=neighbours"],
+    "muon": ["optimizer.matrices=muon"],
     "accumulation": ["train.accumulation=3"],
     "recompute": ["train.recompute_activations=true"],
     "no-dropout": ["model.hidden_dropout_prob=0", "model.attention_probs_dropout_prob=0"],

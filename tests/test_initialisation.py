@@ -8,12 +8,15 @@ import pytest
 import torch
 from scipy import stats
 
-from electra.config import UserError
+from electra.config import PrepareConfig, TokenizerConfig, UserError
+from electra.corpus.prepare import prepare
 from electra.corpus.shards import open_shards
+from electra.corpus.tokenizer import Tokenizer
 from electra.model.encoder import Encoder
 from electra.model.initialisation import init_weights, look_at_neighbours
 from electra.presets import PRESETS
-from electra.pretraining.start import build_model, count_tokens
+from electra.pretraining.cooccurrence import embed_tokens
+from electra.pretraining.start import build_model, count_tokens, fit_to_shards
 from electra.settings import override
 from electra.training.machine import Machine
 
@@ -82,3 +85,53 @@ def test_generator_begins_at_the_frequencies(toy_shards, toy_config):
 def test_neighbours_needs_room_for_the_embeddings():
     with pytest.raises(UserError, match=r"hidden_size 64 is less than embedding_size 128"):
         override(PRESETS["small"], ["train.initial_weights=neighbours"])
+
+
+@pytest.fixture(scope="module")
+def twins(tmp_path_factory):
+    """Shards of a text in which "left" and "right" occur in the same contexts, "other" does not."""
+    rng = np.random.default_rng(0)
+    names = [f"{a}{b}{c}" for a in "klmn" for b in "aeiou" for c in "pqrst"]
+    contexts = {"left": names[:30], "right": names[:30], "other": names[60:90]}
+    lines = []
+    for number in range(3000):
+        word = ("left", "right", "other")[number % 3]
+        before, after = rng.choice(contexts[word], (2, 3))
+        lines.append(" ".join([*before, word, *after]))
+    folder = tmp_path_factory.mktemp("twins")
+    (folder / "text.txt").write_text("\n".join(lines), encoding="utf-8")
+    tokenizer = Tokenizer.train(lines, TokenizerConfig(vocab_size=400))
+    config = PrepareConfig(border="line", heldout_prob=0.02, workers=1)
+    prepare([str(folder / "text.txt")], tokenizer, folder / "shards", config, lambda *_: None)
+    return open_shards(folder / "shards")
+
+
+def test_tokens_of_the_same_contexts_begin_with_similar_embeddings(twins):
+    embeddings = embed_tokens(twins, 16, 0.02, seed=0)
+    norms = embeddings.norm(dim=1)
+    torch.testing.assert_close(norms, torch.full_like(norms, 0.02 * 4))
+    left, right, other = (
+        embeddings[twins.tokenizer.encode(word)].mean(dim=0) for word in ("left", "right", "other")
+    )
+    assert torch.cosine_similarity(left, right, dim=0) > 0.9
+    assert torch.cosine_similarity(left, other, dim=0) < 0.5
+    assert torch.equal(embeddings, embed_tokens(twins, 16, 0.02, seed=0))
+
+
+def test_a_token_that_does_not_occur_begins_at_random(twins):
+    embeddings = embed_tokens(twins, 16, 0.02, seed=0)
+    other = embed_tokens(twins, 16, 0.02, seed=1)
+    mask = twins.tokenizer.mask_id
+    assert embeddings[mask].norm().item() == pytest.approx(0.08)
+    assert not torch.allclose(embeddings[mask], other[mask])
+
+
+def test_cooccurrence_sets_the_embeddings_of_every_network(twins):
+    config = override(
+        PRESETS["tiny"], ["train.initial_weights=cooccurrence", "method.sharing=none"]
+    )
+    config = fit_to_shards(config, twins)
+    embeddings = embed_tokens(twins, config.model.embedding_size, 0.02, seed=0)
+    model = build_model(config, twins.tokenizer, Machine(), count_tokens(twins), embeddings)
+    for encoder in (model.discriminator, model.generator.encoder):
+        assert torch.equal(encoder.embeddings.tokens.weight, embeddings)

@@ -30,6 +30,10 @@ def generator(seed):
     return torch.Generator().manual_seed(seed)
 
 
+def uniform(like, seed):
+    return torch.rand(like.shape, generator=generator(seed))
+
+
 def tokenizer_of(size):
     """A vocabulary of which nothing matters but its special tokens and where words begin."""
     pieces = [f"##{n}" if n % 3 == 0 else f"w{n}" for n in range(5, size)]
@@ -92,7 +96,7 @@ def test_number_of_positions():
         real = torch.arange(512) < length
         maskable = real.clone()
         maskable[0] = maskable[length - 1] = False
-        _, chosen = choose_positions(maskable[None], real[None], prob, generator(0))
+        _, chosen = choose_positions(maskable[None], real[None], prob, uniform(maskable[None], 0))
         assert chosen.sum() == expected, (length, prob)
 
 
@@ -100,7 +104,7 @@ def test_positions_are_distinct_and_never_special(rows):
     ids, real, *_ = rows
     maskable = real & ~torch.isin(ids, torch.tensor(NEVER_MASKED))
     for seed in range(200):
-        index_BS, chosen_BS = choose_positions(maskable, real, 0.15, generator(seed))
+        index_BS, chosen_BS = choose_positions(maskable, real, 0.15, uniform(maskable, seed))
         assert chosen_BS.sum(dim=1).tolist() == [5, 3, 1, 5]
         for row in range(4):
             index = index_BS[row, chosen_BS[row]]
@@ -111,7 +115,7 @@ def test_positions_are_distinct_and_never_special(rows):
 def test_row_with_nothing_to_mask_is_left_alone():
     ids = torch.tensor([[CLS, SEP, PAD, PAD, PAD, PAD, PAD, PAD]])
     real = ids != PAD
-    index, chosen = choose_positions(torch.zeros_like(real), real, 0.15, generator(0))
+    index, chosen = choose_positions(torch.zeros_like(real), real, 0.15, uniform(real, 0))
     assert not chosen.any()
     assert torch.equal(replace(ids, draw_at(index, chosen), MASK), ids)
 
@@ -125,7 +129,7 @@ def test_every_position_is_equally_likely():
     real = torch.ones(20_000, 128, dtype=torch.bool)
     maskable = real.clone()
     maskable[:, [0, 127]] = False
-    index, _ = choose_positions(maskable, real, 0.15, generator(3))
+    index, _ = choose_positions(maskable, real, 0.15, uniform(maskable, 3))
     counts = torch.bincount(index.flatten(), minlength=128)[1:127].double()
     expected = 20_000 * 19 / 126
     statistic = ((counts - expected) ** 2 / expected).sum().item() * 125 / (126 - 19)

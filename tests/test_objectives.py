@@ -476,7 +476,8 @@ def test_spans_are_runs_of_words():
     rows = many_rows(4000)
     masking = masking_of("method.mask_unit=span")
     maskable = rows.input_ids_BL >= 5
-    unit = masking.find_units(rows.input_ids_BL, maskable, rng(0))
+    uniform = torch.rand(maskable.shape, generator=rng(0))
+    unit = masking.find_units(rows.input_ids_BL, maskable, uniform)
     steps = unit[:, 1:] - unit[:, :-1]
     assert set(steps.flatten().tolist()) == {0, 1}
     assert (steps[~maskable[:, 1:]] == 1).all()  # specials are on their own

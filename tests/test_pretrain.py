@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,7 @@ from electra.pretraining.acceleration import AcceleratedStep
 from electra.pretraining.evaluation import evaluate, heldout_batches
 from electra.pretraining.loop import pretrain, resume
 from electra.pretraining.start import build_model, count_tokens, fit_to_shards
+from electra.pretraining.window import Clock
 from electra.processes import Interrupted
 from electra.reports.page import write_page
 from electra.reports.runs import read_runs, read_samples
@@ -41,6 +43,7 @@ from electra.runs.checkpoint import (
     write_checkpoint,
 )
 from electra.runs.export import export
+from electra.runs.manifest import amend_session, read_manifest
 from electra.runs.metrics import read_metrics
 from electra.runs.pretrained import load_pretrained, read_networks
 from electra.settings import override
@@ -205,13 +208,13 @@ def test_reading_by_blocks_changes_no_batch(uneven_shards, batch_size, first_ste
 # Continuation
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_interrupted_and_continued_equals_uninterrupted(
-    toy_shards, toy_config, tmp_path, precision
-):
+@pytest.mark.parametrize(
+    "setting",
+    ["train.precision=float32", "train.precision=bfloat16", "optimizer.matrices=muon"],
+)
+def test_interrupted_and_continued_equals_uninterrupted(toy_shards, toy_config, tmp_path, setting):
     """Stopped after a step that is neither logged nor saved, with dropout on; all bits equal."""
-    config = override(toy_config, [f"train.precision={precision}"])
-    assert_continues(toy_shards, config, tmp_path)
+    assert_continues(toy_shards, override(toy_config, [setting]), tmp_path)
 
 
 @pytest.mark.parametrize("generator_steps", [4, 9, 10])
@@ -696,6 +699,45 @@ def test_the_manifest_tells_that_the_compiler_failed(toy_shards, toy_config, tmp
     assert session["step"]["compiler_failure"].startswith("at step 0: ")
 
 
+def test_a_resumed_run_keeps_its_attention_kernels(unfinished, monkeypatch):
+    ranking = {"masked": ["MATH"], "unmasked": ["FLASH_ATTENTION", "MATH"]}
+    amend_session(unfinished, step={"attention": ranking})
+    monkeypatch.setattr("electra.pretraining.loop.prepare_step", AcceleratedStep)
+    resume(unfinished, ignore)
+    assert read_manifest(unfinished)["sessions"][1]["step"]["attention"] == ranking
+
+
+def test_the_clock_is_honest_on_a_device_with_a_queue():
+    """Queued steps count before a pause; a step that compiles counts in no speed."""
+
+    class Device:
+        time, queued = 0.0, 0.0
+
+        def wait(self):
+            self.time, self.queued = self.time + self.queued, 0.0
+
+    device = Device()
+    clock = Clock(None, device.wait, lambda: device.time)
+    device.time += 60  # compiling
+    device.queued += 4
+    clock.leave_out(0.0, 1000)
+    device.queued += 9 * 2
+    with clock.paused():
+        device.time += 100
+    device.wait()
+    record = clock.record(10, 20, 10_000)
+    assert record == {
+        "tokens": 10_000,
+        "seconds": 60 + 4 + 18,
+        "preparing_seconds": 64,
+        "tokens_per_second": 500,
+        "seconds_left": 20,
+    }
+    device.queued += 10
+    device.wait()
+    assert "preparing_seconds" not in clock.record(15, 20, 5000)
+
+
 @pytest.mark.slow
 def test_learns_the_toy_language(toy_shards, toy_config, tmp_path):
     """300 steps: the generator far better than chance, the discriminator below the constant."""
@@ -814,6 +856,17 @@ def test_layers_are_those_that_the_machine_runs_best(setting, device, compiled, 
         return
     with pytest.raises(UserError, match=f"layers fused: .*{expected}"):
         choose_layers(setting, torch.device(device), compiled=compiled)
+
+
+def test_triton_layers_are_for_a_gpu():
+    with pytest.raises(UserError, match="layers triton: they are for a GPU; use plain or auto"):
+        choose_layers("triton", torch.device("cpu"), compiled=True)
+
+
+@pytest.mark.skipif(find_spec("triton") is not None, reason="Triton is installed")
+def test_missing_triton_is_told():
+    with pytest.raises(UserError, match="layers triton: Triton is not installed"):
+        choose_layers("triton", torch.device("cuda"), compiled=True)
 
 
 def test_fused_layers_in_a_compiled_step_are_refused_and_nothing_written(

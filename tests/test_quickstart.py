@@ -28,6 +28,7 @@ SMALL = [
     "finetune.threads=1",
     "finetune.reseeds=0",
     "seeds=1",
+    "learning_rates=0.001",
 ]
 WORDS = {
     "english": "the old sailor painted a boat yesterday before his breakfast at the harbour",
@@ -66,13 +67,14 @@ def test_files_that_hold_too_little_are_left_out_of_the_question(capsys, texts, 
     assert status == 0, err
     steps = [line for line in printed.splitlines() if line]
     assert steps[0] == "question: which of 3 files does a text come from?"
-    rows = (out / "question/train.jsonl").read_text().splitlines()
+    assert any(step.startswith("no question of punctuation") for step in steps)
+    rows = (out / "package/train.jsonl").read_text().splitlines()
     assert {json.loads(row)["label"] for row in rows} == {
         "english.txt",
         "french.txt",
         "german.txt",
     }
-    for name in ("report.html", "exported/config.json", "finetune-scratch/results.json"):
+    for name in ("report.html", "exported/config.json", "package-scratch/results.json"):
         assert (out / name).is_file()
 
 
@@ -80,10 +82,39 @@ def test_a_single_file_is_pretrained_without_a_question(capsys, texts, tmp_path)
     out = tmp_path / "out"
     status, printed, err = run(capsys, "--text", texts / "german.txt", "--out", out)
     assert status == 0, err
-    assert "no question and no fine-tuning: a question needs two files" in printed.splitlines()[1]
+    assert "no question of files: it needs two files" in printed.splitlines()[1]
     assert (out / "report.html").is_file()
     assert (out / "exported/config.json").is_file()
-    assert not (out / "question").exists()
+    assert not (out / "package").exists()
+
+
+def test_lines_of_one_file_are_asked_for_their_punctuation(capsys, tmp_path):
+    words = ["늙은", "선원은", "어제", "아침", "식사", "전에", "항구에서", "자기", "배를", "칠했다"]
+    lines = []
+    for number in range(600):
+        turned = [words[(number * 7 + place * 3) % len(words)] for place in range(40)]
+        turned[number % 30] += "."
+        turned[number % 7 + 31] += ","
+        lines.append(" ".join(turned))
+    text = tmp_path / "korean.txt"
+    text.write_text("\n".join(lines), encoding="utf-8")
+    out = tmp_path / "out"
+    status, printed, err = run(
+        capsys,
+        "--text",
+        text,
+        "--out",
+        out,
+        "--set",
+        "prepare.border=line",
+        "prepare.heldout_prob=0.3",
+    )
+    assert status == 0, err
+    assert "question: which punctuation mark follows a word?" in printed
+    lines = (out / "punctuation/train.txt").read_text(encoding="utf-8").splitlines()
+    assert {"B-.", "B-,", "O"} <= {line.partition("\t")[2] for line in lines}
+    assert re.search(r"Of the 10 held-out tokens that the discriminator trusts least, \d+", printed)
+    assert re.search(r"On punctuation, pre-training (pays|hurts|makes no difference)", printed)
 
 
 def test_what_cannot_be_a_quickstart_leaves_nothing(capsys, texts, tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import torch
 
 from electra.config import OptimizerConfig, UserError
 from electra.corpus.tokenizer import Tokenizer
-from electra.method.masking import Draw, Masking, choose_positions_of_reference
+from electra.method.masking import Draw, Masking, choose_positions_of_reference, count_slots
 from electra.method.registry import sketch_objective
 from electra.model.batch import Batch
 from electra.model.encoder import Encoder
@@ -48,7 +48,9 @@ def test_positions_are_drawn_with_replacement(length, prob, slots, drawn, distin
     """Means over 4,000 rows within 0.05 of what n (1 - (1 - 1/n)^k) gives."""
     rows = full_rows(4000, length)
     maskable = rows.input_ids_BL >= 5
-    index, chosen = choose_positions_of_reference(maskable, torch.ones_like(maskable), prob, rng(1))
+    uniform = torch.rand(4000, count_slots(prob, length, "reference"), generator=rng(1))
+    real = torch.ones_like(maskable)
+    index, chosen = choose_positions_of_reference(maskable, real, prob, uniform)
     assert index.shape == (4000, slots)
     assert (chosen.sum(dim=1) == drawn).all()
     assert maskable.gather(1, index)[chosen].all()
@@ -66,7 +68,8 @@ def test_short_and_empty_rows():
     maskable = real.clone()
     maskable[:, 0] = False
     maskable[torch.arange(4), real.sum(dim=1) - 1] = False
-    index, chosen = choose_positions_of_reference(maskable, real, 0.15, rng(0))
+    uniform = torch.rand(4, count_slots(0.15, 32, "reference"), generator=rng(0))
+    index, chosen = choose_positions_of_reference(maskable, real, 0.15, uniform)
     assert chosen.sum(dim=1).tolist() == [4, 2, 1, 0]
     assert maskable.gather(1, index)[chosen].all()
 

@@ -8,6 +8,7 @@ Source: section 2.
 Shape suffixes: B rows, L positions, S slots for masked positions in a row, V vocabulary.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -74,11 +75,21 @@ def replace(input_ids_BL: Tensor, draw: Draw, tokens_BS: Tensor | int) -> Tensor
     return input_ids_BL.scatter(1, index_BS, tokens_BS)
 
 
+def count_slots(mask_prob: float, length: int, mode: str = "paper") -> int:
+    """Return the number of slots for masked positions in a row; `mode` as in `MethodConfig`.
+
+    Source: reference mode: configure_pretraining.max_predictions_per_seq.
+    """
+    if mode == "reference":
+        return max(1, int((mask_prob + 0.005) * length))
+    return max(1, round(mask_prob * length))
+
+
 def choose_positions(
     maskable_BL: Tensor,
     real_BL: Tensor,
     mask_prob: float,
-    rng: torch.Generator,
+    uniform_BL: Tensor,
     unit_BL: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return k masked positions of each row, drawn uniformly without replacement.
@@ -90,7 +101,7 @@ def choose_positions(
         maskable_BL: Which positions may be masked, bool.
         real_BL: True at tokens, False at padding.
         mask_prob: Share of the real tokens to mask.
-        rng: Random number generator.
+        uniform_BL: Uniform numbers in [0, 1).
         unit_BL: Number of the word or span of each position. Whole units are then drawn until k
             positions are masked. The unit that would exceed k is left out, unless it is the only
             unit.
@@ -101,12 +112,10 @@ def choose_positions(
     Source: section 2 and pretrain_helpers.mask. The latter draws with replacement and therefore
     masks fewer distinct positions than k.
     """
-    num_slots = max(1, round(mask_prob * maskable_BL.shape[1]))
+    num_slots = count_slots(mask_prob, maskable_BL.shape[1])
     wanted_B = (mask_prob * real_BL.sum(dim=1)).round().clamp(min=1)
     count_B = torch.minimum(wanted_B, maskable_BL.sum(dim=1)).clamp(max=num_slots)
-    order_BL = torch.rand(maskable_BL.shape, generator=rng, device=maskable_BL.device)
-    if unit_BL is not None:
-        order_BL = order_BL.gather(1, unit_BL)
+    order_BL = uniform_BL if unit_BL is None else uniform_BL.gather(1, unit_BL)
     index_BS = order_BL.masked_fill(~maskable_BL, 2.0).topk(num_slots, largest=False).indices
     slot_S = torch.arange(num_slots, device=maskable_BL.device)
     chosen_BS = slot_S < count_B[:, None]
@@ -120,20 +129,18 @@ def choose_positions(
 
 
 def choose_positions_of_reference(
-    maskable_BL: Tensor, real_BL: Tensor, mask_prob: float, rng: torch.Generator
+    maskable_BL: Tensor, real_BL: Tensor, mask_prob: float, uniform_BS: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return k masked positions of each row, drawn uniformly with replacement.
 
-    Arguments and k are those of `choose_positions`. At length 128, 19 slots hold 17.7 distinct
-    positions on average.
+    Arguments and k are those of `choose_positions`; there is a uniform number for each slot. At
+    length 128, 19 slots hold 17.7 distinct positions on average.
 
-    Source: pretrain_helpers.mask, configure_pretraining.max_predictions_per_seq.
+    Source: pretrain_helpers.mask.
     """
-    length = maskable_BL.shape[1]
-    num_slots = max(1, int((mask_prob + 0.005) * length))
+    length, num_slots = maskable_BL.shape[1], uniform_BS.shape[1]
     wanted_B = (mask_prob * real_BL.sum(dim=1)).round().clamp(min=1, max=num_slots)
     num_maskable_B1 = maskable_BL.sum(dim=1, keepdim=True)
-    uniform_BS = torch.rand((len(maskable_BL), num_slots), generator=rng, device=real_BL.device)
     rank_BS = (uniform_BS * num_maskable_B1).long().clamp_(max=length - 1)
     # The maskable positions of a row in row order, followed by all other positions.
     places_BL = (~maskable_BL).int().argsort(dim=1, stable=True)
@@ -175,22 +182,56 @@ class Masking(nn.Module):
             batch: All rows of the step.
             rng: Random number generator on the device of the batch.
         """
+        return self.choose(batch, self.draw_uniform(batch, rng))
+
+    def draw_uniform(self, batch: Batch, rng: torch.Generator) -> Tensor:
+        """Return the uniform numbers of a step in [0, 1), those that `choose` reads.
+
+        All random numbers are drawn at once, so that the rest of a draw can be compiled.
+        """
+        num_numbers = sum(math.prod(shape) for shape in self._shapes(batch))
+        device = batch.input_ids_BL.device
+        return torch.rand(num_numbers, generator=rng, device=device)
+
+    def choose(self, batch: Batch, uniform: Tensor) -> Draw:
+        """Return the masked positions and uniform numbers of all rows of a step.
+
+        Args:
+            batch: All rows of the step.
+            uniform: From `draw_uniform`.
+        """
         real_BL, maskable_BL = find_real(batch), self.find_maskable(batch)
+        shapes = self._shapes(batch)
+        parts = uniform.split([math.prod(shape) for shape in shapes])
+        *of_spans, positions, slots_3BS = (
+            part.view(shape) for part, shape in zip(parts, shapes, strict=True)
+        )
         unit_BL = (
             None
             if self.config.mask_unit == "token"
-            else self.find_units(batch.input_ids_BL, maskable_BL, rng)
+            else self.find_units(batch.input_ids_BL, maskable_BL, *of_spans)
         )
         if self.config.mode == "reference":
             index_BS, chosen_BS = choose_positions_of_reference(
-                maskable_BL, real_BL, self.config.mask_prob, rng
+                maskable_BL, real_BL, self.config.mask_prob, positions
             )
         else:
             index_BS, chosen_BS = choose_positions(
-                maskable_BL, real_BL, self.config.mask_prob, rng, unit_BL
+                maskable_BL, real_BL, self.config.mask_prob, positions, unit_BL
             )
-        uniform_3BS = torch.rand((3, *index_BS.shape), generator=rng, device=index_BS.device)
-        return Draw(index_BS, chosen_BS, *uniform_3BS)
+        return Draw(index_BS, chosen_BS, *slots_3BS)
+
+    def choose_and_count(self, batch: Batch, uniform: Tensor) -> tuple[Draw, Counts]:
+        """Return `choose` and the denominators of the losses, of all rows of a step."""
+        draw = self.choose(batch, uniform)
+        return draw, self.count(batch, draw)
+
+    def _shapes(self, batch: Batch) -> list[tuple[int, ...]]:
+        """Return the shapes of uniform numbers: of spans if masked, of positions, of slots."""
+        B, L = batch.input_ids_BL.shape
+        S = count_slots(self.config.mask_prob, L, self.config.mode)
+        of_spans = [(B, L)] if self.config.mask_unit == "span" else []
+        return [*of_spans, (B, S if self.config.mode == "reference" else L), (3, B, S)]
 
     def count(self, batch: Batch, draw: Draw) -> Counts:
         """Return the denominators of the losses over these rows."""
@@ -204,13 +245,19 @@ class Masking(nn.Module):
             maskable_BL &= batch.input_ids_BL != token_id
         return maskable_BL
 
-    def find_units(self, input_ids_BL: Tensor, maskable_BL: Tensor, rng: torch.Generator) -> Tensor:
-        """Return the number of each position's word or span (B, L), counted from 0 in each row."""
+    def find_units(
+        self, input_ids_BL: Tensor, maskable_BL: Tensor, uniform_BL: Tensor | None = None
+    ) -> Tensor:
+        """Return the number of each position's word or span (B, L), counted from 0 in each row.
+
+        Args:
+            input_ids_BL: Original ids.
+            maskable_BL: From `find_maskable`.
+            uniform_BL: Uniform numbers that end spans; None: units are words.
+        """
         begins_BL = self.starts_word_V[input_ids_BL]
-        if self.config.mask_unit == "span":
-            begins_BL &= (
-                torch.rand(begins_BL.shape, generator=rng, device=begins_BL.device) < 1 / SPAN_WORDS
-            )
+        if uniform_BL is not None:
+            begins_BL &= uniform_BL < 1 / SPAN_WORDS
         # A special token is a unit by itself, and the token after it begins a new unit.
         begins_BL |= ~maskable_BL
         begins_BL[:, 1:] |= ~maskable_BL[:, :-1]

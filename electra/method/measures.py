@@ -1,6 +1,6 @@
 """Losses, accuracies and AUC over many outputs of an objective.
 
-Shape suffixes: B rows, L positions, K intervals of the logit.
+Shape suffixes: B rows, L positions, N measures, K intervals of the logit.
 """
 
 import math
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from electra.method.masking import Means
 from electra.method.objective import Judgement, Output
 
 LARGEST_LOGIT = 16.0
@@ -27,48 +28,70 @@ class Measures:
 
     Args:
         loss_weights: Weight of each loss in the loss that is minimised.
+
+    Attributes:
+        tally: Adds an output to the sums: `tally` or its compiled form.
     """
 
     def __init__(self, loss_weights: dict[str, float]):
         self.loss_weights = loss_weights
-        self.sums: list[dict[str, Tensor]] = []
+        self.names: list[str] = []
+        self.sums_N2: Tensor | None = None
         self.counts_2K: Tensor | None = None
+        self.tally = tally
 
     def add(self, output: Output) -> None:
-        """Add the output of one micro-batch to the sums."""
-        self.sums.append({name: torch.stack(pair) for name, pair in output.means.items()})
-        if output.judgement:
-            if self.counts_2K is None:
-                self.counts_2K = no_logits(output.judgement.logits_BL.device)
-            count_logits(self.counts_2K, output.judgement)
+        """Add the output of one micro-batch to the sums; all outputs have the same measures."""
+        if self.sums_N2 is None:
+            self.names = list(output.means)
+            device = output.loss.device
+            self.sums_N2 = torch.zeros(len(self.names), 2, dtype=torch.float64, device=device)
+            self.counts_2K = no_logits(device) if output.judgement else None
+        self.tally(self.sums_N2, self.counts_2K, output.means, output.judgement)
 
     def record(
         self, add_others: Callable[[Sequence[Tensor]], None] | None = None
     ) -> dict[str, Any]:
-        """Return the measures by name (docs/ARTEFACTS.md), and reset the sums.
+        """Return the measures by name (docs/ARTEFACTS.md), and reset the sums in place.
 
         Args:
             add_others: Adds the sums of the other processes of a step, in place; None: there are
                 none.
         """
-        record: dict[str, Any] = {}
-        for name in self.sums[-1]:
-            pairs = torch.stack([sums[name] for sums in self.sums if name in sums])
-            pair = pairs.double().sum(dim=0)
-            if add_others:
-                add_others([pair])
-            total, number = pair.tolist()
-            record[name] = total / number if number else math.nan
+        assert self.sums_N2 is not None
+        if add_others:
+            add_others([self.sums_N2])
+        record: dict[str, Any] = {
+            name: total / number if number else math.nan
+            for name, (total, number) in zip(self.names, self.sums_N2.tolist(), strict=True)
+        }
+        self.sums_N2.zero_()
         if self.counts_2K is not None:
             if add_others:
                 add_others([self.counts_2K])
             record["constant_disc_loss"] = entropy(record["replaced_rate"])
             record["disc_auc"] = area_under_curve(self.counts_2K)
+            self.counts_2K.zero_()
         record["loss"] = sum(
             weight * record[name] for name, weight in self.loss_weights.items() if name in record
         )
-        self.sums, self.counts_2K = [], None
         return record
+
+
+def tally(
+    sums_N2: Tensor, counts_2K: Tensor | None, means: Means, judgement: Judgement | None
+) -> None:
+    """Add measures to the sums, and judged tokens to the counts, in place.
+
+    Args:
+        sums_N2: Sum and number of terms of each measure, in the order of `means`.
+        counts_2K: Counts of logits; None without a judgement.
+        means: The measures of an output.
+        judgement: The judgement of an output.
+    """
+    sums_N2 += torch.stack([torch.stack(pair) for pair in means.values()])
+    if judgement and counts_2K is not None:
+        count_logits(counts_2K, judgement)
 
 
 def entropy(prob: float) -> float:

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from electra.config import EncoderConfig
 from electra.model.dropout import Dropout, DropoutMasks
 from electra.model.layer import PostNormLayer
-from electra.model.mixed_precision import LayerNorm, Linear
+from electra.model.mixed_precision import LayerNorm, Linear, runs_operations
 
 
 class Embeddings(nn.Module):
@@ -41,10 +41,15 @@ class Embeddings(nn.Module):
         positions_LE = self.positions.weight[: input_ids_BL.shape[1]]
         if token_type_ids_BL is None:
             types_BLE = self.types.weight[0]
-        else:  # a sum over two rows: a look-up's gradient would be a slow scatter
+        elif runs_operations(input_ids_BL.device):  # a look-up's gradient would be a slow scatter
             type_T = torch.arange(self.types.num_embeddings, device=input_ids_BL.device)
             is_type_BLT = token_type_ids_BL[:, :, None] == type_T
             types_BLE = is_type_BLT.to(positions_LE.dtype) @ self.types.weight
+        else:  # the same as a choice, which a compiler puts into the sum below
+            types_BLE = self.types.weight[0]
+            for number, type_E in enumerate(self.types.weight[1:], 1):
+                is_type_BL1 = token_type_ids_BL[:, :, None] == number
+                types_BLE = torch.where(is_type_BL1, type_E, types_BLE)
         return self.norm(self.tokens(input_ids_BL) + positions_LE + types_BLE)
 
 

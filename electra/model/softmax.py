@@ -17,6 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from electra.model.mixed_precision import runs_operations
+
 CHUNK = 4096
 """Positions whose logits exist at a time."""
 SLICE = 32
@@ -117,8 +119,7 @@ class _LossAndSample(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         needs_grad = any(ctx.needs_input_grad[:3])
         vocab_size = table_VE.shape[0]
-        in_slices = features_ME.device.type == "cpu" and not torch.compiler.is_compiling()
-        score = _score_in_slices if in_slices else _score
+        score = _score_in_slices if runs_operations(features_ME.device) else _score
         table_WE = _fill_blocks(table_VE, features_ME.dtype)
         # The padding has probability 0, so it is never sampled.
         bias_W = F.pad(bias_V, (0, len(table_WE) - vocab_size), value=-math.inf)

@@ -8,6 +8,7 @@ it. Nothing in a step waits for the device.
 
 import os
 import warnings
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,11 @@ from typing import Any
 import torch
 from torch.nn.attention import sdpa_kernel
 
-from electra.config import PretrainConfig, UserError
+from electra.config import PretrainConfig, TrainConfig, UserError
+from electra.method.measures import tally
 from electra.method.objective import Objective
 from electra.model.batch import Batch, find_real
-from electra.pretraining.attention import rank_attention
+from electra.pretraining.attention import Ranking, find_kernels, rank_attention
 from electra.pretraining.step import Outcome, Step
 from electra.pretraining.working_copies import WorkingCopies
 from electra.training.machine import Machine
@@ -28,10 +30,13 @@ WARM_UP_STEPS = 3
 a capture does not allow."""
 
 
-def prepare_step(model: Objective, config: PretrainConfig, machine: Machine) -> Step:
-    """Return the fastest form of the optimizer step for the machine; arguments as for `Step`."""
-    is_plain = machine.device.type != "cuda" and config.train.compile != "yes"
-    return (Step if is_plain else AcceleratedStep)(model, config, machine)
+def prepare_step(
+    model: Objective, config: PretrainConfig, machine: Machine, attention: Ranking | None = None
+) -> Step:
+    """Return the fastest form of the step for the machine; arguments as for `AcceleratedStep`."""
+    if machine.device.type != "cuda" and config.train.compile != "yes":
+        return Step(model, config, machine)
+    return AcceleratedStep(model, config, machine, attention)
 
 
 class AcceleratedStep(Step):
@@ -41,12 +46,19 @@ class AcceleratedStep(Step):
         model: The objective, on the machine's device.
         config: The settings of the run.
         machine: As in `Step`.
+        attention: Ranking of the attention kernels; None: from measurement, on a CUDA device.
 
     Attributes:
         compiler_failure: Step and message of the compiler's failure; None if there was none.
     """
 
-    def __init__(self, model: Objective, config: PretrainConfig, machine: Machine):
+    def __init__(
+        self,
+        model: Objective,
+        config: PretrainConfig,
+        machine: Machine,
+        attention: Ranking | None = None,
+    ):
         on_cuda = machine.device.type == "cuda"
         # Recomputed layers restore the random number state, which a capture does not allow. Plain
         # layers read the generator's state; compiled layers use generators that are not registered
@@ -56,12 +68,13 @@ class AcceleratedStep(Step):
         self.compiled = _compiles(config, machine.device)
         self.compiler_failure: str | None = None
         if self.compiled:
-            self.forward = torch.compile(model, fullgraph=True, dynamic=False)
+            self.forward = self._compile(model)
+            self.choose = self._compile(model.masking.choose_and_count)
+            self.measures.tally = self._compile(tally)
         self._copy_weights()
-        self.attention = {}
-        if on_cuda:
-            for masked in (False, True):
-                self.attention[masked] = rank_attention(config, machine, masked=masked)
+        self.attention = attention or (rank_attention(config, machine) if on_cuda else {})
+        self.num_done: dict[tuple[Any, ...], int] = {}
+        """Steps done with batches of each shape since the model's computation has changed."""
         self.captures: dict[tuple[Any, ...], _Capture] = {}
         if self.captured:  # gradients are bound to a stream, so all captures share stream and pool
             self.stream, self.pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
@@ -80,24 +93,30 @@ class AcceleratedStep(Step):
                 raise
             reason = " ".join(str(error).split())[:200]
             warnings.warn(f"torch.compile fails, going on without it: {reason}", stacklevel=2)
-        self.compiled, self.forward = False, self.model
+        self.compiled = False
+        self.forward, self.choose = self.model, self.model.masking.choose_and_count
         self.compiler_failure = f"at step {number}: {reason}"
         self.optimizer.zero_grad()
         self.forget()
         return self._do(number, batch, learning_rate)
 
     def _do(self, number: int, batch: Batch, learning_rate: float) -> Outcome:
-        if self.machine.device.type != "cuda":
-            return super().__call__(number, batch, learning_rate)
-        if self.config.examples.short_prob and batch.attention_mask_BL is None:
+        on_cuda = self.machine.device.type == "cuda"
+        if on_cuda and self.config.examples.short_prob and batch.attention_mask_BL is None:
             # Among 128 rows at least one is nearly always short. The rare step without a mask would
             # be compiled and captured separately in the middle of a run, and take more memory.
             batch = batch._replace(attention_mask_BL=find_real(batch))
+        shape = tuple(None if tensor is None else tensor.shape for tensor in batch)
+        num_done = self.num_done.get(shape, 0)
+        self.prepares = num_done < (WARM_UP_STEPS + 1 if self.captured else int(self.compiled))
+        self.num_done[shape] = num_done + 1
+        if not on_cuda:
+            return super().__call__(number, batch, learning_rate)
         is_masked = batch.attention_mask_BL is not None or batch.document_ids_BL is not None
-        with sdpa_kernel(self.attention[is_masked], set_priority=True):
+        kernels = find_kernels(self.attention, masked=is_masked)
+        with sdpa_kernel(kernels, set_priority=True):
             if not self.captured:
                 return super().__call__(number, batch, learning_rate)
-            shape = tuple(None if tensor is None else tensor.shape for tensor in batch)
             if shape not in self.captures:
                 self.captures[shape] = _Capture(self, batch)
             self.begin(number, learning_rate)
@@ -106,10 +125,17 @@ class AcceleratedStep(Step):
     def forget(self) -> None:
         """Discard captures and working copies, because the model's computation has changed."""
         super().forget()
+        if self.compiled:
+            self.measures.tally = self._compile(tally)
+        self.num_done.clear()
         self.captures.clear()
         self._copy_weights()
         if self.captured:  # a pool that no capture holds any more cannot be reused
             self.pool = torch.cuda.graph_pool_handle()
+
+    def _compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        options = compile_options(self.config.train)
+        return torch.compile(function, fullgraph=True, dynamic=False, options=options)
 
     def _copy_weights(self) -> None:
         dtype = self.machine.dtype
@@ -122,10 +148,7 @@ class AcceleratedStep(Step):
         return {
             **super().describe(),
             "compiler_failure": self.compiler_failure,
-            "attention": {
-                "masked" if masked else "unmasked": kernels[0].name
-                for masked, kernels in self.attention.items()
-            },
+            "attention": self.attention,
         }
 
 
@@ -171,6 +194,17 @@ class _Capture:
             outcome = self.step.compute(self.batch)
         current.wait_stream(stream)
         return outcome
+
+
+def compile_options(train: TrainConfig) -> dict[str, Any]:
+    """Return the options of torch.compile, by torch's names."""
+    return {
+        # Sums over rows and over columns of one tensor share a kernel. Without this option torch
+        # leaves out tensors of less than 5 M elements, and so every layer of ELECTRA-Small.
+        "triton.mix_order_reduction_non_strict_mode": True,
+        "triton.enable_pdl": train.dependent_launch,
+        "max_autotune_gemm": train.autotune,
+    }
 
 
 def _compiles(config: PretrainConfig, device: torch.device) -> bool:

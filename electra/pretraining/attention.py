@@ -8,6 +8,7 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,8 +24,11 @@ KERNELS = (
     SDPBackend.MATH,
 )
 
+Ranking = dict[str, list[str]]
+"""Names of attention kernels, fastest first, for "masked" and "unmasked" rows."""
 
-def rank_attention(config: PretrainConfig, machine: Machine, *, masked: bool) -> list[SDPBackend]:
+
+def rank_attention(config: PretrainConfig, machine: Machine) -> Ranking:
     """Return torch's attention kernels that support the discriminator's layers, fastest first.
 
     The timing covers forward and backward pass with the run's sizes and dropout. It leaves out the
@@ -33,8 +37,45 @@ def rank_attention(config: PretrainConfig, machine: Machine, *, masked: bool) ->
     Args:
         config: Sizes, dropout and micro-batch size of the run.
         machine: Device and dtype.
-        masked: Whether the kernels are timed with an attention mask.
     """
+    return {
+        name: [kernel.name for kernel in _rank(config, machine, masked=name == "masked")]
+        for name in ("unmasked", "masked")
+    }
+
+
+def recorded_ranking(manifest: dict[str, Any], device: str) -> Ranking | None:
+    """Return the ranking of the run's first session on a device; None if there was none.
+
+    Kernels round differently. With the ranking of its first session, a resumed run goes on with the
+    kernels that it began with.
+
+    Args:
+        manifest: From `read_manifest`.
+        device: Name of the device.
+    """
+    for session in manifest["sessions"]:
+        ranking: Ranking = session.get("step", {}).get("attention", {})
+        if ranking and session.get("device") == device:
+            return ranking
+    return None
+
+
+def find_kernels(ranking: Ranking, *, masked: bool) -> list[SDPBackend]:
+    """Return the kernels of a ranking for rows with or without a mask, fastest first."""
+    return [SDPBackend.__members__[name] for name in ranking["masked" if masked else "unmasked"]]
+
+
+def exact_kernels(dropout_prob: float) -> list[SDPBackend]:
+    """Return the kernels that drop exactly this share of the attention probabilities.
+
+    cuDNN's kernels round the share to sixteenths. Source: pytorch issue 174245.
+    """
+    is_sixteenths = (16 * dropout_prob).is_integer()
+    return [each for each in KERNELS if is_sixteenths or each != SDPBackend.CUDNN_ATTENTION]
+
+
+def _rank(config: PretrainConfig, machine: Machine, *, masked: bool) -> list[SDPBackend]:
     sizes, train = config.model, config.train
     rows, length = train.micro_batch_size, config.examples.sequence_length
     heads, rate = sizes.num_attention_heads, sizes.attention_probs_dropout_prob
@@ -50,7 +91,7 @@ def rank_attention(config: PretrainConfig, machine: Machine, *, masked: bool) ->
         context_BNLD.backward(torch.ones_like(context_BNLD))  # has the strides of a real gradient
 
     seconds = {}
-    for kernel in KERNELS:
+    for kernel in exact_kernels(rate):
         with warnings.catch_warnings(), sdpa_kernel(kernel), suppress(RuntimeError):
             warnings.simplefilter("ignore")  # the reasons why a kernel does not support the sizes
             seconds[kernel] = statistics.median(_time(attend, device) for _ in range(7))

@@ -21,7 +21,9 @@ from electra.corpus.tokenizer import Tokenizer
 from electra.files import hold, new_folder, write_json
 from electra.method.objective import Objective
 from electra.pretraining.acceleration import prepare_step
+from electra.pretraining.attention import Ranking, recorded_ranking
 from electra.pretraining.continuation import continue_with
+from electra.pretraining.cooccurrence import embed_tokens
 from electra.pretraining.guard import MAX_IN_A_ROW
 from electra.pretraining.journal import Journal, Show
 from electra.pretraining.memory import require_memory
@@ -145,8 +147,8 @@ def _resume(
         end: Time on the monotonic clock at which the run saves and stops.
     """
     with _writing(run), _hold(run, machine):
-        found = _read_run(run, given) if machine.rank == 0 else None
-        values, changed, source = from_rank_0(found)
+        found = _read_run(run, given, machine) if machine.rank == 0 else None
+        values, changed, source, ranking = from_rank_0(found)
         config = from_dict(PretrainConfig, values)
         shards = open_shards(shards_folder or Path(source["folder"]), verify=machine.rank == 0)
         if shards.digest != source["sha256"]:
@@ -159,7 +161,7 @@ def _resume(
                 "another --out"
             )
         require_equal_shares(config, machine)
-        step = prepare_step(_build(config, shards, machine), config, machine)
+        step = prepare_step(_build(config, shards, machine), config, machine, ranking)
         if changed and machine.rank == 0:
             names = ", ".join(f"{name} {words}" for name, words in changed.items())
             warnings.warn(f"{run} goes on with other settings: {names}", stacklevel=2)
@@ -169,9 +171,13 @@ def _resume(
 
 
 def _read_run(
-    run: Path, given: PretrainConfig | None
-) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
-    """Return the settings of a run that goes on, what changes in them, and the shards' source."""
+    run: Path, given: PretrainConfig | None, machine: Machine
+) -> tuple[dict[str, Any], dict[str, str], dict[str, str], Ranking | None]:
+    """Return what a run goes on with.
+
+    Returns:
+        The settings, what changes in them, the shards' source, and the attention kernels.
+    """
     config = read_run_config(run)
     changed: dict[str, str] = {}
     is_longer = given is not None and given.train.steps > config.train.steps
@@ -180,7 +186,8 @@ def _read_run(
         f"{run} is complete; there is nothing to resume"
         + ("; it exists already: choose another --out, or more train.steps" if given else ""),
     )
-    source = read_manifest(run).get("shards")
+    manifest = read_manifest(run)
+    source = manifest.get("shards")
     require(
         isinstance(source, dict) and {"folder", "sha256"} <= source.keys(),
         f"{run / 'manifest.json'} is damaged: shards must have a folder and a sha256",
@@ -188,7 +195,7 @@ def _read_run(
     assert source is not None
     if given:
         config, changed = continue_with(str(run), config, _fit_to_run(given, config))
-    return to_dict(config), changed, source
+    return to_dict(config), changed, source, recorded_ranking(manifest, machine.name)
 
 
 def _fit_to_run(given: PretrainConfig, begun: PretrainConfig) -> PretrainConfig:
@@ -234,12 +241,14 @@ def _writing(run: Path) -> Iterator[None]:
 
 def _build(config: PretrainConfig, shards: Shards, machine: Machine) -> Objective:
     """Return the initialised objective, on the device."""
-    asks_frequencies = (
-        config.train.initial_weights == "neighbours" or config.generator.kind == "unigram"
-    )
     # Counting reads every token of the shards, so it is done only when needed.
-    frequencies_V = count_tokens(shards) if asks_frequencies else None
-    return build_model(config, shards.tokenizer, machine, frequencies_V)
+    start, frequencies_V, embeddings_VE = config.train.initial_weights, None, None
+    if start != "bert" or config.generator.kind == "unigram":
+        frequencies_V = count_tokens(shards)
+    if start == "cooccurrence":
+        sizes, seed = config.model, config.train.seed
+        embeddings_VE = embed_tokens(shards, sizes.embedding_size, sizes.initializer_range, seed)
+    return build_model(config, shards.tokenizer, machine, frequencies_V, embeddings_VE)
 
 
 def _train(run: Path, shards: Shards, step: Step, show: Show, end: float) -> dict[str, Any]:
@@ -271,7 +280,7 @@ def _train(run: Path, shards: Shards, step: Step, show: Show, end: float) -> dic
     examples = Examples(shards.train, shards.tokenizer, config.examples, train.seed)
     batches = examples.batches(first_step, train.batch_size)
     journal = Journal(run, shards, step, show, first_step) if is_first else None
-    window = Window(model, machine, journal.last.get("train") if journal else None)
+    window = Window(step, journal.last.get("train") if journal else None)
 
     with heed_signals() as requests, journal or nullcontext():
         is_compiled = step.compiled
@@ -288,7 +297,11 @@ def _train(run: Path, shards: Shards, step: Step, show: Show, end: float) -> dic
                 step.forget()
                 window.begin_stage()
             learning_rate = _learning_rate_at(number, model, config)
-            window.add(step(number, next(batches), learning_rate))
+            began = window.clock.now()
+            outcome = step(number, next(batches), learning_rate)
+            if step.prepares:
+                window.clock.leave_out(began, int(outcome.num_real))
+            window.add(outcome)
             if step.compiled != is_compiled:
                 is_compiled = step.compiled
                 if is_first:
@@ -309,7 +322,7 @@ def _train(run: Path, shards: Shards, step: Step, show: Show, end: float) -> dic
             is_lost = window.most_bad >= MAX_IN_A_ROW
             if saves or is_lost:
                 requests.saves = False
-            if journal:
+            if journal and (saves or is_lost or journal.evaluates(done)):
                 with window.clock.paused():
                     if saves or is_lost:
                         journal.save(done)

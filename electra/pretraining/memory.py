@@ -170,7 +170,10 @@ def _saved_bytes(module: nn.Module, forward: Callable[[], Tensor]) -> int:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in parameters:
             storages[storage.data_ptr()] = storage.nbytes()
-        return tensor
+        # The tensor itself would close a reference cycle through its graph. The nodes that
+        # accumulate gradients would then outlive this pass, bound to its stream, and break a CUDA
+        # graph.
+        return tensor.detach()
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         output = forward()

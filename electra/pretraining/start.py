@@ -92,6 +92,7 @@ def build_model(
     tokenizer: Tokenizer,
     machine: Machine,
     frequencies_V: Tensor | None = None,
+    embeddings_VE: Tensor | None = None,
 ) -> Objective:
     """Return the objective with weights initialised from train.seed, on the machine's device.
 
@@ -102,7 +103,11 @@ def build_model(
         tokenizer: Special tokens and vocabulary.
         machine: Device, and dtype of activations and matrix products.
         frequencies_V: Token counts from `count_tokens`. The unigram generator needs the counts, and
-            train.initial_weights=neighbours sets output biases from the counts, if given.
+            train.initial_weights=neighbours and cooccurrence set output biases from the counts, if
+            given.
+        embeddings_VE: Token embeddings from `embed_tokens` for
+            train.initial_weights=cooccurrence; None: random ones, for a model that is only timed or
+            loaded.
     """
     train = config.train
     layer = choose_layers(train.layers, machine.device, compiled=train.compile == "yes")
@@ -116,13 +121,16 @@ def build_model(
     init_weights(model.kept, std, rng)
     if config.method.mode == "reference":
         draw_glorot(model, others)
-    if config.train.initial_weights == "neighbours":
+    if config.train.initial_weights != "bert":
         by_embeddings: dict[Embeddings, list[Encoder]] = {}
         for part in (model.kept, *model.modules()):
             if isinstance(part, Encoder) and part not in by_embeddings.get(part.embeddings, []):
                 by_embeddings.setdefault(part.embeddings, []).append(part)
         for encoders in by_embeddings.values():
             look_at_neighbours(encoders, std, rng)
+            if embeddings_VE is not None:
+                with torch.no_grad():
+                    encoders[0].embeddings.tokens.weight.copy_(embeddings_VE)
         if frequencies_V is not None:
             model.set_constant_predictions(frequencies_V)
     return model.to(machine.device)

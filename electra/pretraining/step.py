@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from electra.config import PretrainConfig
+from electra.method.masking import Counts, Draw
+from electra.method.measures import Measures
 from electra.method.objective import Objective, Output
 from electra.model.batch import Batch
 from electra.pretraining.guard import ACCEPTED, Guard
@@ -31,8 +33,7 @@ class Outcome(NamedTuple):
     """Results of a step, on the device. The next captured step overwrites these tensors."""
 
     outputs: list[Output]
-    """One output per micro-batch of this process, without gradients. The measures of a skipped step
-    count nothing."""
+    """One output per micro-batch of this process, without gradients."""
     num_real: Tensor
     """Number of tokens of all rows of the step that are not padding."""
     grad_norm: Tensor
@@ -54,7 +55,10 @@ class Step:
         optimizer: Updates the model's parameters.
         guard: Judges which steps are skipped.
         compiled: Whether the objective runs through torch.compile.
+        prepares: Whether the last step also compiled or captured, and so took longer than others.
         forward: Computes the objective: the model or its compiled form.
+        choose: Chooses the masked positions: `Masking.choose_and_count` or its compiled form.
+        measures: Sums over the steps since the last `Measures.record`, without skipped ones.
         weights: Context entered for each micro-batch; may replace the model's weights by working
             copies.
     """
@@ -69,11 +73,14 @@ class Step:
             model, config.optimizer, mode=config.method.mode, captured=captured
         )
         self.forward: Callable[..., Output] = model
+        self.choose: Callable[[Batch, Tensor], tuple[Draw, Counts]]
+        self.choose = model.masking.choose_and_count
+        self.measures = Measures(model.loss_weights)
         self.weights: Callable[[], AbstractContextManager[None]] = nullcontext
         self.guard = Guard(machine.device)
         self.rng = torch.Generator(machine.device)
         self.number = 0
-        self.captured, self.compiled = captured, False
+        self.captured, self.compiled, self.prepares = captured, False, False
 
     def __call__(self, number: int, batch: Batch, learning_rate: float) -> Outcome:
         """Run one optimizer step, and return its outputs.
@@ -104,8 +111,7 @@ class Step:
             batch: All rows of the step, on the device.
         """
         model = self.model
-        draw = model.masking.draw(batch, self.rng)
-        counts = model.masking.count(batch, draw)
+        draw, counts = self.choose(batch, model.masking.draw_uniform(batch, self.rng))
         outputs = []
         for micro_batch, rows in self._micro_batches(len(batch.input_ids_BL)):
             if self.machine.device.type != "cuda":
@@ -124,12 +130,14 @@ class Step:
         is_skipped = verdict != ACCEPTED
         update_unless(is_skipped, self.optimizer)
         self.optimizer.zero_grad()
-        outputs = [_leave_out(output, is_skipped) for output in outputs]
+        for output in outputs:
+            self.measures.add(_leave_out(output, is_skipped))
         return Outcome(outputs, counts.num_real, grad_norm, verdict)
 
     def forget(self) -> None:
         """Discard what depends on the model's computation; `begin_stage` has changed it."""
         self.guard.clear()
+        self.measures = Measures(self.model.loss_weights)
 
     def describe(self) -> dict[str, Any]:
         """Return the form of the step for manifests: layers, compiled, captured, gradient_sum."""

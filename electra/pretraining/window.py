@@ -2,26 +2,22 @@
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from electra.method.measures import Measures
-from electra.method.objective import Objective
 from electra.pretraining.guard import ACCEPTED, NOT_FINITE, Skipped
-from electra.pretraining.step import Outcome
+from electra.pretraining.step import Outcome, Step
 from electra.training.distributed import sum_over_ranks
-from electra.training.machine import Machine
 
 
 class Window:
     """Collects the outcomes of steps on the device, without waiting for the device.
 
     Args:
-        model: The objective.
-        machine: Device of the outcomes, and the processes whose measures are summed.
+        step: The step, whose measures are recorded.
         last: The last training record of the run; None at its start.
 
     Attributes:
@@ -29,25 +25,22 @@ class Window:
         most_bad: Largest such number in the steps of the last record.
     """
 
-    def __init__(self, model: Objective, machine: Machine, last: dict[str, Any] | None):
-        self.model, self.machine = model, machine
-        self.clock = Clock(last)
+    def __init__(self, step: Step, last: dict[str, Any] | None):
+        self.step = step
+        self.clock = Clock(last, step.machine.wait)
         self.num_skipped = last.get("skipped", 0) if last else 0
         self.num_bad = self.most_bad = 0
-        self.num_real = torch.zeros((), dtype=torch.int64, device=machine.device)
+        self.num_real = torch.zeros((), dtype=torch.int64, device=step.machine.device)
         self.begin_stage()
 
     def begin_stage(self) -> None:
-        """Begin an empty window with the loss of the model's stage."""
-        self.measures = Measures(self.model.loss_weights)
+        """Begin an empty window; `Step.forget` has reset the measures."""
         self.num_real.zero_()
         self.grad_norms: list[torch.Tensor] = []
         self.verdicts: list[torch.Tensor] = []
 
     def add(self, outcome: Outcome) -> None:
         """Add the outcome of the next step."""
-        for output in outcome.outputs:
-            self.measures.add(output)
         self.num_real += outcome.num_real
         self.grad_norms.append(outcome.grad_norm.clone())
         self.verdicts.append(outcome.verdict.clone())
@@ -72,10 +65,11 @@ class Window:
         for verdict in verdicts.tolist():
             self.num_bad = self.num_bad + 1 if verdict == NOT_FINITE else 0
             self.most_bad = max(self.most_bad, self.num_bad)
+        is_shared = self.step.machine.num_ranks > 1
         accepted = norms[verdicts == ACCEPTED]
         record = {
             **self.clock.record(done, steps, int(self.num_real)),
-            **self.measures.record(sum_over_ranks if self.machine.num_ranks > 1 else None),
+            **self.step.measures.record(sum_over_ranks if is_shared else None),
             "grad_norm": accepted.mean().item() if len(accepted) else math.nan,
             "skipped": self.num_skipped,
         }
@@ -85,13 +79,35 @@ class Window:
 
 
 class Clock:
-    """Training time over all sessions of a run, seconds, without evaluations and checkpoints."""
+    """Training time over all sessions of a run, seconds, without evaluations and checkpoints.
 
-    def __init__(self, last: dict[str, Any] | None):
+    Speed and remaining time leave out the steps that also compiled or captured.
+
+    Args:
+        last: The last train record of metrics.jsonl; None: the run begins.
+        wait: Waits until the device has finished all queued work.
+        now: Returns the current time, seconds.
+    """
+
+    def __init__(
+        self,
+        last: dict[str, Any] | None,
+        wait: Callable[[], None],
+        now: Callable[[], float] = time.perf_counter,
+    ):
         self.seconds, self.tokens, self.step = 0.0, 0, 0
         if last:
             self.seconds, self.tokens, self.step = last["seconds"], last["tokens"], last["step"]
-        self.since = time.perf_counter()
+        self.wait, self.now = wait, now
+        self.since = now()
+        self.prepared = _Prepared()
+
+    def leave_out(self, began: float, new_tokens: int) -> None:
+        """Leave the step since `began` out of the speed; it has `new_tokens` real tokens."""
+        self.wait()
+        seconds, tokens, steps = self.prepared
+        seconds += self.now() - began
+        self.prepared = _Prepared(seconds, tokens + new_tokens, steps + 1)
 
     def record(self, step: int, steps: int, new_tokens: int) -> dict[str, Any]:
         """Return progress, speed and remaining time for a record of metrics.jsonl.
@@ -101,22 +117,38 @@ class Clock:
             steps: Steps of the run.
             new_tokens: Real tokens since the last call.
         """
-        now = time.perf_counter()
+        now = self.now()
         seconds, self.since = now - self.since, now
-        seconds_per_step = seconds / (step - self.step)
+        new_steps = step - self.step
+        prepared, self.prepared = self.prepared, _Prepared()
         self.seconds += seconds
         self.tokens += new_tokens
         self.step = step
+        preparing = {"preparing_seconds": prepared.seconds} if prepared.steps else {}
+        if prepared.steps < new_steps:
+            seconds -= prepared.seconds
+            new_tokens -= prepared.tokens
+            new_steps -= prepared.steps
         return {
             "tokens": self.tokens,
             "seconds": self.seconds,
+            **preparing,
             "tokens_per_second": new_tokens / seconds,
-            "seconds_left": seconds_per_step * (steps - step),
+            "seconds_left": seconds / new_steps * (steps - step),
         }
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Exclude the time inside the context from the training time."""
-        began = time.perf_counter()
+        """Exclude the time inside the context from the training time; queued steps count."""
+        self.wait()
+        began = self.now()
         yield
-        self.since += time.perf_counter() - began
+        self.since += self.now() - began
+
+
+class _Prepared(NamedTuple):
+    """The steps of a log window that also compiled or captured."""
+
+    seconds: float = 0.0
+    tokens: int = 0
+    steps: int = 0

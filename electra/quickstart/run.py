@@ -20,21 +20,30 @@ from electra.corpus.shards import Shards, open_shards
 from electra.corpus.sources import find_sources, name_passed_over
 from electra.corpus.text import TextCounts, read_documents
 from electra.corpus.tokenizer import Tokenizer
-from electra.finetuning.loop import finetune
+from electra.finetuning.grid import combine, search
 from electra.presets import PRESETS, finetune_preset
 from electra.pretraining.loop import pretrain
 from electra.pretraining.plan import time_step
 from electra.pretraining.start import build_model, count_tokens, fit_to_shards
 from electra.quickstart.harvest import Docstring, harvest, write_jsonl
+from electra.quickstart.punctuation import (
+    MIN_PASSAGES,
+    WINDOW_WORDS,
+    PunctuationQuestion,
+    punctuation_question,
+    write_passages,
+)
 from electra.quickstart.question import MIN_WORDS, PackageQuestion, package_question
+from electra.quickstart.verdict import describe_gain, describe_learnt
 from electra.reports.page import write_page
-from electra.reports.runs import read_finetuning, read_runs, read_samples
+from electra.reports.runs import Finetuning, read_finetuning, read_runs, read_samples
 from electra.reports.tables import finetuning_table, heldout_table
 from electra.runs.export import export
 from electra.settings import flatten, to_dict
 from electra.terminal.live import Display, Progress, show_finetuning
 from electra.terminal.printing import (
     print_done,
+    print_lines,
     print_note,
     print_step,
     print_table,
@@ -43,6 +52,7 @@ from electra.terminal.printing import (
 from electra.training.machine import prepare_machine
 
 PROBE_SECONDS = 3.0
+MIN_STEPS = 100
 SHOWN_TOKENS = 40
 """Tokens of the sample on the terminal."""
 MAX_PASSAGES = 20_000
@@ -103,6 +113,24 @@ def quickstart(text: Sequence[str], out: Path, config: QuickstartConfig) -> None
         )
 
     shards = open_shards(out / "shards")
+    questions = {}
+    if question:
+        questions["package"] = "own"
+        _write_question(out / "package", question, config)
+    if marks := punctuation_question(
+        shards, config.num_passages, config.num_asked, config.prepare.seed
+    ):
+        questions["punctuation"] = "tagging"
+        print_step(
+            "question: which punctuation mark follows a word? "
+            f"({len(marks.train)} labelled passages of the held-out text)"
+        )
+        _write_passages(out / "punctuation", marks)
+    else:
+        print_step(
+            f"no question of punctuation: the held-out text holds fewer than {MIN_PASSAGES} "
+            f"passages of {WINDOW_WORDS} words with a mark"
+        )
     settings = fit_to_time(config, shards)
     changed = set_words(fit_to_shards(PRESETS["tiny"], shards), settings)
     print_step(f"electra pretrain {out}/shards --out {out}/run{changed}")
@@ -115,31 +143,7 @@ def quickstart(text: Sequence[str], out: Path, config: QuickstartConfig) -> None
         )
         print_tokens(samples[0][:SHOWN_TOKENS])
 
-    finetunings = []
-    if question:
-        folder = out / "question"
-        _write_question(folder, question, config)
-        for start in ("pretrained", "scratch"):
-            scores = out / f"finetune-{start}"
-            is_scratch = start == "scratch"
-            flag = " --from-scratch" if is_scratch else ""
-            flag += set_words(finetune_preset(settings.model), config.finetune)
-            print_step(
-                f"electra finetune {out}/run --task own --data {folder} --out {scores} "
-                f"--seeds {config.seeds}{flag}"
-            )
-            with Progress("fine-tuning", unit="steps") as progress:
-                finetune(
-                    out / "run",
-                    "own",
-                    folder,
-                    scores,
-                    config.finetune,
-                    seeds=config.seeds,
-                    from_scratch=is_scratch,
-                    progress=show_finetuning(progress, config.seeds),
-                )
-            finetunings.append(read_finetuning(scores / "results.json"))
+    pairs = [_compare(out, name, task, settings, config) for name, task in questions.items()]
 
     runs = read_runs([out / "run"])
     export(out / "run", out / "exported")
@@ -150,6 +154,7 @@ def quickstart(text: Sequence[str], out: Path, config: QuickstartConfig) -> None
         str(out / "shards"): "the prepared corpus, for any sequence length",
     }
     next_command = f"electra pretrain {out}/shards --out longer-run --set train.steps=20000"
+    finetunings = [each for pair in pairs for each in pair]
     write_page(
         out / "report.html",
         runs,
@@ -163,24 +168,66 @@ def quickstart(text: Sequence[str], out: Path, config: QuickstartConfig) -> None
         if table.rows:
             print_table(table.rows, table.headers)
     print_table([[path, what] for path, what in files.items()], ["path", "content"])
+    verdicts = [describe_gain(*pair) for pair in pairs]
+    if samples:
+        counts = count_tokens(shards).tolist()
+        tokens = shards.tokenizer.tokens(range(len(counts)))
+        verdicts.insert(0, describe_learnt(samples, dict(zip(tokens, counts, strict=True))))
+    print_lines(verdicts)
     minutes = (time.perf_counter() - began) / 60
     print_done(f"wrote {out} in {minutes:.1f} minutes", next_command)
 
 
-def fit_to_time(config: QuickstartConfig, shards: Shards) -> PretrainConfig:
-    """Return the pre-training settings with the number of steps that `pretrain_seconds` allows.
+def _compare(
+    out: Path, name: str, task: str, settings: PretrainConfig, config: QuickstartConfig
+) -> tuple[Finetuning, Finetuning]:
+    """Fine-tune on a question from the pre-trained weights and from scratch, and return both.
 
-    A few steps are timed on this machine. Warm-up and evaluation scale with the number of steps.
+    Each start has its own best of the same learning rates.
+    """
+    grid = f"learning_rate={config.learning_rates}"
+    finetune = config.finetune
+    if task == "own":  # the name of another task is that of its folder
+        finetune = dataclasses.replace(finetune, own=dataclasses.replace(finetune.own, name=name))
+    found = []
+    for start in ("pretrained", "scratch"):
+        scores = out / f"{name}-{start}"
+        flag = " --from-scratch" if start == "scratch" else ""
+        flag += set_words(finetune_preset(settings.model), finetune)
+        print_step(
+            f"electra finetune {out}/run --task {task} --data {out / name} --out {scores} "
+            f"--seeds {config.seeds} --grid {grid}{flag}"
+        )
+        combinations = combine(finetune, (), [grid])
+        with Progress("fine-tuning", unit="steps") as progress:
+            results = search(
+                *(out / "run", task, out / name, scores, combinations),
+                seeds=config.seeds,
+                from_scratch=start == "scratch",
+                progress=show_finetuning(progress, config.seeds * len(combinations)),
+            )
+        found.append(read_finetuning(scores / results["best"] / "results.json"))
+    pretrained, scratch = found
+    return pretrained, scratch
+
+
+def fit_to_time(config: QuickstartConfig, shards: Shards) -> PretrainConfig:
+    """Return the pre-training settings with the number of steps for this machine.
+
+    A few steps are timed. A machine that reads less than `min_tokens` in `pretrain_seconds` takes
+    longer, up to `max_seconds`. Warm-up and evaluation scale with the number of steps.
     """
     settings = fit_to_shards(config.pretrain, shards)
     train = settings.train
     machine = prepare_machine(train.device, train.precision, train.threads)
     model = build_model(settings, shards.tokenizer, machine, count_tokens(shards))
     seconds = time_step(model, settings, machine, PROBE_SECONDS)
-    steps = min(train.steps, max(100, round(config.pretrain_seconds / seconds)))
+    enough = config.min_tokens / (train.batch_size * settings.examples.sequence_length)
+    allowed = min(max(config.pretrain_seconds / seconds, enough), config.max_seconds / seconds)
+    steps = max(MIN_STEPS, min(train.steps, round(allowed)))
     optimizer = dataclasses.replace(settings.optimizer, warmup_steps=steps // 10)
     train = dataclasses.replace(
-        train, steps=steps, log_every=50, evaluate_every=max(1, steps // 8), save_every=steps
+        train, steps=steps, log_every=50, evaluate_every=max(1, steps // 4), save_every=steps
     )
     return dataclasses.replace(settings, optimizer=optimizer, train=train)
 
@@ -240,8 +287,7 @@ def _describe_question(question: PackageQuestion | None, what: str) -> str:
     if question:
         return f"question: which of {len(question.packages)} {what} does a text come from?"
     return (
-        f"no question and no fine-tuning: a question needs two {what} with a few lines of at "
-        f"least {MIN_WORDS} words; for a task of your own see electra finetune --help"
+        f"no question of {what}: it needs two {what} with a few lines of at least {MIN_WORDS} words"
     )
 
 
@@ -251,3 +297,9 @@ def _write_question(folder: Path, question: PackageQuestion, config: QuickstartC
     for name, part in (("train", train), ("dev", dev)):
         lines = [json.dumps(each._asdict(), ensure_ascii=False) + "\n" for each in part]
         (folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+
+
+def _write_passages(folder: Path, question: PunctuationQuestion) -> None:
+    folder.mkdir()
+    write_passages(question.train, folder / "train.txt")
+    write_passages(question.test, folder / "dev.txt")

@@ -232,8 +232,8 @@ def _sentences(sentences: Sequence[Sentence]) -> str:
         "<p>Held-out sentences in which the generator has filled the masked positions. A frame "
         "marks a replaced token, with the original token struck out above. The number below each "
         "token, and the shade, is the discriminator's probability that the token was replaced. "
-        "The discriminator does not see the original. A bold number is at least 50%: the "
-        "discriminator says &ldquo;replaced&rdquo;. A token that begins with ## continues the "
+        "The discriminator does not see the original. A bold number marks a suspected token; as "
+        "many tokens are suspected as were replaced. A token that begins with ## continues the "
         "previous token's word.</p>"
     )
     parts = [

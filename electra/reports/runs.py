@@ -9,7 +9,7 @@ from typing import Any
 
 from electra.config import UserError, require
 from electra.files import read_object, read_text
-from electra.reports.tokens import Sentence, TokenView
+from electra.reports.tokens import Sentence, TokenView, suspect_as_many
 from electra.runs.manifest import read_manifest
 from electra.runs.metrics import read_metrics
 
@@ -160,6 +160,8 @@ def _collect_scores(seeds: Iterable[Mapping[str, Any]]) -> dict[str, tuple[float
 def read_samples(run: Path) -> list[Sentence]:
     """Return the sentences of a run's samples.json; empty before the run has finished.
 
+    As many tokens are suspected as were replaced.
+
     Raises:
         UserError: The file is damaged.
     """
@@ -167,9 +169,10 @@ def read_samples(run: Path) -> list[Sentence]:
     if not path.exists():
         return []
     try:
-        return [[TokenView(**view) for view in row] for row in json.loads(read_text(path))]
+        rows = [[TokenView(**view) for view in row] for row in json.loads(read_text(path))]
     except (ValueError, TypeError) as error:
         raise UserError(f"{path} does not hold rows of tokens: {error}") from None
+    return suspect_as_many(rows)
 
 
 def replace_text(path: Path, text: str) -> None:

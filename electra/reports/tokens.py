@@ -14,6 +14,8 @@ class TokenView(NamedTuple):
     is_replaced: bool
     prob_replaced: float
     """The discriminator's probability that the token was replaced."""
+    threshold: float = 0.5
+    """Probability from which the discriminator suspects a token."""
 
     @property
     def verdict(self) -> str:
@@ -24,11 +26,31 @@ class TokenView(NamedTuple):
 
     @property
     def is_suspected(self) -> bool:
-        """Return whether the discriminator's probability is at least 0.5."""
-        return self.prob_replaced >= 0.5
+        """Return whether the discriminator's probability reaches the threshold."""
+        return self.prob_replaced >= self.threshold
 
 
 Sentence = Sequence[TokenView]
+
+
+def suspect_as_many(sentences: Sequence[Sentence]) -> list[Sentence]:
+    """Return the sentences with the threshold at which as many tokens are suspected as replaced.
+
+    Among seven original tokens for each replaced one, a discriminator that has learnt little gives
+    no token a probability of 0.5. The order of its probabilities shows what it has learnt.
+    """
+    views = [view for sentence in sentences for view in sentence]
+    num_replaced = sum(view.is_replaced for view in views)
+    probs = sorted((view.prob_replaced for view in views), reverse=True)
+    threshold = probs[num_replaced - 1] if num_replaced else 1.0
+    return [[view._replace(threshold=threshold) for view in sentence] for sentence in sentences]
+
+
+def count_least_trusted(sentences: Sequence[Sentence], count: int) -> int:
+    """Return how many of the `count` tokens with the highest probabilities were replaced."""
+    views = [view for sentence in sentences for view in sentence]
+    suspects = sorted(views, key=lambda view: view.prob_replaced, reverse=True)[:count]
+    return sum(view.is_replaced for view in suspects)
 
 
 def describe(sentence: Sentence) -> str:

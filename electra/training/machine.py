@@ -123,7 +123,7 @@ def _cpu_multiplies_bfloat16() -> bool:
 
 
 def choose_layers(
-    setting: Literal["auto", "plain", "fused"], device: torch.device, *, compiled: bool
+    setting: Literal["auto", "plain", "fused", "triton"], device: torch.device, *, compiled: bool
 ) -> type[PostNormLayer]:
     """Return the class of the encoders' layers; "auto" is the fastest class.
 
@@ -133,8 +133,16 @@ def choose_layers(
         compiled: Whether the step uses torch.compile, which needs the plain layers.
 
     Raises:
-        UserError: The setting is fused, and the step is compiled or does not run on a CPU.
+        UserError: The setting is fused, and the step is compiled or does not run on a CPU. Or the
+            setting is triton, and the device is a CPU, or Triton is not installed.
     """
+    if setting == "triton":
+        require(device.type != "cpu", "layers triton: they are for a GPU; use plain or auto")
+        try:
+            from electra.model.triton_layer import TritonPostNormLayer
+        except ImportError:
+            raise UserError("layers triton: Triton is not installed; use plain or auto") from None
+        return TritonPostNormLayer
     can_fuse = device.type == "cpu" and not compiled
     place = "a compiled step" if compiled else f"device {device.type}"
     require(

@@ -1,4 +1,4 @@
-"""AdamW with the paper's parameter groups, and the learning rate schedules.
+"""The optimizer with the paper's parameter groups, and the learning rate schedules.
 
 The released code's Adam has no bias correction, and its schedule multiplies warm-up and decay. The
 paper mentions neither (docs/DEVIATIONS.md).
@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from electra.config import OptimizerConfig
+from electra.training.muon import Muon
 
 Mode = Literal["paper", "reference"]
 
@@ -23,11 +24,12 @@ def build_optimizer(
     mode: Mode = "paper",
     captured: bool = False,
 ) -> torch.optim.Optimizer:
-    """Return AdamW over all parameters, without weight decay for biases and layer norms.
+    """Return an optimizer of all parameters, without weight decay for biases and layer norms.
 
     Args:
         model: Module whose parameters are updated; a shared parameter is updated once.
-        config: Learning rate, weight decay and Adam's coefficients.
+        config: Learning rate, weight decay and Adam's coefficients. With `matrices` muon, the
+            matrices of layers and heads are updated by Muon, everything else by AdamW.
         layer_lr_decay: Fine-tuning only: the learning rate of a layer divided by the learning rate
             of the layer above. The head has the full rate, and the embeddings have the lowest. Each
             parameter group has its factor in "lr_scale", which `set_learning_rate` reads.
@@ -40,16 +42,17 @@ def build_optimizer(
     """
     depths = {name: _depth(name) for name, _ in model.named_parameters()}
     num_layers = max((depth for depth in depths.values() if depth is not None), default=0)
-    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    groups: dict[tuple[float, float, int], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         decays = not (name.rpartition(".")[2].startswith("bias") or "norm" in name)
         depth = depths[name]
         above = 0 if depth is None else num_layers + 1 - depth + (mode == "reference")
-        key = (config.weight_decay if decays else 0.0, layer_lr_decay**above)
+        num_blocks = _count_blocks(name, parameter) if config.matrices == "muon" else 0
+        key = (config.weight_decay if decays else 0.0, layer_lr_decay**above, num_blocks)
         groups.setdefault(key, []).append(parameter)
     with_settings: list[dict[str, Any]] = [
-        {"params": parameters, "weight_decay": decay, "lr_scale": scale}
-        for (decay, scale), parameters in groups.items()
+        {"params": parameters, "weight_decay": decay, "lr_scale": scale, "num_blocks": num_blocks}
+        for (decay, scale, num_blocks), parameters in groups.items()
     ]
     if captured:
         for group in with_settings:
@@ -61,7 +64,18 @@ def build_optimizer(
     }
     if mode == "reference":
         return ReferenceAdamW(with_settings, **settings)
-    return torch.optim.AdamW(with_settings, **settings, fused=True, capturable=captured)
+    kind = Muon if config.matrices == "muon" else torch.optim.AdamW
+    return kind(with_settings, **settings, fused=True, capturable=captured)
+
+
+def _count_blocks(name: str, parameter: nn.Parameter) -> int:
+    """Return how many matrices a parameter holds for Muon; 0: AdamW updates it.
+
+    Embeddings are tables of vectors, and a head of a single output is a vector.
+    """
+    if parameter.ndim != 2 or min(parameter.shape) == 1 or "embeddings." in name:
+        return 0
+    return 3 if ".qkv." in name else 1
 
 
 def _depth(name: str) -> int | None:

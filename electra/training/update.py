@@ -1,5 +1,7 @@
 """An optimizer's update that can be left out without reading a value back from the device."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -12,33 +14,37 @@ def update_unless(is_skipped: Tensor, optimizer: torch.optim.Optimizer) -> None:
     """Update the parameters, unless the flag is set.
 
     If it is set, parameters, moments and step counters keep their values, bit for bit. torch's
-    fused optimizers look at the flag in their kernels. With any other optimizer the update is
-    computed, and the former values are put back; this takes a copy of parameters and moments.
+    fused AdamW looks at the flag in its kernels. With any other optimizer the update is computed,
+    and the former values are put back; this takes a copy of parameters and moments.
 
     Args:
         is_skipped: Whether to leave the update out, a bool on the parameters' device. Gradients may
             then be NaN or infinite.
         optimizer: The optimizer, whose parameters have gradients.
     """
-    if optimizer.defaults.get("fused"):
+    if type(optimizer) is torch.optim.AdamW and optimizer.defaults["fused"]:
         optimizer.found_inf = is_skipped.float()  # type: ignore[attr-defined]
         optimizer.step()
         return
-    before = {key: tensor.clone() for key, tensor in _tensors(optimizer).items()}
+    learning = [
+        each
+        for group in optimizer.param_groups
+        for each in group["params"]
+        if each.grad is not None
+    ]
+    before = {key: tensor.clone() for key, tensor in _tensors(optimizer, learning).items()}
     optimizer.step()
-    for key, tensor in _tensors(optimizer).items():
+    for key, tensor in _tensors(optimizer, learning).items():
         former = before.get(key)  # the first update begins moments at 0
         former = torch.zeros_like(tensor) if former is None else former
         tensor.copy_(torch.where(is_skipped, former, tensor))
 
 
-def _tensors(optimizer: torch.optim.Optimizer) -> dict[Key, Tensor]:
+def _tensors(optimizer: torch.optim.Optimizer, learning: Sequence[Tensor]) -> dict[Key, Tensor]:
     tensors: dict[Key, Tensor] = {}
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.grad is not None:
-                tensors[parameter, ""] = parameter
-                for name, value in optimizer.state[parameter].items():
-                    if isinstance(value, Tensor):
-                        tensors[parameter, name] = value
+    for parameter in learning:
+        tensors[parameter, ""] = parameter
+        for name, value in optimizer.state[parameter].items():
+            if isinstance(value, Tensor):
+                tensors[parameter, name] = value
     return tensors

@@ -1,0 +1,401 @@
+"""Kernels and bytes of a compiled step on a GPU, counted without a GPU.
+
+    python -m benchmarks.lowered --out results/lowered.json
+
+torch.compile's back end writes the kernels of each objective for a pretended GPU of compute
+capability 9.0, over tensors without data. No kernel is run. Needs Triton (pip install triton) and
+no CUDA device. Counts change with the version of torch.
+
+Counted are the kernels of what a step compiles (objective forward and backward, draws, measures),
+and the bytes that they read and write, each buffer once per kernel and caches left out. Operations
+outside (casts of weights, sums of gradients) are counted without their bytes; clipping and AdamW
+are not.
+"""
+
+import argparse
+import functools
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
+from unittest import mock
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+from electra.config import OBJECTIVES, SCHEMES, PretrainConfig
+from electra.corpus.tokenizer import make_tokenizer
+from electra.files import write_json, write_text
+from electra.method.measures import tally
+from electra.model.batch import find_real
+from electra.presets import PRESETS
+from electra.pretraining.acceleration import compile_options
+from electra.pretraining.memory import make_rows
+from electra.pretraining.start import build_model
+from electra.pretraining.step import Step
+from electra.pretraining.working_copies import WorkingCopies
+from electra.reports.tables import Table, to_markdown
+from electra.runs.manifest import find_commit
+from electra.settings import override
+from electra.training.machine import Machine
+
+META, GPU = torch.device("meta"), torch.device("cuda", 0)
+H100 = SimpleNamespace(
+    name="pretended H100",
+    major=9,
+    minor=0,
+    multi_processor_count=132,
+    regs_per_multiprocessor=1 << 16,
+    max_threads_per_multi_processor=2048,
+    max_threads_per_block=1024,
+    warp_size=32,
+    total_memory=80 * 2**30,
+    L2_cache_size=50 * 2**20,
+    shared_memory_per_block=48 * 2**10,
+    shared_memory_per_block_optin=227 * 2**10,
+    shared_memory_per_multiprocessor=228 * 2**10,
+)
+"""What the compiler asks of a GPU."""
+ROWS = {"tiny": 64, "small": 128, "base": 32, "large": 32}
+"""Rows of a micro-batch by preset."""
+VARIANTS = {
+    **{preset: (preset, []) for preset in ROWS},
+    "small, Triton layers": ("small", ["train.layers=triton"]),
+    "small, no short rows": ("small", ["examples.short_prob=0"]),
+    "small, no dropout": (
+        "small",
+        ["model.hidden_dropout_prob=0", "model.attention_probs_dropout_prob=0"],
+    ),
+    "small, generator 256 x 3": (
+        "small",
+        ["generator.hidden_fraction=1", "generator.layers_fraction=0.25"],
+    ),
+    **{
+        f"small, {objective}": ("small", [f"method.objective={objective}"])
+        for objective in OBJECTIVES
+        if objective != "rtd"
+    },
+    **{
+        f"small, {scheme}": (
+            "small",
+            [f"method.objective={objective}", f"method.scheme={scheme}", "method.sharing=none"],
+        )
+        for objective, scheme in SCHEMES
+    },
+}
+"""Preset and settings of each variant."""
+
+
+class _Lowered(BaseException):
+    """Raised when a graph is lowered, instead of compiling its kernels."""
+
+
+class Count:
+    """Kernels and bytes of the lowered graphs, and operations outside them."""
+
+    def __init__(self) -> None:
+        self.record = dict.fromkeys(
+            ("triton", "products", "attention", "others", "outside", "triton_bytes", "bytes"), 0
+        )
+        self.code: list[str] = []
+
+    def add(self, graph: Any, code: str) -> None:
+        """Add a lowered graph, whose kernels `code` calls."""
+        from torch._inductor.scheduler import ExternKernelSchedulerNode
+
+        self.code.append(code)
+        calls = re.findall(r"extern_kernels\.(\w+)\(|= torch\.ops\.\w+\.(\w+)", code)
+        names = [one or other for one, other in calls]
+        self.record["triton"] += len(re.findall(r"\btriton_\w+\.run\(", code))
+        for name in names:
+            words = {"attention": "atten", "products": "mm|linear"}
+            kinds = (kind for kind, word in words.items() if re.search(word, name))
+            self.record[next(kinds, "others")] += 1
+        for node in graph.scheduler.nodes:
+            num_bytes = node.get_read_write_buffers_sizes()
+            self.record["bytes"] += num_bytes
+            if not isinstance(node, ExternKernelSchedulerNode):
+                self.record["triton_bytes"] += num_bytes
+
+
+def count_step(config: PretrainConfig) -> Count:
+    """Return the count of a step in bfloat16; its rows are one micro-batch."""
+    tokenizer = make_tokenizer(config.model.vocab_size)
+    machine = Machine(META, torch.bfloat16)
+    model = build_model(config, tokenizer, machine, torch.ones(config.model.vocab_size)).train()
+    with mock.patch("electra.pretraining.step.build_optimizer", return_value=mock.MagicMock()):
+        step = Step(model, config, Machine())  # its random numbers have no place on META
+    step.machine = machine
+    step.weights = WorkingCopies(model, machine.dtype).at_work
+    batch = make_rows(config, config.train.batch_size, 0)
+    if config.examples.short_prob:
+        batch = batch._replace(attention_mask_BL=find_real(batch))
+    count = Count()
+    outside = _Outside()
+    clipping = mock.patch.object(nn.utils, "clip_grad_norm_")  # takes no tensors on META
+    attention = mock.patch.object(F, "scaled_dot_product_attention", _attend)
+    options = compile_options(config.train)
+    torch.compiler.reset()
+    with attention, clipping, outside:
+        step.forward = lower(model, options, count)
+        step.choose = lower(model.masking.choose_and_count, options, count)
+        step.measures.tally = lower(tally, options, count)
+        step.compute(batch.to(META))
+    count.record["outside"] = outside.num_done
+    return count
+
+
+class _Outside(TorchDispatchMode):
+    """Counts operations that launch a kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_done = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        self.num_done += not (func.is_view or name.startswith("empty"))
+        return func(*args, **(kwargs or {}))
+
+
+def lower(
+    function: Callable[..., Any], options: dict[str, Any], count: Count
+) -> Callable[..., Any]:
+    """Return a function compiled for the pretended GPU; it runs on META.
+
+    Autograd knows no pretended device. Graphs are traced on META, where a model takes the paths of
+    a GPU, and moved to the GPU before they are lowered.
+
+    Args:
+        function: The objective, or another part of a step.
+        options: Options of torch.compile.
+        count: Receives the graphs.
+    """
+    from torch._inductor import compile_fx as compile_module
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+    from torch._inductor.graph import GraphLowering
+
+    improve_on_gpu = compile_module._recursive_joint_graph_passes
+
+    def finish(graph: GraphLowering) -> NoReturn:
+        code, _ = graph.codegen()
+        count.add(graph, code.value)
+        raise _Lowered
+
+    def improve(traced: Any, *words: Any, **arguments: Any) -> Any:
+        for node in traced.graph.nodes:
+            node.args, node.kwargs = tree_map(_to_gpu, (node.args, node.kwargs))
+            node.meta = {name: tree_map(_to_gpu, value) for name, value in node.meta.items()}
+        traced.recompile()
+        with pretended_gpu():
+            return improve_on_gpu(traced, *words, **tree_map(_to_gpu, arguments))
+
+    def compile_inner(traced: Any, inputs: Sequence[Any], **arguments: Any) -> Any:
+        (results,) = traced.graph.find_nodes(op="output")
+        values = [each if each is None else each.meta["val"] for each in results.args[0]]
+        try:
+            with pretended_gpu(), mock.patch.object(GraphLowering, "compile_to_module", finish):
+                compile_fx_inner(traced, tree_map(_to_gpu, list(inputs)), **arguments)
+        except _Lowered:
+            pass
+
+        def run(arguments: list[Any]) -> list[Any]:
+            arguments.clear()
+            with torch.utils._python_dispatch._disable_current_modes():
+                return [_without_data(value) for value in values]
+
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
+
+    # Padding of odd shapes would be timed on the GPU.
+    patches = {**options, "force_disable_caches": True, "shape_padding": False}
+    backend = functools.partial(compile_fx, inner_compile=compile_inner, config_patches=patches)
+    compiled = torch.compile(function, backend=backend, fullgraph=True, dynamic=False)
+
+    def forward(*arguments: Any) -> Any:
+        with (
+            torch.utils._python_dispatch._disable_current_modes(),  # one would end compiling
+            mock.patch.object(compile_module, "_recursive_joint_graph_passes", improve),
+        ):
+            return compiled(*arguments)
+
+    return forward
+
+
+class _OnCpu(TorchDispatchMode):
+    """Computes constants, which have data, on the CPU."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def move(value: Any) -> Any:
+            return torch.device("cpu") if value == GPU else value
+
+        kwargs = {
+            name: move(value) if isinstance(value, torch.device) else value
+            for name, value in (kwargs or {}).items()
+        }
+        return func(*args, **kwargs)
+
+
+def _to_gpu(value: Any) -> Any:
+    if isinstance(value, torch.device) and value == META:
+        return GPU
+    if isinstance(value, FakeTensor) and value.device == META:
+        with torch.utils._python_dispatch._disable_current_modes():
+            return FakeTensor(value.fake_mode, _without_data(value), GPU)
+    return value
+
+
+def _without_data(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=META)
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, dropout_p: float, scale: float
+) -> Tensor:
+    """Attention by the kernel that a GPU would take: Flash without, Efficient with a mask."""
+    ops = torch.ops.aten
+    if attn_mask is None:
+        found = ops._scaled_dot_product_flash_attention(q, k, v, dropout_p, scale=scale)
+    else:
+        bias = attn_mask.expand(*q.shape[:3], k.shape[2])
+        found = ops._scaled_dot_product_efficient_attention(
+            q, k, v, bias, True, dropout_p, scale=scale
+        )
+    attended: Tensor = found[0]
+    return attended
+
+
+@contextmanager
+def pretended_gpu() -> Iterator[None]:
+    """Let torch's compiler find a GPU of compute capability 9.0."""
+    from torch._dynamo.device_interface import CudaInterface, caching_worker_device_properties
+    from torch._inductor.fx_passes import fuse_attention, joint_graph
+    from torch.utils._triton import has_triton
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime.driver import driver
+
+    answers: dict[str, Any] = {
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "get_device_properties": lambda device=None: H100,
+        "get_device_capability": lambda device=None: (9, 0),
+        "get_device_name": lambda device=None: H100.name,
+        "synchronize": lambda device=None: None,
+        "_exchange_device": lambda device: 0,
+        "_maybe_exchange_device": lambda device: 0,
+        "is_bf16_supported": lambda including_emulation=True: True,
+        "_lazy_init": lambda: None,
+        "get_rng_state": lambda device=None: torch.get_rng_state(),
+        "set_rng_state": lambda state, device=None: None,
+    }
+    interface: dict[str, Any] = {
+        name: staticmethod(answers[name])
+        for name in ("is_available", "device_count", "current_device", "get_device_properties")
+    }
+    folder = joint_graph.UniformValueConstantFolder
+    fold_on_gpu = folder.run
+
+    def fold(graph: Any) -> Any:
+        with _OnCpu():
+            return fold_on_gpu(graph)
+
+    triton_gpu = mock.Mock(
+        get_current_target=lambda: GPUTarget("cuda", 90, 32), get_current_device=lambda: 0
+    )
+    with (
+        mock.patch.multiple(torch.cuda, **answers),
+        mock.patch.multiple(CudaInterface, **interface),
+        mock.patch.dict(caching_worker_device_properties, {"cuda": [H100]}),
+        mock.patch.object(driver, "_active", triton_gpu),
+        mock.patch.object(fake_tensor, "init_gpu_context"),
+        mock.patch.object(folder, "run", fold),
+        # Patterns of attention would ask for a device; ours is one operation from the start.
+        mock.patch.object(fuse_attention, "_sfdp_init"),
+    ):
+        has_triton.cache_clear()
+        yield
+    has_triton.cache_clear()
+
+
+def count_variant(name: str, settings: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the record of a variant: its counts, rows, length and settings."""
+    preset, own = VARIANTS[name]
+    words = [f"train.batch_size={ROWS[preset]}", *own, *settings]
+    config = override(PRESETS[preset], words)
+    began = time.perf_counter()
+    count = count_step(config)
+    return {
+        "preset": preset,
+        "settings": words,
+        "rows": config.train.batch_size,
+        "length": config.examples.sequence_length,
+        **count.record,
+        "seconds": time.perf_counter() - began,
+    }
+
+
+def tabulate(records: dict[str, dict[str, Any]]) -> Table:
+    """Return the table of the counts, one row per variant."""
+    return Table(
+        [
+            "variant",
+            "rows",
+            "Triton",
+            "products",
+            "attention",
+            "others",
+            "outside",
+            "GB",
+            "KB/token",
+        ],
+        [
+            [
+                name,
+                f"{record['rows']} x {record['length']}",
+                *(
+                    f"{record[kind]:,}"
+                    for kind in ("triton", "products", "attention", "others", "outside")
+                ),
+                f"{record['bytes'] / 1e9:.2f}",
+                f"{record['bytes'] / record['rows'] / record['length'] / 1e3:,.0f}",
+            ]
+            for name, record in records.items()
+        ],
+    )
+
+
+def main() -> None:
+    """Count, print a table, and write the results."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
+    parser.add_argument("--set", nargs="*", default=[])
+    arguments = parser.parse_args()
+    facts = {"torch": torch.__version__, "commit": find_commit(), "settings": arguments.set}
+    records: dict[str, dict[str, Any]] = {}
+    for name in arguments.variants:
+        records[name] = count_variant(name, arguments.set)
+        print(f"{name}: {records[name]}", flush=True)
+        if arguments.out:  # written now, in case the other variants are interrupted
+            write_json(arguments.out, {**facts, "variants": records})
+            title = " ".join(["torch", facts["torch"], "commit", str(facts["commit"])])
+            text = f"{title}, bfloat16\n\n{to_markdown(tabulate(records))}\n"
+            write_text(arguments.out.with_suffix(".md"), text)
+    print(to_markdown(tabulate(records)))
+
+
+if __name__ == "__main__":
+    main()

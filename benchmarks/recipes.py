@@ -1,0 +1,405 @@
+"""Recipes of replaced token detection at equal true FLOPs, on one yardstick.
+
+    python -m benchmarks.recipes SHARDS --runs FOLDER --out results/recipes.json
+
+Each variant is pre-trained with each seed until the budget of FLOPs is spent. Eight checkpoints of
+each run judge the same held-out rows, corrupted by the generator of the present recipe's first
+seed. Their loss is that of the logits after a scale and a bias are fitted, so that recipes which
+mask another share of the tokens can be compared. The tables tell after which share of the present
+recipe's FLOPs, and of its seconds, a recipe reaches the present recipe's final loss. Seconds are
+those of steps timed in turn, in one process. The scores are those of fine-tunings on the
+punctuation of held-out texts and, with --glue and --conll, on tasks of those folders.
+
+All runs are in FOLDER. After an interruption, the same command continues there. The results hold
+all finished runs in FOLDER, so that a second command can add seeds for some variants. `--part 0/2`
+and `--part 1/2` divide the work between two processes; the command without --part does the
+remaining work and writes the results.
+"""
+
+import argparse
+import itertools
+import json
+import math
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+from scipy.optimize import minimize
+from torch import Tensor
+
+from benchmarks.objectives import _spread
+from electra.config import PretrainConfig, UserError, require
+from electra.corpus.shards import open_shards
+from electra.files import write_json, write_text
+from electra.finetuning.grid import combine, search
+from electra.method.flops import count_true
+from electra.method.objective import Objective
+from electra.method.registry import sketch_objective
+from electra.model.batch import Batch, find_real
+from electra.presets import FINETUNE_PRESETS, PRESETS, QUICKSTART
+from electra.pretraining.acceleration import prepare_step
+from electra.pretraining.evaluation import _compute_heldout, heldout_batches
+from electra.pretraining.loop import pretrain, resume
+from electra.pretraining.plan import make_rows
+from electra.pretraining.start import build_model, fit_to_shards
+from electra.quickstart.punctuation import punctuation_question, write_passages
+from electra.reports.tables import Table, to_markdown
+from electra.runs.checkpoint import list_checkpoints, load_parameters, read_tensors
+from electra.runs.manifest import find_commit
+from electra.runs.pretrained import read_run_config
+from electra.settings import override, to_dict
+from electra.training.machine import prepare_machine
+
+PRESENT = "present"
+VARIANTS = {
+    PRESENT: [],
+    "rate 2e-3": ["optimizer.learning_rate=2e-3"],
+    "cooccurrence": ["train.initial_weights=cooccurrence"],
+    "muon": ["optimizer.matrices=muon"],
+    "cooccurrence, muon, rate 2e-3": [
+        "train.initial_weights=cooccurrence",
+        "optimizer.matrices=muon",
+        "optimizer.learning_rate=2e-3",
+    ],
+    "cooccurrence, muon, rate 2e-3, batch 16": [
+        "train.initial_weights=cooccurrence",
+        "optimizer.matrices=muon",
+        "optimizer.learning_rate=2e-3",
+        "train.batch_size=16",
+    ],
+}
+"""Settings that differ from the present recipe."""
+BASE = [
+    "train.initial_weights=neighbours",
+    "optimizer.matrices=adamw",
+    "optimizer.learning_rate=1e-3",
+    "train.batch_size=32",
+    "train.threads=1",
+    "train.evaluate_rows=256",
+    "train.keep_checkpoints=8",
+    "train.save_every=1",
+]
+"""The present recipe, beside the sizes of the preset."""
+NUM_POINTS = 8
+"""Checkpoints of a run that are scored."""
+YARDSTICK_ROWS = 256
+TIMING_ROUNDS = 7
+TASKS = {
+    "punctuation": ["epochs=8", "batch_size=16"],
+    "conll2003": ["epochs=3", "train_examples=4000"],
+    "sst-2": ["epochs=1", "train_examples=10000"],
+    "sts-b": ["epochs=5"],
+    "cola": ["epochs=3"],
+}
+"""Fine-tuning settings of each task."""
+RATES = "0.0005,0.001"
+"""Learning rates of fine-tuning; dev chooses for each run."""
+
+
+def configure(
+    preset: str, variant: str, seed: int, flops: float, shards_folder: Path
+) -> PretrainConfig:
+    """Return the settings of a run, with steps for the budget of true FLOPs."""
+    sizes = QUICKSTART.pretrain if preset == "quickstart" else PRESETS[preset]
+    config = fit_to_shards(
+        override(override(sizes, [*BASE, f"train.seed={seed}"]), VARIANTS[variant]),
+        open_shards(shards_folder, verify=False),
+    )
+    length = config.examples.sequence_length
+    per_step = count_true(sketch_objective(config), length) * config.train.batch_size * length
+    points = max(1, round(flops / per_step / NUM_POINTS))
+    return override(
+        config,
+        [
+            f"train.steps={points * NUM_POINTS}",
+            f"train.save_every={points}",
+            f"train.evaluate_every={points * NUM_POINTS}",
+            f"optimizer.warmup_steps={points * NUM_POINTS // 10}",
+        ],
+    )
+
+
+def load(run: Path, checkpoint: Path, shards_folder: Path) -> Objective:
+    """Return the objective of a run with the weights of a checkpoint."""
+    config = read_run_config(run)
+    machine = prepare_machine("cpu", "float32", 1)
+    model = build_model(config, open_shards(shards_folder, verify=False).tokenizer, machine)
+    load_parameters(model, read_tensors(checkpoint / "model.safetensors"))
+    return model.eval()
+
+
+@torch.no_grad()
+def corrupt(run: Path, shards_folder: Path) -> list[tuple[Batch, Tensor]]:
+    """Return held-out rows, and the rows as the generator of a run corrupts them."""
+    config = override(
+        read_run_config(run), [f"train.evaluate_rows={YARDSTICK_ROWS}", "train.batch_size=32"]
+    )
+    model = load(run, list_checkpoints(run)[-1], shards_folder)
+    rows = []
+    shards = open_shards(shards_folder, verify=False)
+    for number, batch in enumerate(heldout_batches(shards, config)):
+        for output in _compute_heldout(model, batch, number, torch.device("cpu"), 32):
+            assert output.judgement
+            rows.append((batch, output.judgement.corrupt_ids_BL))
+    return rows
+
+
+@torch.no_grad()
+def judge(model: Objective, rows: Sequence[tuple[Batch, Tensor]]) -> dict[str, float]:
+    """Return loss (fitted), AUC and the constant's loss of a discriminator on corrupted rows."""
+    network = model.networks["discriminator"]
+    logits, labels = [], []
+    for batch, corrupt_ids_BL in rows:
+        hidden_BLH = network.encoders[0](*batch._replace(input_ids_BL=corrupt_ids_BL))
+        real_BL = find_real(batch)
+        logits.append(network.head(hidden_BLH)[real_BL].double().numpy())
+        labels.append((corrupt_ids_BL != batch.input_ids_BL)[real_BL].numpy())
+    logit, label = np.concatenate(logits), np.concatenate(labels)
+
+    def loss(fit: np.ndarray) -> float:
+        fitted = fit[0] * logit + fit[1]
+        return float(np.mean(np.logaddexp(0, fitted) - label * fitted))
+
+    order = np.argsort(np.argsort(logit))
+    num_replaced, share = label.sum(), label.mean()
+    above = order[label].sum() - num_replaced * (num_replaced - 1) / 2
+    return {
+        "loss": float(minimize(loss, np.array([1.0, 0.0]), method="Nelder-Mead").fun),
+        "auc": float(above / (num_replaced * (len(label) - num_replaced))),
+        "constant_loss": float(-share * math.log(share) - (1 - share) * math.log(1 - share)),
+    }
+
+
+def run_one(
+    preset: str,
+    variant: str,
+    seed: int,
+    flops: float,
+    shards: Path,
+    runs: Path,
+    tasks: dict[str, Path],
+) -> dict[str, Any]:
+    """Return the record of one variant and seed, after any remaining work."""
+    config = configure(preset, variant, seed, flops, shards)
+    run = runs / f"{variant.replace(', ', '-').replace(' ', '-')}-{seed}"
+    done = run / "recipe.json"
+    if done.exists():
+        return dict(json.loads(done.read_text(encoding="utf-8")))
+    if not (run / "results.json").exists():
+        if (run / "config.json").exists():
+            resume(run, _say)
+        else:
+            pretrain(shards, run, config, _say)
+    first = runs / f"{PRESENT}-0"
+    require((first / "results.json").exists(), f"{first} must be finished first: run it alone")
+    rows = corrupt(first, shards)
+    curve = [
+        {"step": int(each.name.removeprefix("step-")), **judge(load(run, each, shards), rows)}
+        for each in list_checkpoints(run)
+    ]
+    scores = {
+        task: score(run, task, data, runs, f"{run.name}-{task}") for task, data in tasks.items()
+    }
+    record = {
+        "variant": variant,
+        "settings": VARIANTS[variant],
+        "seed": seed,
+        "steps": config.train.steps,
+        "curve": curve,
+        "scores": scores,
+        "heldout": json.loads((run / "results.json").read_text(encoding="utf-8"))["heldout"],
+        "config": to_dict(config),
+        "manifest": json.loads((run / "manifest.json").read_text(encoding="utf-8")),
+    }
+    write_json(done, record)
+    print(f"{run.name}: {curve[-1]} {scores}", flush=True)
+    return record
+
+
+def score(
+    start: Path, task: str, data: Path, runs: Path, name: str, scratch: bool = False
+) -> float:
+    """Return the score of a fine-tuning, the best on dev of RATES."""
+    out = runs / name
+    if not out.exists():
+        kind = "tagging" if task in ("punctuation", "conll2003") else task
+        settings = [*TASKS[task], "threads=1", "reseeds=0"]
+        combinations = combine(FINETUNE_PRESETS["tiny"], settings, [f"learning_rate={RATES}"])
+        search(
+            *(start, kind, data, out, combinations),
+            seeds=1,
+            from_scratch=scratch,
+            progress=lambda record: None,
+        )
+    results = json.loads((out / "results.json").read_text(encoding="utf-8"))
+    return float(results["combinations"][0]["median"])
+
+
+def time_steps(configs: dict[str, PretrainConfig], shards_folder: Path) -> dict[str, list[float]]:
+    """Return the processor seconds per million tokens of each variant, timed in turn."""
+    shards = open_shards(shards_folder, verify=False)
+    machine = prepare_machine("cpu", "float32", 1)
+    steps = {}
+    for name, config in configs.items():
+        model = build_model(config, shards.tokenizer, machine).train()
+        steps[name] = prepare_step(model, config, machine)
+    taken: dict[str, list[float]] = {name: [] for name in configs}
+    for round_ in range(-2, TIMING_ROUNDS):
+        for name, config in configs.items():
+            tokens, began = 0, time.process_time()
+            while tokens < 32 * 128:
+                batch = make_rows(config, config.train.batch_size, seed=0)
+                tokens += batch.input_ids_BL.numel()
+                steps[name](0, batch, config.optimizer.learning_rate)
+            if round_ >= 0:
+                taken[name].append(1e6 * (time.process_time() - began) / tokens)
+    return taken
+
+
+def find_share(curve: Sequence[dict[str, float]], loss: float) -> float | None:
+    """Return the share of a run after which its loss falls to `loss`; None if it never does."""
+    points = [(0.0, curve[0]["constant_loss"])]
+    points += [(each["step"] / curve[-1]["step"], each["loss"]) for each in curve]
+    for (before, high), (after, low) in itertools.pairwise(points):
+        if low <= loss:
+            return before + (after - before) * (high - loss) / (high - low)
+    return None
+
+
+def tabulate(
+    records: Sequence[dict[str, Any]], taken: dict[str, list[float]], scratch: dict[str, float]
+) -> Table:
+    """Return a row for each variant: mean ± deviation over its seeds."""
+    present = [r for r in records if r["variant"] == PRESENT]
+    target = statistics.mean(r["curve"][-1]["loss"] for r in present)
+    speed = {name: statistics.median(times) for name, times in taken.items()}
+    rows = []
+    for variant in dict.fromkeys(r["variant"] for r in records):
+        own = [r for r in records if r["variant"] == variant]
+        shares = [find_share(r["curve"], target) for r in own]
+        known = [share for share in shares if share is not None]
+        slower = speed[variant] / speed[PRESENT]
+        reached = f"{statistics.mean(known):.2f}" if len(known) == len(shares) else "never"
+        in_time = f"{slower * statistics.mean(known):.2f}" if len(known) == len(shares) else "never"
+        rows.append(
+            [
+                variant,
+                str(len(own)),
+                _spread([r["curve"][-1]["loss"] for r in own]),
+                _spread([r["curve"][-1]["auc"] for r in own]),
+                reached,
+                in_time,
+                *(_spread([r["scores"][task] for r in own]) for task in scratch),
+            ]
+        )
+    rows.append(["from scratch", "1", "-", "-", "-", "-", *(f"{s:.3f}" for s in scratch.values())])
+    headers = ["recipe", "seeds", "loss", "AUC", "share of FLOPs", "share of seconds", *scratch]
+    return Table(headers, rows)
+
+
+def draw(records: Sequence[dict[str, Any]], path: Path) -> None:
+    """Write a picture of the losses on the yardstick against the share of the budget."""
+    figure, panel = plt.subplots(figsize=(8, 5), layout="constrained")
+    names = list(dict.fromkeys(r["variant"] for r in records))
+    for record in records:
+        curve = record["curve"]
+        panel.plot(
+            [point["step"] / record["steps"] for point in curve],
+            [point["loss"] for point in curve],
+            color=f"C{names.index(record['variant'])}",
+            linewidth=2 if record["variant"] == PRESENT else 1,
+            label=record["variant"] if record["seed"] == 0 else None,
+        )
+    panel.set_title("discriminator's loss on the same corrupted held-out rows, nats", fontsize=10)
+    panel.set_xlabel("share of the budget of true FLOPs")
+    panel.grid(alpha=0.3)
+    panel.legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+
+
+def _say(record: dict[str, Any]) -> None:
+    if record["part"] == "heldout":
+        print(f"step {record['step']}: disc_auc {record.get('disc_auc', 0):.3f}", flush=True)
+
+
+def main() -> None:
+    """Run the variants of the command line, and write the results if all parts are done."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("shards", type=Path)
+    parser.add_argument("--runs", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--glue", type=Path)
+    parser.add_argument("--conll", type=Path)
+    parser.add_argument("--preset", default="quickstart", choices=["quickstart", *PRESETS])
+    parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--flops", type=float, default=1e13)
+    parser.add_argument("--part", default="0/1")
+    arguments = parser.parse_args()
+    number, parts = map(int, arguments.part.split("/"))
+    torch.set_num_threads(1)
+    arguments.runs.mkdir(parents=True, exist_ok=True)
+    tasks = {"punctuation": arguments.runs / "punctuation"}
+    if not tasks["punctuation"].exists():
+        question = punctuation_question(open_shards(arguments.shards), 300, 400, seed=0)
+        require(question is not None, f"{arguments.shards}: too little held-out text")
+        assert question
+        tasks["punctuation"].mkdir()
+        write_passages(question.train, tasks["punctuation"] / "train.txt")
+        write_passages(question.test, tasks["punctuation"] / "dev.txt")
+    if arguments.conll:
+        tasks["conll2003"] = arguments.conll
+    if arguments.glue:
+        tasks |= {
+            name: arguments.glue for name in TASKS if name not in ("punctuation", "conll2003")
+        }
+    common = arguments.preset, arguments.flops, arguments.shards
+    jobs = [(variant, seed) for seed in range(arguments.seeds) for variant in arguments.variants]
+    for variant, seed in jobs[number::parts]:
+        run_one(common[0], variant, seed, *common[1:], arguments.runs, tasks)
+    if parts > 1:
+        return
+    records = [
+        json.loads(path.read_text(encoding="utf-8"))
+        for path in arguments.runs.glob("*/recipe.json")
+    ]
+    names = list(VARIANTS)
+    records.sort(key=lambda record: (names.index(record["variant"]), record["seed"]))
+    start = arguments.runs / f"{PRESENT}-0"
+    scratch = {
+        task: score(start, task, data, arguments.runs, f"scratch-{task}", scratch=True)
+        for task, data in tasks.items()
+    }
+    configs = {
+        record["variant"]: configure(common[0], record["variant"], 0, *common[1:])
+        for record in records
+    }
+    taken = time_steps(configs, arguments.shards)
+    table = to_markdown(tabulate(records, taken, scratch))
+    result = {
+        "commit": find_commit(),
+        "preset": arguments.preset,
+        "flops": arguments.flops,
+        "device": prepare_machine("cpu", "float32", 1).name,
+        "seconds_per_million_tokens": taken,
+        "scratch": scratch,
+        "records": records,
+    }
+    write_json(arguments.out, result)
+    write_text(arguments.out.with_suffix(".md"), table + "\n")
+    draw(records, arguments.out.with_suffix(".png"))
+    print(table)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UserError as error:
+        raise SystemExit(f"error: {error}") from None

@@ -1,0 +1,164 @@
+"""Triton's kernels in its interpreter on a CPU, against float64; and compiled for a GPU.
+
+Triton chooses its interpreter when it is imported, so those tests run in a process of their own.
+"""
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from electra.model.initialisation import init_weights
+from electra.model.layer import PostNormLayer
+from electra.presets import encoder_sizes
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+
+IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@pytest.fixture
+def layers():
+    """The module of the layer, over interpreted kernels."""
+    if not IS_INTERPRETED:
+        pytest.skip("runs in test_in_the_interpreter")
+    from electra.model import triton_layer
+
+    return triton_layer
+
+
+@pytest.mark.skipif(IS_INTERPRETED, reason="runs the others")
+def test_in_the_interpreter():
+    command = [sys.executable, "-m", "pytest", __file__, "-n", "0", "-p", "no:cacheprovider"]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    root = Path(__file__).parent.parent
+    answer = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stdout[-3000:]
+    assert " passed" in answer.stdout or "." in answer.stdout
+
+
+@pytest.mark.skipif(IS_INTERPRETED, reason="no interpreter compiles")
+def test_kernels_compile_for_a_gpu():
+    """In bfloat16 for compute capability 9.0, within the shared memory of a program there."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    from electra.model import triton_kernels as kernels
+
+    floats = {"scale", "prob"}
+    sizes = {"L": 128, "D": 64, "BLOCK": 128, "MASKED": 1, "DROPS": 1}
+    blocks = {name: getattr(kernels, name) for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K")}
+    for kernel, constants in (
+        (kernels._attend, sizes),
+        (kernels._attend_backward, sizes),
+        (kernels._linear_gelu, {"H": 256, **blocks}),
+        (kernels._linear_gelu_backward, {"H": 256, **blocks}),
+    ):
+        signature = {}
+        for name in kernel.arg_names:
+            if name in constants:
+                signature[name] = "constexpr"
+            elif name in floats:
+                signature[name] = "fp32"
+            elif name in ("M", "F", "N") or name.startswith("mask_"):
+                signature[name] = "i32"
+            else:
+                signature[name] = {"seed": "*i64", "sums": "*fp32"}.get(name, "*bf16")
+        source = triton.compiler.ASTSource(kernel, signature, constants)
+        options = {"num_warps": kernels.NUM_WARPS}
+        compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+        assert compiled.metadata.shared <= 227 * 1024, kernel
+        assert compiled.asm["cubin"]
+
+
+def rng(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def attention_64(qkv, mask, scale):
+    """Attention in float64, with the factors that dropout multiplies the probabilities by."""
+    q, k, v = qkv.double().permute(2, 0, 3, 1, 4)
+    scores = q @ k.transpose(-1, -2) * scale
+    probs = (scores if mask is None else scores + mask.double()).softmax(dim=-1)
+    return lambda factors: (probs * factors @ v).transpose(1, 2)
+
+
+MASKS = {
+    "none": lambda real: None,
+    "keys": lambda real: torch.zeros_like(real).masked_fill(real == 0, -1e30)[:, None, None],
+    "documents": lambda real: torch.zeros(len(real), 1, real.shape[1], real.shape[1]).masked_fill(
+        (real.cumsum(1) // 5)[:, None, :, None] != (real.cumsum(1) // 5)[:, None, None, :], -1e30
+    ),
+}
+
+
+@pytest.mark.parametrize("mask_name", MASKS)
+@pytest.mark.parametrize("length", [16, 24])
+@pytest.mark.parametrize("prob", [0.0, 0.25])
+def test_attention_and_its_gradient(layers, mask_name, length, prob):
+    """Two rows, three heads of 32. Dropped are the same probabilities forward and backward."""
+    kernels = layers.kernels
+    qkv = torch.randn(2, length, 3, 3, 32, generator=rng(0))
+    real = (torch.arange(length) < torch.tensor([[length], [length - 7]])).float()
+    mask, seed = MASKS[mask_name](real), torch.tensor([123])
+    # Equal scores and unit vectors as values show what dropout keeps.
+    shown = torch.zeros(2, length, 3, 3, 32)
+    shown[:, :, 2] = torch.eye(length, 32)[None, :, None]
+    factors = kernels.attend(shown, None, seed, prob, 1.0)[..., :length] * length
+    factors = factors.permute(0, 2, 1, 3).double()
+    assert (factors == 0).double().mean() == pytest.approx(prob, abs=0.05)
+    expected_input = qkv.clone().requires_grad_()
+    expected = attention_64(expected_input, mask, 32**-0.5)(factors)
+    actual_input = qkv.clone().requires_grad_()
+    actual = layers._Attend.apply(actual_input, mask, seed, prob)
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5)
+    grad = torch.randn(actual.shape, generator=rng(1))
+    expected.backward(grad.double())
+    actual.backward(grad)
+    torch.testing.assert_close(actual_input.grad, expected_input.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [8, 150])
+def test_feed_forward_and_its_gradients(layers, rows):
+    """Sizes that leave blocks partly empty."""
+    shapes = [(rows, 48), (144, 48), (144,), (48, 144), (48,)]
+    tensors = [torch.randn(shape, generator=rng(n)) * 0.5 for n, shape in enumerate(shapes)]
+    exact = [tensor.double().requires_grad_() for tensor in tensors]
+    x, in_weight, in_bias, out_weight, out_bias = exact
+    expected = F.linear(F.gelu(F.linear(x, in_weight, in_bias)), out_weight, out_bias)
+    ours = [tensor.requires_grad_() for tensor in tensors]
+    actual = layers._FeedForward.apply(*ours)
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-4)
+    grad = torch.randn(actual.shape, generator=rng(9))
+    expected.backward(grad.double())
+    actual.backward(grad)
+    for one, other in zip(ours, exact, strict=True):
+        largest = other.grad.abs().max()
+        assert (one.grad.double() - other.grad).abs().max() <= 1e-5 * largest
+
+
+def test_the_layer_is_the_plain_one(layers):
+    """Values and gradients without dropout, masked rows."""
+    sizes = encoder_sizes(
+        64, 1, 32, vocab_size=50, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+    )
+    sizes = dataclasses.replace(sizes, num_attention_heads=2)
+    plain, ours = PostNormLayer(sizes), layers.TritonPostNormLayer(sizes)
+    init_weights(plain, 0.1, rng(0))
+    ours.load_state_dict(plain.state_dict())
+    mask = torch.zeros(2, 1, 1, 20)
+    mask[1, ..., 13:] = -1e30
+    results = []
+    for layer in (plain, ours):
+        x = torch.randn(2, 20, 64, generator=rng(1)).requires_grad_()
+        y = layer(x, mask, None)
+        (y**3).sum().backward()
+        results.append([y, x.grad, *(parameter.grad for parameter in layer.parameters())])
+    for one, other in zip(*results, strict=True):
+        assert (one - other).abs().max() <= 1e-5 * other.abs().max().clamp(min=1e-3)
