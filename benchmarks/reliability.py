@@ -156,7 +156,7 @@ def kill(work: Path, shards: Path, processes: int = 1, times: int = 50) -> dict[
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     run, whole, rng = work / "run", work / "whole", random.Random(processes)
-    config = make_config(*([f"train.steps={40 * times}"] if processes == 1 else []))
+    config = make_config(*([f"train.steps={12 * times}"] if processes == 1 else []))
     starting = start(processes, shards, whole, config)
     if starting.wait():
         raise RuntimeError(starting.stderr.read() if starting.stderr else "")
