@@ -25,6 +25,7 @@ from electra.presets import PRESETS, finetune_preset
 from electra.pretraining.loop import pretrain
 from electra.pretraining.plan import time_step
 from electra.pretraining.start import build_model, count_tokens, fit_to_shards
+from electra.processes import usable_cores
 from electra.quickstart.harvest import Docstring, harvest, write_jsonl
 from electra.quickstart.punctuation import (
     MIN_PASSAGES,
@@ -51,7 +52,7 @@ from electra.terminal.printing import (
 )
 from electra.training.machine import prepare_machine
 
-PROBE_SECONDS = 3.0
+PROBE_SECONDS = 2.0
 MIN_STEPS = 100
 SHOWN_TOKENS = 40
 """Tokens of the sample on the terminal."""
@@ -186,7 +187,8 @@ def _compare(
     Each start has its own best of the same learning rates.
     """
     grid = f"learning_rate={config.learning_rates}"
-    finetune = config.finetune
+    threads = config.finetune.threads or settings.train.threads
+    finetune = dataclasses.replace(config.finetune, threads=threads)
     if task == "own":  # the name of another task is that of its folder
         finetune = dataclasses.replace(finetune, own=dataclasses.replace(finetune.own, name=name))
     found = []
@@ -214,20 +216,33 @@ def _compare(
 def fit_to_time(config: QuickstartConfig, shards: Shards) -> PretrainConfig:
     """Return the pre-training settings with the number of steps for this machine.
 
-    A few steps are timed. A machine that reads less than `min_tokens` in `pretrain_seconds` takes
-    longer, up to `max_seconds`. Warm-up and evaluation scale with the number of steps.
+    A few steps are timed, with several numbers of threads unless the settings have one. Threads
+    wait for each other, so that one thread too many on a busy machine takes many times as long. A
+    machine that reads less than `min_tokens` in `pretrain_seconds` takes longer, up to
+    `max_seconds`. Warm-up and evaluation scale with the number of steps.
     """
     settings = fit_to_shards(config.pretrain, shards)
     train = settings.train
-    machine = prepare_machine(train.device, train.precision, train.threads)
-    model = build_model(settings, shards.tokenizer, machine, count_tokens(shards))
-    seconds = time_step(model, settings, machine, PROBE_SECONDS)
+    cores = usable_cores()
+    choices = {train.threads} if train.threads else {cores, max(1, cores - 1), -(-cores // 2), 1}
+    counts = count_tokens(shards)
+    taken = {}
+    for threads in sorted(choices, reverse=True):
+        machine = prepare_machine(train.device, train.precision, threads)
+        model = build_model(settings, shards.tokenizer, machine, counts)
+        taken[threads] = time_step(model, settings, machine, PROBE_SECONDS)
+    threads, seconds = min(taken.items(), key=lambda pair: pair[1])
     enough = config.min_tokens / (train.batch_size * settings.examples.sequence_length)
     allowed = min(max(config.pretrain_seconds / seconds, enough), config.max_seconds / seconds)
     steps = min(train.steps, max(MIN_STEPS, round(allowed)))
     optimizer = dataclasses.replace(settings.optimizer, warmup_steps=steps // 10)
     train = dataclasses.replace(
-        train, steps=steps, log_every=50, evaluate_every=max(1, steps // 4), save_every=steps
+        train,
+        steps=steps,
+        log_every=50,
+        evaluate_every=max(1, steps // 4),
+        save_every=steps,
+        threads=threads,
     )
     return dataclasses.replace(settings, optimizer=optimizer, train=train)
 
