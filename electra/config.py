@@ -724,6 +724,9 @@ class FinetuneConfig:
     """Epoch whose weights and scores are kept. best: the epoch with the best headline metric on
     dev. The dev score is then no longer a score on unseen examples. The results say whether last or
     best was used."""
+    score_epochs: Literal["all", "last"] = "all"
+    """Epochs after which dev is scored. last: the last one only, which saves time if dev is large
+    beside train."""
     own: OwnTaskConfig = field(default_factory=OwnTaskConfig)
     squad: SquadConfig = field(default_factory=SquadConfig)
     tagging: TaggingConfig = field(default_factory=TaggingConfig)
@@ -759,6 +762,11 @@ class FinetuneConfig:
         )
         require(self.batch_size >= 1, f"batch_size must be >= 1, not {self.batch_size}")
         require(
+            self.keep_epoch == "last" or self.score_epochs == "all",
+            "keep_epoch best needs the score of every epoch: set score_epochs=all, not "
+            f"{self.score_epochs}",
+        )
+        require(
             self.sequence_length == 0 or self.sequence_length >= 8,
             f"sequence_length must be 0 or >= 8, not {self.sequence_length}",
         )
@@ -774,7 +782,7 @@ class QuickstartConfig:
     prepare: PrepareConfig
     pretrain: PretrainConfig
     finetune: FinetuneConfig
-    pretrain_seconds: int = 120
+    pretrain_seconds: int = 150
     """Time for pre-training, seconds. The number of steps is what this machine computes in the
     time, at most `pretrain.train.steps`."""
     min_tokens: int = 1_500_000

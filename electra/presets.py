@@ -125,6 +125,10 @@ QUICKSTART = QuickstartConfig(
         ),
     ),
     finetune=dataclasses.replace(
-        FINETUNE_PRESETS["tiny"], learning_rate=1e-3, batch_size=16, epochs=10
+        FINETUNE_PRESETS["tiny"],
+        learning_rate=1e-3,
+        batch_size=16,
+        epochs=12,
+        score_epochs="last",
     ),
 )

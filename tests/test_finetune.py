@@ -273,6 +273,12 @@ def test_the_epoch_that_counts_is_the_last_unless_best_is_asked_for(pretrained, 
         seed=1,
         progress=ignore,
     )
+    config = dataclasses.replace(config, score_epochs="last")
+    once = train_seed(pretrained, task, rows, config, Machine(), seed=1, progress=ignore)
+    assert once.record["epochs"] == last.record["epochs"][-1:]
+    assert once.record["scores"] == last.record["scores"]
+    with pytest.raises(UserError, match=r"keep_epoch best needs the score of every epoch"):
+        dataclasses.replace(config, keep_epoch="best")
     assert last.record["epochs"] == best.record["epochs"]
     curve = [epoch["scores"]["accuracy"] for epoch in last.record["epochs"]]
     assert last.record["kept_epoch"] == 3

@@ -181,7 +181,7 @@ def train_seed(
     from_scratch: bool = False,
     progress: Progress,
 ) -> SeedRun:
-    """Fine-tune with one seed and evaluate on dev after each epoch.
+    """Fine-tune with one seed, and evaluate on dev after the epochs that `score_epochs` names.
 
     The last epoch is selected, or the best on dev with `keep_epoch=best`.
 
@@ -255,6 +255,8 @@ def train_seed(
         train_loss = loss_sum.item() / len(train)
         seconds += time.perf_counter() - began
 
+        if config.score_epochs == "last" and epoch < epochs:
+            continue
         outputs = run_network(model, dev, device)
         scores = family.score(dev, outputs)
         history.append({"epoch": epoch, "train_loss": finite(train_loss), "scores": scores})
@@ -274,7 +276,7 @@ def train_seed(
     restore_tokens(model, whole_table, rows.token_ids)
     record = {
         "seed": seed,
-        "scores": history[kept.epoch - 1]["scores"],
+        "scores": next(each["scores"] for each in history if each["epoch"] == kept.epoch),
         "other_scores": {
             name: scores
             for name, each in others.items()
