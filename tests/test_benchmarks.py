@@ -132,6 +132,7 @@ def test_fine_tunings_run_at_once():
     assert list(gpu.group_parts(names)) == [["kernels"], names[1:3], ["export"]]
 
 
+@pytest.mark.slow
 def test_a_bundle_holds_the_text_in_parts(tmp_path):
     """Cut between documents, none larger than its limit; together they are the text."""
     rng = torch.Generator().manual_seed(0)

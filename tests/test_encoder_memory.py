@@ -86,6 +86,7 @@ def test_a_run_ends_with_the_same_weights(toy_shards, toy_config, tmp_path):
     assert all(torch.equal(ends[1][name], tensor) for name, tensor in ends[0].items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prob", [0.0, 0.1])
 def test_compiled_as_one_graph_it_keeps_less_and_computes_the_same(prob):
     """torch.compile(fullgraph=True), with dropout, documents and padding."""
@@ -142,7 +143,7 @@ def allocated_at_once(model, batch):
     [("plain", []), ("fused", []), ("fused", [RECOMPUTE])],
     ids=["plain", "fused", "fused, recomputed"],
 )
-@pytest.mark.parametrize("length", [32, 192])
+@pytest.mark.parametrize("length", [32, pytest.param(192, marks=pytest.mark.slow)])
 def test_the_estimate_is_what_more_rows_take(layer, length, settings):
     """From 20 to 60 rows, with eight layers, where attention is little and where it is most."""
     config = config_of(*settings)

@@ -233,6 +233,7 @@ def test_working_copies_change_nothing(name):
 
 
 @torch_warns
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["rtd", "documents"])
 def test_what_a_gpu_runs_is_one_graph(name):
     """Traced whole, forward and backward, on a device that is no CPU; dropout on, bfloat16."""
