@@ -88,7 +88,8 @@ def test_two_processes_compute_the_step_of_one(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [2, 4])
 def test_every_objective_is_computed_by_several_processes(tmp_path, processes):
-    assert_one_step(list(OBJECTIVES), processes, 50, tmp_path)
+    """Few steps: sooner or later rounding makes one sampled token another, and all after it."""
+    assert_one_step(list(OBJECTIVES), processes, 10, tmp_path)
 
 
 # Whole runs
