@@ -172,6 +172,7 @@ def test_a_giant_line_is_one_document_in_pieces(tmp_path):
         assert " ".join(documents[0]).split() == words + (["next"] if border == "blank" else [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
 def test_an_expansion_bomb_is_streamed(tmp_path, suffix):
     path = tmp_path / "bomb.txt"

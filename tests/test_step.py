@@ -333,6 +333,7 @@ def test_a_step_keeps_the_ranking_of_its_run():
     assert make_step(config, attention=ranking).describe()["attention"] == ranking
 
 
+@pytest.mark.slow
 @torch_warns
 def test_a_missing_compiler_is_told():
     from torch._inductor import config
@@ -344,6 +345,7 @@ def test_a_missing_compiler_is_told():
     assert not make_step(make_config()).compiled
 
 
+@pytest.mark.slow
 @torch_warns
 def test_a_compiler_that_fails_is_done_without():
     """The step is done all the same, and what was begun of it leaves nothing behind."""

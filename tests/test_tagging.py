@@ -474,6 +474,7 @@ def test_the_head_is_that_of_transformers_token_classifier(pretrained):
         torch.testing.assert_close(ours, theirs(batch.input_ids).logits)
 
 
+@pytest.mark.slow
 def test_it_learns_from_sentences_longer_than_a_row(pretrained, toy_text):
     tags = {"old": "B-PER", "sailor": "I-PER", "queen": "B-PER", "boat": "B-ART", "castle": "B-ART"}
     words = toy_text.read_text().split()
