@@ -145,26 +145,35 @@ def _attend_backward(
 
 
 @triton.jit
+def _load_tile(start, rows, columns, row_stride, column_stride, num_rows, num_columns):
+    inside = (rows[:, None] < num_rows) & (columns[None, :] < num_columns)
+    places = rows[:, None] * row_stride + columns[None, :] * column_stride
+    return tl.load(start + places, mask=inside, other=0.0)
+
+
+@triton.jit
+def _multiply(
+    x, weight, rows, columns, M, F, H: tl.constexpr, deep_stride, column_stride,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Return a block of the product of x (M, H) and weight (H, F) with these strides, float32."""
+    total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for low in range(0, H, BLOCK_K):
+        deep = low + tl.arange(0, BLOCK_K)
+        left = _load_tile(x, rows, deep, H, 1, M, H)
+        right = _load_tile(weight, deep, columns, deep_stride, column_stride, H, F)
+        total = tl.dot(left, right, total, input_precision="ieee")
+    return total
+
+
+@triton.jit
 def _linear_gelu(
     x, weight, bias, inner, out, M, F, H: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    for low in range(0, H, BLOCK_K):
-        deep = low + tl.arange(0, BLOCK_K)
-        left = tl.load(
-            x + rows[:, None] * H + deep[None, :],
-            mask=(rows[:, None] < M) & (deep[None, :] < H),
-            other=0.0,
-        )
-        right = tl.load(
-            weight + columns[None, :] * H + deep[:, None],
-            mask=(columns[None, :] < F) & (deep[:, None] < H),
-            other=0.0,
-        )
-        total = tl.dot(left, right, total, input_precision="ieee")
+    total = _multiply(x, weight, rows, columns, M, F, H, 1, H, BLOCK_M, BLOCK_N, BLOCK_K)
     total += tl.load(bias + columns, mask=columns < F, other=0.0).to(tl.float32)[None, :]
     places = rows[:, None] * F + columns[None, :]
     inside = (rows[:, None] < M) & (columns[None, :] < F)
@@ -182,20 +191,7 @@ def _linear_gelu_backward(
 ):  # fmt: skip
     rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    for low in range(0, H, BLOCK_K):
-        deep = low + tl.arange(0, BLOCK_K)
-        left = tl.load(
-            grad + rows[:, None] * H + deep[None, :],
-            mask=(rows[:, None] < M) & (deep[None, :] < H),
-            other=0.0,
-        )
-        right = tl.load(
-            weight + deep[:, None] * F + columns[None, :],
-            mask=(deep[:, None] < H) & (columns[None, :] < F),
-            other=0.0,
-        )
-        total = tl.dot(left, right, total, input_precision="ieee")
+    total = _multiply(grad, weight, rows, columns, M, F, H, F, 1, BLOCK_M, BLOCK_N, BLOCK_K)
     places = rows[:, None] * F + columns[None, :]
     inside = (rows[:, None] < M) & (columns[None, :] < F)
     h = tl.load(inner + places, mask=inside, other=0.0).to(tl.float32)
@@ -209,11 +205,7 @@ def _linear_gelu_backward(
     if tl.program_id(1) == 0:
         for low in range(0, H, BLOCK_K):
             deep = low + tl.arange(0, BLOCK_K)
-            left = tl.load(
-                grad + rows[:, None] * H + deep[None, :],
-                mask=(rows[:, None] < M) & (deep[None, :] < H),
-                other=0.0,
-            )
+            left = _load_tile(grad, rows, deep, H, 1, M, H)
             tl.store(of_rows + F + deep, tl.sum(left.to(tl.float32), axis=0), mask=deep < H)
 
 
