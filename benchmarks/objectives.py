@@ -124,8 +124,15 @@ def run_one(
         "curve": [r for r in read_metrics(run / "metrics.jsonl") if r["part"] == "heldout"],
         "scores": scores,
         "config": to_dict(config),
-        "manifest": json.loads((run / "manifest.json").read_text(encoding="utf-8")),
+        "manifest": trace(json.loads((run / "manifest.json").read_text(encoding="utf-8"))),
     }
+
+
+def trace(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Return what a manifest says of data, code and machine, without folders and command lines."""
+    facts = ("started", "commit", "electra", "packages", "device", "dtype", "step")
+    sessions = [{key: each[key] for key in facts if key in each} for each in manifest["sessions"]]
+    return {"shards": manifest["shards"]["sha256"], "seed": manifest["seed"], "sessions": sessions}
 
 
 def score_scratch(start: Path, seeds: int, glue: Path, runs: Path) -> list[dict[str, Any]]:
@@ -166,8 +173,8 @@ def tabulate(records: Sequence[dict[str, Any]]) -> Table:
         of_variant = [record for record in records if record["variant"] == variant]
         row = [variant]
         for name in ("mlm_loss", "mlm_accuracy", "disc_auc"):
-            row.append(_spread([r.get("heldout", {}).get(name) for r in of_variant]))
-        row += [_spread([record["scores"][task] for record in of_variant]) for task in TASKS]
+            row.append(format_spread([r.get("heldout", {}).get(name) for r in of_variant]))
+        row += [format_spread([record["scores"][task] for record in of_variant]) for task in TASKS]
         rows.append(row)
     return Table(["variant", "mlm_loss", "mlm_accuracy", "disc_auc", *TASKS], rows)
 
@@ -210,7 +217,8 @@ def draw(records: Sequence[dict[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def _spread(values: Sequence[float | None]) -> str:
+def format_spread(values: Sequence[float | None]) -> str:
+    """Return mean ± standard deviation of the known values; "-" if there is none."""
     known = [value for value in values if value is not None]
     if not known:
         return "-"

@@ -32,7 +32,7 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from benchmarks.objectives import _spread
+from benchmarks.objectives import format_spread, trace
 from electra.config import PretrainConfig, UserError, require
 from electra.corpus.shards import open_shards
 from electra.files import write_json, write_text
@@ -43,7 +43,7 @@ from electra.method.registry import sketch_objective
 from electra.model.batch import Batch, find_real
 from electra.presets import FINETUNE_PRESETS, PRESETS, QUICKSTART
 from electra.pretraining.acceleration import prepare_step
-from electra.pretraining.evaluation import _compute_heldout, heldout_batches
+from electra.pretraining.evaluation import compute_heldout, heldout_batches
 from electra.pretraining.loop import pretrain, resume
 from electra.pretraining.plan import make_rows
 from electra.pretraining.start import build_model, fit_to_shards
@@ -143,7 +143,7 @@ def corrupt(run: Path, shards_folder: Path) -> list[tuple[Batch, Tensor]]:
     rows = []
     shards = open_shards(shards_folder, verify=False)
     for number, batch in enumerate(heldout_batches(shards, config)):
-        for output in _compute_heldout(model, batch, number, torch.device("cpu"), 32):
+        for output in compute_heldout(model, batch, number, torch.device("cpu"), 32):
             assert output.judgement
             rows.append((batch, output.judgement.corrupt_ids_BL))
     return rows
@@ -292,11 +292,11 @@ def tabulate(
             [
                 variant,
                 str(len(own)),
-                _spread([r["curve"][-1]["loss"] for r in own]),
-                _spread([r["curve"][-1]["auc"] for r in own]),
+                format_spread([r["curve"][-1]["loss"] for r in own]),
+                format_spread([r["curve"][-1]["auc"] for r in own]),
                 reached,
                 in_time,
-                *(_spread([r["scores"][task] for r in own]) for task in scratch),
+                *(format_spread([r["scores"][task] for r in own]) for task in scratch),
             ]
         )
     rows.append(["from scratch", "1", "-", "-", "-", "-", *(f"{s:.3f}" for s in scratch.values())])
@@ -373,6 +373,8 @@ def main() -> None:
         for path in arguments.runs.glob("*/recipe.json")
     ]
     names = list(VARIANTS)
+    for record in records:
+        record["manifest"] = trace(record["manifest"])
     records.sort(key=lambda record: (names.index(record["variant"]), record["seed"]))
     start = arguments.runs / f"{PRESENT}-0"
     scratch = {

@@ -776,7 +776,7 @@ class FinetuneConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class QuickstartConfig:
-    """Settings of all steps of `electra quickstart`, sized for five minutes."""
+    """Settings of all steps of `electra quickstart`, sized for some minutes."""
 
     tokenizer: TokenizerConfig
     prepare: PrepareConfig

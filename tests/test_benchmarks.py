@@ -9,14 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load, load_file
 
-from benchmarks import finetune, gpu, gpu_bundle, kernels, lowered
+from benchmarks import finetune, gpu, gpu_bundle, kernels, lowered, recipes
 from benchmarks import load as loading
 from benchmarks import step as steps
-from benchmarks.objectives import VARIANTS, configure
+from benchmarks.objectives import VARIANTS, configure, trace
 from benchmarks.step import Best, Loop, Ours, check_losses
 from electra.cli import main
 from electra.corpus.tokenizer import make_tokenizer
-from electra.method.flops import count_run
+from electra.method.flops import count_run, count_true
 from electra.method.registry import sketch_objective
 from electra.presets import PRESETS, encoder_sizes
 from electra.pretraining.loop import pretrain
@@ -212,3 +212,31 @@ def test_another_fine_tuning_is_noticed(finetunings):
         finetunings[1].model.classifier.out_proj.bias[0] += 0.1
     with pytest.raises(SystemExit, match="trainer bf16 computes"):
         finetune.check_losses(finetunings, torch.arange(16))
+
+
+def test_a_recipe_is_told_when_it_reaches_the_loss():
+    """Between two checkpoints in proportion; before the first one from the constant's loss."""
+    curve = [
+        {"step": step, "loss": loss, "constant_loss": 0.5}
+        for step, loss in ((10, 0.4), (20, 0.45), (40, 0.3))
+    ]
+    assert recipes.find_share(curve, 0.45) == pytest.approx(0.125)
+    assert recipes.find_share(curve[1:], 0.375) == pytest.approx(0.75)
+    assert recipes.find_share(curve, 0.2) is None
+
+
+@pytest.mark.parametrize("variant", recipes.VARIANTS)
+def test_recipes_spend_the_same_flops(variant, toy_shards):
+    config = recipes.configure("quickstart", variant, 0, 1e11, toy_shards)
+    length = config.examples.sequence_length
+    per_token = count_true(sketch_objective(config), length)
+    spent = per_token * config.train.steps * config.train.batch_size * length
+    assert spent == pytest.approx(1e11, rel=0.6)  # whole steps, in eight parts
+    assert config.train.steps == 8 * config.train.save_every
+
+
+def test_results_hold_no_folder():
+    session = {"command": ["electra", "/home/me"], "commit": "abc", "device": "CPU"}
+    manifest = {"shards": {"folder": "/data", "sha256": "0f"}, "seed": 1, "sessions": [session]}
+    session = {"commit": "abc", "device": "CPU"}
+    assert trace(manifest) == {"shards": "0f", "seed": 1, "sessions": [session]}

@@ -40,7 +40,7 @@ app = App(
 
 The way from text to a scored, exported encoder is one command per step, each of which reads what
 the one before it wrote: tokenizer, prepare, pretrain, finetune, report, predict, export.
-`electra quickstart` runs most of them in five minutes. docs/ARTEFACTS.md describes the files and
+`electra quickstart` runs most of them in some minutes. docs/ARTEFACTS.md describes the files and
 folders.""",
     version=electra.__version__,
     help_format="markdown",

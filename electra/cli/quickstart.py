@@ -18,7 +18,7 @@ def quickstart(
     config: Toml = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Run every step once, in about five minutes on two cores, and show the results.
+    """Run every step once, in some minutes on two cores, and show the results.
 
     Without --text, the corpus is the documentation that Python and its installed packages carry.
     Before each step stands the command that does the same by hand.

@@ -1,6 +1,13 @@
 """What may change when a run is continued by its command, and what is refused."""
 
+import dataclasses
+from pathlib import Path
+from typing import Any
+
 from electra.config import PretrainConfig, require
+from electra.pretraining.attention import Ranking, recorded_ranking
+from electra.runs.manifest import read_manifest
+from electra.runs.pretrained import read_run_config
 from electra.settings import flatten, to_dict
 
 MAY_CHANGE = frozenset(
@@ -13,6 +20,54 @@ MAY_CHANGE = frozenset(
     )
 )
 """The length of a run, what it writes, and how it is computed."""
+
+
+def read_run(
+    run: Path, given: PretrainConfig | None, device: str
+) -> tuple[dict[str, Any], dict[str, str], dict[str, str], Ranking | None]:
+    """Return what process 0 reads for all of them when a run goes on.
+
+    Args:
+        run: The run folder.
+        given: The settings of the command; None: those of the run.
+        device: Name of the device.
+
+    Returns:
+        The settings, what changes in them, the shards' source, and the recorded attention kernels.
+
+    Raises:
+        UserError: The run is complete or damaged, or the command has settings that may not change.
+    """
+    config = read_run_config(run)
+    changed: dict[str, str] = {}
+    is_longer = given is not None and given.train.steps > config.train.steps
+    require(
+        is_longer or not (run / "results.json").exists(),
+        f"{run} is complete; there is nothing to resume"
+        + ("; it exists already: choose another --out, or more train.steps" if given else ""),
+    )
+    manifest = read_manifest(run)
+    source = manifest.get("shards")
+    require(
+        isinstance(source, dict) and {"folder", "sha256"} <= source.keys(),
+        f"{run / 'manifest.json'} is damaged: shards must have a folder and a sha256",
+    )
+    assert source is not None
+    if given:
+        config, changed = continue_with(str(run), config, _fit_to_run(given, config))
+    return to_dict(config), changed, source, recorded_ranking(manifest, device)
+
+
+def _fit_to_run(given: PretrainConfig, begun: PretrainConfig) -> PretrainConfig:
+    """Return the settings of a command with the sizes that the run took from shards and others."""
+    model = dataclasses.replace(given.model, vocab_size=begun.model.vocab_size)
+    generator = given.generator
+    if generator.kind == "frozen":
+        sizes = begun.generator
+        generator = dataclasses.replace(
+            generator, hidden_size=sizes.hidden_size, num_hidden_layers=sizes.num_hidden_layers
+        )
+    return dataclasses.replace(given, model=model, generator=generator)
 
 
 def continue_with(

@@ -41,7 +41,7 @@ def view_rows(
         prob_replaced. The list is empty if the objective has no discriminator.
     """
     model.eval()
-    outputs = _compute_heldout(model, batch, 0, device, micro_batch_size)
+    outputs = compute_heldout(model, batch, 0, device, micro_batch_size)
     enough = islice(outputs, -(-NUM_SAMPLES // micro_batch_size))
     judgements = [output.judgement for output in enough if output.judgement]
     rows: list[list[dict[str, Any]]] = []
@@ -95,13 +95,13 @@ def evaluate(
     model.eval()
     measures = Measures(model.loss_weights)
     for number, batch in enumerate(batches):
-        for output in _compute_heldout(model, batch, number, device, micro_batch_size):
+        for output in compute_heldout(model, batch, number, device, micro_batch_size):
             measures.add(output)
     model.train()
     return measures.record()
 
 
-def _compute_heldout(
+def compute_heldout(
     model: Objective, batch: Batch, number: int, device: torch.device, micro_batch_size: int
 ) -> Iterator[Output]:
     """Yield the output of each micro-batch of a held-out batch."""

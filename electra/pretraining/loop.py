@@ -21,8 +21,7 @@ from electra.corpus.tokenizer import Tokenizer
 from electra.files import hold, new_folder, write_json
 from electra.method.objective import Objective
 from electra.pretraining.acceleration import prepare_step
-from electra.pretraining.attention import Ranking, recorded_ranking
-from electra.pretraining.continuation import continue_with
+from electra.pretraining.continuation import read_run
 from electra.pretraining.cooccurrence import embed_tokens
 from electra.pretraining.guard import MAX_IN_A_ROW
 from electra.pretraining.journal import Journal, Show
@@ -43,7 +42,7 @@ from electra.runs.checkpoint import (
     read_state,
     set_damaged_aside,
 )
-from electra.runs.manifest import LOCK, amend_session, begin_session, read_manifest
+from electra.runs.manifest import LOCK, amend_session, begin_session
 from electra.runs.pretrained import read_run_config
 from electra.settings import from_dict, to_dict
 from electra.training.distributed import any_rank, from_rank_0, joined, share_state
@@ -88,7 +87,7 @@ def pretrain(
         shards = open_shards(shards_folder, verify=machine.rank == 0)
         config = fit_to_shards(config, shards)
         require_equal_shares(config, machine)
-        model = _build(config, shards, machine)
+        model = _build(config, shards, machine, run)
         require_memory(model, _share(config, machine), machine.device)
         step = prepare_step(model, config, machine)
         with _writing(run):
@@ -147,7 +146,7 @@ def _resume(
         end: Time on the monotonic clock at which the run saves and stops.
     """
     with _writing(run), _hold(run, machine):
-        found = _read_run(run, given, machine.name) if machine.rank == 0 else None
+        found = read_run(run, given, machine.name) if machine.rank == 0 else None
         values, changed, source, ranking = from_rank_0(found)
         config = from_dict(PretrainConfig, values)
         shards = open_shards(shards_folder or Path(source["folder"]), verify=machine.rank == 0)
@@ -161,58 +160,13 @@ def _resume(
                 "another --out"
             )
         require_equal_shares(config, machine)
-        step = prepare_step(_build(config, shards, machine), config, machine, ranking)
+        step = prepare_step(_build(config, shards, machine, run), config, machine, ranking)
         if changed and machine.rank == 0:
             names = ", ".join(f"{name} {words}" for name, words in changed.items())
             warnings.warn(f"{run} goes on with other settings: {names}", stacklevel=2)
             (run / "results.json").unlink(missing_ok=True)
             write_json(run / "config.json", to_dict(config))
         return _train(run, shards, step, show, end)
-
-
-def _read_run(
-    run: Path, given: PretrainConfig | None, device: str
-) -> tuple[dict[str, Any], dict[str, str], dict[str, str], Ranking | None]:
-    """Return what process 0 reads for all of them when a run goes on.
-
-    Args:
-        run: The run folder.
-        given: As in `_resume`.
-        device: Name of the device.
-
-    Returns:
-        The settings, what changes in them, the shards' source, and the recorded attention kernels.
-    """
-    config = read_run_config(run)
-    changed: dict[str, str] = {}
-    is_longer = given is not None and given.train.steps > config.train.steps
-    require(
-        is_longer or not (run / "results.json").exists(),
-        f"{run} is complete; there is nothing to resume"
-        + ("; it exists already: choose another --out, or more train.steps" if given else ""),
-    )
-    manifest = read_manifest(run)
-    source = manifest.get("shards")
-    require(
-        isinstance(source, dict) and {"folder", "sha256"} <= source.keys(),
-        f"{run / 'manifest.json'} is damaged: shards must have a folder and a sha256",
-    )
-    assert source is not None
-    if given:
-        config, changed = continue_with(str(run), config, _fit_to_run(given, config))
-    return to_dict(config), changed, source, recorded_ranking(manifest, device)
-
-
-def _fit_to_run(given: PretrainConfig, begun: PretrainConfig) -> PretrainConfig:
-    """Return the settings of a command with the sizes that the run took from shards and others."""
-    model = dataclasses.replace(given.model, vocab_size=begun.model.vocab_size)
-    generator = given.generator
-    if generator.kind == "frozen":
-        sizes = begun.generator
-        generator = dataclasses.replace(
-            generator, hidden_size=sizes.hidden_size, num_hidden_layers=sizes.num_hidden_layers
-        )
-    return dataclasses.replace(given, model=model, generator=generator)
 
 
 def _share(config: PretrainConfig, machine: Machine) -> PretrainConfig:
@@ -244,13 +198,14 @@ def _writing(run: Path) -> Iterator[None]:
         ) from None
 
 
-def _build(config: PretrainConfig, shards: Shards, machine: Machine) -> Objective:
+def _build(config: PretrainConfig, shards: Shards, machine: Machine, run: Path) -> Objective:
     """Return the initialised objective, on the device."""
     # Counting reads every token of the shards, so it is done only when needed.
     start, frequencies_V, embeddings_VE = config.train.initial_weights, None, None
     if start != "bert" or config.generator.kind == "unigram":
         frequencies_V = count_tokens(shards)
-    if start == "cooccurrence":
+    # A checkpoint and process 0 replace the weights of others, which need no start.
+    if start == "cooccurrence" and machine.rank == 0 and not list_checkpoints(run):
         sizes, seed = config.model, config.train.seed
         embeddings_VE = embed_tokens(shards, sizes.embedding_size, sizes.initializer_range, seed)
     return build_model(config, shards.tokenizer, machine, frequencies_V, embeddings_VE)

@@ -1,4 +1,4 @@
-"""The whole way in about five minutes: corpus, vocabulary, shards, pre-training, scores, report.
+"""The whole way in some minutes: corpus, vocabulary, shards, pre-training, scores, report.
 
 Each step is one command with the settings of QuickstartConfig, and prints the command line that
 does the same.
@@ -225,11 +225,11 @@ def fit_to_time(config: QuickstartConfig, shards: Shards) -> PretrainConfig:
     train = settings.train
     cores = usable_cores()
     choices = {train.threads} if train.threads else {cores, max(1, cores - 1), -(-cores // 2), 1}
-    counts = count_tokens(shards)
+    machine = prepare_machine(train.device, train.precision, train.threads)
+    model = build_model(settings, shards.tokenizer, machine, count_tokens(shards))
     taken = {}
     for threads in sorted(choices, reverse=True):
         machine = prepare_machine(train.device, train.precision, threads)
-        model = build_model(settings, shards.tokenizer, machine, counts)
         taken[threads] = time_step(model, settings, machine, PROBE_SECONDS)
     threads, seconds = min(taken.items(), key=lambda pair: pair[1])
     enough = config.min_tokens / (train.batch_size * settings.examples.sequence_length)
