@@ -65,11 +65,12 @@ def run(layer, dtype, with_mask, with_dropout):
     list(itertools.product((64, 128), (False, True), (False, True))),
 )
 def test_the_fused_layer_is_the_plain_one(hidden_size, with_mask, with_dropout):
-    case = (torch.float32, with_mask, with_dropout)
-    (plain, plain_gradients), (fused, fused_gradients) = (
-        run(build(layer_class, hidden_size, 0.2).train(with_dropout), *case) for layer_class in BOTH
-    )
-    torch.testing.assert_close(fused, plain, atol=2e-6, rtol=1e-6)
+    plain, fused = (build(each, hidden_size, 0.2).train(with_dropout) for each in BOTH)
+    y_plain, plain_gradients = run(plain, torch.float32, with_mask, with_dropout)
+    y_fused, fused_gradients = run(fused, torch.float32, with_mask, with_dropout)
+    # How far float32 is from the exact values differs between processors.
+    exact, _ = run(plain.double(), torch.float64, with_mask, with_dropout)
+    assert (y_fused - exact).abs().max() <= 2 * (y_plain - exact).abs().max() + 1e-6
     assert set(fused_gradients) == set(plain_gradients)
     for name, gradient in plain_gradients.items():
         scale = max(1.0, gradient.abs().max().item())
