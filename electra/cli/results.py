@@ -1,7 +1,7 @@
 """What is made of runs and fine-tunings: report, predict, score and export."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -130,41 +130,70 @@ def predict(
 def score(
     run: Path,
     *,
-    text: Path,
+    text: Path | None = None,
+    pairs: Path | None = None,
+    network: Literal["kept", "generator"] = "kept",
     out: Path,
     dry_run: DryRun = False,
 ) -> None:
-    """Write the pseudo-log-likelihood of every line of a file, as a run of Electric estimates it.
+    """Write the pseudo-log-likelihoods of sentences, or how often the better of two is preferred.
 
-    It is the sum of log p(token | the other tokens) over the tokens of a line, up to a constant per
-    token: the higher, the more likely the line. The columns of the file are pll, tokens (their
-    number) and text.
+    A pseudo-log-likelihood is the sum of log p(token | the other tokens) over the tokens of a
+    sentence: the higher, the more likely the sentence. Electric estimates it in one pass, up to a
+    constant per token; a masked language model needs a pass for each token; a discriminator sums
+    log p(token is original). With --text the columns of the file are pll, tokens (their number) and
+    text. With --pairs the file has the share of pairs whose good sentence has the higher sum, for
+    each kind of pairs and on average.
 
     Example: electra score run --text sentences.txt --out scores.tsv
+
+    Example: electra score run --pairs blimp.jsonl --out blimp.json
 
     Parameters
     ----------
     run
-        A run folder that `electra pretrain --set method.objective=electric` wrote.
+        A run folder of `electra pretrain`.
     text
         A text file with one sentence per line.
+    pairs
+        A .jsonl, .tsv or .csv file with the columns sentence_good, sentence_bad and UID (the kind
+        of pair), as BLiMP's.
+    network
+        kept: the network that pre-training returns. generator: the run's generator.
     out
-        The .tsv file to write.
+        The file to write: .tsv for --text, .json for --pairs.
     """
-    from electra.serving.score import load_scorer, read_sentences, write_scores
+    from electra.files import write_json
+    from electra.serving.score import (
+        compare_pairs,
+        load_scorer,
+        read_pairs,
+        read_sentences,
+        write_scores,
+    )
     from electra.terminal.live import Progress
     from electra.terminal.printing import print_done
 
-    sentences = read_sentences(text)
+    require((text is None) != (pairs is None), "score needs either --text FILE or --pairs FILE")
+    found = read_pairs(pairs) if pairs else None
+    sentences = [*found.good, *found.bad] if found else read_sentences(text or Path())
     refuse_existing(out)
     refuse_folder_in_the_way(out)
     if dry_run:
         return print_dry_run(
-            None, f"score {len(sentences):,} lines of {text} with {run} and write {out}"
+            None, f"score {len(sentences):,} lines of {text or pairs} with {run} and write {out}"
         )
-    scorer = load_scorer(run)
-    with Progress("scoring", unit="lines") as progress:
+    scorer = load_scorer(run, network)
+    with Progress("scoring", unit="tokens") as progress:
         scores = scorer.score(sentences, progress.update)
+    if found:
+        half = len(found.good)
+        result = compare_pairs(found, scores[:half], scores[half:])
+        write_json(out, {**scorer.origin, "pairs": half, **result})
+        return print_done(
+            f"wrote {out}: the good sentence of {half:,} pairs is preferred in "
+            f"{result['accuracy']:.1%}, mean of {len(result['kinds'])} kinds"
+        )
     write_scores(out, scores)
     mean = sum(each.pll for each in scores) / sum(each.num_tokens for each in scores)
     print_done(f"wrote {out}: {len(scores):,} lines, {mean:.3f} a token on average")

@@ -14,7 +14,7 @@ import math
 from typing import cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from electra.model.encoder import Encoder
 from electra.model.heads import DiscriminatorHead
@@ -39,13 +39,24 @@ def init_weights(module: nn.Module, std: float, rng: torch.Generator) -> None:
     """
     for part in module.modules():
         if isinstance(part, nn.Linear | nn.Embedding):
-            nn.init.trunc_normal_(part.weight, std=std, a=-2 * std, b=2 * std, generator=rng)
+            _draw_truncated_normal(part.weight, std, rng)
         if isinstance(part, nn.Linear) and part.bias is not None:
             part.bias.zero_()
         if isinstance(part, nn.LSTM):
             for weight in part.parameters():
                 bound = part.hidden_size**-0.5
                 nn.init.uniform_(weight, -bound, bound, generator=rng)
+
+
+def _draw_truncated_normal(weight: Tensor, std: float, rng: torch.Generator) -> None:
+    """Draw from a normal of which values beyond two deviations are drawn again.
+
+    torch's own function draws other numbers from the same seed in torch 2.11 than in 2.13.
+    """
+    weight.normal_(std=std, generator=rng)
+    while (is_outside := weight.abs() > 2 * std).any():
+        again = torch.empty_like(weight).normal_(std=std, generator=rng)
+        weight.copy_(torch.where(is_outside, again, weight))
 
 
 @torch.no_grad()

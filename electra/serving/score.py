@@ -1,29 +1,43 @@
-"""A run of Electric in memory, asked for the pseudo-log-likelihoods of sentences.
+"""A run in memory, asked for the pseudo-log-likelihoods (PLL) of sentences and of minimal pairs.
 
-Source: Clark et al. 2020, "Pre-Training Transformers as Energy-Based Cloze Models", section 4. The
-released code trains Electric but does not score with it.
+What a run scores with is the network that it keeps:
+
+- Electric: minus the sum of the energies of the tokens, in one pass. Source: Clark et al. 2020,
+  "Pre-Training Transformers as Energy-Based Cloze Models", section 4. The released code trains
+  Electric but does not score with it.
+- A masked language model: the sum of log p(token | all other tokens), a pass for each token, which
+  is replaced by [MASK]. Source: Salazar et al. 2020, "Masked Language Model Scoring", section 2.
+- A discriminator: the sum of log p(token is original), in one pass. A probability of original does
+  not depend on how frequent a token is, so this compares sentences of about the same words only.
+
+The generator of a run is a masked language model, too.
+
+Shape suffixes: B rows, L positions, V vocabulary.
 """
 
-from collections.abc import Callable, Sequence
+import statistics
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from electra.config import require
 from electra.corpus.tokenizer import Tokenizer
 from electra.files import write_text
 from electra.model.encoder import Encoder
-from electra.model.heads import DiscriminatorHead
+from electra.model.heads import DiscriminatorHead, GeneratorHead
 from electra.runs.checkpoint import load_parameters
-from electra.runs.pretrained import read_networks
-from electra.tasks.table import read_text_lines
+from electra.runs.manifest import find_commit
+from electra.runs.pretrained import SavedNetwork, read_networks
+from electra.tasks.table import read_table, read_text_lines
 from electra.training.machine import Machine, choose_layers, prepare_machine
 
 ROWS = 64
-"""Sentences of a batch."""
+"""Rows of a batch: sentences, or sentences with one token masked."""
 BREAKS = str.maketrans("\t\r", "  ")
 """The characters that a field of a table must not contain, and their replacements."""
 
@@ -34,8 +48,7 @@ class Score(NamedTuple):
     text: str
     num_tokens: int
     pll: float
-    """Minus the sum of the energies E(x)_t of the tokens, in nats. Up to a constant for each token,
-    an energy is -log p(token | all other tokens)."""
+    """Sum over the tokens, nats. Electric's is up to a constant for each token."""
 
 
 def read_sentences(path: Path) -> list[str]:
@@ -51,14 +64,18 @@ def read_sentences(path: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Scorer:
-    """An encoder with its energy head, loaded once for any number of requests."""
+    """An encoder with its head, loaded once for any number of requests."""
 
+    predicts: Literal["tokens", "replaced", "energy"]
+    """As in `method.objective.Network`."""
     encoder: Encoder
-    head: DiscriminatorHead
+    head: nn.Module
     tokenizer: Tokenizer
     max_tokens: int
     """Tokens of the longest sentence: the run's rows without [CLS] and [SEP]."""
     machine: Machine
+    origin: dict[str, Any]
+    """Where the scores come from: run, step, network, what it predicts, device, commit."""
 
     @torch.inference_mode()
     def score(
@@ -82,53 +99,155 @@ class Scorer:
                 f"line {number} has {len(row)} tokens; it must have 1 to {self.max_tokens}, as the "
                 f"run's rows: {sentence[:40]!r}",
             )
-        scores: dict[int, Score] = {}
-        by_length = sorted(range(len(ids)), key=lambda number: len(ids[number]))
-        cls_id, sep_id, pad_id = self.tokenizer.cls_id, self.tokenizer.sep_id, self.tokenizer.pad_id
-        for start in range(0, len(ids), ROWS):
-            numbers = by_length[start : start + ROWS]
-            rows = [torch.tensor([cls_id, *ids[number], sep_id]) for number in numbers]
+        plls = [0.0] * len(ids)
+        num_done, total = 0, sum(map(len, ids))
+        for numbers, positions, rows in self._batches(ids):
+            pad_id = self.tokenizer.pad_id
             input_ids_BL = nn.utils.rnn.pad_sequence(rows, True, pad_id).to(self.machine.device)
-            energy_BL = self.head(self.encoder(input_ids_BL, input_ids_BL != pad_id)).cpu()
-            for n, row_L in zip(numbers, energy_BL, strict=True):
-                pll = -row_L[1 : len(ids[n]) + 1].sum().item()
-                scores[n] = Score(sentences[n], len(ids[n]), pll)
-            progress(len(scores), len(ids))
-        return [scores[n] for n in range(len(ids))]
+            hidden_BLH = self.encoder(input_ids_BL, input_ids_BL != pad_id)
+            if self.predicts == "tokens":
+                tokens_B = torch.tensor(
+                    [ids[n][p] for n, p in zip(numbers, positions, strict=True)]
+                )
+                hidden_BH = hidden_BLH[torch.arange(len(rows)), torch.tensor(positions) + 1]
+                found = self._log_probs(hidden_BH, tokens_B.to(hidden_BH.device))
+            else:
+                logit_BL = self.head(hidden_BLH)
+                log_prob_BL = -logit_BL if self.predicts == "energy" else F.logsigmoid(-logit_BL)
+                is_token_BL = torch.arange(log_prob_BL.shape[1]) < torch.tensor(
+                    [[len(ids[n]) + 1] for n in numbers]
+                )
+                found = (log_prob_BL.cpu() * is_token_BL)[:, 1:].sum(dim=1)
+            for n, value in zip(numbers, found.tolist(), strict=True):
+                plls[n] += value
+            num_done += (
+                len(rows) if self.predicts == "tokens" else sum(len(ids[n]) for n in numbers)
+            )
+            progress(num_done, total)
+        return [
+            Score(text, len(row), pll) for text, row, pll in zip(sentences, ids, plls, strict=True)
+        ]
+
+    def _batches(
+        self, ids: Sequence[Sequence[int]]
+    ) -> Iterator[tuple[list[int], list[int], list[Tensor]]]:
+        """Yield numbers of sentences, masked positions (0 if none is masked) and rows of ids."""
+        tokenizer = self.tokenizer
+        by_length = sorted(range(len(ids)), key=lambda number: len(ids[number]))
+        masked = self.predicts == "tokens"
+        asked = [(n, p) for n in by_length for p in range(len(ids[n]) if masked else 1)]
+        for start in range(0, len(asked), ROWS):
+            numbers, positions = map(list, zip(*asked[start : start + ROWS], strict=True))
+            rows = [torch.tensor([tokenizer.cls_id, *ids[n], tokenizer.sep_id]) for n in numbers]
+            if masked:
+                for row, position in zip(rows, positions, strict=True):
+                    row[position + 1] = tokenizer.mask_id
+            yield numbers, positions, rows
+
+    def _log_probs(self, hidden_BH: Tensor, tokens_B: Tensor) -> Tensor:
+        """Return log p (B,) of tokens, float32, given the states at their masked positions."""
+        assert isinstance(self.head, GeneratorHead)
+        features_BE = self.head(hidden_BH).float()
+        table_VE = self.encoder.embeddings.tokens.weight
+        return -F.cross_entropy(
+            features_BE @ table_VE.T + self.head.bias, tokens_B, reduction="none"
+        )
 
 
-def load_scorer(run: Path) -> Scorer:
+class Pairs(NamedTuple):
+    """Minimal pairs: sentences that differ in what makes one of them wrong."""
+
+    good: list[str]
+    bad: list[str]
+    kinds: list[str]
+    """Kind of each pair."""
+
+
+def read_pairs(path: Path) -> Pairs:
+    """Return the pairs of a table with sentence_good, sentence_bad and UID, the kind, as in BLiMP.
+
+    Raises:
+        UserError: The file cannot be read, or lacks a column.
+    """
+    table = read_table(path)
+    columns = (table.column(name) for name in ("sentence_good", "sentence_bad", "UID"))
+    return Pairs(*columns)
+
+
+def compare_pairs(pairs: Pairs, good: Sequence[Score], bad: Sequence[Score]) -> dict[str, Any]:
+    """Return the share of pairs whose good sentence has the higher PLL; equal ones count half.
+
+    Returns:
+        "accuracy", the mean over the kinds, and "kinds", which has each kind's number of pairs and
+        accuracy. In BLiMP every kind has 1,000 pairs.
+
+    Source: Warstadt et al. 2020, "BLiMP: The Benchmark of Linguistic Minimal Pairs for English".
+    """
+    wins: dict[str, list[float]] = {}
+    for kind, of_good, of_bad in zip(pairs.kinds, good, bad, strict=True):
+        win = 0.5 if of_good.pll == of_bad.pll else float(of_good.pll > of_bad.pll)
+        wins.setdefault(kind, []).append(win)
+    kinds = {
+        kind: {"pairs": len(own), "accuracy": statistics.mean(own)} for kind, own in wins.items()
+    }
+    return {
+        "accuracy": statistics.mean(each["accuracy"] for each in kinds.values()),
+        "kinds": kinds,
+    }
+
+
+def load_scorer(run: Path, network: Literal["kept", "generator"] = "kept") -> Scorer:
     """Return the scorer of a run folder; its files are not read again.
 
     Device, precision and threads are those of the run's settings (`train`). A run that was trained
     on a CUDA device is scored on the CPU if there is none.
 
+    Args:
+        run: The run folder.
+        network: The network that pre-training returns, or the generator.
+
     Raises:
-        UserError: `run` is not a run folder, its objective is not electric, or it has no intact
-            checkpoint.
+        UserError: `run` is not a run folder, has no intact checkpoint, or has no network that
+            scores.
     """
     networks = read_networks(run)
-    config, network = networks.config, networks.kept
+    config, objective = networks.config, networks.config.method.objective
+    saved: SavedNetwork | None = networks.kept
+    if network == "generator":
+        saved = networks.masked_lm if networks.generator else None
+    can_score = saved is not None and (saved.predicts != "tokens" or saved is networks.masked_lm)
     require(
-        network.predicts == "energy",
-        f"{run} was trained with method.objective={config.method.objective}, which gives no "
-        "energies; score needs a run with electric",
+        can_score,
+        f"{run} was trained with method.objective={objective}, whose {network} network gives no "
+        "probabilities of tokens given all others",
     )
+    assert saved
     train = config.train
     machine = prepare_machine(
         "cpu" if train.device == "cpu" else "auto", train.precision, train.threads
     )
     layer = choose_layers("auto", machine.device, compiled=False)
-    encoder = Encoder(config.model, layer=layer, compute_dtype=machine.dtype).eval()
-    head = DiscriminatorHead(config.model)
-    load_parameters(encoder, network.encoders[0])
-    load_parameters(head, network.head)
+    encoder = Encoder(saved.sizes, layer=layer, compute_dtype=machine.dtype).eval()
+    head: nn.Module = (
+        GeneratorHead(saved.sizes) if saved.predicts == "tokens" else DiscriminatorHead(saved.sizes)
+    )
+    load_parameters(encoder, saved.encoders[0])
+    load_parameters(head, saved.head)
     return Scorer(
+        saved.predicts,
         encoder.to(machine.device),
         head.to(machine.device),
         Tokenizer.load(run / "tokenizer"),
         config.examples.sequence_length - 2,
         machine,
+        {
+            "run": run.name,
+            "step": networks.step,
+            "network": network,
+            "predicts": saved.predicts,
+            "device": machine.name,
+            "commit": find_commit(),
+        },
     )
 
 
