@@ -782,7 +782,10 @@ class QuickstartConfig:
     prepare: PrepareConfig
     pretrain: PretrainConfig
     finetune: FinetuneConfig
-    pretrain_seconds: int = 150
+    max_chars: int = 15_000_000
+    """Characters of the packages' documentation that are read; pre-training reads less than that in
+    some minutes. Texts named with --text are read whole."""
+    pretrain_seconds: int = 120
     """Time for pre-training, seconds. The number of steps is what this machine computes in the
     time, at most `pretrain.train.steps`."""
     min_tokens: int = 1_500_000
@@ -807,6 +810,7 @@ class QuickstartConfig:
 
     def __post_init__(self) -> None:
         for name, least in (
+            ("max_chars", 1),
             ("pretrain_seconds", 1),
             ("min_tokens", 0),
             ("max_seconds", self.pretrain_seconds),

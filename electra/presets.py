@@ -111,7 +111,7 @@ def finetune_preset(encoder: EncoderConfig) -> FinetuneConfig:
 
 QUICKSTART = QuickstartConfig(
     tokenizer=TokenizerConfig(vocab_size=8192),
-    prepare=PrepareConfig(heldout_prob=0.02),
+    prepare=PrepareConfig(heldout_prob=0.04),
     pretrain=dataclasses.replace(
         PRESETS["tiny"],
         # Half the depth of tiny: for a few minutes, more tokens help more than more layers.

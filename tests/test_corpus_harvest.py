@@ -70,18 +70,27 @@ def found(tmp_path_factory):
 
 
 def test_what_is_found_in_a_package(found):
-    again = [docstring for docstring in found if docstring.package == "again"]
-    assert [(docstring.module, docstring.name) for docstring in again] == [
-        ("again", ""), ("again", "Thing"), ("again", "Thing.method"),
-        ("again", "Thing.method.inner"), ("again", ""),
+    # The same text counts once: that of MODULE in the first of its two copies.
+    both = [each for each in found if each.package in ("again", "small")]
+    copy = [each for each in both if each.module in ("again", "small")]
+    assert len({each.module for each in copy}) == 1
+    assert [docstring.name for docstring in copy] == [
+        "", "Thing", "Thing.method", "Thing.method.inner", "",
     ]  # fmt: skip
-    assert again[2].text == "Return what the method of the thing is said to return, as a str."
-    # The same text counts once, so of the other package only what is its own is left.
-    small = {
-        docstring.module: docstring.text for docstring in found if docstring.package == "small"
-    }
+    assert copy[2].text == "Return what the method of the thing is said to return, as a str."
+    small = {each.module: each.text for each in both if each not in copy}
     assert sorted(small) == ["small.escape", "small.latin"]
     assert "é" in small["small.latin"]
+
+
+def test_a_part_is_a_sample_of_all_modules(found):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(harvest_module, "_list_package_folders", lambda: [])
+        part = list(harvest(max_chars=300_000))
+    assert 300_000 < sum(len(docstring.text) for docstring in part) < 1_000_000
+    modules = {docstring.module for docstring in part}
+    assert min(modules) < "b"
+    assert max(modules) > "u"
 
 
 def test_the_standard_library_is_english_and_plenty(found):

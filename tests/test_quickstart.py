@@ -54,7 +54,9 @@ def texts(tmp_path):
 def run(capsys, *words):
     """Return the exit status, standard output and standard error of a tiny quickstart."""
     try:
-        main(["quickstart", *map(str, words), "--set", *SMALL])
+        given = {str(word).partition("=")[0] for word in words}
+        small = [each for each in SMALL if each.partition("=")[0] not in given]
+        main(["quickstart", "--set", *small, *map(str, words)])
         status = 0
     except SystemExit as stop:
         status = stop.code
@@ -76,6 +78,19 @@ def test_files_that_hold_too_little_are_left_out_of_the_question(capsys, texts, 
     }
     for name in ("report.html", "exported/config.json", "package-scratch/results.json"):
         assert (out / name).is_file()
+
+
+def test_comparisons_in_two_processes_give_the_scores_of_one(capsys, texts, tmp_path):
+    scores = []
+    for threads in (1, 2):
+        out = tmp_path / str(threads)
+        setting = ["--set", f"finetune.threads={threads}"]
+        status, printed, err = run(capsys, "--text", texts, "--out", out, *setting)
+        assert status == 0, err
+        assert printed.count("electra finetune") == 2
+        results = (out / f"package-{start}/results.json" for start in ("pretrained", "scratch"))
+        scores.append([json.loads(path.read_text())["combinations"] for path in results])
+    assert scores[0] == scores[1]
 
 
 def test_a_single_file_is_pretrained_without_a_question(capsys, texts, tmp_path):

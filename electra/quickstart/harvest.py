@@ -9,6 +9,7 @@ import ast
 import hashlib
 import inspect
 import json
+import math
 import multiprocessing
 import os
 import re
@@ -55,13 +56,20 @@ class Docstring(NamedTuple):
     text: str
 
 
-def harvest() -> Iterator[Docstring]:
+def harvest(max_chars: float = math.inf) -> Iterator[Docstring]:
     """Yield the documentation of the standard library and of all installed packages.
 
-    Each text occurs once. The order depends on the installed files only.
+    Each text occurs once. The order of the modules is random, so that a part of the documentation
+    is a sample of all packages; it depends on the installed files only.
+
+    Args:
+        max_chars: Characters after which no further text is yielded.
     """
     seen: set[bytes] = set()
-    tasks = list(_list_modules())
+    num_chars = 0
+    tasks = sorted(
+        _list_modules(), key=lambda task: hashlib.blake2b("\0".join(task[1:]).encode()).digest()
+    )
     # A forked process can hang if its parent had threads, as torch and tokenizers have.
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(usable_cores(), spawn, follow_parent) as pool:
@@ -72,7 +80,11 @@ def harvest() -> Iterator[Docstring]:
                 digest = hashlib.blake2b(docstring.text.encode(), digest_size=16).digest()
                 if digest not in seen:
                     seen.add(digest)
+                    num_chars += len(docstring.text)
                     yield docstring
+            if num_chars > max_chars:
+                pool.shutdown(cancel_futures=True)
+                break
 
 
 def write_jsonl(docstrings: Iterable[Docstring], path: str | Path) -> None:

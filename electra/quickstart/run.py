@@ -20,12 +20,12 @@ from electra.corpus.shards import Shards, open_shards
 from electra.corpus.sources import find_sources, name_passed_over
 from electra.corpus.text import TextCounts, read_documents
 from electra.corpus.tokenizer import Tokenizer
-from electra.finetuning.grid import combine, search
 from electra.presets import PRESETS, finetune_preset
 from electra.pretraining.loop import pretrain
 from electra.pretraining.plan import time_step
 from electra.pretraining.start import build_model, count_tokens, fit_to_shards
 from electra.processes import usable_cores
+from electra.quickstart.comparison import Comparison, compare
 from electra.quickstart.harvest import Docstring, harvest, write_jsonl
 from electra.quickstart.punctuation import (
     MIN_PASSAGES,
@@ -37,11 +37,11 @@ from electra.quickstart.punctuation import (
 from electra.quickstart.question import MIN_WORDS, PackageQuestion, package_question
 from electra.quickstart.verdict import describe_gain, describe_learnt
 from electra.reports.page import write_page
-from electra.reports.runs import Finetuning, read_finetuning, read_runs, read_samples
+from electra.reports.runs import read_runs, read_samples
 from electra.reports.tables import finetuning_table, heldout_table
 from electra.runs.export import export
 from electra.settings import flatten, to_dict
-from electra.terminal.live import Display, Progress, show_finetuning
+from electra.terminal.live import Display, Progress
 from electra.terminal.printing import (
     print_done,
     print_lines,
@@ -86,7 +86,7 @@ def quickstart(text: Sequence[str], out: Path, config: QuickstartConfig) -> None
     else:
         print_step("corpus: the documentation of Python and its packages (parsed, never run)")
         with Progress("reading", unit="texts") as progress:
-            docstrings = list(_show_count(harvest(), progress))
+            docstrings = list(_show_count(harvest(config.max_chars), progress))
         require(bool(docstrings), "this Python has no documentation to read; name text with --text")
         question = package_question(docstrings, config.num_packages, config.prepare.seed)
         out.mkdir(parents=True)
@@ -144,7 +144,8 @@ def quickstart(text: Sequence[str], out: Path, config: QuickstartConfig) -> None
         )
         print_tokens(samples[0][:SHOWN_TOKENS])
 
-    pairs = [_compare(out, name, task, settings, config) for name, task in questions.items()]
+    comparisons, num_workers = _plan_comparisons(out, questions, settings, config)
+    finetunings = compare(comparisons, num_workers) if comparisons else []
 
     runs = read_runs([out / "run"])
     export(out / "run", out / "exported")
@@ -155,7 +156,6 @@ def quickstart(text: Sequence[str], out: Path, config: QuickstartConfig) -> None
         str(out / "shards"): "the prepared corpus, for any sequence length",
     }
     next_command = f"electra pretrain {out}/shards --out longer-run --set train.steps=20000"
-    finetunings = [each for pair in pairs for each in pair]
     write_page(
         out / "report.html",
         runs,
@@ -169,7 +169,9 @@ def quickstart(text: Sequence[str], out: Path, config: QuickstartConfig) -> None
         if table.rows:
             print_table(table.rows, table.headers)
     print_table([[path, what] for path, what in files.items()], ["path", "content"])
-    verdicts = [describe_gain(*pair) for pair in pairs]
+    verdicts = [
+        describe_gain(*pair) for pair in zip(finetunings[::2], finetunings[1::2], strict=True)
+    ]
     if samples:
         counts = count_tokens(shards).tolist()
         tokens = shards.tokenizer.tokens(range(len(counts)))
@@ -179,38 +181,41 @@ def quickstart(text: Sequence[str], out: Path, config: QuickstartConfig) -> None
     print_done(f"wrote {out} in {minutes:.1f} minutes", next_command)
 
 
-def _compare(
-    out: Path, name: str, task: str, settings: PretrainConfig, config: QuickstartConfig
-) -> tuple[Finetuning, Finetuning]:
-    """Fine-tune on a question from the pre-trained weights and from scratch, and return both.
+def _plan_comparisons(
+    out: Path, questions: dict[str, str], settings: PretrainConfig, config: QuickstartConfig
+) -> tuple[list[Comparison], int]:
+    """Print the command of each comparison; return them and how many run at a time.
 
     Each start has its own best of the same learning rates.
     """
     grid = f"learning_rate={config.learning_rates}"
     threads = config.finetune.threads or settings.train.threads
-    finetune = dataclasses.replace(config.finetune, threads=threads)
-    if task == "own":  # the name of another task is that of its folder
-        finetune = dataclasses.replace(finetune, own=dataclasses.replace(finetune.own, name=name))
-    found = []
-    for start in ("pretrained", "scratch"):
-        scores = out / f"{name}-{start}"
-        flag = " --from-scratch" if start == "scratch" else ""
-        flag += set_words(finetune_preset(settings.model), finetune)
-        print_step(
-            f"electra finetune {out}/run --task {task} --data {out / name} --out {scores} "
-            f"--seeds {config.seeds} --grid {grid}{flag}"
+    num_workers = max(1, min(threads, 2 * len(questions)))
+    finetune = dataclasses.replace(config.finetune, threads=threads // num_workers)
+    comparisons = []
+    for (name, task), from_scratch in itertools.product(questions.items(), (False, True)):
+        start = "scratch" if from_scratch else "pretrained"
+        own = finetune.own
+        if task == "own":  # the name of another task is that of its folder
+            own = dataclasses.replace(own, name=name)
+        comparison = Comparison(
+            run=out / "run",
+            task=task,
+            data=out / name,
+            out=out / f"{name}-{start}",
+            config=dataclasses.replace(finetune, own=own),
+            grid=grid,
+            seeds=config.seeds,
+            from_scratch=from_scratch,
         )
-        combinations = combine(finetune, (), [grid])
-        with Progress("fine-tuning", unit="steps") as progress:
-            results = search(
-                *(out / "run", task, out / name, scores, combinations),
-                seeds=config.seeds,
-                from_scratch=start == "scratch",
-                progress=show_finetuning(progress, config.seeds * len(combinations)),
-            )
-        found.append(read_finetuning(scores / results["best"] / "results.json"))
-    pretrained, scratch = found
-    return pretrained, scratch
+        comparisons.append(comparison)
+        flag = " --from-scratch" if from_scratch else ""
+        flag += set_words(finetune_preset(settings.model), comparison.config)
+        print_step(
+            f"electra finetune {out}/run --task {task} --data {comparison.data} "
+            f"--out {comparison.out} --seeds {config.seeds} --grid {grid}{flag}"
+        )
+    return comparisons, num_workers
 
 
 def fit_to_time(config: QuickstartConfig, shards: Shards) -> PretrainConfig:
