@@ -8,6 +8,7 @@ a large copy.
 """
 
 import argparse
+import dataclasses
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.step import Ours, Plain, measure_peak
+from benchmarks.step import Ours, Plain
 from electra.corpus.tokenizer import make_tokenizer
 from electra.files import write_json, write_text
 from electra.method.flops import count_true
@@ -114,7 +115,7 @@ def measure(ours: Ours) -> dict[str, Any]:
         "seconds_per_step": seconds / NUM_STEPS,
         "tokens_per_second": tokens * NUM_STEPS / seconds,
         "flops_per_second": flops * tokens * NUM_STEPS / seconds,
-        "peak_flops_per_second": measure_peak(machine, ours.dtype),
+        "peak_flops_per_second": dataclasses.replace(machine, dtype=ours.dtype).measure_peak(),
         "copy_bytes_per_second": measure_copy(machine),
         "spans_per_step": len(spans) / NUM_STEPS,
         "busy_seconds_per_step": sum(span.seconds for span in spans) / NUM_STEPS,

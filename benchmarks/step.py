@@ -20,6 +20,7 @@ variant.
 """
 
 import argparse
+import dataclasses
 import statistics
 import subprocess
 import sys
@@ -307,20 +308,6 @@ def time_steps(variant: Any, batches: Sequence[Batch], machine: Machine) -> floa
     return (time.perf_counter() - began) / len(batches)
 
 
-def measure_peak(machine: Machine, dtype: torch.dtype) -> float:
-    """Return the FLOP/s of the fastest of ten large matrix products."""
-    size = 8192 if machine.device.type == "cuda" else 2048
-    a = torch.randn(size, size, device=machine.device, dtype=dtype)
-    best = 0.0
-    for _ in range(10):
-        machine.wait()
-        began = time.perf_counter()
-        F.linear(a, a)
-        machine.wait()
-        best = max(best, 2 * size**3 / (time.perf_counter() - began))
-    return best
-
-
 def measure_memory(name: str, arguments: Sequence[str], machine: Machine) -> float:
     """Return the peak memory, in bytes, of a new process that runs a few steps of a variant."""
     command = [sys.executable, "-m", "benchmarks.step", *arguments, "--memory-of", name]
@@ -391,7 +378,8 @@ def main() -> None:
         print(f"repeat {repeat} of {arguments.repeats}", file=sys.stderr, flush=True)
     dtype = machine.dtype
     peaks = {
-        str(d).removeprefix("torch."): measure_peak(machine, d) for d in {torch.float32, dtype}
+        str(d).removeprefix("torch."): dataclasses.replace(machine, dtype=d).measure_peak()
+        for d in {torch.float32, dtype}
     }
     length = config.examples.sequence_length
     tokens = config.train.batch_size * length

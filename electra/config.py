@@ -399,6 +399,9 @@ class TrainConfig:
     keep_every: int = 0
     """Every keep_every-th checkpoint is kept as well: those at multiples of keep_every * save_every
     steps. 0: none."""
+    profile_step: int = 0
+    """Step after which torch's profiler records 3 steps, in a file trace.json.gz of the run folder,
+    which https://ui.perfetto.dev opens; 0: no profile."""
     spike_sigmas: float = 6.0
     """A step is skipped if the logarithm of its gradient norm exceeds the mean of the last 128 by
     this many of their standard deviations, after the warm-up of the learning rate; inf: never. A
@@ -433,7 +436,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "log_every", "evaluate_every", "save_every"):
             require(getattr(self, name) >= 1, f"{name} must be >= 1, not {getattr(self, name)}")
-        for name in ("evaluate_rows", "threads", "keep_every"):
+        for name in ("evaluate_rows", "threads", "keep_every", "profile_step"):
             require(getattr(self, name) >= 0, f"{name} must be >= 0, not {getattr(self, name)}")
         require(0 <= self.seed < 2**63, f"seed must lie in 0 to 2^63 - 1, not {self.seed}")
         require(
@@ -710,10 +713,12 @@ class FinetuneConfig:
     tasks, and at most the row length of the pre-training."""
     dropout_prob: float = 0.1
     """Dropout probability in the encoder and before the classifier. Replaces the pre-training's."""
-    pooling: Literal["cls", "mean"] = "cls"
-    """Hidden state that the classifier reads. cls: that of [CLS], as in the paper. mean: the mean
-    over the row's tokens. Use mean for a small or briefly trained encoder, because no pre-training
-    loss trains the hidden state of [CLS] directly."""
+    pooling: Literal["cls", "mean", "segments"] = "cls"
+    """Hidden states that the classifier reads. cls: that of [CLS], as in the paper. mean: the mean
+    over the row's tokens. segments: of a pair of texts the mean over each of them, the absolute
+    difference and the product of the two means; of a single text, and in multiple choice, as mean.
+    Use segments for a small or briefly trained encoder: no pre-training loss trains the hidden
+    state of [CLS] directly, and few examples do not teach attention to compare two texts."""
     reseeds: int = 2
     """Maximum number of replacements of a seed whose run collapses, each with another seed. The
     results are those of the original seeds. The median with replacements is reported separately.

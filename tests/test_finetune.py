@@ -19,6 +19,7 @@ from electra.finetuning.network import (
 from electra.finetuning.results import summarise
 from electra.finetuning.start import encode_task, fit_to_start
 from electra.model.encoder import Encoder
+from electra.model.heads import PairHead
 from electra.presets import FINETUNE_PRESETS, PRESETS, encoder_sizes, finetune_preset
 from electra.runs.pretrained import load_pretrained
 from electra.settings import from_dict
@@ -85,7 +86,7 @@ def build(pretrained, task, *, seed=0, from_scratch=False, **changes) -> TaskNet
 # --- the network ---
 
 
-@pytest.mark.parametrize("pooling", ["cls", "mean"])
+@pytest.mark.parametrize("pooling", ["cls", "mean", "segments"])
 def test_padding_does_not_change_logits(pooling, pretrained, task, rows):
     model = build(pretrained, task, pooling=pooling)
     keep_tokens(model, rows.token_ids)
@@ -100,6 +101,17 @@ def test_padding_does_not_change_logits(pooling, pretrained, task, rows):
         keep_tokens(whole, alone.token_ids)
         logits = run_network(whole, alone.splits["train"], CPU)["logits"]
         torch.testing.assert_close(logits[0], together[number])
+
+
+def test_a_pair_is_compared_by_the_means_of_its_texts():
+    head = PairHead(2, 3, 0.1).eval()
+    hidden = torch.tensor([[[1.0, 2], [3, 6], [5, 0], [9, 9]]])
+    first, second = torch.tensor([2.0, 4]), torch.tensor([5.0, 0])
+    state = torch.cat([first, second, (first - second).abs(), first * second])
+    mask, types = torch.tensor([[True, True, True, False]]), torch.tensor([[0, 0, 1, 0]])
+    torch.testing.assert_close(head(hidden, mask, types)[0], head.dense(state))
+    unpadded = head(hidden[:, :3], None, types[:, :3])
+    torch.testing.assert_close(unpadded[0], head.dense(state))
 
 
 def test_dropout_is_fine_tunings_own(pretrained, task):

@@ -100,6 +100,49 @@ class ClassifierHead(nn.Module):
         elif attention_mask_BL is None:
             state_BH = hidden_BLH.float().mean(dim=1)
         else:
-            share_BL = attention_mask_BL / attention_mask_BL.sum(dim=1, keepdim=True)
-            state_BH = (hidden_BLH.float() * share_BL[:, :, None]).sum(dim=1)
+            state_BH = _mean(hidden_BLH, attention_mask_BL)
         return self.dense(self.dropout(state_BH))
+
+
+class PairHead(nn.Module):
+    """Dropout and one linear layer on the states of two texts: (B, L, H) to float32 (B, C).
+
+    The layer reads the mean u over the first text's tokens, that of the second, v, |u - v| and
+    u * v. Source: Conneau et al. 2017, "Supervised Learning of Universal Sentence Representations"
+    (section 3.1), which encodes the two texts apart; here one row holds both.
+
+    Args:
+        hidden_size: H.
+        num_classes: C; 1 for a regression.
+        dropout_prob: Dropout on what the layer reads.
+    """
+
+    def __init__(self, hidden_size: int, num_classes: int, dropout_prob: float):
+        super().__init__()
+        self.dropout = Dropout(dropout_prob)
+        self.dense = Linear(4 * hidden_size, num_classes)
+
+    def forward(
+        self, hidden_BLH: Tensor, attention_mask_BL: Tensor | None, token_type_ids_BL: Tensor
+    ) -> Tensor:
+        """Return float32 logits (B, C).
+
+        Args:
+            hidden_BLH: Hidden states of the encoder's last layer.
+            attention_mask_BL: False at padding; None: nothing is padding.
+            token_type_ids_BL: 0 in the first text, 1 in the second. [CLS] and the first [SEP]
+                belong to the first text.
+        """
+        is_second_BL = token_type_ids_BL.bool()
+        is_first_BL = ~is_second_BL
+        if attention_mask_BL is not None:
+            is_first_BL = is_first_BL & attention_mask_BL.bool()
+        u_BH, v_BH = _mean(hidden_BLH, is_first_BL), _mean(hidden_BLH, is_second_BL)
+        state_BF = torch.cat([u_BH, v_BH, (u_BH - v_BH).abs(), u_BH * v_BH], dim=1)
+        return self.dense(self.dropout(state_BF))
+
+
+def _mean(hidden_BLH: Tensor, is_counted_BL: Tensor) -> Tensor:
+    """Return the mean (B, H), float32, over the positions that count, of which there are some."""
+    share_BL = is_counted_BL / is_counted_BL.sum(dim=1, keepdim=True)
+    return (hidden_BLH.float() * share_BL[:, :, None]).sum(dim=1)

@@ -14,6 +14,7 @@ MAY_CHANGE = frozenset(
     f"train.{name}"
     for name in (
         *("log_every", "evaluate_every", "save_every", "keep_checkpoints", "keep_every"),
+        "profile_step",
         *("accumulation", "recompute_activations", "device", "precision", "threads"),
         *("check_memory", "compile", "autotune", "dependent_launch", "cuda_graph", "layers"),
         "steps",

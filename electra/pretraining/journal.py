@@ -32,13 +32,16 @@ class Journal:
         step: The step, with the settings, the model and the optimizer.
         show: Called with each record and alarm.
         first_step: Steps done before this session.
+        peak: Measured FLOP/s of a large matrix product, on all processes together.
 
     Attributes:
         last: Last record of each part before this session.
     """
 
-    def __init__(self, run: Path, shards: Shards, step: Step, show: Show, first_step: int):
-        self.run, self.step, self.show = run, step, show
+    def __init__(
+        self, run: Path, shards: Shards, step: Step, show: Show, first_step: int, peak: float
+    ):
+        self.run, self.step, self.show, self.peak = run, step, show, peak
         self.config, self.model = step.config, step.model
         self.tokenizer = shards.tokenizer
         config = self.config
@@ -89,7 +92,8 @@ class Journal:
         """
         size, length = self.config.train.batch_size, self.config.examples.sequence_length
         flops = self.flops_per_token * done * size * length
-        rate = {"flops": flops, "learning_rate": learning_rate}
+        speed = self.flops_per_token * means["tokens_per_second"]
+        rate = {"flops": flops, "mfu": speed / self.peak, "learning_rate": learning_rate}
         record = {"part": "train", "step": done, **means, **rate}
         self.write(record)
         for each in skipped:

@@ -6,6 +6,7 @@ weights are equal bit for bit.
 """
 
 import dataclasses
+import gc
 import math
 import time
 import warnings
@@ -26,6 +27,7 @@ from electra.pretraining.cooccurrence import embed_tokens
 from electra.pretraining.guard import MAX_IN_A_ROW
 from electra.pretraining.journal import Journal, Show
 from electra.pretraining.memory import require_memory
+from electra.pretraining.profiling import profiled, without_collector
 from electra.pretraining.start import (
     build_model,
     count_tokens,
@@ -228,6 +230,7 @@ def _train(run: Path, shards: Shards, step: Step, show: Show, end: float) -> dic
     elif config.generator.kind == "frozen" and not first_step:
         load_frozen(model, config)
     share_state(model, optimizer, step.guard.state)
+    peak = machine.measure_peak() * machine.num_ranks
     if is_first:
         begin_session(
             run,
@@ -235,14 +238,20 @@ def _train(run: Path, shards: Shards, step: Step, show: Show, end: float) -> dic
             device=machine.name,
             dtype=str(machine.dtype),
             processes=machine.num_ranks,
+            peak_flops_per_second=peak,
             step=step.describe(),
         )
     examples = Examples(shards.train, shards.tokenizer, config.examples, train.seed)
     batches = examples.batches(first_step, train.batch_size)
-    journal = Journal(run, shards, step, show, first_step) if is_first else None
+    journal = Journal(run, shards, step, show, first_step, peak) if is_first else None
     window = Window(step, journal.last.get("train") if journal else None)
 
-    with heed_signals() as requests, journal or nullcontext():
+    with (
+        heed_signals() as requests,
+        journal or nullcontext(),
+        without_collector(),
+        profiled(run, train, first_step) if is_first else nullcontext(lambda: None) as end_of_step,
+    ):
         is_compiled = step.compiled
         if journal:
             if is_compiled:
@@ -257,8 +266,11 @@ def _train(run: Path, shards: Shards, step: Step, show: Show, end: float) -> dic
                 step.forget()
             learning_rate = _learning_rate_at(number, model, config)
             began = window.clock.now()
-            outcome = step(number, next(batches), learning_rate)
+            batch = next(batches)
+            window.clock.count_wait(began)
+            outcome = step(number, batch, learning_rate)
             window.add(outcome)
+            end_of_step()
             if step.prepares:
                 window.clock.leave_out(began, int(outcome.num_real))
             if step.compiled != is_compiled:
@@ -283,6 +295,7 @@ def _train(run: Path, shards: Shards, step: Step, show: Show, end: float) -> dic
                 requests.saves = False
             if journal and (saves or is_lost or journal.evaluates(done)):
                 with window.clock.paused():
+                    gc.collect()
                     if saves or is_lost:
                         journal.save(done)
                     if is_lost or is_last or stops:

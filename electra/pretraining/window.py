@@ -10,7 +10,7 @@ import torch
 
 from electra.pretraining.guard import ACCEPTED, NOT_FINITE, Skipped
 from electra.pretraining.step import Outcome, Step
-from electra.training.distributed import sum_over_ranks
+from electra.training.distributed import gather_over_ranks, sum_over_ranks
 
 
 class Window:
@@ -63,13 +63,29 @@ class Window:
         accepted = norms[verdicts == ACCEPTED]
         record = {
             **self.clock.record(done, steps, int(self.num_real)),
+            **self._compare_ranks(),
             **self.step.measures.record(sum_over_ranks),
             "grad_norm": accepted.mean().item() if len(accepted) else math.nan,
             "skipped": self.num_skipped,
         }
         self.num_real.zero_()
         self.grad_norms, self.verdicts = [], []
+        self.clock.waited = 0.0
         return record, skipped
+
+    def _compare_ranks(self) -> dict[str, Any]:
+        """Return the time waiting for data and the peak memory: the most of any process.
+
+        Of several processes, the figures of each are returned, too, in the order of their ranks.
+        """
+        own = torch.tensor([self.clock.waited, self.step.machine.peak_memory], dtype=torch.float64)
+        of_ranks = gather_over_ranks(own)
+        waited, memory = of_ranks.max(dim=0).values.tolist()
+        record: dict[str, Any] = {"data_seconds": waited, "peak_memory": int(memory)}
+        if len(of_ranks) > 1:
+            record["data_seconds_of_ranks"] = of_ranks[:, 0].tolist()
+            record["peak_memory_of_ranks"] = of_ranks[:, 1].long().tolist()
+        return record
 
 
 class Clock:
@@ -94,7 +110,12 @@ class Clock:
             self.seconds, self.tokens, self.step = last["seconds"], last["tokens"], last["step"]
         self.wait, self.now = wait, now
         self.since = now()
+        self.waited = 0.0
         self.prepared = _Prepared()
+
+    def count_wait(self, began: float) -> None:
+        """Count the time since `began` as time waiting for data."""
+        self.waited += self.now() - began
 
     def leave_out(self, began: float, new_tokens: int) -> None:
         """Leave the step since `began` out of the speed; it has `new_tokens` real tokens."""

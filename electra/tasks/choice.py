@@ -97,7 +97,8 @@ class MultipleChoice(Family):
 
     def build_head(self, sizes: EncoderConfig, config: FinetuneConfig) -> nn.Module:
         """Return dropout and a linear layer to one logit on a row's state."""
-        return ClassifierHead(sizes.hidden_size, 1, sizes.hidden_dropout_prob, config.pooling)
+        pooling = "mean" if config.pooling == "segments" else config.pooling
+        return ClassifierHead(sizes.hidden_size, 1, sizes.hidden_dropout_prob, pooling)
 
     def answer(self, head: nn.Module, states: Tensor, batch: TaskBatch) -> Outputs:
         """Return a logit for each choice of each question, (B, C)."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from electra.config import EncoderConfig, FinetuneConfig, UserError, did_you_mean, require
 from electra.corpus.tokenizer import Tokenizer
 from electra.model.feature_head import FeatureHead
-from electra.model.heads import ClassifierHead
+from electra.model.heads import ClassifierHead, PairHead
 from electra.tasks.family import Constant, Family
 from electra.tasks.metrics import score
 from electra.tasks.predictions import predictions_name, write_labels, write_numbers
@@ -87,7 +87,7 @@ class Classification(Family):
         return (known - least) / (greatest - least)
 
     def build_head(self, sizes: EncoderConfig, config: FinetuneConfig) -> nn.Module:
-        """Return dropout and a linear layer on one state of a row, or BiLSTMs on features."""
+        """Return a linear layer on one state of a row or on those of two texts, or BiLSTMs."""
         size, num_logits, dropout_prob = (
             sizes.hidden_size,
             len(self.labels) or 1,
@@ -97,11 +97,18 @@ class Classification(Family):
             return FeatureHead(
                 size, num_logits, config.features, of="row", dropout_prob=dropout_prob
             )
-        return ClassifierHead(size, num_logits, dropout_prob, config.pooling)
+        if config.pooling == "segments" and self.has_pairs:
+            return PairHead(size, num_logits, dropout_prob)
+        pooling = "mean" if config.pooling == "segments" else config.pooling
+        return ClassifierHead(size, num_logits, dropout_prob, pooling)
 
     def answer(self, head: nn.Module, states: Tensor, batch: TaskBatch) -> Outputs:
         """Return logits (B, labels), or the number predicted (B, 1)."""
-        return {"logits": head(states, batch.attention_mask)}
+        rows = states, batch.attention_mask
+        if isinstance(head, PairHead):
+            assert batch.token_type_ids is not None
+            return {"logits": head(*rows, batch.token_type_ids)}
+        return {"logits": head(*rows)}
 
     def loss(self, outputs: Outputs, batch: TaskBatch) -> Tensor:
         """Return the mean cross-entropy, nats, or the mean squared error on [0, 1]."""

@@ -92,6 +92,15 @@ def sum_over_ranks(tensors: Sequence[Tensor]) -> None:
     torch._foreach_copy_(list(tensors), sums)
 
 
+def gather_over_ranks(numbers: Tensor) -> Tensor:
+    """Return the numbers (N,) of every process, on the CPU: (processes, N)."""
+    if not dist.is_initialized():
+        return numbers[None]
+    found = [torch.empty_like(numbers) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, numbers)
+    return torch.stack(found)
+
+
 def any_rank(*flags: bool) -> tuple[bool, ...]:
     """Return for each flag whether it is set on any process."""
     if not dist.is_initialized():

@@ -3,11 +3,13 @@
 import ctypes
 import platform
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 
 from electra.config import UserError, require
 from electra.model.fused_layer import FusedPostNormLayer
@@ -41,6 +43,34 @@ class Machine:
         if self.device.type == "cuda":
             return torch.cuda.get_device_name(self.device)
         return f"{_processor()}, {self.threads} thread{'s' if self.threads > 1 else ''}"
+
+    @property
+    def peak_memory(self) -> int:
+        """Most memory so far, bytes: that of tensors on a GPU, else that of the process.
+
+        0 on Windows.
+        """
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device)
+        if sys.platform == "win32":
+            return 0
+        import resource  # not on Windows
+
+        unit = 1 if sys.platform == "darwin" else 1024
+        return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    def measure_peak(self) -> float:
+        """Return the FLOP/s of the fastest of some large matrix products in the machine's dtype."""
+        size = 8192 if self.device.type == "cuda" else 1024
+        a = torch.ones(size, size, device=self.device, dtype=self.dtype)
+        best = 0.0
+        for _ in range(10):
+            self.wait()
+            began = time.perf_counter()
+            F.linear(a, a)
+            self.wait()
+            best = max(best, 2 * size**3 / (time.perf_counter() - began))
+        return best
 
     def wait(self) -> None:
         """Wait until the device has finished all queued work."""
