@@ -34,7 +34,7 @@ from electra.presets import PRESETS
 from electra.pretraining.loop import pretrain
 from electra.runs.checkpoint import find_checkpoint, list_checkpoints
 from electra.runs.manifest import find_commit
-from electra.runs.metrics import read_metrics
+from electra.runs.metrics import OF_THE_MACHINE, read_metrics
 from electra.settings import override, to_dict
 from electra.training.machine import Machine
 
@@ -53,7 +53,6 @@ SENTENCE = (
     ("a boat", "the castle", "an engine", "seven umbrellas"),
     ("yesterday", "in 1912", "before breakfast", "at the harbour"),
 )
-TIMES = ("seconds", "tokens_per_second", "seconds_left")
 
 
 def main() -> None:
@@ -108,7 +107,7 @@ def read_end(run: Path) -> tuple[Any, ...]:
     """Return the newest step, the records without times, and all tensors as bytes."""
     step, folder = find_checkpoint(run)
     records = [
-        {name: value for name, value in record.items() if name not in TIMES}
+        {name: value for name, value in record.items() if name not in OF_THE_MACHINE}
         for record in read_metrics(run / "metrics.jsonl")
     ]
     tensors = {

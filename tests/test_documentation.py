@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import importlib
+import json
 import lzma
 import re
 import shlex
@@ -109,6 +110,8 @@ def place(toy_text, tmp_path_factory):
     for name in ("corpus", "results", "reviews"):
         (folder / name).mkdir()
     (folder / "corpus" / "toy.txt.xz").write_bytes(lzma.compress(toy_text.read_bytes()))
+    pair = {"sentence_good": "the queen sold a boat .", "sentence_bad": "the a .", "UID": "order"}
+    (folder / "blimp.jsonl").write_text(json.dumps(pair))
     for name in ("texts.txt", "sentences.txt"):
         (folder / name).write_text("\n".join(lines[:5]))
     write_glue(folder / "glue", lines)

@@ -1,5 +1,7 @@
 """Runs that are not lost: continued by their command, stopped in time, guarded, on full disks."""
 
+import gc
+import gzip
 import json
 import math
 import os
@@ -26,7 +28,7 @@ from electra.pretraining.start import build_model
 from electra.pretraining.step import Step
 from electra.processes import Interrupted, heed_signals
 from electra.runs.checkpoint import copy_state, find_checkpoint, list_checkpoints
-from electra.runs.metrics import read_metrics
+from electra.runs.metrics import OF_THE_MACHINE, read_metrics
 from electra.settings import override
 from electra.training.machine import Machine
 
@@ -38,9 +40,8 @@ def ignore(record):
 def read_end(run):
     """All tensors of a run's newest checkpoint, and the records that do not tell of time."""
     step, folder = find_checkpoint(run)
-    times = ("seconds", "tokens_per_second", "seconds_left")
     records = [
-        {name: value for name, value in record.items() if name not in times}
+        {name: value for name, value in record.items() if name not in OF_THE_MACHINE}
         for record in read_metrics(run / "metrics.jsonl")
     ]
     files = ("model.safetensors", "optimizer.safetensors")
@@ -393,3 +394,29 @@ def test_a_run_goes_on_after_a_checkpoint_that_found_no_room(
     names = [folder.name for folder in list_checkpoints(run)]
     assert names == ["step-00000009", "step-00000012"]
     assert_same_end(finished, run, records=False)
+
+
+def test_a_profile_is_written_by_one_setting(toy_shards, toy_config, tmp_path):
+    config = override(toy_config, ["train.profile_step=3"])
+    pretrain(toy_shards, tmp_path / "run", config, ignore)
+    with gzip.open(tmp_path / "run/trace.json.gz") as file:
+        events = json.load(file)["traceEvents"]
+    names = {event["name"] for event in events}
+    assert {"ProfilerStep#3", "ProfilerStep#4", "ProfilerStep#5"} <= names
+    assert "ProfilerStep#2" not in names
+    assert any(name.startswith("aten::") for name in names)
+
+
+def test_a_run_tells_of_the_machine(finished):
+    for record in read_metrics(finished / "metrics.jsonl"):
+        if record["part"] == "train":
+            assert 0 < record["mfu"] < 1.5
+            assert 0 <= record["data_seconds"] <= record["seconds"]
+            assert record["peak_memory"] > 1e8
+
+
+def test_steps_run_without_the_garbage_collector(toy_shards, toy_config, tmp_path):
+    seen = []
+    pretrain(toy_shards, tmp_path / "run", toy_config, lambda record: seen.append(gc.isenabled()))
+    assert not any(seen)
+    assert gc.isenabled()

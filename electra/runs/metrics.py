@@ -11,6 +11,11 @@ from typing import Any
 
 from electra.files import write_text
 
+OF_THE_MACHINE = frozenset(
+    ("seconds", "preparing_seconds", "tokens_per_second", "seconds_left", "mfu")
+    + ("data_seconds", "data_seconds_of_ranks", "peak_memory", "peak_memory_of_ranks")
+)
+"""Keys of a record whose values differ each time that the same run is repeated."""
 MAX_NAMED = 5
 """Maximum number of damaged lines that a warning names."""
 
