@@ -716,7 +716,8 @@ class FinetuneConfig:
     pooling: Literal["cls", "mean", "segments"] = "cls"
     """Hidden states that the classifier reads. cls: that of [CLS], as in the paper. mean: the mean
     over the row's tokens. segments: of a pair of texts the mean over each of them, the absolute
-    difference and the product of the two means; of a single text, and in multiple choice, as mean.
+    difference and the product of the two means, of hidden states and embeddings; of a single text,
+    and in multiple choice, as mean.
     Use segments for a small or briefly trained encoder: no pre-training loss trains the hidden
     state of [CLS] directly, and few examples do not teach attention to compare two texts."""
     reseeds: int = 2

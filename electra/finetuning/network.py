@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from electra.config import FinetuneConfig
 from electra.model.encoder import Encoder
 from electra.model.feature_head import FeatureHead
+from electra.model.heads import PairHead
 from electra.model.initialisation import draw_glorot, init_weights
 from electra.runs.checkpoint import load_parameters
 from electra.runs.finetuned import Finetuned
@@ -40,6 +41,9 @@ class TaskNetwork(nn.Module):
             states = self.encoder.layer_states(self.head.num_layers, *rows)
         else:
             states = self.encoder(*rows)
+        if isinstance(self.head, PairHead):
+            embeddings = self.encoder.embeddings(batch.input_ids, batch.token_type_ids)
+            states = torch.cat([states.float(), embeddings], dim=-1)
         return self.family.answer(self.head, states, batch)
 
 

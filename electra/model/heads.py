@@ -1,7 +1,7 @@
 """Output layers on an encoder: those of generator, discriminator and classifier.
 
 Shape suffixes: B rows of the batch, L positions, E embedding size, H hidden size, M chosen
-positions of all rows together, C classes.
+positions of all rows together, C classes, S width of the states of a token, F of those of a pair.
 """
 
 from typing import Literal
@@ -105,30 +105,32 @@ class ClassifierHead(nn.Module):
 
 
 class PairHead(nn.Module):
-    """Dropout and one linear layer on the states of two texts: (B, L, H) to float32 (B, C).
+    """Dropout and one linear layer on the states of two texts: (B, L, S) to float32 (B, C).
 
     The layer reads the mean u over the first text's tokens, that of the second, v, |u - v| and
     u * v. Source: Conneau et al. 2017, "Supervised Learning of Universal Sentence Representations"
-    (section 3.1), which encodes the two texts apart; here one row holds both.
+    (section 3.1), which encodes the two texts apart; here one row holds both. A token's state is
+    that of the last layer and its embedding, side by side: the last layer of a discriminator tells
+    how plausible a token is rather than what it means.
 
     Args:
-        hidden_size: H.
+        state_size: S, the width of hidden states and embeddings together.
         num_classes: C; 1 for a regression.
         dropout_prob: Dropout on what the layer reads.
     """
 
-    def __init__(self, hidden_size: int, num_classes: int, dropout_prob: float):
+    def __init__(self, state_size: int, num_classes: int, dropout_prob: float):
         super().__init__()
         self.dropout = Dropout(dropout_prob)
-        self.dense = Linear(4 * hidden_size, num_classes)
+        self.dense = Linear(4 * state_size, num_classes)
 
     def forward(
-        self, hidden_BLH: Tensor, attention_mask_BL: Tensor | None, token_type_ids_BL: Tensor
+        self, state_BLS: Tensor, attention_mask_BL: Tensor | None, token_type_ids_BL: Tensor
     ) -> Tensor:
         """Return float32 logits (B, C).
 
         Args:
-            hidden_BLH: Hidden states of the encoder's last layer.
+            state_BLS: Hidden states of the encoder's last layer, and embeddings.
             attention_mask_BL: False at padding; None: nothing is padding.
             token_type_ids_BL: 0 in the first text, 1 in the second. [CLS] and the first [SEP]
                 belong to the first text.
@@ -137,9 +139,9 @@ class PairHead(nn.Module):
         is_first_BL = ~is_second_BL
         if attention_mask_BL is not None:
             is_first_BL = is_first_BL & attention_mask_BL.bool()
-        u_BH, v_BH = _mean(hidden_BLH, is_first_BL), _mean(hidden_BLH, is_second_BL)
-        state_BF = torch.cat([u_BH, v_BH, (u_BH - v_BH).abs(), u_BH * v_BH], dim=1)
-        return self.dense(self.dropout(state_BF))
+        u_BS, v_BS = _mean(state_BLS, is_first_BL), _mean(state_BLS, is_second_BL)
+        pair_BF = torch.cat([u_BS, v_BS, (u_BS - v_BS).abs(), u_BS * v_BS], dim=1)
+        return self.dense(self.dropout(pair_BF))
 
 
 def _mean(hidden_BLH: Tensor, is_counted_BL: Tensor) -> Tensor:

@@ -98,7 +98,7 @@ class Classification(Family):
                 size, num_logits, config.features, of="row", dropout_prob=dropout_prob
             )
         if config.pooling == "segments" and self.has_pairs:
-            return PairHead(size, num_logits, dropout_prob)
+            return PairHead(size + sizes.embedding_size, num_logits, dropout_prob)
         pooling = "mean" if config.pooling == "segments" else config.pooling
         return ClassifierHead(size, num_logits, dropout_prob, pooling)
 
