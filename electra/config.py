@@ -486,7 +486,8 @@ class PretrainConfig:
         require(
             method.mode == "paper" or self.optimizer.matrices == "adamw",
             "method.mode reference has the released code's Adam for all parameters; "
-            f"optimizer.matrices {self.optimizer.matrices} needs mode paper",
+            f"optimizer.matrices {self.optimizer.matrices} needs mode paper: set "
+            "optimizer.matrices=adamw",
         )
         sizes = generator.encoder(self.model)
         require(

@@ -183,7 +183,8 @@ def test_mistakes_are_one_line_with_status_2(capsys, chain, toy_text, tmp_path):
             ["pretrain", "--resume", folder / "run", "--set", "train.steps=9"],
             r"leave --set, .* away",
         ),
-        (["pretrain", "--resume", folder / "run", "--preset", "tiny"], r"--preset away"),
+        (["pretrain", "--resume", folder / "run", "--preset", "tiny"], r"--preset and .* away"),
+        (["pretrain", "--resume", folder / "run", "--recipe", "best"], r"--recipe away"),
         (
             ["pretrain", shards, "--out", out]
             + ["--set", "train.steps=50", "optimizer.warmup_steps=50"],
@@ -542,3 +543,15 @@ def test_plan_ends_with_the_command_that_comes_next(capsys):
     status, _, err = run(capsys, "plan", "--steps", "0")
     assert status == 2
     assert "steps must be >= 1, not 0" in err
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_recipe_is_one_word(preset, capsys, tmp_path):
+    words = ["pretrain", "shards", "--out", tmp_path / "run", "--dry-run", "--preset", preset]
+    printed = {}
+    for recipe in ("paper", "best", None):
+        main([*map(str, words), *(["--recipe", recipe] if recipe else [])])
+        printed[recipe] = capsys.readouterr().out
+    assert "optimizer.matrices=adamw" in printed["paper"]
+    assert "optimizer.matrices=muon" in printed["best"]
+    assert printed[None] == printed["best" if preset == "tiny" else "paper"]

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from cyclopts import Parameter
 
 from electra.config import PretrainConfig, did_you_mean, require, require_schedule
-from electra.presets import PRESETS
+from electra.presets import PRESETS, RECIPES
 from electra.settings import (
     flatten,
     override,
@@ -35,6 +35,14 @@ SetPretraining = Annotated[
 Toml = Annotated[
     Path | None, Parameter(name="--config", help="A TOML file of settings; --set overrides it.")
 ]
+Recipe = Annotated[
+    Literal["paper", "best"] | None,
+    Parameter(
+        name="--recipe",
+        help="paper: settings as published. best: those found by experiment at the size of tiny. "
+        "If not given, best for tiny and paper for the other presets.",
+    ),
+]
 DryRun = Annotated[
     bool,
     Parameter(
@@ -55,6 +63,7 @@ def resolve(settings: ConfigType, toml: Path | None, assignments: Sequence[str])
 
 def resolve_pretraining(
     preset: str,
+    recipe: str | None,
     toml: Path | None,
     assignments: Sequence[str],
     begun: PretrainConfig | None = None,
@@ -65,7 +74,8 @@ def resolve_pretraining(
     made longer.
     """
     require(preset in PRESETS, f"unknown preset {preset!r}{did_you_mean(preset, PRESETS)}")
-    settings, given = PRESETS[preset], {word.partition("=")[0].strip() for word in assignments}
+    settings = RECIPES[recipe][preset] if recipe else PRESETS[preset]
+    given = {word.partition("=")[0].strip() for word in assignments}
     if toml is not None:
         values = read_toml(toml)
         settings = override_values(settings, values, toml)

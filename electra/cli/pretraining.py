@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from electra.cli.options import (
     DryRun,
+    Recipe,
     Set,
     SetPretraining,
     Toml,
@@ -27,6 +28,7 @@ def pretrain(
     preset: Annotated[
         str | None, Parameter(help=f"One of {', '.join(PRESETS)}; tiny if not given.")
     ] = None,
+    recipe: Recipe = None,
     out: Path | None = None,
     resume: Path | None = None,
     max_time: timedelta | None = None,
@@ -62,8 +64,8 @@ def pretrain(
     if resume is not None:
         require(out is None, "--resume continues in its own folder; leave --out away")
         require(
-            not set_ and config is None and preset is None,
-            "--resume keeps the run's settings; leave --set, --config and --preset away",
+            not set_ and config is None and preset is None and recipe is None,
+            "--resume keeps the run's settings; leave --set, --config, --preset and --recipe away",
         )
         from electra.runs.pretrained import read_run_config
 
@@ -76,7 +78,7 @@ def pretrain(
             from electra.runs.pretrained import read_run_config
 
             begun = read_run_config(out)
-        settings = resolve_pretraining(preset or "tiny", config, set_, begun)
+        settings = resolve_pretraining(preset or "tiny", recipe, config, set_, begun)
         if shards is None or out is None:
             raise UserError("pretrain needs SHARDS and --out RUN, or --resume RUN")
         if begun is None:
@@ -110,6 +112,7 @@ def pretrain(
 def plan(
     *,
     preset: Annotated[str, Parameter(help=f"One of {', '.join(PRESETS)}.")] = "small",
+    recipe: Recipe = None,
     steps: int | None = None,
     probe_seconds: float = 10,
     set_: SetPretraining = (),
@@ -136,7 +139,7 @@ def plan(
         f"--probe-seconds must be > 0 and finite, not {probe_seconds}",
     )
     given = [*set_, *([f"train.steps={steps}"] if steps is not None else [])]
-    settings = resolve_pretraining(preset, config, given)
+    settings = resolve_pretraining(preset, recipe, config, given)
     with Progress("timing steps", unit="seconds") as progress:
         found = run_plan(
             settings,
@@ -164,6 +167,7 @@ def plan(
 def flops(
     *,
     preset: Annotated[str, Parameter(help=f"One of {', '.join(PRESETS)}.")] = "small",
+    recipe: Recipe = None,
     set_: SetPretraining = (),
     config: Toml = None,
 ) -> None:
@@ -181,7 +185,7 @@ def flops(
     from electra.reports.glossary import format_count
     from electra.terminal.printing import print_done, print_table
 
-    settings = resolve_pretraining(preset, config, set_)
+    settings = resolve_pretraining(preset, recipe, config, set_)
     objective, length = sketch_objective(settings), settings.examples.sequence_length
     total = count_true(objective, length)
     rows = [
