@@ -10,11 +10,12 @@ import pytest
 from electra.config import UserError
 from electra.presets import PRESETS
 from electra.reports.averages import PROTOCOLS
+from electra.reports.claims import describe_gains, describe_mark, mark_table
 from electra.reports.curves import PANELS, draw_svg, find_panels
 from electra.reports.glossary import format_count, format_seconds
 from electra.reports.page import write_page
 from electra.reports.readme import BEGIN, END, update_readme
-from electra.reports.runs import read_finetuning, read_runs
+from electra.reports.runs import Finetuning, read_finetuning, read_runs
 from electra.reports.tables import (
     facts_table,
     finetuning_table,
@@ -515,3 +516,33 @@ def test_facts_tell_objective_and_generator(run_folder, method, generator, expec
     words = [method.get("objective", "rtd"), *([method["scheme"]] if "scheme" in method else [])]
     assert facts["objective"] == ", ".join(words)
     assert facts["operations"] == "1.50e+12 FLOPs"
+
+
+def finetuned(task, median, std=0.01, **changes):
+    facts = {
+        "encoder": "run", "task": task, "metric": "accuracy", "from_scratch": False,
+        "seeds": ("0", "1"), "median": median, "std": std, "majority": 0.5, "num_replaced": 0,
+        "replaced_median": None, "num_degenerate": 0, "commit": None, "device": None, "scores": {},
+    }  # fmt: skip
+    return Finetuning(**{**facts, **changes})
+
+
+def test_gains_are_told_if_they_exceed_the_spreads():
+    scratch = {"from_scratch": True}
+    found = [finetuned("a", 0.7), finetuned("a", 0.6, **scratch)]
+    found += [finetuned("b", 0.9), finetuned("b", 0.7, **scratch)]
+    found += [finetuned("c", 0.5), finetuned("c", 0.515, **scratch)]
+    found += [finetuned("d", 0.5), finetuned("d", 0.6, std=None, **scratch)]
+    found += [finetuned("e", 0.5)]
+    assert describe_gains(found) == [
+        "- Pre-training helps on b (+0.200 accuracy), a (+0.100 accuracy).",
+        "- It makes no difference beyond the spread of the seeds on c (-0.015 accuracy).",
+        "- It hurts on d (-0.100 accuracy).",
+    ]
+
+
+def test_scores_stand_beside_the_public_mark():
+    found = [finetuned("sst-2", 0.84), finetuned("rte", 0.55), finetuned("wnli", 0.9)]
+    found += [finetuned("rte", 0.9, from_scratch=True)]
+    assert describe_mark(found).endswith("for 1 of 2 tasks (sst-2), and below for rte.")
+    assert [row[4] for row in mark_table(found).rows] == ["above", "below"]

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from electra.reports.claims import differs
 from electra.reports.runs import Finetuning
 from electra.reports.tokens import Sentence, count_least_trusted
 
@@ -34,7 +35,7 @@ def describe_gain(pretrained: Finetuning, scratch: Finetuning) -> str:
     """
     gain = pretrained.median - scratch.median
     spread = (pretrained.std or 0.0) + (scratch.std or 0.0)
-    if abs(gain) <= spread:
+    if not differs(pretrained, scratch):
         verdict = "makes no difference beyond the spread of the seeds"
     else:
         verdict = "pays" if gain > 0 else "hurts"

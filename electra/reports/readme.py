@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from electra.config import UserError, require
+from electra.reports.claims import describe_gains, describe_mark, mark_table
 from electra.reports.picture import draw_results
 from electra.reports.runs import Finetuning, Run, read_finetuning, read_runs, replace_text
 from electra.reports.tables import (
@@ -103,11 +104,16 @@ def _finetuning_rows(results: Sequence[Result]) -> Table:
 
 
 def _readme_block(results: Sequence[Result]) -> str:
-    """Return the README's table: the rows of TASKS, in this order."""
+    """Return what the results say in words, and the README's table: the rows of TASKS."""
     table = _finetuning_rows(results)
     task = table.headers.index("task")
     rows = [row for name in TASKS for row in table.rows if row[task] == name]
-    return to_markdown(Table(table.headers, rows))
+    parts = [to_markdown(Table(table.headers, rows))]
+    for result in results:
+        parts += ["\n".join(describe_gains(result.finetunings))]
+        if mark_table(result.finetunings).rows:
+            parts.append(describe_mark(result.finetunings))
+    return "\n\n".join(part for part in parts if part)
 
 
 def _page_block(results: Sequence[Result], folder: Path) -> str:
@@ -127,6 +133,13 @@ def _page_block(results: Sequence[Result], folder: Path) -> str:
             to_markdown(table),
             "\n".join(line for result in results for line in _finetuning_origins(result)),
         ]
+    for result in results:
+        if (marks := mark_table(result.finetunings)).rows:
+            parts += [
+                f"## `{result.run.name}` beside BERT-Tiny",
+                describe_mark(result.finetunings),
+                to_markdown(marks),
+            ]
     for name, what in BENCHMARKS.items():
         path = folder / f"{name}.md"
         if path.is_file():
