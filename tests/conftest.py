@@ -79,13 +79,16 @@ def toy_shards(toy_text, toy_tokenizer, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def toy_config() -> PretrainConfig:
-    """Two layers of 128, dropout on, 12 steps of 8 rows of 32 tokens."""
+    """Two layers of 128, dropout on, AdamW, 12 steps of 8 rows of 32 tokens."""
     model = encoder_sizes(128, 2, 32)
     return override(
         dataclasses.replace(PRESETS["tiny"], model=model),
         [
             "examples.sequence_length=32",
             "optimizer.warmup_steps=4",
+            "optimizer.matrices=adamw",
+            "optimizer.learning_rate=1e-3",
+            "train.initial_weights=neighbours",
             "train.steps=12",
             "train.batch_size=8",
             "train.log_every=4",

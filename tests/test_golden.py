@@ -79,8 +79,7 @@ def compute(settings, shards_folder):
     model.train()
     for number in range(STEPS):
         if number in model.stages[1:]:
-            model.begin_stage(model.stage_at(number))
-            step.forget()
+            step.begin_stage(model.stage_at(number))
         batch = examples.batch(number, config.train.batch_size)
         for tensor in (batch.input_ids_BL, batch.token_type_ids_BL):
             rows.update(tensor.numpy().tobytes())

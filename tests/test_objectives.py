@@ -634,11 +634,11 @@ def test_meaningless_combinations_are_refused(settings, says):
         ),
         (["method.objective=electric", "generator.temperature=2"], "temperature 1"),
         (
-            ["method.objective=electric", "method.mode=reference"],
+            ["method.objective=electric", "method.mode=reference", "optimizer.matrices=adamw"],
             "the released code has no electric",
         ),
         (
-            ["method.scheme=adversarial", "method.mode=reference"],
+            ["method.scheme=adversarial", "method.mode=reference", "optimizer.matrices=adamw"],
             "no adversarial; choose rtd or mlm",
         ),
     ],

@@ -538,8 +538,7 @@ def test_cuda_stages_are_captured_one_after_the_other():
     for number in range(2 * (WARM_UP_STEPS + 2)):
         if number == WARM_UP_STEPS + 2:
             assert torch.equal(head, before)
-            step.model.begin_stage(1)
-            step.forget()
+            step.begin_stage(1)
         outcome = step(number, make_rows(config, 8, number), 1e-3)
     assert outcome.outputs[0].loss.isfinite()
     assert not torch.equal(head, before)

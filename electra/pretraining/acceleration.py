@@ -99,8 +99,9 @@ class AcceleratedStep(Step):
         self.compiled = False
         self.forward, self.choose = self.model, self.model.masking.choose_and_count
         self.compiler_failure = f"at step {number}: {reason}"
+        self.measures.tally = tally
         self.optimizer.zero_grad()
-        self.forget()
+        self._prepare_anew()
         return self._do(number, batch, learning_rate)
 
     def _do(self, number: int, batch: Batch, learning_rate: float) -> Outcome:
@@ -125,11 +126,15 @@ class AcceleratedStep(Step):
             self.begin(number, learning_rate)
             return self.captures[shape](batch)
 
-    def forget(self) -> None:
-        """Discard captures and working copies, because the model's computation has changed."""
-        super().forget()
+    def begin_stage(self, stage: int) -> None:
+        """Begin a stage of the objective, as `Step.begin_stage`."""
+        super().begin_stage(stage)
         if self.compiled:
             self.measures.tally = self._compile(tally)
+        self._prepare_anew()
+
+    def _prepare_anew(self) -> None:
+        """Discard captures and working copies, because the model's computation has changed."""
         self.num_done.clear()
         self.captures.clear()
         self._copy_weights()

@@ -223,8 +223,7 @@ def _train(run: Path, shards: Shards, step: Step, show: Show, end: float) -> dic
         set_damaged_aside(run, checkpoint)
     first_step = from_rank_0(first_step)
     for stage in range(1, model.stage_at(first_step - 1) + 1 if first_step else 1):
-        model.begin_stage(stage)
-        step.forget()
+        step.begin_stage(stage)
     if checkpoint:
         read_state(checkpoint, model, optimizer, step.guard.state)
     elif config.generator.kind == "frozen" and not first_step:
@@ -262,8 +261,7 @@ def _train(run: Path, shards: Shards, step: Step, show: Show, end: float) -> dic
         model.train()
         for number in range(first_step, train.steps):
             if number in model.stages[1:]:
-                model.begin_stage(model.stage_at(number))
-                step.forget()
+                step.begin_stage(model.stage_at(number))
             learning_rate = _learning_rate_at(number, model, config)
             began = window.clock.now()
             batch = next(batches)

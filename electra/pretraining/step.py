@@ -134,8 +134,9 @@ class Step:
         self.optimizer.zero_grad()
         return Outcome(outputs, counts.num_real, grad_norm, verdict)
 
-    def forget(self) -> None:
-        """Discard what depends on the model's computation; `begin_stage` has changed it."""
+    def begin_stage(self, stage: int) -> None:
+        """Begin a stage of the objective: another loss is minimised and measured from now on."""
+        self.model.begin_stage(stage)
         self.measures = Measures(self.model.loss_weights)
         self.guard.clear()
 
