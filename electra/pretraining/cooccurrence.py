@@ -41,7 +41,10 @@ def embed_tokens(shards: Shards, size: int, std: float, seed: int) -> Tensor:
         std: Root mean square of the values, that of the random start it replaces.
         seed: Seed of the decomposition and of the tokens that do not occur.
     """
-    information_VV = _mutual_information(_count_pairs(shards))
+    with warnings.catch_warnings():  # torch 2.11 has the first warning, all versions the second
+        warnings.filterwarnings("ignore", message="Sparse invariant checks are implicitly disabled")
+        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+        information_VV = _mutual_information(_count_pairs(shards))
     vocab_size = len(information_VV)
     rng = torch.Generator().manual_seed(seed)
     random_VE = torch.randn(vocab_size, min(size, vocab_size), generator=rng)
@@ -98,6 +101,4 @@ def _mutual_information(counts_VV: Tensor) -> Tensor:
         check_invariants=False,
         is_coalesced=True,
     )
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
-        return positive_VV.to_sparse_csr()  # its products are several times faster
+    return positive_VV.to_sparse_csr()  # its products are several times faster
