@@ -161,6 +161,32 @@ def test_processes_stop_together_and_any_number_goes_on(program, toy_shards, toy
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 4)])
+def test_more_processes_go_on(program, before, after, toy_shards, toy_config, tmp_path):
+    """With the same micro-batches: the losses of one process that was never stopped."""
+    config = override(toy_config, ["train.log_every=1"])
+
+    def share(processes):
+        return override(config, [f"train.accumulation={4 // processes}"])
+
+    pretrain(toy_shards, tmp_path / "whole", share(1), ignore)
+    run = tmp_path / "run"
+    status, _, err = pretrain_together(
+        program, before, toy_shards, run, share(before), "SIGTERM,0,5"
+    )
+    assert status == 0, err
+    assert int((run / "stopped-0").read_text()) < config.train.steps
+    status, _, err = pretrain_together(program, after, toy_shards, run, share(after))
+    assert status == 0, err
+    sessions = json.loads((run / "manifest.json").read_text())["sessions"]
+    assert [session["processes"] for session in sessions] == [before, after]
+    losses = [
+        [record["loss"] for record in read_end(each)[1]] for each in (tmp_path / "whole", run)
+    ]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+
+
+@pytest.mark.slow
 def test_a_lost_process_costs_a_restart(program, toy_shards, toy_config, tmp_path):
     """kill -9 of either of two processes; torchrun starts both anew, to the same bits."""
     config = override(toy_config, ["train.log_every=1", "train.save_every=2"])

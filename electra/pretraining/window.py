@@ -76,15 +76,18 @@ class Window:
     def _compare_ranks(self) -> dict[str, Any]:
         """Return the time waiting for data and the peak memory: the most of any process.
 
-        Of several processes, the figures of each are returned, too, in the order of their ranks.
+        Of several processes, the least and the rank that has the most are returned, too.
         """
         own = torch.tensor([self.clock.waited, self.step.machine.peak_memory], dtype=torch.float64)
         of_ranks = gather_over_ranks(own)
-        waited, memory = of_ranks.max(dim=0).values.tolist()
-        record: dict[str, Any] = {"data_seconds": waited, "peak_memory": int(memory)}
-        if len(of_ranks) > 1:
-            record["data_seconds_of_ranks"] = of_ranks[:, 0].tolist()
-            record["peak_memory_of_ranks"] = of_ranks[:, 1].long().tolist()
+        record: dict[str, Any] = {}
+        for name, of_rank in zip(("data_seconds", "peak_memory"), of_ranks.T, strict=True):
+            record[name] = of_rank.max().item()
+            if len(of_rank) > 1:
+                record |= {
+                    f"{name}_least": of_rank.min().item(),
+                    f"{name}_rank": int(of_rank.argmax()),
+                }
         return record
 
 

@@ -13,7 +13,8 @@ from electra.files import write_text
 
 OF_THE_MACHINE = frozenset(
     ("seconds", "preparing_seconds", "tokens_per_second", "seconds_left", "mfu")
-    + ("data_seconds", "data_seconds_of_ranks", "peak_memory", "peak_memory_of_ranks")
+    + ("data_seconds", "data_seconds_least", "data_seconds_rank")
+    + ("peak_memory", "peak_memory_least", "peak_memory_rank")
 )
 """Keys of a record whose values differ each time that the same run is repeated."""
 MAX_NAMED = 5
