@@ -25,6 +25,7 @@ from electra.pretraining.attention import (
     rank_attention,
     recorded_ranking,
 )
+from electra.pretraining.guard import ACCEPTED, NOT_FINITE, SPIKE, WINDOW, Guard
 from electra.pretraining.loop import pretrain, resume
 from electra.pretraining.memory import make_rows
 from electra.pretraining.start import build_model
@@ -180,6 +181,24 @@ def test_draws_and_measures_are_graphs_of_their_own(name):
         measures.add(output._replace(loss=output.loss.detach()))
         records.append(measures.record())
     assert records[0] == pytest.approx(records[1], rel=1e-6, nan_ok=True)
+
+
+@torch_warns
+def test_the_guard_is_a_graph_of_its_own():
+    """Traced whole, it gives the same verdicts and remembers the same norms."""
+    torch.compiler.reset()
+    found = []
+    for is_compiled in (False, True):
+        guard = Guard(torch.device("cpu"))
+        judge = guard.judge
+        if is_compiled:
+            judge = torch.compile(judge, fullgraph=True, dynamic=False, backend="aot_eager")
+        guard.begin(6.0)
+        norms = [1 + 0.01 * (number % 7) for number in range(WINDOW)] + [9.0, math.nan, 1.0]
+        verdicts = [int(judge(torch.tensor(1.0), torch.tensor(norm))) for norm in norms]
+        found.append((verdicts, guard.num_norms.item(), guard.log_norms.tolist()))
+    assert found[0][0][WINDOW:] == [SPIKE, NOT_FINITE, ACCEPTED]
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)

@@ -72,6 +72,7 @@ class AcceleratedStep(Step):
             self.forward = self._compile(model)
             self.choose = self._compile(model.masking.choose_and_count)
             self.measures.tally = self._compile(tally)
+            self.judge = self._compile(self.guard.judge)
         self._copy_weights()
         self.attention = attention or {}
         if on_cuda and not attention:  # the processes of a step compute with the same kernels
@@ -99,7 +100,7 @@ class AcceleratedStep(Step):
         self.compiled = False
         self.forward, self.choose = self.model, self.model.masking.choose_and_count
         self.compiler_failure = f"at step {number}: {reason}"
-        self.measures.tally = tally
+        self.measures.tally, self.judge = tally, self.guard.judge
         self.optimizer.zero_grad()
         self._prepare_anew()
         return self._do(number, batch, learning_rate)

@@ -77,6 +77,7 @@ class Step:
         self.measures = Measures(model.loss_weights)
         self.weights: Callable[[], AbstractContextManager[None]] = nullcontext
         self.guard = Guard(machine.device)
+        self.judge = self.guard.judge
         self.rng = torch.Generator(machine.device)
         self.number = 0
         self.captured, self.compiled, self.prepares = captured, False, False
@@ -125,7 +126,7 @@ class Step:
         grad_norm = nn.utils.clip_grad_norm_(
             model.parameters(), self.config.optimizer.max_grad_norm, foreach=True
         )
-        verdict = self.guard.judge(loss, grad_norm)
+        verdict = self.judge(loss, grad_norm)
         is_skipped = verdict != ACCEPTED
         # Before the update: a step is computed again if the compiler fails on its measures.
         for output in outputs:
