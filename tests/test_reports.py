@@ -537,7 +537,7 @@ def test_gains_are_told_if_they_exceed_the_spreads():
     assert describe_gains(found) == [
         "- Pre-training helps on b (+0.200 accuracy), a (+0.100 accuracy).",
         "- It makes no difference beyond the spread of the seeds on c (-0.015 accuracy).",
-        "- It hurts on d (-0.100 accuracy).",
+        "- It hurts on d (-0.100 accuracy, one seed).",
     ]
 
 

@@ -42,7 +42,8 @@ def describe_gains(finetunings: Sequence[Finetuning]) -> list[str]:
         assert scratch
         gain = pretrained.median - scratch.median
         kind = "same" if not differs(pretrained, scratch) else "helps" if gain > 0 else "hurts"
-        gains[kind].append((gain, f"{pretrained.task} ({gain:+.3f} {pretrained.metric})"))
+        seeds = ", one seed" if None in (pretrained.std, scratch.std) else ""
+        gains[kind].append((gain, f"{pretrained.task} ({gain:+.3f} {pretrained.metric}{seeds})"))
     named = {
         kind: ", ".join(text for _, text in sorted(found, reverse=True))
         for kind, found in gains.items()
