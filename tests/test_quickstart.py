@@ -80,6 +80,7 @@ def test_files_that_hold_too_little_are_left_out_of_the_question(capsys, texts, 
         assert (out / name).is_file()
 
 
+@pytest.mark.slow
 def test_comparisons_in_two_processes_give_the_scores_of_one(capsys, texts, tmp_path):
     scores = []
     for threads in (1, 2):

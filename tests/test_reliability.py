@@ -300,7 +300,7 @@ def test_a_lasting_change_of_the_norm_is_accepted_soon():
 def test_spikes_are_skipped_after_the_warm_up(toy_shards, toy_config, tmp_path):
     """With a limit so low that ordinary norms exceed it."""
     settings = ["train.steps=150", "train.save_every=150", "train.spike_sigmas=0.01"]
-    config = override(toy_config, [*settings, "optimizer.warmup_steps=140"])
+    config = override(toy_config, [*settings, "optimizer.warmup_steps=140", "train.batch_size=2"])
     pretrain(toy_shards, tmp_path / "run", config, ignore)
     file = min((tmp_path / "run/skipped").iterdir())
     assert 140 <= int(file.name[5:13]) < 148
