@@ -1,6 +1,6 @@
 """Kernels and bytes of a compiled step on a GPU, counted without a GPU.
 
-    python -m benchmarks.lowered --out results/lowered.json
+    python -m benchmarks.lowered --out results/lowered.json [--assemble]
 
 torch.compile's back end writes the kernels of each objective for a pretended GPU of compute
 capability 9.0, over tensors without data. No kernel is run. Needs a CUDA build of torch, which
@@ -9,7 +9,7 @@ brings Triton, and no CUDA device. Counts change with the version of torch.
 Counted are the kernels of what a step compiles (objective forward and backward, draws, measures),
 and the bytes that they read and write, each buffer once per kernel and caches left out. Operations
 outside (casts of weights, sums of gradients) are counted without their bytes; clipping and AdamW
-are not.
+are not. With --assemble, every Triton kernel is compiled to machine code for that GPU, too.
 """
 
 import argparse
@@ -121,10 +121,29 @@ class Count:
             kinds = (kind for kind, word in words.items() if re.search(word, name))
             self.record[next(kinds, "others")] += 1
         for node in graph.scheduler.nodes:
-            num_bytes = node.get_read_write_buffers_sizes()
+            num_bytes = _count_bytes(node)
             self.record["bytes"] += num_bytes
             if not isinstance(node, ExternKernelSchedulerNode):
                 self.record["triton_bytes"] += num_bytes
+
+
+def _count_bytes(node: Any) -> int:
+    """Return the bytes that a node of the scheduler reads and writes.
+
+    Torch counts whole buffers for fused operations, even if one only gathers from a buffer.
+    """
+    from torch._inductor.scheduler import ForeachKernelSchedulerNode, FusedSchedulerNode
+
+    if isinstance(node, ForeachKernelSchedulerNode):
+        return sum(_count_bytes(each) for each in node.snodes)
+    counts: dict[str, int] = node.get_read_write_buffer_accesses(True, True)
+    if isinstance(node, FusedSchedulerNode):
+        parts = [each.get_read_write_buffer_accesses(True, True) for each in node.snodes]
+        counts = {
+            buffer: min(whole, sum(part.get(buffer, 0) for part in parts))
+            for buffer, whole in counts.items()
+        }
+    return sum(counts.values())
 
 
 def count_step(config: PretrainConfig) -> Count:
@@ -154,6 +173,25 @@ def count_step(config: PretrainConfig) -> Count:
         step.compute(batch.to(META))
     count.record["outside"] = outside.num_done
     return count
+
+
+def assemble(code: Sequence[str]) -> int:
+    """Compile the Triton kernels of generated code for the pretended GPU; return their number.
+
+    Raises:
+        Exception: A kernel does not compile.
+    """
+    from torch._inductor.codecache import PyCodeCache
+    from torch._inductor.runtime import triton_helpers
+
+    call = re.compile(
+        r"async_compile\.triton\('(\w+)', \'\'\'(.*?)\'\'\', device_str='cuda'\)", re.S
+    )
+    kernels = {source: name for graph in code for name, source in call.findall(graph)}
+    with pretended_gpu(), mock.patch.object(triton_helpers, "set_driver_to_gpu"):
+        for source, name in kernels.items():
+            getattr(PyCodeCache.load(source), name).precompile(warm_cache_only=True)
+    return len(kernels)
 
 
 class _Outside(TorchDispatchMode):
@@ -331,7 +369,9 @@ def pretended_gpu() -> Iterator[None]:
     has_triton.cache_clear()
 
 
-def count_variant(name: str, settings: Sequence[str] = ()) -> dict[str, Any]:
+def count_variant(
+    name: str, settings: Sequence[str] = (), *, assembles: bool = False
+) -> dict[str, Any]:
     """Return the record of a variant: its counts, rows, length and settings."""
     preset, own = VARIANTS[name]
     words = [f"train.batch_size={ROWS[preset]}", *own, *settings]
@@ -344,6 +384,7 @@ def count_variant(name: str, settings: Sequence[str] = ()) -> dict[str, Any]:
         "rows": config.train.batch_size,
         "length": config.examples.sequence_length,
         **count.record,
+        "assembled": assemble(count.code) if assembles else None,
         "seconds": time.perf_counter() - began,
     }
 
@@ -359,6 +400,7 @@ def tabulate(records: dict[str, dict[str, Any]]) -> Table:
             "attention",
             "others",
             "outside",
+            "assembled",
             "GB",
             "KB/token",
         ],
@@ -370,6 +412,7 @@ def tabulate(records: dict[str, dict[str, Any]]) -> Table:
                     f"{record[kind]:,}"
                     for kind in ("triton", "products", "attention", "others", "outside")
                 ),
+                str(record["assembled"] or "-"),
                 f"{record['bytes'] / 1e9:.2f}",
                 f"{record['bytes'] / record['rows'] / record['length'] / 1e3:,.0f}",
             ]
@@ -386,11 +429,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
     parser.add_argument("--set", nargs="*", default=[])
+    parser.add_argument("--assemble", action="store_true")
     arguments = parser.parse_args()
     facts = {"torch": torch.__version__, "commit": find_commit(), "settings": arguments.set}
     records: dict[str, dict[str, Any]] = {}
     for name in arguments.variants:
-        records[name] = count_variant(name, arguments.set)
+        records[name] = count_variant(name, arguments.set, assembles=arguments.assemble)
         print(f"{name}: {records[name]}", flush=True)
         if arguments.out:  # written now, in case the other variants are interrupted
             write_json(arguments.out, {**facts, "variants": records})

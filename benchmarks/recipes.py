@@ -7,8 +7,8 @@ each run judge the same held-out rows, corrupted by the generator of the present
 seed. Their loss is that of the logits after a scale and a bias are fitted, so that recipes which
 mask another share of the tokens can be compared. The tables tell after which share of the present
 recipe's FLOPs, and of its seconds, a recipe reaches the present recipe's final loss. Seconds are
-those of steps timed in turn, in one process. The scores are those of fine-tunings on the
-punctuation of held-out texts and, with --glue and --conll, on tasks of those folders.
+those of steps timed in turn, in one process. The scores are those of fine-tunings on the tasks in
+--glue and --conll; without these, on the punctuation of held-out texts.
 
 All runs are in FOLDER. After an interruption, the same command continues there. The results hold
 all finished runs in FOLDER, so that a second command can add seeds for some variants. `--part 0/2`
@@ -357,20 +357,20 @@ def main() -> None:
     number, parts = map(int, arguments.part.split("/"))
     torch.set_num_threads(1)
     arguments.runs.mkdir(parents=True, exist_ok=True)
-    tasks = {"punctuation": arguments.runs / "punctuation"}
-    if not tasks["punctuation"].exists():
-        question = punctuation_question(open_shards(arguments.shards), 300, 400, seed=0)
-        require(question is not None, f"{arguments.shards}: too little held-out text")
-        assert question
-        tasks["punctuation"].mkdir()
-        write_passages(question.train, tasks["punctuation"] / "train.txt")
-        write_passages(question.test, tasks["punctuation"] / "dev.txt")
-    if arguments.conll:
-        tasks["conll2003"] = arguments.conll
+    tasks = {"conll2003": arguments.conll} if arguments.conll else {}
     if arguments.glue:
         tasks |= {
             name: arguments.glue for name in TASKS if name not in ("punctuation", "conll2003")
         }
+    if not tasks:
+        tasks = {"punctuation": arguments.runs / "punctuation"}
+        if not tasks["punctuation"].exists():
+            question = punctuation_question(open_shards(arguments.shards), 300, 400, seed=0)
+            require(question is not None, f"{arguments.shards}: too little held-out text")
+            assert question
+            tasks["punctuation"].mkdir()
+            write_passages(question.train, tasks["punctuation"] / "train.txt")
+            write_passages(question.test, tasks["punctuation"] / "dev.txt")
     common = arguments.preset, arguments.flops, arguments.shards
     jobs = [(variant, seed) for seed in range(arguments.seeds) for variant in arguments.variants]
     for variant, seed in jobs[number::parts]:

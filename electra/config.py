@@ -419,6 +419,9 @@ class TrainConfig:
     compile: Literal["auto", "yes", "no"] = "auto"
     """Whether the objective runs through torch.compile. auto: on a CUDA device with a working
     compiler. Compilation makes the first steps take a minute or two."""
+    combine_kernels: bool = True
+    """Whether compiled kernels that do not depend on each other share a launch. Most of a step's
+    kernels are small sums for the gradients of biases and norms."""
     autotune: bool = False
     """Whether torch.compile times several kernels for each matrix product on a CUDA device, when a
     run begins. Takes minutes."""

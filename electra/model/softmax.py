@@ -195,16 +195,26 @@ def _score(
         Without needs_grad the last two are not gradients.
     """
     exact_CW = logits_CW.float() + bias_W
-    largest_C1 = exact_CW.amax(dim=-1, keepdim=True)
     target_logit_C1 = exact_CW.gather(1, targets_C[:, None])
-    weights_of_draw_CW = (exact_CW - largest_C1).exp()
-    sampled_C, sum_C1 = _sample(weights_of_draw_CW, uniform_C[:, None])
+    # Largest logit and sum of each block come from one pass over the logits; the exponentials of a
+    # row would need its largest logit first, and so a second pass.
+    blocks_CKB = exact_CW.view(len(exact_CW), -1, BLOCK)
+    largest_CK = blocks_CKB.amax(dim=-1)
+    sums_CK = (blocks_CKB - largest_CK[:, :, None]).exp().sum(dim=-1)
+    largest_C1 = largest_CK.amax(dim=-1, keepdim=True)
+    block_C1, rest_C1, sum_C1 = _choose_block(
+        sums_CK * (largest_CK - largest_C1).exp(), uniform_C[:, None]
+    )
+    block_CB = _take_block(blocks_CKB, block_C1)
+    column_C1 = _choose_column((block_CB - largest_C1).exp(), rest_C1)
+    sampled_C = (block_C1 * BLOCK + column_C1).squeeze(1)
     nll_C = (sum_C1.log() + largest_C1 - target_logit_C1).squeeze(1)
     loss, correct_C = (nll_C * weights_C).sum(), (target_logit_C1 == largest_C1).squeeze(1)
     if not needs_grad:
         return loss, sampled_C, correct_C, logits_CW, bias_W
     is_target_CW = torch.arange(len(bias_W), device=bias_W.device) == targets_C[:, None]
-    grad_CW = weights_C[:, None] * (weights_of_draw_CW / sum_C1 - is_target_CW.float())
+    probs_CW = (exact_CW - largest_C1).exp() / sum_C1
+    grad_CW = weights_C[:, None] * (probs_CW - is_target_CW.float())
     return loss, sampled_C, correct_C, grad_CW.to(logits_CW.dtype), grad_CW.sum(dim=0)
 
 
@@ -230,7 +240,10 @@ def _score_in_slices(
         target_logit_R1 = probs_RW.gather(1, target_R1)
         correct_C[rows] = (target_logit_R1 == largest_R1).squeeze(1)
         probs_RW.sub_(largest_R1).exp_()
-        sampled_C[rows], sum_R1 = _sample(probs_RW, uniform_C[rows, None])
+        blocks_RKB = probs_RW.view(len(probs_RW), -1, BLOCK)
+        block_R1, rest_R1, sum_R1 = _choose_block(blocks_RKB.sum(dim=-1), uniform_C[rows, None])
+        column_R1 = _choose_column(_take_block(blocks_RKB, block_R1), rest_R1)
+        sampled_C[rows] = (block_R1 * BLOCK + column_R1).squeeze(1)
         loss += ((sum_R1.log() + largest_R1 - target_logit_R1) * weights_R1).sum()
         if needs_grad:
             probs_RW.mul_(weights_R1 / sum_R1)
@@ -282,26 +295,32 @@ def log_likelihood(
     return torch.cat(log_probs), torch.cat(entropies)
 
 
-def _sample(weights_RW: Tensor, uniform_R1: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a column of each row (R), sampled in proportion to the weights, and row sums (R, 1).
+def _choose_block(sums_RK: Tensor, uniform_R1: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a block of each row (R, 1), what is left of its threshold, and row sums (R, 1).
 
     The cumulative sum over blocks gives the block, and the cumulative sum within the block gives
-    the column. The result is that of a cumulative sum over the whole row, which would take longer.
+    the column (`_choose_column`). The result is that of a cumulative sum over the whole row, which
+    would take longer.
 
     Args:
-        weights_RW: Weights, at least 0; W is a multiple of BLOCK.
+        sums_RK: Sum of each block's weights, which are at least 0.
         uniform_R1: Uniform numbers in [0, 1).
     """
-    blocks_RKB = weights_RW.view(-1, weights_RW.shape[1] // BLOCK, BLOCK)
-    sums_RK = blocks_RKB.sum(dim=-1)
     cumulative_RK = sums_RK.cumsum(dim=-1)
     sum_R1 = cumulative_RK[:, -1:]
     threshold_R1 = uniform_R1 * sum_R1
     block_R1 = torch.searchsorted(cumulative_RK, threshold_R1, right=True)
-    block_R1.clamp_(max=blocks_RKB.shape[1] - 1)
+    block_R1.clamp_(max=sums_RK.shape[1] - 1)
     before_R1 = cumulative_RK.gather(1, block_R1) - sums_RK.gather(1, block_R1)
-    block_RB = blocks_RKB.gather(1, block_R1[:, :, None].expand(-1, -1, BLOCK)).squeeze(1)
-    within_R1 = torch.searchsorted(
-        block_RB.cumsum(dim=-1), threshold_R1 - before_R1, right=True
-    ).clamp_(max=BLOCK - 1)
-    return (block_R1 * BLOCK + within_R1).squeeze(1), sum_R1
+    return block_R1, threshold_R1 - before_R1, sum_R1
+
+
+def _take_block(blocks_RKB: Tensor, block_R1: Tensor) -> Tensor:
+    """Return one block of each row, (R, B)."""
+    return blocks_RKB.gather(1, block_R1[:, :, None].expand(-1, -1, BLOCK)).squeeze(1)
+
+
+def _choose_column(weights_RB: Tensor, rest_R1: Tensor) -> Tensor:
+    """Return the first column (R, 1) of each row whose cumulative weight exceeds `rest_R1`."""
+    cumulative_RB = weights_RB.cumsum(dim=-1)
+    return torch.searchsorted(cumulative_RB, rest_R1, right=True).clamp_(max=BLOCK - 1)

@@ -211,6 +211,7 @@ def compile_options(train: TrainConfig) -> dict[str, Any]:
         # Sums over rows and over columns of one tensor share a kernel. Without this option torch
         # leaves out tensors of less than 5 M elements, and so every layer of ELECTRA-Small.
         "triton.mix_order_reduction_non_strict_mode": True,
+        "combo_kernels": train.combine_kernels,
         "triton.enable_pdl": train.dependent_launch,
         "max_autotune_gemm": train.autotune,
     }

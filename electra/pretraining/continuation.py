@@ -16,7 +16,8 @@ MAY_CHANGE = frozenset(
         *("log_every", "evaluate_every", "save_every", "keep_checkpoints", "keep_every"),
         "profile_step",
         *("accumulation", "recompute_activations", "device", "precision", "threads"),
-        *("check_memory", "compile", "autotune", "dependent_launch", "cuda_graph", "layers"),
+        *("check_memory", "compile", "combine_kernels", "autotune", "dependent_launch"),
+        *("cuda_graph", "layers"),
         "steps",
     )
 )
