@@ -4,8 +4,9 @@
 
 Each series takes minutes on one core; --series names those to run, and the results of the others
 are kept. FOLDER holds a toy corpus and the runs. The series `disk` needs a file system of 64 MB,
-which root makes: `mount -t tmpfs -o size=64m tmpfs FOLDER/small`. Without it the series is left
-out, and the results say so.
+which root makes: `mount -t tmpfs -o size=64m tmpfs FOLDER/small`. The series `nodes` has to be run
+by root, too, and needs the command `ip`. Without these, a series is left out, and the results say
+so. The series `overhead` takes times, so nothing else may run beside it.
 """
 
 import argparse
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,8 @@ def main() -> None:
     results = read_object(arguments.out) if arguments.out.exists() else {}
     for name in arguments.series:
         began = time.perf_counter()
+        shutil.rmtree(work / name, ignore_errors=True)
+        (work / name).mkdir(parents=True)
         found = SERIES[name](work / name, shards)
         found |= {"minutes": round((time.perf_counter() - began) / 60, 1)}
         found |= {"commit": find_commit(), "torch": torch.__version__, "device": Machine().name}
@@ -130,18 +133,41 @@ pretrain(Path(shards), Path(run), from_dict(PretrainConfig, json.loads(config)),
 """
 
 
-def start(processes: int, shards: Path, run: Path, config: PretrainConfig) -> subprocess.Popen[str]:
-    """Start a run in one process, or in several under torchrun without restarts."""
+def start(
+    processes: int,
+    shards: Path,
+    run: Path,
+    config: PretrainConfig,
+    *options: str,
+    prefix: Sequence[str] = (),
+) -> subprocess.Popen[str]:
+    """Start a run in one process, or in several under torchrun.
+
+    Args:
+        processes: Number of processes.
+        shards: Folder of the shards.
+        run: The run folder.
+        config: The settings.
+        options: Of torchrun; with options, torchrun starts a single process, too.
+        prefix: A command that starts the launcher.
+    """
     program = run.parent / "child.py"
     program.write_text(CHILD)
-    launcher = [sys.executable]
-    if processes > 1:
-        launcher += ["-m", "torch.distributed.run", "--standalone"]
+    launcher = [*prefix, sys.executable]
+    if processes > 1 or options:
+        launcher += ["-m", "torch.distributed.run", *(options or ["--standalone"])]
         launcher += [f"--nproc-per-node={processes}"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": str(config.train.threads)}
     environment["PYTHONPATH"] = str(Path(__file__).parent.parent)
     words = [str(program), str(shards), str(run), json.dumps(to_dict(config))]
     return subprocess.Popen([*launcher, *words], env=environment, stderr=subprocess.PIPE, text=True)
+
+
+def finish(process: subprocess.Popen[str]) -> None:
+    """Wait for a run; an exception tells what a failed one printed."""
+    _, printed = process.communicate()
+    if process.returncode:
+        raise RuntimeError(printed)
 
 
 def children_of(pid: int) -> list[int]:
@@ -150,24 +176,18 @@ def children_of(pid: int) -> list[int]:
     return [int(word) for word in path.read_text().split()] if path.exists() else []
 
 
-def kill(work: Path, shards: Path, processes: int = 1, times: int = 50) -> dict[str, Any]:
+def kill(work: Path, shards: Path, times: int = 50) -> dict[str, Any]:
     """Send SIGKILL at random moments, a third of them aimed at a save; compare the end's bits."""
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
-    run, whole, rng = work / "run", work / "whole", random.Random(processes)
-    config = make_config(*([f"train.steps={12 * times}"] if processes == 1 else []))
-    starting = start(processes, shards, whole, config)
-    if starting.wait():
-        raise RuntimeError(starting.stderr.read() if starting.stderr else "")
+    run, whole, rng = work / "run", work / "whole", random.Random(0)
+    config = make_config(f"train.steps={12 * times}")
+    finish(start(1, shards, whole, config))
     kills = in_saves = 0
     checkpoints = run / "checkpoints"
     while True:
-        process = start(processes, shards, run, config)
+        process = start(1, shards, run, config)
         # A killed run gets at least a few steps further, or it would never end.
-        newest = [path.name for path in list_checkpoints(run)][-1:]
-        while process.poll() is None and (
-            not run.exists() or [path.name for path in list_checkpoints(run)][-1:] == newest
-        ):
+        newest = list_checkpoints(run)[-1:]
+        while process.poll() is None and list_checkpoints(run)[-1:] == newest:
             time.sleep(0.002)
         if kills < times and process.poll() is None:
             wants_save = kills % 3 == 0
@@ -177,9 +197,7 @@ def kill(work: Path, shards: Path, processes: int = 1, times: int = 50) -> dict[
                     break
                 time.sleep(0.0005)
         if process.poll() is None and kills < times:
-            victims = children_of(process.pid) if processes > 1 else [process.pid]
-            for pid in rng.sample(victims, 1):
-                os.kill(pid, signal.SIGKILL)
+            process.kill()
             kills += 1
         process.wait()
         in_saves += bool(list(checkpoints.glob("*.incomplete")))
@@ -192,15 +210,100 @@ def kill(work: Path, shards: Path, processes: int = 1, times: int = 50) -> dict[
     }
 
 
-def restarts(work: Path, shards: Path) -> dict[str, Any]:
-    """Send SIGKILL to one of two processes, after each of which the same command is given again."""
-    return kill(work, shards, processes=2, times=10)
+def restarts(work: Path, shards: Path, times: int = 10) -> dict[str, Any]:
+    """SIGKILL to one of two processes, ten times under one torchrun that starts them anew."""
+    run, whole, rng = work / "run", work / "whole", random.Random(0)
+    config = make_config()
+    finish(start(2, shards, whole, config))
+    launcher = start(2, shards, run, config, "--standalone", f"--max-restarts={times}")
+    seconds: list[float] = []
+    for _ in range(times):
+        await_session(run, len(seconds) + 1, launcher)
+        time.sleep(rng.uniform(0, 0.3))
+        began = time.monotonic()
+        os.kill(rng.choice(children_of(launcher.pid)), signal.SIGKILL)
+        await_session(run, len(seconds) + 2, launcher)
+        seconds.append(time.monotonic() - began)
+    finish(launcher)
+    return {
+        "kills": len(seconds),
+        "slowest, seconds to the next checkpoint": round(max(seconds), 1),
+        "same bits at the end": read_end(run) == read_end(whole),
+    }
+
+
+def await_session(run: Path, number: int, launcher: subprocess.Popen[str]) -> None:
+    """Wait until the given session of a run, from 1, has written a checkpoint."""
+    manifest = run / "manifest.json"
+    while True:
+        if launcher.poll() is not None:
+            raise RuntimeError(launcher.communicate()[1])
+        sessions = read_object(manifest)["sessions"] if manifest.exists() else []
+        newest = list_checkpoints(run)[-1:]
+        if len(sessions) >= number and newest:
+            step = int(newest[0].name.removeprefix("step-"))
+            if step > sessions[number - 1]["first_step"]:
+                return
+        time.sleep(0.02)
+
+
+def nodes(work: Path, shards: Path) -> dict[str, Any]:
+    """Two network namespaces as two machines: one is lost with all its processes, and comes back.
+
+    The namespaces see each other through a pair of virtual devices only.
+    """
+    if os.geteuid() or not shutil.which("ip"):
+        return {"left out": "only root, with the command ip, can make network namespaces"}
+    run, whole, names = work / "run", work / "whole", ("electra-0", "electra-1")
+    config = make_config("train.steps=100")
+    finish(start(2, shards, whole, config))
+
+    def ip(words: str) -> None:
+        subprocess.run(["ip", *words.split()], check=True)
+
+    def start_node(number: int) -> subprocess.Popen[str]:
+        options = ["--nnodes=2", "--max-restarts=5", "--rdzv-backend=c10d", "--rdzv-id=electra"]
+        options += ["--rdzv-endpoint=10.77.0.1:29477", f"--local-addr=10.77.0.{number + 1}"]
+        device = ["env", f"GLOO_SOCKET_IFNAME=electra-{number}"]
+        variable = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
+        prefix = ["ip", "netns", "exec", names[number], *device, variable]
+        return start(1, shards, run, config, *options, prefix=prefix)
+
+    try:
+        for name in names:
+            ip(f"netns add {name}")
+        ip(f"link add {names[0]} netns {names[0]} type veth peer name {names[1]} netns {names[1]}")
+        for number, name in enumerate(names):
+            ip(f"-n {name} address add 10.77.0.{number + 1}/24 dev {name}")
+            ip(f"-n {name} link set {name} up")
+            ip(f"-n {name} link set lo up")
+        machines = [start_node(0), start_node(1)]
+        await_session(run, 1, machines[0])
+        for pid in (*children_of(machines[1].pid), machines[1].pid):
+            os.kill(pid, signal.SIGKILL)
+        machines[1].communicate()
+        at = find_checkpoint(run)[0]
+        time.sleep(5)
+        waits = machines[0].poll() is None
+        began = time.monotonic()
+        machines[1] = start_node(1)
+        await_session(run, 2, machines[0])
+        seconds = time.monotonic() - began
+        for machine in machines:
+            finish(machine)
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "delete", name], check=False)
+    return {
+        "lost at step": at,
+        "the other machine waits": waits,
+        "seconds from its return to the next checkpoint": round(seconds, 1),
+        "same bits as two processes on one machine": read_end(run) == read_end(whole),
+    }
 
 
 def make_finished(work: Path, shards: Path) -> tuple[Path, PretrainConfig]:
     """Return a finished run of 20 steps."""
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
     config = make_config("train.steps=20")
     pretrain(shards, work / "whole", config, ignore)
     return work / "whole", config
@@ -282,8 +385,6 @@ def disk(work: Path, shards: Path) -> dict[str, Any]:
 
 def stop(work: Path, shards: Path) -> dict[str, Any]:
     """SIGTERM to torchrun with two processes, ten times: seconds until the end, same step."""
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
     run, seconds, steps = work / "run", [], []
     config = make_config("train.steps=1000000", "train.save_every=1000000")
     for _ in range(10):
@@ -310,8 +411,6 @@ def stop(work: Path, shards: Path) -> dict[str, Any]:
 
 def saves(work: Path, shards: Path) -> dict[str, Any]:
     """A save after each of 200 steps in the background, and the time that steps wait for one."""
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
     seconds = {}
     for name, settings in (
         ("every step", ["train.save_every=1"]),
@@ -327,8 +426,6 @@ def saves(work: Path, shards: Path) -> dict[str, Any]:
 
 def soak(work: Path, shards: Path) -> dict[str, Any]:
     """10,000 steps: memory and file descriptors of the process, and steps that were skipped."""
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
     page = os.sysconf("SC_PAGE_SIZE")
     memory: list[int] = []
     descriptors: list[int] = []
@@ -354,21 +451,32 @@ def soak(work: Path, shards: Path) -> dict[str, Any]:
 
 
 def overhead(work: Path, shards: Path) -> dict[str, Any]:
-    """Seconds of 100 steps: one process, one under torchrun, and two on one core."""
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
-    settings = ["train.steps=100", "train.save_every=100", "train.evaluate_rows=0"]
-    seconds = {}
-    for processes in (1, 2):
-        run = work / str(processes)
-        process = start(processes, shards, run, make_config(*settings, "train.log_every=50"))
-        if process.wait():
-            raise RuntimeError(process.stderr.read() if process.stderr else "")
-        first, last = (r["seconds"] for r in read_metrics(run / "metrics.jsonl")[-2:])
-        seconds[processes] = last - first
+    """Seconds of 20 steps of 64 x 128 on two cores, by turns; medians of five runs and their range.
+
+    One process with two threads, by itself and under torchrun; two processes with one thread each,
+    which hold the whole model or divide it.
+    """
+    settings = ["train.steps=30", "train.save_every=30", "train.evaluate_rows=0"]
+    settings += ["model.num_hidden_layers=4", "examples.sequence_length=128"]
+    settings += ["train.batch_size=64", "train.log_every=10", "optimizer.matrices=adamw"]
+    variants: dict[str, tuple[int, list[str], list[str]]] = {
+        "one process, two threads": (1, [], ["train.threads=2"]),
+        "the same under torchrun": (1, ["--standalone"], ["train.threads=2"]),
+        "two processes, a thread each": (2, [], []),
+        "the same, model divided": (2, [], ["train.sharding=full"]),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in variants}
+    for number in range(5):
+        for name, (processes, options, own) in variants.items():
+            run = work / f"{name.replace(', ', '-').replace(' ', '-')}-{number}"
+            finish(start(processes, shards, run, make_config(*settings, *own), *options))
+            records = [r for r in read_metrics(run / "metrics.jsonl") if r["part"] == "train"]
+            seconds[name].append(records[-1]["seconds"] - records[0]["seconds"])
+    first = statistics.median(next(iter(seconds.values())))
     return {
-        "50 steps of one process, seconds": round(seconds[1], 2),
-        "50 steps of two processes that share one core, seconds": round(seconds[2], 2),
+        name: f"{statistics.median(times):.2f} s ({min(times):.2f} to {max(times):.2f}), "
+        f"{statistics.median(times) / first:.2f} times the first"
+        for name, times in seconds.items()
     }
 
 
@@ -376,6 +484,7 @@ SERIES: dict[str, Callable[[Path, Path], dict[str, Any]]] = {
     "kill": kill,
     "kill one of two": restarts,
     "damage": damage,
+    "nodes": nodes,
     "disk": disk,
     "stop": stop,
     "saves": saves,

@@ -376,6 +376,12 @@ class TrainConfig:
     accumulation: int = 1
     """Micro-batches per optimizer step (gradient accumulation). Use more than 1 if the rows of a
     step do not fit into memory. The step is the same except for rounding and dropout."""
+    sharding: Literal["none", "full", "hybrid"] = "none"
+    """How several processes hold the model. none: each holds all of it, which is fastest. full:
+    each holds a part of every parameter, gradient and moment, and gathers the weights of a layer
+    when it computes the layer (FSDP2). hybrid: so divided among the processes of one machine, with
+    a copy on every machine. full and hybrid are for models that do not fit otherwise; their steps
+    are neither compiled nor captured."""
     recompute_activations: bool = False
     """Activation checkpointing: each layer saves only its input, and recomputes its activations in
     the backward pass. Saves memory, and takes a sixth to a third more time."""
@@ -491,6 +497,11 @@ class PretrainConfig:
             "method.mode reference has the released code's Adam for all parameters; "
             f"optimizer.matrices {self.optimizer.matrices} needs mode paper: set "
             "optimizer.matrices=adamw",
+        )
+        require(
+            self.train.sharding == "none" or self.optimizer.matrices == "adamw",
+            f"train.sharding {self.train.sharding} divides the matrices that optimizer.matrices "
+            f"{self.optimizer.matrices} needs whole: set optimizer.matrices=adamw",
         )
         sizes = generator.encoder(self.model)
         require(

@@ -1,6 +1,6 @@
 """A program for torchrun: the first steps of some objectives, and what each process computed.
 
-    torchrun --nproc-per-node 2 tests/ranks.py OUT STEPS NAME ...
+    torchrun --nproc-per-node 2 tests/ranks.py OUT STEPS SHARDING NAME ...
 
 Each process writes OUT/<name>-<rank>.json: the losses, the gradient norms, and a hash of the rows,
 positions and draws of every step.
@@ -8,14 +8,15 @@ positions and draws of every step.
 
 import hashlib
 import json
+import os
 import sys
 from pathlib import Path
 
 import torch
 from test_step import OBJECTIVES, make_config, make_model, padded
 
+from electra.pretraining.acceleration import prepare_step
 from electra.pretraining.memory import make_rows
-from electra.pretraining.step import Step
 from electra.settings import override
 from electra.training.distributed import joined, sum_over_ranks
 from electra.training.machine import Machine, prepare_machine
@@ -24,11 +25,12 @@ PIECES = 4
 """Micro-batches of a step, over all processes."""
 
 
-def compute(name, steps, machine):
+def compute(name, steps, machine, sharding="none"):
     """Return losses, norms and hashes of the first steps of an objective."""
     settings = [*OBJECTIVES[name], f"train.accumulation={PIECES // machine.num_ranks}"]
+    settings.append(f"train.sharding={sharding}")
     config = override(make_config(*settings), ["model.num_hidden_layers=1", "train.steps=50"])
-    step = Step(make_model(config).train(), config, machine)
+    step = prepare_step(make_model(config).train(), config, machine)
     choose, seen = step.choose, []
 
     def note(batch, uniform):
@@ -49,11 +51,13 @@ def compute(name, steps, machine):
 
 
 def main():
-    out, steps, *names = sys.argv[1:]
+    out, steps, sharding, *names = sys.argv[1:]
+    if sharding == "hybrid":  # as on machines of two processes
+        os.environ["LOCAL_WORLD_SIZE"] = "2"
     machine: Machine = prepare_machine("cpu", "float32", 1)
     with joined(machine):
         for name in names:
-            found = compute(name, int(steps), machine)
+            found = compute(name, int(steps), machine, sharding)
             Path(out, f"{name}-{machine.rank}.json").write_text(json.dumps(found))
 
 

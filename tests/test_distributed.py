@@ -59,8 +59,9 @@ def children_of(pid):
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def compute_together(folder, processes, steps, names):
-    status, _, err = finish(torchrun(processes, TESTS / "ranks.py", folder, steps, *names))
+def compute_together(folder, processes, steps, names, sharding):
+    words = folder, steps, sharding, *names
+    status, _, err = finish(torchrun(processes, TESTS / "ranks.py", *words))
     assert status == 0, err
     return {
         name: [json.loads((folder / f"{name}-{r}.json").read_text()) for r in range(processes)]
@@ -68,15 +69,15 @@ def compute_together(folder, processes, steps, names):
     }
 
 
-def assert_one_step(names, processes, steps, folder):
+def assert_one_step(names, processes, steps, folder, sharding="none"):
     """The same rows, positions and draws, and the same losses to rounding.
 
     One step differs by less than 1e-6. Adam divides by the root of small second moments, so later
     steps amplify that: 1.5e-6 was seen after eight steps of four processes.
     """
-    together = compute_together(folder, processes, steps, names)
+    together = compute_together(folder, processes, steps, names, sharding)
     for name in names:
-        alone = ranks.compute(name, steps, Machine())
+        alone = ranks.compute(name, steps, Machine(), sharding)
         for found in together[name]:
             assert found["draws"] == alone["draws"], name
             assert found["norms"] == pytest.approx(alone["norms"], rel=1e-4), name
@@ -95,6 +96,17 @@ def test_two_processes_compute_the_step_of_one(tmp_path):
 def test_every_objective_is_computed_by_several_processes(tmp_path, processes):
     """Few steps: sooner or later rounding makes one sampled token another, and all after it."""
     assert_one_step(list(OBJECTIVES), processes, 10, tmp_path)
+
+
+def test_two_processes_divide_the_model(tmp_path):
+    """Each with half of every parameter, gradient and moment, and the same step."""
+    assert_one_step(["rtd"], 2, 8, tmp_path, "full")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("processes", "sharding"), [(2, "full"), (4, "full"), (4, "hybrid")])
+def test_every_objective_is_computed_by_a_divided_model(tmp_path, processes, sharding):
+    assert_one_step(list(OBJECTIVES), processes, 10, tmp_path, sharding)
 
 
 # Whole runs
@@ -205,6 +217,34 @@ def test_a_lost_process_costs_a_restart(program, toy_shards, toy_config, tmp_pat
     status, _, err = pretrain_together(program, 2, toy_shards, tmp_path / "whole", config)
     assert status == 0, err
     assert_same_end(tmp_path / "whole", tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_a_divided_run_goes_on_in_any_form(program, toy_shards, toy_config, tmp_path):
+    """Divided among two processes and killed: to the same bits; then whole on one: the same run."""
+    config = override(toy_config, ["train.log_every=1", "train.save_every=2", "train.layers=plain"])
+    divided = override(config, ["train.sharding=full"])
+    for name, kills in (("whole", []), ("killed", ["SIGKILL,1,4"]), ("run", ["SIGTERM,0,5"])):
+        status, _, err = pretrain_together(
+            *(program, 2, toy_shards, tmp_path / name, divided), *kills, restarts=1
+        )
+        assert status == 0, err
+    sessions = json.loads((tmp_path / "killed/manifest.json").read_text())["sessions"]
+    assert len(sessions) == 2
+    assert_same_end(tmp_path / "whole", tmp_path / "killed")
+    alone = override(config, ["train.accumulation=2"])
+    with pytest.warns(UserWarning, match=r"train\.sharding full -> none"):
+        pretrain(toy_shards, tmp_path / "run", alone, ignore)
+    losses = [
+        [record["loss"] for record in read_end(tmp_path / name)[1]] for name in ("whole", "run")
+    ]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+    status, _, err = pretrain_together(
+        *(program, 2, toy_shards, tmp_path / "copied", override(alone, ["train.accumulation=1"]))
+    )
+    assert status == 0, err
+    ends = [read_end(tmp_path / name)[1][-1] for name in ("whole", "copied")]
+    assert ends[1]["loss"] == pytest.approx(ends[0]["loss"], rel=1e-6)
 
 
 @pytest.mark.slow

@@ -20,11 +20,13 @@ from electra.config import PretrainConfig, TrainConfig, UserError
 from electra.method.measures import tally
 from electra.method.objective import Objective
 from electra.model.batch import Batch, find_real
+from electra.model.layer import PostNormLayer
 from electra.pretraining.attention import Ranking, find_kernels, rank_attention
 from electra.pretraining.step import Outcome, Step
 from electra.pretraining.working_copies import WorkingCopies
 from electra.training.distributed import from_rank_0
 from electra.training.machine import Machine
+from electra.training.sharding import count_parts, shard
 
 WARM_UP_STEPS = 3
 """Steps before the capture. In these steps libraries select kernels and allocate workspaces, which
@@ -34,7 +36,15 @@ a capture does not allow."""
 def prepare_step(
     model: Objective, config: PretrainConfig, machine: Machine, attention: Ranking | None = None
 ) -> Step:
-    """Return the fastest form of the step for the machine; arguments as for `AcceleratedStep`."""
+    """Return the fastest form of the step for the machine; arguments as for `AcceleratedStep`.
+
+    With train.sharding, several processes divide the model among them, in place.
+    """
+    num_parts = count_parts(config.train.sharding, machine)
+    if num_parts > 1:
+        layers = [module for module in model.modules() if isinstance(module, PostNormLayer)]
+        shard(model, layers, machine, num_parts)
+        return Step(model, config, machine)
     if machine.device.type != "cuda" and config.train.compile != "yes":
         return Step(model, config, machine)
     return AcceleratedStep(model, config, machine, attention)

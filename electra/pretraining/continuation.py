@@ -15,7 +15,7 @@ MAY_CHANGE = frozenset(
     for name in (
         *("log_every", "evaluate_every", "save_every", "keep_checkpoints", "keep_every"),
         "profile_step",
-        *("accumulation", "recompute_activations", "device", "precision", "threads"),
+        *("accumulation", "sharding", "recompute_activations", "device", "precision", "threads"),
         *("check_memory", "compile", "combine_kernels", "autotune", "dependent_launch"),
         *("cuda_graph", "layers"),
         "steps",

@@ -16,7 +16,7 @@ from electra.pretraining.alarms import Alarms
 from electra.pretraining.evaluation import evaluate, heldout_batches, view_rows
 from electra.pretraining.guard import Skipped, write_skipped
 from electra.pretraining.step import Step
-from electra.runs.checkpoint import copy_state, describe_networks, write_checkpoint
+from electra.runs.checkpoint import State, describe_networks, write_checkpoint
 from electra.runs.metrics import MetricsLog, read_metrics
 from electra.runs.saving import Saver
 
@@ -101,10 +101,9 @@ class Journal:
         for text in self.alarms.read(record):
             self.show({"part": "alarm", "step": done, "text": text})
 
-    def save(self, done: int) -> None:
+    def save(self, done: int, state: State) -> None:
         """Begin to write a checkpoint in the background."""
-        train, step = self.config.train, self.step
-        state = copy_state(self.model, step.optimizer, step.guard.state)
+        train = self.config.train
         keep_every = train.keep_every * train.save_every
         write = partial(write_checkpoint, self.run, done, state, self.networks)
         self.saver.save(partial(write, train.keep_checkpoints, keep_every))
@@ -116,11 +115,6 @@ class Journal:
             OSError: The checkpoint could not be written.
         """
         self.saver.finish()
-
-    def evaluates(self, done: int) -> bool:
-        """Return whether an evaluation follows the step."""
-        train = self.config.train
-        return bool(self.heldout) and (done % train.evaluate_every == 0 or done == train.steps)
 
     def evaluate(self, done: int) -> None:
         """Evaluate on held-out rows, and write the record."""

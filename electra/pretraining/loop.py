@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from electra.config import PretrainConfig, UserError, require, require_schedule
+from electra.config import PretrainConfig, TrainConfig, UserError, require, require_schedule
 from electra.corpus.examples import Examples
 from electra.corpus.shards import Shards, open_shards
 from electra.corpus.tokenizer import Tokenizer
@@ -39,17 +39,20 @@ from electra.pretraining.step import Step
 from electra.pretraining.window import Window
 from electra.processes import Interrupted, heed_signals
 from electra.runs.checkpoint import (
+    copy_state,
     find_checkpoint,
     list_checkpoints,
+    load_state,
     read_state,
     set_damaged_aside,
 )
 from electra.runs.manifest import LOCK, amend_session, begin_session
 from electra.runs.pretrained import read_run_config
 from electra.settings import from_dict, to_dict
-from electra.training.distributed import any_rank, from_rank_0, joined, share_state
+from electra.training.distributed import any_rank, from_rank_0, joined
 from electra.training.machine import Machine, prepare_machine
 from electra.training.optimizer import learning_rate_at
+from electra.training.sharding import count_parts, gathered, is_sharded, spread
 
 
 def pretrain(
@@ -90,7 +93,8 @@ def pretrain(
         config = fit_to_shards(config, shards)
         require_equal_shares(config, machine)
         model = _build(config, shards, machine, run)
-        require_memory(model, _share(config, machine), machine.device)
+        num_parts = count_parts(train.sharding, machine)
+        require_memory(model, _share(config, machine), machine.device, num_parts)
         step = prepare_step(model, config, machine)
         with _writing(run):
             if machine.rank == 0:
@@ -207,10 +211,17 @@ def _build(config: PretrainConfig, shards: Shards, machine: Machine, run: Path) 
     if start != "bert" or config.generator.kind == "unigram":
         frequencies_V = count_tokens(shards)
     # A checkpoint and process 0 replace the weights of others, which need no start.
-    if start == "cooccurrence" and machine.rank == 0 and not list_checkpoints(run):
+    is_new = from_rank_0(not list_checkpoints(run))
+    if start == "cooccurrence" and machine.rank == 0 and is_new:
         sizes, seed = config.model, config.train.seed
         embeddings_VE = embed_tokens(shards, sizes.embedding_size, sizes.initializer_range, seed)
-    return build_model(config, shards.tokenizer, machine, frequencies_V, embeddings_VE)
+    model = build_model(config, shards.tokenizer, machine, frequencies_V, embeddings_VE)
+    if is_new:
+        if config.generator.kind == "frozen":
+            load_frozen(model, config)
+        for parameter in model.parameters():
+            spread(None, parameter)
+    return model
 
 
 def _train(run: Path, shards: Shards, step: Step, show: Show, end: float) -> dict[str, Any]:
@@ -224,11 +235,9 @@ def _train(run: Path, shards: Shards, step: Step, show: Show, end: float) -> dic
     first_step = from_rank_0(first_step)
     for stage in range(1, model.stage_at(first_step - 1) + 1 if first_step else 1):
         step.begin_stage(stage)
-    if checkpoint:
-        read_state(checkpoint, model, optimizer, step.guard.state)
-    elif config.generator.kind == "frozen" and not first_step:
-        load_frozen(model, config)
-    share_state(model, optimizer, step.guard.state)
+    if first_step:
+        state = read_state(checkpoint) if checkpoint else None
+        load_state(state, model, optimizer, step.guard.state)
     peak = machine.measure_peak() * machine.num_ranks
     if is_first:
         begin_session(
@@ -252,12 +261,13 @@ def _train(run: Path, shards: Shards, step: Step, show: Show, end: float) -> dic
         profiled(run, train, first_step) if is_first else nullcontext(lambda: None) as end_of_step,
     ):
         is_compiled = step.compiled
-        if journal:
-            if is_compiled:
-                show({"part": "compiling", "step": first_step})
-            is_evaluated = journal.last.get("heldout", {}).get("step") == first_step
-            if first_step and journal.evaluates(first_step) and not is_evaluated:
-                journal.evaluate(first_step)  # the run stopped before this evaluation
+        if journal and is_compiled:
+            show({"part": "compiling", "step": first_step})
+        is_evaluated = journal and journal.last.get("heldout", {}).get("step") == first_step
+        if from_rank_0(bool(first_step and _evaluates(train, first_step) and not is_evaluated)):
+            with gathered(model):
+                if journal:
+                    journal.evaluate(first_step)  # the run stopped before this evaluation
         model.train()
         for number in range(first_step, train.steps):
             if number in model.stages[1:]:
@@ -291,15 +301,20 @@ def _train(run: Path, shards: Shards, step: Step, show: Show, end: float) -> dic
             is_lost = window.most_bad >= MAX_IN_A_ROW
             if saves or is_lost:
                 requests.saves = False
-            if journal and (saves or is_lost or journal.evaluates(done)):
+            evaluates = _evaluates(train, done) and not is_lost
+            if saves or is_lost or evaluates:
                 with window.clock.paused():
                     gc.collect()
-                    if saves or is_lost:
-                        journal.save(done)
-                    if is_lost or is_last or stops:
+                    if (saves or is_lost) and (journal or is_sharded(model)):
+                        state = copy_state(model, optimizer, step.guard.state, is_first=is_first)
+                        if journal:
+                            journal.save(done, state)
+                    if journal and (is_lost or is_last or stops):
                         journal.finish()
-                    if journal.evaluates(done) and not is_lost:
-                        journal.evaluate(done)
+                    if evaluates:
+                        with gathered(model):
+                            if journal:
+                                journal.evaluate(done)
             require(
                 not is_lost,
                 f"{window.most_bad} steps in a row before step {done} had no finite loss and "
@@ -309,8 +324,15 @@ def _train(run: Path, shards: Shards, step: Step, show: Show, end: float) -> dic
             )
             if stops and not is_last:
                 raise Interrupted(run, done, in_time=not is_told)
-    results: dict[str, Any] = from_rank_0(journal.write_results() if journal else None)
+    with gathered(model):
+        results: dict[str, Any] = from_rank_0(journal.write_results() if journal else None)
     return results
+
+
+def _evaluates(train: TrainConfig, done: int) -> bool:
+    """Return whether an evaluation follows the step."""
+    is_due = done % train.evaluate_every == 0 or done == train.steps
+    return train.evaluate_rows > 0 and is_due
 
 
 def _learning_rate_at(step: int, model: Objective, config: PretrainConfig) -> float:

@@ -11,6 +11,7 @@ from electra.corpus.tokenizer import SPECIAL_TOKENS
 from electra.method.objective import Objective
 from electra.model.batch import Batch
 from electra.model.encoder import Encoder
+from electra.model.layer import PostNormLayer
 
 BYTES_PER_PARAMETER = 16
 """Weight, gradient and Adam's two moments, each float32."""
@@ -24,11 +25,19 @@ def estimate_step(model: Objective, config: PretrainConfig, device: torch.device
     The estimate is BYTES_PER_PARAMETER for each parameter, plus the activations of one micro-batch.
     """
     a_row = measure_activations(model, config, device)
-    return _fixed(model) + a_row * config.train.micro_batch_size
+    return _fixed(model, 1) + a_row * config.train.micro_batch_size
 
 
-def require_memory(model: Objective, config: PretrainConfig, device: torch.device) -> None:
+def require_memory(
+    model: Objective, config: PretrainConfig, device: torch.device, num_parts: int = 1
+) -> None:
     """Refuse a run whose steps do not fit into free memory, unless train.check_memory is false.
+
+    Args:
+        model: The objective.
+        config: The settings, with the rows of this process.
+        device: Its device.
+        num_parts: Number of processes among which the parameters will be divided.
 
     Raises:
         UserError: A step does not fit. The message names the train.accumulation that fits. If not
@@ -40,11 +49,12 @@ def require_memory(model: Objective, config: PretrainConfig, device: torch.devic
     train = config.train
     free += sum(tensor.nbytes for tensor in model.parameters())  # already allocated
     a_row = measure_activations(model, config, device)
-    room = int((free - _fixed(model)) // a_row)
+    fixed = _fixed(model, num_parts)
+    room = int((free - fixed) // a_row)
     accumulation = -(-train.batch_size // room) if room > 0 else 0
-    can_recompute = free > _fixed(model) and not train.recompute_activations
+    can_recompute = free > fixed and not train.recompute_activations
     smaller = "choose a smaller model, or a shorter examples.sequence_length"
-    need = _fixed(model) + a_row * train.micro_batch_size
+    need = fixed + a_row * train.micro_batch_size
     require(
         need <= free,
         f"a step needs about {need / GIB:.1f} GiB, and {max(free, 0) / GIB:.1f} GiB are free: "
@@ -157,8 +167,21 @@ def _layer_bytes(encoder: Encoder, input_ids_BL: Tensor) -> int:
     return _saved_bytes(encoder, lambda: encoder.layers[0](x_BLH, None, None))
 
 
-def _fixed(model: Objective) -> float:
-    return BYTES_PER_PARAMETER * sum(parameter.numel() for parameter in model.parameters())
+def _fixed(model: Objective, num_parts: int) -> float:
+    """Return the bytes of weights, gradients and moments on one of `num_parts` processes.
+
+    Of a divided model a process also holds the whole weights and gradients outside the layers, and
+    those of two layers: one that is computed and one that is being gathered.
+    """
+    bytes_of_part = BYTES_PER_PARAMETER * _count(model) / num_parts
+    if num_parts == 1:
+        return bytes_of_part
+    layers = [_count(module) for module in model.modules() if isinstance(module, PostNormLayer)]
+    return bytes_of_part + 8 * (_count(model) - sum(layers) + 2 * max(layers))
+
+
+def _count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def _saved_bytes(module: nn.Module, forward: Callable[[], Tensor]) -> int:

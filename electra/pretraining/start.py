@@ -110,7 +110,8 @@ def build_model(
             loaded.
     """
     train = config.train
-    layer = choose_layers(train.layers, machine.device, compiled=train.compile == "yes")
+    is_plain = train.compile == "yes" or train.sharding != "none"
+    layer = choose_layers(train.layers, machine.device, is_plain=is_plain)
     model = build_objective(Parts(config, tokenizer, machine.dtype, frequencies_V, layer))
     rng, others = (
         torch.Generator().manual_seed(step_seed(config.train.seed, name, 0))

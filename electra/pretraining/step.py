@@ -25,6 +25,7 @@ from electra.training.distributed import sum_over_ranks
 from electra.training.machine import Machine
 from electra.training.optimizer import build_optimizer, set_learning_rate
 from electra.training.seeds import step_seed
+from electra.training.sharding import is_sharded, whole
 from electra.training.update import update_unless
 
 
@@ -122,9 +123,12 @@ class Step:
             outputs.append(output._replace(loss=output.loss.detach()))
         loss = torch.stack([output.loss for output in outputs]).sum()
         gradients = [each.grad for each in model.parameters() if each.grad is not None]
-        sum_over_ranks([loss, *gradients])
-        grad_norm = nn.utils.clip_grad_norm_(
-            model.parameters(), self.config.optimizer.max_grad_norm, foreach=True
+        # A divided model has summed its gradients in the backward pass.
+        sum_over_ranks([loss] if is_sharded(model) else [loss, *gradients])
+        grad_norm = whole(
+            nn.utils.clip_grad_norm_(
+                model.parameters(), self.config.optimizer.max_grad_norm, foreach=True
+            )
         )
         verdict = self.judge(loss, grad_norm)
         is_skipped = verdict != ACCEPTED

@@ -34,6 +34,8 @@ from electra.config import UserError
 from electra.files import flush_file, sha256_file, write_json
 from electra.method.objective import Objective
 from electra.settings import to_dict
+from electra.training.distributed import from_rank_0
+from electra.training.sharding import spread, whole
 
 FILES = ("model.safetensors", "optimizer.safetensors")
 STATE = "state.json"
@@ -44,12 +46,22 @@ State = dict[str, dict[str, Tensor]]
 
 
 def copy_state(
-    model: nn.Module, optimizer: torch.optim.Optimizer, guard: Mapping[str, Tensor]
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    guard: Mapping[str, Tensor],
+    *,
+    is_first: bool = True,
 ) -> State:
-    """Return a copy of weights, Adam's moments and the guard's memory; `read_state` is the inverse.
+    """Return a copy of weights, Adam's moments and the guard's memory; `load_state` is the inverse.
 
     Parameter names are those of the objective, without prefixes of a wrapper such as torch.compile.
-    To write sharded state, replace `copy_state` and `read_state`.
+
+    Args:
+        model: The objective.
+        optimizer: The optimizer of the objective's parameters.
+        guard: The guard's memory.
+        is_first: Whether this is process 0. If the model is divided among processes, all call this
+            together, and only process 0 keeps the copies.
     """
     parameters = dict(model.named_parameters())
     moments = {
@@ -58,10 +70,14 @@ def copy_state(
         for moment, value in optimizer.state[parameter].items()
     }
     moments |= {f"guard/{name}": value for name, value in guard.items()}
-    return {
-        file: {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
-        for file, tensors in zip(FILES, (parameters, moments), strict=True)
-    }
+    state: State = {}
+    for file, tensors in zip(FILES, (parameters, moments), strict=True):
+        state[file] = {}
+        for name, tensor in tensors.items():
+            found = whole(tensor.detach())
+            if is_first:
+                state[file][name] = found.to("cpu", copy=True)
+    return state
 
 
 def write_checkpoint(
@@ -220,29 +236,66 @@ def describe_networks(objective: Objective) -> dict[str, Any]:
     return {"kept": kept, "networks": networks}
 
 
-def read_state(
-    folder: Path,
+def read_state(folder: Path) -> State:
+    """Return the tensors of a verified checkpoint."""
+    return {name: load_file(folder / name) for name in FILES}
+
+
+def load_state(
+    state: State | None,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     guard: Mapping[str, Tensor],
 ) -> None:
-    """Copy a checkpoint's weights into the model, its moments into the optimizer, and the rest.
+    """Copy weights into the model, moments into the optimizer, and the guard's memory.
+
+    The processes of a step call this together.
 
     Args:
-        folder: The checkpoint.
+        state: From `read_state`, on process 0; None on the others.
         model: The objective.
         optimizer: The optimizer of the objective's parameters.
         guard: The guard's memory. A checkpoint of an older version leaves it empty.
+
+    Raises:
+        UserError: A parameter is missing in the state or has another shape.
     """
-    load_parameters(model, load_file(folder / FILES[0]))
+    weights, others = (state[name] for name in FILES) if state else ({}, {})
     parameters = dict(model.named_parameters())
-    for key, value in load_file(folder / FILES[1]).items():
+    if state:
+        _require_parameters(weights, model)
+    for name, parameter in parameters.items():
+        spread(weights.get(name), parameter)
+    keys = from_rank_0(
+        [
+            [key, list(value.shape), str(value.dtype).removeprefix("torch.")]
+            for key, value in others.items()
+        ]
+    )
+    for key, shape, dtype in keys:
         moment, name = key.split("/", 1)
         if moment == "guard":
-            guard[name].copy_(value)
-            continue
-        state: dict[str, Any] = optimizer.state[parameters[name]]
-        state[moment] = value.to(parameters[name].device)
+            target = guard[name]
+        else:
+            parameter = parameters[name]
+            target = (
+                torch.empty_like(parameter, requires_grad=False)
+                if list(parameter.shape) == shape
+                else torch.empty(shape, dtype=getattr(torch, dtype), device=parameter.device)
+            )
+            optimizer.state[parameter][moment] = target
+        spread(others.get(key), target)
+
+
+def _require_parameters(tensors: Mapping[str, Tensor], model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if name not in tensors:
+            raise UserError(f"the checkpoint lacks {name!r}")
+        if tensors[name].shape != parameter.shape:
+            raise UserError(
+                f"{name!r} is {tuple(tensors[name].shape)} in the checkpoint, "
+                f"{tuple(parameter.shape)} in the model"
+            )
 
 
 @torch.no_grad()
@@ -252,14 +305,8 @@ def load_parameters(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     Raises:
         UserError: A parameter is missing among the tensors or has another shape.
     """
+    _require_parameters(tensors, model)
     for name, parameter in model.named_parameters():
-        if name not in tensors:
-            raise UserError(f"the checkpoint lacks {name!r}")
-        if tensors[name].shape != parameter.shape:
-            raise UserError(
-                f"{name!r} is {tuple(tensors[name].shape)} in the checkpoint, "
-                f"{tuple(parameter.shape)} in the model"
-            )
         parameter.copy_(tensors[name])
 
 

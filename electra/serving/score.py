@@ -226,7 +226,7 @@ def load_scorer(run: Path, network: Literal["kept", "generator"] = "kept") -> Sc
     machine = prepare_machine(
         "cpu" if train.device == "cpu" else "auto", train.precision, train.threads
     )
-    layer = choose_layers("auto", machine.device, compiled=False)
+    layer = choose_layers("auto", machine.device, is_plain=False)
     encoder = Encoder(saved.sizes, layer=layer, compute_dtype=machine.dtype).eval()
     head: nn.Module = (
         GeneratorHead(saved.sizes) if saved.predicts == "tokens" else DiscriminatorHead(saved.sizes)

@@ -1,8 +1,9 @@
 """Collectives of the processes that compute one step together, by torch.distributed.
 
 torchrun starts the processes. Each holds the whole model, draws and counts over all rows of a step,
-and computes its own rows; gradients are summed in one all-reduce. Process 0 decides and writes.
-Without torchrun there is one process, and every function here returns what it was given.
+and computes its own rows; gradients are summed in one all-reduce (sharding.py divides the model
+instead). Process 0 decides and writes. Without torchrun there is one process, and every function
+here returns what it was given.
 
 On a CPU the processes speak gloo; on CUDA devices NCCL for what is on the device, and gloo for what
 the host has to know.
@@ -10,14 +11,14 @@ the host has to know.
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from electra.config import UserError
 from electra.processes import find_place
@@ -131,28 +132,3 @@ def from_rank_0(value: Any) -> Any:
     )
     dist.broadcast(content, 0)
     return json.loads(bytes(content.tolist()))
-
-
-@torch.no_grad()
-def share_state(
-    model: nn.Module, optimizer: torch.optim.Optimizer, others: Mapping[str, Tensor]
-) -> None:
-    """Give every process the weights, the optimizer's state and the other tensors of process 0."""
-    if not dist.is_initialized():
-        return
-    parameters = dict(model.named_parameters())
-    for tensor in (*parameters.values(), *others.values()):
-        dist.broadcast(tensor, 0)
-    keys = from_rank_0(
-        [
-            [name, key, list(value.shape), str(value.dtype).removeprefix("torch.")]
-            for name, parameter in parameters.items()
-            for key, value in optimizer.state[parameter].items()
-        ]
-    )
-    for name, key, shape, dtype in keys:
-        state = optimizer.state[parameters[name]]
-        if key not in state:
-            device = parameters[name].device
-            state[key] = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
-        dist.broadcast(state[key], 0)

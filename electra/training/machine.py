@@ -153,18 +153,19 @@ def _cpu_multiplies_bfloat16() -> bool:
 
 
 def choose_layers(
-    setting: Literal["auto", "plain", "fused", "triton"], device: torch.device, *, compiled: bool
+    setting: Literal["auto", "plain", "fused", "triton"], device: torch.device, *, is_plain: bool
 ) -> type[PostNormLayer]:
     """Return the class of the encoders' layers; "auto" is the fastest class.
 
     Args:
         setting: `train.layers` in pre-training, `layers` in fine-tuning.
         device: Device of the networks.
-        compiled: Whether the step uses torch.compile, which needs the plain layers.
+        is_plain: Whether the step is compiled or the model divided among processes, which needs
+            the plain layers on a CPU.
 
     Raises:
-        UserError: The setting is fused, and the step is compiled or does not run on a CPU. Or the
-            setting is triton, and the device is a CPU, or Triton is not installed.
+        UserError: The setting is fused, and the step needs plain layers or does not run on a CPU.
+            Or the setting is triton, and the device is a CPU, or Triton is not installed.
     """
     if setting == "triton":
         require(device.type != "cpu", "layers triton: they are for a GPU; use plain or auto")
@@ -173,12 +174,11 @@ def choose_layers(
         except ImportError:
             raise UserError("layers triton: Triton is not installed; use plain or auto") from None
         return TritonPostNormLayer
-    can_fuse = device.type == "cpu" and not compiled
-    place = "a compiled step" if compiled else f"device {device.type}"
+    can_fuse = device.type == "cpu" and not is_plain
+    place = "a compiled step or a divided model" if is_plain else f"device {device.type}"
     require(
         can_fuse or setting != "fused",
-        f"layers fused: they are for a CPU without torch.compile, not for {place}; use plain or "
-        "auto",
+        f"layers fused: they are for a CPU, not for {place}; use plain or auto",
     )
     return FusedPostNormLayer if can_fuse and setting != "plain" else PostNormLayer
 
