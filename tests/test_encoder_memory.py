@@ -198,3 +198,28 @@ def test_a_row_that_does_not_fit_is_to_be_recomputed(monkeypatch):
     let_free(3 * weights)
     with pytest.raises(UserError, match="free: choose a smaller model"):
         require_memory(model, config, CPU)
+
+
+def test_the_copies_of_a_reference_update_need_room(monkeypatch):
+    """Weights and two moments are copied, in case the step is skipped."""
+    config = config_of("train.batch_size=1", "method.mode=reference")
+    model = build_model(config, make_tokenizer(500), Machine())
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    assert measure_activations(model, config, CPU) < 2 * weights
+    monkeypatch.setattr(memory, "free_memory", lambda device: 5.9 * weights)
+    with pytest.raises(UserError, match="choose a smaller model"):
+        require_memory(model, config, CPU)
+    require_memory(model, override(config, ["method.mode=paper"]), CPU)
+    monkeypatch.setattr(memory, "free_memory", lambda device: 6.1 * weights)
+    require_memory(model, config, CPU)
+
+
+def test_a_divided_model_needs_less(monkeypatch):
+    """On each of many processes: whole weights and gradients of what is no layer, and of two."""
+    config = config_of("train.batch_size=1", "model.num_hidden_layers=12")
+    model = build_model(config, make_tokenizer(500), Machine())
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    monkeypatch.setattr(memory, "free_memory", lambda device: 2 * weights)
+    with pytest.raises(UserError, match="a step needs about"):
+        require_memory(model, config, CPU)
+    require_memory(model, config, CPU, num_parts=8)

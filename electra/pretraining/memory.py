@@ -15,6 +15,8 @@ from electra.model.layer import PostNormLayer
 
 BYTES_PER_PARAMETER = 16
 """Weight, gradient and Adam's two moments, each float32."""
+BYTES_TO_UNDO = 12
+"""Per parameter: copies of weight and moments, which ReferenceAdamW's update takes (update.py)."""
 GIB = 2**30
 """Bytes."""
 
@@ -22,10 +24,12 @@ GIB = 2**30
 def estimate_step(model: Objective, config: PretrainConfig, device: torch.device) -> float:
     """Return the estimated peak memory of a step, bytes, without torch's own memory.
 
-    The estimate is BYTES_PER_PARAMETER for each parameter, plus the activations of one micro-batch.
+    The estimate is BYTES_PER_PARAMETER for each parameter, plus the activations of one micro-batch
+    or, in reference mode, the copies of an update if these are more.
     """
     a_row = measure_activations(model, config, device)
-    return _fixed(model, 1) + a_row * config.train.micro_batch_size
+    activations = a_row * config.train.micro_batch_size
+    return _fixed(model, 1) + max(activations, _copies(model, config, 1))
 
 
 def require_memory(
@@ -50,11 +54,12 @@ def require_memory(
     free += sum(tensor.nbytes for tensor in model.parameters())  # already allocated
     a_row = measure_activations(model, config, device)
     fixed = _fixed(model, num_parts)
-    room = int((free - fixed) // a_row)
+    copies = _copies(model, config, num_parts)
+    room = int((free - fixed) // a_row) if fixed + copies <= free else 0
     accumulation = -(-train.batch_size // room) if room > 0 else 0
-    can_recompute = free > fixed and not train.recompute_activations
+    can_recompute = fixed + copies < free and not train.recompute_activations
     smaller = "choose a smaller model, or a shorter examples.sequence_length"
-    need = fixed + a_row * train.micro_batch_size
+    need = fixed + max(a_row * train.micro_batch_size, copies)
     require(
         need <= free,
         f"a step needs about {need / GIB:.1f} GiB, and {max(free, 0) / GIB:.1f} GiB are free: "
@@ -178,6 +183,11 @@ def _fixed(model: Objective, num_parts: int) -> float:
         return bytes_of_part
     layers = [_count(module) for module in model.modules() if isinstance(module, PostNormLayer)]
     return bytes_of_part + 8 * (_count(model) - sum(layers) + 2 * max(layers))
+
+
+def _copies(model: Objective, config: PretrainConfig, num_parts: int) -> float:
+    is_reference = config.method.mode == "reference"
+    return BYTES_TO_UNDO * _count(model) / num_parts if is_reference else 0.0
 
 
 def _count(module: nn.Module) -> int:
