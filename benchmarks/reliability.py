@@ -42,6 +42,7 @@ from electra.training.machine import Machine
 TOY = [
     *("model.hidden_size=128", "model.num_hidden_layers=2", "model.num_attention_heads=2"),
     *("model.intermediate_size=256", "model.embedding_size=32", "generator.hidden_fraction=0.5"),
+    *("model.hidden_dropout_prob=0.1", "model.attention_probs_dropout_prob=0.1"),
     *("train.initial_weights=bert", "examples.sequence_length=32", "optimizer.warmup_steps=4"),
     *("train.steps=200", "train.batch_size=8", "train.log_every=5", "train.evaluate_every=50"),
     *("train.evaluate_rows=16", "train.save_every=5", "train.precision=float32"),
@@ -264,6 +265,7 @@ def nodes(work: Path, shards: Path) -> dict[str, Any]:
     def start_node(number: int) -> subprocess.Popen[str]:
         options = ["--nnodes=2", "--max-restarts=5", "--rdzv-backend=c10d", "--rdzv-id=electra"]
         options += ["--rdzv-endpoint=10.77.0.1:29477", f"--local-addr=10.77.0.{number + 1}"]
+        options += [f"--rdzv-conf=is_host={number == 0}"]  # no name of the address can be found
         device = ["env", f"GLOO_SOCKET_IFNAME=electra-{number}"]
         variable = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
         prefix = ["ip", "netns", "exec", names[number], *device, variable]
