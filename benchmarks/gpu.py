@@ -114,7 +114,8 @@ def list_parts(out: Path, bundle: Path | None) -> dict[str, Part]:
             "export": Part(120, [*electra, "export", run, "--out", exported]),
         }
         for task, folder in FINETUNINGS.items():
-            (data,) = bundle.glob(f"*/glue/{folder}") or [bundle / "glue" / folder]
+            # Folders of the bundle come one by one; a later one may hold the task.
+            data = next(bundle.glob(f"*/glue/{folder}"), bundle / "glue" / folder)
             words = ["--task", task, "--data", str(data), "--out", str(out / task), "--seeds", "5"]
             parts[f"finetune-{task}"] = Part(300, [*electra, "finetune", run, *words])
     return parts

@@ -3,6 +3,7 @@
 import dataclasses
 import lzma
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,9 @@ def test_what_a_gpu_is_asked_can_be_parsed(toy_text, tmp_path, capsys):
     assert {"train.compile=yes", "examples.short_prob=0.0", "train.steps=48600"} <= set(told)
     for command in ("prepare", "export", "finetune-cola"):
         assert command.partition("-")[0] in parts[command].command
+    assert str(bundle / "0/glue/CoLA") in parts["finetune-cola"].command
+    shutil.rmtree(bundle / "0/glue")  # comes with a later call
+    assert gpu.list_parts(out, bundle)["finetune-cola"].command
 
 
 def test_a_gpu_pretrains_with_the_fastest_right_variant(tmp_path):
