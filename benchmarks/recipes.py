@@ -7,8 +7,10 @@ each run judge the same held-out rows, corrupted by the generator of the present
 seed. Their loss is that of the logits after a scale and a bias are fitted, so that recipes which
 mask another share of the tokens can be compared. The tables tell after which share of the present
 recipe's FLOPs, and of its seconds, a recipe reaches the present recipe's final loss. Seconds are
-those of steps timed in turn, in one process. The scores are those of fine-tunings on the tasks in
---glue and --conll; without these, on the punctuation of held-out texts.
+those of steps timed in turn, in one process. "Averaged" is the mean of the last two checkpoints'
+weights, which an exponential average of weights would be near to. The scores are those of
+fine-tunings on the tasks in --glue and --conll; without these, on the punctuation of held-out
+texts.
 
 All runs are in FOLDER. After an interruption, the same command continues there. The results hold
 all finished runs in FOLDER, so that a second command can add seeds for some variants. `--part 0/2`
@@ -56,22 +58,39 @@ from electra.settings import override, to_dict
 from electra.training.machine import prepare_machine
 
 PRESENT = "present"
+BEST = "cooccurrence, muon, rate 2e-3, batch 16"
+_BEST: dict[str, Any] = {
+    "train.initial_weights": "cooccurrence",
+    "optimizer.matrices": "muon",
+    "optimizer.learning_rate": 2e-3,
+    "train.batch_size": 16,
+}
+_ONE_CHANGE: dict[str, dict[str, Any]] = {
+    "rate 4e-3": {"optimizer.learning_rate": 4e-3},
+    "beta2 0.999": {"optimizer.adam_beta2": 0.999},
+    "weight 20": {"method.disc_weight": 20},
+    "mask 25%": {"method.mask_prob": 0.25},
+    "temperature 0.7": {"generator.temperature": 0.7},
+    "generator as deep": {"generator.layers_fraction": 1},
+    "dropout 0.1": {
+        "model.hidden_dropout_prob": 0.1,
+        "model.attention_probs_dropout_prob": 0.1,
+    },
+}
+_CHANGES: dict[str, dict[str, Any]] = {
+    PRESENT: {},
+    "rate 2e-3": {"optimizer.learning_rate": 2e-3},
+    "cooccurrence": {"train.initial_weights": "cooccurrence"},
+    "muon": {"optimizer.matrices": "muon"},
+    "cooccurrence, muon, rate 2e-3": {
+        setting: value for setting, value in _BEST.items() if setting != "train.batch_size"
+    },
+    BEST: _BEST,
+    **{f"best, {name}": {**_BEST, **change} for name, change in _ONE_CHANGE.items()},
+}
 VARIANTS = {
-    PRESENT: [],
-    "rate 2e-3": ["optimizer.learning_rate=2e-3"],
-    "cooccurrence": ["train.initial_weights=cooccurrence"],
-    "muon": ["optimizer.matrices=muon"],
-    "cooccurrence, muon, rate 2e-3": [
-        "train.initial_weights=cooccurrence",
-        "optimizer.matrices=muon",
-        "optimizer.learning_rate=2e-3",
-    ],
-    "cooccurrence, muon, rate 2e-3, batch 16": [
-        "train.initial_weights=cooccurrence",
-        "optimizer.matrices=muon",
-        "optimizer.learning_rate=2e-3",
-        "train.batch_size=16",
-    ],
+    name: [f"{setting}={value}" for setting, value in change.items()]
+    for name, change in _CHANGES.items()
 }
 """Settings that differ from the present recipe."""
 BASE = [
@@ -209,12 +228,16 @@ def run_one(
     scores = {
         task: score(run, task, data, runs, f"{run.name}-{task}") for task, data in tasks.items()
     }
+    last = [read_tensors(each / "model.safetensors") for each in list_checkpoints(run)[-2:]]
+    average = load(run, list_checkpoints(run)[-1], shards)
+    load_parameters(average, {name: (last[0][name] + last[1][name]) / 2 for name in last[0]})
     record = {
         "variant": variant,
         "settings": VARIANTS[variant],
         "seed": seed,
         "steps": config.train.steps,
         "curve": curve,
+        "averaged": judge(average, rows),
         "scores": scores,
         "heldout": json.loads((run / "results.json").read_text(encoding="utf-8"))["heldout"],
         "config": to_dict(config),
@@ -282,6 +305,7 @@ def tabulate(
     present = [r for r in records if r["variant"] == PRESENT]
     target = statistics.mean(r["curve"][-1]["loss"] for r in present)
     speed = {name: statistics.median(times) for name, times in taken.items()}
+    means = [list(scratch)] if len(scratch) > 1 else []
     rows = []
     for variant in dict.fromkeys(r["variant"] for r in records):
         own = [r for r in records if r["variant"] == variant]
@@ -298,18 +322,22 @@ def tabulate(
                 str(len(own)),
                 format_spread([r["curve"][-1]["loss"] for r in own]),
                 format_spread([r["curve"][-1]["auc"] for r in own]),
+                format_spread([r["averaged"]["auc"] for r in own]),
                 reached,
                 in_time,
-                format_spread(
-                    [statistics.mean(r["scores"][task] for task in scratch) for r in own]
+                *(
+                    format_spread(
+                        [statistics.mean(r["scores"][task] for task in tasks) for r in own]
+                    )
+                    for tasks in means
                 ),
                 *(format_spread([r["scores"][task] for r in own]) for task in scratch),
             ]
         )
-    alone = [f"{score:.3f}" for score in (statistics.mean(scratch.values()), *scratch.values())]
-    rows.append(["from scratch", "1", "-", "-", "-", "-", *alone])
-    headers = ["recipe", "seeds", "loss", "AUC", "share of FLOPs", "share of seconds"]
-    headers += ["mean of tasks", *scratch]
+    alone = [statistics.mean(scratch.values()) for _ in means] + list(scratch.values())
+    rows.append(["from scratch", "1", *"-----", *(f"{score:.3f}" for score in alone)])
+    headers = ["recipe", "seeds", "loss", "AUC", "AUC, averaged", "share of FLOPs"]
+    headers += ["share of seconds", *("mean of tasks" for _ in means), *scratch]
     return Table(headers, rows)
 
 
