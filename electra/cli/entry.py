@@ -22,7 +22,7 @@ from electra.cli.corpus import prepare, tokenizer
 from electra.cli.finetuning import finetune, submit
 from electra.cli.pretraining import flops, plan, pretrain
 from electra.cli.quickstart import quickstart
-from electra.cli.results import export, predict, report, score
+from electra.cli.results import detect, export, fill, predict, report, score
 from electra.config import UserError, require
 from electra.processes import Interrupted, find_place, is_launched
 
@@ -31,7 +31,7 @@ VERBS = {
     "Corpus": (tokenizer, prepare),
     "Pre-training": (pretrain, plan, flops),
     "Fine-tuning": (finetune, submit),
-    "Results": (report, predict, score, export),
+    "Results": (report, predict, detect, fill, score, export),
 }
 
 app = App(

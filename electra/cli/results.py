@@ -1,5 +1,6 @@
 """What is made of runs and fine-tunings: report, predict, score and export."""
 
+from json import dumps
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -125,6 +126,112 @@ def predict(
         return print_lines(list_json(answers))
     write_answers(out, answers)
     print_done(f"wrote {out}: {count:,} answers of seed {finetuned.seed} of {run}")
+
+
+def detect(
+    model: Path,
+    text: str | None = None,
+    *,
+    input_: Annotated[Path | None, Parameter(name="--input")] = None,
+    threshold: float = 0.5,
+    json: bool = False,
+) -> None:
+    """Show which words of a text look replaced to a discriminator, with their probabilities.
+
+    A word is as suspicious as the most suspicious of its pieces. Of ordinary text a discriminator
+    suspects little; its order says more than the threshold, so the least trusted words are listed,
+    too.
+
+    Example: electra detect run "the chef ate the meal that the guests had spoken"
+
+    Parameters
+    ----------
+    model
+        A run folder that `electra pretrain` wrote, or a Hugging Face folder of ELECTRA.
+    text
+        The text. Without it, --input.
+    input_
+        A file with one text per line; - is standard input.
+    threshold
+        Probability from which a word is marked.
+    json
+        Whether to print one JSON object per text, with the place and probability of each word.
+    """
+    from electra.serving.ask import describe_words, load_asked
+    from electra.serving.ask import detect as run_detect
+    from electra.terminal.live import Progress
+    from electra.terminal.printing import print_lines, print_words
+
+    require(0 <= threshold <= 1, f"threshold must lie in 0 to 1, not {threshold}")
+    texts = _read_texts(text, input_)
+    network = load_asked(model, "replaced")
+    if input_ is None:
+        found = run_detect(network, texts)
+    else:
+        with Progress("judging", unit="rows") as progress:
+            found = run_detect(network, texts, progress.update)
+    for each, words in zip(texts, found, strict=True):
+        if json:
+            print_lines([_dump(describe_words(each, words))])
+        else:
+            print_words(each, words, threshold)
+
+
+def fill(
+    model: Path,
+    text: str | None = None,
+    *,
+    input_: Annotated[Path | None, Parameter(name="--input")] = None,
+    top: int = 5,
+    json: bool = False,
+) -> None:
+    """Show the most probable tokens for each [MASK] of a text, by the generator.
+
+    Example: electra fill run "the chef [MASK] the meal"
+
+    Parameters
+    ----------
+    model
+        A run folder that `electra pretrain` wrote, or a Hugging Face folder of ELECTRA's generator
+        or of an export, which has it inside.
+    text
+        The text, with at least one [MASK]. Without it, --input.
+    input_
+        A file with one text per line; - is standard input.
+    top
+        Number of tokens for each [MASK].
+    json
+        Whether to print one JSON object per text, with the tokens and probabilities of each gap.
+    """
+    from electra.serving.ask import fill as run_fill
+    from electra.serving.ask import load_asked
+    from electra.terminal.printing import print_lines, print_table
+
+    texts = _read_texts(text, input_)
+    network = load_asked(model, "tokens")
+    for each in texts:
+        gaps = run_fill(network, each, top)
+        if json:
+            tokens = [[candidate._asdict() for candidate in gap] for gap in gaps]
+            print_lines([_dump({"text": each, "gaps": tokens})])
+            continue
+        rows = [
+            (number, candidate.token, f"{candidate.prob:.1%}")
+            for number, gap in enumerate(gaps, start=1)
+            for candidate in gap
+        ]
+        print_table(rows, ("gap", "token", "probability"))
+
+
+def _dump(value: object) -> str:
+    return dumps(value, ensure_ascii=False)
+
+
+def _read_texts(text: str | None, path: Path | None) -> list[str]:
+    from electra.serving.score import read_sentences
+
+    require((text is None) != (path is None), "give either a text or --input FILE")
+    return read_sentences(path) if path else [text or ""]
 
 
 def score(

@@ -1,4 +1,4 @@
-"""A corrupted sentence with the discriminator's verdicts, for the terminal and the page."""
+"""A sentence with the discriminator's verdicts, for the terminal and the page."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -28,6 +28,17 @@ class TokenView(NamedTuple):
     def is_suspected(self) -> bool:
         """Return whether the discriminator's probability reaches the threshold."""
         return self.prob_replaced >= self.threshold
+
+
+class Word(NamedTuple):
+    """A word of a text, or one of its punctuation marks, and the discriminator's verdict."""
+
+    text: str
+    start: int
+    """Place of its first character in the text."""
+    end: int
+    prob_replaced: float
+    """Probability that the word was replaced: the largest of its pieces."""
 
 
 Sentence = Sequence[TokenView]

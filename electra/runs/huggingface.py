@@ -127,6 +127,25 @@ def head_to_huggingface(
     return theirs
 
 
+def head_from_huggingface(
+    theirs: Mapping[str, Tensor], names: Mapping[str, str]
+) -> dict[str, Tensor] | None:
+    """Return a head's parameters under our names, or None if one is missing.
+
+    Args:
+        theirs: Tensors under Hugging Face's names.
+        names: DISCRIMINATOR_HEAD or GENERATOR_HEAD.
+    """
+    pairs = {
+        ours.format(p=p): their.format(p=p)
+        for ours, their in names.items()
+        for p in ("weight", "bias")
+    }
+    if not set(pairs.values()) <= theirs.keys():
+        return None
+    return {ours: theirs[their] for ours, their in pairs.items()}
+
+
 def config_to_huggingface(config: EncoderConfig, architecture: str, pad_id: int) -> dict[str, Any]:
     """Return the contents of Hugging Face's config.json.
 

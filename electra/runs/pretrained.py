@@ -17,7 +17,13 @@ from electra.corpus.tokenizer import Tokenizer
 from electra.files import check_hashes, read_object
 from electra.runs.checkpoint import FILES, find_checkpoint, read_tensors
 from electra.runs.finetuned import Finetuned, is_finetuned, read_finetuned
-from electra.runs.huggingface import config_from_huggingface, encoder_from_huggingface
+from electra.runs.huggingface import (
+    DISCRIMINATOR_HEAD,
+    GENERATOR_HEAD,
+    config_from_huggingface,
+    encoder_from_huggingface,
+    head_from_huggingface,
+)
 from electra.settings import from_dict
 
 
@@ -169,6 +175,51 @@ def read_networks(run: Path) -> SavedNetworks:
             f"{checkpoint / 'state.json'} does not say which networks there are ({error!r}): the "
             "run is of an older version of electra, or the file is damaged"
         ) from None
+
+
+def find_network(
+    folder: Path, predicts: Literal["tokens", "replaced"]
+) -> tuple[SavedNetwork, Tokenizer, int]:
+    """Return a folder's discriminator or masked language model, its tokenizer and its row length.
+
+    Args:
+        folder: A run folder, or a Hugging Face folder of ELECTRA. The masked language model of a
+            Hugging Face folder may lie in its folder `generator`, as `electra export` writes it.
+        predicts: replaced: the discriminator. tokens: the generator, or the run's own network if
+            that is a masked language model.
+
+    Raises:
+        UserError: The folder has no such network, or is damaged.
+    """
+    check_hashes(folder)
+    path = folder / "config.json"
+    require(
+        path.is_file() and not is_finetuned(folder),
+        f"{folder} is neither a run of `electra pretrain` nor a Hugging Face folder",
+    )
+    wanted = "discriminator" if predicts == "replaced" else "generator"
+    values = read_object(path)
+    if "model_type" not in values:
+        networks = read_networks(folder)
+        found = networks.masked_lm if predicts == "tokens" else networks.kept
+        require(
+            found is not None and found.predicts == predicts,
+            f"{folder} was trained with method.objective={networks.config.method.objective}, which "
+            f"has no {wanted}",
+        )
+        assert found
+        length = networks.config.examples.sequence_length
+        return found, Tokenizer.load(folder / "tokenizer"), length
+    inside = folder / "generator"
+    if predicts == "tokens" and inside.is_dir():
+        return find_network(inside, predicts)
+    pretrained = _read_huggingface(folder, values)
+    names = DISCRIMINATOR_HEAD if predicts == "replaced" else GENERATOR_HEAD
+    head = head_from_huggingface(read_tensors(folder / "model.safetensors"), names)
+    require(head is not None, f"{folder} has no {wanted}: its weights lack the output layer")
+    assert head is not None
+    network = SavedNetwork(predicts, pretrained.encoder, (pretrained.tensors,), head)
+    return network, pretrained.tokenizer, pretrained.sequence_length
 
 
 def tensors_below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

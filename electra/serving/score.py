@@ -23,18 +23,15 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
 
 from electra.config import require
 from electra.corpus.tokenizer import Tokenizer
 from electra.files import write_text
-from electra.model.encoder import Encoder
-from electra.model.heads import DiscriminatorHead, GeneratorHead
-from electra.runs.checkpoint import load_parameters
 from electra.runs.manifest import find_commit
 from electra.runs.pretrained import SavedNetwork, read_networks
+from electra.serving.network import LoadedNetwork, load_network
 from electra.tasks.table import read_table, read_text_lines
-from electra.training.machine import Machine, choose_layers, prepare_machine
+from electra.training.machine import prepare_machine
 
 ROWS = 64
 """Rows of a batch: sentences, or sentences with one token masked."""
@@ -64,16 +61,11 @@ def read_sentences(path: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Scorer:
-    """An encoder with its head, loaded once for any number of requests."""
+    """A network with its head, loaded once for any number of requests."""
 
     predicts: Literal["tokens", "replaced", "energy"]
     """As in `method.objective.Network`."""
-    encoder: Encoder
-    head: nn.Module
-    tokenizer: Tokenizer
-    max_tokens: int
-    """Tokens of the longest sentence: the run's rows without [CLS] and [SEP]."""
-    machine: Machine
+    network: LoadedNetwork
     origin: dict[str, Any]
     """Where the scores come from: run, step, network, what it predicts, device, commit."""
 
@@ -92,27 +84,27 @@ class Scorer:
         Raises:
             UserError: A sentence is too long or has no tokens; the message has its number, from 1.
         """
-        ids = self.tokenizer.encode_batch(list(sentences))
+        network = self.network
+        ids = network.tokenizer.encode_batch(list(sentences))
         for number, (sentence, row) in enumerate(zip(sentences, ids, strict=True), start=1):
             require(
-                0 < len(row) <= self.max_tokens,
-                f"line {number} has {len(row)} tokens; it must have 1 to {self.max_tokens}, as the "
-                f"run's rows: {sentence[:40]!r}",
+                0 < len(row) <= network.max_tokens,
+                f"line {number} has {len(row)} tokens; it must have 1 to {network.max_tokens}, as "
+                f"the run's rows: {sentence[:40]!r}",
             )
         plls = [0.0] * len(ids)
         num_done, total = 0, sum(map(len, ids))
         for numbers, positions, rows in self._batches(ids):
-            pad_id = self.tokenizer.pad_id
-            input_ids_BL = nn.utils.rnn.pad_sequence(rows, True, pad_id).to(self.machine.device)
-            hidden_BLH = self.encoder(input_ids_BL, input_ids_BL != pad_id)
+            hidden_BLH = network.encode(rows)
             if self.predicts == "tokens":
                 tokens_B = torch.tensor(
                     [ids[n][p] for n, p in zip(numbers, positions, strict=True)]
                 )
                 hidden_BH = hidden_BLH[torch.arange(len(rows)), torch.tensor(positions) + 1]
-                found = self._log_probs(hidden_BH, tokens_B.to(hidden_BH.device))
+                log_probs_BV = network.log_probs(hidden_BH)
+                found = log_probs_BV.gather(1, tokens_B.to(hidden_BH.device)[:, None])[:, 0]
             else:
-                logit_BL = self.head(hidden_BLH)
+                logit_BL = network.head(hidden_BLH)
                 log_prob_BL = -logit_BL if self.predicts == "energy" else F.logsigmoid(-logit_BL)
                 is_token_BL = torch.arange(log_prob_BL.shape[1]) < torch.tensor(
                     [[len(ids[n]) + 1] for n in numbers]
@@ -130,28 +122,18 @@ class Scorer:
 
     def _batches(
         self, ids: Sequence[Sequence[int]]
-    ) -> Iterator[tuple[list[int], list[int], list[Tensor]]]:
+    ) -> Iterator[tuple[list[int], list[int], list[list[int]]]]:
         """Yield numbers of sentences, masked positions (0 if none is masked) and rows of ids."""
-        tokenizer = self.tokenizer
         by_length = sorted(range(len(ids)), key=lambda number: len(ids[number]))
         masked = self.predicts == "tokens"
         asked = [(n, p) for n in by_length for p in range(len(ids[n]) if masked else 1)]
         for start in range(0, len(asked), ROWS):
             numbers, positions = map(list, zip(*asked[start : start + ROWS], strict=True))
-            rows = [torch.tensor([tokenizer.cls_id, *ids[n], tokenizer.sep_id]) for n in numbers]
+            rows = [list(ids[n]) for n in numbers]
             if masked:
                 for row, position in zip(rows, positions, strict=True):
-                    row[position + 1] = tokenizer.mask_id
+                    row[position] = self.network.tokenizer.mask_id
             yield numbers, positions, rows
-
-    def _log_probs(self, hidden_BH: Tensor, tokens_B: Tensor) -> Tensor:
-        """Return log p (B,) of tokens, float32, given the states at their masked positions."""
-        assert isinstance(self.head, GeneratorHead)
-        features_BE = self.head(hidden_BH).float()
-        table_VE = self.encoder.embeddings.tokens.weight
-        return -F.cross_entropy(
-            features_BE @ table_VE.T + self.head.bias, tokens_B, reduction="none"
-        )
 
 
 class Pairs(NamedTuple):
@@ -226,20 +208,10 @@ def load_scorer(run: Path, network: Literal["kept", "generator"] = "kept") -> Sc
     machine = prepare_machine(
         "cpu" if train.device == "cpu" else "auto", train.precision, train.threads
     )
-    layer = choose_layers("auto", machine.device, is_plain=False)
-    encoder = Encoder(saved.sizes, layer=layer, compute_dtype=machine.dtype).eval()
-    head: nn.Module = (
-        GeneratorHead(saved.sizes) if saved.predicts == "tokens" else DiscriminatorHead(saved.sizes)
-    )
-    load_parameters(encoder, saved.encoders[0])
-    load_parameters(head, saved.head)
+    tokenizer, length = Tokenizer.load(run / "tokenizer"), config.examples.sequence_length
     return Scorer(
         saved.predicts,
-        encoder.to(machine.device),
-        head.to(machine.device),
-        Tokenizer.load(run / "tokenizer"),
-        config.examples.sequence_length - 2,
-        machine,
+        load_network(saved, tokenizer, length, machine),
         {
             "run": run.name,
             "step": networks.step,

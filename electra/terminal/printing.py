@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from electra.reports.tokens import Sentence, TokenView, describe
+from electra.reports.tokens import Sentence, TokenView, Word, describe
 
 
 class PipeConsole(Console):
@@ -130,6 +130,21 @@ def print_tokens(sentence: Sentence) -> None:
             line.rstrip()
             console.print(line, soft_wrap=True)
     console.print(Text(describe(sentence), style="dim"))
+
+
+def print_words(text: str, words: Sequence[Word], threshold: float) -> None:
+    """Print a text with its suspected words marked, and the ten least trusted below it."""
+    console, line, end = open_console(), Text(), 0
+    for word in words:
+        line.append(printable(text[end : word.start]))
+        is_suspected = word.prob_replaced >= threshold
+        mark = f"[{word.text} {word.prob_replaced:.0%}]" if is_suspected else word.text
+        line.append(printable(mark), "bold red" if is_suspected else "")
+        end = word.end
+    console.print(line.append(printable(text[end:])), soft_wrap=True)
+    least = sorted(words, key=lambda word: word.prob_replaced, reverse=True)[:10]
+    told = ", ".join(f"{printable(word.text)} {word.prob_replaced:.0%}" for word in least)
+    console.print(Text(f"least trusted: {told}", "dim"), soft_wrap=True)
 
 
 def _token_cells(view: TokenView) -> tuple[tuple[str, str], ...]:

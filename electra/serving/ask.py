@@ -1,0 +1,149 @@
+"""A pre-trained model asked about a text: which words look replaced, and what fills a gap."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from electra.config import require
+from electra.corpus.tokenizer import Tokenizer
+from electra.reports.tokens import Word
+from electra.runs.pretrained import find_network
+from electra.serving.network import LoadedNetwork, load_network
+from electra.training.machine import prepare_machine
+
+ROWS = 32
+"""Rows of a batch."""
+MASK = "[MASK]"
+
+
+class Candidate(NamedTuple):
+    """A token that may fill a gap."""
+
+    token: str
+    """As in the vocabulary; a piece that continues a word begins with "##"."""
+    prob: float
+
+
+def load_asked(folder: Path, predicts: Literal["replaced", "tokens"]) -> LoadedNetwork:
+    """Return the discriminator ("replaced") or the masked language model ("tokens") of a folder.
+
+    Args:
+        folder: A run of `electra pretrain`, or a Hugging Face folder such as `electra export`
+            writes, whose generator may lie in a folder `generator` inside.
+        predicts: What the network predicts.
+
+    Raises:
+        UserError: The folder has no such network, or is damaged.
+    """
+    return load_network(*find_network(folder, predicts), prepare_machine("auto", "auto", 0))
+
+
+@torch.inference_mode()
+def detect(
+    network: LoadedNetwork,
+    texts: Sequence[str],
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[list[Word]]:
+    """Return the words of each text with their probabilities of being replaced.
+
+    A text that is longer than the network's rows is judged in pieces, which begin at words.
+
+    Args:
+        network: A discriminator.
+        texts: Any texts; one without tokens has no words.
+        progress: Called with the number of pieces done and of all pieces.
+    """
+    tokenizer = network.tokenizer
+    encoded = [tokenizer.encode_with_offsets(text) for text in texts]
+    pieces = [
+        (number, piece)
+        for number, (ids, _) in enumerate(encoded)
+        for piece in _cut(ids, tokenizer, network.max_tokens)
+    ]
+    probs: list[list[float]] = [[0.0] * len(ids) for ids, _ in encoded]
+    pieces.sort(key=lambda each: each[1].stop - each[1].start)
+    for first in range(0, len(pieces), ROWS):
+        batch = pieces[first : first + ROWS]
+        hidden_BLH = network.encode([encoded[number][0][piece] for number, piece in batch])
+        for (number, piece), row in zip(batch, network.head(hidden_BLH).sigmoid(), strict=True):
+            probs[number][piece] = row[1 : 1 + piece.stop - piece.start].tolist()
+        progress(first + len(batch), len(pieces))
+    return [
+        _join(text, ids, offsets, own, tokenizer)
+        for text, (ids, offsets), own in zip(texts, encoded, probs, strict=True)
+    ]
+
+
+def _cut(ids: Sequence[int], tokenizer: Tokenizer, length: int) -> Iterator[slice]:
+    """Yield slices of at most `length` ids that begin at a word, if the word is not longer."""
+    start = 0
+    while start < len(ids):
+        end = min(start + length, len(ids))
+        cut = end
+        while cut < len(ids) and cut > start and not tokenizer.starts_word[ids[cut]]:
+            cut -= 1
+        end = cut if cut > start else end
+        yield slice(start, end)
+        start = end
+
+
+def _join(
+    text: str,
+    ids: Sequence[int],
+    offsets: Sequence[tuple[int, int]],
+    probs: Sequence[float],
+    tokenizer: Tokenizer,
+) -> list[Word]:
+    words: list[Word] = []
+    for token_id, (start, end), prob in zip(ids, offsets, probs, strict=True):
+        if words and not tokenizer.starts_word[token_id]:
+            last = words.pop()
+            start, prob = last.start, max(prob, last.prob_replaced)
+        words.append(Word(text[start:end], start, end, prob))
+    return words
+
+
+@torch.inference_mode()
+def fill(network: LoadedNetwork, text: str, top: int = 5) -> list[list[Candidate]]:
+    """Return the most probable tokens for each [MASK] of a text, the best first.
+
+    All gaps are empty at once, as in pre-training.
+
+    Args:
+        network: A masked language model, such as a generator.
+        text: A text with at least one [MASK].
+        top: Number of tokens for each.
+
+    Raises:
+        UserError: The text has no [MASK], or more tokens than the network's rows.
+    """
+    tokenizer = network.tokenizer
+    require(MASK in text, f"the text has no {MASK}: write one where a token is to be filled in")
+    require(top >= 1, f"top must be >= 1, not {top}")
+    first, *others = tokenizer.encode_batch(text.split(MASK))
+    ids = list(first)
+    for part in others:
+        ids += [tokenizer.mask_id, *part]
+    require(
+        len(ids) <= network.max_tokens,
+        f"the text has {len(ids)} tokens; the model's rows hold {network.max_tokens}",
+    )
+    hidden_1LH = network.encode([ids])
+    places = [place + 1 for place, token_id in enumerate(ids) if token_id == tokenizer.mask_id]
+    best = network.log_probs(hidden_1LH[0, places]).topk(min(top, tokenizer.vocab_size))
+    return [
+        [
+            Candidate(token, prob)
+            for token, prob in zip(tokenizer.tokens(row_ids), row_probs, strict=True)
+        ]
+        for row_ids, row_probs in zip(
+            best.indices.tolist(), best.values.exp().tolist(), strict=True
+        )
+    ]
+
+
+def describe_words(text: str, words: Sequence[Word]) -> dict[str, Any]:
+    """Return the words of a text as JSON can hold them."""
+    return {"text": text, "words": [word._asdict() for word in words]}

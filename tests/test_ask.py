@@ -1,0 +1,120 @@
+"""A model asked about a text: detect and fill, beside transformers on the exported folder."""
+
+import io
+import json
+import sys
+
+import pytest
+import torch
+
+from electra.cli import main
+from electra.config import UserError
+from electra.pretraining.loop import pretrain
+from electra.runs.export import export
+from electra.serving.ask import detect, fill, load_asked
+
+TEXTS = ["the cat sat on a tree .", "", "[MASK] ran", "a cat sat on the unhesitatingly red mat."]
+
+
+@pytest.fixture(scope="module")
+def run(toy_shards, toy_config, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("asked") / "run"
+    pretrain(toy_shards, folder, toy_config, lambda record: None)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def exported(run):
+    folder = run.parent / "exported"
+    export(run, folder)
+    return folder
+
+
+def test_words_have_the_probabilities_of_their_pieces(run, exported):
+    """Of a run and of an export; transformers' discriminator has the same ones."""
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.ElectraForPreTraining.from_pretrained(exported).eval()
+    for folder in (run, exported):
+        network = load_asked(folder, "replaced")
+        tokenizer = network.tokenizer
+        for text, words in zip(TEXTS, detect(network, TEXTS), strict=True):
+            ids = [tokenizer.cls_id, *tokenizer.encode(text), tokenizer.sep_id]
+            with torch.no_grad():
+                probs = theirs(torch.tensor([ids])).logits[0].sigmoid()[1:-1]
+            expected = []
+            for token_id, prob in zip(ids[1:-1], probs.tolist(), strict=True):
+                if tokenizer.starts_word[token_id]:
+                    expected.append(prob)
+                else:
+                    expected[-1] = max(expected[-1], prob)
+            assert [word.prob_replaced for word in words] == pytest.approx(expected, abs=1e-5)
+            assert [text[word.start : word.end] for word in words] == [word.text for word in words]
+    assert [word.text for word in words][-4:] == ["unhesitatingly", "red", "mat", "."]
+
+
+def test_a_long_text_is_judged_in_pieces_that_begin_at_words(run):
+    network = load_asked(run, "replaced")
+    text = "the unhesitatingly red cat sat on a mat . " * 20
+    (words,) = detect(network, [text])
+    assert " ".join(word.text for word in words) == text.strip()
+    assert all(0 < word.prob_replaced < 1 for word in words)
+    seen = []
+    detect(network, [text, "a cat"], lambda done, total: seen.append((done, total)))
+    assert seen[-1][0] == seen[-1][1] > 1
+
+
+def test_gaps_are_filled_as_by_transformers(run, exported):
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.ElectraForMaskedLM.from_pretrained(exported / "generator").eval()
+    text = "[MASK] cat sat [MASK]."
+    for folder in (run, exported, exported / "generator"):
+        network = load_asked(folder, "tokens")
+        gaps = fill(network, text, top=3)
+        tokenizer = network.tokenizer
+        middle, end = tokenizer.encode("cat sat"), tokenizer.encode(".")
+        ids = [tokenizer.cls_id, tokenizer.mask_id, *middle, tokenizer.mask_id, *end]
+        with torch.no_grad():
+            probs = theirs(torch.tensor([[*ids, tokenizer.sep_id]])).logits[0].softmax(dim=-1)
+        for gap, place in zip(gaps, (1, 2 + len(middle)), strict=True):
+            best = probs[place].topk(3)
+            assert [each.token for each in gap] == tokenizer.tokens(best.indices.tolist())
+            assert [each.prob for each in gap] == pytest.approx(best.values.tolist(), abs=1e-5)
+
+
+def test_folders_without_such_a_network_are_refused(run, exported, start, tmp_path):
+    with pytest.raises(UserError, match="generator has no discriminator: its weights lack"):
+        load_asked(exported / "generator", "replaced")
+    with pytest.raises(UserError, match="has no generator: its weights lack the output layer"):
+        load_asked(start, "tokens")
+    with pytest.raises(UserError, match="neither a run of `electra pretrain` nor a Hugging Face"):
+        load_asked(tmp_path, "replaced")
+    network = load_asked(run, "tokens")
+    with pytest.raises(UserError, match=r"the text has no \[MASK\]"):
+        fill(network, "no gap")
+    with pytest.raises(UserError, match=r"the text has \d+ tokens; the model's rows hold"):
+        fill(network, "[MASK] " * 1000)
+    with pytest.raises(UserError, match="top must be >= 1"):
+        fill(network, "[MASK]", top=0)
+
+
+def test_both_verbs_print_text_or_json(run, tmp_path, capsys, monkeypatch):
+    main(["detect", str(run), "the cat sat", "--threshold", "0"])
+    printed = capsys.readouterr().out
+    assert printed.startswith("[the ")
+    assert "least trusted: " in printed
+    path = tmp_path / "texts.txt"
+    path.write_text("the cat\n\na mat\n")
+    main(["detect", str(run), "--input", str(path), "--json"])
+    answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [answer["text"] for answer in answers] == ["the cat", "a mat"]
+    assert [word["text"] for word in answers[0]["words"]] == ["the", "cat"]
+    main(["fill", str(run), "the [MASK] sat", "--top", "2"])
+    assert len(capsys.readouterr().out.splitlines()) == 4
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"[MASK] sat\n")))
+    main(["fill", str(run), "--input", "-", "--top", "1", "--json"])
+    (gap,) = json.loads(capsys.readouterr().out)["gaps"]
+    assert len(gap) == 1
+    for words in ([], ["x", "--input", str(path)]):
+        with pytest.raises(SystemExit):
+            main(["detect", str(run), *words])
+        assert "give either a text or --input FILE" in capsys.readouterr().err
