@@ -20,7 +20,7 @@ from cyclopts import App, CycloptsError, Group, Parameter
 import electra
 from electra.cli.corpus import prepare, tokenizer
 from electra.cli.finetuning import finetune, submit
-from electra.cli.pretraining import flops, plan, pretrain
+from electra.cli.pretraining import flops, import_, plan, pretrain
 from electra.cli.quickstart import quickstart
 from electra.cli.results import detect, export, fill, predict, report, score
 from electra.config import UserError, require
@@ -29,7 +29,7 @@ from electra.processes import Interrupted, find_place, is_launched
 VERBS = {
     "All steps at once": (quickstart,),
     "Corpus": (tokenizer, prepare),
-    "Pre-training": (pretrain, plan, flops),
+    "Pre-training": (pretrain, import_, plan, flops),
     "Fine-tuning": (finetune, submit),
     "Results": (report, predict, detect, fill, score, export),
 }

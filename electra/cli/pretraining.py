@@ -206,3 +206,52 @@ def flops(
         f"{train.steps:,} steps of {train.batch_size} x {length}, "
         f"{format_count(tokens)} tokens: true {run['true']:.3e}, paper {run['paper']:.3e}"
     )
+
+
+def import_(
+    source: Path,
+    *,
+    out: Path,
+    tokenizer: Path | None = None,
+    generator: Path | None = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Turn other people's weights into a folder that every verb takes.
+
+    Read are Google's TensorFlow checkpoints of ELECTRA and BERT, without TensorFlow, and Hugging
+    Face folders of ELECTRA and BERT: safetensors, whole or in parts, or pytorch_model.bin, of which
+    nothing but tensors is read. BERT's masked language model becomes a generator.
+
+    Example: electra import electra_small --out start
+
+    Parameters
+    ----------
+    source
+        A TensorFlow checkpoint (NAME.index) or its folder, or a Hugging Face folder.
+    out
+        The folder to write: the discriminator, or an encoder without its head, and the generator in
+        a folder inside, each as transformers loads them.
+    tokenizer
+        A folder with a tokenizer, or a vocab.txt; without it, that of the source.
+    generator
+        A second source, of the generator, where it has a folder of its own.
+    """
+    from electra.runs.importing import import_model
+    from electra.terminal.printing import print_done, print_note, print_table
+
+    if dry_run:
+        return print_dry_run(None, f"read {source} and write {out}")
+    found = import_model(source, out, tokenizer, generator)
+    rows = [
+        (role, sizes.num_hidden_layers, sizes.hidden_size, sizes.embedding_size, sizes.vocab_size)
+        for role, sizes in found.networks.items()
+    ]
+    print_table(rows, ("network", "layers", "hidden", "embedding", "tokens"))
+    if found.left_over:
+        named = ", ".join(found.left_over[:5])
+        more = len(found.left_over) - 5
+        print_note(f"left over: {named}" + (f" and {more:,} more" if more > 0 else ""))
+    print_done(
+        f"wrote {out}: loaded {found.num_loaded:,} of {found.num_tensors:,} tensors",
+        f"electra finetune {out} --task cola --data glue/CoLA --out cola",
+    )

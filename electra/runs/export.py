@@ -63,7 +63,7 @@ def export(run: Path, out: Path) -> None:
             network.head, GENERATOR_HEAD if is_masked_lm else DISCRIMINATOR_HEAD
         )
         tokenizer.write(folder)
-        _write(
+        write_model(
             folder,
             f"{run} at step {networks.step}",
             config_to_huggingface(network.sizes, architecture, tokenizer.pad_id),
@@ -97,7 +97,7 @@ def export_finetuned(finetuned: Finetuned, out: Path) -> str:
     with new_folder(out) as folder:
         tokenizer.write(folder, max_length=finetuned.config.sequence_length)
         source = f"{finetuned.run} at seed {finetuned.seed}"
-        _write(folder, source, config | head.settings, encoder | head.tensors)
+        write_model(folder, source, config | head.settings, encoder | head.tensors)
     return head.architecture
 
 
@@ -147,7 +147,7 @@ def convert_head(finetuned: Finetuned, head: Mapping[str, Tensor]) -> HuggingFac
     return classification_head(weight, bias, labels)
 
 
-def _write(
+def write_model(
     folder: Path, source: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> None:
     """Write config.json, model.safetensors and electra.json into a folder with a tokenizer."""

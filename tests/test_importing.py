@@ -1,0 +1,236 @@
+"""Other people's weights: TensorFlow's checkpoint to the bit, transformers' folders and back."""
+
+import json
+import random
+import shutil
+import struct
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from electra.cli import main
+from electra.config import UserError
+from electra.pretraining.loop import pretrain
+from electra.runs.export import export
+from electra.runs.importing import import_model
+from electra.runs.tensorbundle import find_bundle, read_bundle
+from electra.serving.ask import detect, fill, load_asked
+
+CHECKPOINT = Path(__file__).parent / "tf_checkpoint"
+sys.path.insert(0, str(CHECKPOINT))
+from google_names import list_shapes, values_of  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*has no tokenizer_config.json")
+crc32c = pytest.importorskip("google_crc32c")
+
+
+# TensorFlow
+
+
+def test_tensors_that_tensorflow_wrote_are_read_to_the_bit():
+    tensors, others = read_bundle(find_bundle(CHECKPOINT))
+    shapes = list_shapes()
+    assert {*tensors, *others} == {*shapes, "global_step"}
+    slots = {name for name in shapes if name.endswith(("adam_m", "adam_v"))}
+    assert {*others} == {"global_step", *slots}
+    for name, tensor in tensors.items():
+        assert torch.equal(tensor, torch.from_numpy(values_of(name, shapes[name]))), name
+
+
+def test_google_s_checkpoint_becomes_a_folder_for_every_verb(tmp_path):
+    found = import_model(CHECKPOINT, tmp_path / "start")
+    assert (found.num_loaded, found.num_tensors) == (66, 69)
+    assert {*found.left_over} == {
+        "global_step",
+        *(f"electra/embeddings/LayerNorm/beta/{slot}" for slot in ("adam_m", "adam_v")),
+    }
+    judge = load_file(tmp_path / "start/model.safetensors")
+    masked_lm = load_file(tmp_path / "start/generator/model.safetensors")
+    shapes = list_shapes()
+    for theirs, ours, tensors in (
+        ("electra/embeddings/word_embeddings", "embeddings.word_embeddings.weight", judge),
+        ("electra/embeddings/word_embeddings", "embeddings.word_embeddings.weight", masked_lm),
+        ("generator/encoder/layer_0/output/dense/kernel", "0.output.dense.weight", masked_lm),
+        ("electra/encoder/layer_1/output/LayerNorm/gamma", "1.output.LayerNorm.weight", judge),
+        ("discriminator_predictions/dense_1/kernel", "dense_prediction.weight", judge),
+        ("generator_predictions/output_bias", "generator_lm_head.bias", masked_lm),
+    ):
+        values = torch.from_numpy(values_of(theirs, shapes[theirs]))
+        (name,) = (each for each in tensors if each.endswith(ours) and "attention" not in each)
+        expected = values.T if theirs.endswith("kernel") else values
+        assert torch.equal(tensors[name], expected), theirs
+    (words,) = detect(load_asked(tmp_path / "start", "replaced"), ["the cat sat"])
+    assert len(words) == 3
+    assert len(fill(load_asked(tmp_path / "start", "tokens"), "the [MASK]")) == 1
+
+
+def test_damaged_and_foreign_checkpoints_are_refused(tmp_path):
+    """100 flipped bits, 20 truncations, another file: refused with the reason, or not used."""
+    base, rng = CHECKPOINT / "model.ckpt-7", random.Random(0)
+    whole, _ = read_bundle(base)
+    num_harmless = 0
+    names = ("model.ckpt-7.index", "model.ckpt-7.data-00000-of-00001")
+    for number in range(120):
+        folder = tmp_path / str(number)
+        shutil.copytree(CHECKPOINT, folder)
+        path = folder / names[number % 2]
+        content = bytearray(path.read_bytes())
+        if number < 100:
+            content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+        else:
+            del content[rng.randrange(len(content)) :]
+        path.write_bytes(content)
+        with suppress(UserError):
+            tensors, _ = read_bundle(folder / "model.ckpt-7")
+            # The bit was that of a slot, of the step, or of the empty part of the footer.
+            num_harmless += 1
+            assert {*tensors} == {*whole}
+            assert all(torch.equal(each, whole[name]) for name, each in tensors.items())
+    assert num_harmless < 10
+    (folder / names[1]).unlink()
+    shutil.copy(base.with_name(names[0]), folder)
+    with pytest.raises(UserError, match="data-00000-of-00001 is missing"):
+        read_bundle(folder / "model.ckpt-7")
+    (folder / names[0]).write_bytes(b"an index" * 100)
+    with pytest.raises(UserError, match=r"index is damaged, or is no checkpoint: the magic number"):
+        read_bundle(folder / "model.ckpt-7")
+    shutil.copytree(CHECKPOINT, tmp_path / "two")
+    shutil.copy(base.with_name(names[0]), tmp_path / "two/other.index")
+    assert find_bundle(tmp_path / "two").name == "model.ckpt-7"  # as the file `checkpoint` says
+    (tmp_path / "two/checkpoint").unlink()
+    with pytest.raises(UserError, match="holds several checkpoints; name one of them"):
+        find_bundle(tmp_path / "two")
+    assert find_bundle(tmp_path / "two/model.ckpt-7.index").name == "model.ckpt-7"
+
+
+def test_a_number_that_never_ends_is_refused(tmp_path):
+    magic = struct.pack("<Q", 0xDB4775248B80FB57)
+    (tmp_path / "x.index").write_bytes(b"\xff" * 40 + magic)
+    with pytest.raises(UserError, match="a number is too long"):
+        read_bundle(tmp_path / "x")
+
+
+# Hugging Face
+
+
+@pytest.fixture(scope="module")
+def transformers():
+    return pytest.importorskip("transformers")
+
+
+@pytest.fixture
+def bert(transformers, toy_tokenizer, tmp_path):
+    """A folder of BertForMaskedLM with random weights."""
+    config = transformers.BertConfig(
+        vocab_size=toy_tokenizer.vocab_size,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=128,
+        max_position_embeddings=32,
+    )
+    torch.manual_seed(0)
+    model = transformers.BertForMaskedLM(config).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    toy_tokenizer.save(tmp_path / "bert")
+    model.save_pretrained(tmp_path / "bert")
+    return model, tmp_path / "bert"
+
+
+def as_shards(folder, model):
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size="50KB")
+    assert (folder / "model.safetensors.index.json").exists()
+
+
+def as_pickle(folder, model):
+    (folder / "model.safetensors").unlink()
+    old = {name.replace("LayerNorm.weight", "LayerNorm.gamma"): value
+           for name, value in model.state_dict().items()}  # fmt: skip
+    torch.save(old, folder / "pytorch_model.bin")
+
+
+@pytest.mark.parametrize("change", [None, as_shards, as_pickle])
+def test_bert_is_an_encoder_and_a_generator(bert, transformers, tmp_path, change):
+    model, folder = bert
+    (folder / "electra.json").unlink()
+    if change:
+        change(folder, model)
+    found = import_model(folder, tmp_path / "start")
+    assert {*found.networks} == {"encoder", "generator"}
+    ids = torch.randint(5, model.config.vocab_size, (3, 20))
+    encoder = transformers.ElectraModel.from_pretrained(tmp_path / "start").eval()
+    masked_lm = transformers.ElectraForMaskedLM.from_pretrained(tmp_path / "start/generator")
+    with torch.no_grad():
+        states = model.bert(ids).last_hidden_state
+        assert torch.allclose(encoder(ids).last_hidden_state, states, atol=1e-5)
+        assert torch.allclose(masked_lm.eval()(ids).logits, model(ids).logits, atol=1e-4)
+
+
+def test_a_round_trip_is_identical(toy_shards, toy_config, tmp_path):
+    pretrain(toy_shards, tmp_path / "run", toy_config, lambda record: None)
+    export(tmp_path / "run", tmp_path / "exported")
+    found = import_model(tmp_path / "exported", tmp_path / "alone")
+    assert found.left_over == []
+    import_model(tmp_path / "exported", tmp_path / "both", None, tmp_path / "exported/generator")
+    for name in ("config.json", "model.safetensors", "vocab.txt", "tokenizer.json"):
+        exported = (tmp_path / "exported" / name).read_bytes()
+        assert (tmp_path / "alone" / name).read_bytes() == exported
+        assert (tmp_path / "both" / name).read_bytes() == exported
+        of_generator = (tmp_path / "exported/generator" / name).read_bytes()
+        assert (tmp_path / "both/generator" / name).read_bytes() == of_generator
+    generator = import_model(tmp_path / "exported/generator", tmp_path / "generator")
+    assert {*generator.networks} == {"generator"}
+
+
+class Harm:
+    def __reduce__(self):
+        return Path.touch, (Path("harmed"),)
+
+
+def test_what_is_no_model_is_refused(bert, tmp_path, monkeypatch):
+    """A pickle that would run code is not run."""
+    model, folder = bert
+    monkeypatch.chdir(tmp_path)
+    (folder / "electra.json").unlink()
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(UserError, match=r"has no weights: none of model\.safetensors"):
+        import_model(folder, tmp_path / "out")
+    torch.save({"bert.embeddings": Harm()}, folder / "pytorch_model.bin")
+    with pytest.raises(UserError, match="does not hold tensors alone, or is damaged"):
+        import_model(folder, tmp_path / "out")
+    assert not (tmp_path / "harmed").exists()
+    torch.save([1, 2], folder / "pytorch_model.bin")
+    with pytest.raises(UserError, match="does not hold tensors by name"):
+        import_model(folder, tmp_path / "out")
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    del weights["bert.encoder.layer.1.output.dense.bias"], weights["cls.predictions.bias"]
+    weights.pop("cls.predictions.decoder.bias", None)
+    save_file(weights, folder / "model.safetensors")
+    with pytest.raises(UserError, match=r"lack 'electra\.encoder\.layer\.1\.output\.dense\.bias'"):
+        import_model(folder, tmp_path / "out")
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**settings, "model_type": "gpt2"}))
+    with pytest.raises(UserError, match="model_type must be electra or bert, not 'gpt2'"):
+        import_model(folder, tmp_path / "out")
+    with pytest.raises(UserError, match="neither a TensorFlow checkpoint"):
+        import_model(tmp_path, tmp_path / "out")
+    short = tmp_path / "short.txt"
+    short.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n")
+    with pytest.raises(UserError, match="has 40 token embeddings, and its tokenizer 5 tokens"):
+        import_model(CHECKPOINT, tmp_path / "out", short)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_says_what_was_loaded(tmp_path, capsys):
+    main(["import", str(CHECKPOINT), "--out", str(tmp_path / "start")])
+    printed = capsys.readouterr()
+    assert "loaded 66 of 69 tensors" in printed.out
+    assert "left over: " in printed.err
+    with pytest.raises(SystemExit):
+        main(["import", str(CHECKPOINT), "--out", str(tmp_path / "start")])
