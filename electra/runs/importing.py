@@ -79,35 +79,28 @@ def import_model(
     Raises:
         UserError: A source is damaged, or is no model that can be read, or `out` exists.
     """
-    sources = [_read(source), *([_read(generator)] if generator else [])]
+    sources = {path: _read(path) for path in (source, generator) if path}
     folder = source if source.is_dir() else source.parent
     words = Tokenizer.load(tokenizer or folder)
-    networks: dict[str, tuple[EncoderConfig, dict[str, Tensor]]] = {}
-    used: list[set[str]] = []
-    for path, found in zip((source, generator), sources, strict=False):
-        assert path
-        taken: set[str] = set()
-        for role, (sizes, tensors, names) in _split(path, found).items():
+    networks: dict[str, _Network] = {}
+    left: list[str] = []
+    for path, found in sources.items():
+        unused = dict(found.names)
+        for role, network in _split(path, found).items():
             if generator and (role == "generator") != (path is generator):
                 continue
             require(
-                sizes.vocab_size == words.vocab_size,
-                f"{path} has {sizes.vocab_size:,} token embeddings, and its tokenizer "
+                network.sizes.vocab_size == words.vocab_size,
+                f"{path} has {network.sizes.vocab_size:,} token embeddings, and its tokenizer "
                 f"{words.vocab_size:,} tokens; name the right one by --tokenizer",
             )
-            networks[role] = sizes, tensors
-            taken |= names
-        used.append(taken)
-    total = sum(len(found.tensors) + len(found.others) for found in sources)
-    left = [
-        name
-        for found, taken in zip(sources, used, strict=True)
-        for name in (*(found.names[each] for each in found.tensors if each not in taken),)
-        + tuple(found.others)
-    ]
+            networks[role] = network
+            unused = {name: each for name, each in unused.items() if name not in network.used}
+        left += [*unused.values(), *found.others]
+    total = sum(len(found.tensors) + len(found.others) for found in sources.values())
     require(bool(networks), f"{source}: 0 of {total} tensors can be used: no encoder of ELECTRA")
     with new_folder(out) as written:
-        for role, (sizes, tensors) in networks.items():
+        for role, network in networks.items():
             place = written
             if role == "generator":
                 place = written / "generator"
@@ -119,10 +112,10 @@ def import_model(
             }[role]
             words.write(place)
             origin = generator if generator and role == "generator" else source
-            config = config_to_huggingface(sizes, architecture, words.pad_id)
-            write_model(place, str(origin), config, tensors)
-    sizes_of = {role: sizes for role, (sizes, _) in networks.items()}
-    return Imported(sizes_of, total - len(left), total, left)
+            config = config_to_huggingface(network.sizes, architecture, words.pad_id)
+            write_model(place, str(origin), config, network.tensors)
+    sizes = {role: network.sizes for role, network in networks.items()}
+    return Imported(sizes, total - len(left), total, left)
 
 
 class _Source(NamedTuple):
@@ -159,7 +152,7 @@ def _read(path: Path) -> _Source:
         kind in ("electra", "bert"), f"{config}: model_type must be electra or bert, not {kind!r}"
     )
     theirs = _read_weights(path)
-    pairs = {name: _from_bert(name) if kind == "bert" else name for name in theirs}
+    pairs = {name: _from_huggingface(name) for name in theirs}
     if kind == "bert":
         values = {**values, "model_type": "electra", "embedding_size": values.get("hidden_size")}
     floats = {
@@ -220,7 +213,10 @@ def _from_tensorflow(name: str) -> str:
     return ("generator:" if is_generators else "") + name.replace("/", ".")
 
 
-def _from_bert(name: str) -> str:
+def _from_huggingface(name: str) -> str:
+    """Return the name of a tensor of ELECTRA or BERT as transformers' ELECTRA classes have it."""
+    if name.startswith(("embeddings", "encoder.")):  # of a model without a head
+        name = f"electra.{name}"
     for theirs, ours in _FROM_BERT.items():
         if name.startswith(theirs):
             name = ours + name.removeprefix(theirs)
@@ -228,10 +224,16 @@ def _from_bert(name: str) -> str:
     return re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name)
 
 
-def _split(
-    path: Path, found: _Source
-) -> dict[str, tuple[EncoderConfig, dict[str, Tensor], set[str]]]:
-    """Return sizes, tensors and names of what was used, of each network in a source, by role."""
+class _Network(NamedTuple):
+    sizes: EncoderConfig
+    tensors: dict[str, Tensor]
+    """Under the names of transformers' ELECTRA classes."""
+    used: set[str]
+    """Their names in the source's `tensors`."""
+
+
+def _split(path: Path, found: _Source) -> dict[str, _Network]:
+    """Return the networks in a source by role."""
     own = {name: each for name, each in found.tensors.items() if not name.startswith("generator:")}
     theirs = {
         name.removeprefix("generator:"): each
@@ -260,8 +262,7 @@ def _split(
             raise UserError(f"{path}, {role}: {error}") from None
         used = {*encoder, *head}
         used |= {f"generator:{name}" for name in used} if role == "generator" else set()
-        used |= {name.removeprefix("electra.") for name in used}
-        networks[role] = sizes, encoder | head, used
+        networks[role] = _Network(sizes, encoder | head, used)
     return networks
 
 
