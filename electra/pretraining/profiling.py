@@ -49,6 +49,8 @@ def profiled(run: Path, train: TrainConfig, first_step: int) -> Iterator[Callabl
     plan = schedule(skip_first=before, wait=0, warmup=1, active=PROFILED_STEPS, repeat=1)
     path = str(run / TRACE)
     with profile(
-        schedule=plan, on_trace_ready=lambda found: found.export_chrome_trace(path)
+        schedule=plan,
+        on_trace_ready=lambda found: found.export_chrome_trace(path),
+        acc_events=True,  # there is one cycle; torch 2.11 would warn of further ones
     ) as found:
         yield found.step
