@@ -453,14 +453,14 @@ def soak(work: Path, shards: Path) -> dict[str, Any]:
 
 
 def overhead(work: Path, shards: Path) -> dict[str, Any]:
-    """Seconds of 20 steps of 64 x 128 on two cores, by turns; medians of five runs and their range.
+    """Seconds of 20 steps of 16 x 128 on two cores, by turns; medians of five runs and their range.
 
     One process with two threads, by itself and under torchrun; two processes with one thread each,
     which hold the whole model or divide it.
     """
     settings = ["train.steps=30", "train.save_every=30", "train.evaluate_rows=0"]
     settings += ["model.num_hidden_layers=4", "examples.sequence_length=128"]
-    settings += ["train.batch_size=64", "train.log_every=10", "optimizer.matrices=adamw"]
+    settings += ["train.batch_size=16", "train.log_every=10", "optimizer.matrices=adamw"]
     variants: dict[str, tuple[int, list[str], list[str]]] = {
         "one process, two threads": (1, [], ["train.threads=2"]),
         "the same under torchrun": (1, ["--standalone"], ["train.threads=2"]),
