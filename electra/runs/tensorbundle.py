@@ -123,8 +123,7 @@ def _checksum(content: bytes) -> int:
         import google_crc32c
     except ImportError:
         raise UserError(
-            "checksums of TensorFlow's checkpoints need the package google-crc32c: pip install "
-            '"electra[tensorflow]"'
+            "reading a TensorFlow checkpoint needs google-crc32c: pip install 'electra[tensorflow]'"
         ) from None
     return int(google_crc32c.value(content))
 
