@@ -140,9 +140,11 @@ def test_only_the_terminal_prints():
 
 
 def test_nothing_unpickles():
+    """But pytorch_model.bin of other people, of which only tensors are read."""
     for path in sources():
         text = path.read_text()
-        assert "torch.load" not in text, path
+        assert text.count("torch.load(") == text.count("weights_only=True"), path
+        assert "torch.load" not in text or path.name == "importing.py", path
         assert "pickle.load" not in text, path
 
 

@@ -512,6 +512,7 @@ def test_help_of_every_verb(capsys):
         "tokenizer",
         "prepare",
         "pretrain",
+        "import",
         "finetune",
         "report",
         "predict",
