@@ -108,6 +108,7 @@ class Refuse(importlib.abc.MetaPathFinder):
 sys.meta_path.insert(0, Refuse())
 import electra.pretraining.loop, electra.finetuning.loop, electra.serving.predict
 import electra.runs.export, electra.corpus.prepare
+assert "torch.distributed.tensor" not in sys.modules, "it takes seconds to import"
 """
 
 

@@ -7,18 +7,17 @@ because the losses of the processes are shares of one sum (step.py).
 Checkpoints hold whole tensors in the plain form: process 0 gathers one tensor at a time and writes.
 So a run goes on with any number of processes, divided or not. torch.distributed.checkpoint would
 write a file per process, faster, and with pickled metadata that would have to be trusted.
+
+torch's modules for this take a second or more to import, so that only divided models import them.
 """
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from electra.config import require
 from electra.processes import find_place
@@ -53,6 +52,9 @@ def shard(model: nn.Module, layers: Iterable[nn.Module], machine: Machine, num_p
         machine: This process's place among the processes of a step.
         num_parts: From `count_parts`. If there are more processes, each part is held several times.
     """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
     sizes = machine.num_ranks // num_parts, num_parts
     names = "copies", "parts"
     has_copies = sizes[0] > 1
@@ -70,11 +72,11 @@ def shard(model: nn.Module, layers: Iterable[nn.Module], machine: Machine, num_p
 
 def is_sharded(model: nn.Module) -> bool:
     """Return whether the model is divided among processes."""
-    return isinstance(model, FSDPModule)
+    return hasattr(model, "set_reshard_after_forward")  # of FSDPModule
 
 
-def _sharded_modules(model: nn.Module) -> Iterator[FSDPModule]:
-    return (module for module in model.modules() if isinstance(module, FSDPModule))
+def _sharded_modules(model: nn.Module) -> Iterator[Any]:
+    return (module for module in model.modules() if is_sharded(module))
 
 
 @contextmanager
@@ -95,7 +97,14 @@ def gathered(model: nn.Module) -> Iterator[None]:
 
 def whole(tensor: Tensor) -> Tensor:
     """Return a tensor with all its parts; all processes call this together for a divided one."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    if not _is_divided(tensor):
+        return tensor
+    found: Tensor = tensor.full_tensor()  # type: ignore[attr-defined]
+    return found
+
+
+def _is_divided(tensor: Tensor) -> bool:
+    return hasattr(tensor, "full_tensor")  # of DTensor
 
 
 @torch.no_grad()
@@ -107,7 +116,10 @@ def spread(source: Tensor | None, target: Tensor) -> None:
             0 has the values in its target, which is not divided.
         target: Where the values go.
     """
-    if isinstance(target, DTensor):
+    if _is_divided(target):
+        from torch.distributed.tensor import DTensor, distribute_tensor
+
+        assert isinstance(target, DTensor)
         if source is None:
             source = torch.empty(target.shape, dtype=target.dtype)
         source = source.to(target.device, target.dtype)
