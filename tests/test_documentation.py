@@ -115,6 +115,8 @@ def place(toy_text, tmp_path_factory):
     for name in ("texts.txt", "sentences.txt"):
         (folder / name).write_text("\n".join(lines[:5]))
     write_glue(folder / "glue", lines)
+    shutil.copytree(ROOT / "tests" / "tf_checkpoint", folder / "electra_small")
+    (folder / "electra_small" / "tokenizer_config.json").write_text('{"do_lower_case": true}')
     (description,) = read_blocks(ROOT / "docs" / "ARTEFACTS.md", "toml")
     (folder / "reviews.toml").write_text(description)
     own = tomllib.loads(description)
