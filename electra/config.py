@@ -325,14 +325,18 @@ class ExamplesConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW, warm-up and linear decay. Source: section 3.1, Table 6, optimization.py."""
+    """AdamW or Muon, and the learning rate's schedule. Source: section 3.1, Table 6."""
 
     learning_rate: float = 5e-4
     """Peak learning rate."""
     warmup_steps: int = 10_000
-    """Steps of linear warm-up from 0 to the peak. Linear decay to 0 follows, until the last step.
-    If the setting is not given, and the preset's value exceeds a tenth of the run or of its shorter
-    stage, the value is this tenth."""
+    """Steps of linear warm-up from 0 to the peak. If the setting is not given, and the preset's
+    value exceeds a tenth of the run or of its shorter stage, the value is this tenth."""
+    decay_fraction: float = 1.0
+    """Last part of the schedule, in which the rate decays linearly to 0. Before it the rate stays
+    at the peak (warm-up, stable, decay). 1: decay begins when warm-up ends, as in the paper. Less
+    than 1: up to the decay, runs of every length are the same run. Source: Hu et al. 2024
+    (MiniCPM), section 4."""
     weight_decay: float = 0.01
     """Decoupled weight decay, multiplied by the learning rate. Biases and layer norms have none."""
     adam_beta1: float = 0.9
@@ -352,6 +356,10 @@ class OptimizerConfig:
             value = getattr(self, name)
             require(0 < value < math.inf, f"{name} must be > 0 and finite, not {value}")
         require(self.warmup_steps >= 0, f"warmup_steps must be >= 0, not {self.warmup_steps}")
+        require(
+            0 < self.decay_fraction <= 1,
+            f"decay_fraction must lie in (0, 1], not {self.decay_fraction}; 1: no stable part",
+        )
         require(
             0 <= self.weight_decay < math.inf,
             f"weight_decay must be >= 0 and finite, not {self.weight_decay}",
@@ -497,6 +505,11 @@ class PretrainConfig:
             "method.mode reference has the released code's Adam for all parameters; "
             f"optimizer.matrices {self.optimizer.matrices} needs mode paper: set "
             "optimizer.matrices=adamw",
+        )
+        require(
+            method.mode == "paper" or self.optimizer.decay_fraction == 1,
+            "method.mode reference has the released code's schedule, which decays from the first "
+            f"step on: set optimizer.decay_fraction=1, not {self.optimizer.decay_fraction}",
         )
         require(
             self.train.sharding == "none" or self.optimizer.matrices == "adamw",

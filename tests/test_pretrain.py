@@ -799,6 +799,11 @@ def test_learning_rate_value_by_value():
     assert rates == [0.25, 0.5, 0.75, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]
     no_warmup = dataclasses.replace(config, warmup_steps=0)
     assert learning_rate_at(0, 8, no_warmup) == 1.0
+    stable = dataclasses.replace(config, decay_fraction=0.25)
+    rates = [learning_rate_at(step, 8, stable) for step in range(9)]
+    assert rates == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 0.5, 0.0]
+    # Before the decay, a longer run has the same rates.
+    assert rates[:6] == [learning_rate_at(step, 100, stable) for step in range(6)]
 
 
 def test_groups_of_the_optimizer(toy_config):

@@ -131,16 +131,17 @@ class ReferenceAdamW(torch.optim.Optimizer):
 
 
 def learning_rate_at(step: int, steps: int, config: OptimizerConfig, mode: Mode = "paper") -> float:
-    """Return the learning rate of an update: linear warm-up, then linear decay to 0.
+    """Return the learning rate of an update: linear warm-up, the peak, linear decay to 0.
 
     In paper mode the first update has the rate peak / warmup_steps, update warmup_steps - 1 has the
-    peak, and update `steps` would have 0. In reference mode decay also runs during warm-up: the
-    first update has rate 0, and no update has the peak.
+    peak, and update `steps` would have 0. Decay takes the last `decay_fraction` of the steps. In
+    reference mode decay also runs during warm-up: the first update has rate 0, and no update has
+    the peak.
 
     Args:
         step: Number of the update, from 0.
         steps: Updates of the schedule.
-        config: Peak and warm-up steps.
+        config: Peak, warm-up and decay.
         mode: Which schedule.
 
     Source: section 3.1; reference mode: optimization.py.
@@ -150,7 +151,9 @@ def learning_rate_at(step: int, steps: int, config: OptimizerConfig, mode: Mode 
         return config.learning_rate * (1 - step / steps) * warmup
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / config.warmup_steps
-    return config.learning_rate * (steps - step) / max(1, steps - config.warmup_steps)
+    decay_steps = min(steps - config.warmup_steps, max(1, round(config.decay_fraction * steps)))
+    peak = config.learning_rate
+    return min(peak, peak * (steps - step) / max(1, decay_steps))
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
