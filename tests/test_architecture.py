@@ -27,7 +27,7 @@ LEVELS = [
     {"runs", "tasks"},
     {"reports"},
     {"pretraining", "finetuning", "terminal"},
-    {"serving"},
+    {"serving", "reproduce"},
     {"quickstart"},
     {"cli"},
     {"__main__"},

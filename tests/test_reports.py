@@ -14,6 +14,7 @@ from electra.reports.claims import describe_gains, describe_mark, mark_table
 from electra.reports.curves import PANELS, draw_svg, find_panels
 from electra.reports.glossary import format_count, format_seconds
 from electra.reports.page import write_page
+from electra.reports.placing import place_on_the_papers_curve
 from electra.reports.readme import BEGIN, END, update_readme
 from electra.reports.runs import Finetuning, read_finetuning, read_runs
 from electra.reports.tables import (
@@ -546,3 +547,12 @@ def test_scores_stand_beside_the_public_mark():
     found += [finetuned("rte", 0.9, from_scratch=True)]
     assert describe_mark(found).endswith("for 1 of 2 tasks (sst-2), and below for rte.")
     assert [row[4] for row in mark_table(found).rows] == ["above", "below"]
+
+
+def test_place_on_the_papers_curve():
+    before, between = (place_on_the_papers_curve(flops) for flops in (8.9e13, 2.7e17))
+    assert before == (
+        "8.9e+13 FLOPs by the paper's count: 1/1.00k of ELECTRA-Small after 6.25% of its training, "
+        "which had GLUE 74.1"
+    )
+    assert "past ELECTRA-Small after 12.5%, which had GLUE 76.0; 75% of" in between

@@ -22,6 +22,7 @@ from electra.cli.corpus import prepare, tokenizer
 from electra.cli.finetuning import finetune, submit
 from electra.cli.pretraining import flops, import_, plan, pretrain
 from electra.cli.quickstart import quickstart
+from electra.cli.reproduce import reproduce
 from electra.cli.results import detect, export, fill, predict, report, score
 from electra.config import UserError, require
 from electra.processes import Interrupted, find_place, is_launched
@@ -31,6 +32,7 @@ VERBS = {
     "Corpus": (tokenizer, prepare),
     "Pre-training": (pretrain, import_, plan, flops),
     "Fine-tuning": (finetune, submit),
+    "The paper's tables and figures": (reproduce,),
     "Results": (report, predict, detect, fill, score, export),
 }
 

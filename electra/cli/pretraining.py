@@ -58,6 +58,7 @@ def pretrain(
         time limit. The exit status is then 0.
     """
     from electra.reports.glossary import describe_heldout
+    from electra.reports.placing import place_on_the_papers_curve
     from electra.terminal.live import Display
     from electra.terminal.printing import print_done
 
@@ -103,6 +104,7 @@ def pretrain(
     if results["heldout"]:
         reached = describe_heldout(results["heldout"]).items()
         wrote += f": {', '.join(f'{name} {value}' for name, value in reached)} on held-out text"
+    wrote += f"; {place_on_the_papers_curve(results['flops']['paper'])}"
     print_done(
         wrote,
         f"electra finetune {run} --task own --data FOLDER --out results",

@@ -1,12 +1,17 @@
-"""What may change when a run is continued by its command, and what is refused."""
+"""What may change when a run is continued by its command, and runs that branch from another."""
 
 import dataclasses
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
-from electra.config import PretrainConfig, require
+from electra.config import PretrainConfig, UserError, require
+from electra.files import new_folder, write_json, write_text
 from electra.pretraining.attention import Ranking, recorded_ranking
+from electra.runs.checkpoint import list_checkpoints, step_of
 from electra.runs.manifest import read_manifest
+from electra.runs.metrics import read_metrics
 from electra.runs.pretrained import read_run_config
 from electra.settings import flatten, to_dict
 
@@ -106,3 +111,45 @@ def continue_with(
         f"{begun.second_stage}",
     )
     return given, {name: f"{before[name]} -> {after[name]}" for name in changed}
+
+
+def branch(trunk: Path, out: Path, config: PretrainConfig) -> None:
+    """Write the folder of a shorter run that shares the stable part of another; `resume` goes on.
+
+    Up to the decay of the shorter one, the learning rates of both are the same, and so are the
+    steps. The folder holds the newest checkpoint of the trunk from that part and the metrics before
+    it; its manifest says where it comes from. If the trunk has no such checkpoint, the run begins
+    at step 0.
+
+    Args:
+        trunk: The longer run, with an `optimizer.decay_fraction` below 1.
+        out: The run folder to write.
+        config: The settings of the shorter run.
+
+    Raises:
+        UserError: The settings differ from the trunk's by more than its length, or `out` exists.
+    """
+    begun = read_run_config(trunk)
+    fraction, steps = config.optimizer.decay_fraction, config.train.steps
+    longer = dataclasses.replace(
+        config, train=dataclasses.replace(config.train, steps=max(steps, begun.train.steps))
+    )
+    if longer.train.steps > begun.train.steps or fraction == 1:
+        raise UserError(f"{trunk} has no stable part that a run of {steps} steps could share")
+    continue_with(str(trunk), begun, longer)
+    stable = steps - max(1, round(fraction * steps))
+    shared = [each for each in list_checkpoints(trunk) if step_of(each) <= stable]
+    last = step_of(shared[-1]) if shared else 0
+    with new_folder(out) as folder:
+        shutil.copytree(trunk / "tokenizer", folder / "tokenizer")
+        manifest = read_manifest(trunk)
+        if shared:
+            manifest["branched_from"] = {"run": trunk.name, "step": last}
+        else:
+            manifest["sessions"] = []
+        write_json(folder / "manifest.json", manifest)
+        write_json(folder / "config.json", to_dict(config))
+        records = [each for each in read_metrics(trunk / "metrics.jsonl") if each["step"] <= last]
+        write_text(folder / "metrics.jsonl", "".join(json.dumps(r) + "\n" for r in records))
+        if shared:
+            shutil.copytree(shared[-1], folder / "checkpoints" / shared[-1].name)

@@ -20,6 +20,7 @@ from electra.corpus.examples import Examples
 from electra.corpus.shards import Shards, open_shards
 from electra.corpus.tokenizer import Tokenizer
 from electra.files import hold, new_folder, write_json
+from electra.method.flops import count_run
 from electra.method.objective import Objective
 from electra.pretraining.acceleration import prepare_step
 from electra.pretraining.continuation import read_run
@@ -248,6 +249,7 @@ def _train(run: Path, shards: Shards, step: Step, show: Show, end: float) -> dic
             processes=machine.num_ranks,
             peak_flops_per_second=peak,
             step=step.describe(),
+            flops=count_run(model, config),
         )
     examples = Examples(shards.train, shards.tokenizer, config.examples, train.seed)
     batches = examples.batches(first_step, train.batch_size)

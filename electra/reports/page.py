@@ -17,6 +17,7 @@ from electra.reports.tables import (
     format_score,
     heldout_table,
     pair_finetunings,
+    to_html,
 )
 from electra.reports.tokens import Sentence, TokenView, describe
 
@@ -48,23 +49,26 @@ def write_page(
         _head(title, runs),
         '<div class="pair">' if len(runs) == 1 else "<div>",
         "<div>",
-        _section("Results", _table(heldout_table(runs)), _gap(runs)),
+        _section("Results", to_html(heldout_table(runs)), _gap(runs)),
         _finetunings(finetunings),
         "</div>",
-        _section("Configuration", _table(facts_table(runs)), _settings(runs)),
+        _section("Configuration", to_html(facts_table(runs)), _settings(runs)),
         "</div>",
         _curves(runs),
         _sentences(sentences),
         _glossary(),
         _files(files or {}, next_command),
     ]
-    replace_text(
-        path,
+    replace_text(path, frame_page(title, "\n".join(filter(None, sections))))
+
+
+def frame_page(title: str, body: str) -> str:
+    """Return a whole page of HTML, with the style sheet inside, around a body in HTML."""
+    return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)} - ELECTRA</title>\n<style>{CSS}</style>\n</head>\n<body>\n"
-        + "\n".join(filter(None, sections))
-        + "\n</body>\n</html>\n",
+        f"{body}\n</body>\n</html>\n"
     )
 
 
@@ -127,38 +131,6 @@ def _gap(runs: Sequence[Run]) -> str:
     return "\n".join(lines)
 
 
-def _table(table: Table) -> str:
-    """Return a table in HTML. The cells of the first column are the row headers."""
-    head = "".join(
-        f'<th scope="col"{_number_class(header, table, column)}>{escape(header)}</th>'
-        for column, header in enumerate(table.headers)
-    )
-    rows = "\n".join(
-        f'<tr><th scope="row">{_row_name(first)}</th>'
-        + "".join(
-            f"<td{_number_class(cell, table, number)}>{escape(cell)}</td>"
-            for number, cell in enumerate(cells, start=1)
-        )
-        + "</tr>"
-        for first, *cells in table.rows
-    )
-    return (
-        f'<div class="scroll"><table>\n<thead><tr>{head}</tr></thead>\n'
-        f"<tbody>\n{rows}\n</tbody>\n</table></div>"
-    )
-
-
-def _row_name(name: str) -> str:
-    if name not in GLOSSARY:
-        return escape(name)
-    return f'{escape(name)} <span class="note">{escape(GLOSSARY[name].label)}</span>'
-
-
-def _number_class(cell: str, table: Table, column: int) -> str:
-    is_number = column > 0 and all(row[column][:1] in "0123456789-" for row in table.rows)
-    return ' class="number"' if is_number else ""
-
-
 def _settings(runs: Sequence[Run]) -> str:
     return "\n".join(
         f"<details><summary>All settings of {escape(run.name)}</summary>"
@@ -200,7 +172,7 @@ def _finetunings(finetunings: Sequence[Finetuning]) -> str:
             f'<div class="bars">{"".join(bars)}</div>'
         )
     if rows := average_rows(finetunings):
-        parts.append(_table(Table(FINETUNING_HEADERS, rows)))
+        parts.append(to_html(Table(FINETUNING_HEADERS, rows)))
     return _section("Fine-tuning", *parts)
 
 
@@ -281,4 +253,4 @@ def _files(files: Mapping[str, str], next_command: str) -> str:
         return ""
     rows = [[path, what] for path, what in files.items()]
     following = f"<p>Next command:</p>\n<pre>{escape(next_command)}</pre>" if next_command else ""
-    return _section("Files", _table(Table(["path", "content"], rows)) if rows else "", following)
+    return _section("Files", to_html(Table(["path", "content"], rows)) if rows else "", following)

@@ -1,11 +1,13 @@
 """The tables of runs and fine-tunings. Only the GLUE averages are computed, the rest is read."""
 
 from collections.abc import Callable, Sequence
+from html import escape
 from typing import NamedTuple
 
 from electra.config import require
 from electra.reports.averages import PROTOCOLS, average_glue
-from electra.reports.glossary import format_count, format_metric, format_seconds
+from electra.reports.glossary import GLOSSARY, format_count, format_metric, format_seconds
+from electra.reports.placing import place_on_the_papers_curve
 from electra.reports.runs import Finetuning, Run
 
 HELDOUT_METRICS = (
@@ -172,6 +174,15 @@ def _objective(run: Run) -> str:
     return ", ".join(words)
 
 
+def _place(run: Run) -> str:
+    """Return where the run stands now among the paper's points of FLOPs and scores."""
+    planned, steps = run.tell("flops"), run.config.get("train", {}).get("steps")
+    done = run.last_train.get("step")
+    if not planned or not done or not steps:
+        return UNKNOWN
+    return place_on_the_papers_curve(planned[-1]["paper"] * done / steps)
+
+
 def _generator(run: Run) -> str:
     generator = run.config.get("generator", {})
     if run.config.get("method", {}).get("objective") == "mlm":
@@ -208,6 +219,7 @@ def _facts(run: Run) -> dict[str, str]:
         "steps": f"{format_metric('step', last.get('step'))} of {train('steps')}",
         "text read": UNKNOWN if tokens is None else f"{tokens:,} tokens",
         "operations": f"{last['flops']:.2e} FLOPs" if "flops" in last else UNKNOWN,
+        "on the paper's curve": _place(run),
         "time": UNKNOWN if seconds is None else format_seconds(seconds),
         "device": " and ".join(map(str, run.tell("device"))) or UNKNOWN,
         "dtype": " and ".join(map(str, run.tell("dtype"))).replace("torch.", "") or UNKNOWN,
@@ -245,3 +257,35 @@ def to_markdown(table: Table) -> str:
 
 def _escape(cell: str) -> str:
     return " ".join(cell.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def to_html(table: Table) -> str:
+    """Return a table in HTML. The cells of the first column are the row headers."""
+    head = "".join(
+        f'<th scope="col"{_number_class(header, table, column)}>{escape(header)}</th>'
+        for column, header in enumerate(table.headers)
+    )
+    rows = "\n".join(
+        f'<tr><th scope="row">{_row_name(first)}</th>'
+        + "".join(
+            f"<td{_number_class(cell, table, number)}>{escape(cell)}</td>"
+            for number, cell in enumerate(cells, start=1)
+        )
+        + "</tr>"
+        for first, *cells in table.rows
+    )
+    return (
+        f'<div class="scroll"><table>\n<thead><tr>{head}</tr></thead>\n'
+        f"<tbody>\n{rows}\n</tbody>\n</table></div>"
+    )
+
+
+def _row_name(name: str) -> str:
+    if name not in GLOSSARY:
+        return escape(name)
+    return f'{escape(name)} <span class="note">{escape(GLOSSARY[name].label)}</span>'
+
+
+def _number_class(cell: str, table: Table, column: int) -> str:
+    is_number = column > 0 and all(row[column][:1] in "0123456789-" for row in table.rows)
+    return ' class="number"' if is_number else ""

@@ -115,7 +115,7 @@ def write_checkpoint(
         _set_aside(folder)
     incomplete.rename(folder)
     for old in list_checkpoints(run)[:-keep]:
-        if not keep_every or _step_of(old) % keep_every:
+        if not keep_every or step_of(old) % keep_every:
             shutil.rmtree(old)
     for damaged in folder.parent.glob("step-*.damaged"):
         if damaged.stem <= folder.name:
@@ -123,7 +123,8 @@ def write_checkpoint(
     return folder
 
 
-def _step_of(folder: Path) -> int:
+def step_of(folder: Path) -> int:
+    """Return the number of steps after which a checkpoint was written."""
     return int(folder.name.removeprefix("step-"))
 
 

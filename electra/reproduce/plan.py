@@ -1,0 +1,256 @@
+"""What a suite will do: the runs of every row, seed and fraction, with steps for the budget."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from electra.config import PretrainConfig, UserError, did_you_mean, require, require_schedule
+from electra.corpus.shards import Shards, open_shards
+from electra.corpus.tokenizer import make_tokenizer
+from electra.files import read_object, write_json
+from electra.method.flops import count_run, count_true
+from electra.method.registry import sketch_objective
+from electra.presets import PRESETS, RECIPES
+from electra.pretraining.continuation import MAY_CHANGE
+from electra.pretraining.plan import time_step
+from electra.pretraining.start import build_model, fit_to_shards
+from electra.processes import usable_cores
+from electra.reproduce.suite import Row, Suite
+from electra.runs.pretrained import read_run_config
+from electra.settings import flatten, override, to_dict
+from electra.training.machine import choose_device, prepare_machine
+
+PROBE_SECONDS = 10.0
+SUITE = "suite.json"
+"""Name of the file in the folder of all runs."""
+
+
+class PlannedRun(NamedTuple):
+    """One pre-training, and the fine-tunings that score it."""
+
+    name: str
+    """Its folder in the folder of the suite's runs."""
+    row: Row
+    seed: int
+    fraction: float
+    config: PretrainConfig
+    flops: dict[str, float]
+    """Operations of the whole run: "true" and "paper"."""
+    trunk: str = ""
+    """The run whose stable part this run shares; empty: it starts by itself."""
+
+    @property
+    def own_flops(self) -> float:
+        """True FLOPs that no other run of the plan has spent."""
+        if not self.trunk:
+            return self.flops["true"]
+        return self.flops["true"] * self.config.optimizer.decay_fraction
+
+
+Unit = tuple[PlannedRun, ...]
+"""The runs of a row and seed, which one process computes one after the other; a trunk is first."""
+
+
+class Plan(NamedTuple):
+    """All that a suite will do."""
+
+    units: tuple[Unit, ...]
+    """Seed by seed, so that a suite that is stopped early has compared all rows."""
+    step_seconds: Mapping[str, float]
+    """Seconds of a step of each row, as timed."""
+
+    @property
+    def runs(self) -> list[PlannedRun]:
+        """All runs, unit by unit."""
+        return [run for unit in self.units for run in unit]
+
+
+def open_plan(suite: Suite, shards_folder: Path, runs: Path, jobs: int, *, write: bool) -> Plan:
+    """Return the runs of a suite, in a folder that is new or was begun for the same comparison.
+
+    The folder's suite.json holds what must not change between the commands that fill it: shards,
+    settings of fine-tuning, and the timed seconds of a step.
+
+    Args:
+        suite: The suite.
+        shards_folder: Shards that `electra prepare` wrote.
+        runs: The folder of all runs.
+        jobs: Runs that are computed at a time. On a CPU they share its cores.
+        write: Whether to make the folder and its suite.json.
+
+    Raises:
+        UserError: Settings or budget do not fit together, or the folder holds other runs.
+    """
+    shards = open_shards(shards_folder, verify=False)
+    path = runs / SUITE
+    begun = read_object(path) if path.exists() else {}
+    finetune = {
+        task: [*suite.finetune.get("all", ()), *suite.finetune.get(task, ())]
+        for task in suite.tasks
+    }
+    facts = {"shards": shards.digest, "finetune": begun.get("finetune", {}) | finetune}
+    for key, value in facts.items():
+        require(
+            key not in begun or all(value[each] == begun[key][each] for each in begun[key])
+            if key == "finetune"
+            else begun.get(key, value) == value,
+            f"{runs} was begun with another {key}; choose another --runs",
+        )
+    plan = make_plan(suite, shards, jobs, begun.get("step_seconds"))
+    for run in plan.runs:
+        if (runs / run.name).exists():
+            _require_same(runs / run.name, run.config)
+    if write:
+        runs.mkdir(parents=True, exist_ok=True)
+        seconds = begun.get("step_seconds", {}) | plan.step_seconds
+        write_json(path, {**facts, "step_seconds": seconds})
+    return plan
+
+
+def make_plan(
+    suite: Suite, shards: Shards, jobs: int = 1, step_seconds: Mapping[str, float] | None = None
+) -> Plan:
+    """Return the runs of a suite.
+
+    A run of a smaller fraction of the budget shares the stable part of the longest run of its row
+    and seed if its schedule has one (optimizer.decay_fraction < 1). Otherwise each is a run of its
+    own, with a schedule of its own.
+
+    Args:
+        suite: The suite.
+        shards: The shards.
+        jobs: Runs that are computed at a time.
+        step_seconds: Seconds of a step by row, as far as they were timed before.
+
+    Raises:
+        UserError: Settings or budget do not fit together.
+    """
+    configs = {row.name: _configure(suite, row, shards, jobs) for row in suite.rows}
+    step_seconds = dict(step_seconds or {})
+    if suite.equal == "seconds":
+        step_seconds |= {
+            name: _time(config) for name, config in configs.items() if name not in step_seconds
+        }
+    cost = _cost_of_a_step(suite, step_seconds)
+    reference = configs[suite.reference]
+    budget = suite.budget or cost(suite.reference, reference) * reference.train.steps
+    units = []
+    for seed in range(suite.seeds):
+        for row in suite.rows:
+            config = override(configs[row.name], [f"train.seed={seed}"])
+            units.append(_plan_unit(suite, row, seed, config, budget / cost(row.name, config)))
+    names = [run.name for unit in units for run in unit]
+    require(len(set(names)) == len(names), "two rows have the same name but for its punctuation")
+    return Plan(tuple(units), step_seconds)
+
+
+def estimate_seconds(plan: Plan, left: Sequence[PlannedRun]) -> float:
+    """Return the training time of some runs of a plan on this machine, one at a time, seconds.
+
+    Fine-tunings and evaluations are not in it.
+    """
+    timed = dict(plan.step_seconds)
+    total = 0.0
+    for run in left:
+        if run.row.name not in timed:
+            timed[run.row.name] = _time(run.config)
+        share = run.own_flops / run.flops["true"]
+        total += share * run.config.train.steps * timed[run.row.name]
+    return total
+
+
+def _require_same(folder: Path, config: PretrainConfig) -> None:
+    """Refuse a run that was begun with other settings than those of the plan."""
+    before, after = (dict(flatten(to_dict(each))) for each in (read_run_config(folder), config))
+    different = [
+        name
+        for name in after
+        if after[name] != before[name] and (name not in MAY_CHANGE or name == "train.steps")
+    ]
+    named = ", ".join(f"{name}={before[name]}, not {after[name]}" for name in different)
+    require(not different, f"{folder} was begun with {named}; choose another --runs")
+
+
+def _configure(suite: Suite, row: Row, shards: Shards, jobs: int) -> PretrainConfig:
+    preset = row.preset or suite.preset
+    require(
+        preset in PRESETS, f"{row.name}: unknown preset {preset!r}{did_you_mean(preset, PRESETS)}"
+    )
+    settings = [*suite.set, *row.set]
+    try:
+        config = override(RECIPES[suite.recipe][preset], suite.set)
+        config = fit_to_shards(override(config, row.set), shards)
+    except UserError as error:
+        raise UserError(f"{row.name}: {error}") from None
+    given = {setting.partition("=")[0].strip() for setting in settings}
+    require(
+        not given & {"train.seed", "train.steps"},
+        f"{row.name}: train.seed and train.steps follow from seeds and budget; leave them away",
+    )
+    if config.train.threads == 0 and jobs > 1 and choose_device(config.train.device).type == "cpu":
+        config = override(config, [f"train.threads={max(1, usable_cores() // jobs)}"])
+    return config
+
+
+def _time(config: PretrainConfig) -> float:
+    machine = prepare_machine(config.train.device, config.train.precision, config.train.threads)
+    model = build_model(config, make_tokenizer(config.model.vocab_size), machine)
+    return time_step(model, config, machine, PROBE_SECONDS)
+
+
+def _cost_of_a_step(
+    suite: Suite, step_seconds: Mapping[str, float]
+) -> Callable[[str, PretrainConfig], float]:
+    def cost(name: str, config: PretrainConfig) -> float:
+        if suite.equal == "steps":
+            return 1.0
+        if suite.equal == "seconds":
+            return step_seconds[name]
+        length = config.examples.sequence_length
+        return count_true(sketch_objective(config), length) * config.train.batch_size * length
+
+    return cost
+
+
+def _plan_unit(suite: Suite, row: Row, seed: int, config: PretrainConfig, steps: float) -> Unit:
+    fractions = sorted(row.fractions or suite.fractions, reverse=True)
+    decay = config.optimizer.decay_fraction
+    is_shared = decay < 1 and config.method.scheme == "joint"
+    shortest = max(1, round(fractions[-1] * steps))
+    runs: list[PlannedRun] = []
+    for fraction in fractions:
+        own = max(1, round(fraction * steps))
+        # Runs that share a part have one warm-up, that of the shortest.
+        schedule = (
+            shortest if is_shared else override(config, [f"train.steps={own}"]).shortest_schedule
+        )
+        warmup = min(config.optimizer.warmup_steps, schedule // 10)
+        every = max(1, int((1 - decay) * shortest)) if is_shared else max(1, own // 8)
+        planned = override(
+            config,
+            [
+                f"train.steps={own}",
+                f"train.save_every={every}",
+                f"train.evaluate_every={max(1, own // 8)}",
+                f"optimizer.warmup_steps={warmup}",
+                *(["train.keep_every=1"] if is_shared and len(fractions) > 1 else []),
+            ],
+        )
+        require_schedule(planned)
+        runs.append(
+            PlannedRun(
+                f"{_slug(row.name)}-{fraction:g}-seed-{seed}",
+                row,
+                seed,
+                fraction,
+                planned,
+                count_run(sketch_objective(planned), planned),
+                runs[0].name if is_shared and runs else "",
+            )
+        )
+    return tuple(runs)
+
+
+def _slug(name: str) -> str:
+    words = "".join(char if char.isalnum() else " " for char in name.lower()).split()
+    return "-".join(words)

@@ -1,0 +1,183 @@
+"""What a suite has found: the record of each finished run, and comparisons over seeds."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from scipy.stats import t as student
+
+from electra.files import read_object
+from electra.reproduce.plan import Plan
+from electra.reproduce.run import finetuning_folder, is_done
+from electra.reproduce.suite import Row, Suite
+from electra.runs.manifest import read_manifest
+
+CONFIDENCE = 0.95
+POINTS = 100
+"""Points of a score: the paper prints shares as per cent."""
+
+
+def read_records(suite: Suite, plan: Plan, runs: Path) -> list[dict[str, Any]]:
+    """Return a record of each finished run of a plan: its cost, its scores, and where it was made.
+
+    Raises:
+        UserError: A file of a finished run is damaged.
+    """
+    records = []
+    for run in plan.runs:
+        if not is_done(suite, run, runs):
+            continue
+        results = read_object(runs / run.name / "results.json")
+        manifest = read_manifest(runs / run.name)
+        finetunings = {
+            task: read_object(finetuning_folder(runs, run, task) / "results.json")
+            for task in suite.tasks
+        }
+        records.append(
+            {
+                "run": run.name,
+                "row": run.row.name,
+                "fraction": run.fraction,
+                "seed": run.seed,
+                "steps": run.config.train.steps,
+                "tokens": results["tokens"],
+                "flops": run.flops,
+                "seconds": results["seconds"],
+                "heldout": results["heldout"],
+                "scores": {task: found["median"] for task, found in finetunings.items()},
+                "metrics": {task: found["metric"] for task, found in finetunings.items()},
+                "branched_from": manifest.get("branched_from"),
+                "commits": sorted({str(each.get("commit")) for each in manifest["sessions"]}),
+                "devices": sorted({str(each.get("device")) for each in manifest["sessions"]}),
+                "shards": manifest["shards"]["sha256"],
+            }
+        )
+    return records
+
+
+class Interval(NamedTuple):
+    """A mean over seeds, and its 95% interval by Student's t; of a single seed, no interval."""
+
+    mean: float
+    half_width: float | None
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Return whether the whole interval lies on one side of 0."""
+        return self.half_width is not None and abs(self.mean) > self.half_width
+
+    def __str__(self) -> str:
+        spread = "" if self.half_width is None else f" ± {self.half_width:.1f}"
+        return f"{self.mean:.1f}{spread}"
+
+
+def estimate(values: Sequence[float]) -> Interval:
+    """Return the mean of some values and its 95% interval."""
+    mean, number = statistics.fmean(values), len(values)
+    if number < 2:
+        return Interval(mean, None)
+    quantile = float(student.ppf((1 + CONFIDENCE) / 2, number - 1))
+    return Interval(mean, quantile * statistics.stdev(values) / math.sqrt(number))
+
+
+class Cell(NamedTuple):
+    """A row of the suite after a fraction of the budget, over the seeds that are finished."""
+
+    row: Row
+    fraction: float
+    name: str
+    seeds: tuple[int, ...]
+    flops: float
+    """True FLOPs of a run."""
+    paper_flops: float
+    """FLOPs of a run by the paper's count."""
+    score: Interval
+    """Mean of the tasks, points."""
+    tasks: dict[str, Interval]
+    against: str
+    """The row that it is compared with."""
+    difference: Interval | None
+    """To that row, seed by seed; None for that row itself, or without a common seed."""
+    paper: float | None
+    paper_difference: float | None
+    shared: bool
+    """Whether it shares the stable part of a longer run."""
+
+    @property
+    def verdict(self) -> str:
+        """Return in words whether the row differs from the reference, and as in the paper."""
+        if self.difference is None:
+            return "-"
+        if self.difference.half_width is None:
+            return "one seed"
+        if not self.difference.excludes_zero:
+            return "not separable"
+        side = "higher" if self.difference.mean > 0 else "lower"
+        if not self.paper_difference:
+            return side
+        agrees = (self.paper_difference > 0) == (self.difference.mean > 0)
+        return f"{side}, as in the paper" if agrees else f"{side}, against the paper"
+
+
+def compare(suite: Suite, records: Sequence[dict[str, Any]]) -> list[Cell]:
+    """Return a cell for each row and fraction of which a run is finished, in the suite's order."""
+    found: dict[tuple[str, float], dict[int, dict[str, Any]]] = {}
+    for record in records:
+        found.setdefault((record["row"], record["fraction"]), {})[record["seed"]] = record
+    rows = {row.name: row for row in suite.rows}
+    cells = []
+    for row in suite.rows:
+        fractions = row.fractions or suite.fractions
+        for fraction in sorted(fractions):
+            own = found.get((row.name, fraction))
+            if not own:
+                continue
+            reference = _find_reference(suite, rows[row.against or suite.reference], fraction)
+            paper = _find_paper(row, suite, fraction)
+            base_paper = _find_paper(rows[reference[0]], suite, reference[1])
+            is_known = paper is not None and base_paper is not None
+            is_reference = reference == (row.name, fraction)
+            base = found.get(reference, {})
+            common = sorted(own.keys() & base.keys())
+            differences = [_mean(own[seed]) - _mean(base[seed]) for seed in common]
+            some = next(iter(own.values()))
+            cells.append(
+                Cell(
+                    row,
+                    fraction,
+                    row.name
+                    if len(fractions) == 1
+                    else f"{row.name}, {fraction:.4g} of the budget",
+                    tuple(sorted(own)),
+                    some["flops"]["true"],
+                    some["flops"]["paper"],
+                    estimate([_mean(record) for record in own.values()]),
+                    {
+                        task: estimate([POINTS * record["scores"][task] for record in own.values()])
+                        for task in suite.tasks
+                    },
+                    reference[0],
+                    estimate(differences) if differences and not is_reference else None,
+                    paper,
+                    paper - base_paper if is_known else None,
+                    any(record["branched_from"] for record in own.values()),
+                )
+            )
+    return cells
+
+
+def _find_reference(suite: Suite, reference: Row, fraction: float) -> tuple[str, float]:
+    """Return row and fraction of the cell to compare with: of the same fraction, or the largest."""
+    fractions = reference.fractions or suite.fractions
+    return reference.name, fraction if fraction in fractions else max(fractions)
+
+
+def _find_paper(row: Row, suite: Suite, fraction: float) -> float | None:
+    fractions = row.fractions or suite.fractions
+    return row.paper[fractions.index(fraction)] if row.paper else None
+
+
+def _mean(record: dict[str, Any]) -> float:
+    return POINTS * statistics.fmean(record["scores"].values())

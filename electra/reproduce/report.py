@@ -1,0 +1,241 @@
+"""The files of a suite's results: records, tables in Markdown and LaTeX, figures, one HTML page."""
+
+import io
+from collections.abc import Sequence
+from dataclasses import asdict
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from electra.files import write_json, write_text
+from electra.reports.curves import COLOURS, STYLE
+from electra.reports.glossary import format_count
+from electra.reports.page import frame_page
+from electra.reports.tables import Table, to_html, to_markdown
+from electra.reproduce.records import Cell, compare
+from electra.reproduce.suite import Suite
+
+MARKERS = "osD^vP"
+
+
+def write_results(
+    out: Path, suite: Suite, records: Sequence[dict[str, Any]], num_runs: int, command: str
+) -> list[Cell]:
+    """Write a suite's results into a folder, and return its comparisons.
+
+    Written are results.json (everything below is made from it), README.md, table.tex, figure.png,
+    figure.svg and index.html. They hold no times, so the same runs give the same files.
+
+    Args:
+        out: The folder; made if it does not exist.
+        suite: The suite.
+        records: The finished runs, from `read_records`.
+        num_runs: Runs of the whole plan.
+        command: The command that repeats the suite.
+    """
+    cells = compare(suite, records)
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(
+        out / "results.json",
+        {
+            "suite": asdict(suite),
+            "command": command,
+            "num_runs": num_runs,
+            "records": list(records),
+        },
+    )
+    table, trace = tabulate(suite, cells), trace_runs(records)
+    lead = describe(suite, cells, len(records), num_runs)
+    write_text(
+        out / "README.md",
+        f"# {suite.title}\n\n"
+        + "\n\n".join(lead)
+        + f"\n\n{to_markdown(table)}\n\n![figure](figure.png)\n\n"
+        + f"Written by\n\n```sh\n{command}\n```\n\n## Runs\n\n{to_markdown(trace)}\n",
+    )
+    write_text(out / "table.tex", to_latex(table, suite.title))
+    svg = draw(suite, cells, out)
+    paragraphs = "\n".join(f"<p>{escape(text)}</p>" for text in lead)
+    body = (
+        f"<header><h1>{escape(suite.title)}</h1>\n{paragraphs}</header>\n{to_html(table)}\n"
+        f"<figure>{svg}</figure>\n<h2>Runs</h2>\n{to_html(trace)}\n"
+        f"<h2>Command</h2>\n<pre>{escape(command)}</pre>"
+    )
+    write_text(out / "index.html", frame_page(suite.title, body))
+    return cells
+
+
+def describe(suite: Suite, cells: Sequence[Cell], num_done: int, num_runs: int) -> list[str]:
+    """Return what the paper says, what was compared, and which of its orderings hold here."""
+    spent = {
+        "flops": "the same true FLOPs",
+        "steps": "the same number of steps",
+        "seconds": "the same time",
+    }[suite.equal]
+    paragraphs = [f"The paper: {suite.paper}"]
+    here = (
+        f"Here: every row spends {spent}. A score is the mean of {len(suite.tasks)} tasks on dev, "
+        "in points, with the 95% interval over pre-training seeds; differences are paired by seed. "
+        f"{num_done} of {num_runs} runs are finished."
+    )
+    if any(cell.shared for cell in cells):
+        here += (
+            " Rows marked * share the stable part of the longest run of their row and seed, and "
+            "have a decay of their own."
+        )
+    paragraphs.append(here)
+    groups = {
+        "Holds here": [c for c in cells if c.verdict.endswith("as in the paper")],
+        "Does not hold here": [c for c in cells if c.verdict.endswith("against the paper")],
+        "Cannot be told at this budget": [
+            c for c in cells if c.verdict in ("not separable", "one seed")
+        ],
+    }
+    for title, members in groups.items():
+        if members:
+            named = "; ".join(
+                f"{cell.name} against {cell.against} ({cell.difference})" for cell in members
+            )
+            paragraphs.append(f"{title}: {named}.")
+    return paragraphs
+
+
+def tabulate(suite: Suite, cells: Sequence[Cell]) -> Table:
+    """Return the table: a line for each cell, and the published rows of other systems."""
+    has_paper = any(cell.paper is not None for cell in cells) or bool(suite.published)
+    headers = ["", "seeds", "true FLOPs", "score", "difference", "to", "verdict"]
+    if has_paper:
+        headers += ["paper: score", "paper: difference"]
+    headers += list(suite.tasks)
+    rows = []
+    for cell in cells:
+        line = [
+            cell.name + (" *" if cell.shared else ""),
+            str(len(cell.seeds)),
+            f"{cell.flops:.2e}",
+            str(cell.score),
+            "-" if cell.difference is None else str(cell.difference),
+            "-" if cell.difference is None else cell.against,
+            cell.verdict,
+        ]
+        if has_paper:
+            line += [
+                "-" if value is None else f"{value:.1f}"
+                for value in (cell.paper, cell.paper_difference)
+            ]
+        rows.append([*line, *(str(cell.tasks[task]) for task in suite.tasks)])
+    for other in suite.published:
+        name = f"{other.name} (published, {other.flops:.1e} FLOPs by the paper's count)"
+        rows.append([name, *"------", f"{other.paper:.1f}", "-", *("-" for _ in suite.tasks)])
+    return Table(headers, rows)
+
+
+def trace_runs(records: Sequence[dict[str, Any]]) -> Table:
+    """Return the table of all runs: what each cost, and the commit and device that made it."""
+    rows = [
+        [
+            record["run"],
+            str(record["seed"]),
+            f"{record['steps']:,}",
+            format_count(record["tokens"]),
+            f"{record['flops']['true']:.2e}",
+            f"{record['flops']['paper']:.2e}",
+            " ".join(commit[:10] for commit in record["commits"]),
+            " ".join(record["devices"]),
+        ]
+        for record in records
+    ]
+    headers = ["run", "seed", "steps", "tokens", "true FLOPs", "paper's FLOPs", "commit", "device"]
+    return Table(headers, rows)
+
+
+def to_latex(table: Table, caption: str) -> str:
+    """Return the table for LaTeX with the package booktabs."""
+    lines = [
+        " & ".join(map(_escape_latex, cells)) + r" \\" for cells in (table.headers, *table.rows)
+    ]
+    columns = "l" + "r" * (len(table.headers) - 1)
+    return "\n".join(
+        [
+            r"\begin{table}",
+            r"\centering",
+            rf"\begin{{tabular}}{{{columns}}}",
+            r"\toprule",
+            lines[0],
+            r"\midrule",
+            *lines[1:],
+            r"\bottomrule",
+            r"\end{tabular}",
+            rf"\caption{{{_escape_latex(caption)}}}",
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+def _escape_latex(text: str) -> str:
+    special = {"\\": r"\textbackslash{}", "±": r"$\pm$", "~": r"\textasciitilde{}"}
+    special |= {char: f"\\{char}" for char in "&%$#_{}"}
+    special["^"] = r"\textasciicircum{}"
+    return "".join(special.get(char, char) for char in text)
+
+
+def draw(suite: Suite, cells: Sequence[Cell], out: Path) -> str:
+    """Write the figure as figure.png and figure.svg, and return it as SVG for a page.
+
+    A suite with an axis `x`, or with several fractions, has lines; others have a dot for each row.
+    """
+    has_lines = bool(suite.x) or any(
+        len(row.fractions or suite.fractions) > 1 for row in suite.rows
+    )
+    with matplotlib.rc_context({**STYLE, "svg.hashsalt": suite.title}):
+        height = 4.2 if has_lines else 1.2 + 0.45 * len(cells)
+        figure = Figure(figsize=(7.2, height), layout="constrained")
+        (_draw_lines if has_lines else _draw_dots)(figure.subplots(), suite, cells)
+        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(out / "figure.png", dpi=160, metadata={"Software": None})
+        figure.savefig(out / "figure.svg", metadata=nothing)
+        text = io.StringIO()
+        figure.savefig(text, format="svg", metadata=nothing)
+    return "<svg" + text.getvalue().split("<svg", 1)[1]
+
+
+def _draw_lines(panel: Axes, suite: Suite, cells: Sequence[Cell]) -> None:
+    lines: dict[str, list[Cell]] = {}
+    for cell in cells:
+        lines.setdefault(cell.row.line or cell.row.name, []).append(cell)
+    for number, (name, members) in enumerate(lines.items()):
+        panel.errorbar(
+            [cell.row.x if suite.x else cell.flops for cell in members],
+            [cell.score.mean for cell in members],
+            yerr=[cell.score.half_width or 0 for cell in members],
+            color=COLOURS[number % len(COLOURS)],
+            marker=MARKERS[number % len(MARKERS)],
+            linestyle=("-", "--", ":", "-.")[number % 4],
+            capsize=3,
+            label=name,
+        )
+    if not suite.x:
+        panel.set_xscale("log")
+    panel.set_xlabel(suite.x or "true FLOPs")
+    panel.set_ylabel("score, points")
+    panel.legend()
+
+
+def _draw_dots(panel: Axes, suite: Suite, cells: Sequence[Cell]) -> None:
+    for number, cell in enumerate(cells):
+        panel.errorbar(
+            cell.score.mean,
+            number,
+            xerr=cell.score.half_width or 0,
+            color=COLOURS[cell.row.name == suite.reference],
+            marker=MARKERS[0],
+            capsize=3,
+        )
+    panel.set_yticks(range(len(cells)), [cell.name for cell in cells])
+    panel.invert_yaxis()
+    panel.set_xlabel("score, points; mean and 95% interval over pre-training seeds")

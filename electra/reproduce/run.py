@@ -1,0 +1,208 @@
+"""Carrying out a plan: pre-training, fine-tuning, one process for each device; resumable anywhere.
+
+What is finished is what lies on disk: a run with results.json, and its fine-tunings. A command that
+was interrupted goes on after the last checkpoint and the last finished fine-tuning.
+"""
+
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from electra.config import UserError
+from electra.finetuning.loop import finetune
+from electra.finetuning.loop import ignore as pass_over
+from electra.presets import finetune_preset
+from electra.pretraining.continuation import branch
+from electra.pretraining.loop import pretrain, resume
+from electra.processes import Interrupted, follow_parent
+from electra.reproduce.plan import Plan, PlannedRun, Unit
+from electra.reproduce.suite import Suite
+from electra.runs.metrics import read_metrics
+from electra.settings import override
+
+SECONDS_BETWEEN_LOOKS = 1.0
+Show = Callable[[float, float, str], None]
+
+
+def count_devices() -> int:
+    """Return how many runs this machine computes at a time: one for each GPU, or one."""
+    return max(1, torch.cuda.device_count())
+
+
+def finetuning_folder(runs: Path, run: PlannedRun, task: str) -> Path:
+    """Return the folder of a fine-tuning of a run."""
+    return runs / run.name / f"finetune-{task}"
+
+
+def is_done(suite: Suite, run: PlannedRun, runs: Path) -> bool:
+    """Return whether a run and all its fine-tunings are finished."""
+    return (runs / run.name / "results.json").exists() and all(
+        finetuning_folder(runs, run, task).exists() for task in suite.tasks
+    )
+
+
+def carry_out(
+    suite: Suite,
+    plan: Plan,
+    shards: Path,
+    data: Mapping[str, Path],
+    runs: Path,
+    jobs: int,
+    show: Show,
+) -> None:
+    """Compute what is not yet finished of a plan.
+
+    Args:
+        suite: The suite.
+        plan: Its plan.
+        shards: The shards' folder.
+        data: The folder of each task.
+        runs: The folder of all runs; exists.
+        jobs: Processes that compute at a time. With several GPUs each process has its own.
+        show: Called with the TFLOPs of pre-training done and in total, and what is computed now.
+
+    Raises:
+        UserError: A run cannot be computed. The others are stopped at a checkpoint.
+        KeyboardInterrupt: The user stopped the suite; every run is stopped at a checkpoint.
+    """
+    waiting = [unit for unit in plan.units if not all(is_done(suite, run, runs) for run in unit)]
+    places = list(range(jobs))
+    working: dict[int, _Worker] = {}
+    watch = _Watch(plan, runs)
+    with _ended(working):
+        while waiting or working:
+            while waiting and len(working) < jobs:
+                place = next(each for each in places if each not in working)
+                working[place] = _start(suite, waiting.pop(0), shards, data, runs, place)
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+            show(*watch.measure([worker.unit for worker in working.values()]))
+            for place, worker in list(working.items()):
+                if not worker.process.is_alive():
+                    del working[place]
+                    worker.raise_failure()
+
+
+class _Worker(NamedTuple):
+    process: BaseProcess
+    answer: Connection
+    unit: Unit
+
+    def raise_failure(self) -> None:
+        """Raise what ended the process early."""
+        name = self.unit[0].name
+        with suppress(EOFError):  # nothing was sent
+            raise UserError(f"{name}: {self.answer.recv()}")
+        if self.process.exitcode:
+            raise RuntimeError(f"{name} ended with exit status {self.process.exitcode}")
+
+
+def _start(
+    suite: Suite, unit: Unit, shards: Path, data: Mapping[str, Path], runs: Path, place: int
+) -> _Worker:
+    context = multiprocessing.get_context("spawn")
+    answer, worker_end = context.Pipe(duplex=False)
+    arguments = (suite, unit, shards, data, runs, place, worker_end)
+    process = context.Process(target=_compute_unit, args=arguments)
+    process.start()
+    worker_end.close()
+    return _Worker(process, answer, unit)
+
+
+def _compute_unit(
+    suite: Suite,
+    unit: Unit,
+    shards: Path,
+    data: Mapping[str, Path],
+    runs: Path,
+    place: int,
+    answer: Connection,
+) -> None:
+    """Compute the runs of a row and seed, in a process of its own."""
+    follow_parent()
+    if torch.cuda.is_available():
+        torch.cuda.set_device(place % torch.cuda.device_count())
+    try:
+        for run in unit:
+            compute_run(suite, run, shards, data, runs)
+    except (UserError, OSError) as error:
+        answer.send(str(error))
+    except Interrupted:
+        pass
+
+
+def compute_run(
+    suite: Suite, run: PlannedRun, shards: Path, data: Mapping[str, Path], runs: Path
+) -> None:
+    """Pre-train a run as far as it is not done, then fine-tune it on the tasks not done."""
+    folder = runs / run.name
+    if run.trunk and not folder.exists():
+        branch(runs / run.trunk, folder, run.config)
+    if not (folder / "results.json").exists():
+        if folder.exists():
+            resume(folder, pass_over, shards)
+        else:
+            pretrain(shards, folder, run.config, pass_over)
+    preset = finetune_preset(run.config.model)
+    for task in suite.tasks:
+        out = finetuning_folder(runs, run, task)
+        if not out.exists():
+            # A collapsed seed counts, so that all rows have the same seeds.
+            settings = ["reseeds=0", f"threads={run.config.train.threads}"]
+            settings += [*suite.finetune.get("all", ()), *suite.finetune.get(task, ())]
+            finetune(
+                *(folder, task, data[task], out, override(preset, settings)),
+                seeds=1,
+                progress=pass_over,
+            )
+
+
+@contextmanager
+def _ended(working: Mapping[int, _Worker]) -> Iterator[None]:
+    """End the processes that are still working, each after it has written a checkpoint."""
+    try:
+        yield
+    finally:
+        for worker in working.values():
+            worker.process.terminate()
+        for worker in working.values():
+            worker.process.join()
+
+
+class _Watch:
+    """How much of a plan is done, from the metrics that the runs write."""
+
+    def __init__(self, plan: Plan, runs: Path):
+        self.plan = plan
+        self.runs = runs
+        self.done = {run.name: 0.0 for run in plan.runs}
+        self.total = sum(run.own_flops for run in plan.runs)
+        for run in plan.runs:
+            self._look(run)
+
+    def measure(self, working: list[Unit]) -> tuple[float, float, str]:
+        """Return the TFLOPs done and in total, and the runs that are computed now."""
+        notes = []
+        for unit in working:
+            for run in unit:
+                self._look(run)
+            current = next((run for run in unit if not self._is_pretrained(run)), unit[-1])
+            note = "fine-tuning" if self._is_pretrained(current) else "pre-training"
+            notes.append(f"{note} {current.name}")
+        return sum(self.done.values()) / 1e12, self.total / 1e12, "; ".join(notes)
+
+    def _is_pretrained(self, run: PlannedRun) -> bool:
+        return (self.runs / run.name / "results.json").exists()
+
+    def _look(self, run: PlannedRun) -> None:
+        """Read how far a run is. Of a run that shares a part, only its own part counts."""
+        path = self.runs / run.name / "metrics.jsonl"
+        steps = [each["step"] for each in read_metrics(path)] if path.exists() else []
+        left = run.flops["true"] * (1 - max(steps, default=0) / run.config.train.steps)
+        self.done[run.name] = max(0.0, run.own_flops - left)
