@@ -56,8 +56,8 @@ def toy_suite(tmp_path):
 def test_every_suite_of_the_paper_can_be_planned(toy_shards):
     shards = open_shards(toy_shards)
     for name, suite in list_suites().items():
-        plan = make_plan(suite, shards)
-        wanted = suite.seeds * sum(len(row.fractions or suite.fractions) for row in suite.rows)
+        plan = make_plan(dataclasses.replace(suite, seeds=1), shards)
+        wanted = sum(len(row.fractions or suite.fractions) for row in suite.rows)
         assert len(plan.runs) == wanted, name
         if suite.equal == "flops":  # rounded to whole steps
             spent = [run.flops["true"] / run.fraction for run in plan.runs]
@@ -132,7 +132,7 @@ def test_a_killed_suite_ends_with_the_same_table(toy_suite, toy_shards, toy_ques
         return [sys.executable, "-m", "electra", *words, str(tmp_path / f"{name}-out")]
 
     subprocess.run(command("whole"), check=True, capture_output=True)
-    for number in range(4):
+    for number in range(3):
         process = subprocess.Popen(
             command("killed"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
