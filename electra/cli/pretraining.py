@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from electra.cli.options import (
     DryRun,
+    InitFrom,
     Recipe,
     Set,
     SetPretraining,
@@ -30,6 +31,8 @@ def pretrain(
     ] = None,
     recipe: Recipe = None,
     out: Path | None = None,
+    init_from: InitFrom = None,
+    also_evaluate: Path | None = None,
     resume: Path | None = None,
     max_time: timedelta | None = None,
     set_: Set = (),
@@ -51,6 +54,9 @@ def pretrain(
         A folder that `electra prepare` wrote. With --resume: where it is now, if it was moved.
     out
         The run folder to write, or to continue if it is there and not complete.
+    also_evaluate
+        With --init-from: the shards of the text that its weights were trained on, whose held-out
+        part is evaluated beside that of the new text; the same as --set train.also_evaluate=SHARDS.
     resume
         A run folder to continue, with the settings it was begun with.
     max_time
@@ -61,11 +67,17 @@ def pretrain(
     from electra.terminal.live import Display
     from electra.terminal.printing import print_done
 
+    given = [
+        *set_,
+        *([f"train.init_from={init_from}"] if init_from else []),
+        *([f"train.also_evaluate={also_evaluate}"] if also_evaluate else []),
+    ]
     if resume is not None:
         require(out is None, "--resume continues in its own folder; leave --out away")
         require(
-            not set_ and config is None and preset is None and recipe is None,
-            "--resume keeps the run's settings; leave --set, --config, --preset and --recipe away",
+            not given and config is None and preset is None and recipe is None,
+            "--resume keeps the run's settings; leave --set, --config, --preset, --recipe and "
+            "--init-from away",
         )
         from electra.runs.pretrained import read_run_config
 
@@ -78,7 +90,7 @@ def pretrain(
             from electra.runs.pretrained import read_run_config
 
             begun = read_run_config(out)
-        settings = resolve_pretraining(preset or "tiny", recipe, config, set_, begun)
+        settings = resolve_pretraining(preset or "tiny", recipe, config, given, begun)
         if shards is None or out is None:
             raise UserError("pretrain needs SHARDS and --out RUN, or --resume RUN")
         if begun is None:
@@ -93,7 +105,10 @@ def pretrain(
     assert run is not None
     seconds = math.inf if max_time is None else max_time.total_seconds()
     require(seconds > 0, f"--max-time must be > 0, not {max_time}")
-    with Display(steps=settings.train.steps) as display:
+    title = "Pre-training"
+    if settings.train.init_from:
+        title += f", continued from the weights of {settings.train.init_from}"
+    with Display(steps=settings.train.steps, title=title) as display:
         if resume is not None:
             results = run_resume(resume, display.show, shards, seconds)
         else:
@@ -114,6 +129,7 @@ def plan(
     preset: Annotated[str, Parameter(help=f"One of {', '.join(PRESETS)}.")] = "small",
     recipe: Recipe = None,
     steps: int | None = None,
+    init_from: InitFrom = None,
     probe_seconds: float = 10,
     set_: SetPretraining = (),
     config: Toml = None,
@@ -138,7 +154,11 @@ def plan(
         0 < probe_seconds < math.inf,
         f"--probe-seconds must be > 0 and finite, not {probe_seconds}",
     )
-    given = [*set_, *([f"train.steps={steps}"] if steps is not None else [])]
+    given = [
+        *set_,
+        *([f"train.steps={steps}"] if steps is not None else []),
+        *([f"train.init_from={init_from}"] if init_from else []),
+    ]
     settings = resolve_pretraining(preset, recipe, config, given)
     with Progress("timing steps", unit="seconds") as progress:
         found = run_plan(

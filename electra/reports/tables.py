@@ -16,6 +16,9 @@ HELDOUT_METRICS = (
     "disc_loss",
     "constant_disc_loss",
     "disc_auc",
+    "old_disc_loss",
+    "new_disc_loss",
+    "old_loss",
     "restore_loss",
     "restore_accuracy",
     "generator_entropy",
@@ -201,6 +204,7 @@ def _facts(run: Run) -> dict[str, str]:
         "encoder": f"{model('num_hidden_layers')} layers, width {model('hidden_size')}, "
         f"{model('num_attention_heads')} heads",
         "generator": _generator(run),
+        "first weights": str(run.manifest.get("init_from", {}).get("source", "random")),
         "vocabulary": f"{model('vocab_size')} tokens",
         "batch": f"{train('batch_size')} rows of {_section_of(run, 'examples')('sequence_length')} "
         "tokens",
