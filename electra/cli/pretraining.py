@@ -4,7 +4,7 @@ import math
 import shlex
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -234,6 +234,9 @@ def import_(
     out: Path,
     tokenizer: Path | None = None,
     generator: Path | None = None,
+    extend: Path | None = None,
+    positions: int | None = None,
+    position_rows: Literal["interpolate", "repeat"] = "interpolate",
     dry_run: DryRun = False,
 ) -> None:
     """Turn other people's weights into a folder that every verb takes.
@@ -255,13 +258,22 @@ def import_(
         A folder with a tokenizer, or a vocab.txt; without it, that of the source.
     generator
         A second source, of the generator, where it has a folder of its own.
+    extend
+        A tokenizer with all tokens of the source's and more. Each new token begins with the mean of
+        the pieces that it replaces.
+    positions
+        Longest row, tokens, if it is to be longer than the source's.
+    position_rows
+        Embeddings of more positions. interpolate: the old ones, drawn out to the new length.
+        repeat: the old ones, one after the other, again and again.
     """
     from electra.runs.importing import import_model
     from electra.terminal.printing import print_done, print_note, print_table
 
     if dry_run:
         return print_dry_run(None, f"read {source} and write {out}")
-    found = import_model(source, out, tokenizer, generator)
+    require(positions is None or positions >= 1, f"--positions must be >= 1, not {positions}")
+    found = import_model(source, out, tokenizer, generator, extend, positions or 0, position_rows)
     rows = [
         (role, sizes.num_hidden_layers, sizes.hidden_size, sizes.embedding_size, sizes.vocab_size)
         for role, sizes in found.networks.items()
@@ -271,6 +283,10 @@ def import_(
         named = ", ".join(found.left_over[:5])
         more = len(found.left_over) - 5
         print_note(f"left over: {named}" + (f" and {more:,} more" if more > 0 else ""))
+    if found.num_new:
+        print_note(
+            f"{found.num_new:,} new tokens begin as the mean of the pieces that they replace"
+        )
     print_done(
         f"wrote {out}: loaded {found.num_loaded:,} of {found.num_tensors:,} tensors",
         f"electra finetune {out} --task cola --data glue/CoLA --out cola",
