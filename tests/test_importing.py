@@ -344,3 +344,31 @@ def test_an_extended_folder_is_continued(bert, extended, toy_text, toy_config, t
     pretrain(tmp_path / "shards", tmp_path / "run", config, lambda record: None)
     sizes = read_networks(tmp_path / "run").kept.sizes
     assert (sizes.vocab_size, sizes.max_position_embeddings) == (tokenizer.vocab_size, 64)
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_vocabulary_and_casing_are_taken_as_they_are(bert, transformers, tmp_path, lowercase):
+    """The tokens of a text are those of transformers' tokenizer of the source."""
+    model, folder = bert
+    letters = "abcdefghijklmnopqrstuvwxyzABÉéü!?"
+    tokens = [
+        *Tokenizer.load(folder).tokens_by_id[:5],
+        *letters,
+        *(f"##{each}" for each in letters),
+    ]
+    tokens += [f"word{number}" for number in range(model.config.vocab_size - len(tokens))]
+    for name in ("electra.json", "tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+    (folder / "vocab.txt").write_text("".join(f"{each}\n" for each in tokens), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "BertTokenizer", "do_lower_case": lowercase})
+    )
+    import_model(folder, tmp_path / "start")
+    theirs = transformers.BertTokenizer.from_pretrained(folder)
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "start")
+    for text in ("A baby Élan!", "Über word7 ab?", "[MASK] É é"):
+        expected = theirs.tokenize(text)
+        assert again.tokenize(text) == expected
+        if "[" not in text:  # a literal special token is text to us
+            ours = Tokenizer.load(tmp_path / "start")
+            assert ours.tokens(ours.encode(text)) == expected
