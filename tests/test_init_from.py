@@ -445,6 +445,10 @@ def test_the_report_has_both_curves(measured, tmp_path):
     page = (tmp_path / "page.html").read_text()
     assert "discriminator&#x27;s loss, old text" in page
     assert "at step 12</td>" in page, "first weights"
+    main(["report", str(measured), "--out", str(tmp_path / "tables.md")])
+    tables = (tmp_path / "tables.md").read_text()
+    assert "| continued run | step | old_disc_loss | old_disc_auc |" in tables
+    assert f"| run | 8 | {runs[0].heldout[-1]['old_disc_loss']:.4f} |" in tables
     line = domains_line(runs[0].heldout[-1])
     assert line.startswith("# disc loss on rows that stay the same: old text 0.")
     assert domains_line({"part": "heldout", "step": 1}) == ""

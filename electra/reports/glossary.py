@@ -89,6 +89,12 @@ GLOSSARY = {
         "In continued pre-training: the same on held-out rows of the new text, where it should "
         "fall.",
     ),
+    "old_disc_auc": Metric(
+        "discriminator's AUC, old text", "", ".3f", "The AUC on the same rows as old_disc_loss."
+    ),
+    "new_disc_auc": Metric(
+        "discriminator's AUC, new text", "", ".3f", "The AUC on the same rows as new_disc_loss."
+    ),
     "old_loss": Metric(
         "total loss, old text",
         "nats",

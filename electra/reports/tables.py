@@ -237,6 +237,31 @@ def _section_of(run: Run, name: str) -> Callable[[str], str]:
     return read
 
 
+def write_tables(runs: Sequence[Run], finetunings: Sequence[Finetuning]) -> str:
+    """Return Markdown: runs and their held-out measures, where they come from, and scores."""
+    tables = [pretraining_table(runs), domains_table(runs), facts_table(runs)]
+    if finetunings:
+        tables.append(finetuning_table(finetunings))
+    return "\n\n".join(to_markdown(table) for table in tables if table.rows) + "\n"
+
+
+def domains_table(runs: Sequence[Run]) -> Table:
+    """Return the losses of continued runs on old and new text, one row per evaluation."""
+    metrics = [
+        name
+        for name in ("old_disc_loss", "old_disc_auc", "new_disc_loss", "new_disc_auc")
+        if any(name in record for run in runs for record in run.heldout)
+    ]
+    rows = [
+        [run.name, format_metric("step", record["step"])]
+        + [format_metric(name, record.get(name)) for name in metrics]
+        for run in runs
+        for record in run.heldout
+        if any(name in record for name in metrics)
+    ]
+    return Table(["continued run", "step", *metrics], rows)
+
+
 def to_markdown(table: Table) -> str:
     """Return the table in Markdown. Columns of numbers are aligned to the right."""
     is_number = [
