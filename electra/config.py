@@ -132,6 +132,10 @@ class EncoderConfig:
             require(0 <= value < 1, f"{name} must lie in [0, 1), not {value}")
 
 
+NOT_SIZES = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
+"""Fields of EncoderConfig on which trained weights do not depend."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class GeneratorConfig:
     """Kind and size of the generator. Source: section 3.2, Table 6."""
@@ -156,6 +160,18 @@ class GeneratorConfig:
     """Divides the logits before sampling. Values above 1 make the samples more diverse."""
     disallow_correct: bool = False
     """Whether the original token is excluded from sampling."""
+    start: Literal["auto", "layers", "folder", "new"] = "auto"
+    """With train.init_from, weights that the generator begins with. layers: the discriminator's
+    lower layers and its embeddings; the head is new. folder: those of `start_folder`. new: initial
+    weights. auto: the generator of train.init_from, or layers if it has none."""
+    start_folder: str = ""
+    """start=folder: a run or a Hugging Face folder of a masked language model. The size is taken
+    from it."""
+    warmup_steps: int | None = None
+    """First steps, in which the generator is trained alone: the discriminator is at rest, and so
+    are shared embeddings. The learning rate has a schedule of its own, and warms up again for the
+    steps that follow. Unset: a tenth of train.steps if train.init_from is set and the generator
+    does not begin with trained weights of a generator, else 0."""
 
     def __post_init__(self) -> None:
         for name in ("hidden_fraction", "layers_fraction"):
@@ -174,6 +190,21 @@ class GeneratorConfig:
             (self.kind == "frozen") == bool(self.frozen_run),
             "generator.kind=frozen and generator.frozen_run=RUN go together; "
             f"now they are {self.kind} and {self.frozen_run or 'unset'}",
+        )
+        require(
+            (self.start == "folder") == bool(self.start_folder),
+            "generator.start=folder and generator.start_folder=FOLDER go together; "
+            f"now they are {self.start} and {self.start_folder or 'unset'}",
+        )
+        for name, unset in (("start", "auto"), ("warmup_steps", None)):
+            value = getattr(self, name)
+            require(
+                self.kind == "network" or value in (unset, 0),
+                f"generator.{name} {value} is of a generator that learns, not of kind {self.kind}",
+            )
+        require(
+            (self.warmup_steps or 0) >= 0,
+            f"generator.warmup_steps must be >= 0, not {self.warmup_steps}",
         )
         require(
             self.kind in ("network", "frozen") or self.temperature == 1,
@@ -395,6 +426,18 @@ class TrainConfig:
     the backward pass. Saves memory, and takes a sixth to a third more time."""
     seed: int = 0
     """Seed of initial weights, row order, masked positions, sampled tokens and dropout."""
+    init_from: str = ""
+    """Continued pre-training: a run or a Hugging Face folder, as `electra import` and `electra
+    export` write it, whose weights this run begins with. The optimizer, the schedule and the count
+    of steps begin anew. The encoder's sizes are taken from it."""
+    also_evaluate: str = ""
+    """With init_from: shards of the text that its weights were trained on. Their held-out part is
+    evaluated beside that of the new text."""
+    evaluate_with: str = ""
+    """With init_from: a run or a Hugging Face folder whose masked language model replaces, once,
+    the tokens of the held-out rows that old_disc_loss and new_disc_loss are measured on. Unset: the
+    run's own generator replaces them, before the discriminator's first step. The losses of two runs
+    can be compared if both name the same folder."""
     initial_weights: Literal["bert", "neighbours", "cooccurrence"] = "bert"
     """bert: as in the paper. neighbours: the first layer starts with attention to adjacent tokens,
     and output biases start at the log token frequencies. cooccurrence: the same, and token
@@ -465,6 +508,11 @@ class TrainConfig:
             self.keep_checkpoints >= 1,
             f"keep_checkpoints must be >= 1, not {self.keep_checkpoints}",
         )
+        for name in ("also_evaluate", "evaluate_with"):
+            require(
+                not getattr(self, name) or bool(self.init_from),
+                f"train.{name} is for a run with train.init_from, whose weights may become worse",
+            )
         require(
             self.spike_sigmas > 0,
             f"spike_sigmas must be > 0, not {self.spike_sigmas}; inf skips no spike",
@@ -535,10 +583,30 @@ class PretrainConfig:
             "and with method.sharing embeddings or none",
         )
         require(
-            method.generator_steps < self.train.steps,
-            f"method.generator_steps {method.generator_steps} must be less than train.steps "
-            f"{self.train.steps}",
+            generator.start == "auto" or (bool(self.train.init_from) and method.objective != "mlm"),
+            f"generator.start {generator.start} is for an objective with a generator, and for a "
+            "run with train.init_from",
         )
+        if generator.warmup_steps:
+            require(
+                method.objective != "mlm" and method.scheme != "two_stage",
+                f"generator.warmup_steps {generator.warmup_steps} needs an objective with a "
+                "generator, and a scheme other than two_stage, whose first stage is the same: set "
+                "method.generator_steps",
+            )
+            require(
+                method.sharing != "all",
+                f"generator.warmup_steps {generator.warmup_steps} needs two networks, of which one "
+                "can rest: set method.sharing=embeddings or none",
+            )
+        for name, value in (
+            ("method.generator_steps", method.generator_steps),
+            ("generator.warmup_steps", generator.warmup_steps or 0),
+        ):
+            require(
+                value < self.train.steps,
+                f"{name} {value} must be less than train.steps {self.train.steps}",
+            )
         if self.train.initial_weights != "bert" and generator.kind == "network":
             for encoder in (self.model, self.generator.encoder(self.model)):
                 require(
@@ -551,15 +619,19 @@ class PretrainConfig:
 
     @property
     def second_stage(self) -> int:
-        """First step of the second stage of two_stage; 0 for other schemes."""
+        """First step after two_stage's first stage or generator.warmup_steps; 0: one stage."""
         if self.method.scheme != "two_stage":
-            return 0
+            return self.generator.warmup_steps or 0
         return self.method.generator_steps or self.train.steps // 2
 
     @property
     def shortest_schedule(self) -> int:
-        """Steps of the learning rate schedule; with two stages, the steps of the shorter stage."""
-        return min(self.second_stage or self.train.steps, self.train.steps - self.second_stage)
+        """Steps of the learning rate schedule; with two stages, the steps of the shorter stage.
+
+        The generator's warm-up does not count: there the rate warms up in a tenth of its steps.
+        """
+        rest = self.train.steps - self.second_stage
+        return min(self.second_stage or rest, rest) if self.method.scheme == "two_stage" else rest
 
 
 def require_schedule(config: PretrainConfig) -> None:
@@ -572,7 +644,13 @@ def require_schedule(config: PretrainConfig) -> None:
         UserError: optimizer.warmup_steps is not less than the steps of the schedule.
     """
     warmup_steps, steps = config.optimizer.warmup_steps, config.shortest_schedule
-    schedule = "steps of the shorter stage" if config.second_stage else "train.steps"
+    schedule = "train.steps"
+    if config.second_stage:
+        schedule = (
+            "steps after generator.warmup_steps"
+            if config.generator.warmup_steps
+            else "steps of the shorter stage"
+        )
     require(
         warmup_steps < steps,
         f"optimizer.warmup_steps {warmup_steps} must be less than the {steps} {schedule}, for the "

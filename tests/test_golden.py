@@ -45,6 +45,7 @@ VARIANTS = {
     "electric": ["method.objective=electric"],
     "two-stage": ["method.scheme=two_stage", "method.sharing=none"],
     "adversarial": ["method.scheme=adversarial"],
+    "warm-up": ["generator.warmup_steps=8"],
     "sharing-none": ["method.sharing=none"],
     "sharing-all": ["method.sharing=all", "generator.hidden_fraction=1"],
     "replace-mlm-sharing-all": [

@@ -13,12 +13,17 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from electra.cli import main
-from electra.config import UserError
+from electra.config import PrepareConfig, UserError
+from electra.corpus.prepare import prepare
+from electra.corpus.tokenizer import Tokenizer
+from electra.pretraining.init_from import fit_to_start
 from electra.pretraining.loop import pretrain
 from electra.runs.export import export
 from electra.runs.importing import import_model
+from electra.runs.pretrained import read_networks, read_start
 from electra.runs.tensorbundle import find_bundle, read_bundle
 from electra.serving.ask import detect, fill, load_asked
+from electra.settings import override
 
 CHECKPOINT = Path(__file__).parent / "tf_checkpoint"
 sys.path.insert(0, str(CHECKPOINT))
@@ -234,3 +239,136 @@ def test_the_command_says_what_was_loaded(tmp_path, capsys):
     assert "left over: " in printed.err
     with pytest.raises(SystemExit):
         main(["import", str(CHECKPOINT), "--out", str(tmp_path / "start")])
+
+
+# More tokens, longer rows
+
+
+@pytest.fixture
+def extended(toy_tokenizer, tmp_path):
+    """The toy tokenizer with whole words, a piece, and one that it cannot divide."""
+    more = ["boats", "##sailor", "umbrellaboat", "☃"]
+    assert not {*more} & {*toy_tokenizer.tokens_by_id}
+    tokenizer = Tokenizer([*toy_tokenizer.tokens_by_id, *more])
+    tokenizer.save(tmp_path / "extended")
+    return tokenizer, tmp_path / "extended"
+
+
+def test_new_tokens_are_the_means_of_their_pieces(bert, extended, toy_tokenizer, tmp_path):
+    _, folder = bert
+    tokenizer, path = extended
+    import_model(folder, tmp_path / "old")
+    found = import_model(folder, tmp_path / "new", extend=path)
+    assert found.num_new == 4
+    words = (toy_tokenizer.encode(f"{letter}sailor") for letter in "abcdeqy")
+    pieces_inside = next(ids[1:] for ids in words if len(toy_tokenizer.tokens(ids)[0]) == 1)
+    assert toy_tokenizer.unk_id not in pieces_inside
+    assert {sizes.vocab_size for sizes in found.networks.values()} == {tokenizer.vocab_size}
+    assert Tokenizer.load(tmp_path / "new").digest == tokenizer.digest
+    for place in (".", "generator"):
+        old, new = (
+            load_file(tmp_path / start / place / "model.safetensors") for start in ("old", "new")
+        )
+        assert old.keys() == new.keys()
+        changed = {name for name, each in old.items() if not torch.equal(each, new[name])}
+        bias = {"generator_lm_head.bias"} if place == "generator" else set()
+        assert changed == {"electra.embeddings.word_embeddings.weight"} | bias
+        for name in changed:
+            assert torch.equal(new[name][: toy_tokenizer.vocab_size], old[name])
+            for word in ("boats", "umbrellaboat", "☃"):
+                pieces = toy_tokenizer.encode(word)
+                assert torch.allclose(
+                    new[name][tokenizer.encode(word)[0]], old[name][pieces].mean(dim=0)
+                )
+            # Inside a word the pieces are those that follow a first letter.
+            inside = tokenizer.tokens_by_id.index("##sailor")
+            assert torch.allclose(new[name][inside], old[name][pieces_inside].mean(dim=0))
+    assert toy_tokenizer.encode("☃") == [toy_tokenizer.unk_id]
+
+
+@pytest.mark.parametrize("how", ["repeat", "interpolate"])
+def test_longer_positions(bert, transformers, tmp_path, how):
+    """Both networks read longer rows, and repeated positions leave short ones as they were."""
+    _, folder = bert
+    import_model(folder, tmp_path / "old")
+    import_model(folder, tmp_path / "new", positions=50, position_rows=how)
+    name = "electra.embeddings.position_embeddings.weight"
+    old, new = (
+        load_file(tmp_path / start / "generator/model.safetensors")[name]
+        for start in ("old", "new")
+    )
+    assert new.shape == (50, 64)
+    if how == "repeat":
+        assert torch.equal(new, torch.cat([old, old[:18]]))
+    else:
+        assert torch.allclose(new[[0, -1]], old[[0, -1]])
+        part = 20 * 31 / 49  # the place of position 20 among the old ones
+        below = int(part)
+        between = old[below] + (part - below) * (old[below + 1] - old[below])
+        assert torch.allclose(new[20], between, atol=1e-5)
+    ids = torch.randint(5, 100, (2, 50))
+    model = transformers.ElectraModel.from_pretrained(tmp_path / "new").eval()
+    assert model(ids).last_hidden_state.shape == (2, 50, 64)
+    settings = json.loads((tmp_path / "new/tokenizer_config.json").read_text())
+    assert settings["model_max_length"] == 50
+    if how == "repeat":
+        before = transformers.ElectraModel.from_pretrained(tmp_path / "old").eval()
+        states = [each(ids[:, :32]).last_hidden_state for each in (before, model)]
+        assert torch.equal(*states)
+
+
+def test_what_cannot_grow_is_refused(bert, toy_tokenizer, tmp_path):
+    _, folder = bert
+    less = Tokenizer([*toy_tokenizer.tokens_by_id[:-1], "another", "word"])
+    less.save(tmp_path / "less")
+    with pytest.raises(UserError, match=r"lacks 1 tokens of the model's, as \["):
+        import_model(folder, tmp_path / "out", extend=tmp_path / "less")
+    Tokenizer(toy_tokenizer.tokens_by_id, lowercase=False).save(tmp_path / "cased")
+    with pytest.raises(UserError, match="has lowercase False"):
+        import_model(folder, tmp_path / "out", extend=tmp_path / "cased")
+    with pytest.raises(UserError, match="--positions 31 is less than the 32 of the model"):
+        import_model(folder, tmp_path / "out", positions=31)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_extended_folder_is_continued(bert, extended, toy_text, toy_config, tmp_path, capsys):
+    _, folder = bert
+    tokenizer, path = extended
+    words = ["import", str(folder), "--out", str(tmp_path / "start"), "--extend", str(path)]
+    main([*words, "--positions", "64", "--position-rows", "repeat"])
+    assert "4 new tokens begin as the mean" in capsys.readouterr().err
+    prepare([str(toy_text)], tokenizer, tmp_path / "shards", PrepareConfig(heldout_prob=0.1), None)
+    settings = ["examples.sequence_length=64", f"train.init_from={tmp_path / 'start'}"]
+    config = override(toy_config, [*settings, "train.steps=4", "optimizer.warmup_steps=1"])
+    config = fit_to_start(config, read_start(tmp_path / "start"))
+    pretrain(tmp_path / "shards", tmp_path / "run", config, lambda record: None)
+    sizes = read_networks(tmp_path / "run").kept.sizes
+    assert (sizes.vocab_size, sizes.max_position_embeddings) == (tokenizer.vocab_size, 64)
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_vocabulary_and_casing_are_taken_as_they_are(bert, transformers, tmp_path, lowercase):
+    """The tokens of a text are those of transformers' tokenizer of the source."""
+    model, folder = bert
+    letters = "abcdefghijklmnopqrstuvwxyzABÉéü!?"
+    tokens = [
+        *Tokenizer.load(folder).tokens_by_id[:5],
+        *letters,
+        *(f"##{each}" for each in letters),
+    ]
+    tokens += [f"word{number}" for number in range(model.config.vocab_size - len(tokens))]
+    for name in ("electra.json", "tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+    (folder / "vocab.txt").write_text("".join(f"{each}\n" for each in tokens), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "BertTokenizer", "do_lower_case": lowercase})
+    )
+    import_model(folder, tmp_path / "start")
+    theirs = transformers.BertTokenizer.from_pretrained(folder)
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "start")
+    for text in ("A baby Élan!", "Über word7 ab?", "[MASK] É é"):
+        expected = theirs.tokenize(text)
+        assert again.tokenize(text) == expected
+        if "[" not in text:  # a literal special token is text to us
+            ours = Tokenizer.load(tmp_path / "start")
+            assert ours.tokens(ours.encode(text)) == expected

@@ -48,6 +48,7 @@ OBJECTIVES = {
     "electric": ["method.objective=electric"],
     "two_stage": ["method.scheme=two_stage", "method.sharing=none"],
     "adversarial": ["method.scheme=adversarial"],
+    "warm_up": ["generator.warmup_steps=10"],
     "unigram": ["generator.kind=unigram"],
     "temperature": ["generator.temperature=1.5", "generator.disallow_correct=true"],
     "reference": ["method.mode=reference"],
@@ -548,9 +549,10 @@ def test_cuda_captured_and_plain_learn_alike(settings):
 
 
 @needs_cuda
-def test_cuda_stages_are_captured_one_after_the_other():
+@pytest.mark.parametrize("name", ["two_stage", "warm_up"])
+def test_cuda_stages_are_captured_one_after_the_other(name):
     """The second trains another network, in a graph of its own."""
-    config = make_config("train.compile=no", *OBJECTIVES["two_stage"])
+    config = make_config("train.compile=no", *OBJECTIVES[name])
     step = make_step(config, CUDA)
     head = step.model.discriminator_head.dense.weight
     before = head.detach().clone()

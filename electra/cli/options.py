@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from cyclopts import Parameter
 
-from electra.config import PretrainConfig, did_you_mean, require, require_schedule
+from electra.config import NOT_SIZES, PretrainConfig, did_you_mean, require, require_schedule
 from electra.presets import PRESETS, RECIPES
 from electra.settings import (
     flatten,
@@ -35,6 +35,14 @@ SetPretraining = Annotated[
 Toml = Annotated[
     Path | None, Parameter(name="--config", help="A TOML file of settings; --set overrides it.")
 ]
+InitFrom = Annotated[
+    Path | None,
+    Parameter(
+        help="Continued pre-training: a run, or a folder that `electra export` or `electra import` "
+        "wrote, whose weights and sizes the run begins with; the same as --set "
+        "train.init_from=FOLDER."
+    ),
+]
 Recipe = Annotated[
     Literal["paper", "best"] | None,
     Parameter(
@@ -52,6 +60,11 @@ DryRun = Annotated[
 ]
 
 ConfigType = TypeVar("ConfigType")
+TAKEN_BY_GENERATOR = (
+    *("hidden_fraction", "layers_fraction", "hidden_size", "num_hidden_layers"),
+    "warmup_steps",
+)
+"""Fields of GeneratorConfig that train.init_from may determine."""
 
 
 def resolve(settings: ConfigType, toml: Path | None, assignments: Sequence[str]) -> ConfigType:
@@ -81,6 +94,8 @@ def resolve_pretraining(
         settings = override_values(settings, values, toml)
         given.update(values)
     settings = override(settings, assignments)
+    if settings.train.init_from:
+        settings = _take_sizes(settings, given, begun)
     if begun and "optimizer.warmup_steps" not in given:
         settings = override(settings, [f"optimizer.warmup_steps={begun.optimizer.warmup_steps}"])
     warmup_steps, tenth = settings.optimizer.warmup_steps, settings.shortest_schedule // 10
@@ -94,6 +109,31 @@ def resolve_pretraining(
         settings = override(settings, [f"optimizer.warmup_steps={tenth}"])
     require_schedule(settings)
     return settings
+
+
+def _take_sizes(
+    settings: PretrainConfig, given: set[str], begun: PretrainConfig | None
+) -> PretrainConfig:
+    """Return the settings with what was not given taken from train.init_from.
+
+    A run that was begun keeps what it took: the folder need not be there any more.
+    """
+    if begun is None:
+        from electra.pretraining.init_from import fit_to_start
+        from electra.runs.pretrained import read_start
+
+        return fit_to_start(settings, read_start(Path(settings.train.init_from)), given)
+    taken = {
+        f"{section}.{name}": value
+        for section in ("model", "generator")
+        for name, value in to_dict(begun)[section].items()
+        if value is not None
+        and (name not in NOT_SIZES if section == "model" else name in TAKEN_BY_GENERATOR)
+    }
+    taken["train.initial_weights"] = begun.train.initial_weights
+    return override(
+        settings, [f"{name}={value}" for name, value in taken.items() if name not in given]
+    )
 
 
 def refuse_existing(out: Path) -> None:

@@ -4,12 +4,13 @@ import math
 import shlex
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
 from electra.cli.options import (
     DryRun,
+    InitFrom,
     Recipe,
     Set,
     SetPretraining,
@@ -30,6 +31,8 @@ def pretrain(
     ] = None,
     recipe: Recipe = None,
     out: Path | None = None,
+    init_from: InitFrom = None,
+    also_evaluate: Path | None = None,
     resume: Path | None = None,
     max_time: timedelta | None = None,
     set_: Set = (),
@@ -51,6 +54,9 @@ def pretrain(
         A folder that `electra prepare` wrote. With --resume: where it is now, if it was moved.
     out
         The run folder to write, or to continue if it is there and not complete.
+    also_evaluate
+        With --init-from: the shards of the text that its weights were trained on, whose held-out
+        part is evaluated beside that of the new text; the same as --set train.also_evaluate=SHARDS.
     resume
         A run folder to continue, with the settings it was begun with.
     max_time
@@ -62,11 +68,17 @@ def pretrain(
     from electra.terminal.live import Display
     from electra.terminal.printing import print_done
 
+    given = [
+        *set_,
+        *([f"train.init_from={init_from}"] if init_from else []),
+        *([f"train.also_evaluate={also_evaluate}"] if also_evaluate else []),
+    ]
     if resume is not None:
         require(out is None, "--resume continues in its own folder; leave --out away")
         require(
-            not set_ and config is None and preset is None and recipe is None,
-            "--resume keeps the run's settings; leave --set, --config, --preset and --recipe away",
+            not given and config is None and preset is None and recipe is None,
+            "--resume keeps the run's settings; leave --set, --config, --preset, --recipe and "
+            "--init-from away",
         )
         from electra.runs.pretrained import read_run_config
 
@@ -79,7 +91,7 @@ def pretrain(
             from electra.runs.pretrained import read_run_config
 
             begun = read_run_config(out)
-        settings = resolve_pretraining(preset or "tiny", recipe, config, set_, begun)
+        settings = resolve_pretraining(preset or "tiny", recipe, config, given, begun)
         if shards is None or out is None:
             raise UserError("pretrain needs SHARDS and --out RUN, or --resume RUN")
         if begun is None:
@@ -94,7 +106,10 @@ def pretrain(
     assert run is not None
     seconds = math.inf if max_time is None else max_time.total_seconds()
     require(seconds > 0, f"--max-time must be > 0, not {max_time}")
-    with Display(steps=settings.train.steps) as display:
+    title = "Pre-training"
+    if settings.train.init_from:
+        title += f", continued from the weights of {settings.train.init_from}"
+    with Display(steps=settings.train.steps, title=title) as display:
         if resume is not None:
             results = run_resume(resume, display.show, shards, seconds)
         else:
@@ -116,6 +131,7 @@ def plan(
     preset: Annotated[str, Parameter(help=f"One of {', '.join(PRESETS)}.")] = "small",
     recipe: Recipe = None,
     steps: int | None = None,
+    init_from: InitFrom = None,
     probe_seconds: float = 10,
     set_: SetPretraining = (),
     config: Toml = None,
@@ -140,7 +156,11 @@ def plan(
         0 < probe_seconds < math.inf,
         f"--probe-seconds must be > 0 and finite, not {probe_seconds}",
     )
-    given = [*set_, *([f"train.steps={steps}"] if steps is not None else [])]
+    given = [
+        *set_,
+        *([f"train.steps={steps}"] if steps is not None else []),
+        *([f"train.init_from={init_from}"] if init_from else []),
+    ]
     settings = resolve_pretraining(preset, recipe, config, given)
     with Progress("timing steps", unit="seconds") as progress:
         found = run_plan(
@@ -216,6 +236,9 @@ def import_(
     out: Path,
     tokenizer: Path | None = None,
     generator: Path | None = None,
+    extend: Path | None = None,
+    positions: int | None = None,
+    position_rows: Literal["interpolate", "repeat"] = "interpolate",
     dry_run: DryRun = False,
 ) -> None:
     """Turn other people's weights into a folder that every verb takes.
@@ -237,13 +260,22 @@ def import_(
         A folder with a tokenizer, or a vocab.txt; without it, that of the source.
     generator
         A second source, of the generator, where it has a folder of its own.
+    extend
+        A tokenizer with all tokens of the source's and more. Each new token begins with the mean of
+        the pieces that it replaces.
+    positions
+        Longest row, tokens, if it is to be longer than the source's.
+    position_rows
+        Embeddings of more positions. interpolate: the old ones, drawn out to the new length.
+        repeat: the old ones, one after the other, again and again.
     """
     from electra.runs.importing import import_model
     from electra.terminal.printing import print_done, print_note, print_table
 
     if dry_run:
         return print_dry_run(None, f"read {source} and write {out}")
-    found = import_model(source, out, tokenizer, generator)
+    require(positions is None or positions >= 1, f"--positions must be >= 1, not {positions}")
+    found = import_model(source, out, tokenizer, generator, extend, positions or 0, position_rows)
     rows = [
         (role, sizes.num_hidden_layers, sizes.hidden_size, sizes.embedding_size, sizes.vocab_size)
         for role, sizes in found.networks.items()
@@ -253,6 +285,10 @@ def import_(
         named = ", ".join(found.left_over[:5])
         more = len(found.left_over) - 5
         print_note(f"left over: {named}" + (f" and {more:,} more" if more > 0 else ""))
+    if found.num_new:
+        print_note(
+            f"{found.num_new:,} new tokens begin as the mean of the pieces that they replace"
+        )
     print_done(
         f"wrote {out}: loaded {found.num_loaded:,} of {found.num_tensors:,} tensors",
         f"electra finetune {out} --task cola --data glue/CoLA --out cola",

@@ -17,7 +17,7 @@ def report(
     readme: Path | None = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Write a self-contained HTML page about runs and their fine-tunings, or a README's tables.
+    """Write a self-contained HTML page about runs and their fine-tunings, or tables in Markdown.
 
     Example: electra report run cola --out report.html
 
@@ -26,7 +26,7 @@ def report(
     folders
         Run folders and fine-tuning folders, in any order. With --readme: the one folder of results.
     out
-        The HTML file to write.
+        The file to write: an HTML page, or tables alone if its name ends with .md.
     readme
         The README whose tables, between its two results markers, are to be replaced.
     """
@@ -53,6 +53,12 @@ def report(
         read_finetuning(folder / "results.json") for folder in folders if folder not in runs
     ]
     require(bool(runs), "report needs at least one run folder of `electra pretrain`")
+    if out.suffix == ".md":
+        from electra.reports.runs import replace_text
+        from electra.reports.tables import write_tables
+
+        replace_text(out, write_tables(read_runs(runs), finetunings))
+        return print_done(f"wrote {out}")
     write_page(
         out,
         read_runs(runs),

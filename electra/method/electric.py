@@ -96,10 +96,11 @@ class Electric(Objective):
     @property
     def networks(self) -> dict[str, Network]:
         """The noise distribution (two encoders) and the discriminator, which predicts energies."""
-        noise, head = self.generator, self.discriminator_head
+        noise, head, share = self.generator, self.discriminator_head, self.share_awake
+        energy = Network((self.discriminator,), head, "energy", "all", trained=share, run=share)
         return {
             "generator": Network((noise.before, noise.after), noise.head, "tokens", "all"),
-            "discriminator": Network((self.discriminator,), head, "energy", "all"),
+            "discriminator": energy,
         }
 
     @torch.no_grad()
@@ -115,7 +116,10 @@ class Electric(Objective):
         return self.discriminator_head(self.discriminator(*batch))
 
     def forward(self, batch: Batch, draw: Draw, counts: Counts) -> Output:
-        """Sample noise, classify every token as noise or text, and return losses and measures."""
+        """Sample noise, classify every token as noise or text, and return losses and measures.
+
+        While the discriminator rests, the loss is that of the noise distribution alone.
+        """
         input_ids_BL, maskable_BL = batch.input_ids_BL, self.masking.find_maskable(batch)
         features_BLE = self.generator(batch)
         log_q_M, _ = log_likelihood(
@@ -143,6 +147,12 @@ class Electric(Objective):
                 log_q_BL.detach(), draw, log_q_sampled_M.view_as(draw.sample_BS)
             )
 
+        num_here = maskable_BL.sum()
+        cloze = measure_cloze(prediction, batch, draw, counts)
+        cloze["mlm_loss"] = mlm_sum.detach(), num_here
+        if self.is_resting:
+            return Output(mlm_sum / counts.num_maskable, cloze)
+
         mask_prob = self.masking.config.mask_prob
         logits_BL = (
             self.energy(batch._replace(input_ids_BL=noised_ids_BL))
@@ -154,13 +164,10 @@ class Electric(Objective):
         )
         disc_sum = (bce_BL * maskable_BL).sum()
 
-        num_here = maskable_BL.sum()
-        cloze = measure_cloze(prediction, batch, draw, counts)
         return Output(
             self.weigh({"mlm_loss": mlm_sum, "disc_loss": disc_sum}) / counts.num_maskable,
             cloze
             | {
-                "mlm_loss": (mlm_sum.detach(), num_here),
                 "disc_loss": (disc_sum.detach(), num_here),
                 "replaced_rate": (is_noise_BL.sum(), num_here),
             },

@@ -92,7 +92,10 @@ class ReplaceMLM(Objective):
     @property
     def networks(self) -> dict[str, Network]:
         """The generator and the encoder that restores tokens."""
-        encoder = Network((self.mlm.encoder,), self.mlm.head, "tokens", self.restores)
+        share = self.share_awake
+        encoder = Network(
+            (self.mlm.encoder,), self.mlm.head, "tokens", self.restores, trained=share, run=share
+        )
         return describe_generator(self.generator) | {"encoder": encoder}
 
     @classmethod
@@ -102,8 +105,13 @@ class ReplaceMLM(Objective):
         return cls(generator=parts.generator(mlm.encoder), mlm=mlm, masking=parts.masking())
 
     def forward(self, batch: Batch, draw: Draw, counts: Counts) -> Output:
-        """Corrupt the rows with the generator, and return the loss of restoring the originals."""
+        """Corrupt the rows with the generator, and return the loss of restoring the originals.
+
+        While the encoder rests, the generator's loss alone.
+        """
         prediction, means = predict_masked(self.generator, self.masking, batch, draw, counts)
+        if self.is_resting:
+            return Output(prediction.loss, means)
         corrupt_ids_BL = replace(batch.input_ids_BL, draw, prediction.sampled)
         is_replaced_BL = corrupt_ids_BL != batch.input_ids_BL
         loss, restore_means = self.restore(corrupt_ids_BL, batch, draw, counts)

@@ -79,12 +79,17 @@ class Objective(nn.Module):
         loss_weights: Weight of each loss that is minimised in the current stage. The loss of a
             generator that is not trained has no weight.
         stages: First step of each stage. Each stage has a learning rate schedule.
+        is_resting: Whether the current stage trains the generator alone (`rest_until`).
+        share_awake: Share of the run's steps that train the network that pre-training returns.
         in_released_code: Whether the released code has the objective (method.mode=reference).
     """
 
     masking: Masking
     loss_weights: dict[str, float]
+    weights_awake: dict[str, float]
     stages: tuple[int, ...] = (0,)
+    is_resting = False
+    share_awake = 1.0
     in_released_code: ClassVar[bool] = False
 
     @property
@@ -116,6 +121,29 @@ class Objective(nn.Module):
         Args:
             stage: Number of the stage, at least 1. Stage 0 needs no preparation.
         """
+        self.is_resting = False
+        self.loss_weights = self.weights_awake
+
+    def rest_until(self, step: int, num_steps: int) -> None:
+        """Let a first stage train the generator alone, by its likelihood (generator.warmup_steps).
+
+        Args:
+            step: First step of the stage that follows.
+            num_steps: Steps of the run.
+        """
+        self.is_resting = True
+        self.stages = (0, step)
+        self.share_awake = 1 - step / num_steps
+        self.weights_awake = self.loss_weights
+        self.loss_weights = {"mlm_loss": 1.0}
+
+    @property
+    def resting(self) -> list[nn.Parameter]:
+        """Parameters that this stage leaves as they are, though its loss may depend on them.
+
+        These are embeddings that the generator shares with the encoder that pre-training returns.
+        """
+        return list(self.kept.parameters()) if self.is_resting else []
 
     @torch.no_grad()
     def set_constant_predictions(self, frequencies_V: Tensor) -> None:

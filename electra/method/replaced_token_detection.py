@@ -82,8 +82,8 @@ class ReplacedTokenDetection(Objective):
     @property
     def networks(self) -> dict[str, Network]:
         """The generator, unless it is a fixed distribution, and the discriminator."""
-        head = self.discriminator_head
-        discriminator = Network((self.discriminator,), head, "replaced", "all")
+        encoders, head, share = (self.discriminator,), self.discriminator_head, self.share_awake
+        discriminator = Network(encoders, head, "replaced", "all", trained=share, run=share)
         return describe_generator(self.generator) | {"discriminator": discriminator}
 
     @classmethod
@@ -115,8 +115,13 @@ class ReplacedTokenDetection(Objective):
         return self.masking.config.mask_prob
 
     def forward(self, batch: Batch, draw: Draw, counts: Counts) -> Output:
-        """Return L_MLM + lambda L_Disc, with measures and the judgement of the corrupted rows."""
+        """Return L_MLM + lambda L_Disc, with measures and the judgement of the corrupted rows.
+
+        While the discriminator rests, L_MLM alone.
+        """
         prediction, means = predict_masked(self.generator, self.masking, batch, draw, counts)
+        if self.is_resting:
+            return Output(prediction.loss, means)
         corrupt_ids_BL = self.masking.corrupt(batch.input_ids_BL, draw, prediction.sampled)
         disc_loss, judgement = self.judge(corrupt_ids_BL, batch, draw, counts)
         return Output(

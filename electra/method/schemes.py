@@ -27,13 +27,14 @@ class TwoStage(ReplacedTokenDetection):
 
     In the second stage the discriminator starts from the generator's weights if all sizes agree,
     otherwise from the generator's embeddings. According to the paper, a discriminator without this
-    initialisation sometimes fails to learn.
+    initialisation sometimes fails to learn. With train.init_from it keeps its own weights.
 
     Source: section 3.2.
     """
 
     in_released_code = False
     is_second = False
+    is_trained = False
     num_steps = 0
 
     @classmethod
@@ -41,6 +42,7 @@ class TwoStage(ReplacedTokenDetection):
         """Return the objective with networks of the configured sizes and the two stages."""
         model = super().build(parts)
         model.num_steps = parts.config.train.steps
+        model.is_trained = bool(parts.config.train.init_from)
         model.stages = (0, parts.config.second_stage)
         return model
 
@@ -63,7 +65,7 @@ class TwoStage(ReplacedTokenDetection):
         theirs = cast(MaskedLM, self.generator).encoder.state_dict()
         ours = self.discriminator.state_dict()
         agree = all(name in theirs and theirs[name].shape == t.shape for name, t in ours.items())
-        for name, tensor in ours.items():
+        for name, tensor in ours.items() if not self.is_trained else ():
             if agree or name.startswith("embeddings."):
                 tensor.copy_(theirs[name])
         self.is_second = True
@@ -111,6 +113,8 @@ class Adversarial(ReplacedTokenDetection):
 
     def forward(self, batch: Batch, draw: Draw, counts: Counts) -> Output:
         """Return the sum of policy loss, baseline loss and discriminator loss."""
+        if self.is_resting:
+            return super().forward(batch, draw, counts)
         generator = cast(MaskedLM, self.generator)
         masked = batch._replace(input_ids_BL=self.masking.mask(batch.input_ids_BL, draw))
         features_ME = generator.features(masked, draw.index_BS)

@@ -11,10 +11,13 @@ PATIENCE = 5
 LOW_REPLACED_SHARE = 4 / 15
 """Share of the masked tokens that are replaced, below which the discriminator has little to learn:
 4% of all tokens where 15% are masked."""
+LOST_SHARE = 0.1
+"""Share of what the discriminator had learnt, before a continued run, whose loss raises an alarm.
+What it has learnt is the distance of its loss from that of a constant prediction."""
 
 
 class Alarms:
-    """Reads the training records of a session, and tells of each bad sign once while it lasts.
+    """Reads the records of a session, and tells of each bad sign once while it lasts.
 
     Args:
         config: The settings of the run.
@@ -24,6 +27,9 @@ class Alarms:
         self.config = config
         self.speeds: list[float] = []
         self.num_bad = {"discriminator": 0, "generator": 0, "speed": 0}
+        self.before: dict[str, float] = {}
+        """First loss of each domain of a continued run."""
+        self.is_worse = {"new": False, "old": False}
 
     def read(self, record: Mapping[str, Any]) -> list[str]:
         """Return the alarms that a training record raises."""
@@ -58,4 +64,24 @@ class Alarms:
             self.num_bad[name] = self.num_bad[name] + 1 if is_bad else 0
             if self.num_bad[name] == PATIENCE:
                 raised.append(text)
+        return raised
+
+    def read_heldout(self, record: Mapping[str, Any]) -> list[str]:
+        """Return the alarms that a held-out record of a continued run raises, by domain."""
+        raised = []
+        for domain, was_worse in self.is_worse.items():
+            loss, constant = (record.get(f"{domain}_{n}disc_loss") for n in ("", "constant_"))
+            if loss is None or constant is None:
+                continue
+            before = self.before.setdefault(domain, loss)
+            learnt = constant - before
+            lost = (loss - before) / learnt if learnt > 0 else 0.0
+            self.is_worse[domain] = is_worse = lost > LOST_SHARE
+            if is_worse and not was_worse:
+                raised.append(
+                    f"on the {domain} text the discriminator's loss is {loss:.4f}, and was "
+                    f"{before:.4f} before its first step: {lost:.0%} of what it had learnt there "
+                    "is lost; a lower optimizer.learning_rate, more generator.warmup_steps, or old "
+                    "text among the new may help"
+                )
         return raised

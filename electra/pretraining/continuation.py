@@ -31,7 +31,7 @@ MAY_CHANGE = frozenset(
 
 def read_run(
     run: Path, given: PretrainConfig | None, device: str
-) -> tuple[dict[str, Any], dict[str, str], dict[str, str], Ranking | None]:
+) -> tuple[dict[str, Any], dict[str, str], dict[str, str], Ranking | None, dict[str, Any] | None]:
     """Return what process 0 reads for all of them when a run goes on.
 
     Args:
@@ -40,7 +40,8 @@ def read_run(
         device: Name of the device.
 
     Returns:
-        The settings, what changes in them, the shards' source, and the recorded attention kernels.
+        The settings, what changes in them, the shards' source, the recorded attention kernels, and
+        the weights that a continued pre-training began with.
 
     Raises:
         UserError: The run is complete or damaged, or the command has settings that may not change.
@@ -62,14 +63,15 @@ def read_run(
     assert source is not None
     if given:
         config, changed = continue_with(str(run), config, _fit_to_run(given, config))
-    return to_dict(config), changed, source, recorded_ranking(manifest, device)
+    ranking = recorded_ranking(manifest, device)
+    return to_dict(config), changed, source, ranking, manifest.get("init_from")
 
 
 def _fit_to_run(given: PretrainConfig, begun: PretrainConfig) -> PretrainConfig:
     """Return the settings of a command with the sizes that the run took from shards and others."""
     model = dataclasses.replace(given.model, vocab_size=begun.model.vocab_size)
     generator = given.generator
-    if generator.kind == "frozen":
+    if generator.kind == "frozen" or given.train.init_from:
         sizes = begun.generator
         generator = dataclasses.replace(
             generator, hidden_size=sizes.hidden_size, num_hidden_layers=sizes.num_hidden_layers
@@ -107,7 +109,8 @@ def continue_with(
     require(
         given.second_stage == begun.second_stage,
         f"{run}: the second stage began at step {begun.second_stage}, and with train.steps="
-        f"{given.train.steps} it would begin at {given.second_stage}: set method.generator_steps="
+        f"{given.train.steps} it would begin at {given.second_stage}: set "
+        f"{'generator.warmup' if begun.generator.warmup_steps else 'method.generator'}_steps="
         f"{begun.second_stage}",
     )
     return given, {name: f"{before[name]} -> {after[name]}" for name in changed}

@@ -10,6 +10,7 @@ from electra.config import PretrainConfig
 from electra.corpus.examples import Examples, permute
 from electra.corpus.shards import Shards
 from electra.corpus.tokenizer import Tokenizer
+from electra.method.masking import Counts, Draw
 from electra.method.measures import Measures
 from electra.method.objective import Judgement, Objective, Output
 from electra.model.batch import Batch, find_real
@@ -105,10 +106,18 @@ def compute_heldout(
     model: Objective, batch: Batch, number: int, device: torch.device, micro_batch_size: int
 ) -> Iterator[Output]:
     """Yield the output of each micro-batch of a held-out batch."""
+    for parts in split_heldout(model, batch, number, device, micro_batch_size):
+        yield model(*parts)
+
+
+def split_heldout(
+    model: Objective, batch: Batch, number: int, device: torch.device, micro_batch_size: int
+) -> Iterator[tuple[Batch, Draw, Counts]]:
+    """Yield the micro-batches of a held-out batch, with their draw and the counts of the batch."""
     rng = torch.Generator(device).manual_seed(step_seed(0, "heldout", number))
     batch = batch.to(device)
     draw = model.masking.draw(batch, rng)
     counts = model.masking.count(batch, draw)
     for first in range(0, len(batch.input_ids_BL), micro_batch_size):
         rows = slice(first, first + micro_batch_size)
-        yield model(batch.rows(rows), draw.rows(rows), counts)
+        yield batch.rows(rows), draw.rows(rows), counts

@@ -13,6 +13,7 @@ from electra.corpus.shards import Shards
 from electra.files import write_json
 from electra.method.flops import count_run, count_true
 from electra.pretraining.alarms import Alarms
+from electra.pretraining.domains import DomainLosses, Domains
 from electra.pretraining.evaluation import evaluate, heldout_batches, view_rows
 from electra.pretraining.guard import Skipped, write_skipped
 from electra.pretraining.step import Step
@@ -29,6 +30,7 @@ class Journal:
     Args:
         run: The run folder.
         shards: The shards of the run.
+        domains: The shards whose held-out parts tell whether a continued run makes a model worse.
         step: The step, with the settings, the model and the optimizer.
         show: Called with each record and alarm.
         first_step: Steps done before this session.
@@ -39,7 +41,14 @@ class Journal:
     """
 
     def __init__(
-        self, run: Path, shards: Shards, step: Step, show: Show, first_step: int, peak: float
+        self,
+        run: Path,
+        shards: Shards,
+        domains: Domains,
+        step: Step,
+        show: Show,
+        first_step: int,
+        peak: float,
     ):
         self.run, self.step, self.show, self.peak = run, step, show, peak
         self.config, self.model = step.config, step.model
@@ -53,6 +62,9 @@ class Journal:
         self.alarms = Alarms(config)
         self.log = MetricsLog(run, first_step)
         self.last = self.log.last
+        self.domains = DomainLosses(run, domains, step, first_step, self.micro_batch_size)
+        for record in read_metrics(run / "metrics.jsonl") if domains else ():
+            self.alarms.read_heldout(record)
         self.saver = Saver(run)
         self.open = ExitStack()
         self.open.enter_context(closing(self.log))
@@ -120,7 +132,11 @@ class Journal:
         """Evaluate on held-out rows, and write the record."""
         device = self.step.machine.device
         measures = evaluate(self.model, self.heldout, device, self.micro_batch_size)
-        self.write({"part": "heldout", "step": done, **measures})
+        of_domains = self.domains.measure(done)
+        record = {"part": "heldout", "step": done, **measures, **of_domains}
+        self.write(record)
+        for text in self.alarms.read_heldout(record):
+            self.show({"part": "alarm", "step": done, "text": text})
 
     def write_results(self) -> dict[str, Any]:
         """Write samples.json and results.json, and return the contents of the latter."""

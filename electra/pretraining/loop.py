@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from electra.config import PretrainConfig, TrainConfig, UserError, require, require_schedule
+from electra.config import PretrainConfig, UserError, require, require_schedule
 from electra.corpus.examples import Examples
 from electra.corpus.shards import Shards, open_shards
 from electra.corpus.tokenizer import Tokenizer
@@ -25,7 +25,14 @@ from electra.method.objective import Objective
 from electra.pretraining.acceleration import prepare_step
 from electra.pretraining.continuation import read_run
 from electra.pretraining.cooccurrence import embed_tokens
+from electra.pretraining.domains import Domains, describe_old, open_domains
 from electra.pretraining.guard import MAX_IN_A_ROW
+from electra.pretraining.init_from import (
+    describe_start,
+    fit_to_start,
+    load_start,
+    require_vocabulary,
+)
 from electra.pretraining.journal import Journal, Show
 from electra.pretraining.memory import require_memory
 from electra.pretraining.profiling import profiled, without_collector
@@ -48,7 +55,7 @@ from electra.runs.checkpoint import (
     set_damaged_aside,
 )
 from electra.runs.manifest import LOCK, amend_session, begin_session
-from electra.runs.pretrained import read_run_config
+from electra.runs.pretrained import Start, read_run_config, read_start
 from electra.settings import from_dict, to_dict
 from electra.training.distributed import any_rank, from_rank_0, joined
 from electra.training.machine import Machine, prepare_machine
@@ -63,9 +70,10 @@ def pretrain(
     show: Show,
     max_seconds: float = math.inf,
 ) -> dict[str, Any]:
-    """Pre-train from scratch into a run folder, and return the contents of results.json.
+    """Pre-train into a run folder, and return the contents of results.json.
 
-    The same call continues an unfinished run, as `resume` does.
+    With train.init_from, training begins with the weights of another model (init_from.py). The same
+    call continues an unfinished run, as `resume` does.
 
     Args:
         shards_folder: Folder that `electra prepare` wrote.
@@ -89,11 +97,16 @@ def pretrain(
             return _resume(run, show, shards_folder, config, machine, end)
         exists = f"{run} exists already and is no run folder; choose another --out"
         require(machine.rank > 0 or not run.exists(), exists)
-        require_schedule(config)
         shards = open_shards(shards_folder, verify=machine.rank == 0)
+        start = read_start(Path(train.init_from)) if train.init_from else None
+        if start:
+            config = fit_to_start(config, start, given=None)
+            require_vocabulary(start, shards)
+        require_schedule(config)
         config = fit_to_shards(config, shards)
         require_equal_shares(config, machine)
-        model = _build(config, shards, machine, run)
+        domains = open_domains(shards, config, verify=machine.rank == 0)
+        model = _build(config, shards, machine, run, start)
         num_parts = count_parts(train.sharding, machine)
         require_memory(model, _share(config, machine), machine.device, num_parts)
         step = prepare_step(model, config, machine)
@@ -103,10 +116,13 @@ def pretrain(
                     shards.tokenizer.save(folder / "tokenizer")
                     source = {"folder": str(shards_folder), "sha256": shards.digest}
                     manifest = {"shards": source, "seed": train.seed, "sessions": []}
+                    if start:
+                        manifest["init_from"] = describe_start(model, config, start)
+                        manifest["also_evaluate"] = describe_old(domains)
                     write_json(folder / "manifest.json", manifest)
                     write_json(folder / "config.json", to_dict(config))
             with _hold(run, machine):
-                return _train(run, shards, step, show, end)
+                return _train(run, shards, domains, step, show, end)
 
 
 def resume(
@@ -154,7 +170,7 @@ def _resume(
     """
     with _writing(run), _hold(run, machine):
         found = read_run(run, given, machine.name) if machine.rank == 0 else None
-        values, changed, source, ranking = from_rank_0(found)
+        values, changed, source, ranking, begun_from = from_rank_0(found)
         config = from_dict(PretrainConfig, values)
         shards = open_shards(shards_folder or Path(source["folder"]), verify=machine.rank == 0)
         if shards.digest != source["sha256"]:
@@ -167,13 +183,22 @@ def _resume(
                 "another --out"
             )
         require_equal_shares(config, machine)
-        step = prepare_step(_build(config, shards, machine, run), config, machine, ranking)
+        start = None
+        if begun_from and from_rank_0(not list_checkpoints(run)):
+            start = read_start(Path(config.train.init_from))
+            require(
+                start.sha256 == begun_from["sha256"],
+                f"train.init_from {config.train.init_from} does not hold the weights that {run} "
+                "began with; choose another --out",
+            )
+        domains = open_domains(shards, config, verify=machine.rank == 0)
+        step = prepare_step(_build(config, shards, machine, run, start), config, machine, ranking)
         if changed and machine.rank == 0:
             names = ", ".join(f"{name} {words}" for name, words in changed.items())
             warnings.warn(f"{run} goes on with other settings: {names}", stacklevel=2)
             (run / "results.json").unlink(missing_ok=True)
             write_json(run / "config.json", to_dict(config))
-        return _train(run, shards, step, show, end)
+        return _train(run, shards, domains, step, show, end)
 
 
 def _share(config: PretrainConfig, machine: Machine) -> PretrainConfig:
@@ -205,19 +230,32 @@ def _writing(run: Path) -> Iterator[None]:
         ) from None
 
 
-def _build(config: PretrainConfig, shards: Shards, machine: Machine, run: Path) -> Objective:
-    """Return the initialised objective, on the device."""
+def _build(
+    config: PretrainConfig, shards: Shards, machine: Machine, run: Path, start: Start | None
+) -> Objective:
+    """Return the initialised objective, on the device.
+
+    Args:
+        config: The settings.
+        shards: The shards of the run.
+        machine: The machine.
+        run: The run folder.
+        start: The model that a continued run begins with; None: another run, or one that has a
+            checkpoint.
+    """
     # Counting reads every token of the shards, so it is done only when needed.
-    start, frequencies_V, embeddings_VE = config.train.initial_weights, None, None
-    if start != "bert" or config.generator.kind == "unigram":
+    initial, frequencies_V, embeddings_VE = config.train.initial_weights, None, None
+    if initial != "bert" or config.generator.kind == "unigram" or start:
         frequencies_V = count_tokens(shards)
     # A checkpoint and process 0 replace the weights of others, which need no start.
     is_new = from_rank_0(not list_checkpoints(run))
-    if start == "cooccurrence" and machine.rank == 0 and is_new:
+    if initial == "cooccurrence" and machine.rank == 0 and is_new:
         sizes, seed = config.model, config.train.seed
         embeddings_VE = embed_tokens(shards, sizes.embedding_size, sizes.initializer_range, seed)
     model = build_model(config, shards.tokenizer, machine, frequencies_V, embeddings_VE)
     if is_new:
+        if start and frequencies_V is not None:
+            load_start(model, config, start, frequencies_V)
         if config.generator.kind == "frozen":
             load_frozen(model, config)
         for parameter in model.parameters():
@@ -225,7 +263,9 @@ def _build(config: PretrainConfig, shards: Shards, machine: Machine, run: Path) 
     return model
 
 
-def _train(run: Path, shards: Shards, step: Step, show: Show, end: float) -> dict[str, Any]:
+def _train(
+    run: Path, shards: Shards, domains: Domains, step: Step, show: Show, end: float
+) -> dict[str, Any]:
     config, model, optimizer = step.config, step.model, step.optimizer
     machine, train = step.machine, config.train
     is_first = machine.rank == 0
@@ -253,7 +293,7 @@ def _train(run: Path, shards: Shards, step: Step, show: Show, end: float) -> dic
         )
     examples = Examples(shards.train, shards.tokenizer, config.examples, train.seed)
     batches = examples.batches(first_step, train.batch_size)
-    journal = Journal(run, shards, step, show, first_step, peak) if is_first else None
+    journal = Journal(run, shards, domains, step, show, first_step, peak) if is_first else None
     window = Window(step, journal.last.get("train") if journal else None)
 
     with (
@@ -266,10 +306,10 @@ def _train(run: Path, shards: Shards, step: Step, show: Show, end: float) -> dic
         if journal and is_compiled:
             show({"part": "compiling", "step": first_step})
         is_evaluated = journal and journal.last.get("heldout", {}).get("step") == first_step
-        if from_rank_0(bool(first_step and _evaluates(train, first_step) and not is_evaluated)):
-            with gathered(model):
-                if journal:
-                    journal.evaluate(first_step)  # the run stopped before this evaluation
+        if from_rank_0(_evaluates(config, first_step) and not is_evaluated):
+            with window.clock.paused(), gathered(model):
+                if journal:  # the run begins, or stopped before this evaluation
+                    journal.evaluate(first_step)
         model.train()
         for number in range(first_step, train.steps):
             if number in model.stages[1:]:
@@ -303,7 +343,7 @@ def _train(run: Path, shards: Shards, step: Step, show: Show, end: float) -> dic
             is_lost = window.most_bad >= MAX_IN_A_ROW
             if saves or is_lost:
                 requests.saves = False
-            evaluates = _evaluates(train, done) and not is_lost
+            evaluates = _evaluates(config, done) and not is_lost
             if saves or is_lost or evaluates:
                 with window.clock.paused():
                     gc.collect()
@@ -331,14 +371,22 @@ def _train(run: Path, shards: Shards, step: Step, show: Show, end: float) -> dic
     return results
 
 
-def _evaluates(train: TrainConfig, done: int) -> bool:
-    """Return whether an evaluation follows the step."""
-    is_due = done % train.evaluate_every == 0 or done == train.steps
-    return train.evaluate_rows > 0 and is_due
+def _evaluates(config: PretrainConfig, done: int) -> bool:
+    """Return whether an evaluation follows the step.
+
+    A continued run is also evaluated at its start, and before the discriminator's first step.
+    """
+    train = config.train
+    is_due = done > 0 and (done % train.evaluate_every == 0 or done == train.steps)
+    is_start = bool(train.init_from) and done in (0, config.second_stage)
+    return train.evaluate_rows > 0 and (is_due or is_start)
 
 
 def _learning_rate_at(step: int, model: Objective, config: PretrainConfig) -> float:
     """Return the learning rate of a step, by the schedule of the stage of the step."""
-    stage = model.stage_at(step)
+    stage, optimizer = model.stage_at(step), config.optimizer
     first, end = (*model.stages, config.train.steps)[stage : stage + 2]
-    return learning_rate_at(step - first, end - first, config.optimizer, config.method.mode)
+    if step < (config.generator.warmup_steps or 0):
+        warmup_steps = min(optimizer.warmup_steps, (end - first) // 10)
+        optimizer = dataclasses.replace(optimizer, warmup_steps=warmup_steps)
+    return learning_rate_at(step - first, end - first, optimizer, config.method.mode)

@@ -1,5 +1,6 @@
 """Estimated memory of a pre-training step, and the check against free memory."""
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 
@@ -139,14 +140,23 @@ def make_rows(config: PretrainConfig, num_rows: int, seed: int) -> Batch:
 
 
 def measure_activations(model: Objective, config: PretrainConfig, device: torch.device) -> float:
-    """Return the bytes that one more row of a micro-batch takes.
+    """Return the bytes that one more row of a micro-batch takes, in the stage that takes most.
 
     A row takes the activations that the forward pass saves. In the backward pass it also takes the
     gradients of the activations of the widest layer. With train.recompute_activations the forward
     pass saves little more than the layers' inputs, and the backward pass holds the recomputed
     activations of one layer and their gradients.
     """
+    first = _measure_stage(model, config, device)
+    if len(model.stages) == 1:
+        return first
+    last = copy.deepcopy(model)  # a stage that has begun does not end
+    for stage in range(1, len(model.stages)):
+        last.begin_stage(stage)
+    return max(first, _measure_stage(last, config, device))
 
+
+def _measure_stage(model: Objective, config: PretrainConfig, device: torch.device) -> float:
     def measure(num_rows: int) -> int:
         batch = make_rows(config, num_rows, seed=0).to(device)
         rng = torch.Generator(device).manual_seed(0)

@@ -66,9 +66,34 @@ def plan(
         config.train.steps * config.train.batch_size * config.examples.sequence_length,
         count_run(model, config),
         estimate_step(model, config, machine.device),
-        config.train.steps * time_step(model, config, machine, probe_seconds, progress, clock),
+        time_run(model, config, machine, probe_seconds, progress, clock),
         machine.name,
     )
+
+
+def time_run(
+    model: Objective,
+    config: PretrainConfig,
+    machine: Machine,
+    probe_seconds: float,
+    progress: Callable[[float], None],
+    clock: Callable[[], float] = time.perf_counter,
+) -> float:
+    """Return the estimated time of all steps, seconds; arguments as for `time_step`.
+
+    The stages of an objective take equal parts of the probe.
+    """
+    seconds, share = 0.0, probe_seconds / len(model.stages)
+    for stage, first in enumerate(model.stages):
+        if stage:
+            model.begin_stage(stage)
+        end = (*model.stages, config.train.steps)[stage + 1]
+
+        def add(spent: float, earlier: float = stage * share) -> None:
+            progress(earlier + spent)
+
+        seconds += (end - first) * time_step(model, config, machine, share, add, clock)
+    return seconds
 
 
 def time_step(

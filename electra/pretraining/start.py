@@ -14,6 +14,7 @@ from electra.method.objective import Objective, Parts
 from electra.method.registry import build_objective
 from electra.model.encoder import Embeddings, Encoder
 from electra.model.initialisation import draw_glorot, init_weights, look_at_neighbours
+from electra.pretraining.init_from import size_generator
 from electra.runs.checkpoint import load_parameters
 from electra.runs.pretrained import SavedNetwork, read_networks
 from electra.training.machine import Machine, choose_layers
@@ -38,20 +39,7 @@ def fit_to_shards(config: PretrainConfig, shards: Shards) -> PretrainConfig:
         Tokenizer.load(run / "tokenizer").digest == shards.tokenizer.digest,
         f"generator.frozen_run {run} has another vocabulary than {shards.folder}",
     )
-    generator = dataclasses.replace(
-        config.generator, hidden_size=sizes.hidden_size, num_hidden_layers=sizes.num_hidden_layers
-    )
-    same = dataclasses.replace(
-        sizes,
-        hidden_dropout_prob=model.hidden_dropout_prob,
-        attention_probs_dropout_prob=model.attention_probs_dropout_prob,
-    )
-    require(
-        same == generator.encoder(model),
-        f"generator.frozen_run {run} has sizes that do not match this model: "
-        f"embedding_size {sizes.embedding_size}, {sizes.num_attention_heads} heads, "
-        f"intermediate_size {sizes.intermediate_size}; choose a model of the same proportions",
-    )
+    generator = size_generator(config.generator, model, sizes, f"generator.frozen_run {run}")
     return dataclasses.replace(config, generator=generator)
 
 

@@ -121,6 +121,8 @@ class Step:
                 output = self.forward(batch.rows(rows), draw.rows(rows), counts)
                 output.loss.backward()
             outputs.append(output._replace(loss=output.loss.detach()))
+        for parameter in model.resting:
+            parameter.grad = None
         loss = torch.stack([output.loss for output in outputs]).sum()
         gradients = [each.grad for each in model.parameters() if each.grad is not None]
         # A divided model has summed its gradients in the backward pass.

@@ -67,6 +67,11 @@ PANELS = (
         ("disc_loss", "constant_disc_loss"),
         "The gap below the dashed line is what the discriminator has learnt.",
     ),
+    Panel(
+        "Discriminator on old and new text",
+        ("old_disc_loss", "new_disc_loss"),
+        "Held-out rows whose replaced tokens stay the same. A rise means that it has become worse.",
+    ),
     Panel("Discriminator's AUC", ("disc_auc",), "0.5 is chance, 1 is perfect."),
     Panel(
         "Generator's accuracy",
@@ -80,6 +85,9 @@ PANELS = (
     Panel("Speed", ("tokens_per_second",), "A dip means that the machine had other work."),
     Panel("Gradient norm", ("grad_norm",), "A lasting rise is a sign of divergence."),
 )
+
+HELDOUT_ONLY = ("old_disc_loss",)
+"""First metrics of panels without training records."""
 
 
 def find_panels(runs: Sequence[Run]) -> list[Panel]:
@@ -120,8 +128,9 @@ def draw_svg(panel: Panel, runs: Sequence[Run]) -> str:
 def _draw(axes: Axes, panel: Panel, runs: Sequence[Run]) -> None:
     """Draw a panel: lines for training, circles for the held-out part.
 
-    With one run, each metric has its own colour. With several runs, each run has its own colour,
-    and the second metric is dashed.
+    The circles of a metric that only the held-out part has are joined. With one run, each metric
+    has its own colour. With several runs, each run has its own colour, and the second metric is
+    dashed.
     """
     keys: dict[str, Line2D] = {}
     for run_number, run in enumerate(runs):
@@ -136,7 +145,14 @@ def _draw(axes: Axes, panel: Panel, runs: Sequence[Run]) -> None:
                 key.set_linestyle(style if is_alone else "-")
                 keys[name if is_alone else run.name] = key
             if heldout := list(_points(run.heldout, metric)):
-                axes.plot(*zip(*heldout, strict=True), "o", color=colour, markerfacecolor="none")
+                joined = "None" if train else style
+                points = tuple(zip(*heldout, strict=True))
+                axes.plot(
+                    *points, marker="o", linestyle=joined, color=colour, markerfacecolor="none"
+                )
+                if not train and panel.metrics[0] in HELDOUT_ONLY:
+                    key = Line2D([], [], color=colour, linestyle=style if is_alone else "-")
+                    keys[metric if is_alone else run.name] = key
     if len(runs) > 1 and len(panel.metrics) > 1:
         keys[panel.metrics[1]] = Line2D([], [], color=INK, linestyle="--")
     if any(record.get(panel.metrics[0]) is not None for run in runs for record in run.heldout):

@@ -74,6 +74,34 @@ GLOSSARY = {
         "token a higher score than a random original token. 0.5 is chance, 1 is perfect. Unlike "
         "disc_loss, the AUC does not depend on the replaced rate.",
     ),
+    "old_disc_loss": Metric(
+        "discriminator's loss, old text",
+        "nats",
+        ".4f",
+        "In continued pre-training: disc_loss on held-out rows of the text that the first weights "
+        "were trained on. The replaced tokens of these rows stay the same throughout the run, so "
+        "a rise means that the discriminator has become worse there.",
+    ),
+    "new_disc_loss": Metric(
+        "discriminator's loss, new text",
+        "nats",
+        ".4f",
+        "In continued pre-training: the same on held-out rows of the new text, where it should "
+        "fall.",
+    ),
+    "old_disc_auc": Metric(
+        "discriminator's AUC, old text", "", ".3f", "The AUC on the same rows as old_disc_loss."
+    ),
+    "new_disc_auc": Metric(
+        "discriminator's AUC, new text", "", ".3f", "The AUC on the same rows as new_disc_loss."
+    ),
+    "old_loss": Metric(
+        "total loss, old text",
+        "nats",
+        ".3f",
+        "In continued pre-training by another objective than RTD: the loss on the text that the "
+        "first weights were trained on.",
+    ),
     "restore_loss": Metric(
         "restoring loss",
         "nats",

@@ -38,6 +38,16 @@ def record_line(record: Mapping[str, Any]) -> str:
     return " ".join(f"{_cell(name, record):>{width}}" for name, _, _, width in COLUMNS)
 
 
+def domains_line(record: Mapping[str, Any]) -> str:
+    """Return the losses of a continued run's domains, beside each other; empty without any."""
+    losses = [
+        f"{domain} text {format_metric(f'{domain}_disc_loss', record[f'{domain}_disc_loss'])}"
+        for domain in ("old", "new")
+        if f"{domain}_disc_loss" in record
+    ]
+    return f"# disc loss on rows that stay the same: {', '.join(losses)}" if losses else ""
+
+
 def _cell(name: str, record: Mapping[str, Any]) -> str:
     if name == "seconds_left" and record["part"] == "heldout":
         return "heldout"

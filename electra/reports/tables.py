@@ -18,6 +18,9 @@ HELDOUT_METRICS = (
     "disc_loss",
     "constant_disc_loss",
     "disc_auc",
+    "old_disc_loss",
+    "new_disc_loss",
+    "old_loss",
     "restore_loss",
     "restore_accuracy",
     "generator_entropy",
@@ -212,6 +215,7 @@ def _facts(run: Run) -> dict[str, str]:
         "encoder": f"{model('num_hidden_layers')} layers, width {model('hidden_size')}, "
         f"{model('num_attention_heads')} heads",
         "generator": _generator(run),
+        "first weights": str(run.manifest.get("init_from", {}).get("source", "random")),
         "vocabulary": f"{model('vocab_size')} tokens",
         "batch": f"{train('batch_size')} rows of {_section_of(run, 'examples')('sequence_length')} "
         "tokens",
@@ -243,6 +247,31 @@ def _section_of(run: Run, name: str) -> Callable[[str], str]:
         return f"{value:,}" if isinstance(value, int) else str(value)
 
     return read
+
+
+def write_tables(runs: Sequence[Run], finetunings: Sequence[Finetuning]) -> str:
+    """Return Markdown: runs and their held-out measures, where they come from, and scores."""
+    tables = [pretraining_table(runs), domains_table(runs), facts_table(runs)]
+    if finetunings:
+        tables.append(finetuning_table(finetunings))
+    return "\n\n".join(to_markdown(table) for table in tables if table.rows) + "\n"
+
+
+def domains_table(runs: Sequence[Run]) -> Table:
+    """Return the losses of continued runs on old and new text, one row per evaluation."""
+    metrics = [
+        name
+        for name in ("old_disc_loss", "old_disc_auc", "new_disc_loss", "new_disc_auc")
+        if any(name in record for run in runs for record in run.heldout)
+    ]
+    rows = [
+        [run.name, format_metric("step", record["step"])]
+        + [format_metric(name, record.get(name)) for name in metrics]
+        for run in runs
+        for record in run.heldout
+        if any(name in record for name in metrics)
+    ]
+    return Table(["continued run", "step", *metrics], rows)
 
 
 def to_markdown(table: Table) -> str:

@@ -8,6 +8,7 @@ BERT's encoder is ELECTRA's with embeddings as wide as the hidden states, and it
 model is a generator. Its pooler and its next-sentence head have no place here and are left over.
 """
 
+import dataclasses
 import pickle
 import re
 from collections.abc import Mapping
@@ -22,6 +23,14 @@ from electra.corpus.tokenizer import Tokenizer
 from electra.files import new_folder, read_object
 from electra.runs.checkpoint import read_tensors
 from electra.runs.export import write_model
+from electra.runs.growing import (
+    POSITIONS,
+    TOKENS,
+    PositionRows,
+    extend_positions,
+    extend_vocabulary,
+    find_pieces,
+)
 from electra.runs.huggingface import (
     DISCRIMINATOR_HEAD,
     GENERATOR_HEAD,
@@ -63,10 +72,18 @@ class Imported(NamedTuple):
     num_tensors: int
     left_over: list[str]
     """Names of tensors that were not used, as in the source."""
+    num_new: int
+    """Tokens that `extend` has and the source has not."""
 
 
 def import_model(
-    source: Path, out: Path, tokenizer: Path | None = None, generator: Path | None = None
+    source: Path,
+    out: Path,
+    tokenizer: Path | None = None,
+    generator: Path | None = None,
+    extend: Path | None = None,
+    positions: int = 0,
+    position_rows: PositionRows = "interpolate",
 ) -> Imported:
     """Write the networks of a source as `electra export` writes those of a run.
 
@@ -75,6 +92,10 @@ def import_model(
         out: The folder to write; must not exist.
         tokenizer: Folder or file of the tokenizer; None: that of the source.
         generator: Another source, of the generator.
+        extend: Tokenizer with all tokens of the source's and more. The new tokens begin with the
+            means of the pieces that they replace.
+        positions: Longest row, tokens; 0: that of the source.
+        position_rows: How the embeddings of more positions are made.
 
     Raises:
         UserError: A source is damaged, or is no model that can be read, or `out` exists.
@@ -82,6 +103,8 @@ def import_model(
     sources = {path: _read(path) for path in (source, generator) if path}
     folder = source if source.is_dir() else source.parent
     words = Tokenizer.load(tokenizer or folder)
+    extended = Tokenizer.load(extend) if extend else words
+    pieces = find_pieces(words, extended) if extend else None
     networks: dict[str, _Network] = {}
     left: list[str] = []
     for path, found in sources.items():
@@ -94,6 +117,10 @@ def import_model(
                 f"{path} has {network.sizes.vocab_size:,} token embeddings, and its tokenizer "
                 f"{words.vocab_size:,} tokens; name the right one by --tokenizer",
             )
+            if pieces:
+                network = network.grow(extend_vocabulary(network.tensors, pieces))
+            if positions:
+                network = network.grow(extend_positions(network.tensors, positions, position_rows))
             networks[role] = network
             unused = {name: each for name, each in unused.items() if name not in network.used}
         left += [*unused.values(), *found.others]
@@ -110,12 +137,13 @@ def import_model(
                 "encoder": "ElectraModel",
                 "generator": "ElectraForMaskedLM",
             }[role]
-            words.write(place)
+            extended.write(place, **({"max_length": positions} if positions else {}))
             origin = generator if generator and role == "generator" else source
-            config = config_to_huggingface(network.sizes, architecture, words.pad_id)
+            config = config_to_huggingface(network.sizes, architecture, extended.pad_id)
             write_model(place, str(origin), config, network.tensors)
     sizes = {role: network.sizes for role, network in networks.items()}
-    return Imported(sizes, total - len(left), total, left)
+    num_new = extended.vocab_size - words.vocab_size
+    return Imported(sizes, total - len(left), total, left, num_new)
 
 
 class _Source(NamedTuple):
@@ -230,6 +258,15 @@ class _Network(NamedTuple):
     """Under the names of transformers' ELECTRA classes."""
     used: set[str]
     """Their names in the source's `tensors`."""
+
+    def grow(self, tensors: dict[str, Tensor]) -> "_Network":
+        """Return the network with more tokens or positions."""
+        sizes = dataclasses.replace(
+            self.sizes,
+            vocab_size=len(tensors[TOKENS]),
+            max_position_embeddings=len(tensors[POSITIONS]),
+        )
+        return _Network(sizes, tensors, self.used)
 
 
 def _split(path: Path, found: _Source) -> dict[str, _Network]:

@@ -14,7 +14,7 @@ from electra.config import (
     require,
 )
 from electra.corpus.tokenizer import Tokenizer
-from electra.files import check_hashes, read_object
+from electra.files import check_hashes, read_object, sha256_file
 from electra.runs.checkpoint import FILES, find_checkpoint, read_tensors
 from electra.runs.finetuned import Finetuned, is_finetuned, read_finetuned
 from electra.runs.huggingface import (
@@ -116,7 +116,7 @@ class SavedNetwork:
     encoders: tuple[dict[str, Tensor], ...]
     """Parameters of each encoder, shared ones included, under the names in `Encoder`."""
     head: dict[str, Tensor]
-    """Parameters of the head, under the names in the head's class."""
+    """Parameters of the head, under the names in the head's class; empty if there is none."""
 
 
 @dataclass(frozen=True)
@@ -175,6 +175,65 @@ def read_networks(run: Path) -> SavedNetworks:
             f"{checkpoint / 'state.json'} does not say which networks there are ({error!r}): the "
             "run is of an older version of electra, or the file is damaged"
         ) from None
+
+
+@dataclass(frozen=True)
+class Start:
+    """The networks in a folder, with which another pre-training can begin."""
+
+    kept: SavedNetwork
+    """The encoder that pre-training returns; of a Hugging Face folder the model."""
+    generator: SavedNetwork | None
+    """The generator or the masked language model, which may be `kept`; None: there is none."""
+    tokenizer: Tokenizer
+    source: str
+    """Folder, with the step of a run."""
+    sha256: dict[str, str]
+    """The sha256 of each file of weights, by its name in the folder."""
+
+
+def read_start(folder: Path) -> Start:
+    """Return the networks of a run or a Hugging Face folder of ELECTRA.
+
+    Args:
+        folder: A run folder, or a Hugging Face folder. Its generator may lie in its folder
+            `generator`, as `electra export` and `electra import` write it.
+
+    Raises:
+        UserError: The folder is neither, or is damaged.
+    """
+    check_hashes(folder)
+    path = folder / "config.json"
+    require(
+        path.is_file() and not is_finetuned(folder),
+        f"{folder} is neither a run of `electra pretrain` nor a Hugging Face folder",
+    )
+    values = read_object(path)
+    if "model_type" not in values:
+        networks = read_networks(folder)
+        kept, generator = networks.kept, networks.generator
+        checkpoint = Path("checkpoints") / f"step-{networks.step:08d}"
+        weights = checkpoint / FILES[0]
+        digest = read_object(folder / checkpoint / "state.json")["sha256"][FILES[0]]
+        words, source = Tokenizer.load(folder / "tokenizer"), f"{folder} at step {networks.step}"
+    else:
+        pretrained = _read_huggingface(folder, values)
+        weights = Path("model.safetensors")
+        theirs, digest = read_tensors(folder / weights), sha256_file(folder / weights)
+        judges = head_from_huggingface(theirs, DISCRIMINATOR_HEAD)
+        fills = None if judges else head_from_huggingface(theirs, GENERATOR_HEAD)
+        predicts: Literal["tokens", "replaced"] = "tokens" if fills else "replaced"
+        head = judges or fills or {}
+        kept = SavedNetwork(predicts, pretrained.encoder, (pretrained.tensors,), head)
+        generator, words, source = None, pretrained.tokenizer, str(folder)
+    sha256 = {weights.as_posix(): digest}
+    if (folder / "generator" / "config.json").is_file():
+        inside = read_start(folder / "generator")
+        generator = inside.generator
+        sha256 |= {f"generator/{name}": each for name, each in inside.sha256.items()}
+    if generator is None and kept.predicts == "tokens":
+        generator = kept
+    return Start(kept, generator, words, source, sha256)
 
 
 def find_network(

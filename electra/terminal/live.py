@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from electra.reports.glossary import format_count, format_metric, format_seconds
-from electra.reports.lines import header_lines, record_line
+from electra.reports.lines import domains_line, header_lines, record_line
 from electra.terminal.printing import open_console, print_note, printable
 
 SECONDS_BETWEEN_REFRESHES = 0.1
@@ -30,6 +30,7 @@ COMPILING = "The first steps compile the networks, which takes a minute or two."
 
 GENERATOR_ROWS = ("mlm_loss", "mlm_accuracy", "sampled_accuracy")
 DISCRIMINATOR_ROWS = ("disc_loss", "constant_disc_loss", "disc_auc", "replaced_rate")
+DOMAIN_ROWS = ("old_disc_loss", "new_disc_loss")
 RESTORER_ROWS = ("restore_loss", "restore_accuracy", "replaced_rate")
 
 
@@ -114,6 +115,8 @@ class Display:
             for line in header_lines():
                 self._screen.print_line(line)
         self._screen.print_line(record_line(record))
+        if line := domains_line(record):
+            self._screen.print_line(line)
 
     def _begin(self) -> None:
         self._has_begun = True
@@ -131,7 +134,10 @@ class Display:
         discriminator = (
             self._measures("encoder", RESTORER_ROWS)
             if restores
-            else self._measures("discriminator", DISCRIMINATOR_ROWS)
+            else self._measures(
+                "discriminator",
+                (*DISCRIMINATOR_ROWS, *(name for name in DOMAIN_ROWS if name in self._heldout)),
+            )
         )
         if self._screen.width >= 78:
             measures = Table.grid(expand=True)

@@ -1,0 +1,272 @@
+"""Continued pre-training: sizes and weights of a run that begins with those of another model.
+
+Only weights are taken (`train.init_from`). Optimizer, schedule and count of steps begin anew. Where
+the folder has no generator, one is made (`generator.start`): from the discriminator's lower layers,
+from another masked language model, or with initial weights. A made generator predicts little at
+first, and a discriminator that learns from its samples unlearns what it knew. So the generator is
+trained alone for `generator.warmup_steps` (`Objective.rest_until`).
+"""
+
+import dataclasses
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from electra.config import (
+    NOT_SIZES,
+    EncoderConfig,
+    GeneratorConfig,
+    PretrainConfig,
+    UserError,
+    require,
+)
+from electra.corpus.shards import Shards
+from electra.method.objective import Network, Objective
+from electra.runs.checkpoint import load_parameters
+from electra.runs.pretrained import SavedNetwork, Start, read_start
+
+Origin = Literal["init_from", "folder", "layers", "new"]
+"""Where a generator's first weights come from."""
+SIZES_OF_GENERATOR = ("hidden_fraction", "layers_fraction", "hidden_size", "num_hidden_layers")
+MADE_FRACTION = 0.25
+"""Layers of a generator that is made from the discriminator's, as a share of them, if the preset
+has a narrow generator. Such a generator is as wide as the discriminator."""
+WARMUP_SHARE = 10
+"""train.steps divided by generator.warmup_steps, where a made generator's is not set."""
+
+
+def fit_to_start(
+    config: PretrainConfig, start: Start, given: Collection[str] | None = ()
+) -> PretrainConfig:
+    """Return the settings with the sizes of the model that the run begins with.
+
+    Args:
+        config: The settings, with train.init_from.
+        start: The networks in that folder.
+        given: Names of settings that the user chose, such as model.hidden_size; None: all.
+
+    Raises:
+        UserError: A chosen size contradicts the model's, or the generator's weights cannot be taken
+            with these settings.
+    """
+    folder, theirs = config.train.init_from, start.kept.sizes
+
+    def is_given(name: str) -> bool:
+        return given is None or name in given
+
+    sizes = {
+        field.name: getattr(theirs, field.name)
+        for field in dataclasses.fields(EncoderConfig)
+        if field.name not in NOT_SIZES
+    }
+    for name, value in sizes.items():
+        chosen = getattr(config.model, name)
+        require(
+            name == "vocab_size" or not is_given(f"model.{name}") or chosen == value,
+            f"model.{name} {chosen} contradicts train.init_from {folder}, whose encoder has "
+            f"{value}: leave the setting away",
+        )
+    require(
+        not is_given("train.initial_weights") or config.train.initial_weights == "bert",
+        f"train.initial_weights {config.train.initial_weights} is for a run from scratch; the "
+        f"weights are those of train.init_from {folder}: leave the setting away",
+    )
+    model = dataclasses.replace(config.model, **sizes)
+    generator, origin = config.generator, find_origin(config, start)
+    is_chosen = any(is_given(f"generator.{name}") for name in SIZES_OF_GENERATOR)
+    if origin in ("init_from", "folder"):
+        saved, source = find_generator(config, start)
+        chosen_sizes = generator.encoder(model) if is_chosen else None
+        generator = size_generator(generator, model, saved.sizes, source)
+        require(
+            chosen_sizes in (None, generator.encoder(model)),
+            f"the generator of {source} has {saved.sizes.num_hidden_layers} layers of "
+            f"{saved.sizes.hidden_size}, not those of the settings: leave the generator's sizes "
+            "away",
+        )
+        _require_shareable(config, start.kept, saved, source)
+    elif origin == "layers":
+        if not is_chosen and generator.encoder(model).hidden_size != model.hidden_size:
+            generator = dataclasses.replace(
+                generator, hidden_fraction=1.0, layers_fraction=MADE_FRACTION
+            )
+        made = generator.encoder(model)
+        require(
+            made.hidden_size == model.hidden_size
+            and made.num_hidden_layers <= model.num_hidden_layers,
+            f"generator.start layers takes the lower of {model.num_hidden_layers} layers of "
+            f"{model.hidden_size}, not {made.num_hidden_layers} of {made.hidden_size}: set "
+            "generator.hidden_fraction=1 generator.layers_fraction=0.25",
+        )
+    if generator.warmup_steps is None:
+        can_rest = config.method.scheme != "two_stage" and config.method.sharing != "all"
+        is_made = origin in ("layers", "new") and can_rest
+        steps = config.train.steps // WARMUP_SHARE if is_made else 0
+        generator = dataclasses.replace(generator, warmup_steps=steps)
+    train = dataclasses.replace(config.train, initial_weights="bert")
+    return dataclasses.replace(config, model=model, generator=generator, train=train)
+
+
+def require_vocabulary(start: Start, shards: Shards) -> None:
+    """Refuse shards with another vocabulary than the model's.
+
+    Raises:
+        UserError: The vocabularies differ, or the embeddings are not one for each token.
+    """
+    require(
+        start.tokenizer.digest == shards.tokenizer.digest,
+        f"train.init_from {start.source} has another vocabulary than {shards.folder}: prepare the "
+        "text with its tokenizer, by `electra prepare --tokenizer`",
+    )
+    num_rows, num_tokens = start.kept.sizes.vocab_size, shards.tokenizer.vocab_size
+    require(
+        num_rows == num_tokens,
+        f"train.init_from {start.source} has {num_rows:,} token embeddings for {num_tokens:,} "
+        "tokens; `electra import` makes them agree",
+    )
+
+
+def size_generator(
+    generator: GeneratorConfig, model: EncoderConfig, sizes: EncoderConfig, source: str
+) -> GeneratorConfig:
+    """Return the generator's settings with the sizes of a trained one.
+
+    Raises:
+        UserError: The settings cannot express these sizes.
+    """
+    generator = dataclasses.replace(
+        generator, hidden_size=sizes.hidden_size, num_hidden_layers=sizes.num_hidden_layers
+    )
+    free = {name: getattr(model, name) for name in (*NOT_SIZES, "vocab_size")}
+    require(
+        dataclasses.replace(sizes, **free) == generator.encoder(model),
+        f"the generator of {source} has sizes that do not match this model: embedding_size "
+        f"{sizes.embedding_size}, {sizes.num_attention_heads} heads, intermediate_size "
+        f"{sizes.intermediate_size}; choose a model of the same proportions",
+    )
+    return generator
+
+
+def find_origin(config: PretrainConfig, start: Start) -> Origin | None:
+    """Return where the generator's weights come from; None: no generator learns."""
+    if config.method.objective == "mlm" or config.generator.kind != "network":
+        return None
+    chosen = config.generator.start
+    if chosen != "auto":
+        return chosen
+    num_encoders = 2 if config.method.objective == "electric" else 1
+    has_one = start.generator is not None and len(start.generator.encoders) == num_encoders
+    return "init_from" if has_one else "layers"
+
+
+def find_generator(config: PretrainConfig, start: Start) -> tuple[SavedNetwork, str]:
+    """Return the trained generator that the run begins with, and its folder."""
+    if config.generator.start == "folder":
+        return read_masked_lm(config.generator.start_folder, start, "generator.start_folder")
+    assert start.generator is not None
+    return start.generator, config.train.init_from
+
+
+def read_masked_lm(folder: str, start: Start, setting: str) -> tuple[SavedNetwork, str]:
+    """Return the masked language model of another folder, and the folder.
+
+    Raises:
+        UserError: The folder has none, or one with another vocabulary.
+    """
+    other = read_start(Path(folder))
+    if other.generator is None or len(other.generator.encoders) != 1:
+        raise UserError(f"{setting} {folder} has no masked language model")
+    require(
+        other.tokenizer.digest == start.tokenizer.digest,
+        f"{setting} {folder} has another vocabulary than {start.source}",
+    )
+    return other.generator, folder
+
+
+def _require_shareable(
+    config: PretrainConfig, kept: SavedNetwork, generator: SavedNetwork, source: str
+) -> None:
+    """Refuse to share parameters that differ, since those of one network would be lost."""
+    sharing = config.method.sharing
+    if sharing == "none":
+        return
+    prefix, what = ("embeddings.", "embeddings") if sharing == "embeddings" else ("", "weights")
+    ours, theirs = kept.encoders[0], generator.encoders[0]
+    names = [name for name in {*ours, *theirs} if name.startswith(prefix)]
+    require(
+        all(
+            name in ours and name in theirs and torch.equal(ours[name], theirs[name])
+            for name in names
+        ),
+        f"the generator of {source} has other {what} than the encoder of train.init_from "
+        f"{config.train.init_from}, and cannot share them: set method.sharing=none",
+    )
+
+
+def describe_parts(model: Objective, config: PretrainConfig, start: Start) -> dict[str, str]:
+    """Return the origin of the first weights of each network and each head, for manifests."""
+    parts = {}
+    for role, network in model.networks.items():
+        if model.kept in network.encoders:
+            parts[role] = "init_from"
+            has_head = bool(start.kept.head) and network.predicts == start.kept.predicts
+            parts[f"{role} head"] = "init_from" if has_head else "new"
+        elif config.generator.kind == "network":
+            origin = find_origin(config, start)
+            assert origin is not None
+            parts[role] = origin
+            parts[f"{role} head"] = "new" if origin == "layers" else origin
+        else:
+            parts |= dict.fromkeys((role, f"{role} head"), config.generator.kind)
+    return parts
+
+
+@torch.no_grad()
+def load_start(
+    model: Objective, config: PretrainConfig, start: Start, frequencies_V: Tensor
+) -> None:
+    """Copy the weights that a continued run begins with into the objective.
+
+    Heads that are new begin with the best constant predictions.
+
+    Args:
+        model: The objective, with initial weights.
+        config: The settings, from `fit_to_start`.
+        start: The networks of train.init_from.
+        frequencies_V: Token counts of the shards.
+    """
+    model.set_constant_predictions(frequencies_V.to(next(model.parameters()).device))
+    parts = describe_parts(model, config, start)
+    for role, network in model.networks.items():
+        if model.kept in network.encoders:
+            load_parameters(model.kept, start.kept.encoders[0])
+            if parts[f"{role} head"] == "init_from":
+                load_parameters(network.head, start.kept.head)
+        elif parts[role] in ("init_from", "folder"):
+            _load_network(network, find_generator(config, start)[0])
+        elif parts[role] == "layers":
+            for encoder in network.encoders:  # with fewer layers, of the same names
+                load_parameters(encoder, start.kept.encoders[0])
+
+
+def _load_network(network: Network, saved: SavedNetwork) -> None:
+    for encoder, tensors in zip(network.encoders, saved.encoders, strict=True):
+        load_parameters(encoder, tensors)
+    load_parameters(network.head, saved.head)
+
+
+def describe_start(model: Objective, config: PretrainConfig, start: Start) -> dict[str, Any]:
+    """Return what manifest.json says of the weights that the run began with."""
+    found: dict[str, Any] = {
+        "folder": config.train.init_from,
+        "source": start.source,
+        "sha256": start.sha256,
+        "parts": describe_parts(model, config, start),
+    }
+    if config.generator.start == "folder":
+        other = read_start(Path(config.generator.start_folder))
+        found["generator"] = {"source": other.source, "sha256": other.sha256}
+    return found

@@ -1,0 +1,108 @@
+"""More tokens and longer rows for imported weights; names are those of transformers.
+
+New rows of the embeddings and of the generator's output bias are the means of the pieces that a new
+token replaces, so that a text in new tokens means at first about what it meant in old ones (Hewitt
+2021, "Initializing new word embeddings", uses the mean of all tokens). New positions repeat the old
+ones (as in Longformer: Beltagy et al. 2020, section 5) or lie between them.
+"""
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from electra.config import require
+from electra.corpus.tokenizer import Tokenizer
+
+TOKENS = "electra.embeddings.word_embeddings.weight"
+POSITIONS = "electra.embeddings.position_embeddings.weight"
+OUTPUT_BIAS = "generator_lm_head.bias"
+
+PositionRows = Literal["interpolate", "repeat"]
+"""interpolate: a row of old length takes as many steps through the old positions as the new length
+has. repeat: the old positions one after the other, again and again."""
+
+
+def find_pieces(old: Tokenizer, new: Tokenizer) -> list[list[int]]:
+    """Return the old ids whose mean each new token begins with, in the order of the new ids.
+
+    An old token has its own id. A new one has those of the pieces into which the old vocabulary
+    divides it, or that of [UNK].
+
+    Raises:
+        UserError: The new vocabulary lacks an old token, or normalises text in another way.
+    """
+    require(
+        (old.lowercase, old.strip_accents) == (new.lowercase, new.strip_accents),
+        f"the extended tokenizer has lowercase {new.lowercase} and strip_accents "
+        f"{new.strip_accents}, the model's {old.lowercase} and {old.strip_accents}",
+    )
+    lacking = sorted({*old.tokens_by_id} - {*new.tokens_by_id})
+    require(
+        not lacking,
+        f"the extended tokenizer lacks {len(lacking):,} tokens of the model's, as "
+        f"{lacking[:1]}; `electra tokenizer --extend` keeps all of them",
+    )
+    ids = {token: index for index, token in enumerate(old.tokens_by_id)}
+    return [_divide(token, ids, old.unk_id) for token in new.tokens_by_id]
+
+
+def _divide(token: str, ids: Mapping[str, int], unk_id: int) -> list[int]:
+    """Return the ids of a token's longest pieces from the left, as WordPiece divides a word."""
+    if token in ids:
+        return [ids[token]]
+    text = token.removeprefix("##")
+    pieces: list[int] = []
+    begin, is_inside = 0, token != text
+    while begin < len(text):
+        prefix = "##" if is_inside else ""
+        ends = range(len(text), begin, -1)
+        end = next((each for each in ends if prefix + text[begin:each] in ids), begin)
+        if end == begin:
+            return [unk_id]
+        pieces.append(ids[prefix + text[begin:end]])
+        begin, is_inside = end, True
+    return pieces or [unk_id]
+
+
+def extend_vocabulary(tensors: Mapping[str, Tensor], pieces: list[list[int]]) -> dict[str, Tensor]:
+    """Return a network's tensors with a row for each token: the mean of its pieces.
+
+    Args:
+        tensors: Parameters of an encoder, with a head.
+        pieces: From `find_pieces`.
+    """
+    extended = dict(tensors)
+    for name in {TOKENS, OUTPUT_BIAS} & tensors.keys():
+        old = tensors[name]
+        rows = [old[each[0]] if len(each) == 1 else old[each].mean(dim=0) for each in pieces]
+        extended[name] = torch.stack(rows)
+    return extended
+
+
+def extend_positions(
+    tensors: Mapping[str, Tensor], number: int, how: PositionRows
+) -> dict[str, Tensor]:
+    """Return a network's tensors with learned embeddings of more positions.
+
+    Args:
+        tensors: Parameters of an encoder, with a head.
+        number: Positions, at least as many as before.
+        how: How the embeddings of the new positions are made.
+
+    Raises:
+        UserError: There are more positions already.
+    """
+    old = tensors[POSITIONS]
+    require(
+        number >= len(old),
+        f"--positions {number} is less than the {len(old)} of the model; more can be made, not "
+        "fewer",
+    )
+    if how == "repeat":
+        rows = old[torch.arange(number) % len(old)]
+    else:
+        rows = F.interpolate(old.T[None], number, mode="linear", align_corners=True)[0].T
+    return {**tensors, POSITIONS: rows.contiguous()}

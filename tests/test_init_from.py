@@ -1,0 +1,502 @@
+"""Continued pre-training: what is taken, a generator that warms up alone, and losses by domain."""
+
+import dataclasses
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from electra.cli import main
+from electra.config import PrepareConfig, UserError
+from electra.corpus.prepare import prepare
+from electra.corpus.shards import open_shards
+from electra.corpus.tokenizer import Tokenizer, make_tokenizer
+from electra.method.flops import count_parts
+from electra.method.registry import sketch_objective
+from electra.presets import PRESETS
+from electra.pretraining.acceleration import prepare_step
+from electra.pretraining.alarms import Alarms
+from electra.pretraining.init_from import describe_parts, fit_to_start, load_start
+from electra.pretraining.loop import pretrain, resume
+from electra.pretraining.memory import make_rows, measure_activations
+from electra.pretraining.plan import time_run
+from electra.pretraining.start import build_model, count_tokens, fit_to_shards
+from electra.processes import Interrupted
+from electra.reports.curves import find_panels
+from electra.reports.lines import domains_line
+from electra.reports.page import write_page
+from electra.reports.runs import read_runs
+from electra.runs.checkpoint import find_checkpoint
+from electra.runs.export import export
+from electra.runs.manifest import read_manifest
+from electra.runs.metrics import read_metrics
+from electra.runs.pretrained import read_networks, read_start
+from electra.settings import override
+from electra.training.machine import Machine
+
+SHORT = ["train.steps=8", "train.save_every=4", "train.evaluate_every=4", "train.log_every=2"]
+
+
+def ignore(record):
+    pass
+
+
+@pytest.fixture(scope="module")
+def folders(toy_shards, toy_config, tmp_path_factory):
+    """A run, its export, and the export without its generator."""
+    folder = tmp_path_factory.mktemp("starts")
+    settings = ["generator.hidden_fraction=1", "generator.layers_fraction=0.5"]
+    pretrain(toy_shards, folder / "run", override(toy_config, settings), ignore)
+    export(folder / "run", folder / "export")
+    shutil.copytree(folder / "export", folder / "alone")
+    shutil.rmtree(folder / "alone" / "generator")
+    return folder
+
+
+def continued(toy_config, start, *settings):
+    """The settings of a run that begins with a folder, as a command makes them."""
+    config = override(
+        toy_config, [*SHORT, "optimizer.warmup_steps=1", f"train.init_from={start}", *settings]
+    )
+    given = {word.partition("=")[0] for word in settings}
+    return fit_to_start(config, read_start(start), given)
+
+
+def begin(config, shards):
+    """The objective of a continued run at its first step."""
+    start, shards = read_start(Path(config.train.init_from)), open_shards(shards)
+    config = fit_to_shards(config, shards)
+    counts = count_tokens(shards)
+    model = build_model(config, shards.tokenizer, Machine(), counts)
+    load_start(model, config, start, counts)
+    return model, config, start
+
+
+# Sizes
+
+
+def test_sizes_are_those_of_the_start(folders, toy_config):
+    other = override(PRESETS["small"], ["train.steps=100", f"train.init_from={folders / 'alone'}"])
+    config = fit_to_start(other, read_start(folders / "alone"))
+    theirs = read_networks(folders / "run").config
+    dropout = other.model.hidden_dropout_prob
+    assert config.model == dataclasses.replace(
+        theirs.model, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout
+    )
+    # Small's narrow generator cannot have the discriminator's layers.
+    assert config.generator.encoder(config.model).hidden_size == config.model.hidden_size
+    assert config.generator.encoder(config.model).num_hidden_layers == 1
+    assert config.generator.warmup_steps == 10
+    whole = override(other, [f"train.init_from={folders / 'run'}"])
+    config = fit_to_start(whole, read_start(folders / "run"))
+    assert config.generator.encoder(config.model) == dataclasses.replace(
+        theirs.generator.encoder(theirs.model),
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+    )
+    assert config.generator.warmup_steps == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (["model.num_hidden_layers=3"], r"model\.num_hidden_layers 3 contradicts .* encoder has 2"),
+        (["train.initial_weights=neighbours"], "is for a run from scratch"),
+        (["generator.start=layers", "generator.hidden_fraction=0.5"], "takes the lower of 2"),
+        (["generator.hidden_fraction=0.5"], "not those of the settings"),
+        (["generator.start=folder", "generator.start_folder=none"], "neither a run"),
+        (["generator.start=folder"], "go together"),
+        (["generator.kind=unigram", "generator.warmup_steps=2"], "of a generator that learns"),
+        (["method.objective=mlm", "generator.warmup_steps=2"], "needs an objective with a generat"),
+        (["method.sharing=all", "generator.layers_fraction=1", "generator.start=new",
+          "generator.warmup_steps=2"], "needs two networks"),
+        (["generator.warmup_steps=8"], "must be less than train.steps 8"),
+        (["generator.warmup_steps=-1"], "must be >= 0"),
+    ],
+)  # fmt: skip
+def test_contradictions_are_refused(folders, toy_config, settings, says):
+    with pytest.raises(UserError, match=says):
+        continued(toy_config, folders / "run", *settings)
+
+
+def test_what_belongs_to_continued_runs_is_refused_elsewhere(toy_config):
+    for setting in ("generator.start=layers", "train.also_evaluate=x", "train.evaluate_with=x"):
+        with pytest.raises(UserError, match=r"with train\.init_from"):
+            override(toy_config, [setting])
+
+
+def test_folders_that_do_not_fit_are_refused(folders, toy_shards, toy_config, tmp_path):
+    config = continued(toy_config, folders / "alone")
+    other = Tokenizer([*open_shards(toy_shards).tokenizer.tokens_by_id[:-1], "another"])
+    text = tmp_path / "text.txt"
+    text.write_text("the queen sold a boat .\n\n" * 100)
+    prepare([str(text)], other, tmp_path / "shards", PrepareConfig(heldout_prob=0.2), None)
+    with pytest.raises(UserError, match=r"another vocabulary than .*prepare the text with its"):
+        pretrain(tmp_path / "shards", tmp_path / "out", config, ignore)
+    also = override(config, [f"train.also_evaluate={tmp_path / 'shards'}"])
+    with pytest.raises(UserError, match=r"also_evaluate .* has another vocabulary"):
+        pretrain(toy_shards, tmp_path / "out", also, ignore)
+    # A generator with embeddings of its own cannot share them.
+    shutil.copytree(folders / "export", tmp_path / "untied")
+    (tmp_path / "untied/generator/electra.json").unlink()
+    path = tmp_path / "untied/generator/model.safetensors"
+    tensors = load_file(path)
+    tensors["electra.embeddings.word_embeddings.weight"] += 1
+    save_file(tensors, path)
+    with pytest.raises(UserError, match=r"other embeddings .* set method\.sharing=none"):
+        continued(toy_config, tmp_path / "untied")
+    assert continued(toy_config, tmp_path / "untied", "method.sharing=none")
+    assert not (tmp_path / "out").exists()
+
+
+# Weights
+
+
+def test_a_run_goes_on_with_both_networks(folders, toy_shards, toy_config):
+    networks = read_networks(folders / "run")
+    for start in ("run", "export"):
+        model, config, found = begin(continued(toy_config, folders / start), toy_shards)
+        assert set(describe_parts(model, config, found).values()) == {"init_from"}
+        for network, saved in (
+            (model.networks["discriminator"], networks.kept),
+            (model.networks["generator"], networks.generator),
+        ):
+            for module, tensors in (
+                (network.encoders[0], saved.encoders[0]),
+                (network.head, saved.head),
+            ):
+                assert {name for name, _ in module.named_parameters()} == tensors.keys()
+                for name, parameter in module.named_parameters():
+                    assert torch.equal(parameter, tensors[name]), name
+
+
+@pytest.mark.parametrize("sharing", ["embeddings", "none"])
+def test_a_generator_is_made_of_the_lower_layers(folders, toy_shards, toy_config, sharing):
+    config = continued(toy_config, folders / "alone", f"method.sharing={sharing}")
+    model, config, found = begin(config, toy_shards)
+    parts = describe_parts(model, config, found)
+    assert parts == {
+        "discriminator": "init_from",
+        "discriminator head": "init_from",
+        "generator": "layers",
+        "generator head": "new",
+    }
+    ours = dict(model.discriminator.named_parameters())
+    theirs = dict(model.generator.encoder.named_parameters())
+    assert theirs.keys() < ours.keys()
+    assert all(torch.equal(parameter, ours[name]) for name, parameter in theirs.items())
+    is_shared = model.generator.encoder.embeddings is model.discriminator.embeddings
+    assert is_shared == (sharing == "embeddings")
+    counts = count_tokens(open_shards(toy_shards))
+    assert torch.allclose(model.generator.head.bias.exp(), (counts / counts.sum()).float())
+
+
+def test_a_generator_is_that_of_another_folder_or_new(folders, toy_shards, toy_config):
+    other = f"generator.start_folder={folders / 'export' / 'generator'}"
+    config = continued(toy_config, folders / "alone", "generator.start=folder", other)
+    assert config.generator.warmup_steps == 0
+    model, config, found = begin(config, toy_shards)
+    saved = read_networks(folders / "run").generator
+    assert torch.equal(model.generator.head.dense.weight, saved.head["dense.weight"])
+    assert describe_parts(model, config, found)["generator head"] == "folder"
+    config = continued(toy_config, folders / "run", "generator.start=new")
+    model, config, found = begin(config, toy_shards)
+    assert not torch.equal(model.generator.head.dense.weight, saved.head["dense.weight"])
+    assert describe_parts(model, config, found)["generator"] == "new"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["method.objective=mlm"],
+        ["method.objective=replace_mlm"],
+        ["method.objective=all_tokens_mlm"],
+        ["method.objective=electric"],
+        ["method.objective=rtd_masked_only"],
+        ["method.scheme=adversarial"],
+        ["method.scheme=two_stage", "method.sharing=none"],
+        ["generator.kind=unigram"],
+        ["method.mode=reference"],
+    ],
+    ids=lambda settings: settings[0].partition("=")[2],
+)
+def test_every_objective_continues(folders, toy_shards, toy_config, tmp_path, settings):
+    """Their encoder begins with the discriminator's weights, and what is written can be read."""
+    config = continued(toy_config, folders / "run", f"train.also_evaluate={toy_shards}", *settings)
+    model, _, _ = begin(config, toy_shards)
+    expected = read_networks(folders / "run").kept.encoders[0]
+    for name, parameter in model.kept.named_parameters():
+        assert torch.equal(parameter, expected[name]), name
+    pretrain(toy_shards, tmp_path / "run", config, ignore)
+    assert read_networks(tmp_path / "run").step == 8
+    heldout = [r for r in read_metrics(tmp_path / "run/metrics.jsonl") if r["part"] == "heldout"]
+    assert heldout[0]["step"] == 0
+    assert {"old_loss", "old_disc_loss"} & heldout[-1].keys()
+
+
+def test_two_stages_keep_the_discriminator(folders, toy_shards, toy_config):
+    """Without train.init_from the second stage begins with the generator's weights."""
+    settings = ["method.scheme=two_stage", "method.sharing=none"]
+    model, _, _ = begin(continued(toy_config, folders / "run", *settings), toy_shards)
+    before = {name: each.clone() for name, each in model.discriminator.named_parameters()}
+    torch.nn.init.zeros_(model.generator.encoder.embeddings.tokens.weight)
+    model.begin_stage(1)
+    for name, parameter in model.discriminator.named_parameters():
+        assert torch.equal(parameter, before[name]), name
+
+
+# The generator's warm-up
+
+WARM = {
+    "rtd": [],
+    "none": ["method.sharing=none"],
+    "masked_only": ["method.objective=rtd_masked_only"],
+    "adversarial": ["method.scheme=adversarial"],
+    "replace_mlm": ["method.objective=replace_mlm"],
+    "electric": ["method.objective=electric"],
+    "reference": ["method.mode=reference"],
+    "muon": ["optimizer.matrices=muon"],
+    "accumulation": ["train.accumulation=2"],
+}
+
+
+@pytest.mark.parametrize("name", WARM)
+def test_the_discriminator_rests(toy_config, name):
+    """So do embeddings that it shares, and all weights learn afterwards."""
+    config = override(
+        toy_config,
+        [
+            *("model.vocab_size=200", "train.initial_weights=bert", "optimizer.warmup_steps=1"),
+            *("generator.warmup_steps=3", "train.steps=10", *WARM[name]),
+        ],
+    )
+    model = build_model(config, make_tokenizer(200), Machine()).train()
+    step = prepare_step(model, config, Machine())
+    generator = model.networks["generator"]
+    resting = set(model.kept.parameters())
+    for network in model.networks.values():
+        if model.kept in network.encoders:
+            resting |= set(network.head.parameters())
+    before = {each: each.detach().clone() for each in model.parameters()}
+    for number in range(3):
+        step(number, make_rows(config, 8, number), 1e-2)
+    assert all(torch.equal(each, before[each]) for each in resting)
+    learning = {*generator.encoders[0].parameters(), *generator.head.parameters()} - resting
+    assert all(not torch.equal(each, before[each]) for each in learning)
+    assert not any(step.optimizer.state.get(each) for each in resting)
+    step.begin_stage(1)
+    for number in range(3, 5):
+        outcome = step(number, make_rows(config, 8, number), 1e-2)
+    assert outcome.outputs[0].means.keys() & {"disc_loss", "restore_loss"}
+    assert all(not torch.equal(each, before[each]) for each in resting)
+
+
+def test_costs_of_the_warm_up(toy_config):
+    """Operations of what runs, memory of the stage that takes most, time of both stages."""
+    plain = override(
+        toy_config, ["model.vocab_size=500", "train.steps=100", "train.initial_weights=bert"]
+    )
+    warm = override(plain, ["generator.warmup_steps=25"])
+    whole, parts = (
+        {part.name: part.train for part in count_parts(sketch_objective(config), 32)}
+        for config in (plain, warm)
+    )
+    for name, flops in parts.items():
+        share = 1.0 if name.startswith("generator") else 0.75
+        assert flops == pytest.approx(share * whole[name])
+    models = [build_model(config, make_tokenizer(500), Machine()) for config in (plain, warm)]
+    activations = [measure_activations(model, plain, torch.device("cpu")) for model in models]
+    assert activations[0] == activations[1]
+    assert models[1].is_resting, "the estimate begins no stage of the model itself"
+
+
+def test_a_plan_times_both_stages(toy_config):
+    """Steps of a tenth of a second in the warm-up, and of a second after it."""
+    config = override(
+        toy_config,
+        ["model.vocab_size=500", "train.steps=100", "generator.warmup_steps=25"],
+    )
+    model = build_model(config, make_tokenizer(500), Machine(), torch.ones(500))
+    seconds = []
+    model.generator.register_forward_pre_hook(lambda *_: seconds.append(0.1))
+    model.discriminator.register_forward_pre_hook(lambda *_: seconds.append(0.9))
+    progress = []
+    found = time_run(model, config, Machine(), 30, progress.append, lambda: sum(seconds))
+    assert found == pytest.approx(25 * 0.1 + 75)
+    assert progress == sorted(progress)
+
+
+def assert_same_end(whole, parts):
+    steps, tensors = zip(*((s, load_file(f / "model.safetensors") | load_file(
+        f / "optimizer.safetensors")) for s, f in map(find_checkpoint, (whole, parts))),
+        strict=True)  # fmt: skip
+    assert steps[0] == steps[1]
+    assert tensors[0].keys() == tensors[1].keys()
+    assert all(torch.equal(tensors[0][name], tensors[1][name]) for name in tensors[0])
+    records = [
+        [r for r in read_metrics(run / "metrics.jsonl") if r["part"] == "heldout"]
+        for run in (whole, parts)
+    ]
+    assert records[0] == records[1]
+
+
+@pytest.mark.parametrize("stop_at", [2, 4, 6])
+def test_a_continued_run_is_resumed_bit_for_bit(folders, toy_shards, toy_config, tmp_path, stop_at):
+    """Stopped in the warm-up, at its end, and after it; the folder is not needed any more."""
+    shutil.copytree(folders / "alone", tmp_path / "start")
+    config = continued(
+        toy_config,
+        tmp_path / "start",
+        *("generator.warmup_steps=4", f"train.also_evaluate={toy_shards}"),
+    )
+    pretrain(toy_shards, tmp_path / "whole", config, ignore)
+
+    def interrupt(record):
+        if record["step"] == stop_at and record["part"] == "train":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted):
+        pretrain(toy_shards, tmp_path / "parts", config, interrupt)
+    shutil.rmtree(tmp_path / "start")
+    resume(tmp_path / "parts", ignore)
+    assert_same_end(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_a_run_without_a_checkpoint_needs_the_same_start(folders, toy_shards, toy_config, tmp_path):
+    shutil.copytree(folders / "alone", tmp_path / "start")
+    config = continued(toy_config, tmp_path / "start", "generator.warmup_steps=2")
+    pretrain(toy_shards, tmp_path / "whole", config, ignore)
+    pretrain(toy_shards, tmp_path / "parts", config, ignore)
+    shutil.rmtree(tmp_path / "parts" / "checkpoints")
+    (tmp_path / "parts" / "results.json").unlink()
+    resume(tmp_path / "parts", ignore)
+    assert_same_end(tmp_path / "whole", tmp_path / "parts")
+    shutil.rmtree(tmp_path / "parts" / "checkpoints")
+    (tmp_path / "parts" / "results.json").unlink()
+    (tmp_path / "start" / "electra.json").unlink()
+    path = tmp_path / "start" / "model.safetensors"
+    save_file({name: each + 1 for name, each in load_file(path).items()}, path)
+    with pytest.raises(UserError, match=r"does not hold the weights that .* began with"):
+        resume(tmp_path / "parts", ignore)
+
+
+# Losses on old and new text
+
+
+@pytest.fixture(scope="module")
+def measured(folders, toy_shards, toy_config, tmp_path_factory):
+    """A run continued on its own text, which is also its old text."""
+    run = tmp_path_factory.mktemp("measured") / "run"
+    config = continued(toy_config, folders / "run", f"train.also_evaluate={toy_shards}")
+    pretrain(toy_shards, run, config, ignore)
+    return run
+
+
+def test_the_first_loss_is_the_last_of_the_run_before(folders, measured):
+    """Its generator replaces the same tokens of the same rows."""
+    last = read_metrics(folders / "run" / "metrics.jsonl")[-1]
+    first, *others = (r for r in read_metrics(measured / "metrics.jsonl") if r["part"] == "heldout")
+    assert first["step"] == 0
+    for measure in ("disc_loss", "constant_disc_loss", "disc_auc"):
+        assert first[f"old_{measure}"] == pytest.approx(last[measure], rel=1e-5)
+        assert first[f"new_{measure}"] == first[f"old_{measure}"]
+    # The rows stay the same, and the generator's present samples do not.
+    assert all(r["old_constant_disc_loss"] == first["old_constant_disc_loss"] for r in others)
+    assert others[-1]["constant_disc_loss"] != first["constant_disc_loss"]
+    assert others[-1]["old_disc_loss"] != first["old_disc_loss"]
+
+
+def test_one_generator_replaces_the_rows_of_two_runs(folders, toy_shards, toy_config, tmp_path):
+    """So their curves begin at one place, with and without a warm-up."""
+    records = {}
+    for steps in (0, 4):
+        run = tmp_path / str(steps)
+        settings = f"train.evaluate_with={folders / 'run'}", f"generator.warmup_steps={steps}"
+        pretrain(toy_shards, run, continued(toy_config, folders / "alone", *settings), ignore)
+        records[steps] = {
+            r["step"]: r for r in read_metrics(run / "metrics.jsonl") if r["part"] == "heldout"
+        }
+    last = read_metrics(folders / "run" / "metrics.jsonl")[-1]["disc_loss"]
+    for step, found in ((0, records[0]), (0, records[4]), (4, records[4])):
+        assert found[step]["new_disc_loss"] == pytest.approx(last, rel=1e-5)
+    assert records[0][4]["new_disc_loss"] != records[0][0]["new_disc_loss"]
+    assert "old_disc_loss" not in records[0][0]
+
+
+def test_the_manifest_says_what_was_taken(folders, toy_shards, measured):
+    manifest = read_manifest(measured)
+    _, checkpoint = find_checkpoint(folders / "run")
+    name = f"checkpoints/{checkpoint.name}/model.safetensors"
+    begun = manifest["init_from"]
+    assert begun["source"] == f"{folders / 'run'} at step 12"
+    assert begun["sha256"].keys() == {name}
+    assert begun["parts"]["generator"] == "init_from"
+    assert manifest["also_evaluate"]["sha256"] == open_shards(toy_shards).digest
+
+
+def test_the_report_has_both_curves(measured, tmp_path):
+    runs = read_runs([measured])
+    assert "Discriminator on old and new text" in [panel.title for panel in find_panels(runs)]
+    write_page(tmp_path / "page.html", runs)
+    page = (tmp_path / "page.html").read_text()
+    assert "discriminator&#x27;s loss, old text" in page
+    assert "at step 12</td>" in page, "first weights"
+    main(["report", str(measured), "--out", str(tmp_path / "tables.md")])
+    tables = (tmp_path / "tables.md").read_text()
+    assert "| continued run | step | old_disc_loss | old_disc_auc |" in tables
+    assert f"| run | 8 | {runs[0].heldout[-1]['old_disc_loss']:.4f} |" in tables
+    line = domains_line(runs[0].heldout[-1])
+    assert line.startswith("# disc loss on rows that stay the same: old text 0.")
+    assert domains_line({"part": "heldout", "step": 1}) == ""
+
+
+def test_a_run_that_makes_a_model_worse_says_so(toy_config):
+    alarms = Alarms(toy_config)
+
+    def read(loss):
+        record = {"part": "heldout", "step": 1, "old_disc_loss": loss}
+        return alarms.read_heldout({**record, "old_constant_disc_loss": 0.4})
+
+    assert [read(loss) for loss in (0.3, 0.29, 0.309)] == [[], [], []]
+    (text,) = read(0.32)
+    assert "on the old text the discriminator's loss is 0.3200, and was 0.3000" in text
+    assert "20% of what it had learnt there is lost" in text
+    assert read(0.33) == []
+    assert read(0.30) == []
+    assert len(read(0.33)) == 1
+
+
+# The command
+
+
+@pytest.mark.filterwarnings("default:.*goes on with other settings")
+def test_the_command_continues_a_continued_run(folders, toy_shards, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(folders / "alone", tmp_path / "start")
+    words = ["pretrain", str(toy_shards), "--out", "run", "--init-from", "start"]
+    words += ["--also-evaluate", str(toy_shards), "--set", "examples.sequence_length=32"]
+    words += ["train.batch_size=4", "train.evaluate_rows=8", "train.threads=1"]
+    main([*words, "train.steps=20"])
+    printed = capsys.readouterr()
+    assert "continued from the weights of start: 20 steps" in printed.err
+    assert "old text" in printed.err
+    config = read_networks(tmp_path / "run").config
+    assert (config.model.hidden_size, config.generator.warmup_steps) == (128, 2)
+    assert config.train.initial_weights == "bert"
+    shutil.rmtree(tmp_path / "start")
+    main([*words, "train.steps=24"])
+    assert "goes on with other settings: train.steps 20 -> 24" in capsys.readouterr().err
+    assert read_networks(tmp_path / "run").config.generator.warmup_steps == 2
+    with pytest.raises(SystemExit):
+        main([*words, "train.steps=26", "generator.warmup_steps=3"])
+    assert "was begun with generator.warmup_steps=2, not 3" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["pretrain", "--resume", "run", "--init-from", "start"])
+    for verb in ("plan", "flops"):
+        main([verb, *(["--probe-seconds", "0.1"] if verb == "plan" else []), "--preset", "tiny",
+              "--set", f"train.init_from={folders / 'run'}", "train.threads=1"])  # fmt: skip
+    assert "kept encoder" in capsys.readouterr().out
