@@ -20,9 +20,10 @@ from cyclopts import App, CycloptsError, Group, Parameter
 import electra
 from electra.cli.corpus import prepare, tokenizer
 from electra.cli.finetuning import finetune, submit
+from electra.cli.outgoing import embed, export
 from electra.cli.pretraining import flops, import_, plan, pretrain
 from electra.cli.quickstart import quickstart
-from electra.cli.results import detect, export, fill, predict, report, score
+from electra.cli.results import detect, fill, predict, report, score
 from electra.config import UserError, require
 from electra.processes import Interrupted, find_place, is_launched
 
@@ -31,7 +32,7 @@ VERBS = {
     "Corpus": (tokenizer, prepare),
     "Pre-training": (pretrain, import_, plan, flops),
     "Fine-tuning": (finetune, submit),
-    "Results": (report, predict, detect, fill, score, export),
+    "Results": (report, predict, detect, fill, score, embed, export),
 }
 
 app = App(
