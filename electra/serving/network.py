@@ -48,14 +48,18 @@ class LoadedEncoder:
                 1 <= layer <= self.num_layers,
                 f"layer must lie in 1 to {self.num_layers}, not {layer}",
             )
+        input_ids_BL, mask_BL = self.pad(rows)
+        if layer is None:
+            return self.encoder(input_ids_BL, mask_BL)
+        return self.encoder.states_after(layer, input_ids_BL, mask_BL)
+
+    def pad(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        """Return rows of ids between [CLS] and [SEP], and which of them are no padding, (B, L)."""
         tokenizer = self.tokenizer
         tensors = [torch.tensor([tokenizer.cls_id, *row, tokenizer.sep_id]) for row in rows]
         input_ids_BL = torch.nn.utils.rnn.pad_sequence(tensors, True, tokenizer.pad_id)
         input_ids_BL = input_ids_BL.to(self.machine.device)
-        mask_BL = input_ids_BL != tokenizer.pad_id
-        if layer is None:
-            return self.encoder(input_ids_BL, mask_BL)
-        return self.encoder.states_after(layer, input_ids_BL, mask_BL)
+        return input_ids_BL, input_ids_BL != tokenizer.pad_id
 
     def cut(self, ids: Sequence[int]) -> Iterator[slice]:
         """Yield slices of a text's ids that fit a row, and begin at words that are not longer."""
