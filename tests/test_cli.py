@@ -254,6 +254,8 @@ def run_child(*words, **options):
         ["predict", "scores", "--input", "nowhere"],
         ["score", "run", "--text", "nowhere", "--out", "OUT"],
         ["score", "nowhere", "--text", "task/dev.tsv", "--out", "OUT"],
+        ["embed", "nowhere", "--input", "task/dev.tsv", "--out", "OUT.npy"],
+        ["embed", "run", "--input", "nowhere", "--out", "OUT.npy"],
         ["export", "nowhere", "--out", "OUT"],
         ["quickstart", "--text", "nowhere", "--out", "OUT"],
     ],
@@ -263,7 +265,8 @@ def test_a_missing_input_is_one_line_of_every_verb(capsys, chain, tmp_path, monk
     folder, _ = chain
     monkeypatch.chdir(folder)
     out = tmp_path / "out"
-    status, printed, err = run(capsys, *(out if word == "OUT" else word for word in words))
+    words = [str(word).replace("OUT", str(out)) for word in words]
+    status, printed, err = run(capsys, *words)
     assert (status, printed) == (2, "")
     assert re.fullmatch(r"error: .*nowhere.*\n", err), err
     assert not list(tmp_path.iterdir())
@@ -308,7 +311,7 @@ def test_what_the_system_refuses_is_one_line(capsys, chain, toy_text, tmp_path, 
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("verb", ["submit", "report", "predict", "score"])
+@pytest.mark.parametrize("verb", ["submit", "report", "predict", "score", "embed"])
 def test_a_folder_in_the_way_of_a_file_is_one_line(capsys, chain, toy_text, tmp_path, verb):
     """Told before the work, which would be lost."""
     folder, _ = chain
@@ -317,9 +320,10 @@ def test_a_folder_in_the_way_of_a_file_is_one_line(capsys, chain, toy_text, tmp_
         "report": [folder / "run"],
         "predict": [folder / "scores", "--input", folder / "task" / "dev.tsv"],
         "score": [folder / "run", "--text", toy_text],
+        "embed": [folder / "run", "--input", toy_text],
     }[verb]
-    out = tmp_path / "out.jsonl"
-    in_the_way = tmp_path / "out.jsonl.incomplete"
+    out = tmp_path / ("out.npy" if verb == "embed" else "out.jsonl")
+    in_the_way = tmp_path / f"{out.name}.incomplete"
     in_the_way.mkdir()
     status, printed, err = run(capsys, verb, *words, "--out", out)
     assert (status, printed) == (2, "")
@@ -517,6 +521,7 @@ def test_help_of_every_verb(capsys):
         "report",
         "predict",
         "export",
+        "embed",
         "quickstart",
         "score",
     ):

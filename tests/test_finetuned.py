@@ -833,6 +833,28 @@ def test_what_transformers_has_no_class_for_is_refused(runs, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("name", ["texts", "numbers", "tags", "plain", "choices"])
+def test_the_card_of_every_head_has_its_scores_and_code_that_runs(
+    runs, tmp_path, name, monkeypatch
+):
+    model = read_finetuned(runs / name)
+    architecture = export_finetuned(model, tmp_path / "hf")
+    card = (tmp_path / "hf" / "README.md").read_text()
+    results = json.loads((runs / name / "results.json").read_text())
+    settings = json.loads((runs / name / "config.json").read_text())
+    std = "" if results["std"] is None else f" ± {results['std']:.3f}"
+    own = results["seeds"][str(model.seed)]["scores"][results["metric"]]
+    assert f"| {own:.3f} | {results['median']:.3f}{std} | {len(results['seeds'])} |" in card
+    assert all(digest in card for digest in settings["files"].values())
+    code = card.partition("```python\n")[2].partition("```")[0]
+    assert architecture in code
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})
+    with pytest.raises(UserError, match="BERT has no projection of embeddings"):
+        export_finetuned(model, tmp_path / "bert", form="bert")
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+
+
 def test_the_verb_exports_a_fine_tuning(runs, tmp_path, capsys):
     out = tmp_path / "hf"
     words = ["export", runs / "texts", "--out", out, "--seed", "1"]

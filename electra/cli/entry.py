@@ -20,10 +20,11 @@ from cyclopts import App, CycloptsError, Group, Parameter
 import electra
 from electra.cli.corpus import prepare, tokenizer
 from electra.cli.finetuning import finetune, submit
+from electra.cli.outgoing import embed, export
 from electra.cli.pretraining import flops, import_, plan, pretrain
 from electra.cli.quickstart import quickstart
 from electra.cli.reproduce import reproduce
-from electra.cli.results import detect, export, fill, predict, report, score
+from electra.cli.results import detect, fill, predict, report, score
 from electra.config import UserError, require
 from electra.processes import Interrupted, find_place, is_launched
 
@@ -33,7 +34,7 @@ VERBS = {
     "Pre-training": (pretrain, import_, plan, flops),
     "Fine-tuning": (finetune, submit),
     "The paper's tables and figures": (reproduce,),
-    "Results": (report, predict, detect, fill, score, export),
+    "Results": (report, predict, detect, fill, score, embed, export),
 }
 
 app = App(

@@ -1,4 +1,4 @@
-"""What is made of runs and fine-tunings: report, predict, score and export."""
+"""What is made of runs and fine-tunings: report, predict, detect, fill and score."""
 
 from json import dumps
 from pathlib import Path
@@ -310,53 +310,3 @@ def score(
     write_scores(out, scores)
     mean = sum(each.pll for each in scores) / sum(each.num_tokens for each in scores)
     print_done(f"wrote {out}: {len(scores):,} lines, {mean:.3f} a token on average")
-
-
-def export(run: Path, *, out: Path, seed: int | None = None, dry_run: DryRun = False) -> None:
-    """Write a pre-trained or fine-tuned model as Hugging Face folders.
-
-    For a pre-training run, transformers loads OUT as AutoModelForPreTraining, AutoModel and
-    AutoTokenizer, and OUT/generator as AutoModelForMaskedLM. For a fine-tuning it loads OUT as
-    AutoModelForSequenceClassification, AutoModelForTokenClassification,
-    AutoModelForQuestionAnswering or AutoModelForMultipleChoice, which gives the answers of `electra
-    predict`. The folders work without electra.
-
-    Example: electra export run --out exported
-
-    Parameters
-    ----------
-    run
-        A run folder that `electra pretrain` wrote, or a folder that `electra finetune` wrote.
-    out
-        The folder to write.
-    seed
-        Of a fine-tuning, the seed whose model is written; if not given, the one with the best score
-        on dev.
-    """
-    from electra.runs.export import export as run_export
-    from electra.runs.export import export_finetuned
-    from electra.runs.finetuned import is_finetuned, read_finetuned
-    from electra.runs.pretrained import read_run_config
-    from electra.terminal.printing import print_done
-
-    if is_finetuned(run):
-        model = read_finetuned(run, seed)
-        refuse_existing(out)
-        if dry_run:
-            return print_dry_run(model.config, f"read seed {model.seed} of {run} and write {out}")
-        architecture = export_finetuned(model, out)
-        return print_done(
-            f"wrote {out}: seed {model.seed} of {run} as {architecture}",
-            f'python -c "from transformers import {architecture} as Model; '
-            f"Model.from_pretrained('{out}')\"",
-        )
-    require(seed is None, f"--seed is for a folder of `electra finetune`, which {run} is not")
-    settings = read_run_config(run)
-    refuse_existing(out)
-    if dry_run:
-        return print_dry_run(settings, f"read {run} and write {out} and {out / 'generator'}")
-    run_export(run, out)
-    print_done(
-        f"wrote {out} and {out / 'generator'}",
-        f"python -c \"from transformers import AutoModel; AutoModel.from_pretrained('{out}')\"",
-    )

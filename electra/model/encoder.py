@@ -9,6 +9,7 @@ are looked up and normalised in float32 and cast once; mixed_precision.py casts 
 Source: google-research/electra model/modeling.py.
 """
 
+from itertools import islice
 from typing import Literal, cast
 
 import torch
@@ -164,6 +165,23 @@ class Encoder(nn.Module):
             x_BLH = layer(x_BLH, mask_BNLL, masks)
             states.append(x_BLH)
         return torch.stack(states[-num_layers:])
+
+    @torch.no_grad()
+    def states_after(
+        self,
+        num_layers: int,
+        input_ids_BL: Tensor,
+        attention_mask_BL: Tensor | None = None,
+        token_type_ids_BL: Tensor | None = None,
+    ) -> Tensor:
+        """Return the hidden states (B, L, H) after the first K layers, without gradients.
+
+        The layers above are not computed. Arguments as in `layer_states`.
+        """
+        x_BLH, mask_BNLL, masks = self._begin(input_ids_BL, attention_mask_BL, token_type_ids_BL)
+        for layer in islice(self.layers, num_layers):
+            x_BLH = layer(x_BLH, mask_BNLL, masks)
+        return x_BLH
 
     def _begin(
         self,

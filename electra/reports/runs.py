@@ -1,6 +1,7 @@
 """Readers for the files of runs and fine-tunings; for the formats see docs/ARTEFACTS.md."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -130,6 +131,24 @@ def read_finetuning(path: Path) -> Finetuning:
         raise UserError(f"{path} is not a fine-tuning's results: it lacks {error}") from None
     except (TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{path} is not a fine-tuning's results: {error}") from None
+
+
+def find_finetunings(run: Path, step: int) -> list[Path]:
+    """Return the folders beside a run, of fine-tunings that began with its weights at a step.
+
+    Those from scratch, which took the run's sizes and no weights, are among them.
+    """
+    source = re.compile(rf"{re.escape(run.resolve().name)} at step (\d+)")
+    found = []
+    for path in sorted(run.resolve().parent.glob("*/results.json")):
+        try:
+            results = read_object(path)
+        except UserError:
+            continue
+        started = source.fullmatch(Path(str(results.get("source"))).name)
+        if started and (results.get("from_scratch") or int(started[1]) == step):
+            found.append(path.parent)
+    return found
 
 
 def _count_replaced(values: Mapping[str, Any]) -> int:

@@ -1,28 +1,36 @@
-"""Export to Hugging Face folders, which transformers loads without this package.
+"""Export to folders that other programs load without this package.
 
-From a pre-training run:
+From a pre-training run, or a Hugging Face folder of ELECTRA:
 OUT/                ElectraForPreTraining: the discriminator with its head; or ElectraForMaskedLM if
                     the objective has no discriminator
-OUT/generator/      ElectraForMaskedLM: the generator, if the run has one
+OUT/generator/      ElectraForMaskedLM: the generator, if there is one
 
 From a fine-tuning:
 OUT/                ElectraForSequenceClassification, ElectraForTokenClassification,
                     ElectraForQuestionAnswering or ElectraForMultipleChoice
 
 Each folder holds config.json, model.safetensors, the tokenizer, and electra.json with the model's
-source and the sha256 of the files. The commands of this package check the sha256 on reading.
+source and the sha256 of the files. The commands of this package check the sha256 on reading. OUT
+also has README.md, the model card (card.py).
+
+The form "bert" writes the classes of BERT instead, for programs that know BERT and not ELECTRA;
+"sentence-transformers" the encoder up to one layer, and how its states are pooled. OUT/onnx/ is
+written on request (onnx.py).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
 from electra import __version__
-from electra.config import UserError, require
-from electra.corpus.tokenizer import Tokenizer
-from electra.files import new_folder, write_hashes, write_json
+from electra.config import EncoderConfig, UserError, require
+from electra.corpus.tokenizer import MODEL_MAX_LENGTH, Tokenizer
+from electra.files import new_folder, read_object, write_hashes, write_json, write_text
+from electra.runs.bert import DISCRIMINATOR_FILE, to_bert
+from electra.runs.card import Card, describe_finetuning, describe_run, write_card
 from electra.runs.checkpoint import write_tensors
 from electra.runs.finetuned import Finetuned
 from electra.runs.huggingface import (
@@ -40,45 +48,114 @@ from electra.runs.huggingface_heads import (
     tagging_head,
 )
 from electra.runs.manifest import find_commit
-from electra.runs.pretrained import SavedNetwork, read_networks, tensors_below
+from electra.runs.onnx import Graph, write_onnx
+from electra.runs.pretrained import (
+    Pretrained,
+    SavedNetwork,
+    find_network,
+    is_huggingface,
+    load_pretrained,
+    read_networks,
+    tensors_below,
+)
+from electra.runs.sentence_transformers import Similarity, cut_layers, write_pooling
+
+Form = Literal["huggingface", "bert"]
 
 
-def export(run: Path, out: Path) -> None:
-    """Write the Hugging Face folders of a pre-training run, from its newest intact checkpoint.
+@dataclass(frozen=True)
+class _Model:
+    """An encoder and its head, as classes of transformers have them."""
+
+    sizes: EncoderConfig
+    encoder: Mapping[str, Tensor]
+    """The encoder's parameters, under our names."""
+    head: HuggingFaceHead
+    tokenizer: Tokenizer
+    length: int
+    """Longest row of the training, tokens."""
+    source: str
+
+
+def export(
+    run: Path,
+    out: Path,
+    *,
+    form: Form = "huggingface",
+    similarity: Similarity | None = None,
+    onnx: bool = False,
+    int8_text: Sequence[str] = (),
+    scores: str = "",
+) -> str:
+    """Write the networks of a run, from its newest intact checkpoint, and return their class.
 
     Args:
-        run: The run folder.
+        run: A run folder, or a Hugging Face folder of ELECTRA, as `electra import` writes it.
         out: The folder to write; must not exist.
+        form: huggingface: the classes of ELECTRA, with the generator. bert: those of BERT.
+        similarity: Layer and pooling of a folder for sentence-transformers; takes the place of
+            `form`.
+        onnx: Whether to write onnx/model.onnx, too.
+        int8_text: Lines of real text: write onnx/model_int8.onnx, too, compared on them.
+        scores: Table of the fine-tunings that began with these weights, for the card.
 
     Raises:
-        UserError: `run` is not a run folder or has no intact checkpoint, or `out` exists.
+        UserError: `run` is no such folder or has no intact checkpoint, `out` exists, the form has
+            no class for the networks, or a file does not agree with the network.
     """
-    networks = read_networks(run)
-    tokenizer = Tokenizer.load(run / "tokenizer")
-
-    def write(folder: Path, network: SavedNetwork) -> None:
-        is_masked_lm = network.predicts == "tokens"
-        architecture = "ElectraForMaskedLM" if is_masked_lm else "ElectraForPreTraining"
-        head = head_to_huggingface(
-            network.head, GENERATOR_HEAD if is_masked_lm else DISCRIMINATOR_HEAD
-        )
-        tokenizer.write(folder)
-        write_model(
-            folder,
-            f"{run} at step {networks.step}",
-            config_to_huggingface(network.sizes, architecture, tokenizer.pad_id),
-            encoder_to_huggingface(network.encoders[0]) | head,
-        )
-
-    with new_folder(out) as folder:
-        write(folder, networks.kept)
+    generator: SavedNetwork | None = None
+    if is_huggingface(run):
+        kept, tokenizer, length = _read_folder(run)
+        source, facts = str(run), [("source", f"`{run.name}`")]
+        if isinstance(kept, SavedNetwork) and kept.predicts == "replaced":
+            inside = run / "generator"
+            generator = find_network(inside, "tokens")[0] if inside.is_dir() else None
+    else:
+        networks = read_networks(run)
+        kept, tokenizer = networks.kept, Tokenizer.load(run / "tokenizer")
+        length = networks.config.examples.sequence_length
+        source, facts = f"{run} at step {networks.step}", describe_run(run, networks.step)
         if networks.generator and networks.masked_lm is networks.generator:
+            generator = networks.generator
+
+    def describe(network: SavedNetwork | Pretrained) -> _Model:
+        if isinstance(network, Pretrained) or similarity:
+            head = HuggingFaceHead("ElectraModel", {}, {})
+        elif network.predicts == "tokens":
+            tensors = head_to_huggingface(network.head, GENERATOR_HEAD)
+            head = HuggingFaceHead("ElectraForMaskedLM", tensors, {})
+        else:
+            tensors = head_to_huggingface(network.head, DISCRIMINATOR_HEAD)
+            head = HuggingFaceHead("ElectraForPreTraining", tensors, {})
+        if isinstance(network, Pretrained):
+            sizes, encoder = network.encoder, network.tensors
+        else:
+            sizes, encoder = network.sizes, network.encoders[0]
+        return _Model(sizes, encoder, head, tokenizer, length, source)
+
+    model = describe(kept)
+    card = Card(out.name, model.head.architecture, model.sizes, facts, scores=scores)
+    with new_folder(out) as folder:
+        if similarity:
+            model = _truncate(model, similarity)
+        architecture = _write(
+            folder, model, card, form, similarity=similarity, onnx=onnx, int8_text=int8_text
+        )
+        if generator and form == "huggingface" and not similarity:
             (folder / "generator").mkdir()
-            write(folder / "generator", networks.generator)
+            _write_plain(folder / "generator", describe(generator))
+    return architecture
 
 
-def export_finetuned(finetuned: Finetuned, out: Path) -> str:
-    """Write the Hugging Face folder of a fine-tuned model, and return its class in transformers.
+def export_finetuned(
+    finetuned: Finetuned,
+    out: Path,
+    *,
+    form: Form = "huggingface",
+    onnx: bool = False,
+    int8_text: Sequence[str] = (),
+) -> str:
+    """Write the folder of a fine-tuned model, and return its class in transformers.
 
     The class computes the same outputs as the model in float32. The tokenizer truncates texts to
     the sequence length of the fine-tuning.
@@ -86,19 +163,105 @@ def export_finetuned(finetuned: Finetuned, out: Path) -> str:
     Args:
         finetuned: The model of one seed.
         out: The folder to write; must not exist.
+        form: As in `export`.
+        onnx: As in `export`.
+        int8_text: As in `export`.
 
     Raises:
-        UserError: transformers has no class with the model's head, or `out` exists.
+        UserError: transformers has no class with the model's head, `out` exists, or a file does not
+            agree with the network.
     """
-    tensors, tokenizer = finetuned.tensors, finetuned.tokenizer
-    head = convert_head(finetuned, tensors_below("head.", tensors))
-    encoder = encoder_to_huggingface(tensors_below("encoder.", tensors))
-    config = config_to_huggingface(finetuned.encoder, head.architecture, tokenizer.pad_id)
+    tensors = finetuned.tensors
+    model = _Model(
+        finetuned.encoder,
+        tensors_below("encoder.", tensors),
+        convert_head(finetuned, tensors_below("head.", tensors)),
+        finetuned.tokenizer,
+        finetuned.config.sequence_length,
+        f"{finetuned.run} at seed {finetuned.seed}",
+    )
+    facts, scores = describe_finetuning(finetuned)
+    card = Card(out.name, model.head.architecture, model.sizes, facts, scores=scores)
     with new_folder(out) as folder:
-        tokenizer.write(folder, max_length=finetuned.config.sequence_length)
-        source = f"{finetuned.run} at seed {finetuned.seed}"
-        write_model(folder, source, config | head.settings, encoder | head.tensors)
-    return head.architecture
+        return _write(
+            folder,
+            model,
+            card,
+            form,
+            max_length=finetuned.config.sequence_length,
+            onnx=onnx,
+            int8_text=int8_text,
+        )
+
+
+def _read_folder(folder: Path) -> tuple[SavedNetwork | Pretrained, Tokenizer, int]:
+    """Return the network of a Hugging Face folder: discriminator, generator or bare encoder."""
+    (architecture,) = read_object(folder / "config.json").get("architectures") or ["ElectraModel"]
+    if architecture == "ElectraForPreTraining":
+        return find_network(folder, "replaced")
+    if architecture == "ElectraForMaskedLM":
+        return find_network(folder, "tokens")
+    require(
+        architecture == "ElectraModel",
+        f"{folder} holds a {architecture}; export the folder of its fine-tuning",
+    )
+    pretrained = load_pretrained(folder)
+    return pretrained, pretrained.tokenizer, pretrained.sequence_length
+
+
+def _truncate(model: _Model, similarity: Similarity) -> _Model:
+    sizes, encoder = cut_layers(model.sizes, model.encoder, similarity.layer)
+    return _Model(sizes, encoder, model.head, model.tokenizer, model.length, model.source)
+
+
+def _write(
+    folder: Path,
+    model: _Model,
+    card: Card,
+    form: Form,
+    *,
+    max_length: int = MODEL_MAX_LENGTH,
+    similarity: Similarity | None = None,
+    onnx: bool,
+    int8_text: Sequence[str],
+) -> str:
+    """Write all files of an export's main folder, and return the class."""
+    head = model.head
+    beside: dict[str, Tensor] = {}
+    config = config_to_huggingface(model.sizes, head.architecture, model.tokenizer.pad_id)
+    tensors = encoder_to_huggingface(model.encoder) | head.tensors
+    config |= head.settings
+    if form == "bert":
+        config, tensors, beside = to_bert(config, tensors)
+    if similarity:
+        max_length = model.length
+    model.tokenizer.write(folder, max_length=max_length)
+    write_json(folder / "config.json", config)
+    write_tensors(folder / "model.safetensors", tensors)
+    if beside:
+        write_tensors(folder / DISCRIMINATOR_FILE, beside)
+    if similarity:
+        write_pooling(folder, model.sizes.hidden_size, model.length, similarity)
+    (architecture,) = config["architectures"]
+    agreements = []
+    if onnx or int8_text:
+        bare = HuggingFaceHead("ElectraModel", {}, {})
+        graph = Graph(model.sizes, model.encoder, bare if architecture.endswith("Model") else head)
+        agreements = write_onnx(folder, graph, model.tokenizer, int8_text)
+        write_hashes(folder / "onnx", source=model.source, electra=__version__)
+    write_text(
+        folder / "README.md", write_card(card, architecture, model.length, similarity, agreements)
+    )
+    write_hashes(folder, source=model.source, electra=__version__, commit=find_commit())
+    return architecture
+
+
+def _write_plain(folder: Path, model: _Model) -> None:
+    model.tokenizer.write(folder)
+    config = config_to_huggingface(model.sizes, model.head.architecture, model.tokenizer.pad_id)
+    write_model(
+        folder, model.source, config, encoder_to_huggingface(model.encoder) | model.head.tensors
+    )
 
 
 def convert_head(finetuned: Finetuned, head: Mapping[str, Tensor]) -> HuggingFaceHead:

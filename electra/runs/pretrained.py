@@ -281,6 +281,12 @@ def find_network(
     return network, pretrained.tokenizer, pretrained.sequence_length
 
 
+def is_huggingface(folder: Path) -> bool:
+    """Return whether a folder holds a model of transformers, as `electra import` writes it."""
+    path = folder / "config.json"
+    return path.is_file() and "model_type" in read_object(path)
+
+
 def tensors_below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors whose names begin with `prefix`, with the prefix removed."""
     return {

@@ -1,6 +1,6 @@
 """A pre-trained model asked about a text: which words look replaced, and what fills a gap."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -58,9 +58,7 @@ def detect(
     tokenizer = network.tokenizer
     encoded = [tokenizer.encode_with_offsets(text) for text in texts]
     pieces = [
-        (number, piece)
-        for number, (ids, _) in enumerate(encoded)
-        for piece in _cut(ids, tokenizer, network.max_tokens)
+        (number, piece) for number, (ids, _) in enumerate(encoded) for piece in network.cut(ids)
     ]
     probs: list[list[float]] = [[0.0] * len(ids) for ids, _ in encoded]
     pieces.sort(key=lambda each: each[1].stop - each[1].start)
@@ -74,19 +72,6 @@ def detect(
         _join(text, ids, offsets, own, tokenizer)
         for text, (ids, offsets), own in zip(texts, encoded, probs, strict=True)
     ]
-
-
-def _cut(ids: Sequence[int], tokenizer: Tokenizer, length: int) -> Iterator[slice]:
-    """Yield slices of at most `length` ids that begin at a word, if the word is not longer."""
-    start = 0
-    while start < len(ids):
-        end = min(start + length, len(ids))
-        cut = end
-        while cut < len(ids) and cut > start and not tokenizer.starts_word[ids[cut]]:
-            cut -= 1
-        end = cut if cut > start else end
-        yield slice(start, end)
-        start = end
 
 
 def _join(

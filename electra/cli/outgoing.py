@@ -1,0 +1,230 @@
+"""What leaves for other programs: embed and export."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from electra.cli.options import DryRun, print_dry_run, refuse_existing, refuse_folder_in_the_way
+from electra.config import require
+
+
+def embed(
+    model: Path,
+    *,
+    input_: Annotated[Path, Parameter(name="--input")],
+    out: Path,
+    unit: Literal["text", "word", "token"] = "text",
+    layer: int | None = None,
+    pooling: Literal["mean", "cls"] = "mean",
+    column: str = "text",
+    dry_run: DryRun = False,
+) -> None:
+    """Write an embedding of each text of a file, or of its words or tokens.
+
+    The last layer of a discriminator is the worst for similarity; try one in the middle. Texts that
+    are longer than the model's rows are embedded in pieces.
+
+    Example: electra embed run --input texts.txt --out embeddings.npy
+
+    Example: electra embed run --input texts.txt --unit word --layer 1 --out words.parquet
+
+    Parameters
+    ----------
+    model
+        A run folder, a Hugging Face folder of ELECTRA, or a folder of `electra finetune`.
+    input_
+        A text file with one text per line, or a .tsv, .csv, .jsonl or .parquet table; - is standard
+        input. Blank lines are skipped.
+    out
+        The file to write. A .npy file of texts has a row for each; of words and tokens, an element
+        with row, start, end and embedding. A .parquet file has these as columns, and the text.
+    unit
+        What is embedded; the embedding of a word is the mean over its tokens.
+    layer
+        Layer, from 1, whose states are taken; if not given, the last.
+    pooling
+        mean: a text is the mean over its positions. cls: the state of [CLS].
+    column
+        The column of a table that holds the texts.
+    """
+    from electra.serving.embedding_files import check_format, read_texts, write_embeddings
+    from electra.serving.network import load_encoder
+    from electra.terminal.live import Progress
+    from electra.terminal.printing import print_done
+
+    require(
+        unit == "text" or pooling == "mean",
+        f"--pooling {pooling} is for --unit text: a {unit} has no [CLS]",
+    )
+    check_format(out)
+    refuse_folder_in_the_way(out)
+    texts = read_texts(input_, column)
+    if dry_run:
+        return print_dry_run(None, f"embed {len(texts):,} texts of {input_} and write {out}")
+    network = load_encoder(model)
+    with Progress("embedding", unit="texts") as progress:
+        count = write_embeddings(
+            *(out, network, texts),
+            unit=unit,
+            layer=layer,
+            pooling=pooling,
+            progress=progress.update,
+        )
+    size = network.encoder.config.hidden_size
+    print_done(f"wrote {out}: {count:,} embeddings of {size} numbers, one for each {unit}")
+
+
+def export(
+    run: Path,
+    *,
+    out: Path,
+    as_: Annotated[
+        Literal["huggingface", "bert", "sentence-transformers"], Parameter(name="--as")
+    ] = "huggingface",
+    onnx: bool = False,
+    int8: Path | None = None,
+    dev: Path | None = None,
+    columns: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (),
+    scores: Annotated[tuple[Path, ...], Parameter(consume_multiple=True)] = (),
+    seed: int | None = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Write a pre-trained or fine-tuned model for other programs, with a model card.
+
+    For a pre-training run, transformers loads OUT as AutoModelForPreTraining, AutoModel and
+    AutoTokenizer, and OUT/generator as AutoModelForMaskedLM. For a fine-tuning it loads OUT as
+    AutoModelForSequenceClassification, AutoModelForTokenClassification,
+    AutoModelForQuestionAnswering or AutoModelForMultipleChoice, which gives the answers of `electra
+    predict`. The folders work without electra. What --as and --onnx write is compared with the
+    original, and refused if it does not agree.
+
+    Example: electra export run --out exported
+
+    Example: electra export run --as sentence-transformers --dev glue/STS-B --out sentences
+
+    Example: electra export run --onnx --int8 texts.txt --out exported
+
+    Parameters
+    ----------
+    run
+        A run folder that `electra pretrain` wrote, a folder of `electra finetune`, or a Hugging
+        Face folder of ELECTRA, such as `electra import` writes.
+    out
+        The folder to write.
+    as_
+        huggingface: ELECTRA's classes. bert: those of BERT, of the same graph, for embeddings as
+        wide as hidden states. sentence-transformers: the layer and the pooling whose cosines agree
+        best with --dev.
+    onnx
+        Write onnx/model.onnx, too, with batch and length of any size.
+    int8
+        Write onnx/model_int8.onnx, too; a file of real text, one per line, on which the decisions
+        are compared.
+    dev
+        Pairs of sentences with scores, as the dev set of STS-B: a table, or a folder with dev.tsv.
+    columns
+        The columns of --dev: two sentences and their score; if not given, sentence1, sentence2 and
+        score.
+    scores
+        Folders of fine-tunings for the card of a run. Those beside the run are found.
+    seed
+        Of a fine-tuning, the seed whose model is written; if not given, the one with the best score
+        on dev.
+    """
+    from electra.runs.finetuned import is_finetuned, read_finetuned
+
+    is_similarity = as_ == "sentence-transformers"
+    require(
+        is_similarity == (dev is not None),
+        "--as sentence-transformers and --dev go together: a dev set chooses the layer",
+    )
+    require(dev is not None or not columns, "--columns are those of --dev")
+    form: Literal["huggingface", "bert"] = "bert" if as_ == "bert" else "huggingface"
+    if not is_finetuned(run):
+        require(seed is None, f"--seed is for a folder of `electra finetune`, which {run} is not")
+        return _export_pretrained(
+            run, out, form, dev, columns, scores, onnx=onnx, int8=int8, dry_run=dry_run
+        )
+    require(not is_similarity, f"--as sentence-transformers is not for {run}, a fine-tuning")
+    require(not scores, f"--scores are for a run; {run}, a fine-tuning, has its own")
+    from electra.runs.export import export_finetuned
+    from electra.serving.embedding_files import read_texts
+    from electra.terminal.printing import print_done
+
+    model = read_finetuned(run, seed)
+    refuse_existing(out)
+    text = read_texts(int8) if int8 else []
+    if dry_run:
+        return print_dry_run(model.config, f"read seed {model.seed} of {run} and write {out}")
+    architecture = export_finetuned(model, out, form=form, onnx=onnx, int8_text=text)
+    print_done(
+        f"wrote {out}: seed {model.seed} of {run} as {architecture}",
+        f'python -c "from transformers import {architecture} as Model; '
+        f"Model.from_pretrained('{out}')\"",
+    )
+
+
+def _export_pretrained(
+    run: Path,
+    out: Path,
+    form: Literal["huggingface", "bert"],
+    dev: Path | None,
+    columns: tuple[str, ...],
+    scores: tuple[Path, ...],
+    *,
+    onnx: bool,
+    int8: Path | None,
+    dry_run: bool,
+) -> None:
+    from electra.reports.runs import find_finetunings, read_finetuning
+    from electra.reports.tables import finetuning_table, to_markdown
+    from electra.runs.checkpoint import find_checkpoint
+    from electra.runs.export import export as run_export
+    from electra.runs.pretrained import is_huggingface, read_run_config
+    from electra.serving.embedding_files import read_texts
+    from electra.serving.network import load_encoder
+    from electra.serving.similarity import COLUMNS, choose_layer, read_pairs
+    from electra.terminal.live import Progress
+    from electra.terminal.printing import print_done
+
+    settings, found = None, list(scores)
+    if not is_huggingface(run):
+        settings = read_run_config(run)
+        step, _ = find_checkpoint(run)
+        handed = {path.resolve() for path in scores}
+        found += [path for path in find_finetunings(run, step) if path not in handed]
+    refuse_existing(out)
+    rows = [read_finetuning(folder / "results.json") for folder in found]
+    text = read_texts(int8) if int8 else []
+    pairs = read_pairs(dev, columns or COLUMNS) if dev else None
+    if dry_run:
+        return print_dry_run(settings, f"read {run} and write {out}")
+    similarity = None
+    if pairs:
+        with Progress("choosing the layer", unit="sentences") as progress:
+            similarity = choose_layer(load_encoder(run), pairs, progress.update)
+    table = to_markdown(finetuning_table(rows)) if rows else ""
+    architecture = run_export(
+        run,
+        out,
+        form=form,
+        similarity=similarity,
+        onnx=onnx,
+        int8_text=text,
+        scores=table,
+    )
+    if similarity:
+        best, last = similarity.best, similarity.last
+        return print_done(
+            f"wrote {out}: layer {best.layer}, {best.pooling}, with Spearman {best.spearman:.3f}; "
+            f"the last of {last.layer} layers has {last.spearman:.3f}",
+            f'python -c "from sentence_transformers import SentenceTransformer as Model; '
+            f"Model('{out}')\"",
+        )
+    generator = f" and {out / 'generator'}" if (out / "generator").is_dir() else ""
+    print_done(
+        f"wrote {out}{generator}",
+        f'python -c "from transformers import {architecture} as Model; '
+        f"Model.from_pretrained('{out}')\"",
+    )

@@ -1,0 +1,150 @@
+"""Embeddings of texts, words and tokens: beside transformers, in any company, in both files."""
+
+import io
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from electra.cli import main
+from electra.config import UserError
+from electra.pretraining.loop import pretrain
+from electra.runs.export import export
+from electra.serving.ask import load_asked
+from electra.serving.embed import embed, embed_units
+from electra.serving.embedding_files import CHUNK, read_texts, write_embeddings
+from electra.serving.network import load_encoder
+
+TEXTS = ["the queen sold a boat .", "", "unhesitatingly", "a young doctor painted the castle ."]
+
+
+@pytest.fixture(scope="module")
+def run(toy_shards, toy_config, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("embedded") / "run"
+    pretrain(toy_shards, folder, toy_config, lambda record: None)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def network(run):
+    return load_encoder(run)
+
+
+def read_hidden_states(model, network, text):
+    tokenizer = network.tokenizer
+    ids = [tokenizer.cls_id, *tokenizer.encode(text), tokenizer.sep_id]
+    with torch.no_grad():
+        states = model(torch.tensor([ids]), output_hidden_states=True).hidden_states
+    return [each[0].numpy() for each in states]
+
+
+def test_every_layer_is_that_of_transformers(run, network, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    export(run, tmp_path / "exported")
+    theirs = transformers.ElectraModel.from_pretrained(tmp_path / "exported").eval()
+    for loaded in (network, load_asked(run, "replaced"), load_encoder(tmp_path / "exported")):
+        for layer in (1, 2, None):
+            means = embed(loaded, TEXTS, layer=layer)
+            firsts = embed(loaded, TEXTS, layer=layer, pooling="cls")
+            units = embed_units(loaded, TEXTS, unit="token", layer=layer)
+            for text, mean, first, tokens in zip(TEXTS, means, firsts, units, strict=True):
+                states = read_hidden_states(theirs, loaded, text)[-1 if layer is None else layer]
+                assert mean == pytest.approx(states.mean(axis=0), abs=1e-5)
+                assert first == pytest.approx(states[0], abs=1e-5)
+                assert tokens.states == pytest.approx(states[1:-1], abs=1e-5)
+
+
+def test_an_embedding_does_not_depend_on_the_others(network):
+    lines = [f"{'the old sailor admired ' * (n % 7)}a boat {n} ." for n in range(200)]
+    together = embed(network, lines)
+    for number in (0, 77, 199):
+        assert together[number] == pytest.approx(embed(network, lines[number:])[0], abs=1e-5)
+
+
+def test_words_are_means_of_their_tokens_and_have_places(network):
+    text = "the unhesitatingly sold engine."
+    (words,) = embed_units(network, [text])
+    (tokens,) = embed_units(network, [text], unit="token")
+    spans = zip(words.starts, words.ends, strict=True)
+    assert [text[a:b] for a, b in spans] == ["the", "unhesitatingly", "sold", "engine", "."]
+    for start, end, state in zip(*words, strict=True):
+        inside = (tokens.starts >= start) & (tokens.ends <= end)
+        assert state == pytest.approx(tokens.states[inside].mean(axis=0), abs=1e-6)
+    (nothing,) = embed_units(network, [""])
+    assert nothing.states.shape == (0, 128)
+
+
+def test_a_long_text_is_embedded_in_pieces_of_whole_words(network):
+    text = "the unhesitatingly red sailor sold a boat . " * 10
+    (words,) = embed_units(network, [text])
+    assert " ".join(text[a:b] for a, b in zip(*words[:2], strict=True)) == text.strip()
+    ids = network.tokenizer.encode(text)
+    pieces = [network.tokenizer.decode(ids[piece]) for piece in network.cut(ids)]
+    assert len(pieces) > 2
+    lengths = [network.tokenizer.encode(piece) for piece in pieces]
+    sizes = np.array([[len(each) + 2] for each in lengths])
+    expected = (embed(network, pieces) * sizes).sum(axis=0) / sizes.sum()
+    assert embed(network, [text])[0] == pytest.approx(expected, abs=1e-5)
+    seen = []
+    embed(network, [text, "a"], progress=lambda done, total: seen.append((done, total)))
+    assert seen[-1][0] == seen[-1][1] == len(pieces) + 1
+
+
+def test_both_files_hold_the_same(network, tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    texts = TEXTS * (CHUNK // 4 + 1)  # two parts
+    for unit in ("text", "word"):
+        paths = [tmp_path / f"{unit}{kind}" for kind in (".npy", ".parquet")]
+        counts = [write_embeddings(path, network, texts, unit=unit, layer=1) for path in paths]
+        array, table = np.load(paths[0]), parquet.read_table(paths[1])
+        assert [len(array), table.num_rows] == counts
+        states = np.stack(table["embedding"].to_numpy())
+        rows = table["row"].to_numpy()
+        if unit == "text":
+            assert np.array_equal(array, states)
+            assert np.array_equal(rows, np.arange(len(texts)))
+            assert table["text"].to_pylist() == texts
+            assert array[-4:] == pytest.approx(embed(network, TEXTS, layer=1), abs=1e-6)
+        else:
+            assert np.array_equal(array["embedding"], states)
+            assert np.array_equal(array["row"], rows)
+            assert np.array_equal(array["end"], table["end"].to_numpy())
+            words = [texts[e["row"]][e["start"] : e["end"]] for e in array]
+            assert table["text"].to_pylist() == words
+            assert words[-7:] == ["a", "young", "doctor", "painted", "the", "castle", "."]
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".npy", ".npy"] + 2 * [".parquet"]
+
+
+def test_the_verb_reads_lines_and_tables(run, tmp_path, capsys, monkeypatch):
+    (tmp_path / "texts.txt").write_text("the queen\n\na boat\n")
+    (tmp_path / "table.tsv").write_text("title\tother\nthe queen\t1\na boat\t2\n")
+    for number, words in enumerate((["texts.txt"], ["table.tsv", "--column", "title"], ["-"])):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the queen\na boat")))
+        monkeypatch.chdir(tmp_path)
+        main(["embed", str(run), "--input", *words, "--out", f"{number}.npy"])
+        assert "2 embeddings of 128 numbers, one for each text" in capsys.readouterr().out
+    assert np.array_equal(np.load("0.npy"), np.load("1.npy"))
+    assert np.array_equal(np.load("0.npy"), np.load("2.npy"))
+
+
+def test_what_cannot_be_embedded_is_refused(run, network, tmp_path, capsys):
+    (tmp_path / "texts.txt").write_text("the queen\n")
+    (tmp_path / "empty.txt").write_text("\n")
+    with pytest.raises(UserError, match="holds no line of text"):
+        read_texts(tmp_path / "empty.txt")
+    with pytest.raises(UserError, match="layer must lie in 1 to 2, not 3"):
+        write_embeddings(tmp_path / "x.npy", network, TEXTS, layer=3)
+    given = ["embed", str(run), "--input", str(tmp_path / "texts.txt"), "--out"]
+    for words, message in (
+        ([str(tmp_path / "x.txt")], "must be a .npy or .parquet file, not '.txt'"),
+        ([str(tmp_path / "texts.npy"), "--layer", "0"], "layer must lie in 1 to 2, not 0"),
+        (
+            [str(tmp_path / "x.npy"), "--unit", "word", "--pooling", "cls"],
+            "--pooling cls is for --unit text: a word has no",
+        ),
+    ):
+        with pytest.raises(SystemExit):
+            main([*given, *words])
+        assert message in capsys.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} == {"texts.txt", "empty.txt"}

@@ -1,0 +1,353 @@
+"""Exports for other programs: cards that run, BERT's classes, sentence-transformers, ONNX."""
+
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from scipy.stats import spearmanr
+
+from electra.cli import main
+from electra.config import UserError
+from electra.files import check_hashes, write_json
+from electra.model.encoder import Encoder
+from electra.model.initialisation import init_weights
+from electra.presets import encoder_sizes
+from electra.pretraining.loop import pretrain
+from electra.reports.runs import find_finetunings
+from electra.runs import onnx
+from electra.runs.bert import DISCRIMINATOR_FILE, to_bert
+from electra.runs.export import export
+from electra.runs.huggingface import config_to_huggingface, encoder_to_huggingface
+from electra.runs.huggingface_heads import HuggingFaceHead
+from electra.runs.onnx import Graph, compare_shapes, write_onnx
+from electra.serving.embed import embed
+from electra.serving.network import load_encoder
+from electra.serving.similarity import choose_layer, read_pairs
+
+transformers = pytest.importorskip("transformers")
+
+HEADS = {
+    "ElectraModel": {},
+    "ElectraForPreTraining": {},
+    "ElectraForMaskedLM": {},
+    "ElectraForSequenceClassification": {"num_labels": 3},
+    "ElectraForTokenClassification": {"num_labels": 3},
+    "ElectraForQuestionAnswering": {},
+    "ElectraForMultipleChoice": {
+        "summary_type": "first",
+        "summary_use_proj": False,
+        "summary_activation": "linear",
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def run(toy_shards, toy_config, tmp_path_factory):
+    """A run whose embeddings are narrower than its hidden states."""
+    folder = tmp_path_factory.mktemp("exports") / "run"
+    pretrain(toy_shards, folder, toy_config, lambda record: None)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pairs(toy_text, tmp_path_factory):
+    """Sentences are as similar as the number of words that they share."""
+    folder = tmp_path_factory.mktemp("pairs")
+    lines = [line for line in toy_text.read_text().splitlines() if line][:60]
+    rows = [
+        f"{one}\t{two}\t{len(set(one.split()) & set(two.split()))}"
+        for one, two in zip(lines[::2], lines[1::2], strict=True)
+    ]
+    (folder / "dev.tsv").write_text("\n".join(["sentence1\tsentence2\tscore", *rows]))
+    return folder
+
+
+def run_code_of(folder, monkeypatch):
+    """Run the Python of a card beside the folder, and return its names."""
+    (code,) = re.findall(r"^```python\n(.*?)^```", (folder / "README.md").read_text(), re.M | re.S)
+    names = {}
+    monkeypatch.chdir(folder.parent)
+    exec(code, names)
+    return names
+
+
+def make_graph(architecture, sizes):
+    """Transformers' class with random weights, and ours with the same ones."""
+    settings = config_to_huggingface(sizes, architecture, 0) | HEADS[architecture]
+    theirs = getattr(transformers, architecture)(transformers.ElectraConfig(**settings)).eval()
+    rng = torch.Generator().manual_seed(0)
+    encoder = Encoder(sizes)
+    init_weights(encoder, 0.1, rng)
+    prefix = "" if architecture == "ElectraModel" else "electra."
+    tensors = {
+        name.replace("electra.", prefix, 1): each
+        for name, each in encoder_to_huggingface(encoder.state_dict()).items()
+    }
+    tied = "generator_lm_head.weight"
+    head = {
+        name: 0.3 * torch.randn(each.shape, generator=rng)
+        for name, each in theirs.state_dict().items()
+        if prefix and not name.startswith("electra.") and name != tied
+    }
+    theirs.load_state_dict(tensors | head, strict=False)
+    theirs.tie_weights()
+    graph = Graph(sizes, encoder.state_dict(), HuggingFaceHead(architecture, head, {}))
+    return theirs, graph, settings, tensors | head
+
+
+def make_inputs(architecture, vocab_size):
+    rng = torch.Generator().manual_seed(1)
+    shape = (2, 3, 9) if architecture.endswith("Choice") else (3, 9)
+    ids = torch.randint(vocab_size, shape, generator=rng)
+    mask = torch.ones_like(ids)
+    mask[..., -1, 6:] = 0
+    return ids, mask, torch.randint(2, shape, generator=rng)
+
+
+def read_outputs(found):
+    return [each for name, each in found.items() if name.endswith(("logits", "hidden_state"))]
+
+
+# Cards
+
+
+def test_the_card_tells_what_the_records_say_and_its_code_runs(run, tmp_path, monkeypatch):
+    export(run, tmp_path / "exported", scores="| a table |")
+    card = (tmp_path / "exported" / "README.md").read_text()
+    manifest = json.loads((run / "manifest.json").read_text())
+    results = json.loads((run / "results.json").read_text())
+    for told in (
+        manifest["shards"]["sha256"],
+        manifest["sessions"][0]["device"],
+        "| steps | 12 of 12 |",
+        f"| tokens | {results['tokens']:,} |",
+        f"| floating-point operations | {results['flops']['true']:.3e} |",
+        f"| held-out disc_loss | {results['heldout']['disc_loss']:.4f} |",
+        "| a table |",
+        "## Intended use and limits",
+        "None is stated yet: whoever publishes this model chooses it",
+    ):
+        assert told in card, told
+    assert card.startswith("---\nlibrary_name: transformers\n")
+    probs = run_code_of(tmp_path / "exported", monkeypatch)["probs"]
+    assert ((probs > 0) & (probs < 1)).all()
+    check_hashes(tmp_path / "exported")  # the card's, too
+
+
+def test_an_imported_folder_is_exported_again_bit_for_bit(run, tmp_path):
+    export(run, tmp_path / "one")
+    export(tmp_path / "one", tmp_path / "two")
+    for name in ("model.safetensors", "config.json", "generator/model.safetensors"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+    export(tmp_path / "one" / "generator", tmp_path / "three")
+    assert json.loads((tmp_path / "three/config.json").read_text())["architectures"] == [
+        "ElectraForMaskedLM"
+    ]
+    assert "No fine-tuning of these weights was found" in (tmp_path / "two/README.md").read_text()
+
+
+def test_fine_tunings_beside_the_run_are_found(tmp_path):
+    for name, source, from_scratch in (
+        ("a", "run at step 12", False),
+        ("b", "elsewhere/run at step 12", False),
+        ("older", "run at step 6", False),
+        ("scratch", "run at step 6", True),
+        ("other", "run2 at step 12", False),
+        ("grid", None, False),
+    ):
+        (tmp_path / name).mkdir()
+        results = {"source": source, "from_scratch": from_scratch}
+        write_json(tmp_path / name / "results.json", results)
+    found = [path.name for path in find_finetunings(tmp_path / "run", 12)]
+    assert found == ["a", "b", "scratch"]
+
+
+# BERT
+
+
+@pytest.mark.parametrize("architecture", HEADS)
+def test_bert_computes_the_same(architecture):
+    """Every class that BERT has; the others are refused."""
+    sizes = encoder_sizes(64, 2, 64, vocab_size=50, max_position_embeddings=16)
+    theirs, _, config, tensors = make_graph(architecture, sizes)
+    if architecture.endswith(("SequenceClassification", "MultipleChoice")):
+        with pytest.raises(UserError, match=f"no class with the head of {architecture}"):
+            to_bert(config, tensors)
+        return
+    if architecture == "ElectraModel":  # has no prefix in transformers
+        tensors = {f"electra.{name}": each for name, each in tensors.items()}
+    settings, found, head = to_bert(config, tensors)
+    (name,) = settings["architectures"]
+    options = {"add_pooling_layer": False} if name == "BertModel" else {}
+    bert = getattr(transformers, name)(transformers.BertConfig(**settings), **options).eval()
+    missing = bert.load_state_dict(found, strict=False)
+    assert not missing.unexpected_keys
+    assert {each.split(".")[-2] for each in missing.missing_keys} <= {"decoder"}  # is tied
+    bert.tie_weights()
+    rows = make_inputs(architecture, 50)
+    inputs = dict(zip(onnx.INPUTS, rows, strict=True))
+    with torch.no_grad():
+        outputs, expected = read_outputs(bert(**inputs)), read_outputs(theirs(**inputs))
+    if architecture == "ElectraForPreTraining":
+        inner = torch.nn.functional.gelu(outputs[0] @ head["dense.weight"].T + head["dense.bias"])
+        logits = inner @ head["dense_prediction.weight"].T + head["dense_prediction.bias"]
+        outputs = [logits.squeeze(-1)]
+    for ours, each in zip(outputs, expected, strict=True):
+        torch.testing.assert_close(ours, each, atol=1e-5, rtol=0)
+
+
+def test_a_run_becomes_bert_if_its_embeddings_are_as_wide(run, start, tmp_path, monkeypatch):
+    with pytest.raises(UserError, match=r"embedding_size 32 must be hidden_size 128, as in base"):
+        export(run, tmp_path / "bert", form="bert")
+    assert not list(tmp_path.iterdir())
+    sizes = encoder_sizes(64, 2, 64, vocab_size=120, max_position_embeddings=32)
+    _, _, config, tensors = make_graph("ElectraForPreTraining", sizes)
+    shutil.copytree(start, tmp_path / "start")
+    (tmp_path / "start" / "electra.json").unlink()
+    write_json(tmp_path / "start" / "config.json", config)
+    save_file(
+        {name: each.contiguous() for name, each in tensors.items()},
+        tmp_path / "start" / "model.safetensors",
+    )
+    export(tmp_path / "start", tmp_path / "electra")
+    export(tmp_path / "start", tmp_path / "bert", form="bert")
+    assert set(load_file(tmp_path / "bert" / DISCRIMINATOR_FILE)) == {
+        f"{name}.{kind}" for name in ("dense", "dense_prediction") for kind in ("weight", "bias")
+    }
+    ours = run_code_of(tmp_path / "electra", monkeypatch)["probs"]
+    theirs = run_code_of(tmp_path / "bert", monkeypatch)
+    assert theirs["probs"].shape == (1, theirs["inputs"].input_ids.shape[1])
+    judge = transformers.ElectraForPreTraining.from_pretrained(tmp_path / "electra").eval()
+    with torch.no_grad():
+        probs = judge(**theirs["inputs"]).logits.sigmoid()
+    torch.testing.assert_close(theirs["probs"], probs, atol=1e-6, rtol=0)
+    assert len(ours) > 2
+
+
+# sentence-transformers
+
+
+def test_the_layer_is_chosen_and_sentence_transformers_embeds_alike(
+    run, pairs, tmp_path, monkeypatch, capsys
+):
+    library = pytest.importorskip("sentence_transformers")
+    out = tmp_path / "sentences"
+    words = ["--as", "sentence-transformers", "--dev", pairs, "--out", out]
+    main(["export", *map(str, [run, *words])])
+    similarity = choose_layer(load_encoder(run), read_pairs(pairs))
+    assert len(similarity.scores) == 4
+    assert similarity.best == max(similarity.scores, key=lambda each: each.spearman)
+    printed = capsys.readouterr().out
+    assert f"layer {similarity.layer}, {similarity.pooling}, with Spearman" in printed
+    assert f"{similarity.last.spearman:.3f}" in printed
+    card = (out / "README.md").read_text()
+    for each in (similarity.best, similarity.last):
+        assert f"{each.spearman:.4f}" in card
+    layers = json.loads((out / "config.json").read_text())["num_hidden_layers"]
+    assert layers == similarity.layer
+    model = library.SentenceTransformer(str(out), device="cpu")
+    texts = ["the queen sold a boat .", "my neighbour", "the castle " * 40]
+    theirs = model.encode(texts[:2], show_progress_bar=False)
+    options = {"layer": similarity.layer, "pooling": similarity.pooling}
+    assert theirs == pytest.approx(embed(load_encoder(run), texts[:2], **options), abs=1e-5)
+    assert model.encode(texts[2:], show_progress_bar=False).shape == (1, 128)
+    assert model.max_seq_length == 32
+    assert run_code_of(out, monkeypatch)["embeddings"].shape == (2, 128)
+
+
+def test_a_layer_is_chosen_by_its_cosines(run, pairs):
+    """Spearman's correlation, computed again; the states of [CLS] are too much alike to compare."""
+    network, dev = load_encoder(run), read_pairs(pairs / "dev.tsv")
+    scores = choose_layer(network, dev).scores
+    assert [each[:2] for each in scores] == [(1, "mean"), (2, "mean"), (1, "cls"), (2, "cls")]
+    for layer, pooling, value in scores[:2]:
+        a, b = (embed(network, each, layer=layer, pooling=pooling) for each in dev[:2])
+        cosines = (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
+        assert value == pytest.approx(spearmanr(dev.scores, cosines).statistic, abs=0.05)
+
+
+def test_dev_sets_that_choose_nothing_are_refused(run, pairs, tmp_path, capsys):
+    (tmp_path / "same.tsv").write_text("sentence1\tsentence2\tscore\na\tb\t1\nc\td\t1\n")
+    (tmp_path / "words.tsv").write_text("sentence1\tsentence2\tscore\na\tb\thigh\n")
+    for words, message in (
+        (["--as", "sentence-transformers"], "and --dev go together"),
+        (["--dev", pairs], "and --dev go together"),
+        (["--as", "sentence-transformers", "--dev", tmp_path], "has no dev.tsv; name the file"),
+        (["--as", "sentence-transformers", "--dev", tmp_path / "same.tsv"], "all scores are 1.0"),
+        (["--as", "sentence-transformers", "--dev", tmp_path / "words.tsv"], "'high'"),
+        (["--columns", "a", "b"], "--columns are those of --dev"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["export", *map(str, [run, *words, "--out", tmp_path / "out"])])
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+# ONNX
+
+
+@pytest.mark.parametrize("architecture", HEADS)
+def test_the_graph_of_every_head_is_that_of_transformers(architecture):
+    sizes = encoder_sizes(64, 2, 32, vocab_size=50, max_position_embeddings=16)
+    theirs, graph, _, _ = make_graph(architecture, sizes)
+    rows = make_inputs(architecture, 50)
+    with torch.no_grad():
+        expected = read_outputs(theirs(**dict(zip(onnx.INPUTS, rows, strict=True))))
+        found = graph(*rows)
+    found = found if isinstance(found, tuple) else (found,)
+    is_token = rows[1].bool()
+    for ours, each in zip(found, expected, strict=True):
+        if onnx._is_per_token(graph):
+            ours, each = ours[is_token], each[is_token]
+        torch.testing.assert_close(ours, each, atol=1e-5, rtol=0)
+
+
+@pytest.mark.slow
+def test_the_verb_writes_onnx_that_agrees(run, toy_text, tmp_path, monkeypatch):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    out = tmp_path / "exported"
+    main(["export", str(run), "--out", str(out), "--onnx", "--int8", str(toy_text)])
+    card = (out / "README.md").read_text()
+    assert re.search(r"differs from torch by at most \d\.\de-0\d, over 20 shapes", card)
+    assert re.search(r"agrees with float32 in (99|100)\.\d\d% of [\d,]+ decisions", card)
+    theirs = transformers.ElectraForPreTraining.from_pretrained(out).eval()
+    ids, mask, types = make_inputs("ElectraForPreTraining", 100)
+    inputs = dict(zip(onnx.INPUTS, (ids, mask, types), strict=True))
+    session = onnx.open_session(out / "onnx" / "model.onnx", threads=1)
+    (logits,) = session.run(["logits"], {name: each.numpy() for name, each in inputs.items()})
+    with torch.no_grad():
+        expected = theirs(**inputs).logits.numpy()
+    assert logits == pytest.approx(expected, abs=1e-4)
+    check_hashes(out / "onnx")
+    # A file that does not agree is refused, and nothing is left.
+    monkeypatch.setattr(onnx, "LEAST_AGREEMENT", 1.01)
+    with pytest.raises(
+        UserError, match=r"int8 agrees with float32 in .*% of .* decisions; it must"
+    ):
+        export(run, tmp_path / "refused", int8_text=["the queen sold a boat ."])
+    assert not (tmp_path / "refused").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", HEADS)
+def test_onnx_of_every_head_agrees(architecture, toy_tokenizer, toy_text, tmp_path):
+    """In float32 over 20 shapes, and another network is noticed; in int8 on text."""
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    sizes = encoder_sizes(
+        64, 2, 32, vocab_size=toy_tokenizer.vocab_size, max_position_embeddings=64
+    )
+    _, graph, _, _ = make_graph(architecture, sizes)
+    text = [line for line in toy_text.read_text().splitlines() if line][:200]
+    found = write_onnx(tmp_path, graph, toy_tokenizer, text)
+    assert found[0].facts["difference"] <= 1e-4
+    assert found[1].facts["agreement"] >= 0.99
+    assert found[1].facts["decisions"] > 40
+    with torch.no_grad():
+        graph.encoder.layers[0].output.bias[3] += 1
+    assert compare_shapes(tmp_path / "onnx" / "model.onnx", graph) > 1e-3
