@@ -34,21 +34,43 @@ def require(rule_holds: bool, message: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerConfig:
-    """Settings of `electra tokenizer`: a WordPiece vocabulary with BERT's normalisation."""
+    """Settings of `electra tokenizer`."""
 
+    kind: Literal["wordpiece", "bpe", "unigram"] = "wordpiece"
+    """BERT's WordPiece; byte-level BPE, as GPT-2's, to which no character is unknown; or Unigram,
+    as SentencePiece's."""
     vocab_size: int = 30_522
     """Entries of the vocabulary, including the five special tokens. Source: BERT's uncased English
     vocabulary."""
-    lowercase: bool = True
-    """Whether text is lower-cased before tokenisation."""
+    lowercase: bool | None = None
+    """Whether text is lower-cased before tokenisation. Unset: true for wordpiece, as in BERT, and
+    false for the others."""
     strip_accents: bool | None = None
-    """Whether accents are removed. Unset: the value of `lowercase`, as in BERT."""
+    """Whether combining marks are removed: accents, but also vowels of Hindi and Thai, voiced marks
+    of Japanese; wordpiece then takes Korean syllables apart. Unset: the value of `lowercase`, as in
+    BERT."""
+    split_ideographs: bool | None = None
+    """Whether each Chinese character is a word of its own; wordpiece only. Unset: true."""
     min_frequency: int = 2
-    """Number of occurrences from which a pair of word pieces is merged."""
+    """Number of occurrences from which a pair of word pieces is merged; not for unigram."""
 
     def __post_init__(self) -> None:
         require(self.vocab_size >= 64, f"vocab_size must be at least 64, not {self.vocab_size}")
         require(self.min_frequency >= 1, f"min_frequency must be >= 1, not {self.min_frequency}")
+        require(
+            self.split_ideographs is None or self.kind == "wordpiece",
+            f"split_ideographs is a setting of wordpiece; kind={self.kind} has none",
+        )
+
+    @property
+    def lowers_case(self) -> bool:
+        """`lowercase`, or its value if unset."""
+        return self.kind == "wordpiece" if self.lowercase is None else self.lowercase
+
+    @property
+    def strips_accents(self) -> bool:
+        """`strip_accents`, or its value if unset."""
+        return self.lowers_case if self.strip_accents is None else self.strip_accents
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -224,9 +224,10 @@ def test_a_folder_with_vocab_txt_alone_is_read_as_its_config_says(tokenizer, tmp
     write_json(folder / "tokenizer_config.json", {"do_lower_case": "yes"})
     with pytest.raises(UserError, match=r"do_lower_case must be true or false, not 'yes'"):
         Tokenizer.load(folder)
-    write_json(folder / "tokenizer_config.json", {"tokenize_chinese_chars": False})
-    with pytest.raises(UserError, match="tokenize_chinese_chars must be true, as in BERT"):
-        Tokenizer.load(folder)
+    joined = {"do_lower_case": lowercase, "tokenize_chinese_chars": False}
+    write_json(folder / "tokenizer_config.json", joined)
+    assert Tokenizer.load(folder).tokens(Tokenizer.load(folder).encode("東京")) == ["[UNK]"]
+    assert loaded.tokens(loaded.encode("東京")) == ["[UNK]", "[UNK]"]
     (folder / "tokenizer_config.json").unlink()
     with pytest.warns(UserWarning, match="assuming do_lower_case=true"):
         assert Tokenizer.load(folder).digest == tokenizer.digest
@@ -269,20 +270,21 @@ def test_refusals(tokenizer, tmp_path):
     with pytest.raises(UserError, match=r"vocab.txt is not UTF-8 text"):
         Tokenizer.load(path)
     original = json.loads((tmp_path / "t/tokenizer.json").read_text())
+    new = {"id": 5, "content": "[NEW]"}
+    bpe = {"type": "BPE", "vocab": {"a": 0}, "merges": []}
     path = tmp_path / "tokenizer.json"
     for change, message in (
-        ({"model": {"type": "BPE", "vocab": {}}}, "made of BPE, BertNormalizer, BertPreTokenizer"),
-        ({"normalizer": None}, "not a tokenizer.json of a WordPiece tokenizer"),
-        (
-            {"normalizer": {"type": "BertNormalizer"}},
-            "not a tokenizer.json of a WordPiece tokenizer",
-        ),
-        ({"added_tokens": [{}]}, "not a tokenizer.json of a WordPiece tokenizer"),
+        ({"model": {"type": "Words", "vocab": {}}}, "its model is Words; it must be one of WordP"),
+        ({"model": {**bpe, "dropout": 0.1}}, "its ids are drawn at random: the model has dropout"),
+        ({"model": bpe, "added_tokens": []}, r"has no unknown token; \[UNK\] must be in it"),
+        ({"normalizer": {}}, "not a tokenizer.json"),
+        ({"added_tokens": [{}]}, "not a tokenizer.json"),
         (
             {"normalizer": {**original["normalizer"], "lowercase": 1}},
-            "lowercase and strip_accents must be true or false, not 1, True",
+            "lowercase must be true or false, not 1",
         ),
-        ({"added_tokens": [{"content": "[NEW]"}]}, r"added tokens outside the vocabulary: \[NEW\]"),
+        ({"added_tokens": [new]}, "the ids of the vocabulary have gaps"),
+        ({"added_tokens": [{"id": 9, "content": "[CLS]"}]}, r"the token '\[CLS\]' has two ids"),
     ):
         path.write_text(json.dumps({**original, **change}))
         with pytest.raises(UserError, match=message):

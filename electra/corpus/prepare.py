@@ -2,7 +2,8 @@
 
 The ids of a word do not depend on its context, because BERT's normalisation and WordPiece never
 look past a space. So each process caches the ids of words and calls the tokenizer for new words
-only. The ids are the same, several times faster than tokenising line by line.
+only. The ids are the same, several times faster than tokenising line by line. Of other tokenizers
+line_encoder.py knows what may be cached.
 """
 
 import dataclasses
@@ -23,6 +24,7 @@ import numpy as np
 
 from electra.config import PrepareConfig, UserError, require
 from electra.corpus.compression import STDIN
+from electra.corpus.line_encoder import LineEncoder
 from electra.corpus.shards import FORMAT, PARTS, VERSION, ShardWriter, tokens_dtype
 from electra.corpus.sources import find_sources
 from electra.corpus.text import TextCounts, read_documents
@@ -57,6 +59,7 @@ class WordEncoder(dict[str, bytes]):
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.dtype = np.dtype(tokens_dtype(tokenizer.vocab_size))
+        self.other = LineEncoder(tokenizer, tokens_dtype(tokenizer.vocab_size))
 
     def __missing__(self, word: str) -> bytes:
         # ASCII punctuation is always a separate word, so most new words consist of cached parts.
@@ -71,6 +74,11 @@ class WordEncoder(dict[str, bytes]):
             self[word] = content
         return content
 
+    def _encode_lines(self, lines: Sequence[str]) -> Iterable[bytes]:
+        if not self.tokenizer.is_bert:
+            return self.other.encode_lines(lines)
+        return (b"".join(map(self.__getitem__, line.split(" "))) for line in lines)
+
     def encode_documents(self, documents: Sequence[str]) -> TokenBatch:
         """Return the tokens of documents. The lines of a document are joined by line feeds."""
         contents: list[bytes] = []
@@ -78,8 +86,7 @@ class WordEncoder(dict[str, bytes]):
         document_sizes: list[int] = []
         for document in documents:
             size = 0
-            for line in document.split("\n"):
-                content = b"".join(map(self.__getitem__, line.split(" ")))
+            for content in self._encode_lines(document.split("\n")):
                 # A line of control characters only has no tokens.
                 if content:
                     contents.append(content)

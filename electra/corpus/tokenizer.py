@@ -1,28 +1,40 @@
-"""The tokenizer: BERT's normalisation and WordPiece, saved as a folder.
+"""The tokenizer: from text to ids and back, saved as a folder.
 
-A tokenizer is defined by its tokens in id order and two settings of normalisation. These three
-values determine ids and digest, whatever file they were loaded from.
+A tokenizer is BERT's WordPiece, or any other that `tokenizers` can run: byte-level BPE, Unigram and
+others. BERT's is defined by its tokens in id order and three settings of normalisation, any other
+by the parts of its `tokenizer.json` (definitions.py). These values determine ids and digest,
+whatever file they were loaded from.
 
-A literal "[MASK]" in a corpus is encoded as `[`, `mask`, `]`, never as the special id.
+A literal "[MASK]" in a corpus is text, never the special id: BERT's encodes it as `[`, `mask`, `]`.
 (transformers loads the same folder and encodes it as the mask token, as its users expect.)
 """
 
 import hashlib
 import json
+import re
 import unicodedata
-import warnings
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import tokenizers
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from electra.config import TokenizerConfig, UserError, require
+from electra.corpus.backends import build, build_bert
+from electra.corpus.definitions import KNOWN_NAMES, Definition, read_definition, read_normalisation
+from electra.corpus.sentencepiece import read_sentencepiece
+from electra.corpus.structure import (
+    METASPACE,
+    Independence,
+    find_independence,
+    lowers_case,
+    show_tokens,
+    strips_accents,
+)
+from electra.corpus.subwords import train_bpe, train_unigram
 from electra.corpus.vocabulary import (
-    MAX_WORD_CHARS,
     SPECIAL_TOKENS,
     replace_surrogates,
     train_tokens,
@@ -31,118 +43,163 @@ from electra.files import check_hashes, new_folder, read_object, write_hashes
 
 MODEL_MAX_LENGTH = 512
 """Positions of the published ELECTRA models; written to the settings for transformers."""
+BERT_BORDER = re.compile(r"[ \t\r\n!-/:-@\[-`{-~]")
+BERT_BORDER_OR_IDEOGRAPH = re.compile(r"[ \t\r\n!-/:-@\[-`{-~\u4e00-\u9fff]")
+"""Characters before which a word of BERT's ends whatever follows: white space, ASCII punctuation,
+and the ideographs that are words of their own. BertNormalizer keeps each of them, changes none of
+them in dependence on others, and removes the other control characters, which are therefore no
+borders."""
+SPACE = re.compile(r"(?<=\S) ")
+SPACE_MARKS = (METASPACE, "\u0120")
+"""How a token writes the space before it: SentencePiece, and byte-level BPE (Ġ)."""
 
 
 class Tokenizer:
-    """BERT's WordPiece tokenizer: from text to ids and back."""
+    """Text to ids and back, with the five special tokens that rows are made of."""
 
     def __init__(
-        self, tokens: Sequence[str], *, lowercase: bool = True, strip_accents: bool | None = None
+        self,
+        tokens: Sequence[str],
+        *,
+        lowercase: bool = True,
+        strip_accents: bool | None = None,
+        split_ideographs: bool = True,
     ) -> None:
-        """Build from the tokens in id order; without `strip_accents`, `lowercase` decides.
+        """Build BERT's WordPiece from the tokens in id order.
+
+        Args:
+            tokens: The vocabulary, with the five special tokens.
+            lowercase: Whether text is lower-cased.
+            strip_accents: Whether combining marks are removed. None: as `lowercase`.
+            split_ideographs: Whether each Chinese character is a word.
 
         Raises:
             UserError: A token occurs twice, or a special token is missing.
         """
-        self.tokens_by_id = tuple(tokens)
-        self.lowercase = lowercase
-        self.strip_accents = lowercase if strip_accents is None else strip_accents
-        ids = {token: index for index, token in enumerate(self.tokens_by_id)}
+        strip_accents = lowercase if strip_accents is None else strip_accents
+        ids = {token: index for index, token in enumerate(tokens)}
         require(
-            len(ids) == len(self.tokens_by_id),
+            len(ids) == len(tokens),
             "the vocabulary holds a token twice; every line must be a token of its own",
         )
         missing = [token for token in SPECIAL_TOKENS if token not in ids]
         require(not missing, f"the vocabulary lacks the special tokens {', '.join(missing)}")
-        self.special_ids = tuple(ids[token] for token in SPECIAL_TOKENS)
-        self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = self.special_ids
-        self._backend = _build_backend(ids, lowercase, self.strip_accents)
+        backend = build_bert(ids, lowercase, strip_accents, split_ideographs)
+        facts = [tuple(tokens), lowercase, strip_accents]
+        # Without the setting that every tokenizer had once, so that their digests stay the same.
+        digest = _digest(facts if split_ideographs else [*facts, split_ideographs])
+        state = {**json.loads(backend.to_str()), "post_processor": None}
+        self._set_up(Definition(state, SPECIAL_TOKENS), backend, digest)
+        self.is_bert = True
+        self._defining: tuple = (*facts, split_ideographs)
+
+    @classmethod
+    def from_definition(cls, definition: Definition) -> Self:
+        """Return the tokenizer of a definition.
+
+        Raises:
+            UserError: The definition is no tokenizer, or its tokens do not say where words begin.
+        """
+        if (settings := definition.bert) is not None:
+            return cls(definition.tokens, **settings)  # type: ignore[arg-type]
+        state = definition.state
+        content = json.dumps(state, ensure_ascii=False, sort_keys=True)
+        backend = build(content, definition)
+        made = cls.__new__(cls)
+        made._set_up(definition, backend, _digest([content, definition.special_tokens]))
+        made.is_bert = False
+        made._defining = (content, definition.special_tokens)
+        return made
+
+    def _set_up(self, definition: Definition, backend: tokenizers.Tokenizer, digest: str) -> None:
+        state = definition.state
+        self._backend = backend
+        self._definition = definition
+        self.digest = digest
+        """The sha256, in hexadecimal, of everything that determines the ids."""
+        self.tokens_by_id = tuple(definition.tokens)
+        """The vocabulary in id order, as it stands in the file."""
+        self.special_tokens = definition.special_tokens
+        self._ids = {token: index for index, token in enumerate(self.tokens_by_id)}
+        ids = [self._ids[token] for token in self.special_tokens]
+        self.special_ids = tuple(ids)
+        self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = ids
+        self._never_in_text = {self.pad_id, self.cls_id, self.sep_id, self.mask_id}
+        self.kind: str = state["model"]["type"]
+        """WordPiece, BPE, Unigram or WordLevel."""
+        self.lowercase = lowers_case(state)
+        self.strip_accents = strips_accents(state)
+        self._shown = show_tokens(state, self.tokens_by_id)
+        self.starts_word = np.array([begins for begins, _ in self._shown])
+        """Whether the token of each id begins a word, as booleans (vocab_size,)."""
+        self.independence: Independence = find_independence(state)
+        """The stretches of a line whose ids do not depend on the rest of it."""
 
     @classmethod
     def train(cls, texts: Iterable[str], config: TokenizerConfig) -> Self:
         """Return a tokenizer with a new vocabulary; the same corpus gives the same vocabulary."""
+        if config.kind == "bpe":
+            return cls.from_definition(train_bpe(texts, config))
+        if config.kind == "unigram":
+            return cls.from_definition(train_unigram(texts, config))
         return cls(
             train_tokens(texts, config),
-            lowercase=config.lowercase,
-            strip_accents=config.strip_accents,
+            lowercase=config.lowers_case,
+            strip_accents=config.strips_accents,
+            split_ideographs=config.split_ideographs is not False,
         )
 
     @classmethod
     def load(cls, path: str | Path, *, lowercase: bool = True) -> Self:
-        """Return the tokenizer of a folder, a `tokenizer.json` or BERT's plain `vocab.txt`.
+        """Return the tokenizer of a folder or file.
 
-        A folder holds `tokenizer.json`, or else `vocab.txt` and `tokenizer_config.json`, which
-        states whether text is lower-cased. A folder with an `electra.json` must match its hashes.
+        A folder holds `tokenizer.json`, or else `vocab.txt` of BERT's WordPiece, or else a `.model`
+        of SentencePiece. Its `tokenizer_config.json` names the special tokens and states how a
+        `vocab.txt` is normalised. A folder with an `electra.json` must match its hashes.
 
         Args:
-            path: The folder or the file. A `vocab.txt` has one token per line.
+            path: The folder, or one of these files. A `vocab.txt` has one token per line.
             lowercase: Whether text is lower-cased, if no file states it. For a folder, a warning
                 reports the assumption.
 
         Raises:
-            UserError: The tokenizer is missing or damaged, or is not a WordPiece tokenizer with
-                BERT's normalisation.
+            UserError: The tokenizer is missing, damaged or cannot be used.
         """
-        path, strip_accents = Path(path), None
+        path, settings = Path(path), {}
         if path.is_dir():
             check_hashes(path)
-            if (path / "tokenizer.json").is_file():
-                path = path / "tokenizer.json"
-            elif (path / "vocab.txt").is_file():
-                lowercase, strip_accents = _read_normalisation(path, lowercase)
-                path = path / "vocab.txt"
+            config_path = path / "tokenizer_config.json"
+            settings = read_object(config_path) if config_path.is_file() else {}
+            models = sorted(each for each in path.iterdir() if each.suffix == ".model")
+            files = [path / "tokenizer.json", path / "vocab.txt", *models]
+            path = next((file for file in files if file.is_file()), path)
+            if path.name == "vocab.txt":
+                settings = read_normalisation(config_path, settings, lowercase)
         require(
             path.is_file(),
-            f"no tokenizer at {path}; expected a folder with tokenizer.json or vocab.txt, or one "
-            "of these files",
+            f"no tokenizer at {path}; expected a folder with tokenizer.json, vocab.txt or a "
+            "SentencePiece .model, or one of these files",
         )
+        content = ""
+        if path.suffix != ".model":
+            try:
+                content = path.read_text(encoding="utf-8")
+            except UnicodeDecodeError:
+                raise UserError(f"{path} is not UTF-8 text, so not a vocabulary") from None
         try:
-            content = path.read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            raise UserError(f"{path} is not UTF-8 text, so not a vocabulary") from None
-        try:
+            if path.suffix == ".model":
+                return cls.from_definition(read_sentencepiece(path.read_bytes(), settings))
             if path.suffix == ".json":
-                return cls._from_json(content)
+                return cls.from_definition(read_definition(content, settings))
             tokens = content.replace("\r\n", "\n").removesuffix("\n").split("\n")
-            return cls(tokens, lowercase=lowercase, strip_accents=strip_accents)
+            return cls(
+                tokens,
+                lowercase=settings.get("do_lower_case", lowercase),
+                strip_accents=settings.get("strip_accents"),
+                split_ideographs=settings.get("tokenize_chinese_chars") is not False,
+            )
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
-
-    @classmethod
-    def _from_json(cls, content: str) -> Self:
-        try:
-            state = json.loads(content)
-            model, normalizer = state["model"], state["normalizer"]
-            kinds = [str(part["type"]) for part in (model, normalizer, state["pre_tokenizer"])]
-            bert = ["WordPiece", "BertNormalizer", "BertPreTokenizer"]
-            message = f"made of {', '.join(kinds)}; only {', '.join(bert)} can be used"
-            require(kinds == bert, message)
-            by_id = sorted(model["vocab"].items(), key=lambda item: item[1])
-            added = {token["content"] for token in state.get("added_tokens", [])} - {
-                *model["vocab"]
-            }
-            flags = normalizer["clean_text"], normalizer["handle_chinese_chars"]
-            lowercase, strip_accents = normalizer["lowercase"], normalizer["strip_accents"]
-        except UserError:
-            raise
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise UserError("not a tokenizer.json of a WordPiece tokenizer") from None
-        require(flags == (True, True), "clean_text and handle_chinese_chars must be on, as in BERT")
-        require(
-            isinstance(lowercase, bool) and isinstance(strip_accents, bool | None),
-            f"lowercase and strip_accents must be true or false, not {lowercase!r}, "
-            f"{strip_accents!r}",
-        )
-        require(
-            [index for _, index in by_id] == list(range(len(by_id))),
-            "the ids of the vocabulary have gaps",
-        )
-        require(not added, f"added tokens outside the vocabulary: {', '.join(sorted(added))}")
-        return cls(
-            [token for token, _ in by_id],
-            lowercase=lowercase,
-            strip_accents=strip_accents,
-        )
 
     def save(self, folder: str | Path) -> None:
         """Write a new folder for `load` and for AutoTokenizer of transformers."""
@@ -157,38 +214,51 @@ class Tokenizer:
             folder: The existing folder.
             max_length: Tokens of the longest row; transformers truncates to it on request.
         """
-        content = self._backend.to_str(pretty=True)  # the backend's `save` raises no OSError
-        (folder / "tokenizer.json").write_text(content, encoding="utf-8")
-        (folder / "vocab.txt").write_text(
-            "".join(f"{token}\n" for token in self.tokens_by_id), encoding="utf-8", newline="\n"
-        )
-        settings = {
-            "tokenizer_class": "BertTokenizer",
-            "do_lower_case": self.lowercase,
-            "strip_accents": self.strip_accents,
-            "tokenize_chinese_chars": True,
-            "model_max_length": max_length,
-            **{f"{token[1:-1].lower()}_token": token for token in SPECIAL_TOKENS},
+        (folder / "tokenizer.json").write_text(self._file_content(), encoding="utf-8")
+        settings: dict[str, Any] = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
         }
+        if self.is_bert:
+            (folder / "vocab.txt").write_text(
+                "".join(f"{token}\n" for token in self.tokens_by_id), encoding="utf-8", newline="\n"
+            )
+            _, lowercase, strip_accents, split_ideographs = self._defining
+            settings = {
+                "tokenizer_class": "BertTokenizer",
+                "do_lower_case": lowercase,
+                "strip_accents": strip_accents,
+                "tokenize_chinese_chars": split_ideographs,
+            }
+        settings["model_max_length"] = max_length
+        for role, token in zip(KNOWN_NAMES, self.special_tokens, strict=True):
+            settings[f"{role}_token"] = token
         (folder / "tokenizer_config.json").write_text(
             json.dumps(settings, indent=2) + "\n", encoding="utf-8", newline="\n"
         )
+
+    def _file_content(self) -> str:
+        """Return the `tokenizer.json`, with what makes rows of texts in transformers."""
+        if self.is_bert:
+            return self._backend.to_str(pretty=True)  # the backend's `save` raises no OSError
+        rows = json.loads(self._backend.to_str())["post_processor"]
+        state = {"version": "1.0", "truncation": None, "padding": None, **self._definition.state}
+        return json.dumps({**state, "post_processor": rows}, indent=2, ensure_ascii=False)
 
     @property
     def vocab_size(self) -> int:
         """Number of tokens, including the special tokens."""
         return len(self.tokens_by_id)
 
-    @cached_property
-    def digest(self) -> str:
-        """The sha256, in hexadecimal, of everything that determines the ids."""
-        content = json.dumps([self.tokens_by_id, self.lowercase, self.strip_accents])
-        return hashlib.sha256(content.encode()).hexdigest()
+    @property
+    def word_border(self) -> re.Pattern[str] | None:
+        """Places before which a text may be cut: the ids before the cut stay the same.
 
-    @cached_property
-    def starts_word(self) -> np.ndarray:
-        """Whether the token of each id begins a word, as booleans (vocab_size,)."""
-        return np.array([not token.startswith("##") for token in self.tokens_by_id])
+        None: no place of any text is known to be one.
+        """
+        if self.is_bert:
+            return BERT_BORDER_OR_IDEOGRAPH if self._defining[-1] else BERT_BORDER
+        return None if self.independence == "lines" else SPACE
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text, without special tokens."""
@@ -202,31 +272,80 @@ class Tokenizer:
             # An unpaired surrogate is not a character and becomes the replacement character.
             whole = [replace_surrogates(text) for text in texts]
             encodings = self._backend.encode_batch_fast(whole, add_special_tokens=False)
-        return [encoding.ids for encoding in encodings]
+        return [self._clear(encoding.ids) for encoding in encodings]
+
+    def encode_glued(self, text: str) -> list[int]:
+        """Return the ids of a text that stands behind another without a space between them."""
+        ids = self.encode(text)
+        if not self.marks_spaces or not ids or text[:1].isspace():
+            return ids
+        token = self.tokens_by_id[ids[0]]
+        if token[0] not in SPACE_MARKS:
+            return ids
+        if not token[1:]:
+            return ids[1:]
+        return [self._ids.get(token[1:], ids[0]), *ids[1:]]
+
+    @cached_property
+    def marks_spaces(self) -> bool:
+        """Whether the space before a word is part of its tokens."""
+        return not self.is_bert and any(token[:1] in SPACE_MARKS for token in self.tokens_by_id)
+
+    def _clear(self, ids: list[int]) -> list[int]:
+        """Return the ids with [UNK] where text spells another special token of the vocabulary."""
+        if self._never_in_text.isdisjoint(ids):
+            return ids
+        return [self.unk_id if index in self._never_in_text else index for index in ids]
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Return the ids of a text and the (start, end) character offsets of each token.
 
-        Several tokens of one character, such as the letters of a Korean syllable, share its
-        offsets. An accent that normalisation removes belongs to the token of its letter, so that a
-        cut at a token never separates them.
+        Several tokens of one character, such as the letters of a Korean syllable or the bytes of a
+        character, share its offsets. An accent that normalisation removes belongs to the token of
+        its letter, so that a cut at a token never separates them. White space belongs to no token:
+        a token of nothing else is empty, at the end of its space.
         """
         encoding = self._backend.encode(replace_surrogates(text), add_special_tokens=False)
-        if not self.strip_accents or text.isascii():
-            return encoding.ids, encoding.offsets
-        return encoding.ids, [(start, _past_marks(text, end)) for start, end in encoding.offsets]
+        offsets = encoding.offsets
+        if self.strip_accents and not text.isascii():
+            offsets = [(start, _past_marks(text, end)) for start, end in offsets]
+        if not self.is_bert:
+            offsets = [_without_space(text, start, end) for start, end in offsets]
+        return self._clear(encoding.ids), offsets
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
-        """Return the token of each id."""
-        return [self.tokens_by_id[index] for index in ids]
+        """Return the token of each id to be read: "##" before a piece inside a word."""
+        return [self._readable[index] for index in ids]
+
+    @cached_property
+    def _readable(self) -> tuple[str, ...]:
+        return tuple(text if begins else f"##{text}" for begins, text in self._shown)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the readable text of these ids, including special tokens."""
         return self._backend.decode([int(index) for index in ids], skip_special_tokens=False)
 
+    def spell(self, token: str) -> list[int]:
+        """Return the ids that the token of another vocabulary of this kind would have here.
+
+        So the row of a token that a vocabulary gains can begin as the mean of the rows of the
+        pieces that stood in its place. A token that cannot be spelt is [UNK].
+        """
+        prefix = "##" if self.kind == "WordPiece" and token.startswith("##") else ""
+        if not prefix:
+            return [each.id for each in self._backend.model.tokenize(token)] or [self.unk_id]
+        ids, rest = [], token[2:]
+        while rest:
+            size = next((n for n in range(len(rest), 0, -1) if f"##{rest[:n]}" in self._ids), 0)
+            if not size:
+                return [self.unk_id]
+            ids.append(self._ids[f"##{rest[:size]}"])
+            rest = rest[size:]
+        return ids or [self.unk_id]
+
     def __reduce__(self) -> tuple:
-        """Pickle the three defining values; the backend is rebuilt from them."""
-        return _rebuild, (self.tokens_by_id, self.lowercase, self.strip_accents)
+        """Pickle the defining values; the backend is rebuilt from them."""
+        return (_rebuild_bert if self.is_bert else _rebuild), self._defining
 
 
 def make_tokenizer(vocab_size: int) -> Tokenizer:
@@ -235,59 +354,34 @@ def make_tokenizer(vocab_size: int) -> Tokenizer:
     return Tokenizer([*SPECIAL_TOKENS, *words])
 
 
-def _read_normalisation(folder: Path, assumed: bool) -> tuple[bool, bool | None]:
-    """Return do_lower_case and strip_accents of a folder's tokenizer_config.json.
-
-    Args:
-        folder: The folder; the file may be missing.
-        assumed: The value of do_lower_case if the file does not state it. A warning reports it.
-    """
-    path = folder / "tokenizer_config.json"
-    settings = read_object(path) if path.is_file() else {}
-    lowercase, strip_accents = settings.get("do_lower_case"), settings.get("strip_accents")
-    require(
-        settings.get("tokenize_chinese_chars", True) is True,
-        f"{path}: tokenize_chinese_chars must be true, as in BERT",
+def _rebuild_bert(
+    tokens: tuple[str, ...], lowercase: bool, strip_accents: bool, split_ideographs: bool
+) -> Tokenizer:
+    return Tokenizer(
+        tokens,
+        lowercase=lowercase,
+        strip_accents=strip_accents,
+        split_ideographs=split_ideographs,
     )
-    for name, value in (("do_lower_case", lowercase), ("strip_accents", strip_accents)):
-        require(
-            value is None or isinstance(value, bool),
-            f"{path}: {name} must be true or false, not {value!r}",
-        )
-    if lowercase is None:
-        lowercase = assumed
-        warnings.warn(
-            f"{folder} has no tokenizer_config.json that states whether text is lower-cased; "
-            f"assuming do_lower_case={str(assumed).lower()}",
-            stacklevel=3,
-        )
-    return lowercase, strip_accents
 
 
-def _rebuild(tokens: tuple[str, ...], lowercase: bool, strip_accents: bool) -> Tokenizer:
-    return Tokenizer(tokens, lowercase=lowercase, strip_accents=strip_accents)
+def _rebuild(content: str, special_tokens: tuple[str, ...]) -> Tokenizer:
+    return Tokenizer.from_definition(Definition(json.loads(content), special_tokens))
+
+
+def _digest(facts: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def _without_space(text: str, start: int, end: int) -> tuple[int, int]:
+    while start < end and text[start].isspace():
+        start += 1
+    while start < end and text[end - 1].isspace():
+        end -= 1
+    return start, end
 
 
 def _past_marks(text: str, end: int) -> int:
     while end < len(text) and unicodedata.category(text[end]) == "Mn":
         end += 1
     return end
-
-
-def _build_backend(
-    ids: dict[str, int], lowercase: bool, strip_accents: bool
-) -> tokenizers.Tokenizer:
-    backend = tokenizers.Tokenizer(
-        models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=MAX_WORD_CHARS)
-    )
-    backend.normalizer = normalizers.BertNormalizer(
-        lowercase=lowercase, strip_accents=strip_accents
-    )
-    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    backend.decoder = decoders.WordPiece()
-    backend.post_processor = processors.BertProcessing(
-        ("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"])
-    )
-    backend.add_special_tokens(list(SPECIAL_TOKENS))
-    backend.encode_special_tokens = True
-    return backend

@@ -35,7 +35,9 @@ def train_tokens(texts: Iterable[str], config: TokenizerConfig) -> list[str]:
     """
     backend = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
     backend.normalizer = normalizers.BertNormalizer(
-        lowercase=config.lowercase, strip_accents=config.strip_accents
+        lowercase=config.lowers_case,
+        strip_accents=config.strips_accents,
+        handle_chinese_chars=config.split_ideographs is not False,
     )
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     with tempfile.TemporaryFile() as spool:

@@ -22,7 +22,7 @@ class Candidate(NamedTuple):
     """A token that may fill a gap."""
 
     token: str
-    """As in the vocabulary; a piece that continues a word begins with "##"."""
+    """A piece that continues a word begins with "##"."""
     prob: float
 
 
@@ -87,7 +87,7 @@ def _join(
             last = words.pop()
             start, prob = last.start, max(prob, last.prob_replaced)
         words.append(Word(text[start:end], start, end, prob))
-    return words
+    return [word for word in words if word.text]  # tokens of nothing but white space are no words
 
 
 @torch.inference_mode()
@@ -107,10 +107,11 @@ def fill(network: LoadedNetwork, text: str, top: int = 5) -> list[list[Candidate
     tokenizer = network.tokenizer
     require(MASK in text, f"the text has no {MASK}: write one where a token is to be filled in")
     require(top >= 1, f"top must be >= 1, not {top}")
-    first, *others = tokenizer.encode_batch(text.split(MASK))
-    ids = list(first)
+    first, *others = text.split(MASK)
+    # The space before a gap belongs to what fills it.
+    ids = tokenizer.encode(first.rstrip())
     for part in others:
-        ids += [tokenizer.mask_id, *part]
+        ids += [tokenizer.mask_id, *tokenizer.encode_glued(part.rstrip())]
     require(
         len(ids) <= network.max_tokens,
         f"the text has {len(ids)} tokens; the model's rows hold {network.max_tokens}",

@@ -18,10 +18,6 @@ from torch import Tensor
 from electra.corpus.tokenizer import Tokenizer
 from electra.training.seeds import step_seed
 
-WORD_BORDER = re.compile(r"[ \t\r\n!-/:-@\[-`{-~\u4e00-\u9fff]")
-"""Characters before which a word ends whatever follows: white space, ASCII punctuation, and the
-ideographs that are words of their own. BertNormalizer keeps each of them, changes none of them in
-dependence on others, and removes the other control characters, which are therefore no borders."""
 CHARS_PER_TOKEN = 8
 """Characters that are tokenized at first for each token of a row; most tokens are shorter."""
 POOL_BATCHES = 32
@@ -117,14 +113,15 @@ def pad_rows(
 def encode_texts(tokenizer: Tokenizer, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
     """Return the first `max_tokens` ids of each text, or all if it has fewer.
 
-    Of a long text only as much is tokenized as that takes: a part that ends before a WORD_BORDER
-    has the ids that the whole text begins with, since no step of the tokenizer looks past one. A
-    part that has too few ids is followed by one CHARS_PER_TOKEN times as long.
+    Of a long text only as much is tokenized as that takes: a part that ends before a border
+    (`Tokenizer.word_border`) has the ids that the whole text begins with. A part that has too few
+    ids is followed by one CHARS_PER_TOKEN times as long.
     """
+    border = tokenizer.word_border
     ids: list[list[int]] = [[] for _ in texts]
     places, num_chars = list(range(len(texts))), max_tokens * CHARS_PER_TOKEN
     while places:
-        parts = [_first_words(texts[place], num_chars) for place in places]
+        parts = [_first_words(texts[place], num_chars, border) for place in places]
         for place, part in zip(places, tokenizer.encode_batch(parts), strict=True):
             ids[place] = part[:max_tokens]
         places = [
@@ -136,10 +133,19 @@ def encode_texts(tokenizer: Tokenizer, texts: Sequence[str], max_tokens: int) ->
     return ids
 
 
-def _first_words(text: str, num_chars: int) -> str:
+def encode_words(tokenizer: Tokenizer, words: Sequence[str], max_tokens: int) -> list[list[int]]:
+    """Return the first `max_tokens` ids that each word has in running text, after a space.
+
+    The first word of a sentence is taken so, too: to the tagger it is the same word.
+    """
+    before = " " if tokenizer.marks_spaces else ""
+    return encode_texts(tokenizer, [before + word for word in words], max_tokens)
+
+
+def _first_words(text: str, num_chars: int, border: re.Pattern[str] | None) -> str:
     """Return a text up to the first border at or after this many characters."""
-    border = WORD_BORDER.search(text, num_chars)
-    return text[: border.start()] if border else text
+    found = border.search(text, num_chars) if border else None
+    return text[: found.start()] if found else text
 
 
 def reduce_vocabulary(splits: dict[str, Rows], vocab_size: int) -> tuple[Tensor, dict[str, Rows]]:

@@ -23,7 +23,7 @@ from electra.model.tagging_head import TaggingHead
 from electra.tasks.entities import EntityCounts, count_entities, sum_counts
 from electra.tasks.family import Constant, Family
 from electra.tasks.records import Record
-from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_texts, pad_rows
+from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_words, pad_rows
 
 ENTITY_METRICS = ("f1", "precision", "recall", "accuracy")
 
@@ -84,7 +84,7 @@ class Tagging(Family):
         tokens_of = {
             word: tokens or [tokenizer.unk_id]  # of a control character nothing is left
             for word, tokens in zip(
-                vocabulary, encode_texts(tokenizer, vocabulary, room + 1), strict=True
+                vocabulary, encode_words(tokenizer, vocabulary, room + 1), strict=True
             )
         }
         rows, targets, num_cut = [], [], 0

@@ -1,0 +1,216 @@
+"""The definition of any fast tokenizer: what of a `tokenizer.json` determines the ids, checked.
+
+A definition has the keys of DEFINING. Post-processing, truncation and padding are left out, because
+rows are made by this package. The five special tokens are those that the settings beside the file
+name, else those with a known name; a tokenizer that lacks some gets them at its end.
+"""
+
+import json
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from electra.config import UserError, require
+from electra.corpus.structure import parts_of
+from electra.corpus.vocabulary import MAX_WORD_CHARS, SPECIAL_TOKENS
+
+DEFINING = ("added_tokens", "normalizer", "pre_tokenizer", "decoder", "model")
+KNOWN_NAMES = {
+    "pad": ("[PAD]", "<pad>"),
+    "unk": ("[UNK]", "<unk>"),
+    "cls": ("[CLS]", "<cls>", "<s>"),
+    "sep": ("[SEP]", "<sep>", "</s>"),
+    "mask": ("[MASK]", "<mask>"),
+}
+"""Names of the special tokens by role, in the order of SPECIAL_TOKENS."""
+MODELS = ("WordPiece", "BPE", "Unigram", "WordLevel")
+BERT_KINDS = ["WordPiece", "BertNormalizer", "BertPreTokenizer"]
+
+
+class Definition(NamedTuple):
+    """A tokenizer as it is stored."""
+
+    state: dict[str, Any]
+    """Content of the `tokenizer.json` under the keys of DEFINING."""
+    special_tokens: tuple[str, ...]
+    """The tokens in the roles of KNOWN_NAMES."""
+
+    @property
+    def tokens(self) -> list[str]:
+        """All tokens in id order."""
+        ids = _ids_of(self.state)
+        return sorted(ids, key=ids.__getitem__)
+
+    @property
+    def bert(self) -> dict[str, bool | None] | None:
+        """The settings of BERT's normalisation; None: this is another tokenizer than BERT's."""
+        state = self.state
+        model, normalizer = state["model"], state["normalizer"]
+        kinds = [part and part["type"] for part in (model, normalizer, state["pre_tokenizer"])]
+        added = {token["content"] for token in state["added_tokens"]}
+        is_bert = (
+            kinds == BERT_KINDS
+            and normalizer.get("clean_text") is True
+            and model.get("continuing_subword_prefix", "##") == "##"
+            and model.get("max_input_chars_per_word", MAX_WORD_CHARS) == MAX_WORD_CHARS
+            and self.special_tokens == SPECIAL_TOKENS
+            and added <= set(SPECIAL_TOKENS)
+            and model["vocab"].keys() >= set(SPECIAL_TOKENS)
+        )
+        if not is_bert:
+            return None
+        return {
+            "lowercase": normalizer["lowercase"],
+            "strip_accents": normalizer["strip_accents"],
+            "split_ideographs": normalizer["handle_chinese_chars"],
+        }
+
+
+def read_definition(content: str, settings: Mapping[str, Any]) -> Definition:
+    """Return the definition in a `tokenizer.json`.
+
+    Args:
+        content: The text of the file.
+        settings: The values of the `tokenizer_config.json` beside it.
+
+    Raises:
+        UserError: The file is damaged, draws its ids at random, or has an unusable vocabulary.
+    """
+    try:
+        state = json.loads(content)
+        state = {key: state.get(key) for key in DEFINING}
+        state["added_tokens"] = [dict(token) for token in state["added_tokens"] or []]
+        kind = state["model"]["type"]
+        require(kind in MODELS, f"its model is {kind}; it must be one of {', '.join(MODELS)}")
+        return define(state, settings)
+    except UserError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        raise UserError("not a tokenizer.json") from None
+
+
+def define(state: dict[str, Any], settings: Mapping[str, Any]) -> Definition:
+    """Return the definition with its special tokens; those that it lacks are added to `state`.
+
+    Args:
+        state: See Definition; becomes part of the result.
+        settings: The values of a `tokenizer_config.json`; they may name the special tokens.
+    """
+    model = state["model"]
+    for name in ("dropout", "alpha", "nbest_size"):
+        require(not model.get(name), f"its ids are drawn at random: the model has {name}")
+    for part in parts_of(state["normalizer"]):
+        for name in ("lowercase", "strip_accents", "handle_chinese_chars", "clean_text"):
+            value = part.get(name)
+            require(
+                value is None or isinstance(value, bool),
+                f"{name} must be true or false, not {value!r}",
+            )
+    ids = _ids_of(state)
+    named = {role: _name_of(role, settings, state, ids) for role in KNOWN_NAMES}
+    missing = [name for name in named.values() if name not in ids]
+    for name in missing:
+        ids[name] = len(ids)
+    require(
+        len(set(named.values())) == len(named),
+        "its special tokens must be five different tokens, not "
+        + ", ".join(f"{role}={name}" for role, name in named.items()),
+    )
+    _mind_unknown(state, named["unk"])
+    if missing:
+        told = ", ".join(f"{name} = {ids[name]}" for name in missing)
+        warnings.warn(f"special tokens added at the end of the vocabulary: {told}", stacklevel=2)
+    _mark_special(state, [(name, ids[name]) for name in named.values()])
+    return Definition(state, tuple(named.values()))
+
+
+def _ids_of(state: Mapping[str, Any]) -> dict[str, int]:
+    """Return all tokens with their ids, which are 0, 1, ... without gaps."""
+    vocab = state["model"]["vocab"]
+    pairs = (
+        [(entry[0], number) for number, entry in enumerate(vocab)]
+        if isinstance(vocab, list)
+        else list(vocab.items())
+    )
+    ids = dict(pairs)
+    require(len(ids) == len(pairs), "the vocabulary holds a token twice")
+    for token in state["added_tokens"]:
+        known = ids.setdefault(token["content"], token["id"])
+        require(known == token["id"], f"the token {token['content']!r} has two ids")
+    require(
+        sorted(ids.values()) == list(range(len(ids))),
+        "the ids of the vocabulary have gaps, or one stands twice",
+    )
+    return ids
+
+
+def _name_of(
+    role: str, settings: Mapping[str, Any], state: Mapping[str, Any], ids: Mapping[str, int]
+) -> str:
+    model = state["model"]
+    if role == "unk" and (own := model.get("unk_token")) is not None:
+        require(own in ids, f"its model gives unknown text the token {own!r}, which it lacks")
+        return str(own)
+    if role == "unk" and model.get("unk_id") is not None:
+        return str(model["vocab"][model["unk_id"]][0])
+    stated = settings.get(f"{role}_token")
+    stated = stated.get("content") if isinstance(stated, Mapping) else stated
+    if isinstance(stated, str) and stated:
+        return stated
+    names = KNOWN_NAMES[role]
+    return next((name for name in names if name in ids), names[0])
+
+
+def _mark_special(state: dict[str, Any], special: list[tuple[str, int]]) -> None:
+    added = {token["content"]: token for token in state["added_tokens"]}
+    for name, token_id in special:
+        token = added.setdefault(
+            name,
+            {
+                "id": token_id,
+                "content": name,
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+            },
+        )
+        token["special"] = True
+    state["added_tokens"] = sorted(added.values(), key=lambda token: token["id"])
+
+
+def _mind_unknown(state: dict[str, Any], unk: str) -> None:
+    """Make a model that would drop unknown text in silence give it the unknown token."""
+    model = state["model"]
+    stages = [*parts_of(state["normalizer"]), *parts_of(state["pre_tokenizer"])]
+    knows_bytes = any(part["type"] == "ByteLevel" for part in stages)
+    if model["type"] == "BPE" and not knows_bytes and model.get("unk_token") is None:
+        require(unk in model["vocab"], f"its model has no unknown token; {unk} must be in it")
+        model["unk_token"] = unk
+    if model["type"] == "Unigram":
+        require(model.get("unk_id") is not None, "its model has no unk_id")
+
+
+def read_normalisation(path: Path, settings: Mapping[str, Any], assumed: bool) -> dict[str, Any]:
+    """Return the settings of a tokenizer_config.json, complete and checked.
+
+    Args:
+        path: The file; it may be missing.
+        settings: Its values.
+        assumed: The value of do_lower_case if the file does not state it. A warning reports it.
+    """
+    for name in ("do_lower_case", "strip_accents", "tokenize_chinese_chars"):
+        value = settings.get(name)
+        require(
+            value is None or isinstance(value, bool),
+            f"{path}: {name} must be true or false, not {value!r}",
+        )
+    if settings.get("do_lower_case") is None:
+        warnings.warn(
+            f"{path.parent} has no tokenizer_config.json that states whether text is lower-cased; "
+            f"assuming do_lower_case={str(assumed).lower()}",
+            stacklevel=3,
+        )
+        return {**settings, "do_lower_case": assumed}
+    return dict(settings)

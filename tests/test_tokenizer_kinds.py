@@ -1,0 +1,352 @@
+# ruff: noqa: RUF001
+"""Byte-level BPE, Unigram and other people's tokenizers: every language, any text, one meaning."""
+
+import itertools
+import json
+import os
+import pickle
+import subprocess
+import sys
+
+import pytest
+import tokenizers
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from languages import TEXTS
+from tokenizers import models, normalizers, pre_tokenizers
+
+from electra.config import TokenizerConfig, UserError
+from electra.corpus.line_encoder import LineEncoder
+from electra.corpus.prepare import WordEncoder
+from electra.corpus.structure import find_independence
+from electra.corpus.subwords import state_of
+from electra.corpus.tokenizer import Tokenizer
+from electra.files import write_json
+
+KINDS = ("wordpiece", "bpe", "unigram")
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+LINES = [line for text in TEXTS.values() for line in text.splitlines()]
+CHARS = "abcXYZ019 '’.,!-_ÀéßжЖ한국어日本ひらがなカナعربहिन्दीไทย▁Ġ<s>[MASK]ʹ½ﬁ´\u0301"
+ANY_LINE = st.lists(
+    st.text(st.sampled_from(CHARS) | st.characters(exclude_categories=["Cs"]), max_size=14),
+    max_size=8,
+).map(lambda words: " ".join(" ".join(words).split()))
+"""Lines as the reader gives them: no other white space than spaces."""
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def tokenizer(request):
+    config = TokenizerConfig(kind=request.param, vocab_size=2000, lowercase=False, min_frequency=2)
+    return Tokenizer.train(LINES * 3, config)
+
+
+def test_special_tokens_and_sizes(tokenizer):
+    assert tokenizer.special_tokens == tuple(SPECIAL)
+    assert [tokenizer.tokens_by_id[index] for index in tokenizer.special_ids] == SPECIAL
+    assert len(set(tokenizer.special_ids)) == 5
+    assert 400 < tokenizer.vocab_size <= 2000
+    assert len(tokenizer.starts_word) == tokenizer.vocab_size
+    assert (tokenizer.lowercase, tokenizer.strip_accents) == (False, False)
+
+
+def test_every_language_round_trips(tokenizer):
+    for name, text in TEXTS.items():
+        for line in text.splitlines():
+            ids = tokenizer.encode(line)
+            assert ids
+            assert tokenizer.unk_id not in ids, (name, line)
+            decoded, expected = tokenizer.decode(ids), line
+            if tokenizer.kind == "WordPiece":  # it forgets where spaces were
+                decoded, expected = decoded.replace(" ", ""), line.replace(" ", "")
+            if tokenizer.kind == "Unigram":
+                expected = normalizers.NFKC().normalize_str(line)
+            assert decoded == expected, name
+
+
+def test_offsets_cover_every_character_of_every_language(tokenizer):
+    for name, text in TEXTS.items():
+        for line in text.splitlines():
+            ids, offsets = tokenizer.encode_with_offsets(line)
+            assert ids == tokenizer.encode(line)
+            starts, ends = zip(*offsets, strict=True)
+            assert list(starts) == sorted(starts)
+            assert list(ends) == sorted(ends)
+            covered = {place for start, end in offsets for place in range(start, end)}
+            missed = {place for place in range(len(line)) if place not in covered}
+            assert all(line[place].isspace() for place in missed), (name, line)
+            assert not any(line[start:end] != line[start:end].strip() for start, end in offsets)
+
+
+def test_words_begin_where_they_do(tokenizer):
+    for line in ("The quick brown fox, jumping.", "Чёрные дни прошли", "한국어 문장은 짧다."):
+        ids, offsets = tokenizer.encode_with_offsets(line)
+        begins = {
+            start
+            for index, (start, end) in zip(ids, offsets, strict=True)
+            if tokenizer.starts_word[index] and end > start
+        }
+        words = {place for place in range(len(line)) if place == 0 or line[place - 1] == " "}
+        words |= {place for place, char in enumerate(line) if char in ",."}
+        # A sign of a space alone is a token that is empty here; its word begins behind it.
+        empty = {start for start, end in offsets if start == end}
+        assert begins | empty == words, line
+
+
+def test_saved_and_pickled_it_is_the_same(tokenizer, tmp_path):
+    tokenizer.save(tmp_path / "t")
+    loaded = Tokenizer.load(tmp_path / "t")
+    for other in (loaded, pickle.loads(pickle.dumps(tokenizer))):
+        assert other.digest == tokenizer.digest
+        assert other.special_ids == tokenizer.special_ids
+        assert other.encode_batch(LINES) == tokenizer.encode_batch(LINES)
+    loaded.save(tmp_path / "again")
+    name = "tokenizer.json"
+    assert (tmp_path / "t" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+
+
+@pytest.mark.parametrize("config", [None, {"model_type": "electra", "vocab_size": 2000}])
+def test_transformers_makes_the_same_rows(tokenizer, tmp_path, config):
+    tokenizer.save(tmp_path / "t")
+    if config:
+        write_json(tmp_path / "t/config.json", config)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "t")
+    for first, second in itertools.pairwise(LINES):
+        row = theirs(first, second)
+        a, b = tokenizer.encode(first), tokenizer.encode(second)
+        cls, sep = tokenizer.cls_id, tokenizer.sep_id
+        assert row["input_ids"] == [cls, *a, sep, *b, sep]
+        assert row["token_type_ids"] == [0] * (len(a) + 2) + [1] * (len(b) + 1)
+    names = ("pad", "unk", "cls", "sep", "mask")
+    assert tuple(getattr(theirs, f"{name}_token_id") for name in names) == tokenizer.special_ids
+    assert len(theirs) == tokenizer.vocab_size
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=st.text(max_size=80) | ANY_LINE)
+def test_any_text_has_ids_and_offsets(tokenizer, text):
+    ids, offsets = tokenizer.encode_with_offsets(text)
+    assert ids == tokenizer.encode(text) == tokenizer.encode_batch(["x", text])[1]
+    never = {tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id}
+    assert never.isdisjoint(ids)
+    assert all(0 <= start <= end <= len(text) for start, end in offsets)
+    tokenizer.decode(ids)
+    if tokenizer.kind == "BPE":
+        assert tokenizer.unk_id not in ids
+
+
+def library_tokenizers():
+    """Other people's: every kind of pre-tokenizer and normaliser, with words of its own."""
+    vocab = {char: index for index, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    merges = [("e", "r"), ("Ġ", "a"), ("Ġ", "Ġ"), ("a", "b"), ("Ġ", "."), (".", ".")]
+    vocab |= {"".join(pair): len(vocab) + place for place, pair in enumerate(merges)}
+    chars = sorted({char for line in LINES for char in line if char != " "} | set("▁ab."))
+    pieces = [("<unk>", 0.0), *((char, -5.0 - place / 99) for place, char in enumerate(chars))]
+    pieces += [("▁a", -3.0), ("ab", -4.0), ("▁▁", -4.5), ("..", -3.5)]
+    wordpiece = ["[UNK]", *chars, *(f"##{char}" for char in chars), "ab"]
+    made = {
+        "byte-level": (models.BPE(vocab, merges), None, pre_tokenizers.ByteLevel(True)),
+        "byte-level, NFKC": (
+            models.BPE(vocab, merges),
+            normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()]),
+            pre_tokenizers.ByteLevel(False),
+        ),
+        "metaspace first": (
+            models.Unigram(pieces, 0, False),
+            normalizers.NFKD(),
+            pre_tokenizers.Metaspace(prepend_scheme="first"),
+        ),
+        "metaspace never": (
+            models.Unigram(pieces, 0, False),
+            normalizers.Nmt(),
+            pre_tokenizers.Metaspace(prepend_scheme="never"),
+        ),
+        "words, then metaspace": (
+            models.Unigram(pieces, 0, False),
+            normalizers.NFC(),
+            pre_tokenizers.Sequence(
+                [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]
+            ),
+        ),
+        "whitespace": (
+            models.WordPiece({token: n for n, token in enumerate(wordpiece)}, unk_token="[UNK]"),
+            normalizers.StripAccents(),
+            pre_tokenizers.Whitespace(),
+        ),
+        "not split": (
+            models.Unigram(pieces, 0, False),
+            None,
+            pre_tokenizers.Metaspace(split=False),
+        ),
+        "spaces replaced": (
+            models.Unigram(pieces, 0, False),
+            normalizers.Replace(" a", "b"),
+            pre_tokenizers.Metaspace(),
+        ),
+        "digits first": (
+            models.BPE(vocab, merges),
+            None,
+            pre_tokenizers.Sequence([pre_tokenizers.Digits(), pre_tokenizers.ByteLevel(True)]),
+        ),
+    }  # fmt: skip
+    for name, (model, normalizer, pre_tokenizer) in made.items():
+        backend = tokenizers.Tokenizer(model)
+        if normalizer:
+            backend.normalizer = normalizer
+        backend.pre_tokenizer = pre_tokenizer
+        yield name, backend
+
+
+INDEPENDENCE = {
+    "byte-level": "spaced words",
+    "byte-level, NFKC": "spaced words",
+    "metaspace first": "spaced words",
+    "metaspace never": "spaced words",
+    "words, then metaspace": "words",
+    "whitespace": "words",
+    "not split": "lines",
+    "spaces replaced": "lines",
+    "digits first": "lines",
+}
+
+
+@pytest.fixture(scope="module", params=INDEPENDENCE)
+def foreign(request, tmp_path_factory):
+    backend = dict(library_tokenizers())[request.param]
+    path = tmp_path_factory.mktemp("foreign") / "tokenizer.json"
+    path.write_text(backend.to_str())
+    with pytest.warns(UserWarning, match="special tokens added at the end of the vocabulary"):
+        loaded = Tokenizer.load(path)
+    assert loaded.independence == INDEPENDENCE[request.param]
+    return backend, loaded
+
+
+@settings(max_examples=150, deadline=None)
+@given(line=ANY_LINE)
+def test_what_is_remembered_changes_no_id(foreign, line):
+    backend, loaded = foreign
+    expected = backend.encode(line, add_special_tokens=False).ids
+    assert loaded.encode(line) == expected
+    encoder = LineEncoder(loaded, "<u2")
+    for _ in range(2):  # the second time from memory
+        (content, again) = encoder.encode_lines([line, line])
+        assert content == again
+        if loaded.kind != "WordPiece":
+            assert [*memoryview(content).cast("H")] == expected
+    batch = WordEncoder(loaded).encode_documents([f"x\n{line}"])
+    assert batch.tokens.tobytes() == b"".join(encoder.encode_lines(["x", line]))
+
+
+@settings(max_examples=300, deadline=None)
+@given(line=ANY_LINE)
+def test_what_ours_remember_changes_no_id(tokenizer, line):
+    (content,) = LineEncoder(tokenizer, "<u2").encode_lines([line])
+    if tokenizer.kind != "WordPiece" or len(line) < 25:
+        assert [*memoryview(content).cast("H")] == tokenizer.encode(line)
+
+
+def test_what_is_matched_in_text_forbids_a_memory():
+    backend = dict(library_tokenizers())["byte-level"]
+    backend.add_tokens(["a b"])
+    assert find_independence(state_of(backend)) == "lines"
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_five_trainings_in_five_processes_give_one_file(tmp_path, kind):
+    text = tmp_path / "corpus.txt"
+    text.write_text("\n".join(LINES * 2), encoding="utf-8")
+    program = (
+        "import sys; from electra.config import TokenizerConfig;"
+        "from electra.corpus.tokenizer import Tokenizer;"
+        "lines = open(sys.argv[1], encoding='utf-8').read().splitlines();"
+        f"config = TokenizerConfig(kind={kind!r}, vocab_size=900);"
+        "Tokenizer.train(lines, config).save(sys.argv[2])"
+    )
+    for number in range(5):
+        env = os.environ | {"PYTHONHASHSEED": str(number), "RAYON_NUM_THREADS": str(1 + number % 3)}
+        command = [sys.executable, "-c", program, str(text), str(tmp_path / str(number))]
+        subprocess.run(command, env=env, check=True)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert len({(tmp_path / str(number) / name).read_bytes() for number in range(5)}) == 1
+
+
+def test_normalisation_is_what_is_asked_for():
+    for kind in KINDS:
+        lower = TokenizerConfig(kind=kind, vocab_size=900, lowercase=True, strip_accents=False)
+        bare = TokenizerConfig(kind=kind, vocab_size=900, lowercase=False, strip_accents=True)
+        texts = ["Été ÉTÉ été Ete ETE"] * 20
+        for config, same, other in ((lower, "été", "ete"), (bare, "Ete", "ete")):
+            trained = Tokenizer.train(texts, config)
+            assert trained.encode("Été") == trained.encode(same), config
+            assert trained.encode("Été") != trained.encode(other), config
+            assert (trained.lowercase, trained.strip_accents) == (
+                config.lowercase, config.strip_accents,
+            )  # fmt: skip
+    joined = TokenizerConfig(vocab_size=100, split_ideographs=False)
+    assert len(Tokenizer.train(["東京 東京"] * 9, joined).encode("東京")) == 1
+    assert (
+        len(Tokenizer.train(["東京 東京"] * 9, TokenizerConfig(vocab_size=100)).encode("東京")) == 2
+    )
+
+
+def test_a_special_token_in_text_is_text(tokenizer):
+    for text in ("[MASK]", "a [CLS] b[SEP]", "[PAD][PAD]"):
+        assert set(tokenizer.encode(text)) & set(tokenizer.special_ids) <= {tokenizer.unk_id}
+
+
+def test_other_names_of_special_tokens_are_found_and_the_missing_added(tmp_path):
+    names = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    vocab = {name: index for index, name in enumerate([*names, "a", "b", "Ġa", "Ġ"])}
+    backend = tokenizers.Tokenizer(models.BPE(vocab, [("Ġ", "a")]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(False)
+    (tmp_path / "roberta").mkdir()
+    backend.save(str(tmp_path / "roberta/tokenizer.json"))
+    loaded = Tokenizer.load(tmp_path / "roberta")
+    assert loaded.special_tokens == ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
+    assert loaded.special_ids == (1, 3, 0, 2, 4)
+    assert loaded.encode("a<mask> a") == [
+        5,
+        5,
+        7,
+    ]  # of bytes outside the vocabulary nothing is left
+    write_json(
+        tmp_path / "roberta/tokenizer_config.json",
+        {"cls_token": "[BEGIN]", "sep_token": {"content": "</s>"}, "mask_token": "a"},
+    )
+    with pytest.warns(UserWarning, match=r"added at the end of the vocabulary: \[BEGIN\] = 9"):
+        loaded = Tokenizer.load(tmp_path / "roberta")
+    assert loaded.special_ids == (1, 3, 9, 2, 5)
+    loaded.save(tmp_path / "saved")
+    assert Tokenizer.load(tmp_path / "saved").special_ids == (1, 3, 9, 2, 5)
+    write_json(tmp_path / "roberta/tokenizer_config.json", {"cls_token": "</s>"})
+    with pytest.raises(UserError, match=r"must be five different tokens, not pad=<pad>, unk=<unk>"):
+        Tokenizer.load(tmp_path / "roberta")
+
+
+def test_tokens_without_signs_of_words_are_refused(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    backend = tokenizers.Tokenizer(models.BPE({"[UNK]": 0, "a</w>": 1}, [], unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    path.write_text(backend.to_str())
+    with (
+        pytest.warns(UserWarning, match="special tokens added"),
+        pytest.raises(UserError, match="its tokens do not say where a word begins"),
+    ):
+        Tokenizer.load(path)
+    state = json.loads(backend.to_str())
+    path.write_text(json.dumps({**state, "normalizer": {"type": "Nonsense"}}))
+    with (
+        pytest.warns(UserWarning, match="added"),
+        pytest.raises(UserError, match=r"not a tokenizer.json"),
+    ):
+        Tokenizer.load(path)
+    config = TokenizerConfig(kind="bpe", vocab_size=100)
+    with pytest.raises(UserError, match="vocab_size must be at least 261 for bpe, not 100"):
+        Tokenizer.train(LINES, config)
+    for kind in KINDS:
+        with pytest.raises(UserError, match="no text to train"):
+            Tokenizer.train(["", " "], TokenizerConfig(kind=kind, vocab_size=300))
+    with pytest.raises(UserError, match="split_ideographs is a setting of wordpiece; kind=bpe has"):
+        TokenizerConfig(kind="bpe", split_ideographs=True)
+    with pytest.raises(UserError, match="min_frequency is a setting of wordpiece and bpe"):
+        Tokenizer.train(LINES, TokenizerConfig(kind="unigram", min_frequency=3))
