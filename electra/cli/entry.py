@@ -23,6 +23,7 @@ from electra.cli.finetuning import finetune, submit
 from electra.cli.pretraining import flops, import_, plan, pretrain
 from electra.cli.quickstart import quickstart
 from electra.cli.results import detect, export, fill, predict, report, score
+from electra.cli.serving import page, serve
 from electra.config import UserError, require
 from electra.processes import Interrupted, find_place, is_launched
 
@@ -32,6 +33,7 @@ VERBS = {
     "Pre-training": (pretrain, import_, plan, flops),
     "Fine-tuning": (finetune, submit),
     "Results": (report, predict, detect, fill, score, export),
+    "Service": (serve, page),
 }
 
 app = App(
