@@ -956,3 +956,43 @@ class QuickstartConfig:
         ):
             value = getattr(self, name)
             require(value >= least, f"{name} must be at least {least}, not {value}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeConfig:
+    """Limits of `electra serve`; a request beyond them is refused with one line."""
+
+    threads: int = 0
+    """CPU threads that compute; 0: one per available core."""
+    batch_items: int = 64
+    """Texts or records that are computed together at most; 1: one at a time. Does not change the
+    answers beyond rounding."""
+    max_body_bytes: int = 1 << 20
+    """Size of a request's body, bytes. Status 413."""
+    max_texts: int = 64
+    """Texts or records of a request. Status 422."""
+    max_chars: int = 20_000
+    """Characters of a text or a record. Status 422."""
+    max_requests: int = 256
+    """Requests at a time; further ones have status 429 and a time after which to try again."""
+    max_waiting_chars: int = 2_000_000
+    """Characters of all texts that wait to be computed. Status 429, likewise."""
+    max_seconds: float = 30.0
+    """Time for receiving a request (status 408), and for computing its answer (status 503),
+    seconds."""
+    stop_seconds: float = 10.0
+    """Time for the requests in progress when the service is stopped, seconds."""
+
+    def __post_init__(self) -> None:
+        require(self.threads >= 0, f"threads must be >= 0, not {self.threads}")
+        for name in ("batch_items", "max_body_bytes", "max_texts", "max_chars", "max_requests"):
+            value = getattr(self, name)
+            require(value >= 1, f"{name} must be >= 1, not {value}")
+        require(
+            self.max_waiting_chars >= self.max_chars,
+            f"max_waiting_chars={self.max_waiting_chars} must be at least max_chars="
+            f"{self.max_chars}: otherwise a text within the limit would never be taken",
+        )
+        for name in ("max_seconds", "stop_seconds"):
+            value = getattr(self, name)
+            require(0 < value < math.inf, f"{name} must be positive and finite, not {value}")

@@ -25,6 +25,7 @@ from electra.cli.pretraining import flops, import_, plan, pretrain
 from electra.cli.quickstart import quickstart
 from electra.cli.reproduce import reproduce
 from electra.cli.results import detect, fill, predict, report, score
+from electra.cli.serving import page, serve
 from electra.config import UserError, require
 from electra.processes import Interrupted, find_place, is_launched
 
@@ -35,6 +36,7 @@ VERBS = {
     "Fine-tuning": (finetune, submit),
     "The paper's tables and figures": (reproduce,),
     "Results": (report, predict, detect, fill, score, embed, export),
+    "Service": (serve, page),
 }
 
 app = App(

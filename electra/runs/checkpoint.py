@@ -133,8 +133,17 @@ def list_checkpoints(run: Path) -> list[Path]:
     return sorted((run / "checkpoints").glob("step-" + "[0-9]" * 8))
 
 
+def run_of(folder: Path) -> Path:
+    """Return the run of a checkpoint's folder; any other folder is returned as it is."""
+    is_checkpoint = folder.parent.name == "checkpoints" and (folder / "state.json").is_file()
+    return folder.parent.parent if is_checkpoint else folder
+
+
 def find_checkpoint(run: Path) -> tuple[int, Path]:
-    """Return step and folder of the newest intact checkpoint.
+    """Return step and folder of the newest intact checkpoint, or of the one that is named.
+
+    Args:
+        run: A run folder, or the folder of one of its checkpoints.
 
     A warning names the newer checkpoints that are damaged.
 
@@ -142,7 +151,8 @@ def find_checkpoint(run: Path) -> tuple[int, Path]:
         UserError: The run has no intact checkpoint. The message names the damaged files.
     """
     damaged: list[str] = []
-    for folder in reversed(list_checkpoints(run)):
+    named = [] if run_of(run) == run else [run]
+    for folder in named or reversed(list_checkpoints(run)):
         try:
             step = _verify(folder)
         except PermissionError as error:

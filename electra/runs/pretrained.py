@@ -15,7 +15,7 @@ from electra.config import (
 )
 from electra.corpus.tokenizer import Tokenizer
 from electra.files import check_hashes, read_object, sha256_file
-from electra.runs.checkpoint import FILES, find_checkpoint, read_tensors
+from electra.runs.checkpoint import FILES, find_checkpoint, read_tensors, run_of
 from electra.runs.finetuned import Finetuned, is_finetuned, read_finetuned
 from electra.runs.huggingface import (
     DISCRIMINATOR_HEAD,
@@ -140,13 +140,16 @@ class SavedNetworks:
 
 
 def read_networks(run: Path) -> SavedNetworks:
-    """Return the networks of a run's newest intact checkpoint.
+    """Return the networks of a run's newest intact checkpoint, or of one of its checkpoints.
+
+    Args:
+        run: A run folder, or the folder of a checkpoint in it.
 
     Raises:
         UserError: `run` is not a run folder or has no intact checkpoint, or state.json does not
             describe the networks.
     """
-    config = read_run_config(run)
+    config = read_run_config(run_of(run))
     step, checkpoint = find_checkpoint(run)
     tensors = read_tensors(checkpoint / FILES[0])
     state = read_object(checkpoint / "state.json")
@@ -242,8 +245,9 @@ def find_network(
     """Return a folder's discriminator or masked language model, its tokenizer and its row length.
 
     Args:
-        folder: A run folder, or a Hugging Face folder of ELECTRA. The masked language model of a
-            Hugging Face folder may lie in its folder `generator`, as `electra export` writes it.
+        folder: A run folder, one of its checkpoints, or a Hugging Face folder of ELECTRA. The
+            masked language model of a Hugging Face folder may lie in its folder `generator`, as
+            `electra export` writes it.
         predicts: replaced: the discriminator. tokens: the generator, or the run's own network if
             that is a masked language model.
 
@@ -251,7 +255,8 @@ def find_network(
         UserError: The folder has no such network, or is damaged.
     """
     check_hashes(folder)
-    path = folder / "config.json"
+    run = run_of(folder)
+    path = run / "config.json"
     require(
         path.is_file() and not is_finetuned(folder),
         f"{folder} is neither a run of `electra pretrain` nor a Hugging Face folder",
@@ -268,7 +273,7 @@ def find_network(
         )
         assert found
         length = networks.config.examples.sequence_length
-        return found, Tokenizer.load(folder / "tokenizer"), length
+        return found, Tokenizer.load(run / "tokenizer"), length
     inside = folder / "generator"
     if predicts == "tokens" and inside.is_dir():
         return find_network(inside, predicts)

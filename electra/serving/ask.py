@@ -90,7 +90,6 @@ def _join(
     return [word for word in words if word.text]  # tokens of nothing but white space are no words
 
 
-@torch.inference_mode()
 def fill(network: LoadedNetwork, text: str, top: int = 5) -> list[list[Candidate]]:
     """Return the most probable tokens for each [MASK] of a text, the best first.
 
@@ -104,9 +103,50 @@ def fill(network: LoadedNetwork, text: str, top: int = 5) -> list[list[Candidate
     Raises:
         UserError: The text has no [MASK], or more tokens than the network's rows.
     """
+    return fill_each(network, [text], top)[0]
+
+
+@torch.inference_mode()
+def fill_each(
+    network: LoadedNetwork, texts: Sequence[str], top: int = 5
+) -> list[list[list[Candidate]]]:
+    """Return what `fill` returns, for each text.
+
+    Raises:
+        UserError: As `fill`, of any of the texts.
+    """
+    require(top >= 1, f"top must be >= 1, not {top}")
+    tokenizer = network.tokenizer
+    rows = [encode_gaps(network, text) for text in texts]
+    answers: list[list[list[Candidate]]] = [[] for _ in texts]
+    shortest_first = sorted(range(len(rows)), key=lambda number: len(rows[number]))
+    for first in range(0, len(rows), ROWS):
+        numbers = shortest_first[first : first + ROWS]
+        hidden_BLH = network.encode([rows[number] for number in numbers])
+        places = [
+            (row, place)
+            for row, number in enumerate(numbers)
+            for place, token_id in enumerate(rows[number], start=1)
+            if token_id == tokenizer.mask_id
+        ]
+        hidden_MH = hidden_BLH[tuple(torch.tensor(places).T)]
+        best = network.log_probs(hidden_MH).topk(min(top, tokenizer.vocab_size))
+        for (row, _), ids, probs in zip(
+            places, best.indices.tolist(), best.values.exp().tolist(), strict=True
+        ):
+            gap = map(Candidate, tokenizer.tokens(ids), probs)
+            answers[numbers[row]].append(list(gap))
+    return answers
+
+
+def encode_gaps(network: LoadedNetwork, text: str) -> list[int]:
+    """Return the ids of a text with the mask's id at each [MASK].
+
+    Raises:
+        UserError: As `fill`.
+    """
     tokenizer = network.tokenizer
     require(MASK in text, f"the text has no {MASK}: write one where a token is to be filled in")
-    require(top >= 1, f"top must be >= 1, not {top}")
     first, *others = text.split(MASK)
     # The space before a gap belongs to what fills it.
     ids = tokenizer.encode(first.rstrip())
@@ -116,18 +156,7 @@ def fill(network: LoadedNetwork, text: str, top: int = 5) -> list[list[Candidate
         len(ids) <= network.max_tokens,
         f"the text has {len(ids)} tokens; the model's rows hold {network.max_tokens}",
     )
-    hidden_1LH = network.encode([ids])
-    places = [place + 1 for place, token_id in enumerate(ids) if token_id == tokenizer.mask_id]
-    best = network.log_probs(hidden_1LH[0, places]).topk(min(top, tokenizer.vocab_size))
-    return [
-        [
-            Candidate(token, prob)
-            for token, prob in zip(tokenizer.tokens(row_ids), row_probs, strict=True)
-        ]
-        for row_ids, row_probs in zip(
-            best.indices.tolist(), best.values.exp().tolist(), strict=True
-        )
-    ]
+    return ids
 
 
 def describe_words(text: str, words: Sequence[Word]) -> dict[str, Any]:

@@ -66,17 +66,19 @@ class FinetunedModel:
         return Answers(family.describe_answers(rows, outputs), rows.num_cut)
 
 
-def load_model(finetuned: Finetuned) -> FinetunedModel:
+def load_model(finetuned: Finetuned, machine: Machine | None = None) -> FinetunedModel:
     """Return a fine-tuned model ready to answer; its files are not read again.
 
-    Device, precision and threads are those of the fine-tuning's settings. A model that was trained
-    on a CUDA device answers on the CPU if there is none.
+    Args:
+        finetuned: The model.
+        machine: None: device, precision and threads are those of the fine-tuning's settings. A
+            model that was trained on a CUDA device then answers on the CPU if there is none.
 
     Raises:
         UserError: A file of the model is damaged, or its family is unknown.
     """
     config = finetuned.config
-    machine = prepare_machine(
+    machine = machine or prepare_machine(
         "cpu" if config.device == "cpu" else "auto", config.precision, config.threads
     )
     network = load_network(finetuned, restore_family(finetuned.facts), machine)

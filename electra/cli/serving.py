@@ -1,0 +1,120 @@
+"""Models behind HTTP: serve, and the page of a run."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from electra.cli.options import DryRun, Set, Toml, print_dry_run, resolve
+from electra.config import ServeConfig, require
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+TOKEN = "ELECTRA_TOKEN"
+
+
+def serve(
+    folders: tuple[Path, ...],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    set_: Set = (),
+    config: Toml = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Serve models over HTTP: detect, fill, predict and the page, several models by name.
+
+    Requests are computed together in batches, in float32, so that an answer does not depend on the
+    others. The page is at /, the description of the interface at /docs, Prometheus' metrics at
+    /metrics. Only this machine can reach the service unless --host says otherwise; then clients
+    must send the token that the environment variable ELECTRA_TOKEN holds. Ctrl-C or SIGTERM answers
+    the requests in progress and stops. Nothing is ever sent elsewhere.
+
+    Example: electra serve run reviews-scores
+
+    Parameters
+    ----------
+    folders
+        Runs, checkpoints (RUN/checkpoints/step-...), Hugging Face folders of ELECTRA and folders of
+        `electra finetune`; NAME=FOLDER gives a name.
+    host
+        Address to listen on; 0.0.0.0: all.
+    port
+        Port to listen on; 0: a free one.
+    """
+    _serve(folders, host, port, resolve(ServeConfig(), config, set_), dry_run, is_page=False)
+
+
+def page(
+    folders: tuple[Path, ...],
+    *,
+    port: int = 0,
+    open_: Annotated[bool, Parameter(name="--open", negative="--no-open")] = True,
+    set_: Set = (),
+    config: Toml = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Open the page of a run: its curves as they grow, and the model at work on your sentences.
+
+    The page follows a run that goes on, and takes up each new checkpoint. A second folder is
+    compared with the first on the same sentence.
+
+    Example: electra page run
+
+    Parameters
+    ----------
+    folders
+        As for `electra serve`.
+    port
+        Port to listen on; 0: a free one.
+    open_
+        Whether a browser is opened.
+    """
+    settings = resolve(ServeConfig(), config, set_)
+    _serve(folders, LOOPBACK[0], port, settings, dry_run, is_page=True, open_=open_)
+
+
+def _serve(
+    folders: tuple[Path, ...],
+    host: str,
+    port: int,
+    settings: ServeConfig,
+    dry_run: bool,
+    *,
+    is_page: bool,
+    open_: bool = False,
+) -> None:
+    token = os.environ.get(TOKEN) or None
+    require(
+        host in LOOPBACK or token is not None,
+        f"--host {host} opens the service to other machines: set {TOKEN} to a secret that clients "
+        f"must send, or use --host {LOOPBACK[0]}",
+    )
+    require(
+        token is None or (token.isascii() and token.isprintable() and len(token) >= 16),
+        f"{TOKEN} must have at least 16 printable ASCII characters",
+    )
+    require(0 <= port < 1 << 16, f"--port {port} must lie in 0 to 65535")
+    require(bool(folders), "name at least one folder to serve")
+    if dry_run:
+        return print_dry_run(settings, f"serve {', '.join(map(str, folders))} on {host}:{port}")
+    from electra.terminal.printing import print_done
+
+    try:
+        from electra.serving.server import Server
+    except ModuleNotFoundError as error:
+        require(
+            str(error.name).partition(".")[0]
+            not in ("fastapi", "fastapi_offline", "uvicorn", "prometheus_client"),
+            f"{error.name} is missing: pip install 'electra[serve]'",
+        )
+        raise
+    server = Server(folders, settings, host, port, token=token, follow=is_page)
+    names = ", ".join(server.models)
+    print_done(f"serving {names} on {server.address} (interface: {server.address}/docs)")
+    if open_:
+        import webbrowser
+
+        webbrowser.open(server.address)
+    server.run()
+    print_done("stopped")

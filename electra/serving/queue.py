@@ -1,0 +1,170 @@
+"""The queue of a service: items of many requests, computed together by one thread.
+
+Requests wait in order. The thread takes the oldest item, and with it those that are asked the same
+question and are nearest in length, so that little is padded and a long text does not hold up short
+ones. What an item is answered must not depend on the others: the library's functions hold that to
+rounding.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass, field
+from typing import Any
+
+Question = Callable[[list[Any]], Sequence[Any]]
+"""Answers a list of items, in order. Equal questions are computed together."""
+
+
+class Full(Exception):
+    """The queue holds as much as it may."""
+
+    def __init__(self, retry_after: int):
+        super().__init__(f"the service is busy; try again in {retry_after} s")
+        self.retry_after = retry_after
+        """Time after which the queue should be empty, seconds."""
+
+
+@dataclass(eq=False)
+class _Job:
+    """The items of one request; its future has the list of their answers."""
+
+    num_left: int
+    answers: list[Any]
+    future: Future = field(default_factory=Future)
+
+    def answer(self, place: int, answer: Any) -> None:
+        self.answers[place] = answer
+        self.num_left -= 1
+        if not self.num_left:
+            with contextlib.suppress(InvalidStateError):  # nobody waits any more
+                self.future.set_result(self.answers)
+
+    def fail(self, error: Exception) -> None:
+        with contextlib.suppress(InvalidStateError):
+            self.future.set_exception(error)
+
+
+@dataclass(eq=False)
+class _Item:
+    question: Question
+    value: Any
+    size: int
+    job: _Job
+    place: int
+
+
+class BatchQueue:
+    """Items that wait, and the thread that computes them.
+
+    Args:
+        batch_items: Items that are computed together at most.
+        max_waiting: Sum of the sizes that may wait.
+        observe: Called in the thread with the number of items and the seconds of each batch.
+
+    Attributes:
+        num_waiting: Items that wait now.
+    """
+
+    def __init__(
+        self,
+        batch_items: int,
+        max_waiting: int,
+        observe: Callable[[int, float], None] = lambda items, seconds: None,
+    ):
+        self.batch_items, self.max_waiting, self.observe = batch_items, max_waiting, observe
+        self._waiting: list[_Item] = []
+        self._size = 0
+        self._speed = 0.0  # size per second, a moving average
+        self._changed = threading.Condition()
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._work, name="compute", daemon=True)
+        self._thread.start()
+
+    @property
+    def num_waiting(self) -> int:
+        """Items that wait now."""
+        return len(self._waiting)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether items are still computed."""
+        return self._thread.is_alive()
+
+    def submit(self, question: Question, values: Sequence[Any], sizes: Sequence[int]) -> Future:
+        """Return the future of the answers to some values, all of which are taken or none.
+
+        Args:
+            question: What is asked of each value.
+            values: Any; must not be empty.
+            sizes: How long each value is, in characters.
+
+        Raises:
+            Full: The queue has no room. An empty queue takes everything.
+        """
+        job = _Job(len(values), [None] * len(values))
+        items = [
+            _Item(question, value, size, job, place)
+            for place, (value, size) in enumerate(zip(values, sizes, strict=True))
+        ]
+        with self._changed:
+            if self._waiting and self._size + sum(sizes) > self.max_waiting:
+                seconds = self._size / self._speed if self._speed else 1.0
+                raise Full(min(60, max(1, round(seconds))))
+            self._waiting += items
+            self._size += sum(sizes)
+            self._changed.notify()
+        return job.future
+
+    def close(self) -> None:
+        """Compute what waits, and end the thread."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _work(self) -> None:
+        while batch := self._take():
+            began = time.perf_counter()
+            _compute(batch)
+            seconds = time.perf_counter() - began
+            speed = sum(item.size for item in batch) / max(seconds, 1e-6)
+            self._speed = 0.9 * self._speed + 0.1 * speed if self._speed else speed
+            self.observe(len(batch), seconds)
+
+    def _take(self) -> list[_Item]:
+        """Wait for items and return those of the next batch; none when the queue is closed."""
+        with self._changed:
+            while True:
+                # The caller of a cancelled future has gone: its time was up.
+                self._waiting = [each for each in self._waiting if not each.job.future.cancelled()]
+                if self._waiting or self._is_closed:
+                    break
+                self._changed.wait()
+            if not self._waiting:
+                return []
+            oldest = self._waiting[0]
+            same = [each for each in self._waiting if each.question == oldest.question]
+            if len(same) > self.batch_items:
+                same.sort(key=lambda each: (each is not oldest, abs(each.size - oldest.size)))
+            batch = same[: self.batch_items]
+            taken = set(map(id, batch))
+            self._waiting = [each for each in self._waiting if id(each) not in taken]
+            self._size = sum(each.size for each in self._waiting)
+            return batch
+
+
+def _compute(batch: list[_Item]) -> None:
+    """Answer the items together; if that fails, one by one, so that only the failing one fails."""
+    try:
+        answers = batch[0].question([item.value for item in batch])
+    except Exception as error:
+        if len(batch) == 1:
+            return batch[0].job.fail(error)
+        for item in batch:
+            _compute([item])
+        return
+    for item, answer in zip(batch, answers, strict=True):
+        item.job.answer(item.place, answer)

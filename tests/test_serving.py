@@ -1,0 +1,603 @@
+"""The service: its answers beside the library's, its limits, its end; the picture beside both."""
+
+import asyncio
+import contextlib
+import json
+import random
+import signal
+import socket
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("fastapi")
+
+from benchmarks.serve import Client, read_memory, start_server
+from electra.cli import main
+from electra.config import UserError
+from electra.pretraining.loop import pretrain
+from electra.runs.checkpoint import list_checkpoints
+from electra.runs.export import export
+from electra.runs.finetuned import read_finetuned
+from electra.runs.pretrained import find_network
+from electra.serving.ask import detect, fill
+from electra.serving.models import load_models
+from electra.serving.network import load_network
+from electra.serving.picture import draw_picture, sample_tokens
+from electra.serving.predict import load_model
+from electra.serving.queue import BatchQueue, Full
+from electra.training.machine import Machine
+
+WORDS = ["the", "old", "sailor", "repaired", "a", "boat", ".", "queen", "umbrellas", "xylophone"]
+
+
+@contextmanager
+def served(*words, verb="serve", limits=()):
+    """A process that serves, and its port; it must end as a stopped service does."""
+    words = [sys.executable, "-m", "electra", verb, *map(str, words)]
+    if "--port" not in words:
+        words += ["--port", "0"]
+    process, port = start_server([*words, "--set", "threads=1", *limits])
+    try:
+        yield process, port
+        process.terminate()
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def run(toy_shards, toy_config, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("served") / "run"
+    pretrain(toy_shards, folder, toy_config, lambda record: None)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tuned(run, toy_question):
+    folder = run.parent / "tuned"
+    words = ["--task", "own", "--data", toy_question, "--out", folder]
+    main(["finetune", str(run), *map(str, words), "--set", "epochs=1", "threads=1"])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def port(run, tuned):
+    with served(run, tuned) as (_, port):
+        yield port
+
+
+def ask(port, method, path, body=None):
+    return asyncio.run(ask_once(Client(port).send, method, path, body))
+
+
+def ask_raw(port, request):
+    return asyncio.run(ask_once(Client(port).send_raw, request))
+
+
+async def ask_once(send, *words):
+    try:
+        return await send(*words)
+    finally:
+        send.__self__.close()
+
+
+def load_alone(run, predicts):
+    return load_network(*find_network(run, predicts), Machine())
+
+
+def make_texts(count):
+    rng = random.Random(0)
+    return [" ".join(rng.choices(WORDS, k=rng.randint(1, 60))) for _ in range(count)]
+
+
+def near(left, right, tolerance=1e-5):
+    """Whether two JSON values are equal, numbers within a tolerance."""
+    if isinstance(left, float) and isinstance(right, float):
+        return abs(left - right) <= tolerance
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(near(left[k], right[k], tolerance) for k in left)
+    if isinstance(left, list) and isinstance(right, list):
+        return len(left) == len(right) and all(map(near, left, right))
+    return left == right
+
+
+def prepare_requests(run, tuned, texts):
+    """For each text and verb (path, body, what the library answers to it alone)."""
+    discriminator, generator = load_alone(run, "replaced"), load_alone(run, "tokens")
+    model = load_model(read_finetuned(tuned), Machine())
+    requests = []
+    for number, text in enumerate(texts):
+        (words,) = detect(discriminator, [text])
+        words = [word._asdict() for word in words]
+        requests.append(("run/detect", {"texts": [text]}, [{"text": text, "words": words}]))
+        gap = f"[MASK] {' '.join(text.split()[:8])} [MASK]"
+        gaps = [[each._asdict() for each in places] for places in fill(generator, gap, 3)]
+        body = {"texts": [gap], "top": 3}
+        requests.append(("run/fill", body, [{"text": gap, "gaps": gaps}]))
+        (answer,) = model.answer([{"text": text}]).records
+        requests.append(("tuned/predict", {"records": [{"text": text}]}, [answer]))
+        drawn = draw_picture(generator, [discriminator], text, mask_prob=0.3, seed=number)
+        tokens = [
+            each._asdict() | {"candidates": [c._asdict() for c in each.candidates]}
+            for each in drawn.tokens
+        ]
+        body = {"text": text, "mask_prob": 0.3, "seed": number}
+        picture = {"judges": ["run"], "tokens": tokens, "num_cut": drawn.num_cut}
+        requests.append(("run/picture", body, picture))
+    return [(f"/models/{path}", body, answer) for path, body, answer in requests]
+
+
+async def ask_all(port, requests, clients):
+    """Return the requests' (status, answer), asked by many clients at once."""
+    answers = [None] * len(requests)
+
+    async def ask_some(first):
+        client = Client(port)
+        for number in range(first, len(requests), clients):
+            path, body, _ = requests[number]
+            status, _, answers[number] = await client.send("POST", path, body)
+            assert status == 200, answers[number]
+        client.close()
+
+    await asyncio.gather(*map(ask_some, range(clients)))
+    return answers
+
+
+def test_answers_are_those_of_the_library_whatever_is_computed_with_them(run, tuned, port):
+    requests = prepare_requests(run, tuned, make_texts(40))
+    random.Random(1).shuffle(requests)
+    answers = asyncio.run(ask_all(port, requests, 64))
+    for (path, body, expected), answer in zip(requests, answers, strict=True):
+        assert near(answer, json.loads(json.dumps(expected))), (path, body)
+    _, _, metrics = ask(port, "GET", "/metrics")
+    counted = dict(line.rsplit(" ", 1) for line in metrics.decode().splitlines() if line[0] != "#")
+    assert float(counted['electra_requests_total{status="200",verb="detect"}']) >= 40
+    assert float(counted["electra_batch_items_sum"]) > float(counted["electra_batch_items_count"])
+
+
+def post(body, path="/models/run/detect", kind="application/json", host="127.0.0.1", method="POST"):
+    head = f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: {kind}\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+CHUNK = b"100000\r\n" + b"x" * (1 << 20) + b"\r\n"
+WRONG = {
+    "no JSON": (post(b"texts"), 422, "JSON decode error"),
+    "half of JSON": (post(b'{"texts": ["a"'), 422, "JSON decode error"),
+    "deeply nested": (post(b"[" * 200_000), 400, "error parsing the body"),
+    "not UTF-8": (post(b'{"texts": ["\xff\xfe"]}'), 400, "error parsing the body"),
+    "a list": (post(b"[]"), 422, "valid dictionary"),
+    "no field": (post(b"{}"), 422, "texts: Field required"),
+    "no text": (post(b'{"texts": []}'), 422, "at least 1 item"),
+    "numbers": (post(b'{"texts": [1]}'), 422, "texts.0: Input should be a valid string"),
+    "nothing": (post(b'{"texts": [null]}'), 422, "valid string"),
+    "a surrogate": (post(b'{"texts": ["\\ud800"]}'), 422, "texts.0: "),
+    "a huge number": (post(b'{"texts": [' + b"9" * 9999 + b"]}"), 400, "error parsing the body"),
+    "too many": (post(json.dumps({"texts": ["a"] * 65}).encode()), 422, "a request may have 64"),
+    "too long": (post(json.dumps({"texts": ["a" * 20_001]}).encode()), 422, "20000 are allowed"),
+    "another kind": (post(b'{"texts": ["a"]}', kind="text/plain"), 422, "valid dictionary"),
+    "a large body": (post(b" " * ((1 << 20) + 1)), 413, "1048576 are allowed"),
+    "said to be large": (
+        b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999999999999\r\n\r\n",
+        413,
+        "1048576 are allowed",
+    ),
+    "large in chunks": (
+        b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+        + CHUNK * 2
+        + b"0\r\n\r\n",
+        413,
+        "more than 1048576 bytes",
+    ),
+    "another site": (post(b"{}", host="example.org"), 400, "this service is not 'example.org'"),
+    "no such model": (post(b"{}", "/models/rum/detect"), 404, "did you mean 'run'?"),
+    "no such verb": (post(b"{}", "/models/tuned/detect"), 404, "tuned cannot detect"),
+    "no such path": (post(b"", "/../../etc/passwd"), 404, "Not Found"),
+    "wrong method": (post(b"", "/models/run/detect", method="GET"), 405, "Method Not Allowed"),
+    "no gap": (post(b'{"texts": ["a"]}', "/models/run/fill"), 422, "the text has no [MASK]"),
+    "many gaps": (
+        post(json.dumps({"texts": ["[MASK] " * 99]}).encode(), "/models/run/fill"),
+        422,
+        "the model's rows hold",
+    ),
+    "no candidates": (
+        post(b'{"texts": ["[MASK]"], "top": 0}', "/models/run/fill"),
+        422,
+        "top: Input should be greater than or equal to 1",
+    ),
+    "no record": (post(b'{"records": [{}]}', "/models/tuned/predict"), 422, "record 1: no 'text'"),
+    "record with a surrogate": (
+        post(b'{"records": [{"text": "\\udfff"}]}', "/models/tuned/predict"),
+        422,
+        "unpaired surrogate",
+    ),
+    "no such place": (
+        post(b'{"text": "a", "positions": [1]}', "/models/run/picture"),
+        422,
+        "no token [1]",
+    ),
+    "not a probability": (
+        post(b'{"text": "a", "mask_prob": NaN}', "/models/run/picture"),
+        422,
+        "mask_prob",
+    ),
+    "a seed too large": (
+        post(b'{"text": "a", "seed": 4294967296}', "/models/run/picture"),
+        422,
+        "seed",
+    ),
+    "no judge": (
+        post(b'{"text": "a", "beside": ["tuned"]}', "/models/run/picture"),
+        404,
+        "tuned cannot detect",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_requests_have_one_clear_line(port, name):
+    request, expected, line = WRONG[name]
+    status, headers, answer = ask_raw(port, request)
+    assert (status, list(answer)) == (expected, ["error"])
+    assert line in answer["error"]
+    assert "\n" not in answer["error"]
+    assert headers["content-type"] == "application/json"
+
+
+def test_what_is_not_http_is_refused_and_the_service_goes_on(port):
+    for garbage in (b"\x16\x03\x01\x02\x00" * 40, b"GET\r\n\r\n", b"POST / HTTP/9.9\r\n\r\n"):
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            connection.settimeout(20)
+            connection.sendall(garbage)
+            assert connection.recv(12) in (b"HTTP/1.1 400", b"")
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(post(b'{"texts": ["a"]}')[:-5])  # and gone in the middle of it
+    assert ask(port, "GET", "/health")[::2] == (200, {"status": "alive"})
+    assert ask(port, "GET", "/ready")[::2] == (200, {"status": "ready"})
+
+
+def test_text_that_looks_like_anything_is_text(port):
+    texts = ["<script>alert(1)</script>", "🙂 ‮abc‬", "a\u200bb\u200d", "\0\x07", "{{7*7}}", ""]
+    status, _, answer = ask(port, "POST", "/models/run/detect", {"texts": texts})
+    assert status == 200
+    assert [each["text"] for each in answer] == texts
+    assert answer[-1]["words"] == []
+
+
+def test_models_curves_and_the_interface_are_described(port, run):
+    _, _, models = ask(port, "GET", "/models")
+    assert [(each["name"], each["verbs"]) for each in models] == [
+        ("run", ["detect", "fill", "picture"]),
+        ("tuned", ["predict"]),
+    ]
+    assert models[0]["step"] == models[0]["steps"] == 12
+    assert models[1]["labels"] == ["other", "woman"]
+    _, _, curves = ask(port, "GET", "/models/run/curves")
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    assert curves["records"] == [json.loads(line) for line in lines]
+    _, _, later = ask(port, "GET", "/models/run/curves?after=8")
+    assert {record["step"] for record in later["records"]} == {12}
+    _, _, again = ask(port, "GET", "/models/run/curves?after=99")
+    assert again == {"records": curves["records"], "restarted": True}
+    assert ask(port, "GET", "/models/tuned/curves")[0] == 404
+    status, _, page = ask(port, "GET", "/docs")
+    assert status == 200
+    assert b"https://" not in page
+    _, _, schema = ask(port, "GET", "/openapi.json")
+    assert "/models/{model}/picture" in schema["paths"]
+
+
+def test_a_full_queue_refuses_with_a_time_to_try_again():
+    """The question waits for the test, so the queue is as full as the test wants it."""
+    begun, go = threading.Event(), threading.Event()
+
+    def answer(values):
+        begun.set()
+        go.wait(30)
+        return [value * 2 for value in values]
+
+    queue = BatchQueue(batch_items=2, max_waiting=10)
+    first = queue.submit(answer, [1], [8])
+    begun.wait(30)
+    second = queue.submit(answer, [2, 3, 4], [3, 3, 3])
+    with pytest.raises(Full, match=r"busy; try again in \d+ s") as refused:
+        queue.submit(answer, [5], [2])
+    assert 1 <= refused.value.retry_after <= 60
+    third = queue.submit(answer, [6], [1])
+    third.cancel()
+    go.set()
+    assert (first.result(30), second.result(30)) == ([2], [4, 6, 8])
+    queue.close()
+    assert not queue.is_alive
+
+
+def test_items_are_batched_by_question_and_length_and_fail_alone():
+    sizes, begun, go = [], threading.Event(), threading.Event()
+
+    def answer(values):
+        begun.set()
+        go.wait(30)
+        sizes.append([len(value) for value in values])
+        return [1 / (value != "bad") for value in values]
+
+    queue = BatchQueue(batch_items=3, max_waiting=1000)
+    blocked = queue.submit(answer, ["first"], [5])
+    begun.wait(30)
+    texts = ["a" * n for n in (9, 100, 8, 90, 7, 80)]
+    futures = [queue.submit(answer, [text], [len(text)]) for text in texts]
+    bad, good = (queue.submit(answer, [text], [3]) for text in ("bad", "fun"))
+    go.set()
+    for future in (blocked, *futures, good):
+        assert future.result(30) == [1]
+    with pytest.raises(ZeroDivisionError):
+        bad.result(30)
+    queue.close()
+    assert [9, 8, 7] in sizes
+
+
+def test_busy_services_refuse_with_429(run):
+    body = {"texts": [" ".join(WORDS * 40)] * 20}
+
+    async def ask_many(port):
+        words = ("POST", "/models/run/detect", body)
+        return await asyncio.gather(*(ask_once(Client(port).send, *words) for _ in range(24)))
+
+    with served(run, limits=("max_requests=2", "batch_items=1")) as (_, port):
+        answers = asyncio.run(ask_many(port))
+    assert {status for status, _, _ in answers} == {200, 429}
+    whole = [answer for status, _, answer in answers if status == 200]
+    assert all(answer == whole[0] for answer in whole)
+    for status, headers, answer in answers:
+        if status == 429:
+            assert int(headers["retry-after"]) >= 1
+            assert "try again" in answer["error"]
+
+
+def test_a_stopped_service_answers_what_it_has_taken(run):
+    body = {"texts": [" ".join(WORDS * 100)] * 8}
+
+    async def stop_while_asking(process, port):
+        clients, watch = [Client(port) for _ in range(4)], Client(port)
+        for client in clients:  # connected, so that the request is in progress at the stop
+            await client.send("GET", "/health")
+        asked = [asyncio.create_task(c.send("POST", "/models/run/detect", body)) for c in clients]
+        while b"in_progress 5.0" not in (await watch.send("GET", "/metrics"))[2]:
+            assert not any(task.done() for task in asked), "too fast to be stopped"
+        process.send_signal(signal.SIGTERM)
+        answers = await asyncio.gather(*asked)
+        for client in (*clients, watch):
+            client.close()
+        return answers
+
+    with served(run, limits=["stop_seconds=60"]) as (process, port):
+        for status, _, answer in asyncio.run(stop_while_asking(process, port)):
+            assert status == 200
+            assert len(answer) == 8
+        assert process.wait(30) == 0
+        assert "stopped" in process.stdout.read()
+
+
+def test_killed_and_started_again_under_load_no_answer_is_wrong(run):
+    """Clients of a killed service see their connections end, never half an answer."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    texts, expected = make_texts(8), []
+    counts = {"right": 0, "lost": 0}
+
+    async def ask_on(number, is_over):
+        client = Client(port)
+        while not is_over.is_set():
+            number = (number + 1) % len(texts)
+            try:
+                body = {"texts": [texts[number]]}
+                status, _, answer = await client.send("POST", "/models/run/detect", body)
+            except OSError:
+                counts["lost"] += 1
+                await asyncio.sleep(0.05)
+                continue
+            assert status == 200
+            assert near(answer, expected[number])
+            counts["right"] += 1
+        client.close()
+
+    async def answer_more(count):
+        before = counts["right"]
+        while counts["right"] < before + count:
+            await asyncio.sleep(0.01)
+
+    async def kill_under_load(process):
+        is_over = asyncio.Event()
+        tasks = [asyncio.create_task(ask_on(number, is_over)) for number in range(16)]
+        await answer_more(50)
+        process.kill()
+        await asyncio.to_thread(process.wait)
+        await asyncio.to_thread(stack.enter_context, served(run, "--port", port))
+        await answer_more(50)
+        is_over.set()
+        await asyncio.gather(*tasks)
+
+    command = [sys.executable, "-m", "electra", "serve", str(run), "--port", str(port)]
+    process, _ = start_server(command)
+    with process, contextlib.ExitStack() as stack:
+        path = "/models/run/detect"
+        expected += [ask(port, "POST", path, {"texts": [text]})[2] for text in texts]
+        asyncio.run(kill_under_load(process))
+    assert counts["lost"] > 0
+
+
+def test_other_machines_need_a_token(run, capsys, monkeypatch):
+    monkeypatch.delenv("ELECTRA_TOKEN", raising=False)
+    with pytest.raises(SystemExit):
+        main(["serve", str(run), "--host", "0.0.0.0"])
+    assert "opens the service to other machines: set ELECTRA_TOKEN" in capsys.readouterr().err
+    monkeypatch.setenv("ELECTRA_TOKEN", "short")
+    with pytest.raises(SystemExit):
+        main(["serve", str(run)])
+    assert "at least 16" in capsys.readouterr().err
+    monkeypatch.setenv("ELECTRA_TOKEN", "a-secret-of-sufficient-length")
+    request = b"GET /models HTTP/1.1\r\nHost: any\r\n%s\r\n"
+    with served(run, "--host", "0.0.0.0") as (_, port):
+        for given, expected in (
+            (b"", 401),
+            (b"Authorization: Bearer wrong\r\n", 401),
+            (b"Authorization: Bearer a-secret-of-sufficient-length\r\n", 200),
+        ):
+            assert ask_raw(port, request % given)[0] == expected
+        assert ask(port, "GET", "/health")[0] == 200
+
+
+def test_what_cannot_be_served_is_refused(run, tmp_path, capsys):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        for words, line in (
+            ([str(tmp_path / "nowhere")], "is not a folder"),
+            ([str(tmp_path)], "neither a run of `electra pretrain` nor a Hugging Face folder"),
+            ([str(run), str(run)], "two models are called run"),
+            ([str(run), "--port", port], f"cannot listen on 127.0.0.1 port {port}"),
+            ([str(run), "--port", "99999"], "must lie in 0 to 65535"),
+            ([str(run), "--set", "max_chars=3000000"], "max_waiting_chars=2000000 must be at"),
+            ([], "folders"),
+        ):
+            with pytest.raises(SystemExit):
+                main(["serve", *words])
+            assert line in capsys.readouterr().err
+    main(["serve", str(run), "--dry-run"])
+    assert "would serve" in capsys.readouterr().out
+
+
+def test_a_picture_is_the_papers_steps(run):
+    generator, discriminator = load_alone(run, "tokens"), load_alone(run, "replaced")
+    text = " ".join(WORDS[:6])
+    plain = draw_picture(generator, [discriminator], text, mask_prob=0)
+    assert [each.token for each in plain.tokens] == [each.original for each in plain.tokens]
+    (words,) = detect(discriminator, [text])
+    assert max(p.probs_replaced[0] for p in plain.tokens) == pytest.approx(
+        max(word.prob_replaced for word in words), abs=1e-6
+    )
+    place = [each.original for each in plain.tokens].index("a")
+    alone = draw_picture(generator, [discriminator], text, positions=[place], top=4)
+    masked = alone.tokens[place]
+    gap = text[: masked.start] + "[MASK]" + text[masked.end :]
+    (expected,) = fill(generator, gap, 4)
+    assert [each.token for each in masked.candidates] == [each.token for each in expected]
+    probs = [each.prob for each in masked.candidates]
+    assert probs == pytest.approx([each.prob for each in expected], abs=1e-6)
+    assert [each.is_masked for each in alone.tokens].count(True) == 1
+    for seed in range(20):
+        drawn = draw_picture(generator, [discriminator], text, mask_prob=0.4, seed=seed)
+        count = sum(each.is_masked for each in drawn.tokens)
+        assert count == round(0.4 * (len(drawn.tokens) + 2))
+        assert drawn == draw_picture(generator, [discriminator], text, mask_prob=0.4, seed=seed)
+    assert draw_picture(generator, [discriminator], "").tokens == []
+    long = draw_picture(generator, [discriminator], "a " * 99)
+    assert (len(long.tokens), long.num_cut) == (30, 69)
+
+
+def test_samples_follow_the_generators_probabilities():
+    """Over a grid of uniform numbers every token is drawn in its share, to the grid's step."""
+    log_probs_V = torch.randn(50, generator=torch.Generator().manual_seed(0)).log_softmax(dim=0)
+    count = 10_000
+    drawn = sample_tokens(log_probs_V.expand(count, 50), (torch.arange(count) + 0.5) / count)
+    shares_V = drawn.bincount(minlength=50) / count
+    assert (shares_V - log_probs_V.exp()).abs().max() <= 1 / count + 1e-6
+
+
+def test_checkpoints_exports_and_other_networks_are_models(run, start, tmp_path):
+    exported = tmp_path / "exported"
+    export(run, exported)
+    older, newer = list_checkpoints(run)
+    models = load_models(
+        [older, newer, Path(f"mine={exported}"), exported / "generator"], Machine()
+    )
+    assert list(models) == ["run@6", "run@12", "mine", "generator"]
+    assert models["mine"].verbs == ["detect", "fill", "picture"]
+    assert models["generator"].verbs == ["fill", "picture"]
+    texts = ["the queen sold a boat"]
+    (early,), (late,) = (models[name].detect(texts) for name in ("run@6", "run@12"))
+    assert [word.text for word in early] == [word.text for word in late]
+    assert early != late
+    assert near(
+        [word.prob_replaced for word in models["mine"].detect(texts)[0]],
+        [word.prob_replaced for word in late],
+    )
+    with pytest.raises(UserError, match=r"neither a run|lack the output layer"):
+        load_models([start], Machine())
+
+
+def test_a_run_that_goes_on_is_followed(toy_shards, toy_config, tmp_path):
+    """Before its first checkpoint it has curves; then each new checkpoint is taken up."""
+    folder = tmp_path / "run"
+    pretrain(toy_shards, folder, toy_config, lambda record: None)
+    kept = folder / "checkpoints"
+    hidden = kept.rename(tmp_path / "hidden")
+    kept.mkdir()
+
+    def wait_for(step):
+        end = time.monotonic() + 60
+        while (found := ask(port, "GET", "/models")[2][0])["step"] != step:
+            assert time.monotonic() < end, found
+            time.sleep(0.1)
+        return found
+
+    with served(folder, "--no-open", verb="page") as (_, port):
+        assert wait_for(None)["verbs"] == []
+        body = {"text": "the queen"}
+        status, _, answer = ask(port, "POST", "/models/run/picture", body)
+        assert (status, "before its first checkpoint" in answer["error"]) == (404, True)
+        assert ask(port, "GET", "/models/run/curves")[2]["records"]
+        pictures = []
+        for name, step in (("step-00000006", 6), ("step-00000012", 12)):
+            (hidden / name).rename(kept / name)
+            assert wait_for(step)["verbs"] == ["detect", "fill", "picture"]
+            pictures.append(ask(port, "POST", "/models/run/picture", body)[2])
+    assert pictures[0] != pictures[1]
+
+
+@pytest.mark.slow
+def test_a_minute_of_64_clients_with_wrong_requests_among_them(run, tuned):
+    """No answer that is not right or a clear refusal, and memory stays where it was."""
+    requests = prepare_requests(run, tuned, make_texts(100))
+    expected = [json.loads(json.dumps(answer)) for _, _, answer in requests]
+    wrong = list(WRONG.values())
+    counts = {"right": 0, "refused": 0}
+
+    async def ask_on(port, number, end):
+        rng, client = random.Random(number), Client(port)
+        while time.monotonic() < end:
+            if rng.random() < 0.1:
+                request, status, line = rng.choice(wrong)
+                found, _, answer = await client.send_raw(request)
+                assert found in (status, 429)
+                assert found == 429 or line in answer["error"]
+                counts["refused"] += 1
+                continue
+            chosen = rng.randrange(len(requests))
+            path, body, _ = requests[chosen]
+            status, _, answer = await client.send("POST", path, body)
+            assert status == 200, answer
+            assert near(answer, expected[chosen]), (path, body)
+            counts["right"] += 1
+        client.close()
+
+    async def ask_for(port, seconds):
+        end = time.monotonic() + seconds
+        await asyncio.gather(*(ask_on(port, number, end) for number in range(64)))
+
+    with served(run, tuned) as (process, port):
+        asyncio.run(ask_for(port, 10))
+        before = read_memory(process.pid)
+        asyncio.run(ask_for(port, 60))
+        grown = read_memory(process.pid) - before
+    assert min(counts.values()) > 100
+    assert grown < 100 << 20
