@@ -183,7 +183,7 @@ def test_mistakes_are_one_line_with_status_2(capsys, chain, toy_text, tmp_path):
             ["pretrain", "--resume", folder / "run", "--set", "train.steps=9"],
             r"leave --set, .* away",
         ),
-        (["pretrain", "--resume", folder / "run", "--preset", "tiny"], r"--preset and .* away"),
+        (["pretrain", "--resume", folder / "run", "--preset", "tiny"], r"--preset.* away"),
         (["pretrain", "--resume", folder / "run", "--recipe", "best"], r"--recipe away"),
         (
             ["pretrain", shards, "--out", out]
