@@ -249,7 +249,7 @@ def _train(run: Path, shards: Shards, step: Step, show: Show, end: float) -> dic
             peak_flops_per_second=peak,
             step=step.describe(),
         )
-    examples = Examples(shards.train, shards.tokenizer, config.examples, train.seed)
+    examples = Examples(shards.train, shards.tokenizer, config.examples, train.seed, shards.mixture)
     batches = examples.batches(first_step, train.batch_size)
     journal = Journal(run, shards, step, show, first_step, peak) if is_first else None
     window = Window(step, journal.last.get("train") if journal else None)
