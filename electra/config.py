@@ -83,11 +83,33 @@ class PrepareConfig:
     text_field: str = "text"
     """The field of a .jsonl record, or the column of a .parquet file, that holds the text."""
     heldout_prob: float = 0.005
-    """Share of the documents held out for evaluation, chosen by a hash of the document number."""
+    """Share of the documents held out for evaluation, chosen by a hash of their text. So a document
+    stays held out when the corpus grows or is reordered, and so do its duplicates."""
+    duplicates: Literal["keep", "exact", "near"] = "keep"
+    """Which duplicates of earlier documents are dropped: none, those with the same text, or also
+    those of which most runs of five tokens are the same (the extra near-duplicates). Those with the
+    same text are counted in any case."""
+    min_chars: int = 0
+    """Characters below which a document is dropped."""
+    max_chars: int = 0
+    """Characters above which a document is dropped; 0: no limit."""
+    max_repetition: float = 1.0
+    """Share of a document's runs of ten tokens that repeat an earlier run, above which the document
+    is dropped. 1: no limit."""
+    languages: str = ""
+    """Languages to keep, as ISO 639-1 codes with commas between: "de, en" (the extra languages).
+    Empty: all."""
+    write_dropped: bool = False
+    """Whether dropped documents are written to dropped.jsonl in the shards folder."""
     shard_tokens: int = 1 << 26
-    """Size of a shard, tokens. A shard ends with the document that reaches this size."""
+    """Most tokens of a shard. A shard ends with the document that reaches this size, or with its
+    task."""
+    task_bytes: int = 1 << 25
+    """Text of one task, bytes. A compressed file is taken for four times its size. A task is the
+    unit that is not begun again after an interrupt, and gives a shard of its own."""
     workers: int = 0
-    """Processes that tokenise; 0: one per available core. Does not change the result."""
+    """Processes that do tasks at the same time; 0: one per available core, or with Ray as many as
+    the cluster has room for. Does not change the result."""
     seed: int = 0
     """Seed of the choice of held-out documents."""
 
@@ -95,8 +117,16 @@ class PrepareConfig:
         require(
             0 <= self.heldout_prob < 1, f"heldout_prob must lie in [0, 1), not {self.heldout_prob}"
         )
-        require(self.shard_tokens >= 1, f"shard_tokens must be >= 1, not {self.shard_tokens}")
-        require(self.workers >= 0, f"workers must be >= 0, not {self.workers}")
+        for name in ("min_chars", "max_chars", "workers"):
+            value = getattr(self, name)
+            require(value >= 0, f"{name} must be >= 0, not {value}")
+        for name in ("shard_tokens", "task_bytes"):
+            value = getattr(self, name)
+            require(value >= 1, f"{name} must be >= 1, not {value}")
+        require(
+            0 <= self.max_repetition <= 1,
+            f"max_repetition must lie in [0, 1], not {self.max_repetition}",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,10 +18,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from electra.config import PrepareConfig, TokenizerConfig, UserError
+from electra.corpus import encoder as encoder_module
+from electra.corpus import engines
 from electra.corpus import prepare as prepare_module
-from electra.corpus.prepare import WordEncoder, choose_heldout, prepare
+from electra.corpus import tasks as tasks_module
+from electra.corpus.encoder import WordEncoder
+from electra.corpus.prepare import finish, prepare, prepare_share
 from electra.corpus.shards import PARTS, ShardWriter, open_shards, tokens_dtype
 from electra.corpus.sources import find_sources
+from electra.corpus.tasks import hash_documents, heldout_limit
 from electra.corpus.text import TextCounts, read_documents
 from electra.corpus.tokenizer import Tokenizer
 from electra.corpus.vocabulary import break_words
@@ -67,7 +73,7 @@ def text_file(tmp_path):
 
 @pytest.fixture
 def small_batches(monkeypatch):
-    monkeypatch.setattr(prepare_module, "BATCH_CHARS", 2000)
+    monkeypatch.setattr(tasks_module, "BATCH_CHARS", 2000)
 
 
 def config(**fields):
@@ -110,17 +116,19 @@ def test_tokens_in_are_tokens_in_the_shards(
     documents = read_documents(
         find_sources([str(text_file)]).files, border="blank", text_field="text", counts=counts
     )
+    documents = list(documents)
     expected = [
         tokenizer.encode_batch([break_words(line) for line in lines]) for lines in documents
     ]
-    is_heldout = choose_heldout(0, len(expected), 0.1, 0)
+    texts = ["\n".join(lines) for lines in documents]
+    is_heldout = hash_documents(texts, 0) < heldout_limit(0.1)
     shards = open_shards(tmp_path / "out")
     heldout = [ids for ids, held in zip(expected, is_heldout, strict=True) if held]
     train = [ids for ids, held in zip(expected, is_heldout, strict=True) if not held]
     assert documents_in(shards.train) == train
     assert documents_in(shards.heldout) == heldout
     assert shards.manifest == manifest
-    assert manifest["heldout"] == "documents chosen by a hash of (seed, number)"
+    assert manifest["heldout"] == "documents chosen by a hash of (seed, text)"
     for part, found in (("train", train), ("heldout", heldout)):
         entry = manifest["parts"][part]
         assert entry["num_documents"] == len(found)
@@ -182,7 +190,7 @@ def test_words_one_by_one_whatever_the_normalisation(tokenizer, lowercase, strip
 def test_forgetting_words_changes_nothing(tokenizer, monkeypatch):
     text = make_text(50)
     expected = WordEncoder(tokenizer).encode_documents([text]).tokens.tolist()
-    monkeypatch.setattr(prepare_module, "MAX_REMEMBERED_WORDS", 3)
+    monkeypatch.setattr(encoder_module, "MAX_REMEMBERED_WORDS", 3)
     assert WordEncoder(tokenizer).encode_documents([text]).tokens.tolist() == expected
 
 
@@ -195,55 +203,74 @@ def test_text_without_tokens_is_left_out(tokenizer, tmp_path):
 
 
 def test_heldout_share_follows_the_hash():
-    chosen = choose_heldout(0, 200_000, 0.05, 3)
-    assert abs(chosen.mean() - 0.05) < 4 * np.sqrt(0.05 * 0.95 / 200_000)
-    assert np.array_equal(chosen[1000:], choose_heldout(1000, 199_000, 0.05, 3))
-    assert not np.array_equal(chosen, choose_heldout(0, 200_000, 0.05, 4))
+    texts = [f"document {number}" for number in range(20_000)]
+    hashes = hash_documents(texts, 3)
+    share = (hashes < heldout_limit(0.05)).mean()
+    assert abs(share - 0.05) < 4 * np.sqrt(0.05 * 0.95 / 20_000)
+    assert np.array_equal(hashes[::-1], hash_documents(texts[::-1], 3))
+    assert not np.intersect1d(hashes, hash_documents(texts, 4)).size
+
+
+def test_what_is_held_out_stays_held_out(tokenizer, tmp_path):
+    """The corpus grows, is reordered, is read in other parts, and has duplicates."""
+    documents = make_text(300).split("\n\n")
+    texts = {
+        "first": documents,
+        "grown": [*documents, *make_text(200, seed=5).split("\n\n")],
+        "reordered": documents[::-1],
+        "twice": [*documents, *documents],
+    }
+    heldout = {}
+    for name, each in texts.items():
+        (tmp_path / f"{name}.txt").write_text("\n\n".join(each))
+        prepare(
+            [str(tmp_path / f"{name}.txt")], tokenizer, tmp_path / name, config(task_bytes=3000)
+        )
+        shards = open_shards(tmp_path / name)
+        heldout[name] = [str(lines) for lines in documents_in(shards.heldout)]
+        assert not set(heldout[name]) & {str(lines) for lines in documents_in(shards.train)}
+    assert heldout["reordered"] == heldout["first"][::-1]
+    assert heldout["grown"][: len(heldout["first"])] == heldout["first"]
+    assert heldout["twice"] == heldout["first"] * 2
+    assert len(heldout["first"]) > 10
 
 
 @pytest.mark.parametrize(
     ("text", "prob", "rule", "train", "heldout"),
     [
-        ("alpha\n\nbeta\n\nzeta", 0.0, "the last document", ["alpha", "beta"], ["zeta"]),
-        ("alpha\n\nbeta", 0.999999, "all but the last document", ["beta"], ["alpha"]),
-        (
-            "alpha\nbeta\nzeta",
-            0.1,
-            "the last lines of the only document",
-            ["alpha", "beta"],
-            ["zeta"],
-        ),
-        (
-            "alpha\nbeta\nzeta",
-            0.9,
-            "the last lines of the only document",
-            ["alpha"],
-            ["beta", "zeta"],
-        ),
-        ("alpha beta", 0.1, "the last tokens of the only line", None, None),
+        ("alpha\n\nbeta\n\nzeta", 0.0, "the document with the smallest hash", None, ["beta"]),
+        ("alpha\n\nbeta\n\nzeta", 0.999999, "the document with the smallest hash", None, ["beta"]),
+        ("alpha\n\nalpha\n\nalpha", 0.1, "the first of equal", ["alpha", "alpha"], ["alpha"]),
+        ("alpha\n\nalpha\n\nalpha", 0.999999, "the first of equal", ["alpha"] * 2, ["alpha"]),
+        ("alpha\nbeta\nzeta", 0.1, "the end of the only document", ["alpha", "beta"], ["zeta"]),
+        ("alpha\nbeta\nzeta", 0.9, "the end of the only document", ["alpha"], ["beta", "zeta"]),
+        ("alpha beta", 0.1, "the end of the only document", None, None),
     ],
 )
 def test_no_part_stays_empty(tokenizer, tmp_path, text, prob, rule, train, heldout):
     path = tmp_path / "a.txt"
     path.write_text(text)
     manifest = prepare([str(path)], tokenizer, tmp_path / "out", config(heldout_prob=prob))
-    assert manifest["heldout"] == rule
+    assert manifest["heldout"].startswith(rule)
     shards = open_shards(tmp_path / "out")
     found = [
         [i for lines in documents_in(part) for line in lines for i in line]
         for part in (shards.train, shards.heldout)
     ]
     assert all(found)
-    assert found[0] + found[1] == tokenizer.encode(text) or rule.startswith("all")
-    if train is not None:
-        assert found == [tokenizer.encode(" ".join(train)), tokenizer.encode(" ".join(heldout))]
+    assert sorted(found[0] + found[1]) == sorted(tokenizer.encode(text))
+    for ids, words in zip(found, (train, heldout), strict=True):
+        assert words is None or ids == tokenizer.encode(" ".join(words))
 
 
-def test_progress_is_told(tokenizer, text_file, tmp_path, small_batches, monkeypatch):
-    monkeypatch.setattr(prepare_module, "SECONDS_BETWEEN_REPORTS", 0)
+def test_progress_is_told(tokenizer, text_file, tmp_path):
     told = []
     manifest = prepare(
-        [str(text_file)], tokenizer, tmp_path / "out", config(), lambda *state: told.append(state)
+        [str(text_file)],
+        tokenizer,
+        tmp_path / "out",
+        config(task_bytes=3000),
+        lambda *state: told.append(state),
     )
     size = text_file.stat().st_size
     assert len(told) > 5
@@ -260,7 +287,7 @@ def test_standard_input(tokenizer, text_file, tmp_path):
         "told = [];"
         "prepare(['-'], Tokenizer.load(sys.argv[1]), sys.argv[2], PrepareConfig(workers=1),"
         "        lambda *state: told.append(state));"
-        "assert told[-1][1] is None"
+        "assert told[0][1] is None; assert told[-1][0] == told[-1][1]"
     )
     command = [sys.executable, "-c", program, str(tmp_path / "tokenizer"), str(tmp_path / "piped")]
     with text_file.open("rb") as stdin:
@@ -272,54 +299,169 @@ def test_standard_input(tokenizer, text_file, tmp_path):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_an_interrupt_leaves_nothing_behind(tokenizer, text_file, tmp_path, small_batches, workers):
+def test_an_interrupted_preparation_goes_on(tokenizer, text_file, tmp_path, workers):
     def interrupt(*state):
         raise KeyboardInterrupt
 
+    settings = config(workers=workers, task_bytes=5000)
     with pytest.raises(KeyboardInterrupt):
-        prepare([str(text_file)], tokenizer, tmp_path / "out", config(workers=workers), interrupt)
-    assert [path.name for path in tmp_path.iterdir()] == ["corpus.txt"]
+        prepare([str(text_file)], tokenizer, tmp_path / "out", settings, interrupt)
     assert not multiprocessing.active_children()
+    assert not (tmp_path / "out").exists()
+    prepare([str(text_file)], tokenizer, tmp_path / "out", settings)
+    prepare([str(text_file)], tokenizer, tmp_path / "clean", settings)
+    assert folder_digests(tmp_path / "out") == folder_digests(tmp_path / "clean")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["clean", "corpus.txt", "out"]
 
 
-def test_a_killed_worker_is_a_clear_error(tokenizer, text_file, tmp_path, small_batches):
-    def kill_workers(*state):
-        for child in multiprocessing.active_children():
-            os.kill(child.pid, signal.SIGKILL)
+def kill_workers():
+    for child in multiprocessing.active_children():
+        os.kill(child.pid, signal.SIGKILL)
 
-    text_file.write_text(make_text(20_000))
-    with pytest.raises(UserError, match=r"a tokenising process was killed.*fewer workers than 2"):
-        prepare([str(text_file)], tokenizer, tmp_path / "out", config(workers=2), kill_workers)
+
+def test_a_killed_worker_is_replaced(tokenizer, text_file, tmp_path):
+    killed = []
+
+    def kill_once(*state):
+        if not killed:
+            killed.append(kill_workers())
+
+    text_file.write_text(make_text(3000))
+    settings = config(workers=2, task_bytes=5000)
+    prepare([str(text_file)], tokenizer, tmp_path / "out", settings, kill_once)
+    prepare([str(text_file)], tokenizer, tmp_path / "clean", config(task_bytes=5000))
+    assert folder_digests(tmp_path / "out") == folder_digests(tmp_path / "clean")
+
+
+def test_a_task_that_always_dies_is_a_clear_error(tokenizer, text_file, tmp_path, monkeypatch):
+    monkeypatch.setattr(engines, "_do_in_worker", die)
+    with pytest.raises(
+        UserError, match=r"the process of task \d \(.*corpus.txt, bytes .* killed 3 times"
+    ):
+        prepare([str(text_file)], tokenizer, tmp_path / "out", config(workers=2, task_bytes=20_000))
     assert [path.name for path in tmp_path.iterdir()] == ["corpus.txt"]
 
 
-def test_a_killed_run_leaves_no_process_and_can_be_repeated(tokenizer, text_file, tmp_path):
+def die(task):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from electra.config import PrepareConfig
+from electra.corpus.prepare import finish, prepare, prepare_share
+from electra.corpus.tokenizer import Tokenizer
+
+def tell(*state):
+    print(*state, flush=True)
+
+if __name__ == "__main__":
+    config = PrepareConfig(workers=2, task_bytes=3000, heldout_prob=0.1, duplicates="exact")
+    prepare(sys.argv[1:2], Tokenizer.load(sys.argv[2]), sys.argv[3], config, tell)
+"""
+
+
+def test_a_killed_run_leaves_no_process_and_goes_on(tokenizer, text_file, tmp_path):
     tokenizer.save(tmp_path / "tokenizer")
-    program = tmp_path / "program.py"
-    program.write_text(
-        "import multiprocessing, os, sys\n"
-        "from electra.config import PrepareConfig\n"
-        "from electra.corpus import prepare as room\n"
-        "from electra.corpus.tokenizer import Tokenizer\n"
-        "def die(*state):\n"
-        "    print(*[child.pid for child in multiprocessing.active_children()], flush=True)\n"
-        "    os.kill(os.getpid(), 9)\n"
-        "if __name__ == '__main__':\n"
-        "    room.BATCH_CHARS = 2000\n"
-        "    config = PrepareConfig(workers=2)\n"
-        "    room.prepare(sys.argv[1:2], Tokenizer.load(sys.argv[2]), sys.argv[3], config, die)\n"
-    )
+    (tmp_path / "program.py").write_text(PROGRAM)
+    text_file.write_text(make_text(2000))
     arguments = [text_file, tmp_path / "tokenizer", tmp_path / "out"]
-    command = [sys.executable, program, *arguments]
-    # Waits for the end of the output, which every process of the pool holds open.
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == -signal.SIGKILL
-    assert done.stdout.split()
-    assert (tmp_path / "out.incomplete").is_dir()
+    command = [sys.executable, tmp_path / "program.py", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        for _ in range(3):
+            running.stdout.readline()
+        running.kill()
+        # The output ends when every process of the pools has closed it.
+        running.stdout.read()
     assert not (tmp_path / "out").exists()
-    prepare([str(text_file)], tokenizer, tmp_path / "out", config())
-    prepare([str(text_file)], tokenizer, tmp_path / "clean", config())
+    tasks = tmp_path / "out.incomplete/tasks"
+    finished = {path: path.stat().st_mtime_ns for path in tasks.glob("*/task.json")}
+    assert len(finished) >= 3
+    told = []
+    settings = config(task_bytes=3000, duplicates="exact")
+
+    def look(*state):
+        told.append({path: path.stat().st_mtime_ns for path in finished})
+
+    prepare([str(text_file)], tokenizer, tmp_path / "out", settings, look)
+    assert told[-1] == finished  # not done again
+    prepare([str(text_file)], tokenizer, tmp_path / "clean", settings)
     assert folder_digests(tmp_path / "out") == folder_digests(tmp_path / "clean")
+
+
+@pytest.mark.parametrize("step", ["merge_tasks", "move_shards", "_complete", "rename"])
+def test_an_interrupt_in_the_last_step(tokenizer, text_file, tmp_path, monkeypatch, step):
+    text_file.write_text(make_text(100) + "\n\n" + make_text(50))
+    settings = config(task_bytes=2000, duplicates="exact", write_dropped=True)
+    prepare([str(text_file)], tokenizer, tmp_path / "clean", settings)
+    assert (tmp_path / "clean/dropped.jsonl").stat().st_size > 0
+
+    def stop(*arguments, **named):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        if step == "rename":  # after some of the moves
+            moved = []
+
+            def replace(self, target):
+                moved.append(target)
+                if len(moved) > 12:
+                    raise KeyboardInterrupt
+                return os.rename(self, target)  # noqa: PTH104
+
+            patch.setattr(Path, "replace", replace)
+        else:
+            patch.setattr(prepare_module, step, stop)
+        with pytest.raises(KeyboardInterrupt):
+            prepare([str(text_file)], tokenizer, tmp_path / "out", settings)
+    prepare([str(text_file)], tokenizer, tmp_path / "out", settings)
+    assert folder_digests(tmp_path / "out") == folder_digests(tmp_path / "clean")
+
+
+def test_changed_text_and_damaged_tasks_are_done_again(tokenizer, text_file, tmp_path):
+    def interrupt(*state):
+        if len(list((tmp_path / "out.incomplete/tasks").iterdir())) > 4:
+            raise KeyboardInterrupt
+
+    settings = config(task_bytes=3000)
+    with pytest.raises(KeyboardInterrupt):
+        prepare([str(text_file)], tokenizer, tmp_path / "out", settings, interrupt)
+    damaged = next((tmp_path / "out.incomplete/tasks").glob("000001/train-00000.tokens"))
+    damaged.write_bytes(bytes(damaged.stat().st_size))
+    with pytest.raises(UserError, match="begun with another seed and task_bytes; remove it"):
+        prepare([str(text_file)], tokenizer, tmp_path / "out", config(seed=1))
+    prepare([str(text_file)], tokenizer, tmp_path / "out", settings)
+    prepare([str(text_file)], tokenizer, tmp_path / "clean", settings)
+    assert folder_digests(tmp_path / "out") == folder_digests(tmp_path / "clean")
+    with pytest.raises(KeyboardInterrupt):
+        prepare([str(text_file)], tokenizer, tmp_path / "changed", settings, interrupt_now)
+    text_file.write_text(make_text(300, seed=9))
+    prepare([str(text_file)], tokenizer, tmp_path / "changed", settings)
+    prepare([str(text_file)], tokenizer, tmp_path / "new", settings)
+    assert folder_digests(tmp_path / "changed") == folder_digests(tmp_path / "new")
+
+
+def interrupt_now(*state):
+    raise KeyboardInterrupt
+
+
+def test_shares_of_tasks_give_the_same_bytes(tokenizer, text_file, tmp_path):
+    arguments = [str(text_file)], tokenizer, tmp_path / "out", config(task_bytes=3000)
+    with pytest.raises(
+        UserError, match=r"[\d]+ of [\d]+ tasks are missing .*: 0, 1, 2, .*--finish"
+    ):
+        finish(*arguments)
+    done = [prepare_share(*arguments, (number, 4)) for number in (3, 1, 0)]
+    with pytest.raises(UserError, match="tasks are missing"):
+        finish(*arguments)
+    done.append(prepare_share(*arguments, (2, 4)))
+    assert len(list((tmp_path / "out.incomplete/tasks").iterdir())) == sum(done) > 8
+    finish(*arguments)
+    prepare([str(text_file)], tokenizer, tmp_path / "clean", config(task_bytes=3000))
+    assert folder_digests(tmp_path / "out") == folder_digests(tmp_path / "clean")
+    with pytest.raises(UserError, match="need files that can be read again, not the pipe -"):
+        prepare_share(["-"], tokenizer, tmp_path / "other", config(), (0, 2))
 
 
 def test_what_a_killed_run_left_is_replaced(tokenizer, text_file, tmp_path):

@@ -17,8 +17,7 @@ from languages import TEXTS
 from tokenizers import models, normalizers, pre_tokenizers
 
 from electra.config import TokenizerConfig, UserError
-from electra.corpus.line_encoder import LineEncoder
-from electra.corpus.prepare import WordEncoder
+from electra.corpus.line_encoder import LineEncoder, make_encoder
 from electra.corpus.structure import find_independence
 from electra.corpus.subwords import state_of
 from electra.corpus.tokenizer import Tokenizer
@@ -233,7 +232,7 @@ def test_what_is_remembered_changes_no_id(foreign, line):
         assert content == again
         if loaded.kind != "WordPiece":
             assert [*memoryview(content).cast("H")] == expected
-    batch = WordEncoder(loaded).encode_documents([f"x\n{line}"])
+    batch = make_encoder(loaded).encode_documents([f"x\n{line}"])
     assert batch.tokens.tobytes() == b"".join(encoder.encode_lines(["x", line]))
 
 

@@ -3,12 +3,12 @@
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
 from electra.cli.options import DryRun, Set, Toml, print_dry_run, refuse_existing, resolve
-from electra.config import PrepareConfig, TokenizerConfig
+from electra.config import PrepareConfig, TokenizerConfig, require
 
 Text = Annotated[
     tuple[str, ...],
@@ -71,6 +71,9 @@ def prepare(
     *,
     tokenizer: Path,
     out: Path,
+    engine: Literal["local", "ray"] = "local",
+    task: str | None = None,
+    finish: bool = False,
     set_: Set = (),
     config: Toml = None,
     dry_run: DryRun = False,
@@ -81,6 +84,8 @@ def prepare(
     or file. Each record of a .jsonl file and each row of a .parquet file is a document; --set
     text_field=NAME names the field or column that holds its text.
 
+    The same command continues what was interrupted.
+
     Example: electra prepare corpus/*.txt.xz --tokenizer vocabulary --out shards
 
     Parameters
@@ -89,26 +94,47 @@ def prepare(
         A folder that `electra tokenizer` wrote, a Hugging Face folder, or BERT's vocab.txt.
     out
         The shards folder to write.
+    engine
+        local: processes of this machine. ray: a Ray cluster.
+    task
+        I/N: only the share I of N, from 0/N to (N-1)/N, as a job of a queue. --finish follows.
+    finish
+        Only the last step, when all shares are done.
     """
-    from electra.corpus.prepare import prepare as run_prepare
+    from electra.corpus import prepare as preparation
     from electra.corpus.tokenizer import Tokenizer
     from electra.terminal.live import Progress
     from electra.terminal.printing import print_done
 
     settings = resolve(PrepareConfig(), config, set_)
+    share = _parse_share(task) if task else None
+    require(not (share and finish), "--task and --finish are two steps; name one of them")
+    require(
+        engine == "local" or not (share or finish),
+        "--engine ray does all tasks and the last step; leave out --task and --finish",
+    )
     files = find_text(text)
     loaded = Tokenizer.load(tokenizer)
     refuse_existing(out)
     if dry_run:
         return print_dry_run(settings, f"read {_describe(files)} and write the shards {out}")
     with Progress("preparing", unit="bytes") as progress:
-        manifest = run_prepare(
-            text,
-            loaded,
-            out,
-            settings,
-            lambda done, total, tokens: progress.update(done, total, f"{tokens:,} tokens"),
+
+        def tell(done: int, total: int | None, tokens: int) -> None:
+            progress.update(done, total, f"{tokens:,} tokens")
+
+        if share:
+            number = preparation.prepare_share(text, loaded, out, settings, share, tell)
+        elif finish:
+            manifest = preparation.finish(text, loaded, out, settings)
+        else:
+            manifest = preparation.prepare(text, loaded, out, settings, tell, engine=engine)
+    if share:
+        print_done(
+            f"tasks of share {task}: {number:,}",
+            f"electra prepare {shlex.join(text)} --tokenizer {tokenizer} --out {out} --finish",
         )
+        return
     parts, source = manifest["parts"], manifest["text"]
     notes = [
         f"{parts['train']['num_tokens']:,} tokens in {parts['train']['num_documents']:,} documents",
@@ -117,7 +143,20 @@ def prepare(
     ]
     if source["invalid_sequences"]:
         notes.append(f"invalid UTF-8 replaced {source['invalid_sequences']:,} times")
+    if manifest["duplicates"]:
+        notes.append(f"documents with the text of an earlier one {manifest['duplicates']:,}")
+    if manifest["dropped"]:
+        found = (f"{number:,} ({reason})" for reason, number in manifest["dropped"].items())
+        notes.append(f"documents dropped: {', '.join(found)}")
     print_done(f"wrote {out}: {'; '.join(notes)}", f"electra pretrain {out} --out run")
+
+
+def _parse_share(text: str) -> tuple[int, int]:
+    """Return I and N of "I/N"."""
+    number, _, size = text.partition("/")
+    is_right = number.isdecimal() and size.isdecimal() and int(number) < int(size)
+    require(is_right, f"--task takes I/N with I from 0 to N - 1, not {text!r}")
+    return int(number), int(size)
 
 
 def find_text(text: Sequence[str]) -> Sequence[Path]:

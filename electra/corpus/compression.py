@@ -45,8 +45,8 @@ def compression_of(path: Path) -> str:
     return suffix if suffix in DECOMPRESSORS else ""
 
 
-def import_extra(module: str, extra: str, path: Path, purpose: str = "reading") -> ModuleType:
-    """Return the module that reads this file, or has another purpose for it.
+def import_extra(module: str, extra: str, purpose: Path | str) -> ModuleType:
+    """Return a module that not everybody needs, such as the one that reads this file.
 
     Raises:
         UserError: The module is not installed; the message names the extra that installs it.
@@ -55,9 +55,8 @@ def import_extra(module: str, extra: str, path: Path, purpose: str = "reading") 
         return import_module(module)
     except ImportError:
         package = module.partition(".")[0]
-        raise UserError(
-            f"{purpose} {path} needs {package}: pip install 'electra[{extra}]'"
-        ) from None
+        what = f"reading {purpose}" if isinstance(purpose, Path) else purpose
+        raise UserError(f"{what} needs {package}: pip install 'electra[{extra}]'") from None
 
 
 def _open_zstd(source: IO[bytes]) -> IO[bytes]:

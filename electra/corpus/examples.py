@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from numpy.lib.stride_tricks import sliding_window_view
 
-from electra.config import ExamplesConfig
-from electra.corpus.shards import Shard
+from electra.config import ExamplesConfig, require
+from electra.corpus.shards import Corpus, Shard
 from electra.corpus.tokenizer import Tokenizer
 from electra.model.batch import Batch
 
@@ -27,7 +27,14 @@ SHORTEST_ROW = 5
 """Tokens of the shortest row drawn by `short_prob`. Source: ExampleBuilder._create_example."""
 
 BLOCK_ROWS = 4096
-"""Rows read ahead in one block: 1 MiB at 128 tokens per row."""
+"""Least rows read ahead in one block: 1 MiB at 128 tokens per row."""
+ROWS_OF_SHARD = 128
+"""Rows that a block has of each shard, on average, or more. Fewer take longer: a shard is looked at
+for its rows of the block at once."""
+MIXTURE = 1 << 62
+"""Added to the number of a mixture's window, for a key of its own."""
+MIXED_ROWS = 1 << 16
+"""Rows among which the shares of the corpora of a mixture are exact."""
 
 
 class Examples:
@@ -38,27 +45,51 @@ class Examples:
         tokenizer: Gives the special tokens and the tokens that begin a word.
         config: Row length in tokens, share of short rows, share of rows with a single segment.
         seed: Seed of the cuts and of the order.
+        mixture: The corpora of a mixture, which are drawn by weights or repeats. Each has epochs of
+            its own.
     """
 
     def __init__(
-        self, shards: Sequence[Shard], tokenizer: Tokenizer, config: ExamplesConfig, seed: int
+        self,
+        shards: Sequence[Shard],
+        tokenizer: Tokenizer,
+        config: ExamplesConfig,
+        seed: int,
+        mixture: Sequence[Corpus] = (),
     ):
         self.shards = shards
         self.tokenizer = tokenizer
         self.config = config
         self.seed = seed
-        plans = [self._cut(number, len(shard.tokens)) for number, shard in enumerate(shards)]
+        # The cuts of a corpus are the same alone and in a mixture.
+        numbers = [n for corpus in mixture for n in range(corpus.num_shards)] or range(len(shards))
+        plans = [
+            self._cut(number, shard.num_tokens)
+            for number, shard in zip(numbers, shards, strict=True)
+        ]
         self.starts, self.counts, self.is_pair = (
             np.concatenate(columns) for columns in zip(*plans, strict=True)
         )
         self.shard_ends = np.cumsum([len(plan[0]) for plan in plans])
+        self.block_rows = max(BLOCK_ROWS, ROWS_OF_SHARD * len(shards))
+        self.mixture = mixture
+        self.corpus_ends = self.shard_ends[
+            np.cumsum([c.num_shards for c in mixture], dtype=int) - 1
+        ]
+        self.quotas = share_rows(mixture, np.diff(self.corpus_ends, prepend=0))
         length = config.sequence_length
         # The smallest dtype, because the time of a comparison grows with the width of the dtype.
         self.position_L = np.arange(length, dtype=np.min_scalar_type(length))
 
     def __len__(self) -> int:
-        """Return the number of rows in an epoch."""
+        """Return the number of rows in an epoch; of a mixture, of all corpora together."""
         return len(self.starts)
+
+    def epochs(self, rows: int) -> dict[str, float]:
+        """Return how often each corpus of a mixture has been read after this many rows, by name."""
+        sizes = np.diff(self.corpus_ends, prepend=0)
+        passes = rows / MIXED_ROWS * self.quotas / sizes
+        return {c.name: float(p) for c, p in zip(self.mixture, passes, strict=True)}
 
     def batch(self, step: int, batch_size: int) -> Batch:
         """Return the rows of a step, counted from 0. A batch may span two epochs."""
@@ -70,7 +101,7 @@ class Examples:
         The batches equal those of `batch`. Reading the rows of many small steps in one block is
         faster.
         """
-        block_size = max(1, BLOCK_ROWS // batch_size) * batch_size
+        block_size = max(1, self.block_rows // batch_size) * batch_size
         for first in itertools.count(step * batch_size, block_size):
             block = self._read(self._draw(first, first + block_size))
             for start in range(0, block_size, batch_size):
@@ -100,10 +131,14 @@ class Examples:
         count, pair = count[:num_rows], pair[:num_rows]
         starts = ends[:num_rows] - count
         count[-1] = num_tokens - starts[-1]
-        return starts, count, pair & (count >= 2)
+        # Small dtypes: a plan takes 7 bytes a row.
+        small = np.min_scalar_type(length)
+        return starts.astype(np.uint32), count.astype(small), pair & (count >= 2)
 
     def _draw(self, first: int, last: int) -> np.ndarray:
         """Return the row numbers at positions first to last - 1 of the sequence of all epochs."""
+        if self.mixture:
+            return self._draw_mixed(np.arange(first, last))
         size = len(self)
         return np.concatenate(
             [
@@ -117,6 +152,35 @@ class Examples:
             ]
         )
 
+    def _draw_mixed(self, places: np.ndarray) -> np.ndarray:
+        """Return the row numbers at these positions of a mixture's sequence of rows.
+
+        In each window of MIXED_ROWS positions, a permutation of the window gives each corpus its
+        quota. So the n-th row of a corpus is known without those before it.
+        """
+        rows = np.empty_like(places)
+        windows = places // MIXED_ROWS
+        stops = np.cumsum(self.quotas)
+        for window in np.unique(windows):
+            inside = np.flatnonzero(windows == window)
+            drawn = permute(places[inside] % MIXED_ROWS, MIXED_ROWS, self.seed, MIXTURE + window)
+            corpora = np.searchsorted(stops, drawn, side="right")
+            for number in np.unique(corpora):
+                chosen = corpora == number
+                first, end = (
+                    int(self.corpus_ends[n]) if n >= 0 else 0 for n in (number - 1, number)
+                )
+                quota = int(self.quotas[number])
+                turns = int(window) * quota + drawn[chosen] - (int(stops[number]) - quota)
+                size = end - first
+                found = np.empty_like(turns)
+                for epoch in np.unique(turns // size):
+                    of_epoch = turns // size == epoch
+                    key = (int(number) << 40) + int(epoch)
+                    found[of_epoch] = permute(turns[of_epoch] % size, size, self.seed, key)
+                rows[inside[chosen]] = first + found
+        return rows
+
     def _read(self, rows: np.ndarray) -> tuple[np.ndarray, ...]:
         """Return the arguments of `_assemble` for the rows with these numbers.
 
@@ -126,7 +190,8 @@ class Examples:
             The length of each row in tokens (B,).
             With attention within documents only: the document number of each position (B, L).
         """
-        starts_B, counts_B, is_pair_B = self.starts[rows], self.counts[rows], self.is_pair[rows]
+        starts_B, counts_B = (each[rows].astype(np.int64) for each in (self.starts, self.counts))
+        is_pair_B = self.is_pair[rows]
         middle_B = starts_B + (counts_B + 1) // 2
         width = self.config.sequence_length + 1
         slices_BL = np.empty((len(rows), width), dtype=self.shards[0].tokens.dtype)
@@ -188,7 +253,10 @@ class Examples:
         position_L = np.arange(self.config.sequence_length)
         # Index among the row's corpus tokens: [CLS] does not count, nor a first [SEP] before it.
         place_BL = position_L - 1 - (position_L >= second_B[:, None] - 1)
-        token_BL = self.starts[rows, None] + np.clip(place_BL, 0, self.counts[rows, None] - 1)
+        starts_B1, counts_B1 = (
+            each[rows, None].astype(np.int64) for each in (self.starts, self.counts)
+        )
+        token_BL = starts_B1 + np.clip(place_BL, 0, counts_B1 - 1)
         shard_B = np.searchsorted(self.shard_ends, rows, side="right")
         numbers_BL = np.empty(token_BL.shape, dtype=np.int64)
         for number in np.unique(shard_B):
@@ -227,6 +295,35 @@ class Examples:
             torch.from_numpy(types_BL.astype(np.int64)),
             None if documents_BL is None else torch.from_numpy(documents_BL.astype(np.int64)),
         )
+
+
+def share_rows(mixture: Sequence[Corpus], sizes: np.ndarray) -> np.ndarray:
+    """Return the rows of each corpus among MIXED_ROWS rows of a mixture.
+
+    Args:
+        mixture: The corpora.
+        sizes: Rows of each corpus in one pass.
+
+    Raises:
+        UserError: The share of a corpus is less than a row.
+    """
+    weights = np.array(
+        [
+            corpus.repeats * size if corpus.weight is None else corpus.weight
+            for corpus, size in zip(mixture, sizes, strict=True)
+        ]
+    )
+    exact = weights / max(weights.sum(), 1e-300) * MIXED_ROWS
+    quotas = np.floor(exact).astype(np.int64)
+    largest = np.argsort(quotas - exact, kind="stable")
+    quotas[largest[: MIXED_ROWS - quotas.sum()]] += 1 if len(mixture) else 0
+    for corpus, quota in zip(mixture, quotas, strict=True):
+        require(
+            quota > 0,
+            f"the share of {corpus.name} in the mixture is less than one of {MIXED_ROWS:,} rows; "
+            "give it more weight",
+        )
+    return quotas
 
 
 def _borders(borders: np.ndarray, places_B: np.ndarray) -> np.ndarray:

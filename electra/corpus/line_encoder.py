@@ -1,6 +1,6 @@
 """Ids of lines by any tokenizer, with a memory where that is proven to change nothing.
 
-BERT's tokenizer has an encoder of its own in prepare.py, which also knows its punctuation.
+BERT's tokenizer has an encoder of its own in encoder.py, which also knows its punctuation.
 """
 
 import re
@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from electra.corpus.encoder import TokenBatch, WordEncoder
+from electra.corpus.shards import tokens_dtype
 from electra.corpus.tokenizer import Tokenizer
 from electra.corpus.vocabulary import break_words
 
@@ -15,6 +17,11 @@ SPACED_WORDS = re.compile(r" *[^ ]+")
 MAX_REMEMBERED_WORDS = 1 << 19
 """Words in the memory of one process, about 100 MB. A full memory is emptied."""
 MAX_REMEMBERED_CHARS = 64
+
+
+def make_encoder(tokenizer: Tokenizer) -> "WordEncoder | LineEncoder":
+    """Return the fastest encoder of documents whose ids are those of the tokenizer."""
+    return WordEncoder(tokenizer) if tokenizer.is_bert else LineEncoder(tokenizer)
 
 
 class LineEncoder(dict[str, bytes]):
@@ -26,12 +33,11 @@ class LineEncoder(dict[str, bytes]):
 
     Args:
         tokenizer: The tokenizer.
-        dtype: Integer type of an id, as numpy names it.
     """
 
-    def __init__(self, tokenizer: Tokenizer, dtype: str) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self.dtype = np.dtype(dtype)
+        self.dtype = np.dtype(tokens_dtype(tokenizer.vocab_size))
         self.has_longest_word = tokenizer.kind == "WordPiece"
 
     def __missing__(self, stretch: str) -> bytes:
@@ -41,6 +47,20 @@ class LineEncoder(dict[str, bytes]):
                 self.clear()
             self[stretch] = content
         return content
+
+    def encode_documents(self, documents: Sequence[str]) -> TokenBatch:
+        """Return the tokens of documents. The lines of a document are joined by line feeds."""
+        lines = [document.split("\n") for document in documents]
+        contents = list(self.encode_lines([line for each in lines for line in each]))
+        line_lengths = np.array([len(each) for each in contents], np.int64) // self.dtype.itemsize
+        first_lines = np.cumsum([0, *(len(each) for each in lines[:-1])])
+        tokens = np.frombuffer(b"".join(contents), self.dtype)
+        return TokenBatch(
+            tokens,
+            line_lengths[line_lengths > 0],
+            np.add.reduceat(line_lengths, first_lines),
+            int(np.count_nonzero(tokens == self.tokenizer.unk_id)),
+        )
 
     def encode_lines(self, lines: Sequence[str]) -> Iterable[bytes]:
         """Return the ids of each line. In a line no other white space stands than spaces."""

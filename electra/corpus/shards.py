@@ -8,23 +8,35 @@ A shards folder holds
     train-00000.lines      uint32: the index of the token at which each line begins
     train-00000.documents  uint32: the index of the token at which each document begins
     train-00001.tokens ... and heldout-00000.tokens ...: the part for evaluation
+    dropped.jsonl          with prepare's write_dropped: the documents that were left out
+    verified.json          written by readers: that the hashes were right, and when
 
 All numbers are little-endian and are read through memory maps. Shards hold no special tokens, no
-empty lines and no empty documents. The first line and the first document begin at 0. The folder
+empty lines and no empty documents. The first line and the first document begin at 0. `prepare`
 records neither time nor machine: the same input gives the same bytes.
 """
 
 import hashlib
 import json
+import math
+import tomllib
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 
 from electra.config import UserError, require
 from electra.corpus.tokenizer import Tokenizer
-from electra.files import sha256_file
+from electra.files import sha256_file, write_json
+
+try:
+    import resource
+except ImportError:  # not on Windows
+    resource = None  # type: ignore[assignment]
 
 Part = Literal["train", "heldout"]
 
@@ -33,22 +45,61 @@ VERSION = 1
 PARTS: tuple[Part, ...] = ("train", "heldout")
 COLUMNS = ("tokens", "lines", "documents")
 OFFSET_DTYPE = "<u4"
+VERIFIED = "verified.json"
+"""Memory of `open_shards`: the manifest's sha256 and when each file was changed last."""
+SPARE_FILES = 256
+"""Files that a process may have open besides shards."""
 MAX_SHARD_TOKENS = 1 << 31
 """Largest `shard_tokens`. A shard ends with a whole document, whose offsets must be below 2**32."""
 
 
-@dataclass(frozen=True)
 class Shard:
-    """The tokens of one shard, and the index of the first token of each line and document."""
+    """The tokens of one shard, and the index of the first token of each line and document.
 
-    tokens: np.ndarray
-    lines: np.ndarray
-    documents: np.ndarray
+    Args:
+        num_tokens: Number of tokens.
+        read: Returns the numbers of a column, "tokens", "lines" or "documents". A column is read
+            when it is first used.
+    """
+
+    def __init__(self, num_tokens: int, read: Callable[[str], np.ndarray]) -> None:
+        self.num_tokens = num_tokens
+        self.read = read
+
+    @cached_property
+    def tokens(self) -> np.ndarray:
+        """The ids of the tokens (num_tokens,)."""
+        return self.read("tokens")
+
+    @cached_property
+    def lines(self) -> np.ndarray:
+        """The index of the first token of each line."""
+        return self.read("lines")
+
+    @cached_property
+    def documents(self) -> np.ndarray:
+        """The index of the first token of each document."""
+        return self.read("documents")
+
+
+class Corpus(NamedTuple):
+    """A part of a mixture."""
+
+    name: str
+    num_shards: int
+    """Shards of the corpus in the train part of the mixture."""
+    weight: float | None
+    """Share of the rows, in relation to the other weights; None: `repeats` holds."""
+    repeats: float
+    """Passes over the corpus, in relation to the other corpora."""
 
 
 @dataclass(frozen=True)
 class Shards:
-    """A verified shards folder: its tokenizer, its manifest and the shards of both parts."""
+    """A verified shards folder, or a mixture of several: tokenizer, manifest, shards of both parts.
+
+    The shards of a mixture are those of its corpora, one corpus after the other.
+    """
 
     folder: Path
     tokenizer: Tokenizer
@@ -58,13 +109,18 @@ class Shards:
     data."""
     train: tuple[Shard, ...]
     heldout: tuple[Shard, ...]
+    mixture: tuple[Corpus, ...] = ()
+    """The corpora of a mixture; empty for a single folder."""
 
 
 def open_shards(folder: str | Path, *, verify: bool = True) -> Shards:
     """Return the shards of a folder after checking the hash of every file.
 
+    The files are opened when they are first used. That their hashes were right is remembered in
+    the folder, with sizes and times of change, so that unchanged files are not read again.
+
     Args:
-        folder: The shards folder.
+        folder: The shards folder, or the .toml file of a mixture.
         verify: Whether to read every shard and compare its sha256. Of several processes that open
             one folder, the first verifies for all.
 
@@ -72,6 +128,8 @@ def open_shards(folder: str | Path, *, verify: bool = True) -> Shards:
         UserError: The folder holds no shards, or a file is missing, damaged or of another folder.
     """
     folder = Path(folder)
+    if folder.suffix == ".toml" and folder.is_file():
+        return _open_mixture(folder, verify=verify)
     path = folder / "manifest.json"
     require(
         path.is_file(), f"{folder} is not a shards folder (no manifest.json); see electra prepare"
@@ -96,10 +154,20 @@ def open_shards(folder: str | Path, *, verify: bool = True) -> Shards:
         dtype == tokens_dtype(tokenizer.vocab_size), f"{path} is damaged: dtype {dtype!r} is wrong"
     )
     try:
+        entries = {part: manifest["parts"][part]["shards"] for part in PARTS}
+        files = {
+            f"{shard_name(part, index)}.{column}": (
+                entry[f"num_{column}"] * _column_dtype(column, dtype).itemsize,
+                entry["sha256"][column],
+            )
+            for part in PARTS
+            for index, entry in enumerate(entries[part])
+            for column in COLUMNS
+        }
         train, heldout = (
             tuple(
-                _open_shard(folder, shard_name(part, index), entry, dtype, verify=verify)
-                for index, entry in enumerate(manifest["parts"][part]["shards"])
+                Shard(entry["num_tokens"], partial(_map, folder / shard_name(part, index), dtype))
+                for index, entry in enumerate(entries[part])
             )
             for part in PARTS
         )
@@ -108,6 +176,8 @@ def open_shards(folder: str | Path, *, verify: bool = True) -> Shards:
     for part, shards in zip(PARTS, (train, heldout), strict=True):
         require(bool(shards), f"{path} is damaged: no shard of part {part}")
     digest = hashlib.sha256(content).hexdigest()
+    _check_files(folder, files, digest, verify=verify)
+    _allow_open_files(folder, len(files))
     return Shards(folder, tokenizer, manifest, digest, train, heldout)
 
 
@@ -121,35 +191,131 @@ def shard_name(part: str, index: int) -> str:
     return f"{part}-{index:05d}"
 
 
-def _open_shard(
-    folder: Path, name: str, entry: dict[str, Any], dtype: str, *, verify: bool
-) -> Shard:
-    columns = {}
-    for column in COLUMNS:
-        path = folder / f"{name}.{column}"
-        column_dtype = np.dtype(dtype if column == "tokens" else OFFSET_DTYPE)
-        size = entry[f"num_{column}"] * column_dtype.itemsize
+def _column_dtype(column: str, dtype: str) -> np.dtype:
+    return np.dtype(dtype if column == "tokens" else OFFSET_DTYPE)
+
+
+def _map(source: Path, dtype: str, column: str) -> np.ndarray:
+    """Return a memory map of a column of a shard."""
+    path = source.with_name(f"{source.name}.{column}")
+    return np.memmap(path, dtype=_column_dtype(column, dtype), mode="r")
+
+
+def _check_files(
+    folder: Path, files: dict[str, tuple[int, str]], digest: str, *, verify: bool
+) -> None:
+    """Check the size of each file, and its sha256 unless it was right before.
+
+    Args:
+        folder: The shards folder.
+        files: Size in bytes and sha256 of each file.
+        digest: The sha256 of the manifest.
+        verify: Whether to check the sha256.
+    """
+    times = {}
+    for name, (size, _) in files.items():
+        path = folder / name
         require(path.is_file(), f"{path} is missing")
-        actual = path.stat().st_size
+        status = path.stat()
+        actual = status.st_size
         require(actual == size, f"{path} is damaged: {actual:,} bytes, not {size:,}")
         require(size > 0, f"{path} is damaged: a shard is never empty")
+        times[name] = status.st_mtime_ns
+    verified = {"manifest": digest, "modified": times}
+    memory = folder / VERIFIED
+    try:
+        if not verify or json.loads(memory.read_text(encoding="utf-8")) == verified:
+            return
+    except (OSError, ValueError):
+        pass  # not verified before
+    for name, (_, sha256) in files.items():
         require(
-            not verify or sha256_file(path) == entry["sha256"][column],
-            f"{path} is damaged: its sha256 differs from the manifest's",
+            sha256_file(folder / name) == sha256,
+            f"{folder / name} is damaged: its sha256 differs from the manifest's",
         )
-        columns[column] = np.memmap(path, dtype=column_dtype, mode="r")
-    return Shard(**columns)
+    with suppress(OSError):  # a folder that cannot be written is verified every time
+        write_json(memory, verified)
+
+
+def _allow_open_files(folder: Path, number: int) -> None:
+    """Raise this process's limit of open files, of which a memory map needs one."""
+    if not resource:
+        return
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = number + SPARE_FILES
+    if limit == resource.RLIM_INFINITY or limit >= needed:
+        return
+    require(
+        most == resource.RLIM_INFINITY or most >= needed,
+        f"{folder} has {number:,} shard files, but a process may open {most:,} (ulimit -Hn); "
+        "prepare it with a larger task_bytes, or raise the limit",
+    )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, most))
+
+
+def _open_mixture(path: Path, *, verify: bool) -> Shards:
+    """Return the shards of a mixture, a TOML file of [[corpus]] tables.
+
+    A table has `shards`, the folder, as seen from the file's folder, and `weight` or `repeats`.
+    """
+    try:
+        tables: Any = tomllib.loads(path.read_text(encoding="utf-8")).get("corpus")
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid TOML: {error}") from None
+    is_list = isinstance(tables, list) and all(isinstance(table, dict) for table in tables)
+    if not (is_list and tables):
+        raise UserError(f"{path} is no mixture: it has no table [[corpus]]")
+    has_weights = any("weight" in table for table in tables)
+    value = "weight" if has_weights else "repeats"
+    opened: list[Shards] = []
+    mixture = []
+    for table in tables:
+        unknown = sorted(table.keys() - {"shards", value})
+        require(
+            not unknown and isinstance(table.get("shards"), str),
+            f"{path}: a corpus has shards, and weight or repeats (the same in all), not "
+            f"{', '.join(table)}",
+        )
+        number = table.get(value, None if has_weights else 1)
+        require(
+            type(number) in (int, float) and 0 < number < math.inf,
+            f"{path}: {value} of {table['shards']} must be a number above 0, not {number!r}",
+        )
+        shards = open_shards(path.parent / table["shards"], verify=verify)
+        require(
+            not opened or shards.tokenizer.digest == opened[0].tokenizer.digest,
+            f"{path}: {table['shards']} has another tokenizer than {tables[0]['shards']}; prepare "
+            "them with the same one",
+        )
+        opened.append(shards)
+        weight = number if has_weights else None
+        repeats = 1 if has_weights else number
+        mixture.append(Corpus(table["shards"], len(shards.train), weight, repeats))
+    names = [corpus.name for corpus in mixture]
+    require(len({*names}) == len(names), f"{path}: a corpus stands twice; use weight or repeats")
+    facts = [[shards.digest for shards in opened], [corpus[2:] for corpus in mixture]]
+    return Shards(
+        path,
+        opened[0].tokenizer,
+        {"corpora": [shards.manifest for shards in opened]},
+        hashlib.sha256(json.dumps(facts).encode()).hexdigest(),
+        tuple(shard for shards in opened for shard in shards.train),
+        tuple(shard for shards in opened for shard in shards.heldout),
+        tuple(mixture),
+    )
+
+
+def describe_part(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the entry of a part in the manifest: sums, and the entries of its shards."""
+    totals = {f"num_{c}": sum(entry[f"num_{c}"] for entry in entries) for c in COLUMNS}
+    return {**totals, "shards": list(entries)}
 
 
 class ShardWriter:
     """Writer of the shards of one part, one batch of documents at a time."""
 
-    def __init__(self, folder: Path, part: Part, *, vocab_size: int, shard_tokens: int) -> None:
+    def __init__(self, folder: Path, part: str, *, vocab_size: int, shard_tokens: int) -> None:
         """Open no file yet. The first document opens the first shard."""
-        require(
-            shard_tokens <= MAX_SHARD_TOKENS,
-            f"shard_tokens must be at most {MAX_SHARD_TOKENS:,}, not {shard_tokens:,}",
-        )
         self.folder = folder
         self.part = part
         self.shard_tokens = shard_tokens
@@ -188,9 +354,7 @@ class ShardWriter:
     def finish(self) -> dict[str, Any]:
         """Close the files and return this part's entry of the manifest."""
         self.close()
-        entries = [shard.entry() for shard in self.shards]
-        totals = {f"num_{c}": sum(entry[f"num_{c}"] for entry in entries) for c in COLUMNS}
-        return {**totals, "shards": entries}
+        return describe_part([shard.entry() for shard in self.shards])
 
     def close(self) -> None:
         """Close the files."""

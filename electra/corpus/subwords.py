@@ -176,7 +176,7 @@ def _cut_to_alphabet(words: Counter[str], room: int) -> Counter[str]:
 
 
 def _train_pieces(words: Counter[str], num_pieces: int) -> list[Piece]:
-    sentencepiece = import_extra("sentencepiece", "sentencepiece", Path("a unigram vocabulary"))
+    sentencepiece = import_extra("sentencepiece", "sentencepiece", "a unigram vocabulary")
     with tempfile.TemporaryDirectory() as folder:
         table = Path(folder) / "words.tsv"
         lines = (f"{word}\t{words[word]}\n" for word in sorted(words))

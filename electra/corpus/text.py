@@ -18,6 +18,7 @@ from typing import IO, Literal
 
 from electra.config import UserError, require
 from electra.corpus.compression import import_extra, open_source
+from electra.corpus.ranges import open_range
 from electra.corpus.sources import UTF16, UTF16_BOMS, content_suffix
 from electra.corpus.vocabulary import replace_surrogates
 
@@ -68,32 +69,64 @@ def read_documents(
         UserError: A file is damaged, or a record lacks the field.
     """
     for path in paths:
-        counts.files += 1
-        yield from _read_file(path, border, text_field, counts)
+        yield from read_range(path, border=border, text_field=text_field, counts=counts)
 
 
-def _read_file(
-    path: Path, border: Border, text_field: str, counts: TextCounts
-) -> Iterator[list[str]]:
+def read_range(
+    path: Path,
+    start: int = 0,
+    stop: int | None = None,
+    *,
+    border: Border,
+    text_field: str,
+    counts: TextCounts,
+) -> Generator[list[str]]:
+    """Yield the documents of `read_documents` that begin in a range of one file.
+
+    Args:
+        path: A file of `find_sources`.
+        start: First byte of the range, after decompression. Without a range, the whole file.
+        stop: The byte after the range; None: the end of the file.
+        border: As for `read_documents`.
+        text_field: As for `read_documents`.
+        counts: Updated while reading. `source_bytes` is that of whole files only.
+
+    Raises:
+        UserError: As for `read_documents`.
+    """
+    counts.files += start == 0
     kind = content_suffix(path)
-    with open_source(path) as (source, stream):
+    is_range = start > 0 or stop is not None
+    unit = range_border(path, border)
+    assert unit is not None or not is_range, f"{path} cannot be read in ranges"
+    opened = open_range(path, start, stop, unit or "") if is_range else open_source(path)
+    with opened as (source, stream):
         before = counts.source_bytes
         if kind == ".parquet":
             records = _parquet_texts(path, stream, text_field, counts)
         else:
-            lines = _read_lines(path, source, stream, counts)
+            lines = _read_lines(path, source, stream, counts, is_first=start == 0)
             if kind not in JSONL_SUFFIXES:
                 yield from _split_documents(lines, border, counts)
                 return
-            records = _jsonl_texts(path, lines, text_field, counts)
+            origin = f" after byte {start:,}" if start else ""
+            records = _jsonl_texts(path, lines, text_field, counts, origin)
         for record in records:
             yield from _split_documents(io.StringIO(record, newline=None), "file", counts)
         if kind == ".parquet":
             counts.source_bytes = before + path.stat().st_size
 
 
+def range_border(path: Path, border: Border) -> Border | None:
+    """Return where a file can be cut into ranges; None: it has to be read as a whole."""
+    kind = content_suffix(path)
+    if kind == ".parquet":
+        return None
+    return "line" if kind in JSONL_SUFFIXES else border
+
+
 def _read_lines(
-    path: Path, source: IO[bytes], stream: IO[bytes], counts: TextCounts
+    path: Path, source: IO[bytes], stream: IO[bytes], counts: TextCounts, *, is_first: bool
 ) -> Iterator[str]:
     r"""Yield lines with their "\n"; a line without "\n" continues in the next, or ends the file.
 
@@ -102,7 +135,6 @@ def _read_lines(
     before = counts.source_bytes
     is_seekable = source.seekable()
     rest = b""
-    is_first = True
     while data := stream.read(BLOCK_BYTES):
         counts.text_bytes += len(data)
         counts.source_bytes = before + source.tell() if is_seekable else counts.text_bytes
@@ -184,13 +216,13 @@ def _cut_line(text: str) -> list[str]:
 
 
 def _jsonl_texts(
-    path: Path, lines: Iterable[str], text_field: str, counts: TextCounts
+    path: Path, lines: Iterable[str], text_field: str, counts: TextCounts, origin: str
 ) -> Iterator[str]:
     number = 0
     for number, line in enumerate(_join_lines(path, lines), start=1):
         if not line.strip():
             continue
-        place = f"{path}, line {number}"
+        place = f"{path}, line {number}{origin}"
         try:
             record = json.loads(line)
         except (ValueError, RecursionError):

@@ -54,7 +54,9 @@ class Journal:
         self.config, self.model = step.config, step.model
         self.tokenizer = shards.tokenizer
         config = self.config
-        self.examples = Examples(shards.train, self.tokenizer, config.examples, config.train.seed)
+        self.examples = Examples(
+            shards.train, self.tokenizer, config.examples, config.train.seed, shards.mixture
+        )
         self.heldout = heldout_batches(shards, config)
         self.flops_per_token = count_true(self.model, config.examples.sequence_length)
         self.networks = describe_networks(self.model)
@@ -107,6 +109,8 @@ class Journal:
         speed = self.flops_per_token * means["tokens_per_second"]
         rate = {"flops": flops, "mfu": speed / self.peak, "learning_rate": learning_rate}
         record = {"part": "train", "step": done, **means, **rate}
+        if epochs := self.examples.epochs(done * size):
+            record["epochs"] = epochs
         self.write(record)
         for each in skipped:
             write_skipped(self.run, each, self.examples.batch(each.step, size), self.tokenizer)

@@ -291,7 +291,7 @@ def _train(
             step=step.describe(),
             flops=count_run(model, config),
         )
-    examples = Examples(shards.train, shards.tokenizer, config.examples, train.seed)
+    examples = Examples(shards.train, shards.tokenizer, config.examples, train.seed, shards.mixture)
     batches = examples.batches(first_step, train.batch_size)
     journal = Journal(run, shards, domains, step, show, first_step, peak) if is_first else None
     window = Window(step, journal.last.get("train") if journal else None)

@@ -139,7 +139,7 @@ def write_onnx(
     """
     path = folder / "onnx" / "model.onnx"
     for module in ("onnx", "onnxscript", "onnxruntime"):
-        import_extra(module, "onnx", path, "writing")
+        import_extra(module, "onnx", f"writing {path}")
     path.parent.mkdir()
     _trace(path, graph, tokenizer)
     difference = compare_shapes(path, graph)
@@ -339,7 +339,7 @@ def _quantise(source: Path, path: Path) -> None:
     overflows, and that turns more decisions than the bit. The table of embeddings stays as it is.
     """
     with _quiet():
-        quantization = import_extra("onnxruntime.quantization", "onnx", path, "writing")
+        quantization = import_extra("onnxruntime.quantization", "onnx", f"writing {path}")
         quantization.quantize_dynamic(
             source,
             path,

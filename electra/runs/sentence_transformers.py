@@ -80,7 +80,7 @@ def write_pooling(folder: Path, size: int, length: int, similarity: Similarity) 
     Raises:
         UserError: sentence-transformers is not installed, or embeds the sentences otherwise.
     """
-    library = import_extra("sentence_transformers", "sentence-transformers", folder, "writing")
+    library = import_extra("sentence_transformers", "sentence-transformers", f"writing {folder}")
     parts = (("Transformer", ""), ("Pooling", "1_Pooling"))
     modules: list[dict[str, Any]] = [
         {"idx": n, "name": str(n), "path": path, "type": f"sentence_transformers.models.{name}"}

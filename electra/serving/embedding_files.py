@@ -55,7 +55,7 @@ def check_format(path: Path) -> None:
         raise UserError(f"--out {path} must be a {' or '.join(FORMATS)} file, not {kind!r}")
     require(not path.exists(), f"{path} exists already; remove it or choose another --out")
     if kind == ".parquet":
-        import_extra("pyarrow", "parquet", path, "writing")
+        import_extra("pyarrow", "parquet", f"writing {path}")
 
 
 def write_embeddings(
@@ -162,8 +162,8 @@ def _open_npy(path: Path, unit: Unit, size: int, facts: dict[str, Any]) -> Itera
 
 @contextmanager
 def _open_parquet(path: Path, unit: Unit, size: int, facts: dict[str, Any]) -> Iterator[_Write]:
-    arrow = import_extra("pyarrow", "parquet", path, "writing")
-    parquet = import_extra("pyarrow.parquet", "parquet", path, "writing")
+    arrow = import_extra("pyarrow", "parquet", f"writing {path}")
+    parquet = import_extra("pyarrow.parquet", "parquet", f"writing {path}")
     places = [("start", arrow.int32()), ("end", arrow.int32())] if unit != "text" else []
     schema = arrow.schema(
         [
