@@ -226,7 +226,7 @@ def test_what_is_remembered_changes_no_id(foreign, line):
     backend, loaded = foreign
     expected = backend.encode(line, add_special_tokens=False).ids
     assert loaded.encode(line) == expected
-    encoder = LineEncoder(loaded, "<u2")
+    encoder = LineEncoder(loaded)
     for _ in range(2):  # the second time from memory
         (content, again) = encoder.encode_lines([line, line])
         assert content == again
@@ -239,7 +239,7 @@ def test_what_is_remembered_changes_no_id(foreign, line):
 @settings(max_examples=300, deadline=None)
 @given(line=ANY_LINE)
 def test_what_ours_remember_changes_no_id(tokenizer, line):
-    (content,) = LineEncoder(tokenizer, "<u2").encode_lines([line])
+    (content,) = LineEncoder(tokenizer).encode_lines([line])
     if tokenizer.kind != "WordPiece" or len(line) < 25:
         assert [*memoryview(content).cast("H")] == tokenizer.encode(line)
 
