@@ -1,3 +1,48 @@
 """Pre-train text encoders by replaced token detection, and prove how good they are."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from electra.config import UserError
+    from electra.library import (
+        Model,
+        detect,
+        embed,
+        encode,
+        export,
+        fill,
+        finetune,
+        load,
+        predict,
+        pretrain,
+    )
+
 __version__ = "0.1.0"
+__all__ = [
+    "Model",
+    "UserError",
+    "__version__",
+    "detect",
+    "embed",
+    "encode",
+    "export",
+    "fill",
+    "finetune",
+    "load",
+    "predict",
+    "pretrain",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Return a name of the library; torch is imported with the first one."""
+    if name == "UserError":
+        return import_module("electra.config").UserError
+    if name in __all__:
+        return getattr(import_module("electra.library"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

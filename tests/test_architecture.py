@@ -28,7 +28,7 @@ LEVELS = [
     {"reports"},
     {"pretraining", "finetuning", "terminal"},
     {"serving", "reproduce"},
-    {"quickstart"},
+    {"quickstart", "library"},
     {"cli"},
     {"__main__"},
 ]
@@ -60,8 +60,11 @@ def imports_of(path):
 
 
 def test_imports_point_one_way():
+    """`electra/__init__.py` names the library, and imports it when it is asked for a name."""
     for path in sources():
         room = room_of(path)
+        if path == ROOT / "__init__.py":
+            continue
         assert room in LEVEL, f"{path.name} has no place in LEVELS"
         for target in imports_of(path):
             is_inside = target == room and (ROOT / room).is_dir()
@@ -107,7 +110,7 @@ class Refuse(importlib.abc.MetaPathFinder):
 
 sys.meta_path.insert(0, Refuse())
 import electra.pretraining.loop, electra.finetuning.loop, electra.serving.predict
-import electra.runs.export, electra.corpus.prepare
+import electra.runs.export, electra.corpus.prepare, electra.library
 assert "torch.distributed.tensor" not in sys.modules, "it takes seconds to import"
 """
 
@@ -115,6 +118,14 @@ assert "torch.distributed.tensor" not in sys.modules, "it takes seconds to impor
 def test_core_needs_only_torch_numpy_tokenizers_safetensors():
     refused = "('cyclopts', 'rich', 'sklearn', 'scipy', 'matplotlib', 'transformers', 'pyarrow')"
     subprocess.run([sys.executable, "-c", CORE_ONLY.format(refused=refused)], check=True)
+
+
+def test_the_library_is_imported_with_its_first_name():
+    code = (
+        "import sys, electra; assert not {'torch', 'numpy', 'electra.library'} & {*sys.modules};"
+        "[getattr(electra, name) for name in electra.__all__]; assert 'torch' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_config_and_help_import_no_torch():

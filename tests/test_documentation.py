@@ -26,7 +26,7 @@ PAGES = [
     for name in (
         *("README.md", "CONTRIBUTING.md", "docs/RESULTS.md", "docs/OBJECTIVES.md"),
         *("docs/ARTEFACTS.md", "docs/DEVIATIONS.md", "docs/PERFORMANCE.md", "docs/ARCHITECTURE.md"),
-        *("docs/RELIABILITY.md", "docs/DOMAIN.md"),
+        *("docs/RELIABILITY.md", "docs/DOMAIN.md", "docs/LIBRARY.md", "docs/REPRODUCE.md"),
     )
 ]
 """In the order in which their commands are run."""
@@ -179,6 +179,11 @@ def test_commands_and_python_of_the_pages_run(place, monkeypatch, capsys):
     capsys.readouterr()
     exec(compile(snippet, "README.md", "exec"), {})
     assert "replaced with probability 0." in capsys.readouterr().out
+    toy = {name: value for name, _, value in (each.partition("=") for each in TOY["pretrain"])}
+    for number, snippet in enumerate(read_blocks(ROOT / "docs" / "LIBRARY.md", "python")):
+        snippet = snippet.replace('{"train.steps": 1000}', repr(toy))
+        exec(compile(snippet, f"LIBRARY.md, block {number}", "exec"), {})
+        assert capsys.readouterr().out
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

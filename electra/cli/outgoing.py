@@ -1,5 +1,6 @@
 """What leaves for other programs: embed and export."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -133,6 +134,7 @@ def export(
         on dev.
     """
     from electra.runs.finetuned import is_finetuned, read_finetuned
+    from electra.runs.pretrained import is_huggingface, read_run_config
 
     is_similarity = as_ == "sentence-transformers"
     require(
@@ -140,80 +142,35 @@ def export(
         "--as sentence-transformers and --dev go together: a dev set chooses the layer",
     )
     require(dev is not None or not columns, "--columns are those of --dev")
-    form: Literal["huggingface", "bert"] = "bert" if as_ == "bert" else "huggingface"
-    if not is_finetuned(run):
+    settings: object = None
+    if is_finetuned(run):
+        model = read_finetuned(run, seed)
+        settings, source = model.config, f"seed {model.seed} of {run}"
+    else:
         require(seed is None, f"--seed is for a folder of `electra finetune`, which {run} is not")
-        return _export_pretrained(
-            run, out, form, dev, columns, scores, onnx=onnx, int8=int8, dry_run=dry_run
-        )
-    require(not is_similarity, f"--as sentence-transformers is not for {run}, a fine-tuning")
-    require(not scores, f"--scores are for a run; {run}, a fine-tuning, has its own")
-    from electra.runs.export import export_finetuned
-    from electra.serving.embedding_files import read_texts
-    from electra.terminal.printing import print_done
-
-    model = read_finetuned(run, seed)
+        source = str(run)
+        settings = None if is_huggingface(run) else read_run_config(run)
     refuse_existing(out)
-    text = read_texts(int8) if int8 else []
     if dry_run:
-        return print_dry_run(model.config, f"read seed {model.seed} of {run} and write {out}")
-    architecture = export_finetuned(model, out, form=form, onnx=onnx, int8_text=text)
-    print_done(
-        f"wrote {out}: seed {model.seed} of {run} as {architecture}",
-        f'python -c "from transformers import {architecture} as Model; '
-        f"Model.from_pretrained('{out}')\"",
-    )
-
-
-def _export_pretrained(
-    run: Path,
-    out: Path,
-    form: Literal["huggingface", "bert"],
-    dev: Path | None,
-    columns: tuple[str, ...],
-    scores: tuple[Path, ...],
-    *,
-    onnx: bool,
-    int8: Path | None,
-    dry_run: bool,
-) -> None:
-    from electra.reports.runs import find_finetunings, read_finetuning
-    from electra.reports.tables import finetuning_table, to_markdown
-    from electra.runs.checkpoint import find_checkpoint
-    from electra.runs.export import export as run_export
-    from electra.runs.pretrained import is_huggingface, read_run_config
-    from electra.serving.embedding_files import read_texts
-    from electra.serving.network import load_encoder
-    from electra.serving.similarity import COLUMNS, choose_layer, read_pairs
+        return print_dry_run(settings, f"read {source} and write {out}")
+    from electra.library import export as run_export
+    from electra.serving.similarity import COLUMNS
     from electra.terminal.live import Progress
     from electra.terminal.printing import print_done
 
-    settings, found = None, list(scores)
-    if not is_huggingface(run):
-        settings = read_run_config(run)
-        step, _ = find_checkpoint(run)
-        handed = {path.resolve() for path in scores}
-        found += [path for path in find_finetunings(run, step) if path not in handed]
-    refuse_existing(out)
-    rows = [read_finetuning(folder / "results.json") for folder in found]
-    text = read_texts(int8) if int8 else []
-    pairs = read_pairs(dev, columns or COLUMNS) if dev else None
-    if dry_run:
-        return print_dry_run(settings, f"read {run} and write {out}")
-    similarity = None
-    if pairs:
-        with Progress("choosing the layer", unit="sentences") as progress:
-            similarity = choose_layer(load_encoder(run), pairs, progress.update)
-    table = to_markdown(finetuning_table(rows)) if rows else ""
-    architecture = run_export(
-        run,
-        out,
-        form=form,
-        similarity=similarity,
-        onnx=onnx,
-        int8_text=text,
-        scores=table,
-    )
+    progress = Progress("choosing the layer", unit="sentences")
+    with progress if is_similarity else nullcontext():
+        architecture, similarity = run_export(
+            *(run, out),
+            form=as_,
+            onnx=onnx,
+            int8=int8,
+            dev=dev,
+            columns=columns or COLUMNS,
+            scores=scores,
+            seed=seed,
+            progress=progress.update,
+        )
     if similarity:
         best, last = similarity.best, similarity.last
         return print_done(
@@ -224,7 +181,7 @@ def _export_pretrained(
         )
     generator = f" and {out / 'generator'}" if (out / "generator").is_dir() else ""
     print_done(
-        f"wrote {out}{generator}",
+        f"wrote {out}{generator}: {source} as {architecture}",
         f'python -c "from transformers import {architecture} as Model; '
         f"Model.from_pretrained('{out}')\"",
     )

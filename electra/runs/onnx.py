@@ -141,7 +141,7 @@ def write_onnx(
     for module in ("onnx", "onnxscript", "onnxruntime"):
         import_extra(module, "onnx", f"writing {path}")
     path.parent.mkdir()
-    _trace(path, graph, tokenizer)
+    trace(path, graph, tokenizer)
     difference = compare_shapes(path, graph)
     require(
         difference <= TOLERANCE,
@@ -151,7 +151,7 @@ def write_onnx(
     found = [Agreement("onnx/model.onnx", {"difference": difference})]
     if text:
         path = path.with_name("model_int8.onnx")
-        _quantise(path.with_name("model.onnx"), path)
+        quantise(path.with_name("model.onnx"), path)
         agreement = compare_text(path, graph, tokenizer, text)
         for name, least in (("agreement", LEAST_AGREEMENT), ("agreement_ranked", LEAST_RANKED)):
             share = agreement.get(name, 1.0)
@@ -306,7 +306,7 @@ def _make_rows(graph: Graph, tokenizer: Tokenizer, text: Sequence[str]) -> Itera
         yield padded[0], padded[1], padded[2]
 
 
-def _trace(path: Path, graph: Graph, tokenizer: Tokenizer) -> None:
+def trace(path: Path, graph: Graph, tokenizer: Tokenizer) -> None:
     """Write a graph with dynamic batch, choices and length."""
     names = {0: "batch", 1: "length"}
     shape: tuple[int, ...] = (2, min(16, graph.encoder.config.max_position_embeddings - 1))
@@ -332,7 +332,7 @@ def _trace(path: Path, graph: Graph, tokenizer: Tokenizer) -> None:
         )
 
 
-def _quantise(source: Path, path: Path) -> None:
+def quantise(source: Path, path: Path) -> None:
     """Write the products with weights in int8, each column of a weight scaled by itself.
 
     Weights have 7 bits: CPUs without VNNI instructions add two products of 8 bits in 16, which
@@ -340,8 +340,12 @@ def _quantise(source: Path, path: Path) -> None:
     """
     with _quiet():
         quantization = import_extra("onnxruntime.quantization", "onnx", f"writing {path}")
+        model = import_extra("onnx", "onnx", f"writing {path}").load(source)
+        # The quantiser turns weights round and keeps their names, which the exporter's notes of
+        # shapes then contradict; they are inferred anew.
+        del model.graph.value_info[:]
         quantization.quantize_dynamic(
-            source,
+            model,
             path,
             op_types_to_quantize=["MatMul", "Gemm"],
             per_channel=True,

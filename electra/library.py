@@ -1,0 +1,331 @@
+"""What a script uses: `import electra` gives these names, and imports torch when one is used.
+
+Each function is a command of the command line, with the command's names and errors (`UserError`).
+docs/LIBRARY.md has an example of each.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from electra.config import did_you_mean, require
+from electra.finetuning.loop import finetune as run_finetune
+from electra.finetuning.loop import ignore
+from electra.presets import PRESETS, RECIPES, finetune_preset
+from electra.pretraining.loop import pretrain as run_pretrain
+from electra.reports.runs import find_finetunings, read_finetuning
+from electra.reports.tables import finetuning_table, to_markdown
+from electra.reports.tokens import Word
+from electra.runs.checkpoint import find_checkpoint
+from electra.runs.export import export as run_export
+from electra.runs.export import export_finetuned
+from electra.runs.finetuned import is_finetuned, read_finetuned
+from electra.runs.pretrained import is_huggingface, load_pretrained
+from electra.runs.sentence_transformers import Similarity
+from electra.serving.ask import Candidate, load_asked
+from electra.serving.ask import detect as run_detect
+from electra.serving.ask import fill as run_fill
+from electra.serving.embed import Pooling, Units, embed_units
+from electra.serving.embed import embed as run_embed
+from electra.serving.embedding_files import read_texts
+from electra.serving.network import LoadedEncoder, LoadedNetwork, load_encoder
+from electra.serving.predict import FinetunedModel, load_model
+from electra.serving.similarity import COLUMNS, choose_layer, read_pairs
+from electra.settings import override
+
+Settings = Mapping[str, Any]
+"""Settings by name, as `{"train.steps": 1000}`."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """The networks in a folder; each is read when it is first used, and kept."""
+
+    folder: Path
+    seed: int | None = None
+    """Of a fine-tuning, the seed; None: that with the best score on dev."""
+
+    @cached_property
+    def encoder(self) -> LoadedEncoder:
+        """The encoder, without a head."""
+        return load_encoder(self.folder)
+
+    @cached_property
+    def discriminator(self) -> LoadedNetwork:
+        """The discriminator of a run, or of a Hugging Face folder of ELECTRA."""
+        return load_asked(self.folder, "replaced")
+
+    @cached_property
+    def generator(self) -> LoadedNetwork:
+        """The generator, or a masked language model."""
+        return load_asked(self.folder, "tokens")
+
+    @cached_property
+    def finetuned(self) -> FinetunedModel:
+        """The fine-tuned model."""
+        return load_model(read_finetuned(self.folder, self.seed))
+
+
+def load(folder: str | Path, *, seed: int | None = None) -> Model:
+    """Return the networks in a folder, for `embed`, `encode`, `detect`, `fill` and `predict`.
+
+    Args:
+        folder: A run, an export or another Hugging Face folder of ELECTRA, or a fine-tuning.
+        seed: Of a fine-tuning, the seed whose model answers; None: the best on dev.
+
+    Raises:
+        UserError: There is no such folder.
+    """
+    path = Path(folder)
+    require(
+        (path / "config.json").is_file(),
+        f"{path} is neither a run nor an export nor a fine-tuning: it has no config.json",
+    )
+    require(
+        seed is None or is_finetuned(path), f"seed {seed} is for a fine-tuning, which {path} is not"
+    )
+    return Model(path, seed)
+
+
+def embed(
+    model: Model, texts: Sequence[str], *, layer: int | None = None, pooling: Pooling = "mean"
+) -> np.ndarray:
+    """Return an embedding of each text (texts, H), float32; as `electra embed`.
+
+    Args:
+        model: Any model.
+        texts: The texts.
+        layer: Layer, from 1, whose states are pooled; None: the last.
+        pooling: mean: over all positions. cls: the state of [CLS].
+
+    Raises:
+        UserError: There is no such layer, or the folder has no encoder.
+    """
+    return run_embed(model.encoder, _list(texts), layer=layer, pooling=pooling)
+
+
+def encode(
+    model: Model,
+    texts: Sequence[str],
+    *,
+    unit: Literal["word", "token"] = "token",
+    layer: int | None = None,
+) -> list[Units]:
+    """Return the hidden states of each text's tokens or words, with their places in the text.
+
+    Args:
+        model: Any model.
+        texts: The texts.
+        unit: token: the state of each token. word: the mean over the tokens of each word.
+        layer: Layer, from 1, whose states are taken; None: the last.
+
+    Raises:
+        UserError: There is no such layer, or the folder has no encoder.
+    """
+    return embed_units(model.encoder, _list(texts), unit=unit, layer=layer)
+
+
+def detect(model: Model, texts: Sequence[str]) -> list[list[Word]]:
+    """Return the words of each text with their probabilities of being replaced.
+
+    Args:
+        model: A model with a discriminator.
+        texts: The texts.
+
+    Raises:
+        UserError: The folder has no discriminator.
+    """
+    return run_detect(model.discriminator, _list(texts))
+
+
+def fill(model: Model, texts: Sequence[str], *, top: int = 5) -> list[list[list[Candidate]]]:
+    """Return, of each text, the most probable tokens for each [MASK], the best first.
+
+    Args:
+        model: A model with a generator.
+        texts: Texts with at least one [MASK] each.
+        top: Number of tokens for each.
+
+    Raises:
+        UserError: The folder has no generator, or a text has no [MASK] or is too long.
+    """
+    return [run_fill(model.generator, text, top) for text in _list(texts)]
+
+
+def predict(model: Model, records: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return the answer to each record, as `electra predict` writes it.
+
+    Args:
+        model: A fine-tuned model.
+        records: Dictionaries with the fields of the task, as `{"text": "..."}`; see
+            `FinetunedModel.answer`.
+
+    Raises:
+        UserError: The folder is no fine-tuning, or a field is missing or wrong.
+    """
+    return model.finetuned.answer(_list(records)).records
+
+
+def pretrain(
+    shards: str | Path,
+    out: str | Path,
+    *,
+    preset: str = "tiny",
+    recipe: Literal["paper", "best"] | None = None,
+    settings: Settings | None = None,
+    show: Callable[[dict[str, Any]], None] = ignore,
+) -> dict[str, Any]:
+    """Pre-train into a run folder, and return the contents of results.json.
+
+    The same call continues a run that was interrupted. A preset's warm-up is cut to a tenth of a
+    short schedule, unless it is set.
+
+    Args:
+        shards: Folder that `electra prepare` wrote.
+        out: The run folder.
+        preset: Sizes and settings to begin with.
+        recipe: As published, or as found by experiment; None: best for tiny, else paper.
+        settings: Settings to change.
+        show: Called with each record of metrics.jsonl.
+
+    Raises:
+        UserError: Folders or settings are not valid, or memory is too small.
+        Interrupted: A signal stopped the run; the checkpoint is written.
+    """
+    require(preset in PRESETS, f"unknown preset {preset!r}{did_you_mean(preset, PRESETS)}")
+    given = settings or {}
+    config = override(RECIPES[recipe][preset] if recipe else PRESETS[preset], _assign(given))
+    tenth = config.shortest_schedule // 10
+    if config.optimizer.warmup_steps > tenth and "optimizer.warmup_steps" not in given:
+        config = override(config, [f"optimizer.warmup_steps={tenth}"])
+    return run_pretrain(Path(shards), Path(out), config, show)
+
+
+def finetune(
+    start: str | Path,
+    out: str | Path,
+    *,
+    task: str,
+    data: str | Path,
+    seeds: int = 1,
+    from_scratch: bool = False,
+    settings: Settings | None = None,
+    show: Callable[[dict[str, Any]], None] = ignore,
+) -> dict[str, Any]:
+    """Fine-tune with seeds 0, 1, ..., write a folder, and return the contents of results.json.
+
+    Args:
+        start: A run, a Hugging Face folder of ELECTRA, or another fine-tuning.
+        out: The folder to write; must not exist.
+        task: Name of the task, or a .toml file that describes one.
+        data: Folder of the task's files.
+        seeds: Number of seeds; their median is the score.
+        from_scratch: Take the encoder's sizes and not its weights.
+        settings: Settings to change.
+        show: Called with records of the progress.
+
+    Raises:
+        UserError: Folders, files or settings do not fit together.
+    """
+    config = override(
+        finetune_preset(load_pretrained(Path(start)).encoder), _assign(settings or {})
+    )
+    return run_finetune(
+        *(Path(start), task, Path(data), Path(out), config),
+        seeds=seeds,
+        from_scratch=from_scratch,
+        progress=show,
+    )
+
+
+class Exported(NamedTuple):
+    """What `export` has written."""
+
+    architecture: str
+    """The class in transformers."""
+    similarity: Similarity | None
+    """Of a folder for sentence-transformers: the layer, the pooling and the scores of all."""
+
+
+def export(
+    model: str | Path,
+    out: str | Path,
+    *,
+    form: Literal["huggingface", "bert", "sentence-transformers"] = "huggingface",
+    onnx: bool = False,
+    int8: str | Path | None = None,
+    dev: str | Path | None = None,
+    columns: Sequence[str] = COLUMNS,
+    scores: Sequence[str | Path] = (),
+    seed: int | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Exported:
+    """Write a model for other programs, with a model card; as `electra export`.
+
+    Args:
+        model: A run, a Hugging Face folder of ELECTRA, or a fine-tuning.
+        out: The folder to write; must not exist.
+        form: Classes of ELECTRA or of BERT, or a folder for sentence-transformers.
+        onnx: Write onnx/model.onnx, too.
+        int8: A file of texts: write onnx/model_int8.onnx, too, compared on them.
+        dev: Pairs of sentences with scores, which choose the layer for sentence-transformers.
+        columns: Columns of `dev`: two sentences and their score.
+        scores: Folders of fine-tunings for the card of a run; those beside the run are found.
+        seed: Of a fine-tuning, the seed; None: the best on dev.
+        progress: Called with the sentences of `dev` that are done, and all of them.
+
+    Raises:
+        UserError: `out` exists, the form has no class for the model, or what was written does not
+            agree with the model.
+    """
+    run, folder = Path(model), Path(out)
+    is_similarity = form == "sentence-transformers"
+    require(
+        is_similarity == (dev is not None),
+        "the form sentence-transformers and a dev set go together, which chooses the layer",
+    )
+    text = read_texts(Path(int8)) if int8 else []
+    classes: Literal["huggingface", "bert"] = "bert" if form == "bert" else "huggingface"
+    if is_finetuned(run):
+        require(not is_similarity, f"the form {form} is not for {run}, a fine-tuning")
+        require(not scores, f"scores are for a run; {run}, a fine-tuning, has its own")
+        finetuned = read_finetuned(run, seed)
+        written = export_finetuned(finetuned, folder, form=classes, onnx=onnx, int8_text=text)
+        return Exported(written, None)
+    require(seed is None, f"a seed is for a folder of `electra finetune`, which {run} is not")
+    found = [Path(path) for path in scores]
+    if not is_huggingface(run):
+        handed = {path.resolve() for path in found}
+        beside = find_finetunings(run, find_checkpoint(run)[0])
+        found += [path for path in beside if path.resolve() not in handed]
+    rows = [read_finetuning(path / "results.json") for path in found]
+    similarity = None
+    if dev is not None:
+        pairs = read_pairs(Path(dev), columns)
+        similarity = choose_layer(load_encoder(run), pairs, progress)
+    written = run_export(
+        *(run, folder),
+        form=classes,
+        similarity=similarity,
+        onnx=onnx,
+        int8_text=text,
+        scores=to_markdown(finetuning_table(rows)) if rows else "",
+    )
+    return Exported(written, similarity)
+
+
+def _list(texts: Sequence[Any]) -> list[Any]:
+    require(not isinstance(texts, str), f"give a list of texts, as [{str(texts)[:40]!r}]")
+    return list(texts)
+
+
+def _assign(settings: Settings) -> list[str]:
+    """Return settings as the words of --set."""
+    return [
+        f"{name}={str(value).lower() if isinstance(value, bool) else value}"
+        for name, value in settings.items()
+    ]
