@@ -171,7 +171,10 @@ def run_on_ray(
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     is_ours = not ray.is_initialized()
     if is_ours:
-        ray.init(log_to_driver=False, logging_level="WARNING", include_dashboard=False)
+        try:
+            ray.init(log_to_driver=False, logging_level="ERROR", include_dashboard=False)
+        except Exception as error:
+            raise UserError(f"Ray did not start: {str(error).splitlines()[0]}") from error
     try:
         call = ray.remote(num_cpus=RAY_CPUS, max_retries=MAX_ATTEMPTS - 1)(_do_on_ray)
         shared = ray.put(tokenizer)

@@ -109,8 +109,8 @@ class Journal:
         speed = self.flops_per_token * means["tokens_per_second"]
         rate = {"flops": flops, "mfu": speed / self.peak, "learning_rate": learning_rate}
         record = {"part": "train", "step": done, **means, **rate}
-        if epochs := self.examples.epochs(done * size):
-            record["epochs"] = epochs
+        epochs = self.examples.epochs(done * size)
+        record |= {f"epochs of {name}": passes for name, passes in epochs.items()}
         self.write(record)
         for each in skipped:
             write_skipped(self.run, each, self.examples.batch(each.step, size), self.tokenizer)

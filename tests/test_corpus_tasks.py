@@ -1,0 +1,290 @@
+"""Tasks: ranges of files are the files, what is dropped is told, and mixtures keep their shares."""
+
+import gzip
+import itertools
+import json
+import lzma
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from electra.config import ExamplesConfig, PrepareConfig, TokenizerConfig, UserError
+from electra.corpus import ranges
+from electra.corpus.examples import MIXED_ROWS, Examples
+from electra.corpus.prepare import prepare
+from electra.corpus.ranges import close_last
+from electra.corpus.shards import VERIFIED, open_shards
+from electra.corpus.tasks import list_tasks
+from electra.corpus.text import TextCounts, read_documents, read_range
+from electra.corpus.tokenizer import Tokenizer
+from electra.pretraining.loop import pretrain
+
+WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer.train([" ".join(WORDS)] * 5, TokenizerConfig(vocab_size=80))
+
+
+def read_ranges(path, borders, border):
+    counts = TextCounts()
+    reading = {"border": border, "text_field": "text", "counts": counts}
+    found = []
+    for start, stop in itertools.pairwise([*borders, None]):
+        found += read_range(path, start, stop, **reading)
+    close_last()
+    return found, counts
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    text=st.lists(
+        st.sampled_from(["\n", "\r\n", "\n\n", " ", "a", "bc", "é", "中文", "\t\n", "\r"]),
+        max_size=60,
+    ).map("".join),
+    borders=st.sets(st.integers(1, 120), max_size=6).map(sorted),
+    border=st.sampled_from(["blank", "line"]),
+    suffix=st.sampled_from(["", ".xz"]),
+)
+def test_ranges_are_the_file(tmp_path_factory, text, borders, border, suffix):
+    path = tmp_path_factory.mktemp("ranges") / f"a.txt{suffix}"
+    path.write_bytes(lzma.compress(text.encode()) if suffix else text.encode())
+    whole = TextCounts()
+    expected = list(read_documents([path], border=border, text_field="text", counts=whole))
+    found, counts = read_ranges(path, [0, *borders], border)
+    assert found == expected
+    assert counts.documents == whole.documents
+    assert (counts.text_bytes, counts.files) == (whole.text_bytes, 1)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_documents_without_borders_are_cut_but_not_lost(tmp_path, monkeypatch, suffix):
+    monkeypatch.setattr(ranges, "WINDOW", 50)
+    for text in ("ab cde " * 100, "x\ny " * 100, "é" * 300, "x" * 300):
+        path = tmp_path / f"a.txt{suffix}"
+        path.write_bytes(gzip.compress(text.encode()) if suffix else text.encode())
+        found, counts = read_ranges(path, range(0, 700, 90), "blank")
+        assert "".join("".join(itertools.chain(*found)).split()) == "".join(text.split())
+        assert len(found) > 2
+        assert counts.invalid_sequences == 0
+
+
+def test_records_in_ranges(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": f"alpha {n}"}) + "\n" for n in range(50)))
+    found, _ = read_ranges(path, [0, 100, 101, 700], "blank")
+    assert found == [[f"alpha {n}"] for n in range(50)]
+    path.write_text(path.read_text() + "{}\n")
+    with pytest.raises(UserError, match=r"line \d+ after byte 700: no field 'text'"):
+        read_ranges(path, [0, 700], "blank")
+
+
+def test_tasks_stay_when_the_corpus_grows(tmp_path):
+    paths = [tmp_path / f"{number}.txt" for number in range(8)]
+    for number, path in enumerate(paths):
+        path.write_text("x" * (2500 if number == 3 else 300))
+    settings = PrepareConfig(task_bytes=1000)
+    tasks = list_tasks(paths, settings, "tokenizer")
+    assert [len(task.pieces) for task in tasks] == [3, 1, 1, 1, 3, 1]
+    assert [(t.pieces[0].start, t.pieces[0].stop) for t in tasks[1:4]] == [
+        (0, 1000),
+        (1000, 2000),
+        (2000, None),
+    ]
+    assert sum(task.source_bytes for task in tasks) == 2500 + 7 * 300
+    fewer = list_tasks(paths[:-1], settings, "tokenizer")
+    assert [task.digest for task in fewer] == [task.digest for task in tasks[: len(fewer)]]
+    paths[3].write_text("y" * 2500)
+    changed = list_tasks(paths, settings, "tokenizer")
+    assert [a.digest == b.digest for a, b in zip(tasks, changed, strict=True)] == [
+        True,
+        *[False] * 3,
+        True,
+        True,
+    ]
+
+
+def make_documents(number, seed=0, length=80):
+    rng = np.random.default_rng(seed)
+    return [" ".join(rng.choice(WORDS, length)) for _ in range(number)]
+
+
+def prepare_texts(texts, tokenizer, folder, name, **fields):
+    path = folder / f"{name}.txt"
+    path.write_text("\n\n".join(texts))
+    fields = {"workers": 1, "heldout_prob": 0.1, "task_bytes": 5000, **fields}
+    manifest = prepare([str(path)], tokenizer, folder / name, PrepareConfig(**fields))
+    shards = open_shards(folder / name)
+    parts = (*shards.train, *shards.heldout)
+    kept = sorted(
+        tokenizer.decode(ids) for s in parts for ids in np.split(s.tokens, s.documents[1:])
+    )
+    return manifest, kept
+
+
+def test_duplicates_are_counted_and_on_request_dropped(tokenizer, tmp_path):
+    texts = make_documents(60)
+    similar = [text.replace(text.split()[40], "omicron", 1) for text in texts[:8]]
+    corpus = [*texts, *texts[:10], *similar]
+    manifest, kept = prepare_texts(corpus, tokenizer, tmp_path, "keep")
+    assert manifest["duplicates"] == 10
+    assert manifest["dropped"] == {}
+    assert len(kept) == 78
+    manifest, kept = prepare_texts(
+        corpus, tokenizer, tmp_path, "exact", duplicates="exact", write_dropped=True
+    )
+    assert manifest["dropped"] == {"duplicate": 10}
+    assert len(kept) == 68
+    lines = (tmp_path / "exact/dropped.jsonl").read_text().splitlines()
+    expected = [{"reason": "duplicate", "text": text} for text in texts[:10]]
+    assert [json.loads(line) for line in lines] == expected
+    pytest.importorskip("rensa")
+    manifest, kept = prepare_texts(corpus, tokenizer, tmp_path, "near", duplicates="near")
+    assert manifest["dropped"] == {"duplicate": 10, "near duplicate": 8}
+    assert kept == sorted(texts)
+
+
+def test_filters_say_what_they_drop(tokenizer, tmp_path):
+    texts = make_documents(40)
+    repeated = " ".join(WORDS * 20)
+    corpus = [*texts, "alpha", " ".join(texts[:4]), repeated, "beta"]
+    manifest, kept = prepare_texts(
+        corpus,
+        tokenizer,
+        tmp_path,
+        "filtered",
+        min_chars=10,
+        max_chars=1500,
+        max_repetition=0.5,
+        write_dropped=True,
+    )
+    assert manifest["dropped"] == {"repetition": 1, "too long": 1, "too short": 2}
+    assert manifest["text"]["documents"] == 44
+    assert kept == sorted(texts)
+    lines = (tmp_path / "filtered/dropped.jsonl").read_text().splitlines()
+    dropped = [json.loads(line) for line in lines]
+    assert sorted(each["text"] for each in dropped) == sorted(corpus[40:])
+    with pytest.raises(UserError, match="only white space or what is dropped"):
+        prepare_texts(corpus, tokenizer, tmp_path, "nothing", min_chars=10_000)
+    assert not list(tmp_path.glob("nothing*/"))
+
+
+def test_the_language_filter(tokenizer, tmp_path):
+    pytest.importorskip("py3langid")
+    english = "The ship left the harbour in the morning, and nobody knew where she was going."
+    german = "Das Schiff verließ am Morgen den Hafen, und niemand wusste, wohin es fahren würde."
+    texts = [f"{english} {n}" for n in range(9)] + [f"{german} {n}" for n in range(4)]
+    manifest, kept = prepare_texts(texts, tokenizer, tmp_path, "english", languages="en, fr")
+    assert manifest["dropped"] == {"language de": 4}
+    assert len(kept) == 9
+
+
+@pytest.fixture(scope="module")
+def corpora(tokenizer, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("mixture")
+    for name, number in (("small", 60), ("large", 300)):
+        prepare_texts(make_documents(number, number), tokenizer, folder, name)
+    return folder
+
+
+def write_mixture(folder, value, small, large):
+    path = folder / f"{value}-{small}-{large}.toml"
+    tables = (
+        f'[[corpus]]\nshards = "{n}"\n{value} = {v}\n'
+        for n, v in (("small", small), ("large", large))
+    )
+    path.write_text("".join(tables))
+    return path
+
+
+def make_examples(path):
+    shards = open_shards(path)
+    config = ExamplesConfig(sequence_length=32)
+    return Examples(shards.train, shards.tokenizer, config, 0, shards.mixture)
+
+
+def test_weights_are_shares_of_rows(corpora):
+    examples = make_examples(write_mixture(corpora, "weight", 3, 1))
+    drawn = examples._draw(0, 2 * MIXED_ROWS)
+    num_small = int(examples.corpus_ends[0])
+    for window in np.split(drawn, 2):
+        assert np.count_nonzero(window < num_small) == MIXED_ROWS * 3 // 4
+    # At any place: the same rows as from the beginning, and each epoch of a corpus is whole.
+    assert np.array_equal(examples._draw(70_000, 70_100), drawn[70_000:70_100])
+    large = np.sort(drawn[drawn >= num_small])
+    size = len(examples) - num_small
+    times = np.bincount(large - num_small, minlength=size)
+    assert times.min() >= len(large) // size
+    assert times.max() <= len(large) // size + 1
+    assert not np.array_equal(drawn[:MIXED_ROWS], drawn[MIXED_ROWS:])
+    passes = examples.epochs(MIXED_ROWS)
+    assert passes["small"] == pytest.approx(MIXED_ROWS * 0.75 / num_small)
+    assert passes["large"] == pytest.approx(MIXED_ROWS * 0.25 / size)
+
+
+def test_repeats_are_passes(corpora):
+    examples = make_examples(write_mixture(corpora, "repeats", 2, 1))
+    passes = examples.epochs(100_000)
+    assert passes["small"] / passes["large"] == pytest.approx(2, rel=1e-3)
+    alone = Examples(open_shards(corpora / "large").train, examples.tokenizer, examples.config, 0)
+    first = int(examples.corpus_ends[0])
+    assert np.array_equal(examples.counts[first:], alone.counts)  # cut as without the mixture
+
+
+def test_refusals_of_mixtures(corpora, toy_shards):
+    for text, message in (
+        ("x = 1", "it has no table"),
+        ("[[corpus]]\nweight = 1", "a corpus has shards, and weight or repeats"),
+        ('[[corpus]]\nshards = "small"\nweight = 0', "must be a number above 0, not 0"),
+        (
+            '[[corpus]]\nshards = "small"\nweight = 1e-9\n[[corpus]]\nshards = "large"\nweight = 1',
+            "",
+        ),
+        ('[[corpus]]\nshards = "small"\n[[corpus]]\nshards = "small"', "stands twice"),
+        (f'[[corpus]]\nshards = "small"\n[[corpus]]\nshards = "{toy_shards}"', "another tokenizer"),
+        ("[", "is not valid TOML"),
+    ):
+        (corpora / "bad.toml").write_text(text)
+        with pytest.raises(UserError, match=message or "less than one of 65,536 rows"):
+            make_examples(corpora / "bad.toml")
+
+
+def test_a_run_on_a_mixture_tells_its_epochs(corpora, toy_config, tmp_path):
+    records = []
+    pretrain(write_mixture(corpora, "weight", 1, 1), tmp_path / "run", toy_config, records.append)
+    first, *_, last = (record for record in records if record.get("part") == "train")
+    assert last["epochs of small"] > first["epochs of small"] > first["epochs of large"] > 0
+
+
+def test_unchanged_shards_are_verified_once(corpora, tokenizer, tmp_path):
+    prepare_texts(make_documents(30), tokenizer, tmp_path, "shards")
+    memory = tmp_path / "shards" / VERIFIED
+    assert memory.exists()
+    path = tmp_path / "shards/train-00000.tokens"
+    content = path.read_bytes()
+    path.write_bytes(bytes(len(content)))
+    with pytest.raises(UserError, match=r"train-00000\.tokens is damaged: its sha256 differs"):
+        open_shards(tmp_path / "shards")
+    path.write_bytes(content)
+    shards = open_shards(tmp_path / "shards")
+    assert not any("tokens" in vars(shard) for shard in shards.train)  # not opened yet
+
+
+@pytest.mark.slow
+def test_ray_gives_the_same_bytes(tokenizer, tmp_path):
+    pytest.importorskip("ray")
+    path = tmp_path / "a.txt.gz"
+    path.write_bytes(gzip.compress("\n\n".join(make_documents(400)).encode()))
+    settings = PrepareConfig(task_bytes=20_000, heldout_prob=0.1, workers=2)
+    manifests = [
+        prepare([str(path)], tokenizer, tmp_path / engine, settings, engine=engine)
+        for engine in ("local", "ray")
+    ]
+    assert manifests[0] == manifests[1]
+    names = [path.name for path in (tmp_path / "local").glob("*-*")]
+    assert len(names) > 6
+    for name in names:
+        assert (tmp_path / "local" / name).read_bytes() == (tmp_path / "ray" / name).read_bytes()
