@@ -27,6 +27,7 @@ PAGES = [
         *("README.md", "CONTRIBUTING.md", "docs/RESULTS.md", "docs/OBJECTIVES.md"),
         *("docs/ARTEFACTS.md", "docs/DEVIATIONS.md", "docs/PERFORMANCE.md", "docs/ARCHITECTURE.md"),
         "docs/RELIABILITY.md",
+        "docs/TOKENIZERS.md",
     )
 ]
 """In the order in which their commands are run."""
