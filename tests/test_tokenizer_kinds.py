@@ -24,6 +24,8 @@ from electra.corpus.subwords import state_of
 from electra.corpus.tokenizer import Tokenizer
 from electra.files import write_json
 from electra.reports.inspection import report_text
+from electra.tasks.rows import encode_texts, encode_words
+from electra.tasks.tagging import TaggedSentence, Tagging
 
 KINDS = ("wordpiece", "bpe", "unigram")
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -458,3 +460,40 @@ def test_what_a_tokenizer_does_with_a_text(tokenizer):
     assert scripts["Devanagari"].marks_removed > 10
     with pytest.raises(UserError, match="the text holds no words"):
         report_text(tokenizer, ["", " "])
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=st.text(max_size=300) | st.lists(ANY_LINE, max_size=12).map("\n ".join))
+def test_of_a_long_text_the_beginning_is_enough(tokenizer, text):
+    for size in (1, 3, 9):
+        (found,) = encode_texts(tokenizer, [text], size)
+        assert found == tokenizer.encode(text)[:size]
+
+
+def test_tags_belong_to_the_first_token_of_a_word(tokenizer):
+    family = Tagging(("O", "B-PER"))
+    sentences = [
+        TaggedSentence(line.split(), ["B-PER"] + ["O"] * (len(line.split()) - 1), [])
+        for line in LINES
+    ]
+    rows = family.encode(sentences, tokenizer, 40)
+    labels = rows.targets["labels"]
+    words = [word for sentence in sentences for word in sentence.words]
+    assert labels[labels >= 0].tolist() == [
+        int(tag != "O") for sentence in sentences for tag in sentence.tags
+    ]
+    # As in running text: each labelled token begins the word that it stands for.
+    firsts = rows.input_ids[:, : labels.shape[1]][labels >= 0].tolist()
+    before = " " if tokenizer.marks_spaces else ""
+    assert firsts == [tokenizer.encode(before + word)[0] for word in words]
+    running = tokenizer.encode("The quick fox")
+    assert [*itertools.chain(*encode_words(tokenizer, ["The", "quick", "fox"], 99))] == running
+
+
+def test_glued_text_has_no_space(tokenizer):
+    whole = tokenizer.encode("boat, painted")
+    glued = tokenizer.encode_glued(", painted")
+    assert tokenizer.tokens(glued) == tokenizer.tokens(whole)[-len(glued) :]
+    assert tokenizer.tokens(glued)[0] == ","
+    assert tokenizer.encode_glued(" boats") == tokenizer.encode(" boats")
+    assert tokenizer.encode_glued("") == []
