@@ -53,6 +53,10 @@ class TokenizerConfig:
     """Whether each Chinese character is a word of its own; wordpiece only. Unset: true."""
     min_frequency: int = 2
     """Number of occurrences from which a pair of word pieces is merged; not for unigram."""
+    text_field: str = "text"
+    """The field of a .jsonl record, or the column of a table, that holds the text."""
+    encoding: str = "utf-8"
+    """Encoding of the text, as in `electra prepare`."""
 
     def __post_init__(self) -> None:
         require(self.vocab_size >= 64, f"vocab_size must be at least 64, not {self.vocab_size}")
@@ -82,6 +86,9 @@ class PrepareConfig:
     .parquet record is always one document."""
     text_field: str = "text"
     """The field of a .jsonl record, or the column of a .parquet file, that holds the text."""
+    encoding: str = "utf-8"
+    """Encoding of the text, such as euc_kr, shift_jis, gb18030, latin_1 or utf-16; detect: told for
+    each file, and said."""
     heldout_prob: float = 0.005
     """Share of the documents held out for evaluation, chosen by a hash of their text. So a document
     stays held out when the corpus grows or is reordered, and so do its duplicates."""

@@ -204,7 +204,7 @@ def test_zstd_frames_one_after_another(tmp_path):
         ("a.jsonl", b"[1]", r"a\.jsonl, line 1: not a JSON object, but list"),
         ("a.jsonl", b'{"text": ', r"a\.jsonl, line 1: not a JSON record"),
         ("a.jsonl", b"[" * 100_000, r"a\.jsonl, line 1: not a JSON record"),
-        ("a.txt", "text".encode("utf-16"), r"a\.txt is UTF-16; convert it to UTF-8"),
+        ("a.txt", "text".encode("utf-16"), r"a\.txt is UTF-16; read it with --set encoding"),
         ("a.txt.gz", b"no gzip", r"a\.txt\.gz is damaged or cut off"),
         ("a.txt.xz", b"no xz at all", r"a\.txt\.xz is damaged or cut off"),
         ("a.txt.zst", b"no zstd", r"a\.txt\.zst is damaged or cut off"),
@@ -257,7 +257,7 @@ def test_what_is_not_text_is_skipped_and_named(tmp_path):
         "b.txt.gz": (gzip.compress(b"\0tar\0"), "binary"),
         "image.png": (b"\x89PNG\r\n\x1a\n\0\0", "binary"),
         "koi8.txt": ("Жизнь".encode("koi8-r"), "binary, or text that is not UTF-8"),
-        "utf16.txt": ("text".encode("utf-16"), "UTF-16; convert it to UTF-8 (iconv -f UTF-16 -t UTF-8)"),  # noqa: E501
+        "utf16.txt": ("text".encode("utf-16"), "UTF-16; read it with --set encoding=utf-16"),
     }  # fmt: skip
     for name, (content, kind) in hostile.items():
         (tmp_path / name).write_bytes(content)

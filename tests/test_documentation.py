@@ -27,7 +27,7 @@ PAGES = [
         *("README.md", "CONTRIBUTING.md", "docs/RESULTS.md", "docs/OBJECTIVES.md"),
         *("docs/ARTEFACTS.md", "docs/DEVIATIONS.md", "docs/PERFORMANCE.md", "docs/ARCHITECTURE.md"),
         *("docs/RELIABILITY.md", "docs/DOMAIN.md", "docs/LIBRARY.md", "docs/REPRODUCE.md"),
-        "docs/CORPUS.md",
+        *("docs/CORPUS.md", "docs/TOKENIZERS.md"),
     )
 ]
 """In the order in which their commands are run."""

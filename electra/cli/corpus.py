@@ -1,33 +1,46 @@
-"""tokenizer and prepare: from text to shards."""
+"""tokenizer, prepare and inspect: from text to shards, and what is in them."""
 
 import shlex
 from collections.abc import Iterator, Sequence
+from json import dumps
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
 from electra.cli.options import DryRun, Set, Toml, print_dry_run, refuse_existing, resolve
 from electra.config import PrepareConfig, TokenizerConfig, require
 
+if TYPE_CHECKING:
+    from electra.corpus.tokenizer import Tokenizer
+
 Text = Annotated[
     tuple[str, ...],
     Parameter(
-        help="Files, folders or globs of .txt, .jsonl or .parquet, which may be compressed (.gz, "
-        ".xz, .zst); - is standard input."
+        help="Files, folders or globs of .txt, .jsonl, .parquet, .arrow, .csv or .tsv, which may "
+        "be compressed (.bz2, .gz, .xz, .zst); URLs; datasets:NAME; - is standard input."
     ),
 ]
+SAMPLE_CHARS = 1_000_000
+"""Characters of the text that are cut with a new vocabulary, to tell what it does."""
+MIN_SHARE = 0.001
+"""Share of the words from which on a script is worth a note."""
+NEEDS_NO_MARKS = {"Latin", "Greek", "Cyrillic", "Hebrew", "Arabic"}
+"""Scripts in which a letter without its combining marks is still read as that letter."""
 
 
 def tokenizer(
-    text: Text,
+    text: Text = (),
     *,
     out: Path,
+    kind: Literal["wordpiece", "bpe", "unigram"] | None = None,
+    extend: Path | None = None,
+    ids: str | None = None,
     set_: Set = (),
     config: Toml = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Train a WordPiece vocabulary from text: the same text always gives the same file.
+    """Train a vocabulary from text: the same text always gives the same file.
 
     Example: electra tokenizer corpus/*.txt.xz --out vocabulary --set vocab_size=30522
 
@@ -35,35 +48,107 @@ def tokenizer(
     ----------
     out
         The tokenizer folder to write.
+    kind
+        wordpiece (BERT's; if not given), bpe (byte-level) or unigram (SentencePiece's). The same as
+        --set kind=...
+    extend
+        A tokenizer that keeps its tokens and their ids and gains those that shorten this text most.
+    ids
+        Of sequences that are no text: the number of ids, or a file with a name for each id a line.
+        `electra prepare` then reads lists of these ids. Takes no text.
     """
+    from electra.corpus.extension import extend as extend_tokenizer
     from electra.corpus.text import TextCounts, read_documents
     from electra.corpus.tokenizer import Tokenizer
     from electra.terminal.live import Progress
     from electra.terminal.printing import print_done
 
-    settings = resolve(TokenizerConfig(), config, set_)
-    reading = PrepareConfig()
-    files = find_text(text)
+    given = [f"kind={kind}", *set_] if kind else set_
+    settings = resolve(TokenizerConfig(), config, given)
+    old = Tokenizer.load(extend) if extend else None
     refuse_existing(out)
+    if ids is not None:
+        require(not text and not extend, "--ids declares a vocabulary; it takes no text")
+        made = Tokenizer.declare(_read_names(ids))
+        if dry_run:
+            return print_dry_run(None, f"write {made.vocab_size:,} ids as the tokenizer {out}")
+        made.save(out)
+        return print_done(
+            f"wrote {out}: {made.vocab_size - 5:,} ids and 5 special tokens",
+            f"electra prepare SEQUENCES.jsonl --tokenizer {out} --out shards",
+        )
+    if old:
+        kept = TokenizerConfig()
+        for name in ("kind", "lowercase", "strip_accents", "split_ideographs"):
+            require(
+                getattr(settings, name) == getattr(kept, name),
+                f"{name} is that of the old vocabulary, {extend}; leave it out",
+            )
+    files = find_text(text, settings.encoding)
     if dry_run:
         return print_dry_run(settings, f"read {_describe(files)} and write the tokenizer {out}")
     counts = TextCounts()
+    sample: list[str] = []
     with Progress("vocabulary", unit="documents") as progress:
 
         def lines() -> Iterator[str]:
             documents = read_documents(
-                files, border=reading.border, text_field=reading.text_field, counts=counts
+                files,
+                border="blank",
+                text_field=settings.text_field,
+                counts=counts,
+                encoding=settings.encoding,
             )
+            room = SAMPLE_CHARS
             for number, document in enumerate(documents):
                 progress.update(number, None)
+                if room > 0:
+                    sample.extend(document)
+                    room -= sum(map(len, document))
                 yield from document
 
-        made = Tokenizer.train(lines(), settings)
+        made = (
+            extend_tokenizer(old, lines(), settings) if old else Tokenizer.train(lines(), settings)
+        )
     made.save(out)
+    told = f"{made.vocab_size:,} tokens from {counts.characters / 1e6:,.0f} M characters"
+    if old:
+        told = f"{made.vocab_size - old.vocab_size:,} tokens added to {old.vocab_size:,}"
+    _note_marks(made, sample)
     print_done(
-        f"wrote {out}: {made.vocab_size:,} tokens from {counts.characters / 1e6:,.0f} M characters",
+        f"wrote {out}: {told}",
         f"electra prepare {shlex.join(text)} --tokenizer {out} --out shards",
     )
+
+
+def _read_names(ids: str) -> Sequence[str]:
+    from electra.files import read_text
+
+    if ids.isdecimal():
+        return list(map(str, range(int(ids))))
+    return read_text(Path(ids)).splitlines()
+
+
+def _note_marks(made: "Tokenizer", sample: Sequence[str]) -> None:
+    """Say where the vocabulary loses letters of a script, or does not know its characters."""
+    from electra.reports.inspection import report_text
+    from electra.terminal.printing import print_note
+
+    report = report_text(made, sample)
+    for script, share in report.scripts.items():
+        if share.words < MIN_SHARE * report.total.words:
+            continue
+        if script not in NEEDS_NO_MARKS and share.marks_removed > 0.05 * share.characters:
+            print_note(
+                f"strip_accents removes {share.marks_removed / share.characters:.0%} of the "
+                f"characters of {script}, which are letters there: --set strip_accents=false keeps "
+                "them"
+            )
+        if share.unknown > 0.01 * share.tokens:
+            print_note(
+                f"{share.unknown / share.tokens:.1%} of the tokens of {script} are unknown: see "
+                "electra inspect TOKENIZER --text FILE"
+            )
 
 
 def prepare(
@@ -91,7 +176,8 @@ def prepare(
     Parameters
     ----------
     tokenizer
-        A folder that `electra tokenizer` wrote, a Hugging Face folder, or BERT's vocab.txt.
+        A folder that `electra tokenizer` wrote, a Hugging Face folder, a tokenizer.json, BERT's
+        vocab.txt, or a SentencePiece .model.
     out
         The shards folder to write.
     engine
@@ -113,7 +199,7 @@ def prepare(
         engine == "local" or not (share or finish),
         "--engine ray does all tasks and the last step; leave out --task and --finish",
     )
-    files = find_text(text)
+    files = find_text(text, settings.encoding)
     loaded = Tokenizer.load(tokenizer)
     refuse_existing(out)
     if dry_run:
@@ -159,12 +245,72 @@ def _parse_share(text: str) -> tuple[int, int]:
     return int(number), int(size)
 
 
-def find_text(text: Sequence[str]) -> Sequence[Path]:
+def inspect(
+    folder: Path,
+    *,
+    text: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (),
+    json: bool = False,
+    set_: Set = (),
+) -> None:
+    """Show what a tokenizer does with a text, or what lies in a shards folder.
+
+    Of shards every file is compared with its sha256.
+
+    Example: electra inspect vocabulary --text corpus/*.txt.xz
+
+    Parameters
+    ----------
+    folder
+        A tokenizer, as for `electra prepare`, or a shards folder.
+    text
+        The text for a tokenizer: files, folders or globs.
+    json
+        Print one JSON object.
+    """
+    from electra.corpus.shards import open_shards
+    from electra.corpus.text import TextCounts, read_documents
+    from electra.corpus.tokenizer import Tokenizer
+    from electra.reports.inspection import report_shards, report_text
+    from electra.terminal.inspection import print_shards_report, print_text_report
+    from electra.terminal.live import Progress
+    from electra.terminal.printing import print_lines
+
+    if not text:
+        require(
+            (folder / "manifest.json").is_file(),
+            f"{folder} is no shards folder; to see what a tokenizer does, name a text by --text",
+        )
+        with Progress("reading", unit="documents") as progress:
+            shards = open_shards(folder)
+            found = report_shards(shards, lambda done, total: progress.update(done, total))
+        if json:
+            return print_lines([dumps(found, ensure_ascii=False)])
+        return print_shards_report(shards, found)
+    is_shards = (folder / "manifest.json").is_file()
+    loaded = Tokenizer.load(folder / "tokenizer" if is_shards else folder)
+    settings = resolve(TokenizerConfig(), None, set_)
+    files = find_text(text, settings.encoding)
+    documents = read_documents(
+        files,
+        border="blank",
+        text_field=settings.text_field,
+        counts=TextCounts(),
+        encoding=settings.encoding,
+    )
+    report = report_text(loaded, (line for document in documents for line in document))
+    if json:
+        return print_lines([dumps(report.as_json(), ensure_ascii=False)])
+    print_text_report(loaded, report)
+
+
+def find_text(text: Sequence[str], encoding: str) -> Sequence[Path]:
     """Return the files to read, and tell what is passed over and what is waited for."""
-    from electra.corpus.sources import find_sources, name_passed_over
+    from electra.corpus.sources import find_sources, name_encodings, name_passed_over
     from electra.terminal.printing import print_note
 
-    sources = find_sources(text)
+    sources = find_sources(text, encoding)
+    if sources.encodings:
+        print_note(name_encodings(sources.encodings))
     if sources.passed_over:
         print_note(name_passed_over(sources.passed_over))
     for path in sources.files:

@@ -18,7 +18,7 @@ from typing import TextIO
 from cyclopts import App, CycloptsError, Group, Parameter
 
 import electra
-from electra.cli.corpus import prepare, tokenizer
+from electra.cli.corpus import inspect, prepare, tokenizer
 from electra.cli.finetuning import finetune, submit
 from electra.cli.outgoing import embed, export
 from electra.cli.pretraining import flops, import_, plan, pretrain
@@ -31,7 +31,7 @@ from electra.processes import Interrupted, find_place, is_launched
 
 VERBS = {
     "All steps at once": (quickstart,),
-    "Corpus": (tokenizer, prepare),
+    "Corpus": (tokenizer, prepare, inspect),
     "Pre-training": (pretrain, import_, plan, flops),
     "Fine-tuning": (finetune, submit),
     "The paper's tables and figures": (reproduce,),

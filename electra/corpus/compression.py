@@ -1,5 +1,6 @@
 """Byte streams from plain or compressed files. A truncated file raises an error."""
 
+import bz2
 import gzip
 import io
 import lzma
@@ -105,6 +106,7 @@ class _ZstdStream(io.RawIOBase):
 
 
 DECOMPRESSORS: dict[str, Callable[[IO[bytes]], Any]] = {
+    ".bz2": bz2.open,
     ".gz": gzip.open,
     ".xz": lzma.open,
     ".zst": _open_zstd,

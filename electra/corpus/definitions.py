@@ -7,7 +7,7 @@ name, else those with a known name; a tokenizer that lacks some gets them at its
 
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,9 +61,9 @@ class Definition(NamedTuple):
         if not is_bert:
             return None
         return {
-            "lowercase": normalizer["lowercase"],
-            "strip_accents": normalizer["strip_accents"],
-            "split_ideographs": normalizer["handle_chinese_chars"],
+            "lowercase": normalizer.get("lowercase", True),
+            "strip_accents": normalizer.get("strip_accents"),
+            "split_ideographs": normalizer.get("handle_chinese_chars", True),
         }
 
 
@@ -165,17 +165,7 @@ def _name_of(
 def _mark_special(state: dict[str, Any], special: list[tuple[str, int]]) -> None:
     added = {token["content"]: token for token in state["added_tokens"]}
     for name, token_id in special:
-        token = added.setdefault(
-            name,
-            {
-                "id": token_id,
-                "content": name,
-                "single_word": False,
-                "lstrip": False,
-                "rstrip": False,
-                "normalized": False,
-            },
-        )
+        token = added.setdefault(name, special_token(name, token_id))
         token["special"] = True
     state["added_tokens"] = sorted(added.values(), key=lambda token: token["id"])
 
@@ -214,3 +204,52 @@ def read_normalisation(path: Path, settings: Mapping[str, Any], assumed: bool) -
         )
         return {**settings, "do_lower_case": assumed}
     return dict(settings)
+
+
+def declare(names: Sequence[str]) -> Definition:
+    """Return the definition of `Tokenizer.declare`."""
+    for name in names:
+        require(
+            name != "" and not any(map(str.isspace, name)) and name not in SPECIAL_TOKENS,
+            f"the name {name!r} must be a word without white space, and no special token",
+        )
+    vocab = {name: index for index, name in enumerate([*names, *SPECIAL_TOKENS])}
+    require(len(vocab) == len(names) + len(SPECIAL_TOKENS), "a name stands twice")
+    state = {
+        "added_tokens": [special_token(name, vocab[name]) for name in SPECIAL_TOKENS],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "decoder": None,
+        "model": {"type": "WordLevel", "vocab": vocab, "unk_token": "[UNK]"},
+    }
+    return Definition(state, SPECIAL_TOKENS)
+
+
+def special_token(name: str, token_id: int) -> dict[str, Any]:
+    """Return the entry of a special token in a `tokenizer.json`."""
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": token_id, "content": name, **flags, "special": True}
+
+
+def describe_for_transformers(definition: Definition, max_length: int) -> dict[str, Any]:
+    """Return the `tokenizer_config.json` of a folder.
+
+    Args:
+        definition: The tokenizer.
+        max_length: Tokens of the longest row.
+    """
+    settings: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
+    }
+    if bert := definition.bert:
+        settings = {
+            "tokenizer_class": "BertTokenizer",
+            "do_lower_case": bert["lowercase"],
+            "strip_accents": bert["strip_accents"],
+            "tokenize_chinese_chars": bert["split_ideographs"],
+        }
+    settings["model_max_length"] = max_length
+    for role, token in zip(KNOWN_NAMES, definition.special_tokens, strict=True):
+        settings[f"{role}_token"] = token
+    return settings

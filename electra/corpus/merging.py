@@ -96,7 +96,7 @@ def merge_tasks(
                 moves += [(f"{before}.{column}", f"{name}.{column}") for column in COLUMNS]
         parts = {"train": describe_part(entries), "heldout": heldout.finish()}
     if config.write_dropped:
-        _write_dropped(folder / DROPPED, tasks, places, is_dropped, config.seed)
+        _write_dropped(folder / DROPPED, tasks, places, is_dropped, config.seed, tokenizer.names)
     files = sources.files
     text |= {
         "files": len(files),
@@ -269,7 +269,12 @@ def _split_document(
 
 
 def _write_dropped(
-    path: Path, tasks: Sequence[Task], places: Sequence[Path], is_dropped: np.ndarray, seed: int
+    path: Path,
+    tasks: Sequence[Task],
+    places: Sequence[Path],
+    is_dropped: np.ndarray,
+    seed: int,
+    names: Sequence[str] | None,
 ) -> None:
     """Write the documents that filters dropped, and the duplicates, which are read again."""
     first = 0
@@ -281,7 +286,7 @@ def _write_dropped(
             is_gone = is_dropped[first : first + len(hashes)]
             first += len(hashes)
             # Of the texts that are read again, those without a hash here were dropped by a filter.
-            texts = read_pieces(task, TextCounts()) if is_gone.any() else iter(())
+            texts = read_pieces(task, TextCounts(), names) if is_gone.any() else iter(())
             number = 0
             for text in texts:
                 if number < len(hashes) and hash_documents([text], seed)[0] == hashes[number]:

@@ -67,7 +67,7 @@ def prepare(
             preparation was begun with other settings.
         OSError: A folder cannot be listed, or `out` cannot be written.
     """
-    sources, out = find_sources(paths), Path(out)
+    sources, out = find_sources(paths, config.encoding), Path(out)
     with _begin(out, tokenizer, config) as folder, hold(folder / UNFINISHED):
         if not (folder / "manifest.json").exists():
             files = _copy_pipes(sources.files, folder, progress)
@@ -105,7 +105,7 @@ def prepare_share(
     Raises:
         UserError: As for `prepare`, or the text is not in files.
     """
-    files, out = find_sources(paths).files, Path(out)
+    files, out = find_sources(paths, config.encoding).files, Path(out)
     _require_files(files)
     number, num_shares = share
     with _begin(out, tokenizer, config, is_shared=True) as folder:
@@ -123,7 +123,7 @@ def finish(
     Raises:
         UserError: A task is missing, or its text was changed since.
     """
-    sources, out = find_sources(paths), Path(out)
+    sources, out = find_sources(paths, config.encoding), Path(out)
     _require_files(sources.files)
     with _begin(out, tokenizer, config, is_shared=True) as folder, hold(folder / UNFINISHED):
         if not (folder / "manifest.json").exists():

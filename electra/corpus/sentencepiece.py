@@ -4,7 +4,8 @@ A `.model` is a protocol buffer. Of its three messages (pieces, trainer, normali
 determines the ids is read. Source: sentencepiece_model.proto; the tests compare the ids with those
 of the package.
 
-Where they differ: SentencePiece never matches a control symbol such as "<s>" in text. Unigram here
+Where they differ: of two ways to cut a word that are equally likely in float32, the other may be
+taken. SentencePiece never matches a control symbol such as "<s>" in text. Unigram here
 finds it, and the special tokens among them become the unknown token.
 """
 
@@ -114,10 +115,15 @@ def _build_state(
         normalizers += [{"type": "Strip", "strip_left": True, "strip_right": True}, runs]
     # Pieces that reach across a space need the whole line.
     is_split = not any(METASPACE in piece.text[1:] for piece in pieces if piece.kind == NORMAL)
+    # "always" would write a space after each symbol that is found in text, and "first" writes none
+    # where the text began with white space.
+    has_symbols = any(piece.kind == USER_DEFINED for piece in pieces)
     metaspace = {
         "type": "Metaspace",
         "replacement": METASPACE,
-        "prepend_scheme": "first" if normalizer.get(3, 1) else "never",
+        "prepend_scheme": ("first" if has_symbols else "always")
+        if normalizer.get(3, 1)
+        else "never",
         "split": is_split,
     }
     unk_id = trainer.get(40, 0)

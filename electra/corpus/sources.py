@@ -13,21 +13,27 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from electra.config import require
+from electra.config import UserError, require
 from electra.corpus.compression import STDIN, compression_of, open_source
+from electra.corpus.encodings import BOMS, DETECT, UTF8, check_encoding, detect, guess, is_utf8
+from electra.corpus.remote import find_urls, is_dataset, is_url
 
 FIRST_BYTES = 1 << 16
 """Bytes of the decompressed content that decide whether a file is text."""
+FEW_BYTES = 200
+"""Of fewer bytes no encoding is guessed to advise it."""
 MAX_INVALID_SHARE = 0.1
 """Largest share of invalid characters in a UTF-8 text file. Stray bytes and Latin-1 lie below,
 encodings of other scripts far above."""
 
-UTF16_BOMS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-UTF16 = "UTF-16; convert it to UTF-8 (iconv -f UTF-16 -t UTF-8)"
+RECORD_SUFFIXES = (".parquet", ".arrow")
+"""Formats that are not text, and have an encoding of their own."""
+DATASET_MARKS = {"dataset_info.json", "state.json"}
+"""Files of a folder that `datasets` saved. Its text is in its .arrow files."""
 
 WRITTEN_FOLDERS = {
     "a shards folder": {"manifest.json", "tokenizer", "train-00000.tokens"},
-    "a tokenizer folder": {"tokenizer.json", "tokenizer_config.json", "vocab.txt"},
+    "a tokenizer folder": {"tokenizer.json", "tokenizer_config.json"},
     "a model folder": {"config.json", "model.safetensors"},
     "a run or fine-tuning folder": {"config.json", "manifest.json"},
     "a quickstart folder": {"tokenizer", "shards", "run", "exported", "report.html"},
@@ -46,40 +52,74 @@ class Sources:
     files: tuple[Path, ...]
     passed_over: tuple[tuple[Path, str], ...] = ()
     """Skipped files and folders, each with its kind, such as "binary"."""
+    encodings: tuple[tuple[Path, str], ...] = ()
+    """Files that are not UTF-8 and the encoding detected for each."""
 
 
-def find_sources(paths: Sequence[str]) -> Sources:
+def find_sources(paths: Sequence[str], encoding: str = UTF8) -> Sources:
     """Return the text files that paths, folders and patterns name; "-" is standard input.
 
     A folder names all files below it, sorted, without hidden and empty files. A pipe is read only
-    if it is named itself.
+    if it is named itself. A name may be a URL, or datasets:NAME (remote.py).
+
+    Args:
+        paths: The names.
+        encoding: That of the text; "detect" tells it for each file.
 
     Raises:
         UserError: A path names no file, or a named file is not text.
         OSError: A folder cannot be listed.
     """
     require(bool(paths), "no text given; name files, folders or globs, or - for standard input")
+    check_encoding(encoding)
     files: list[Path] = []
     passed_over: list[tuple[Path, str]] = []
     for name in paths:
         path = Path(name)
-        if path == STDIN:
-            files.append(STDIN)
+        if path == STDIN or is_dataset(name):
+            files.append(path)
+        elif is_url(name):
+            found = _choose_text(find_urls(name), passed_over, encoding)
+            _require_any(found, f"{name} names no files with text", passed_over)
+            files += found
         elif path.is_dir():
             kind = _find_kind(path)
             require(not kind, f"{name} is {kind}, not text")
-            found = _choose_text(sorted(_walk(path, passed_over)), passed_over)
+            found = _choose_text(sorted(_walk(path, passed_over)), passed_over, encoding)
             _require_any(found, f"the folder {name} holds no files with text", passed_over)
             files += found
         elif path.exists():
-            _require_text(path)
+            _require_text(path, encoding)
             files.append(path)
         else:
             rule = "no file matches" if glob.has_magic(name) else "there is no file"
-            found = _choose_text(sorted(_match(name, passed_over)), passed_over)
+            found = _choose_text(sorted(_match(name, passed_over)), passed_over, encoding)
             _require_any(found, f"{rule} {name}", passed_over)
             files += found
-    return Sources(tuple(dict.fromkeys(files)), tuple(dict.fromkeys(passed_over)))
+    files = list(dict.fromkeys(files))
+    told = [(path, encoding_of(path, encoding)) for path in files] if encoding == DETECT else []
+    others = tuple((path, name) for path, name in told if not is_utf8(name))
+    return Sources(tuple(files), tuple(dict.fromkeys(passed_over)), others)
+
+
+def encoding_of(path: Path, encoding: str) -> str:
+    """Return the encoding of a file: the one that is named, or the one detected."""
+    if encoding != DETECT:
+        return encoding
+    if path == STDIN or is_dataset(path) or path.is_fifo():
+        return UTF8  # reading it would consume it
+    if content_suffix(path) in RECORD_SUFFIXES:
+        return UTF8
+    with open_source(path) as (_, stream):
+        return detect(stream.read(FIRST_BYTES)) or UTF8
+
+
+def name_encodings(encodings: Sequence[tuple[Path, str]]) -> str:
+    """Return a sentence on the encodings that were detected, or "" if all files are UTF-8."""
+    named = [f"{path} ({name})" for path, name in encodings[:MAX_NAMED]]
+    if len(encodings) > MAX_NAMED:
+        named.append(f"and {len(encodings) - MAX_NAMED:,} more")
+    return f"encodings detected: {', '.join(named)}" if named else ""
 
 
 def name_passed_over(passed_over: Sequence[tuple[Path, str]]) -> str:
@@ -109,7 +149,13 @@ def _walk(top: Path, passed_over: list[tuple[Path, str]]) -> Iterator[Path]:
             else:
                 entered.append(subfolder)
         subfolders[:] = entered
-        yield from (folder / each for each in names if not each.startswith("."))
+        if DATASET_MARKS.issubset(names):
+            names = [each for each in names if each.endswith(".arrow")]
+        yield from (
+            folder / each
+            for each in names
+            if not each.startswith(".") and each != "dataset_dict.json"
+        )
 
 
 def _raise(error: OSError) -> None:
@@ -151,7 +197,9 @@ def _match(pattern: str, passed_over: list[tuple[Path, str]]) -> Iterator[Path]:
             yield path
 
 
-def _choose_text(paths: Sequence[Path], passed_over: list[tuple[Path, str]]) -> list[Path]:
+def _choose_text(
+    paths: Sequence[Path], passed_over: list[tuple[Path, str]], encoding: str
+) -> list[Path]:
     """Return the text files. Empty files and folders are left out without a report."""
     chosen = []
     for path in paths:
@@ -162,7 +210,9 @@ def _choose_text(paths: Sequence[Path], passed_over: list[tuple[Path, str]]) -> 
             continue
         if stat.S_ISDIR(status.st_mode) or (stat.S_ISREG(status.st_mode) and not status.st_size):
             continue
-        kind = _why_no_text(path) if stat.S_ISREG(status.st_mode) else "not a regular file"
+        kind = (
+            _why_no_text(path, encoding) if stat.S_ISREG(status.st_mode) else "not a regular file"
+        )
         if path.name.endswith(INCOMPLETE):
             kind = "an unfinished file"
         if kind:
@@ -172,7 +222,7 @@ def _choose_text(paths: Sequence[Path], passed_over: list[tuple[Path, str]]) -> 
     return chosen
 
 
-def _require_text(path: Path) -> None:
+def _require_text(path: Path, encoding: str) -> None:
     """Raise an error for a named file that is not text. A pipe is not checked: reading consumes it.
 
     Raises:
@@ -182,25 +232,43 @@ def _require_text(path: Path) -> None:
         return
     require(path.is_file(), f"{path} is neither a file, nor a folder, nor a pipe")
     require(path.stat().st_size > 0, f"the file {path} is empty")
-    kind = _why_no_text(path)
+    kind = _why_no_text(path, encoding)
     require(not kind, f"{path} is not text: {kind}")
 
 
-def _why_no_text(path: Path) -> str:
-    """Return the kind of a file that is not UTF-8 text, by its first bytes, or "" for a text."""
-    if content_suffix(path) == ".parquet":
+def _why_no_text(path: Path, encoding: str) -> str:
+    """Return the kind of a file that is no text, by its first bytes, or "" for a text."""
+    if content_suffix(path) in RECORD_SUFFIXES:
         return ""
     with open_source(path) as (_, stream):
         first = stream.read(FIRST_BYTES)
-    if first.startswith(UTF16_BOMS):
-        return UTF16
+    if encoding == DETECT:
+        return "" if detect(first) else "binary"
+    if not is_utf8(encoding):
+        return "" if _is_mostly_valid(first, encoding) else f"not {encoding}"
+    mark = next((name for bom, name in BOMS.items() if first.startswith(bom)), "")
+    if mark:
+        return f"{mark.upper()}; read it with --set encoding={mark}"
     if b"\0" in first:
         return "binary"
+    if _is_mostly_valid(first, UTF8):
+        return ""
+    try:
+        likely = guess(first) if len(first) >= FEW_BYTES else ""
+    except UserError:
+        likely = ""
+    advice = f"; if it is {likely}, read it with --set encoding={likely}" if likely else ""
+    return f"binary, or text that is not UTF-8{advice}"
+
+
+def _is_mostly_valid(first: bytes, encoding: str) -> bool:
     # The last character may be incomplete, so `final` stays False.
-    text = codecs.getincrementaldecoder("utf-8")("replace").decode(first)
+    try:
+        text = codecs.getincrementaldecoder(encoding)("replace").decode(first)
+    except UnicodeError:
+        return False
     num_invalid = text.count("\ufffd") - first.count("\ufffd".encode())
-    is_text = num_invalid <= MAX_INVALID_SHARE * len(text)
-    return "" if is_text else "binary, or text that is not UTF-8"
+    return num_invalid <= MAX_INVALID_SHARE * len(text)
 
 
 def content_suffix(path: Path) -> str:

@@ -170,3 +170,19 @@ def _byte_table() -> dict[str, int]:
 def _bytes_of_piece(token: str) -> bytes:
     byte = BYTE_TOKEN.fullmatch(token)
     return bytes([int(byte[1], 16)]) if byte else token.replace(METASPACE, " ").encode()
+
+
+def without_space(text: str, start: int, end: int) -> tuple[int, int]:
+    """Return the borders of a stretch of text without white space at its ends."""
+    while start < end and text[start].isspace():
+        start += 1
+    while start < end and text[end - 1].isspace():
+        end -= 1
+    return start, end
+
+
+def past_marks(text: str, end: int) -> int:
+    """Return the place behind the combining marks that stand at `end`."""
+    while end < len(text) and unicodedata.category(text[end]) == "Mn":
+        end += 1
+    return end

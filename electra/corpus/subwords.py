@@ -7,7 +7,7 @@ map. So Unigram's pieces and scores come from the package `sentencepiece`.
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from electra.config import TokenizerConfig, UserError, require
 from electra.corpus.compression import import_extra
-from electra.corpus.definitions import DEFINING, Definition, define
+from electra.corpus.definitions import DEFINING, Definition, define, special_token
 from electra.corpus.sentencepiece import Piece, read_pieces
 from electra.corpus.structure import METASPACE
 from electra.corpus.vocabulary import (
@@ -74,9 +74,8 @@ def train_unigram(texts: Iterable[str], config: TokenizerConfig) -> Definition:
         "min_frequency is a setting of wordpiece and bpe; unigram has none",
     )
     normalizer = build_normalizer(config, "NFKC")
-    words = _count_words(read_lines(texts), normalizer)
-    num_pieces = config.vocab_size - len(SPECIAL_TOKENS) + 1
-    pieces = _train_pieces(_cut_to_alphabet(words, num_pieces // 2), num_pieces)
+    words = count_words(read_lines(texts), normalizer.normalize_str)
+    pieces = train_pieces(words, config.vocab_size - len(SPECIAL_TOKENS) + 1)
     metaspace = {
         "type": "Metaspace",
         "replacement": METASPACE,
@@ -112,12 +111,6 @@ def build_normalizer(config: TokenizerConfig, form: str) -> Any:
     return normalizers.Sequence(parts)
 
 
-def special_token(name: str, token_id: int) -> dict[str, Any]:
-    """Return the entry of a special token in a `tokenizer.json`."""
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    return {"id": token_id, "content": name, **flags, "special": True}
-
-
 def state_of(backend: tokenizers.Tokenizer) -> dict[str, Any]:
     """Return the defining parts of a tokenizer of the library."""
     state = json.loads(backend.to_str())
@@ -138,10 +131,11 @@ def read_lines(texts: Iterable[str]) -> Iterator[str]:
     require(not is_empty, "the corpus holds no text to train a vocabulary on")
 
 
-def _count_words(lines: Iterable[str], normalizer: Any) -> Counter[str]:
+def count_words(lines: Iterable[str], normalize: Callable[[str], str]) -> Counter[str]:
+    """Return how often each word stands in the lines, the rarest of very many left out."""
     words: Counter[str] = Counter()
     for line in lines:
-        for word in normalizer.normalize_str(line).split():
+        for word in normalize(line).split():
             if len(word) <= MAX_COUNTED_CHARS:
                 words[word] += 1
             else:
@@ -175,7 +169,13 @@ def _cut_to_alphabet(words: Counter[str], room: int) -> Counter[str]:
     return cut
 
 
-def _train_pieces(words: Counter[str], num_pieces: int) -> list[Piece]:
+def train_pieces(words: Counter[str], num_pieces: int) -> list[Piece]:
+    """Return pieces with their scores, of which the first is [UNK]; fewer if the text has no more.
+
+    Raises:
+        UserError: The package that trains them is not installed.
+    """
+    words = _cut_to_alphabet(words, num_pieces // 2)
     sentencepiece = import_extra("sentencepiece", "sentencepiece", "a unigram vocabulary")
     with tempfile.TemporaryDirectory() as folder:
         table = Path(folder) / "words.tsv"

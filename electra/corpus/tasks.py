@@ -14,7 +14,6 @@ The folder of a finished task holds the shards of its documents, as in a shards 
 
 import hashlib
 import json
-import os
 import shutil
 import uuid
 from collections import Counter
@@ -31,6 +30,7 @@ from electra.corpus.cleaning import SIGNATURE_SIZE, Filters, sign_documents
 from electra.corpus.compression import compression_of
 from electra.corpus.encoder import TokenBatch, WordEncoder
 from electra.corpus.line_encoder import LineEncoder
+from electra.corpus.remote import is_dataset, is_url
 from electra.corpus.shards import PARTS, ShardWriter
 from electra.corpus.text import TextCounts, range_border, read_range
 from electra.files import read_object, sha256_file, write_json
@@ -41,6 +41,7 @@ BATCH_CHARS = 1 << 20
 SETTINGS_OF_TASKS = (
     "border",
     "text_field",
+    "encoding",
     "heldout_prob",
     "shard_tokens",
     "seed",
@@ -81,7 +82,7 @@ class Task:
     @property
     def digest(self) -> str:
         """The sha256 of all that the result depends on; for files, size and time of change."""
-        pieces = [[os.fspath(p.path), p.size, p.modified, p.start, p.stop] for p in self.pieces]
+        pieces = [[str(p.path), p.size, p.modified, p.start, p.stop] for p in self.pieces]
         settings = asdict(self.config)
         facts = [self.tokenizer_digest, pieces, [settings[name] for name in SETTINGS_OF_TASKS]]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
@@ -109,9 +110,8 @@ def list_tasks(files: Iterable[Path], config: PrepareConfig, tokenizer_digest: s
     small: list[Piece] = []
     room = config.task_bytes
     for path in files:
-        status = path.stat()
-        size = status.st_size
-        whole = Piece(path, size, status.st_mtime_ns)
+        size, modified = _look_at(path)
+        whole = Piece(path, size, modified)
         text_bytes = size * (EXPANSION if compression_of(path) else 1)
         is_large = text_bytes > config.task_bytes
         if small and (is_large or text_bytes > room):
@@ -120,14 +120,14 @@ def list_tasks(files: Iterable[Path], config: PrepareConfig, tokenizer_digest: s
         if not is_large:
             small.append(whole)
             room -= text_bytes
-        elif range_border(path, config.border) is None:
+        elif range_border(path, config.border, config.encoding) is None:
             groups.append((size, (whole,)))
         else:
             number = -(-text_bytes // config.task_bytes)
             borders = [index * config.task_bytes for index in range(number)]
             shares = np.diff(np.linspace(0, size, number + 1).astype(np.int64)).tolist()
             for share, start, stop in zip(shares, borders, [*borders[1:], None], strict=True):
-                piece = Piece(path, size, status.st_mtime_ns, start, stop)
+                piece = Piece(path, size, modified, start, stop)
                 groups.append((share, (piece,)))
     if small:
         groups.append((sum(piece.size for piece in small), tuple(small)))
@@ -135,6 +135,14 @@ def list_tasks(files: Iterable[Path], config: PrepareConfig, tokenizer_digest: s
         Task(number, pieces, share, config, tokenizer_digest)
         for number, (share, pieces) in enumerate(groups)
     ]
+
+
+def _look_at(path: Path) -> tuple[int, int]:
+    """Return the size of a file and the time of its last change; of a dataset of a hub, zeros."""
+    if is_dataset(path):
+        return 0, 0
+    status = path.stat()
+    return status.st_size, int(status.st_mtime * 1e9) if is_url(path) else status.st_mtime_ns
 
 
 def task_folder(folder: Path, task: Task) -> Path:
@@ -214,7 +222,7 @@ def _write_task(task: Task, encoder: WordEncoder | LineEncoder, folder: Path) ->
         signatures = None
         if config.duplicates == "near":
             signatures = stack.enter_context((folder / "signatures").open("wb"))
-        for texts in _batch(read_pieces(task, counts)):
+        for texts in _batch(read_pieces(task, counts, encoder.tokenizer.names)):
             kept = [text for text in texts if not filters.judge_text(text, aside)]
             if not kept:
                 continue
@@ -244,8 +252,16 @@ def _write_task(task: Task, encoder: WordEncoder | LineEncoder, folder: Path) ->
     return record
 
 
-def read_pieces(task: Task, counts: TextCounts) -> Iterator[str]:
-    """Yield the documents of a task, each with its lines joined by line feeds."""
+def read_pieces(
+    task: Task, counts: TextCounts, names: Sequence[str] | None = None
+) -> Iterator[str]:
+    """Yield the documents of a task, each with its lines joined by line feeds.
+
+    Args:
+        task: The task.
+        counts: Updated while reading.
+        names: As for `read_documents`.
+    """
     for piece in task.pieces:
         for lines in read_range(
             piece.path,
@@ -254,6 +270,8 @@ def read_pieces(task: Task, counts: TextCounts) -> Iterator[str]:
             border=task.config.border,
             text_field=task.config.text_field,
             counts=counts,
+            encoding=task.config.encoding,
+            names=names,
         ):
             yield "\n".join(lines)
 

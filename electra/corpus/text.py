@@ -1,25 +1,32 @@
 """Streams of documents from text files of any format, without loss of text.
 
-Files other than .jsonl and .parquet are plain text. Each format may be compressed as .gz, .xz or
-.zst. Invalid UTF-8 is replaced and counted. A giant line becomes several lines and a giant document
+Formats are .jsonl, .parquet, .arrow, .csv, .tsv, WikiExtractor's pages and datasets of Hugging
+Face; other files are plain text. Each format may be compressed as .bz2, .gz, .xz or .zst. Invalid
+UTF-8 is replaced and counted. A giant line becomes several lines and a giant document
 several documents, so memory is bounded for any expanded size.
 """
 
 import codecs
+import html
 import io
+import itertools
 import json
+import re
 import shutil
 import tempfile
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Any, Literal
 
 from electra.config import UserError, require
 from electra.corpus.compression import import_extra, open_source
+from electra.corpus.encodings import UTF8, UTF16_BOMS, is_utf8, transcode
 from electra.corpus.ranges import open_range
-from electra.corpus.sources import UTF16, UTF16_BOMS, content_suffix
+from electra.corpus.records import DELIMITERS, arrow_texts, csv_texts, dataset_texts
+from electra.corpus.remote import is_dataset
+from electra.corpus.sources import content_suffix, encoding_of
 from electra.corpus.vocabulary import replace_surrogates
 
 Border = Literal["blank", "line", "file"]
@@ -30,6 +37,11 @@ MAX_DOCUMENT_CHARS = 1 << 24
 MAX_RECORD_CHARS = 1 << 28
 """Most characters of one .jsonl record. Parsing needs the whole record in memory."""
 PARQUET_BATCH = 256
+
+WIKI_PAGE = re.compile(r'<doc id="[^"]*" url="[^"]*" title=".*">\s*')
+"""First line of a page that WikiExtractor writes; the last is "</doc>"."""
+WIKI_BEGIN = b'<doc id="'
+WIKI_FILE = re.compile(r"wiki_\d+")
 
 JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json-lines", ".jsonlines")
 
@@ -53,7 +65,13 @@ class TextCounts:
 
 
 def read_documents(
-    paths: Iterable[Path], *, border: Border, text_field: str, counts: TextCounts
+    paths: Iterable[Path],
+    *,
+    border: Border,
+    text_field: str,
+    counts: TextCounts,
+    encoding: str = UTF8,
+    names: Sequence[str] | None = None,
 ) -> Generator[list[str]]:
     """Yield each document as a list of non-empty lines.
 
@@ -64,12 +82,22 @@ def read_documents(
         border: Where a document of plain text ends. A record is always one document.
         text_field: The field or column of a record that holds the text.
         counts: Updated while reading; complete after the last document.
+        encoding: Encoding of the text; "detect" tells it for each file.
+        names: Names of tokens in id order. Records may then hold lists of integers, of which the
+            names become the words of a line.
 
     Raises:
         UserError: A file is damaged, or a record lacks the field.
     """
     for path in paths:
-        yield from read_range(path, border=border, text_field=text_field, counts=counts)
+        yield from read_range(
+            path,
+            border=border,
+            text_field=text_field,
+            counts=counts,
+            encoding=encoding,
+            names=names,
+        )
 
 
 def read_range(
@@ -80,6 +108,8 @@ def read_range(
     border: Border,
     text_field: str,
     counts: TextCounts,
+    encoding: str = UTF8,
+    names: Sequence[str] | None = None,
 ) -> Generator[list[str]]:
     """Yield the documents of `read_documents` that begin in a range of one file.
 
@@ -90,39 +120,78 @@ def read_range(
         border: As for `read_documents`.
         text_field: As for `read_documents`.
         counts: Updated while reading. `source_bytes` is that of whole files only.
+        encoding: As for `read_documents`.
+        names: As for `read_documents`.
 
     Raises:
         UserError: As for `read_documents`.
     """
     counts.files += start == 0
+    if is_dataset(path):
+        for text in dataset_texts(str(path), text_field):
+            counts.text_bytes += len(text.encode("utf-8", "replace"))
+            yield from _split_record(replace_surrogates(text), counts)
+        return
     kind = content_suffix(path)
+    encoding = encoding_of(path, encoding)
+
+    def count_invalid(number: int) -> None:
+        counts.invalid_sequences += number
+
     is_range = start > 0 or stop is not None
-    unit = range_border(path, border)
+    unit = range_border(path, border, encoding) if is_range else None
     assert unit is not None or not is_range, f"{path} cannot be read in ranges"
     opened = open_range(path, start, stop, unit or "") if is_range else open_source(path)
     with opened as (source, stream):
         before = counts.source_bytes
         if kind == ".parquet":
             records = _parquet_texts(path, stream, text_field, counts)
+        elif kind == ".arrow":
+            texts = arrow_texts(path, stream, text_field)
+            records = (_decode_utf8(text, counts) for text in _count_bytes(texts, counts))
         else:
+            stream = transcode(stream, encoding, count_invalid, path)
             lines = _read_lines(path, source, stream, counts, is_first=start == 0)
-            if kind not in JSONL_SUFFIXES:
-                yield from _split_documents(lines, border, counts)
-                return
+            first = next(lines, "")
+            lines = itertools.chain([first], lines)
             origin = f" after byte {start:,}" if start else ""
-            records = _jsonl_texts(path, lines, text_field, counts, origin)
+            if kind in DELIMITERS:
+                whole = _join_lines(path, lines)
+                records = csv_texts(path, whole, text_field, DELIMITERS[kind], MAX_RECORD_CHARS)
+            elif kind in JSONL_SUFFIXES or (WIKI_FILE.match(path.name) and first[:1] == "{"):
+                records = _jsonl_texts(path, lines, text_field, counts, origin, names)
+            else:
+                is_wiki = not is_range and WIKI_PAGE.fullmatch(first) is not None
+                yield from _split_documents(lines, "page" if is_wiki else border, counts)
+                return
         for record in records:
-            yield from _split_documents(io.StringIO(record, newline=None), "file", counts)
-        if kind == ".parquet":
+            yield from _split_record(record, counts)
+        if kind in (".parquet", ".arrow"):
             counts.source_bytes = before + path.stat().st_size
 
 
-def range_border(path: Path, border: Border) -> Border | None:
+def range_border(path: Path, border: Border, encoding: str) -> Border | None:
     """Return where a file can be cut into ranges; None: it has to be read as a whole."""
     kind = content_suffix(path)
-    if kind == ".parquet":
+    if is_dataset(path) or kind in (".parquet", ".arrow") or kind in DELIMITERS:
         return None
-    return "line" if kind in JSONL_SUFFIXES else border
+    if not is_utf8(encoding_of(path, encoding)):
+        return None
+    if kind in JSONL_SUFFIXES:
+        return "line"
+    with open_source(path) as (_, stream):
+        is_wiki = stream.read(len(WIKI_BEGIN)) == WIKI_BEGIN or WIKI_FILE.match(path.name)
+    return None if is_wiki else border
+
+
+def _split_record(text: str, counts: TextCounts) -> Iterator[list[str]]:
+    return _split_documents(io.StringIO(text, newline=None), "file", counts)
+
+
+def _count_bytes(texts: Iterable[bytes], counts: TextCounts) -> Iterator[bytes]:
+    for text in texts:
+        counts.text_bytes += len(text)
+        yield text
 
 
 def _read_lines(
@@ -139,7 +208,10 @@ def _read_lines(
         counts.text_bytes += len(data)
         counts.source_bytes = before + source.tell() if is_seekable else counts.text_bytes
         if is_first:
-            require(not data.startswith(UTF16_BOMS), f"{path} is {UTF16}")
+            require(
+                not data.startswith(UTF16_BOMS),
+                f"{path} is UTF-16; read it with --set encoding=utf-16",
+            )
             data = data.removeprefix(codecs.BOM_UTF8)
             is_first = False
         data = rest + data
@@ -174,8 +246,9 @@ def _decode_utf8(data: bytes, counts: TextCounts) -> str:
 
 
 def _split_documents(
-    lines: Iterable[str], border: Border, counts: TextCounts
+    lines: Iterable[str], border: Border | Literal["page"], counts: TextCounts
 ) -> Iterator[list[str]]:
+    """Yield the documents of lines; of border "page", pages of WikiExtractor."""
     document: list[str] = []
     num_chars = 0
     is_continued = False
@@ -183,12 +256,16 @@ def _split_documents(
         # Form feeds, no-break spaces and the like become spaces: BERT deletes some of them, which
         # joins the words on both sides.
         text = line.strip() if line[:-1].isprintable() else " ".join(line.split())
+        is_mark = border == "page" and (text == "</doc>" or WIKI_PAGE.fullmatch(text) is not None)
+        if border == "page":
+            text = "" if is_mark else html.unescape(text)
         is_blank = not text and not is_continued
         is_continued = not line.endswith("\n")
         if text:
             document += [text] if len(text) <= MAX_LINE_CHARS else _cut_line(text)
             num_chars += len(text)
         is_end = (border == "line" and not is_continued) or (border == "blank" and is_blank)
+        is_end = is_end or is_mark
         if document and (is_end or num_chars >= MAX_DOCUMENT_CHARS):
             yield _count_document(document, counts)
             document, num_chars = [], 0
@@ -216,7 +293,12 @@ def _cut_line(text: str) -> list[str]:
 
 
 def _jsonl_texts(
-    path: Path, lines: Iterable[str], text_field: str, counts: TextCounts, origin: str
+    path: Path,
+    lines: Iterable[str],
+    text_field: str,
+    counts: TextCounts,
+    origin: str,
+    names: Sequence[str] | None,
 ) -> Iterator[str]:
     number = 0
     for number, line in enumerate(_join_lines(path, lines), start=1):
@@ -227,12 +309,18 @@ def _jsonl_texts(
             record = json.loads(line)
         except (ValueError, RecursionError):
             raise UserError(f"{place}: not a JSON record") from None
+        if names is not None and isinstance(record, list):
+            yield _name_ids(record, names, place)
+            continue
         require(
             isinstance(record, dict), f"{place}: not a JSON object, but {type(record).__name__}"
         )
         fields = ", ".join(map(repr, record)) or "none"
         require(text_field in record, f"{place}: no field {text_field!r}; its fields: {fields}")
         text = record[text_field]
+        if names is not None and isinstance(text, list):
+            yield _name_ids(text, names, place)
+            continue
         require(
             isinstance(text, str),
             f"{place}: field {text_field!r} must hold text, not {type(text).__name__}",
@@ -240,6 +328,16 @@ def _jsonl_texts(
         whole = replace_surrogates(text)
         counts.invalid_sequences += whole.count("\ufffd") - text.count("\ufffd")
         yield whole
+
+
+def _name_ids(ids: list[Any], names: Sequence[str], place: str) -> str:
+    for token_id in ids:
+        require(
+            type(token_id) is int and 0 <= token_id < len(names),
+            f"{place}: {token_id!r} is no id of the vocabulary, whose ids are 0 to "
+            f"{len(names) - 1:,}",
+        )
+    return " ".join([names[token_id] for token_id in ids])
 
 
 def _join_lines(path: Path, lines: Iterable[str]) -> Iterator[str]:

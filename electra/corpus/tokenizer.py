@@ -12,8 +12,7 @@ A literal "[MASK]" in a corpus is text, never the special id: BERT's encodes it 
 import hashlib
 import json
 import re
-import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -23,15 +22,24 @@ import tokenizers
 
 from electra.config import TokenizerConfig, UserError, require
 from electra.corpus.backends import build, build_bert
-from electra.corpus.definitions import KNOWN_NAMES, Definition, read_definition, read_normalisation
+from electra.corpus.definitions import (
+    Definition,
+    declare,
+    describe_for_transformers,
+    read_definition,
+    read_normalisation,
+)
+from electra.corpus.remote import locate
 from electra.corpus.sentencepiece import read_sentencepiece
 from electra.corpus.structure import (
     METASPACE,
     Independence,
     find_independence,
     lowers_case,
+    past_marks,
     show_tokens,
     strips_accents,
+    without_space,
 )
 from electra.corpus.subwords import train_bpe, train_unigram
 from electra.corpus.vocabulary import (
@@ -114,14 +122,16 @@ class Tokenizer:
     def _set_up(self, definition: Definition, backend: tokenizers.Tokenizer, digest: str) -> None:
         state = definition.state
         self._backend = backend
-        self._definition = definition
+        self.definition = definition
+        """What determines the ids, as it is stored."""
         self.digest = digest
         """The sha256, in hexadecimal, of everything that determines the ids."""
         self.tokens_by_id = tuple(definition.tokens)
         """The vocabulary in id order, as it stands in the file."""
         self.special_tokens = definition.special_tokens
-        self._ids = {token: index for index, token in enumerate(self.tokens_by_id)}
-        ids = [self._ids[token] for token in self.special_tokens]
+        self.ids = {token: index for index, token in enumerate(self.tokens_by_id)}
+        """The id of each token of the vocabulary."""
+        ids = [self.ids[token] for token in self.special_tokens]
         self.special_ids = tuple(ids)
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = ids
         self._never_in_text = {self.pad_id, self.cls_id, self.sep_id, self.mask_id}
@@ -150,6 +160,17 @@ class Tokenizer:
         )
 
     @classmethod
+    def declare(cls, names: Sequence[str]) -> Self:
+        """Return the vocabulary of sequences that are no text: ids 0, 1, ... have these names.
+
+        The special tokens follow. Text is split at spaces into names.
+
+        Raises:
+            UserError: A name is empty, has white space in it, stands twice or is a special token's.
+        """
+        return cls.from_definition(declare(names))
+
+    @classmethod
     def load(cls, path: str | Path, *, lowercase: bool = True) -> Self:
         """Return the tokenizer of a folder or file.
 
@@ -158,14 +179,15 @@ class Tokenizer:
         `vocab.txt` is normalised. A folder with an `electra.json` must match its hashes.
 
         Args:
-            path: The folder, or one of these files. A `vocab.txt` has one token per line.
+            path: The folder, or one of these files, on disk or at a URL. A `vocab.txt` has one
+                token per line.
             lowercase: Whether text is lower-cased, if no file states it. For a folder, a warning
                 reports the assumption.
 
         Raises:
             UserError: The tokenizer is missing, damaged or cannot be used.
         """
-        path, settings = Path(path), {}
+        path, settings = locate(path), {}
         if path.is_dir():
             check_hashes(path)
             config_path = path / "tokenizer_config.json"
@@ -215,24 +237,11 @@ class Tokenizer:
             max_length: Tokens of the longest row; transformers truncates to it on request.
         """
         (folder / "tokenizer.json").write_text(self._file_content(), encoding="utf-8")
-        settings: dict[str, Any] = {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
-        }
         if self.is_bert:
             (folder / "vocab.txt").write_text(
                 "".join(f"{token}\n" for token in self.tokens_by_id), encoding="utf-8", newline="\n"
             )
-            _, lowercase, strip_accents, split_ideographs = self._defining
-            settings = {
-                "tokenizer_class": "BertTokenizer",
-                "do_lower_case": lowercase,
-                "strip_accents": strip_accents,
-                "tokenize_chinese_chars": split_ideographs,
-            }
-        settings["model_max_length"] = max_length
-        for role, token in zip(KNOWN_NAMES, self.special_tokens, strict=True):
-            settings[f"{role}_token"] = token
+        settings = describe_for_transformers(self.definition, max_length)
         (folder / "tokenizer_config.json").write_text(
             json.dumps(settings, indent=2) + "\n", encoding="utf-8", newline="\n"
         )
@@ -242,13 +251,20 @@ class Tokenizer:
         if self.is_bert:
             return self._backend.to_str(pretty=True)  # the backend's `save` raises no OSError
         rows = json.loads(self._backend.to_str())["post_processor"]
-        state = {"version": "1.0", "truncation": None, "padding": None, **self._definition.state}
+        state = {"version": "1.0", "truncation": None, "padding": None, **self.definition.state}
         return json.dumps({**state, "post_processor": rows}, indent=2, ensure_ascii=False)
 
     @property
     def vocab_size(self) -> int:
         """Number of tokens, including the special tokens."""
         return len(self.tokens_by_id)
+
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """The names of a declared vocabulary, whose records may be lists of ids; None: of text."""
+        last = tuple(range(self.vocab_size - len(SPECIAL_TOKENS), self.vocab_size))
+        is_declared = self.kind == "WordLevel" and self.special_ids == last
+        return self.tokens_by_id[: last[0]] if is_declared else None
 
     @property
     def word_border(self) -> re.Pattern[str] | None:
@@ -284,7 +300,7 @@ class Tokenizer:
             return ids
         if not token[1:]:
             return ids[1:]
-        return [self._ids.get(token[1:], ids[0]), *ids[1:]]
+        return [self.ids.get(token[1:], ids[0]), *ids[1:]]
 
     @cached_property
     def marks_spaces(self) -> bool:
@@ -308,10 +324,21 @@ class Tokenizer:
         encoding = self._backend.encode(replace_surrogates(text), add_special_tokens=False)
         offsets = encoding.offsets
         if self.strip_accents and not text.isascii():
-            offsets = [(start, _past_marks(text, end)) for start, end in offsets]
+            offsets = [(start, past_marks(text, end)) for start, end in offsets]
         if not self.is_bert:
-            offsets = [_without_space(text, start, end) for start, end in offsets]
+            offsets = [without_space(text, start, end) for start, end in offsets]
         return self._clear(encoding.ids), offsets
+
+    def normalize(self, text: str) -> str:
+        """Return the text as the model sees it, before it is cut."""
+        normalizer = self._backend.normalizer
+        return normalizer.normalize_str(text) if normalizer else text
+
+    def pre_tokenize(self, lines: Iterable[str]) -> Iterator[list[str]]:
+        """Yield the words of each line as the model gets them."""
+        cut = self._backend.pre_tokenizer.pre_tokenize_str
+        for line in lines:
+            yield [word for word, _ in cut(self.normalize(line))]
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
         """Return the token of each id to be read: "##" before a piece inside a word."""
@@ -336,10 +363,10 @@ class Tokenizer:
             return [each.id for each in self._backend.model.tokenize(token)] or [self.unk_id]
         ids, rest = [], token[2:]
         while rest:
-            size = next((n for n in range(len(rest), 0, -1) if f"##{rest[:n]}" in self._ids), 0)
+            size = next((n for n in range(len(rest), 0, -1) if f"##{rest[:n]}" in self.ids), 0)
             if not size:
                 return [self.unk_id]
-            ids.append(self._ids[f"##{rest[:size]}"])
+            ids.append(self.ids[f"##{rest[:size]}"])
             rest = rest[size:]
         return ids or [self.unk_id]
 
@@ -371,17 +398,3 @@ def _rebuild(content: str, special_tokens: tuple[str, ...]) -> Tokenizer:
 
 def _digest(facts: list[Any]) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-
-
-def _without_space(text: str, start: int, end: int) -> tuple[int, int]:
-    while start < end and text[start].isspace():
-        start += 1
-    while start < end and text[end - 1].isspace():
-        end -= 1
-    return start, end
-
-
-def _past_marks(text: str, end: int) -> int:
-    while end < len(text) and unicodedata.category(text[end]) == "Mn":
-        end += 1
-    return end

@@ -1,0 +1,116 @@
+"""Texts of records: tables with a header, Arrow files and datasets of Hugging Face."""
+
+import csv
+from collections.abc import Iterable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import IO, Any
+
+from electra.config import UserError, require
+from electra.corpus.compression import import_extra
+from electra.corpus.remote import DATASET
+
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+
+
+def csv_texts(
+    path: Path, lines: Iterable[str], text_field: str, delimiter: str, max_chars: int
+) -> Iterator[str]:
+    r"""Yield the texts of a column of a table whose first row names the columns.
+
+    Fields of a .csv may be quoted and then hold delimiters and line ends; those of a .tsv may not.
+
+    Args:
+        path: For messages.
+        lines: Whole lines with their "\n".
+        text_field: The column.
+        delimiter: Between two fields.
+        max_chars: Most characters of a field.
+
+    Raises:
+        UserError: A row is damaged or lacks the column.
+    """
+    csv.field_size_limit(max_chars)
+    is_quoted = delimiter == ","
+    quoting: Any = csv.QUOTE_MINIMAL if is_quoted else csv.QUOTE_NONE
+    rows = csv.reader(lines, delimiter=delimiter, quoting=quoting, strict=is_quoted)
+    begun = 0
+    try:
+        names = next(rows, [])
+        require(
+            text_field in names,
+            f"{path}: no column {text_field!r}; its columns: {', '.join(map(repr, names))}",
+        )
+        place = names.index(text_field)
+        begun = rows.line_num
+        for row in rows:
+            require(
+                len(row) in (0, len(names)),
+                f"{path}, line {begun + 1}: {len(row)} fields, not {len(names)} as in the first "
+                "line",
+            )
+            begun = rows.line_num
+            if row:
+                yield row[place]
+    except csv.Error as error:
+        raise UserError(f"{path}, line {begun + 1}: {error}") from None
+
+
+def arrow_texts(path: Path, stream: IO[bytes], text_field: str) -> Iterator[bytes]:
+    """Yield the texts of a column of an Arrow file, as `datasets` saves them, as bytes.
+
+    Raises:
+        UserError: The file is damaged or lacks the column.
+    """
+    ipc = import_extra("pyarrow.ipc", "parquet", path)
+    pyarrow = import_module("pyarrow")
+    try:
+        reader = ipc.open_stream(stream)
+        names = reader.schema.names
+        require(
+            text_field in names,
+            f"{path}: no column {text_field!r}; its columns: {', '.join(map(repr, names))}",
+        )
+        for batch in reader:
+            column = batch.column(names.index(text_field))
+            yield from (data or b"" for data in column.cast(pyarrow.large_binary()).to_pylist())
+    except pyarrow.ArrowNotImplementedError:
+        raise UserError(f"{path}: column {text_field!r} does not hold text") from None
+    except (pyarrow.ArrowException, OSError) as error:
+        raise UserError(f"{path} is damaged or cut off: {error}") from None
+
+
+def dataset_texts(name: str, text_field: str) -> Iterator[str]:
+    """Yield the texts of a dataset of Hugging Face, one after the other as they arrive.
+
+    Args:
+        name: datasets:NAME, datasets:NAME:CONFIGURATION or datasets:NAME:CONFIGURATION:SPLIT. NAME
+            is that of a hub, or a folder.
+        text_field: The field that holds the text.
+
+    Raises:
+        UserError: There is no such dataset, or it lacks the field.
+    """
+    datasets = import_extra("datasets", "datasets", Path(name))
+    title, _, rest = name.removeprefix(DATASET).partition(":")
+    configuration, _, split = rest.partition(":")
+    try:
+        found = datasets.load_dataset(
+            title, configuration or None, split=split or "train", streaming=True
+        )
+        for number, record in enumerate(found, start=1):
+            place = f"{name}, record {number}"
+            require(
+                text_field in record,
+                f"{place}: no field {text_field!r}; its fields: {', '.join(map(repr, record))}",
+            )
+            text = record[text_field]
+            require(
+                isinstance(text, str | None),
+                f"{place}: field {text_field!r} must hold text, not {type(text).__name__}",
+            )
+            yield text or ""
+    except UserError:
+        raise
+    except Exception as error:  # of the hub, the network, the format
+        raise UserError(f"{name} cannot be read: {' '.join(str(error).split())}") from None

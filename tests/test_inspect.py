@@ -1,0 +1,127 @@
+"""electra inspect, and the kinds, extension and declared ids of electra tokenizer, as used."""
+
+import json
+
+import pytest
+from languages import TEXTS
+
+from electra.cli import main
+from electra.corpus.shards import open_shards
+from electra.corpus.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    path = tmp_path_factory.mktemp("corpus") / "languages.txt"
+    path.write_text("\n\n".join(TEXTS.values()) + "\n\n" + "\n\n".join(TEXTS.values()))
+    return path
+
+
+@pytest.fixture(scope="module")
+def shards(corpus, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("made")
+    words = ["--kind", "bpe", "--set", "vocab_size=600"]
+    main(["tokenizer", str(corpus), "--out", str(folder / "bpe"), *words])
+    words = ["--set", "workers=1", "heldout_prob=0.2"]
+    out = ["--tokenizer", str(folder / "bpe"), "--out", str(folder / "shards")]
+    main(["prepare", str(corpus), *out, *words])
+    return folder / "shards"
+
+
+def test_shards_of_any_tokenizer_hold_the_text(shards):
+    found = open_shards(shards)
+    assert found.tokenizer.kind == "BPE"
+    texts = []
+    for shard in (*found.train, *found.heldout):
+        ends = [*shard.documents[1:].tolist(), len(shard.tokens)]
+        for start, end in zip(shard.documents.tolist(), ends, strict=True):
+            texts.append(found.tokenizer.decode(shard.tokens[start:end].tolist()))
+    expected = [" ".join(text.splitlines()) for text in TEXTS.values()] * 2
+    assert sorted(texts) == sorted(expected)
+
+
+def test_inspect_shards(shards, capsys):
+    main(["inspect", str(shards), "--json"])
+    report = json.loads(capsys.readouterr().out)
+    manifest = open_shards(shards).manifest
+    for name in ("train", "heldout"):
+        part = report["parts"][name]
+        assert part["tokens"] == manifest["parts"][name]["num_tokens"]
+        assert part["documents"] == manifest["parts"][name]["num_documents"]
+        assert part["unknown_share"] == 0
+        assert sum(part["scripts"].values()) == pytest.approx(1)
+        least, *_, greatest = part["document_lengths"]
+        assert 0 < least <= greatest <= part["tokens"]
+    assert report["samples"]
+    row = report["row"]
+    assert row[0] == {"token": "[CLS]", "segment": 0, "masked": False}
+    assert row[-1]["token"] == "[SEP]"
+    assert 0 < sum(each["masked"] for each in row) < len(row) / 2
+    main(["inspect", str(shards)])
+    shown = capsys.readouterr().out
+    assert "every file matches its sha256" in shown
+    assert "Hangul" in shown
+    assert "0: [CLS]" in shown
+
+
+def test_inspect_finds_damage(shards, capsys):
+    (path,) = shards.glob("heldout-*.tokens")
+    content = path.read_bytes()
+    path.write_bytes(bytes(len(content)))
+    with pytest.raises(SystemExit):
+        main(["inspect", str(shards)])
+    path.write_bytes(content)
+    assert "is damaged: its sha256 differs" in capsys.readouterr().err
+
+
+def test_inspect_a_tokenizer(shards, corpus, capsys):
+    for folder in (shards.parent / "bpe", shards):
+        main(["inspect", str(folder), "--text", str(corpus)])
+        shown = capsys.readouterr().out
+        assert "BPE, 600 tokens, cased, combining marks kept" in shown
+        assert "Devanagari" in shown
+    main(["inspect", str(shards.parent / "bpe"), "--text", str(corpus), "--json"])
+    report = json.loads(capsys.readouterr().out)
+    assert report["total"]["unknown"] == 0
+    with pytest.raises(SystemExit):
+        main(["inspect", str(shards.parent / "bpe")])
+    assert "name a text by --text" in capsys.readouterr().err
+
+
+def test_lost_letters_are_said(tmp_path, capsys):
+    (tmp_path / "hindi.txt").write_text(TEXTS["Hindi"])
+    words = ["tokenizer", str(tmp_path / "hindi.txt"), "--set", "vocab_size=200"]
+    main([*words, "--out", str(tmp_path / "stripped")])
+    said = " ".join(capsys.readouterr().err.split())
+    assert "of the characters of Devanagari, which are letters there" in said
+    main([*words, "strip_accents=false", "--out", str(tmp_path / "kept")])
+    assert "Devanagari" not in capsys.readouterr().err
+
+
+def test_extension_and_declared_ids(shards, corpus, tmp_path, capsys):
+    old = shards.parent / "bpe"
+    words = ["tokenizer", str(corpus), "--extend", str(old), "--out", str(tmp_path / "new")]
+    main([*words, "--set", "vocab_size=650"])
+    assert "50 tokens added to 600" in " ".join(capsys.readouterr().out.split())
+    assert Tokenizer.load(tmp_path / "new").tokens_by_id[:600] == Tokenizer.load(old).tokens_by_id
+    for extra, message in (
+        (["--kind", "bpe"], "kind is that of the old vocabulary"),
+        (["--set", "vocab_size=100"], "vocab_size must be larger than the 600 tokens"),
+    ):
+        with pytest.raises(SystemExit):
+            main([*words[:-1], str(tmp_path / "no"), *extra])
+        assert message in " ".join(capsys.readouterr().err.split())
+    main(["tokenizer", "--ids", "20", "--out", str(tmp_path / "ids")])
+    assert Tokenizer.load(tmp_path / "ids").names == tuple(map(str, range(20)))
+    (tmp_path / "names.txt").write_text("\n".join("ACDEFG"))
+    main(["tokenizer", "--ids", str(tmp_path / "names.txt"), "--out", str(tmp_path / "named")])
+    assert Tokenizer.load(tmp_path / "named").names == tuple("ACDEFG")
+    (tmp_path / "a.jsonl").write_text('[0, 1, 2, 3]\n{"text": [4, 5, 5]}\n[1, 1]\n')
+    out = ["--tokenizer", str(tmp_path / "named"), "--out", str(tmp_path / "shards")]
+    main(["prepare", str(tmp_path / "a.jsonl"), *out, "--set", "workers=1"])
+    found = open_shards(tmp_path / "shards")
+    tokens = [index for shard in (*found.train, *found.heldout) for index in shard.tokens.tolist()]
+    assert sorted(tokens) == sorted([0, 1, 2, 3, 4, 5, 5, 1, 1])
+    with pytest.raises(SystemExit):
+        main(["tokenizer", str(corpus), "--ids", "20", "--out", str(tmp_path / "no")])
+    assert "it takes no text" in capsys.readouterr().err
