@@ -1,6 +1,6 @@
 PYTHON ?= python3
 
-.PHONY: quickstart test test-slow check clean
+.PHONY: quickstart test test-slow check docs clean
 
 quickstart: .venv/ready
 	.venv/bin/electra quickstart
@@ -15,6 +15,9 @@ check: .venv/ready-dev
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/mypy
+
+docs: .venv/ready-dev
+	.venv/bin/mkdocs build --strict
 
 clean:
 	rm -rf .venv

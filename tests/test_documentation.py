@@ -27,7 +27,8 @@ PAGES = [
         *("README.md", "CONTRIBUTING.md", "docs/RESULTS.md", "docs/OBJECTIVES.md"),
         *("docs/ARTEFACTS.md", "docs/DEVIATIONS.md", "docs/PERFORMANCE.md", "docs/ARCHITECTURE.md"),
         *("docs/RELIABILITY.md", "docs/DOMAIN.md", "docs/LIBRARY.md", "docs/REPRODUCE.md"),
-        *("docs/CORPUS.md", "docs/TOKENIZERS.md"),
+        *("docs/CORPUS.md", "docs/TOKENIZERS.md", "docs/CONCEPTS.md", "docs/SERVING.md"),
+        *("docs/TROUBLE.md", "docs/KOREAN.md"),
     )
 ]
 """In the order in which their commands are run."""
@@ -116,6 +117,13 @@ def place(toy_text, tmp_path_factory):
     for name in ("texts.txt", "sentences.txt"):
         (folder / name).write_text("\n".join(lines[:5]))
     write_glue(folder / "glue", lines)
+    # Of the Korean reviews the words do not matter here.
+    (folder / "corpus" / "nsmc-reviews.txt.xz").write_bytes(
+        lzma.compress("\n".join(lines).encode())
+    )
+    for split in ("train", "dev"):
+        rows = [(line, str(len(line) % 2)) for line in lines[:20]]
+        write_table(folder / "nsmc" / f"{split}.tsv", [("text", "label"), *rows])
     shutil.copytree(ROOT / "tests" / "tf_checkpoint", folder / "electra_small")
     (folder / "electra_small" / "tokenizer_config.json").write_text('{"do_lower_case": true}')
     (description,) = read_blocks(ROOT / "docs" / "ARTEFACTS.md", "toml")
@@ -139,7 +147,10 @@ def run_electra(words):
         for task in words[1 : words.index("--out")]:
             if not Path(task).exists():
                 run_electra(f"finetune run --task {task} --data glue --out {task}".split())
-    main([*words, *(["--set", *TOY[verb]] if verb in TOY else [])])
+    toy = TOY.get(verb, [])
+    names = {setting.partition("=")[0] for setting in toy} | {"train_examples"}
+    words = [word for word in words if word.partition("=")[0] not in names]
+    main([*words, *(["--set", *toy] if toy else [])])
 
 
 def run_benchmark(words, monkeypatch):

@@ -26,6 +26,7 @@ from electra.runs.export import export
 from electra.runs.finetuned import read_finetuned
 from electra.runs.pretrained import find_network
 from electra.serving.ask import detect, fill
+from electra.serving.embed import embed
 from electra.serving.models import load_models
 from electra.serving.network import load_network
 from electra.serving.picture import draw_picture, sample_tokens
@@ -122,6 +123,10 @@ def prepare_requests(run, tuned, texts):
         gaps = [[each._asdict() for each in places] for places in fill(generator, gap, 3)]
         body = {"texts": [gap], "top": 3}
         requests.append(("run/fill", body, [{"text": gap, "gaps": gaps}]))
+        pooling = ("mean", "cls")[number % 2]
+        body = {"texts": [text], "layer": 1 + number % 3 // 2, "pooling": pooling}
+        embedded = embed(discriminator, [text], layer=body["layer"], pooling=pooling)
+        requests.append(("run/embed", body, embedded.tolist()))
         (answer,) = model.answer([{"text": text}]).records
         requests.append(("tuned/predict", {"records": [{"text": text}]}, [answer]))
         drawn = draw_picture(generator, [discriminator], text, mask_prob=0.3, seed=number)
@@ -213,6 +218,11 @@ WRONG = {
         422,
         "top: Input should be greater than or equal to 1",
     ),
+    "no such layer": (
+        post(b'{"texts": ["a"], "layer": 3}', "/models/run/embed"),
+        422,
+        "layer must lie in 1 to 2, not 3",
+    ),
     "no record": (post(b'{"records": [{}]}', "/models/tuned/predict"), 422, "record 1: no 'text'"),
     "record with a surrogate": (
         post(b'{"records": [{"text": "\\udfff"}]}', "/models/tuned/predict"),
@@ -275,7 +285,7 @@ def test_text_that_looks_like_anything_is_text(port):
 def test_models_curves_and_the_interface_are_described(port, run):
     _, _, models = ask(port, "GET", "/models")
     assert [(each["name"], each["verbs"]) for each in models] == [
-        ("run", ["detect", "fill", "picture"]),
+        ("run", ["detect", "fill", "embed", "picture"]),
         ("tuned", ["predict"]),
     ]
     assert models[0]["step"] == models[0]["steps"] == 12
@@ -521,8 +531,8 @@ def test_checkpoints_exports_and_other_networks_are_models(run, start, tmp_path)
         [older, newer, Path(f"mine={exported}"), exported / "generator"], Machine()
     )
     assert list(models) == ["run@6", "run@12", "mine", "generator"]
-    assert models["mine"].verbs == ["detect", "fill", "picture"]
-    assert models["generator"].verbs == ["fill", "picture"]
+    assert models["mine"].verbs == ["detect", "fill", "embed", "picture"]
+    assert models["generator"].verbs == ["fill", "embed", "picture"]
     texts = ["the queen sold a boat"]
     (early,), (late,) = (models[name].detect(texts) for name in ("run@6", "run@12"))
     assert [word.text for word in early] == [word.text for word in late]
@@ -559,7 +569,7 @@ def test_a_run_that_goes_on_is_followed(toy_shards, toy_config, tmp_path):
         pictures = []
         for name, step in (("step-00000006", 6), ("step-00000012", 12)):
             (hidden / name).rename(kept / name)
-            assert wait_for(step)["verbs"] == ["detect", "fill", "picture"]
+            assert wait_for(step)["verbs"] == ["detect", "fill", "embed", "picture"]
             pictures.append(ask(port, "POST", "/models/run/picture", body)[2])
     assert pictures[0] != pictures[1]
 

@@ -22,7 +22,7 @@ def serve(
     config: Toml = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Serve models over HTTP: detect, fill, predict and the page, several models by name.
+    """Serve models over HTTP: detect, fill, embed, predict and the page, several models by name.
 
     Requests are computed together in batches, in float32, so that an answer does not depend on the
     others. The page is at /, the description of the interface at /docs, Prometheus' metrics at

@@ -12,6 +12,7 @@ from electra.runs.finetuned import is_finetuned, read_finetuned
 from electra.runs.metrics import read_metrics
 from electra.runs.pretrained import find_network, read_run_config
 from electra.serving.ask import Candidate, detect, fill_each
+from electra.serving.embed import Pooling, embed
 from electra.serving.network import LoadedNetwork, load_network
 from electra.serving.picture import Picture, draw_picture
 from electra.serving.predict import FinetunedModel, load_model
@@ -20,6 +21,15 @@ from electra.training.machine import Machine
 
 MAX_TOP = 50
 """Most candidates that can be asked for."""
+
+
+class EmbedRequest(NamedTuple):
+    """A text, and which of its hidden states are pooled, as for `embed.embed`."""
+
+    text: str
+    layer: int
+    """From 1."""
+    pooling: Pooling
 
 
 class PictureRequest(NamedTuple):
@@ -56,7 +66,12 @@ class PretrainedModel:
         """What the model can be asked."""
         _, discriminator, generator = self.networks
         verbs = ["detect"] * (discriminator is not None) + ["fill"] * (generator is not None)
-        return [*verbs, "picture"] if verbs else []
+        return [*verbs, "embed", "picture"] if verbs else []
+
+    @property
+    def encoder(self) -> LoadedNetwork | None:
+        """The network that is kept: the discriminator if there is one."""
+        return self.networks.discriminator or self.networks.generator
 
     @property
     def is_run(self) -> bool:
@@ -65,8 +80,7 @@ class PretrainedModel:
 
     def describe(self) -> dict[str, Any]:
         """Return what a user needs to know before asking."""
-        step, discriminator, generator = self.networks
-        network = discriminator or generator
+        step, network = self.networks.step, self.encoder
         return {
             "name": self.name,
             "kind": "pre-trained",
@@ -75,6 +89,7 @@ class PretrainedModel:
             "steps": read_run_config(run_of(self.folder)).train.steps if self.is_run else None,
             "is_run": self.is_run,
             "max_tokens": network.max_tokens if network else None,
+            "layers": network.num_layers if network else None,
             "vocabulary": network.tokenizer.digest[:12] if network else None,
         }
 
@@ -114,6 +129,18 @@ class PretrainedModel:
         """Answer texts as `ask.fill`, with as many candidates as may be asked for."""
         assert self.networks.generator
         return fill_each(self.networks.generator, texts, MAX_TOP)
+
+    def embed(self, requests: list[EmbedRequest]) -> list[list[float]]:
+        """Answer requests as `embed.embed`; those of one layer and pooling together."""
+        assert self.encoder
+        answers: list[list[float]] = [[] for _ in requests]
+        for how in {each[1:] for each in requests}:
+            places = [place for place, each in enumerate(requests) if each[1:] == how]
+            texts = [requests[place].text for place in places]
+            found = embed(self.encoder, texts, layer=how[0], pooling=how[1])
+            for place, embedding in zip(places, found.tolist(), strict=True):
+                answers[place] = embedding
+        return answers
 
     def picture(self, requests: list[PictureRequest]) -> list[Picture]:
         """Draw pictures, one after the other."""

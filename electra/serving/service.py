@@ -21,7 +21,14 @@ from electra.config import ServeConfig, UserError, did_you_mean, require
 from electra.corpus.vocabulary import replace_surrogates
 from electra.serving.ask import encode_gaps
 from electra.serving.gate import Gate, Meters
-from electra.serving.models import MAX_TOP, PictureRequest, PretrainedModel, ServedModel, TaskModel
+from electra.serving.models import (
+    MAX_TOP,
+    EmbedRequest,
+    PictureRequest,
+    PretrainedModel,
+    ServedModel,
+    TaskModel,
+)
 from electra.serving.page import PAGE_HEADERS, read_page
 from electra.serving.queue import BatchQueue, Full, Question
 
@@ -56,6 +63,14 @@ class Gaps(BaseModel):
 
     texts: list[Text] = Field(min_length=1, examples=[["the chef [MASK] the meal"]])
     top: int = Field(5, ge=1, le=MAX_TOP, description="Candidates for each gap.")
+
+
+class ToEmbed(BaseModel):
+    """Texts to embed."""
+
+    texts: list[Text] = Field(min_length=1, examples=[["the chef cooked the meal"]])
+    layer: int | None = Field(None, ge=1, description="Layer from 1; null: the last.")
+    pooling: Literal["mean", "cls"] = Field("mean", description="Of the states of a text.")
 
 
 class Records(BaseModel):
@@ -269,6 +284,21 @@ class Service:
                 }  # type: ignore[misc]
                 for text, gaps in zip(body.texts, answers, strict=True)
             ]
+
+        @app.post("/models/{model}/embed", tags=["answers"])
+        async def embed(
+            found: Annotated[PretrainedModel, Depends(pretrained("embed"))], body: ToEmbed
+        ) -> list[list[float]]:
+            """An embedding of each text."""
+            assert found.encoder
+            num_layers = found.encoder.num_layers
+            layer = body.layer or num_layers
+            require(layer <= num_layers, f"layer must lie in 1 to {num_layers}, not {layer}")
+            requests = [EmbedRequest(text, layer, body.pooling) for text in body.texts]
+            answers: list[list[float]] = await self.ask(
+                found.embed, requests, [len(text) for text in body.texts]
+            )
+            return answers
 
         @app.post("/models/{model}/predict", tags=["answers"])
         async def predict(

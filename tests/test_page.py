@@ -1,0 +1,248 @@
+"""The page in Chromium: its numbers beside the library's, hostile text, access, a growing run."""
+
+import json
+import os
+import shutil
+import signal
+import sys
+
+import pytest
+
+pytest.importorskip("fastapi")
+pytest.importorskip("playwright")
+pytest.importorskip("axe_playwright_python")
+
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import sync_playwright
+
+from benchmarks.serve import start_server
+from electra.pretraining.loop import pretrain
+from electra.runs.checkpoint import list_checkpoints
+from electra.runs.pretrained import find_network
+from electra.serving.network import load_network
+from electra.serving.picture import draw_picture
+from electra.training.machine import Machine
+
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(
+    not CHROMIUM, reason="no Chromium on this machine: apt-get install chromium"
+)
+TEXT = "the old sailor repaired a boat yesterday"
+SECONDS = 60
+"""Longest time for what the page should do at once: the machine may be busy."""
+
+
+@pytest.fixture(scope="module")
+def run(toy_shards, toy_config, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("paged") / "run"
+    pretrain(toy_shards, folder, toy_config, lambda record: None)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address(run):
+    words = ["page", str(run), str(list_checkpoints(run)[0]), "--no-open", "--set", "threads=1"]
+    process, port = start_server([sys.executable, "-m", "electra", *words])
+    with process:
+        yield f"http://127.0.0.1:{port}"
+        process.send_signal(signal.SIGTERM)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser, address):
+    """The page with its first picture; it must ask nobody else, and no script may fail."""
+    page = browser.new_page()
+    page.set_default_timeout(1000 * SECONDS)
+    asked, failures = [], []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("pageerror", lambda error: failures.append(str(error)))
+    page.on("console", lambda line: failures.append(line.text) if line.type == "error" else None)
+    page.on("dialog", lambda dialog: failures.append(f"dialog: {dialog.message}"))
+    page.goto(address)
+    page.wait_for_selector(".token")
+    yield page
+    assert {url for url in asked if not url.startswith((f"{address}/", "data:"))} == set()
+    assert failures == []
+    page.close()
+
+
+@pytest.fixture(scope="module")
+def networks(run):
+    kinds = ("tokens", "replaced")
+    return [load_network(*find_network(run, predicts), Machine()) for predicts in kinds]
+
+
+def settle(page, text=None):
+    """Wait until the page shows the answer to its newest question."""
+    if text is not None:
+        page.fill("#text", text)
+    page.wait_for_selector("#tokens:not([aria-busy])", state="attached")
+
+
+def read_tokens(page):
+    return page.eval_on_selector_all(
+        ".token",
+        """each => each.map(token => ({
+            was: token.querySelector('.was').textContent,
+            now: token.querySelector('.now').textContent,
+            isMasked: token.getAttribute('aria-pressed') === 'true',
+            label: token.getAttribute('aria-label'),
+            probs: [...token.querySelectorAll('.judge')].map(judge => Number(judge.dataset.prob)),
+        }))""",
+    )
+
+
+def check(page, drawn):
+    """Compare what stands on the page with the library's picture."""
+    shown = read_tokens(page)
+    assert len(shown) == len(drawn.tokens)
+    for token, expected in zip(shown, drawn.tokens, strict=True):
+        assert token["now"] == expected.token.removeprefix("##")
+        assert token["was"] == (expected.original.removeprefix("##") if expected.is_masked else "")
+        assert token["isMasked"] == expected.is_masked
+        assert token["probs"] == pytest.approx(expected.probs_replaced, abs=1e-5)
+        assert expected.original in token["label"]
+    guesses = page.eval_on_selector_all(
+        ".guess",
+        "each => each.map(guess => [...guess.querySelectorAll('li')].map(li => +li.dataset.prob))",
+    )
+    masked = [each for each in drawn.tokens if each.is_masked]
+    assert len(guesses) == len(masked)
+    for probs, expected in zip(guesses, masked, strict=True):
+        best = [each.prob for each in expected.candidates]
+        assert probs[: len(best)] == pytest.approx(best, abs=1e-5)
+
+
+def test_it_shows_what_the_library_computes(page, networks):
+    generator, discriminator = networks
+    settle(page, TEXT)
+    check(page, draw_picture(generator, [discriminator], TEXT, mask_prob=0.15, seed=0))
+    page.fill("#seed", "7")
+    page.locator("#rate").fill("40")
+    settle(page)
+    drawn = draw_picture(generator, [discriminator], TEXT, mask_prob=0.4, seed=7)
+    check(page, drawn)
+    masked = {place for place, each in enumerate(drawn.tokens) if each.is_masked}
+    for place in (0, min(masked)):  # one more is masked, and one is shown again
+        page.click(f'[data-place="{place}"]')
+        settle(page)
+        masked ^= {place}
+        positions = sorted(masked)
+        check(page, draw_picture(generator, [discriminator], TEXT, positions=positions, seed=7))
+    page.click("#release")
+    settle(page)
+    check(page, drawn)
+    page.click("#reroll")
+    settle(page)
+    seed = int(page.input_value("#seed"))
+    check(page, draw_picture(generator, [discriminator], TEXT, mask_prob=0.4, seed=seed))
+    replaced = sum(each.token != each.original for each in drawn.tokens)
+    assert f"{len([e for e in drawn.tokens if e.is_masked])} masked" in page.inner_text("#summary")
+    assert replaced <= len(drawn.tokens)
+
+
+def test_two_checkpoints_judge_the_same_sentence(page, run, networks):
+    generator, discriminator = networks
+    other = load_network(*find_network(list_checkpoints(run)[0], "replaced"), Machine())
+    page.select_option("#other", "run@6")
+    settle(page, TEXT)
+    drawn = draw_picture(generator, [discriminator, other], TEXT)
+    check(page, drawn)
+    assert all(len(set(each.probs_replaced)) == 2 for each in drawn.tokens)
+    if any(each.token != each.original for each in drawn.tokens):
+        assert "run@6 found" in page.inner_text("#summary")
+
+
+def test_it_works_by_keyboard(page):
+    settle(page, TEXT)
+    before = [token["isMasked"] for token in read_tokens(page)]
+    page.focus("#release" if page.is_visible("#release") else "#reroll")
+    page.keyboard.press("Tab")  # from the last control to the first token
+    assert page.evaluate("document.activeElement.dataset.place") == "0"
+    page.keyboard.press("Space")
+    settle(page)
+    after = [token["isMasked"] for token in read_tokens(page)]
+    assert after == [not before[0], *before[1:]]
+    assert page.evaluate("document.activeElement.dataset.place") == "0"
+
+
+HOSTILE = {
+    "script": "<script>alert(1)</script><img src=x onerror=alert(2)>",
+    "markup": "</textarea></script><h1>big</h1>&lt;b&gt; {{7*7}} ${7*7} javascript:alert(3)",
+    "emoji": "🙂👩‍👩‍👧‍👦 the 🏳️‍🌈 boat é é",
+    "right to left": "‮the queen‬ שלום عربى ‫ab‬",
+    "zero width": "the\u200b queen\u200c\u200d\ufeff \u2060 boat\u00ad",
+    "control": "a\x00b\x07c\x1b[31m",
+    "no spaces": "x" * 3000,
+    "10 KB": "the queen sold a boat " * 470,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_text_is_only_text(page, name):
+    elements = "document.querySelectorAll('script, img, h1, iframe, style').length"
+    before = page.evaluate(elements)
+    settle(page, HOSTILE[name])
+    assert page.evaluate(elements) == before
+    assert page.inner_text("#error") == ""
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert all(token["now"].strip() for token in read_tokens(page))
+    if name == "10 KB":
+        assert "more were left out" in page.inner_text("#note")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 768, 360])
+def test_it_is_accessible_at_every_width(browser, address, width, scheme):
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page.set_default_timeout(1000 * SECONDS)
+    page.goto(address)
+    page.wait_for_selector(".token")
+    page.wait_for_selector("figure")
+    settle(page, TEXT)
+    page.click('[data-place="1"]')
+    settle(page)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    # The page's policy forbids other scripts; axe is evaluated by the browser's own tool.
+    found = Axe().run(page).response
+    assert [(each["id"], each["nodes"][0]["html"]) for each in found["violations"]] == []
+    assert len(found["passes"]) > 10
+    page.close()
+
+
+def test_it_follows_a_run_that_goes_on(browser, run, tmp_path):
+    """A copy of the run that grows: curves first, then a model, then the next checkpoint."""
+    growing = tmp_path / "growing"
+    shutil.copytree(run, growing, ignore=shutil.ignore_patterns("checkpoints", "metrics.jsonl"))
+    (growing / "checkpoints").mkdir()
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    metrics = growing / "metrics.jsonl"
+    metrics.write_text("".join(lines[:1]))
+    words = ["page", str(growing), "--no-open", "--set", "threads=1"]
+    process, port = start_server([sys.executable, "-m", "electra", *words])
+    with process:
+        page = browser.new_page()
+        page.set_default_timeout(1000 * SECONDS)
+        page.goto(f"http://127.0.0.1:{port}")
+        page.wait_for_selector("text=no checkpoint yet")
+        page.wait_for_selector("figure[data-panel=mlm_loss]")
+        last = json.loads(lines[-1])["step"]
+        metrics.write_text("".join(lines))
+        page.wait_for_selector(f"#progress:has-text('step {last} of')")
+        assert page.locator("figure[data-panel=mlm_loss] circle").count() == 2
+        for checkpoint in list_checkpoints(run):
+            shutil.copytree(checkpoint, tmp_path / checkpoint.name)
+            (tmp_path / checkpoint.name).rename(growing / "checkpoints" / checkpoint.name)
+            step = int(checkpoint.name[5:])
+            page.wait_for_selector(f"#state:has-text('step {step} of 12')")
+            page.wait_for_selector(".token")
+        page.close()
+        process.send_signal(signal.SIGTERM)
