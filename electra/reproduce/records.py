@@ -137,7 +137,6 @@ def compare(suite: Suite, records: Sequence[dict[str, Any]]) -> list[Cell]:
             reference = _find_reference(suite, rows[row.against or suite.reference], fraction)
             paper = _find_paper(row, suite, fraction)
             base_paper = _find_paper(rows[reference[0]], suite, reference[1])
-            is_known = paper is not None and base_paper is not None
             is_reference = reference == (row.name, fraction)
             base = found.get(reference, {})
             common = sorted(own.keys() & base.keys())
@@ -161,7 +160,7 @@ def compare(suite: Suite, records: Sequence[dict[str, Any]]) -> list[Cell]:
                     reference[0],
                     estimate(differences) if differences and not is_reference else None,
                     paper,
-                    paper - base_paper if is_known else None,
+                    None if paper is None or base_paper is None else paper - base_paper,
                     any(record["branched_from"] for record in own.values()),
                 )
             )

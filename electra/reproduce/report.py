@@ -210,7 +210,7 @@ def _draw_lines(panel: Axes, suite: Suite, cells: Sequence[Cell]) -> None:
         lines.setdefault(cell.row.line or cell.row.name, []).append(cell)
     for number, (name, members) in enumerate(lines.items()):
         panel.errorbar(
-            [cell.row.x if suite.x else cell.flops for cell in members],
+            [cell.flops if cell.row.x is None else cell.row.x for cell in members],
             [cell.score.mean for cell in members],
             yerr=[cell.score.half_width or 0 for cell in members],
             color=COLOURS[number % len(COLOURS)],
