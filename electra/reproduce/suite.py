@@ -177,7 +177,8 @@ def _build(kind: Any, value: Any, name: str) -> Any:
             and field.default_factory is dataclasses.MISSING
         ]
         require(not missing, f"{name or 'the suite'} lacks {', '.join(missing)}")
-        return kind(**{key: _build(hints[key], each, place + key) for key, each in value.items()})
+        fields = {key: _build(hints[key], each, place + key) for key, each in value.items()}
+        return kind(**fields)  # type: ignore[operator]
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is tuple:
         require(isinstance(value, list), f"{name} must be a list, not {value!r}")
