@@ -28,43 +28,28 @@ has. repeat: the old positions one after the other, again and again."""
 def find_pieces(old: Tokenizer, new: Tokenizer) -> list[list[int]]:
     """Return the old ids whose mean each new token begins with, in the order of the new ids.
 
-    An old token has its own id. A new one has those of the pieces into which the old vocabulary
-    divides it, or that of [UNK].
+    An old token has its own id. A new one has those of the pieces that stood in its place
+    (`Tokenizer.spell`).
 
     Raises:
-        UserError: The new vocabulary lacks an old token, or normalises text in another way.
+        UserError: The new vocabulary lacks an old token, is of another kind, or normalises text in
+            another way.
     """
-    require(
-        (old.lowercase, old.strip_accents) == (new.lowercase, new.strip_accents),
-        f"the extended tokenizer has lowercase {new.lowercase} and strip_accents "
-        f"{new.strip_accents}, the model's {old.lowercase} and {old.strip_accents}",
-    )
+    for name in ("kind", "lowercase", "strip_accents"):
+        ours, theirs = getattr(old, name), getattr(new, name)
+        require(
+            ours == theirs,
+            f"the extended tokenizer has {name} {theirs}, the model's {ours}: a text would have "
+            "other tokens in both",
+        )
     lacking = sorted({*old.tokens_by_id} - {*new.tokens_by_id})
     require(
         not lacking,
-        f"the extended tokenizer lacks {len(lacking):,} tokens of the model's, as "
-        f"{lacking[:1]}; `electra tokenizer --extend` keeps all of them",
+        f"the extended tokenizer lacks {len(lacking):,} tokens of the model's, as {lacking[:1]}; "
+        "`electra tokenizer --extend` keeps all of them",
     )
     ids = {token: index for index, token in enumerate(old.tokens_by_id)}
-    return [_divide(token, ids, old.unk_id) for token in new.tokens_by_id]
-
-
-def _divide(token: str, ids: Mapping[str, int], unk_id: int) -> list[int]:
-    """Return the ids of a token's longest pieces from the left, as WordPiece divides a word."""
-    if token in ids:
-        return [ids[token]]
-    text = token.removeprefix("##")
-    pieces: list[int] = []
-    begin, is_inside = 0, token != text
-    while begin < len(text):
-        prefix = "##" if is_inside else ""
-        ends = range(len(text), begin, -1)
-        end = next((each for each in ends if prefix + text[begin:each] in ids), begin)
-        if end == begin:
-            return [unk_id]
-        pieces.append(ids[prefix + text[begin:end]])
-        begin, is_inside = end, True
-    return pieces or [unk_id]
+    return [[ids[token]] if token in ids else old.spell(token) for token in new.tokens_by_id]
 
 
 def extend_vocabulary(tensors: Mapping[str, Tensor], pieces: list[list[int]]) -> dict[str, Tensor]:
