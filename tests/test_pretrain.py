@@ -130,7 +130,7 @@ def test_second_segment_begins_at_a_border_if_there_is_one(toy_shards):
     rows = np.flatnonzero(examples.is_pair)
     batch = examples.rows(rows)
     for row, ids in zip(rows, batch.input_ids_BL, strict=True):
-        start, count = examples.starts[row], examples.counts[row]
+        start, count = int(examples.starts[row]), int(examples.counts[row])
         split = start + ids.tolist().index(shards.tokenizer.sep_id) - 1
         inside = range(start + 1, start + count)
         middle = start + (count + 1) // 2

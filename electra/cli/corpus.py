@@ -190,7 +190,7 @@ def prepare(
     from electra.corpus import prepare as preparation
     from electra.corpus.tokenizer import Tokenizer
     from electra.terminal.live import Progress
-    from electra.terminal.printing import print_done
+    from electra.terminal.printing import print_done, print_note
 
     settings = resolve(PrepareConfig(), config, set_)
     share = _parse_share(task) if task else None
@@ -204,17 +204,23 @@ def prepare(
     refuse_existing(out)
     if dry_run:
         return print_dry_run(settings, f"read {_describe(files)} and write the shards {out}")
-    with Progress("preparing", unit="bytes") as progress:
+    try:
+        with Progress("preparing", unit="bytes") as progress:
 
-        def tell(done: int, total: int | None, tokens: int) -> None:
-            progress.update(done, total, f"{tokens:,} tokens")
+            def tell(done: int, total: int | None, tokens: int) -> None:
+                progress.update(done, total, f"{tokens:,} tokens")
 
-        if share:
-            number = preparation.prepare_share(text, loaded, out, settings, share, tell)
-        elif finish:
-            manifest = preparation.finish(text, loaded, out, settings)
-        else:
-            manifest = preparation.prepare(text, loaded, out, settings, tell, engine=engine)
+            if share:
+                number = preparation.prepare_share(text, loaded, out, settings, share, tell)
+            elif finish:
+                manifest = preparation.finish(text, loaded, out, settings)
+            else:
+                manifest = preparation.prepare(text, loaded, out, settings, tell, engine=engine)
+    except KeyboardInterrupt:
+        incomplete = out.with_name(f"{out.name}.incomplete")
+        if incomplete.exists():
+            print_note(f"{incomplete} holds the finished tasks; the same command goes on there")
+        raise
     if share:
         print_done(
             f"tasks of share {task}: {number:,}",

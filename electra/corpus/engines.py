@@ -168,6 +168,7 @@ def run_on_ray(
             again.
     """
     ray = import_extra("ray", "ray", "--engine ray")
+    # Without this, Ray warns that a later version will treat tasks without a GPU differently.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     is_ours = not ray.is_initialized()
     if is_ours:
