@@ -26,7 +26,7 @@ PAGES = [
     for name in (
         *("README.md", "CONTRIBUTING.md", "docs/RESULTS.md", "docs/OBJECTIVES.md"),
         *("docs/ARTEFACTS.md", "docs/DEVIATIONS.md", "docs/PERFORMANCE.md", "docs/ARCHITECTURE.md"),
-        "docs/RELIABILITY.md",
+        *("docs/RELIABILITY.md", "docs/ARCHITECTURES.md"),
     )
 ]
 """In the order in which their commands are run."""

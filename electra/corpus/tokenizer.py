@@ -207,12 +207,15 @@ class Tokenizer:
             self.write(incomplete)
             write_hashes(incomplete)
 
-    def write(self, folder: Path, max_length: int = MODEL_MAX_LENGTH) -> None:
+    def write(
+        self, folder: Path, max_length: int = MODEL_MAX_LENGTH, has_segments: bool = True
+    ) -> None:
         """Write the files of `save` into an existing folder.
 
         Args:
             folder: The existing folder.
             max_length: Tokens of the longest row; transformers truncates to it on request.
+            has_segments: Whether the model reads token_type_ids, which transformers then gives it.
         """
         (folder / "tokenizer.json").write_text(self._file_content(), encoding="utf-8")
         settings: dict[str, Any] = {
@@ -233,6 +236,8 @@ class Tokenizer:
         settings["model_max_length"] = max_length
         for role, token in zip(KNOWN_NAMES, self.special_tokens, strict=True):
             settings[f"{role}_token"] = token
+        if not has_segments:
+            settings["model_input_names"] = ["input_ids", "attention_mask"]
         (folder / "tokenizer_config.json").write_text(
             json.dumps(settings, indent=2) + "\n", encoding="utf-8", newline="\n"
         )
