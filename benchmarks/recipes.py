@@ -1,6 +1,8 @@
 """Recipes of replaced token detection at equal true FLOPs, on one yardstick.
 
     python -m benchmarks.recipes SHARDS --runs FOLDER --out results/recipes.json
+    python -m benchmarks.recipes SHARDS --study architectures --preset tiny --runs FOLDER
+        --glue GLUE --conll CONLL --out results/architectures.json
 
 Each variant is pre-trained with each seed until the budget of FLOPs is spent. Eight checkpoints of
 each run judge the same held-out rows, corrupted by the generator of the present recipe's first
@@ -11,6 +13,12 @@ those of steps timed in turn, in one process. "Averaged" is the mean of the last
 weights, which an exponential average of weights would be near to. The scores are those of
 fine-tunings on the tasks in --glue and --conll; without these, on the punctuation of held-out
 texts.
+
+The study of architectures compares ELECTRA's body with ModernBERT's (the preset and modern-preset)
+under RTD and MLM, all with the best recipe. Of ELECTRA, cooccurrence also lets the first layer look
+at adjacent tokens. MLM has no discriminator, so it is compared on the tasks only. With
+--equal seconds each run gets the processor seconds that the first variant takes for the FLOPs,
+timed when the study begins; the times are in FOLDER, so that the same command continues with them.
 
 All runs are in FOLDER. After an interruption, the same command continues there. The results hold
 all finished runs in FOLDER, so that a second command can add seeds for some variants. `--part 0/2`
@@ -88,21 +96,31 @@ _CHANGES: dict[str, dict[str, Any]] = {
     BEST: _BEST,
     **{f"best, {name}": {**_BEST, **change} for name, change in _ONE_CHANGE.items()},
 }
-VARIANTS = {
-    name: [f"{setting}={value}" for setting, value in change.items()]
-    for name, change in _CHANGES.items()
+_MLM = {**_BEST, "method.objective": "mlm"}
+MODERN = "ModernBERT"
+STUDIES: dict[str, dict[str, dict[str, Any]]] = {
+    "recipes": _CHANGES,
+    "architectures": {
+        "ELECTRA, RTD": _BEST,
+        f"{MODERN}, RTD": _BEST,
+        "ELECTRA, MLM": _MLM,
+        f"{MODERN}, MLM": _MLM,
+        f"{MODERN}, RTD, global attention": {**_BEST, "model.global_attn_every_n_layers": 1},
+    },
 }
-"""Settings that differ from the present recipe."""
-BASE = [
-    "train.initial_weights=neighbours",
-    "optimizer.matrices=adamw",
-    "optimizer.learning_rate=1e-3",
-    "train.batch_size=32",
-    "train.threads=1",
-    "train.evaluate_rows=256",
-    "train.keep_checkpoints=8",
-    "train.save_every=1",
-]
+"""Variants of each study, and the settings in which they differ from BASE. The first variant is the
+one that the others are compared with."""
+VARIANTS = {name: change for study in STUDIES.values() for name, change in study.items()}
+BASE: dict[str, Any] = {
+    "train.initial_weights": "neighbours",
+    "optimizer.matrices": "adamw",
+    "optimizer.learning_rate": 1e-3,
+    "train.batch_size": 32,
+    "train.threads": 1,
+    "train.evaluate_rows": 256,
+    "train.keep_checkpoints": 8,
+    "train.save_every": 1,
+}
 """The present recipe, beside the sizes of the preset."""
 NUM_POINTS = 8
 """Checkpoints of a run that are scored."""
@@ -128,9 +146,13 @@ def configure(
     preset: str, variant: str, seed: int, flops: float, shards_folder: Path
 ) -> PretrainConfig:
     """Return the settings of a run, with steps for the budget of true FLOPs."""
-    sizes = QUICKSTART.pretrain if preset == "quickstart" else PRESETS[preset]
+    name = f"modern-{preset}" if variant.startswith(MODERN) else preset
+    known = {"quickstart": QUICKSTART.pretrain, **PRESETS}
+    require(name in known, f"there is no preset {name}: choose --preset tiny or small")
+    sizes = known[name]
+    settings = {**BASE, **VARIANTS[variant], "train.seed": seed}
     config = fit_to_shards(
-        override(override(sizes, [*BASE, f"train.seed={seed}"]), VARIANTS[variant]),
+        override(sizes, [f"{setting}={value}" for setting, value in settings.items()]),
         open_shards(shards_folder, verify=False),
     )
     length = config.examples.sequence_length
@@ -198,6 +220,16 @@ def judge(model: Objective, rows: Sequence[tuple[Batch, Tensor]]) -> dict[str, f
     }
 
 
+def name_run(runs: Path, variant: str, seed: int) -> Path:
+    """Return the run folder of a variant and seed."""
+    return runs / f"{variant.replace(', ', '-').replace(' ', '-')}-{seed}"
+
+
+def find_first(variant: str) -> str:
+    """Return the variant that a variant is compared with."""
+    return next(next(iter(study)) for study in STUDIES.values() if variant in study)
+
+
 def run_one(
     preset: str,
     variant: str,
@@ -209,7 +241,7 @@ def run_one(
 ) -> dict[str, Any]:
     """Return the record of one variant and seed, after any remaining work."""
     config = configure(preset, variant, seed, flops, shards)
-    run = runs / f"{variant.replace(', ', '-').replace(' ', '-')}-{seed}"
+    run = name_run(runs, variant, seed)
     done = run / "recipe.json"
     if done.exists():
         return dict(json.loads(done.read_text(encoding="utf-8")))
@@ -218,33 +250,37 @@ def run_one(
             resume(run, _say)
         else:
             pretrain(shards, run, config, _say)
-    first = runs / f"{PRESENT}-0"
-    require((first / "results.json").exists(), f"{first} must be finished first: run it alone")
-    rows = corrupt(first, shards)
-    curve = [
-        {"step": int(each.name.removeprefix("step-")), **judge(load(run, each, shards), rows)}
-        for each in list_checkpoints(run)
-    ]
+    curve, averaged = [], None
+    if config.method.objective != "mlm":
+        first = name_run(runs, find_first(variant), 0)
+        require((first / "results.json").exists(), f"{first} must be finished first: run it alone")
+        rows = corrupt(first, shards)
+        checkpoints = list_checkpoints(run)
+        curve = [
+            {"step": int(each.name.removeprefix("step-")), **judge(load(run, each, shards), rows)}
+            for each in checkpoints
+        ]
+        last = [read_tensors(each / "model.safetensors") for each in checkpoints[-2:]]
+        average = load(run, checkpoints[-1], shards)
+        load_parameters(average, {name: (last[0][name] + last[1][name]) / 2 for name in last[0]})
+        averaged = judge(average, rows)
     scores = {
         task: score(run, task, data, runs, f"{run.name}-{task}") for task, data in tasks.items()
     }
-    last = [read_tensors(each / "model.safetensors") for each in list_checkpoints(run)[-2:]]
-    average = load(run, list_checkpoints(run)[-1], shards)
-    load_parameters(average, {name: (last[0][name] + last[1][name]) / 2 for name in last[0]})
     record = {
         "variant": variant,
-        "settings": VARIANTS[variant],
+        "settings": [f"{setting}={value}" for setting, value in VARIANTS[variant].items()],
         "seed": seed,
         "steps": config.train.steps,
         "curve": curve,
-        "averaged": judge(average, rows),
+        "averaged": averaged,
         "scores": scores,
         "heldout": json.loads((run / "results.json").read_text(encoding="utf-8"))["heldout"],
         "config": to_dict(config),
         "manifest": json.loads((run / "manifest.json").read_text(encoding="utf-8")),
     }
     write_json(done, record)
-    print(f"{run.name}: {curve[-1]} {scores}", flush=True)
+    print(f"{run.name}: {curve[-1:]} {scores}", flush=True)
     return record
 
 
@@ -288,6 +324,25 @@ def time_steps(configs: dict[str, PretrainConfig], shards_folder: Path) -> dict[
     return taken
 
 
+def share_seconds(
+    preset: str, flops: float, variants: Sequence[str], shards: Path, runs: Path
+) -> dict[str, float]:
+    """Return the FLOPs of each variant in the seconds that the first takes for `flops`.
+
+    The variants are timed once; a later call reads the times from `runs`.
+    """
+    path = runs / "seconds.json"
+    configs = {name: configure(preset, name, 0, flops, shards) for name in variants}
+    if not path.exists():
+        write_json(path, time_steps(configs, shards))
+    taken = json.loads(path.read_text(encoding="utf-8"))
+    speeds = {}
+    for name, config in configs.items():
+        a_token = count_true(sketch_objective(config), config.examples.sequence_length)
+        speeds[name] = a_token / statistics.median(taken[name])
+    return {name: flops * speed / speeds[variants[0]] for name, speed in speeds.items()}
+
+
 def find_share(curve: Sequence[dict[str, float]], loss: float) -> float | None:
     """Return the share of a run after which its loss falls to `loss`; None if it never does."""
     points = [(0.0, curve[0]["constant_loss"])]
@@ -302,29 +357,38 @@ def tabulate(
     records: Sequence[dict[str, Any]], taken: dict[str, list[float]], scratch: dict[str, float]
 ) -> Table:
     """Return a row for each variant: mean ± deviation over its seeds."""
-    present = [r for r in records if r["variant"] == PRESENT]
+    compared_with = find_first(records[0]["variant"])
+    present = [r for r in records if r["variant"] == compared_with]
     target = statistics.mean(r["curve"][-1]["loss"] for r in present)
     speed = {name: statistics.median(times) for name, times in taken.items()}
     means = [list(scratch)] if len(scratch) > 1 else []
     rows = []
     for variant in dict.fromkeys(r["variant"] for r in records):
         own = [r for r in records if r["variant"] == variant]
-        shares = [find_share(r["curve"], target) for r in own]
-        if variant == PRESENT:  # its seeds end around their mean
+        judged = [r for r in own if r["curve"]]
+        shares = [find_share(r["curve"], target) for r in judged]
+        if variant == compared_with:  # its seeds end around their mean
             shares = [1.0 for _ in own]
         known = [share for share in shares if share is not None]
-        slower = speed[variant] / speed[PRESENT]
-        reached = f"{statistics.mean(known):.2f}" if len(known) == len(shares) else "never"
-        in_time = f"{slower * statistics.mean(known):.2f}" if len(known) == len(shares) else "never"
+        slower = speed[variant] / speed[compared_with]
+        is_reached = bool(known) and len(known) == len(shares)
+        reached = f"{statistics.mean(known):.2f}" if is_reached else "never"
+        in_time = f"{slower * statistics.mean(known):.2f}" if is_reached else "never"
         rows.append(
             [
                 variant,
                 str(len(own)),
-                format_spread([r["curve"][-1]["loss"] for r in own]),
-                format_spread([r["curve"][-1]["auc"] for r in own]),
-                format_spread([r["averaged"]["auc"] for r in own]),
-                reached,
-                in_time,
+                *(
+                    (
+                        format_spread([r["curve"][-1]["loss"] for r in judged]),
+                        format_spread([r["curve"][-1]["auc"] for r in judged]),
+                        format_spread([r["averaged"]["auc"] for r in judged]),
+                        reached,
+                        in_time,
+                    )
+                    if judged
+                    else "-----"
+                ),
                 *(
                     format_spread(
                         [statistics.mean(r["scores"][task] for task in tasks) for r in own]
@@ -377,7 +441,12 @@ def main() -> None:
     parser.add_argument("--glue", type=Path)
     parser.add_argument("--conll", type=Path)
     parser.add_argument("--preset", default="quickstart", choices=["quickstart", *PRESETS])
-    parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
+    parser.add_argument("--study", default="recipes", choices=list(STUDIES))
+    parser.add_argument(
+        "--variants", nargs="+", choices=list(VARIANTS), help="default: the study's"
+    )
+    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
+    parser.add_argument("--equal", default="flops", choices=["flops", "seconds"])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--flops", type=float, default=1e13)
     parser.add_argument("--part", default="0/1")
@@ -388,7 +457,9 @@ def main() -> None:
     tasks = {"conll2003": arguments.conll} if arguments.conll else {}
     if arguments.glue:
         tasks |= {
-            name: arguments.glue for name in TASKS if name not in ("punctuation", "conll2003")
+            name: arguments.glue
+            for name in arguments.tasks
+            if name not in ("punctuation", "conll2003")
         }
     if not tasks:
         tasks = {"punctuation": arguments.runs / "punctuation"}
@@ -399,10 +470,18 @@ def main() -> None:
             tasks["punctuation"].mkdir()
             write_passages(question.train, tasks["punctuation"] / "train.txt")
             write_passages(question.test, tasks["punctuation"] / "dev.txt")
-    common = arguments.preset, arguments.flops, arguments.shards
-    jobs = [(variant, seed) for seed in range(arguments.seeds) for variant in arguments.variants]
+    preset, shards, runs = arguments.preset, arguments.shards, arguments.runs
+    study = list(STUDIES[arguments.study])
+    flops = dict.fromkeys(study, arguments.flops)
+    if arguments.equal == "seconds":
+        flops = share_seconds(preset, arguments.flops, study, shards, runs)
+    jobs = [
+        (variant, seed)
+        for seed in range(arguments.seeds)
+        for variant in arguments.variants or study
+    ]
     for variant, seed in jobs[number::parts]:
-        run_one(common[0], variant, seed, *common[1:], arguments.runs, tasks)
+        run_one(preset, variant, seed, flops[variant], shards, runs, tasks)
     if parts > 1:
         return
     records = [
@@ -413,13 +492,13 @@ def main() -> None:
     for record in records:
         record["manifest"] = trace(record["manifest"])
     records.sort(key=lambda record: (names.index(record["variant"]), record["seed"]))
-    start = arguments.runs / f"{PRESENT}-0"
+    start = name_run(runs, study[0], 0)
     scratch = {
         task: score(start, task, data, arguments.runs, f"scratch-{task}", scratch=True)
         for task, data in tasks.items()
     }
     configs = {
-        record["variant"]: configure(common[0], record["variant"], 0, *common[1:])
+        record["variant"]: configure(preset, record["variant"], 0, flops[record["variant"]], shards)
         for record in records
     }
     taken = time_steps(configs, arguments.shards)
@@ -427,7 +506,8 @@ def main() -> None:
     result = {
         "commit": find_commit(),
         "preset": arguments.preset,
-        "flops": arguments.flops,
+        "equal": arguments.equal,
+        "flops": flops,
         "device": prepare_machine("cpu", "float32", 1).name,
         "seconds_per_million_tokens": taken,
         "scratch": scratch,

@@ -6,11 +6,15 @@
                 ElectraForPreTraining, samples from the full logits, float32, torch's AdamW
 (b) best        the fastest loop with the same modules: LM head at the masked positions only, one
                 uniform number per sample, fused AdamW, bfloat16 autocast
+(b') eager      (b) with transformers' eager attention, in place of torch's kernel (presets modern-)
 (c) compiled    (b) with torch.compile (--compiled; needs a compiler)
 ours            electra/pretraining/step.py as in pre-training
 ours, plain     ours, neither compiled nor captured (on a GPU)
 ours, wide      ours with a generator of the discriminator's width and a quarter of its layers
                 (--wide): a different computation, whose time only is compared
+
+Of the architecture modernbert the modules are ModernBertForMaskedLM, and ModernBertModel under
+transformers' head for ELECTRA's discriminator.
 
 All variants have the same sizes, batch, dropout, vocabulary and tied embeddings. Before the timing,
 all variants except "ours, wide" must compute the same two losses from the same weights, masks and
@@ -27,13 +31,14 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from electra.config import EncoderConfig, PretrainConfig
+from electra.config import PretrainConfig
 from electra.corpus.tokenizer import Tokenizer, make_tokenizer
 from electra.files import write_json, write_text
 from electra.method.flops import count_true
@@ -53,6 +58,11 @@ from electra.runs.huggingface import (
     config_to_huggingface,
     encoder_to_huggingface,
     head_to_huggingface,
+)
+from electra.runs.huggingface_modern import (
+    config_to_modernbert,
+    encoder_to_modernbert,
+    network_to_modernbert,
 )
 from electra.runs.manifest import find_commit
 from electra.settings import override
@@ -100,14 +110,31 @@ class Ours:
         return output.judgement.corrupt_ids_BL.gather(1, draw.index_BS)
 
 
+class ModernDiscriminator(nn.Module):
+    """transformers' ModernBertModel under transformers' head of ElectraForPreTraining."""
+
+    def __init__(self, config: Any):
+        super().__init__()
+        from transformers import ElectraConfig, ElectraForPreTraining, ModernBertModel
+
+        self.base_model = ModernBertModel(config)
+        sizes = ElectraConfig(hidden_size=config.hidden_size, num_hidden_layers=0, vocab_size=1)
+        self.discriminator_predictions = ElectraForPreTraining(sizes).discriminator_predictions
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> Any:
+        """Return an object with the loss, as ElectraForPreTraining does."""
+        logits_BL = self.discriminator_predictions(self.base_model(input_ids).last_hidden_state)
+        loss = F.binary_cross_entropy_with_logits(logits_BL, labels.float())
+        return SimpleNamespace(loss=loss)
+
+
 class Loop:
     """The plain loop with transformers' modules."""
 
     name = "loop"
+    attention = "sdpa"
 
     def __init__(self, ours: Ours):
-        import transformers
-
         self.config, self.device = ours.config, ours.device
         model = ours.model
         assert isinstance(model, ReplacedTokenDetection)
@@ -117,34 +144,63 @@ class Loop:
         sizes = self.config.model
         small = self.config.generator.encoder(sizes)
 
-        def build(
-            architecture: str, encoder_sizes: EncoderConfig, tensors: dict[str, Tensor]
-        ) -> Any:
-            values = config_to_huggingface(encoder_sizes, architecture, 0)
-            network = getattr(transformers, architecture)(transformers.ElectraConfig(**values))
-            network.load_state_dict({k: v.cpu() for k, v in tensors.items()}, strict=False)
-            return network.to(self.device).train()
-
-        self.discriminator = build(
-            "ElectraForPreTraining",
-            sizes,
-            encoder_to_huggingface(model.discriminator.state_dict())
-            | head_to_huggingface(model.discriminator_head.state_dict(), DISCRIMINATOR_HEAD),
-        )
-        self.generator = build(
-            "ElectraForMaskedLM",
-            small,
-            encoder_to_huggingface(model.generator.encoder.state_dict())
-            | head_to_huggingface(model.generator.head.state_dict(), GENERATOR_HEAD),
-        )
-        self.generator.electra.embeddings = self.discriminator.electra.embeddings
-        self.generator.generator_lm_head.weight = (
-            self.discriminator.electra.embeddings.word_embeddings.weight
-        )
+        self.is_modern = sizes.architecture == "modernbert"
+        encoders = model.discriminator.state_dict(), model.generator.encoder.state_dict()
+        heads = model.discriminator_head.state_dict(), model.generator.head.state_dict()
+        if self.is_modern:
+            tokenizer = make_tokenizer(sizes.vocab_size)
+            self.discriminator = self._build(
+                ModernDiscriminator, config_to_modernbert(sizes, "ModernBertModel", tokenizer),
+                encoder_to_modernbert(encoders[0], "base_model.")
+                | head_to_huggingface(heads[0], DISCRIMINATOR_HEAD),
+            )  # fmt: skip
+            self.generator = self._build(
+                "ModernBertForMaskedLM",
+                *network_to_modernbert(small, encoders[1], heads[1], tokenizer),
+            )
+            self.features, self.softmax = self.generator.head, self.generator.decoder
+        else:
+            self.discriminator = self._build(
+                "ElectraForPreTraining", config_to_huggingface(sizes, "ElectraForPreTraining", 0),
+                encoder_to_huggingface(encoders[0])
+                | head_to_huggingface(heads[0], DISCRIMINATOR_HEAD),
+            )  # fmt: skip
+            self.generator = self._build(
+                "ElectraForMaskedLM", config_to_huggingface(small, "ElectraForMaskedLM", 0),
+                encoder_to_huggingface(encoders[1])
+                | head_to_huggingface(heads[1], GENERATOR_HEAD),
+            )  # fmt: skip
+            self.features = self.generator.generator_predictions
+            self.softmax = self.generator.generator_lm_head
+        self.generator.base_model.embeddings = self.discriminator.base_model.embeddings
+        self.softmax.weight = self.discriminator.base_model.get_input_embeddings().weight
         self.parameters = list(
             dict.fromkeys([*self.discriminator.parameters(), *self.generator.parameters()])
         )
         self.optimizer = self.build_optimizer()
+
+    def _build(
+        self,
+        architecture: str | type[nn.Module],
+        values: dict[str, Any],
+        tensors: dict[str, Tensor],
+    ) -> Any:
+        """Return a network of transformers, on the device and in training."""
+        import transformers
+
+        name = "ModernBertConfig" if self.is_modern else "ElectraConfig"
+        config = getattr(transformers, name)(**values, attn_implementation=self.attention)
+        is_name = isinstance(architecture, str)
+        make: Any = getattr(transformers, str(architecture)) if is_name else architecture
+        network = make(config)
+        network.load_state_dict({k: v.cpu() for k, v in tensors.items()}, strict=False)
+        return network.to(self.device).train()
+
+    def inputs(self, input_ids_BL: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Return what the networks read: token ids and, unless they have none, segments."""
+        if self.is_modern:
+            return {"input_ids": input_ids_BL}
+        return {"input_ids": input_ids_BL, "token_type_ids": batch.token_type_ids_BL}
 
     def build_optimizer(self) -> torch.optim.Optimizer:
         """Return torch's AdamW with its default implementation."""
@@ -156,9 +212,7 @@ class Loop:
         is_chosen_BL = torch.zeros_like(masked_BL, dtype=torch.bool)
         is_chosen_BL.scatter_(1, draw.index_BS, draw.chosen_BS)
         labels_BL = batch.input_ids_BL.masked_fill(~is_chosen_BL, -100)
-        output = self.generator(
-            input_ids=masked_BL, token_type_ids=batch.token_type_ids_BL, labels=labels_BL
-        )
+        output = self.generator(**self.inputs(masked_BL, batch), labels=labels_BL)
         corrupt_BL = masked_BL.clone()
         if sampled_BS is None:
             probs_MV = output.logits.detach()[is_chosen_BL].softmax(dim=-1)
@@ -166,9 +220,7 @@ class Loop:
         else:
             corrupt_BL = batch.input_ids_BL.scatter(1, draw.index_BS, sampled_BS)
         is_replaced_BL = (corrupt_BL != batch.input_ids_BL).long()
-        judged = self.discriminator(
-            input_ids=corrupt_BL, token_type_ids=batch.token_type_ids_BL, labels=is_replaced_BL
-        )
+        judged = self.discriminator(**self.inputs(corrupt_BL, batch), labels=is_replaced_BL)
         return output.loss, judged.loss
 
     def step(self, batch: Batch) -> None:
@@ -199,8 +251,8 @@ class Best(Loop):
     def __init__(self, ours: Ours):
         super().__init__(ours)
         self.dtype = ours.dtype
-        self.encode_generator: Callable[..., Any] = self.generator.electra
-        self.encode_discriminator: Callable[..., Any] = self.discriminator.electra
+        self.encode_generator: Callable[..., Any] = self.generator.base_model
+        self.encode_discriminator: Callable[..., Any] = self.discriminator.base_model
 
     def build_optimizer(self) -> torch.optim.Optimizer:
         """Return the fused AdamW."""
@@ -211,14 +263,10 @@ class Best(Loop):
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
             masked_BL = self.masking.mask(batch.input_ids_BL, draw)
             original_M = batch.input_ids_BL.gather(1, draw.index_BS).flatten()
-            hidden_BLH = self.encode_generator(
-                input_ids=masked_BL, token_type_ids=batch.token_type_ids_BL
-            ).last_hidden_state
+            hidden_BLH = self.encode_generator(**self.inputs(masked_BL, batch)).last_hidden_state
             index_BSH = draw.index_BS[:, :, None].expand(-1, -1, hidden_BLH.shape[-1])
-            features_ME = self.generator.generator_predictions(
-                hidden_BLH.gather(1, index_BSH).flatten(0, 1)
-            )
-            logits_MV = self.generator.generator_lm_head(features_ME).float()
+            features_ME = self.features(hidden_BLH.gather(1, index_BSH).flatten(0, 1))
+            logits_MV = self.softmax(features_ME).float()
             mlm_loss = F.cross_entropy(logits_MV, original_M)
             if sampled_BS is None:
                 with torch.no_grad():
@@ -231,13 +279,20 @@ class Best(Loop):
             corrupt_BL = batch.input_ids_BL.scatter(1, draw.index_BS, sampled_BS)
             is_replaced_BL = corrupt_BL != batch.input_ids_BL
             states_BLH = self.encode_discriminator(
-                input_ids=corrupt_BL, token_type_ids=batch.token_type_ids_BL
+                **self.inputs(corrupt_BL, batch)
             ).last_hidden_state
             logits_BL = self.discriminator.discriminator_predictions(states_BLH)
             disc_loss = F.binary_cross_entropy_with_logits(
                 logits_BL.float(), is_replaced_BL.float()
             )
         return mlm_loss, disc_loss
+
+
+class Eager(Best):
+    """The fastest loop with eager attention."""
+
+    name = "eager"
+    attention = "eager"
 
 
 class Compiled(Best):
@@ -247,8 +302,8 @@ class Compiled(Best):
 
     def __init__(self, ours: Ours):
         super().__init__(ours)
-        self.encode_generator = torch.compile(self.generator.electra)
-        self.encode_discriminator = torch.compile(self.discriminator.electra)
+        self.encode_generator = torch.compile(self.generator.base_model)
+        self.encode_discriminator = torch.compile(self.discriminator.base_model)
 
 
 class Plain(Ours):
@@ -265,7 +320,7 @@ class Wide(Ours):
     settings = ("generator.hidden_fraction=1", "generator.layers_fraction=0.25")
 
 
-THEIRS = {variant.name: variant for variant in (Loop, Best, Compiled)}
+THEIRS = {variant.name: variant for variant in (Loop, Best, Eager, Compiled)}
 OURS = {variant.name: variant for variant in (Ours, Plain, Wide)}
 
 
@@ -354,6 +409,7 @@ def main() -> None:
     if arguments.memory_of:
         return report_memory(arguments.memory_of, config, machine)
     asked = {
+        "eager": config.model.architecture == "modernbert",
         "compiled": arguments.compiled,
         "ours, plain": machine.device.type == "cuda",
         "ours, wide": arguments.wide,

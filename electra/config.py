@@ -138,12 +138,21 @@ class PrepareConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig:
-    """Sizes of one encoder, named as in Hugging Face's ElectraConfig. Source: Table 6."""
+    """Architecture and sizes of one encoder. Source: Table 6.
 
+    Names are those of Hugging Face's ElectraConfig, and of its ModernBertConfig for what only that
+    architecture has.
+    """
+
+    architecture: Literal["electra", "modernbert"] = "electra"
+    """electra: layers as in BERT, which the paper has. modernbert: the graph of Hugging Face's
+    ModernBertModel: norms before attention and feed-forward, rotary positions, a gated
+    feed-forward, local attention in most layers. The presets modern-... have it."""
     vocab_size: int = 30_522
     """Entries of the vocabulary. Pre-training takes the value from the shards."""
     embedding_size: int
-    """Width of the embeddings. A linear layer projects them to `hidden_size` if the two differ."""
+    """Width of the embeddings. A linear layer projects them to `hidden_size` if the two differ.
+    modernbert: they may not differ."""
     hidden_size: int
     """Width of the hidden states."""
     num_hidden_layers: int
@@ -155,16 +164,39 @@ class EncoderConfig:
     max_position_embeddings: int = 512
     """Longest row, tokens."""
     type_vocab_size: int = 2
-    """Number of segments."""
+    """Number of segments. modernbert: it has no segment embeddings; leave it at 2."""
     hidden_dropout_prob: float = 0.1
-    """Dropout probability of the embeddings and of the outputs of attention and feed-forward."""
+    """Dropout probability of the embeddings and of the outputs of attention and feed-forward.
+    modernbert: of the embeddings and inside the feed-forward (its embedding_dropout and
+    mlp_dropout)."""
     attention_probs_dropout_prob: float = 0.1
-    """Dropout probability of the attention probabilities."""
+    """Dropout probability of the attention probabilities. modernbert: and of the attention output
+    (its attention_dropout)."""
     layer_norm_eps: float = 1e-12
-    """Added to the variance in layer norms."""
+    """Added to the variance in layer norms (ModernBertConfig: norm_eps)."""
     initializer_range: float = 0.02
     """Standard deviation of the normal distribution of initial weights, truncated at two standard
-    deviations."""
+    deviations. modernbert: divided by sqrt(2 num_hidden_layers) where a layer adds its result to
+    the hidden states."""
+    local_attention: int = 128
+    """modernbert: width of the window of local attention, tokens. A token attends to itself and
+    local_attention / 2 tokens on either side."""
+    global_attn_every_n_layers: int = 3
+    """modernbert: every n-th layer, the first included, attends to the whole row, the others to the
+    window. 1: all layers attend to the whole row."""
+    global_rope_theta: float = 160_000.0
+    """modernbert: base of the rotary positions in layers that attend to the whole row."""
+    local_rope_theta: float = 10_000.0
+    """modernbert: base of the rotary positions in layers with local attention."""
+    norm_bias: bool = False
+    """modernbert: whether layer norms have a bias."""
+    attention_bias: bool = False
+    """modernbert: whether the linear maps of the attention have a bias."""
+    mlp_bias: bool = False
+    """modernbert: whether the linear maps of the feed-forward have a bias."""
+    classifier_bias: bool = False
+    """modernbert: whether the inner linear map of the generator's head, and of heads of
+    fine-tuning, has a bias."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -189,6 +221,57 @@ class EncoderConfig:
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
             value = getattr(self, name)
             require(0 <= value < 1, f"{name} must lie in [0, 1), not {value}")
+        if self.architecture == "electra":
+            for field_ in dataclasses.fields(self):
+                value = getattr(self, field_.name)
+                require(
+                    field_.name not in MODERNBERT_ONLY or value == field_.default,
+                    f"{field_.name} {value} is for architecture modernbert; electra has "
+                    f"{field_.default}",
+                )
+            return
+        require(
+            self.embedding_size == self.hidden_size,
+            f"embedding_size {self.embedding_size} must be hidden_size {self.hidden_size}: the "
+            "architecture modernbert has no layer between embeddings and hidden states",
+        )
+        require(
+            self.type_vocab_size == 2,
+            f"type_vocab_size {self.type_vocab_size} is for architecture electra; modernbert has "
+            "no segment embeddings: leave it at 2",
+        )
+        require(
+            self.local_attention >= 2 and self.local_attention % 2 == 0,
+            f"local_attention must be even and >= 2, not {self.local_attention}",
+        )
+        require(
+            self.global_attn_every_n_layers >= 1,
+            f"global_attn_every_n_layers must be >= 1, not {self.global_attn_every_n_layers}",
+        )
+        for name in ("global_rope_theta", "local_rope_theta"):
+            value = getattr(self, name)
+            require(0 < value < math.inf, f"{name} must be > 0 and finite, not {value}")
+        require(
+            self.head_size % 2 == 0,
+            f"rotary positions need heads of an even size, not {self.head_size}: set "
+            "num_attention_heads",
+        )
+
+    @property
+    def head_size(self) -> int:
+        """Width of an attention head."""
+        return self.hidden_size // self.num_attention_heads
+
+    def is_local(self, layer: int) -> bool:
+        """Return whether a layer, counted from 0, attends to the window of local attention."""
+        return self.architecture == "modernbert" and layer % self.global_attn_every_n_layers > 0
+
+
+MODERNBERT_ONLY = frozenset(
+    ("local_attention", "global_attn_every_n_layers", "global_rope_theta", "local_rope_theta")
+    + ("norm_bias", "attention_bias", "mlp_bias", "classifier_bias")
+)
+"""Fields of EncoderConfig that the architecture electra does not read."""
 
 
 NOT_SIZES = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
@@ -289,9 +372,11 @@ class GeneratorConfig:
             f"heads; {hidden_size - hidden_size % head_size} is",
         )
         num_layers = round(discriminator.num_hidden_layers * self.layers_fraction)
+        is_modern = discriminator.architecture == "modernbert"
         return dataclasses.replace(
             discriminator,
             hidden_size=hidden_size,
+            embedding_size=hidden_size if is_modern else discriminator.embedding_size,
             intermediate_size=round(discriminator.intermediate_size * fraction),
             num_attention_heads=num_heads,
             num_hidden_layers=self.num_hidden_layers or max(1, num_layers),
@@ -501,7 +586,8 @@ class TrainConfig:
     """bert: as in the paper. neighbours: the first layer starts with attention to adjacent tokens,
     and output biases start at the log token frequencies. cooccurrence: the same, and token
     embeddings start as a factor of the tokens' mutual information, counted in some seconds. Meant
-    for short runs."""
+    for short runs. The architecture modernbert has no position embeddings to find adjacent tokens
+    by: neighbours is refused, and cooccurrence leaves the first layer as it is."""
     log_every: int = 50
     """Steps between two records of metrics.jsonl."""
     evaluate_every: int = 10_000
@@ -666,6 +752,8 @@ class PretrainConfig:
                 value < self.train.steps,
                 f"{name} {value} must be less than train.steps {self.train.steps}",
             )
+        if self.model.architecture == "modernbert":
+            self._require_modernbert(sizes)
         if self.train.initial_weights != "bert" and generator.kind == "network":
             for encoder in (self.model, self.generator.encoder(self.model)):
                 require(
@@ -675,6 +763,34 @@ class PretrainConfig:
                     f"than embedding_size {encoder.embedding_size}; set "
                     "generator.hidden_fraction=1",
                 )
+
+    def _require_modernbert(self, generator: EncoderConfig) -> None:
+        """Refuse what the architecture modernbert has no place for.
+
+        Args:
+            generator: Sizes of the generator.
+        """
+        method, hidden_size = self.method, self.model.hidden_size
+        require(
+            method.mode == "paper",
+            "method.mode reference follows the released code, which has no model.architecture "
+            "modernbert: set method.mode=paper",
+        )
+        has_generator = method.objective != "mlm" and self.generator.kind == "network"
+        require(
+            not has_generator
+            or method.sharing != "embeddings"
+            or generator.hidden_size == hidden_size,
+            f"method.sharing embeddings needs a generator as wide as the model ({hidden_size}, not "
+            f"{generator.hidden_size}), since the architecture modernbert has no layer between "
+            "embeddings and hidden states: set generator.hidden_fraction=1 and, for a small "
+            "generator, generator.layers_fraction=0.25",
+        )
+        require(
+            self.train.initial_weights != "neighbours",
+            "train.initial_weights neighbours needs position embeddings, which the architecture "
+            "modernbert has not: set train.initial_weights=cooccurrence or bert",
+        )
 
     @property
     def second_stage(self) -> int:

@@ -231,7 +231,8 @@ def test_a_recipe_is_told_when_it_reaches_the_loss():
 
 @pytest.mark.parametrize("variant", recipes.VARIANTS)
 def test_recipes_spend_the_same_flops(variant, toy_shards):
-    config = recipes.configure("quickstart", variant, 0, 1e11, toy_shards)
+    preset = "tiny" if variant in recipes.STUDIES["architectures"] else "quickstart"
+    config = recipes.configure(preset, variant, 0, 1e11, toy_shards)
     length = config.examples.sequence_length
     per_token = count_true(sketch_objective(config), length)
     spent = per_token * config.train.steps * config.train.batch_size * length

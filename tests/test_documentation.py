@@ -28,7 +28,7 @@ PAGES = [
         *("docs/ARTEFACTS.md", "docs/DEVIATIONS.md", "docs/PERFORMANCE.md", "docs/ARCHITECTURE.md"),
         *("docs/RELIABILITY.md", "docs/DOMAIN.md", "docs/LIBRARY.md", "docs/REPRODUCE.md"),
         *("docs/CORPUS.md", "docs/TOKENIZERS.md", "docs/CONCEPTS.md", "docs/SERVING.md"),
-        *("docs/TROUBLE.md", "docs/KOREAN.md"),
+        *("docs/TROUBLE.md", "docs/KOREAN.md", "docs/ARCHITECTURES.md"),
     )
 ]
 """In the order in which their commands are run."""

@@ -231,8 +231,9 @@ def test_presets_are_table_7_and_follow_the_encoders_width():
     assert rates["small"] == (3e-4, 0.8)
     assert rates["base"] == (1e-4, 0.8)
     assert rates["large"] == (5e-5, 0.9)
-    for name, preset in PRESETS.items():
-        assert finetune_preset(preset.model) is FINETUNE_PRESETS[name]
+    for name, preset in FINETUNE_PRESETS.items():
+        assert finetune_preset(PRESETS[name].model) is preset
+    assert finetune_preset(PRESETS["modern-mini"].model) is FINETUNE_PRESETS["small"]
     assert finetune_preset(encoder_sizes(2048, 1, 64)) is FINETUNE_PRESETS["large"]
     config = FINETUNE_PRESETS["small"]
     assert (config.batch_size, config.warmup_fraction, config.weight_decay) == (32, 0.1, 0.0)

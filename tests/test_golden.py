@@ -35,6 +35,13 @@ BASE = [
     "train.batch_size=8",
     "train.precision=float32",
 ]
+MODERN = [
+    "model.architecture=modernbert",
+    "model.embedding_size=128",
+    "model.local_attention=8",
+    "generator.hidden_fraction=1",
+    "generator.layers_fraction=0.5",
+]
 VARIANTS = {
     "rtd": [],
     "rtd-masked-only": ["method.objective=rtd_masked_only"],
@@ -65,6 +72,9 @@ VARIANTS = {
     "muon": ["optimizer.matrices=muon"],
     "accumulation": ["train.accumulation=3"],
     "recompute": ["train.recompute_activations=true"],
+    "modern": MODERN,
+    "modern-mlm": [*MODERN, "method.objective=mlm", "examples.attend=document"],
+    "modern-electric": [*MODERN, "method.objective=electric", "optimizer.matrices=muon"],
     "no-dropout": ["model.hidden_dropout_prob=0", "model.attention_probs_dropout_prob=0"],
 }
 

@@ -858,21 +858,23 @@ def test_bfloat16_is_for_processors_that_multiply_it():
 )
 def test_layers_are_those_that_the_machine_runs_best(setting, device, compiled, expected):
     if not isinstance(expected, str):
-        assert choose_layers(setting, torch.device(device), is_plain=compiled) is expected
+        assert (
+            choose_layers(setting, "electra", torch.device(device), is_plain=compiled) is expected
+        )
         return
     with pytest.raises(UserError, match=f"layers fused: .*{expected}"):
-        choose_layers(setting, torch.device(device), is_plain=compiled)
+        choose_layers(setting, "electra", torch.device(device), is_plain=compiled)
 
 
 def test_triton_layers_are_for_a_gpu():
     with pytest.raises(UserError, match="layers triton: they are for a GPU; use plain or auto"):
-        choose_layers("triton", torch.device("cpu"), is_plain=True)
+        choose_layers("triton", "electra", torch.device("cpu"), is_plain=True)
 
 
 @pytest.mark.skipif(find_spec("triton") is not None, reason="Triton is installed")
 def test_missing_triton_is_told():
     with pytest.raises(UserError, match="layers triton: Triton is not installed"):
-        choose_layers("triton", torch.device("cuda"), is_plain=True)
+        choose_layers("triton", "electra", torch.device("cuda"), is_plain=True)
 
 
 def test_fused_layers_in_a_compiled_step_are_refused_and_nothing_written(

@@ -229,12 +229,15 @@ class Tokenizer:
             self.write(incomplete)
             write_hashes(incomplete)
 
-    def write(self, folder: Path, max_length: int = MODEL_MAX_LENGTH) -> None:
+    def write(
+        self, folder: Path, max_length: int = MODEL_MAX_LENGTH, has_segments: bool = True
+    ) -> None:
         """Write the files of `save` into an existing folder.
 
         Args:
             folder: The existing folder.
             max_length: Tokens of the longest row; transformers truncates to it on request.
+            has_segments: Whether the model reads token_type_ids, which transformers then gives it.
         """
         (folder / "tokenizer.json").write_text(self._file_content(), encoding="utf-8")
         if self.is_bert:
@@ -242,6 +245,8 @@ class Tokenizer:
                 "".join(f"{token}\n" for token in self.tokens_by_id), encoding="utf-8", newline="\n"
             )
         settings = describe_for_transformers(self.definition, max_length)
+        if not has_segments:
+            settings["model_input_names"] = ["input_ids", "attention_mask"]
         (folder / "tokenizer_config.json").write_text(
             json.dumps(settings, indent=2) + "\n", encoding="utf-8", newline="\n"
         )

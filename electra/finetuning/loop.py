@@ -95,7 +95,8 @@ def finetune(
     if not spread:
         machine = dataclasses.replace(machine, rank=0, num_ranks=1)
     # Also called by build_network, but a refusal must come before the folder is made.
-    choose_layers(config.layers, machine.device, is_plain=False)
+    architecture = pretrained.encoder.architecture
+    choose_layers(config.layers, architecture, machine.device, is_plain=False)
     settings = {
         "task": question.name,
         "start": pretrained.source,

@@ -74,7 +74,7 @@ def build_network(
         hidden_dropout_prob=dropout_prob,
         attention_probs_dropout_prob=dropout_prob,
     )
-    layer = choose_layers(config.layers, machine.device, is_plain=False)
+    layer = choose_layers(config.layers, sizes.architecture, machine.device, is_plain=False)
     encoder = Encoder(sizes, layer=layer, compute_dtype=machine.dtype)
     head = family.build_head(sizes, config)
     rng = torch.Generator().manual_seed(step_seed(seed, "classifier", 0))
@@ -101,7 +101,8 @@ def load_network(finetuned: Finetuned, family: Family, machine: Machine) -> Task
     config = finetuned.config
     # A model trained with fused layers on a CPU may answer on another device.
     setting: Literal["plain", "auto"] = "plain" if config.layers == "plain" else "auto"
-    layer = choose_layers(setting, machine.device, is_plain=False)
+    architecture = finetuned.encoder.architecture
+    layer = choose_layers(setting, architecture, machine.device, is_plain=False)
     encoder = Encoder(finetuned.encoder, layer=layer, compute_dtype=machine.dtype)
     head = family.build_head(finetuned.encoder, config)
     model = TaskNetwork(encoder, head, family)

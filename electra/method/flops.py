@@ -115,6 +115,9 @@ def count_training(
         attention_size: Width of all attention heads together; 0: the hidden size.
         is_decoder: Whether each layer also attends to an encoder.
 
+    The script knows no ModernBERT: of its layers the gate is counted too, attention over the whole
+    row, and the rest as in ELECTRA's.
+
     Source: flops_computation.py.
     """
     h, i, e, s = sizes.hidden_size, sizes.intermediate_size, sizes.embedding_size, length
@@ -126,6 +129,8 @@ def count_training(
         + (2 * h * h + h + DROPOUT * h + h + NORM)  # output; NORM, not NORM * h, as in the script
     )
     feed_forward = 4 * h * i + ACTIVATION * i + i + h + DROPOUT * h + h + NORM * h
+    if sizes.architecture == "modernbert":
+        feed_forward += 2 * h * i + i  # the gate
     block = (2 if is_decoder else 1) * attention + feed_forward
     embeddings = 2 * e * v + 2 * e * (s + 2) + 2 * e + NORM * e + DROPOUT * e
     if e != h:

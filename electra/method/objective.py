@@ -6,7 +6,6 @@ from rows. docs/OBJECTIVES.md shows how to write a new objective.
 Shape suffixes: B rows, L positions, V vocabulary.
 """
 
-import dataclasses
 from bisect import bisect_right
 from dataclasses import dataclass
 from functools import reduce
@@ -19,10 +18,10 @@ from electra.config import EncoderConfig, PretrainConfig
 from electra.corpus.tokenizer import Tokenizer
 from electra.method.masking import Counts, Draw, Masking, Means
 from electra.model.batch import Batch
-from electra.model.encoder import Embeddings, Encoder
+from electra.model.encoder import Embeddings, Encoder, Layer
 from electra.model.heads import DiscriminatorHead, GeneratorHead
-from electra.model.layer import PostNormLayer
 from electra.model.masked_lm import FixedDistribution, MaskedLM, TwoTowers
+from electra.model.modern_layer import ModernEmbeddings
 
 
 class Judgement(NamedTuple):
@@ -189,14 +188,14 @@ class Parts:
         compute_dtype: Dtype of activations and matrix products.
         frequencies_V: Number of occurrences of each token in the corpus. Only the unigram generator
             needs the frequencies.
-        layer: Class of the encoders' layers.
+        layer: Class of the encoders' layers; None: the plain one of the architecture.
     """
 
     config: PretrainConfig
     tokenizer: Tokenizer
     compute_dtype: torch.dtype = torch.float32
     frequencies_V: Tensor | None = None
-    layer: type[PostNormLayer] = PostNormLayer
+    layer: type[Layer] | None = None
 
     def encoder(self, sizes: EncoderConfig, shared: Encoder | None = None) -> Encoder:
         """Return an encoder.
@@ -211,7 +210,9 @@ class Parts:
         embeddings = shared.embeddings if shared is not None and sharing == "embeddings" else None
         return self._new_encoder(sizes, embeddings)
 
-    def _new_encoder(self, sizes: EncoderConfig, embeddings: Embeddings | None) -> Encoder:
+    def _new_encoder(
+        self, sizes: EncoderConfig, embeddings: Embeddings | ModernEmbeddings | None
+    ) -> Encoder:
         return Encoder(
             sizes,
             layer=self.layer,
@@ -250,8 +251,7 @@ class Parts:
         sizes = self.config.generator.encoder(self.config.model)
         before = self.encoder(sizes, shared=kept)
         after = self._new_encoder(sizes, before.embeddings)
-        both = dataclasses.replace(sizes, hidden_size=2 * sizes.hidden_size)
-        return TwoTowers(before, after, GeneratorHead(both))
+        return TwoTowers(before, after, GeneratorHead(sizes, num_towers=2))
 
     def masking(self) -> Masking:
         """Return the module that chooses and masks positions."""

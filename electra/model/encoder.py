@@ -1,4 +1,4 @@
-"""The encoder of both networks: embeddings and a stack of layers, as in BERT and ELECTRA.
+"""The encoder of both networks: embeddings and a stack of layers, ELECTRA's or ModernBERT's.
 
 Shape suffixes: B rows of the batch, L positions, T types of segment, E embedding size, H hidden
 size, N heads, K layers read as features.
@@ -6,11 +6,11 @@ size, N heads, K layers read as features.
 Parameters are float32. `compute_dtype` is the dtype of activations and matrix products: embeddings
 are looked up and normalised in float32 and cast once; mixed_precision.py casts the weights.
 
-Source: google-research/electra model/modeling.py.
+Source: google-research/electra model/modeling.py; of ModernBERT see modern_layer.py.
 """
 
 from itertools import islice
-from typing import Literal, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,22 @@ from electra.config import EncoderConfig
 from electra.model.dropout import Dropout, DropoutMasks
 from electra.model.layer import PostNormLayer
 from electra.model.mixed_precision import LayerNorm, Linear, runs_operations
+from electra.model.modern_layer import (
+    ModernEmbeddings,
+    Places,
+    PreNormLayer,
+    Sees,
+    find_places,
+    make_mask,
+    make_norm,
+)
+
+Layer = PostNormLayer | PreNormLayer
+
+
+def find_layers(model: nn.Module) -> list[nn.Module]:
+    """Return the layers of all encoders below a model, each once."""
+    return [part for part in model.modules() if isinstance(part, Layer)]
 
 
 class Embeddings(nn.Module):
@@ -57,10 +73,13 @@ class Embeddings(nn.Module):
 class Encoder(nn.Module):
     """Embeddings, a projection where E != H, and the layers: (B, L) ids to (B, L, H) states.
 
+    ModernBERT's last layer is followed by a norm.
+
     Args:
-        config: Sizes and dropout probabilities.
-        layer: Class of the layers: the plain one, which is the definition and can be hooked and
-            adapted, or `fused_layer.FusedPostNormLayer`, which computes the same faster on a CPU.
+        config: Architecture, sizes and dropout probabilities.
+        layer: Class of the layers, of the config's architecture. None: the plain one, which is the
+            definition and can be hooked and adapted. `fused_layer.FusedPostNormLayer` and
+            `fused_modern_layer.FusedPreNormLayer` compute the same faster on a CPU.
         embeddings: An embedding block to share with another encoder; None makes a new one.
         compute_dtype: Dtype of activations and matrix products.
         recompute_activations: Whether layers in training keep only their input and compute the rest
@@ -71,23 +90,32 @@ class Encoder(nn.Module):
         self,
         config: EncoderConfig,
         *,
-        layer: type[PostNormLayer] = PostNormLayer,
-        embeddings: Embeddings | None = None,
+        layer: type[Layer] | None = None,
+        embeddings: Embeddings | ModernEmbeddings | None = None,
         compute_dtype: torch.dtype = torch.float32,
         recompute_activations: bool = False,
     ):
         super().__init__()
         self.config = config
-        self.layer = layer
+        is_modern = config.architecture == "modernbert"
+        self.layer = layer or (PreNormLayer if is_modern else PostNormLayer)
         self.compute_dtype = compute_dtype
         self.recompute_activations = recompute_activations
-        self.embeddings = Embeddings(config) if embeddings is None else embeddings
+        if embeddings is None:
+            embeddings = ModernEmbeddings(config) if is_modern else Embeddings(config)
+        self.embeddings = embeddings
         self.embeddings_project = (
             Linear(config.embedding_size, config.hidden_size)
             if config.embedding_size != config.hidden_size
             else None
         )
-        self.layers = nn.ModuleList(layer(config) for _ in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(
+            self.layer(config, number)
+            if issubclass(self.layer, PreNormLayer)
+            else self.layer(config)
+            for number in range(config.num_hidden_layers)
+        )
+        self.final_norm = make_norm(config) if is_modern else None
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.has_dropout = config.hidden_dropout_prob + config.attention_probs_dropout_prob > 0
 
@@ -97,7 +125,7 @@ class Encoder(nn.Module):
         attention_mask_BL: Tensor | None = None,
         token_type_ids_BL: Tensor | None = None,
         document_ids_BL: Tensor | None = None,
-        sees: Literal["all", "before", "after"] = "all",
+        sees: Sees = "all",
     ) -> Tensor:
         """Return the hidden states (B, L, H) after the last layer, in `compute_dtype`.
 
@@ -112,20 +140,19 @@ class Encoder(nn.Module):
             sees: Positions that a position attends to: all of them, itself and those before it, or
                 itself and those after it.
         """
-        x_BLH, mask_BNLL, masks = self._begin(
-            input_ids_BL, attention_mask_BL, token_type_ids_BL, document_ids_BL, sees
-        )
-        for layer in self.layers:
+        x_BLH, masks = self._begin(input_ids_BL, token_type_ids_BL)
+        places = self.find_places(input_ids_BL, attention_mask_BL, document_ids_BL, sees)
+        for layer, where in zip(self.layers, places, strict=True):
             if self.recompute_activations and self.training:
                 x_BLH = checkpoint(
                     layer,
-                    *(x_BLH, mask_BNLL, masks),
+                    *(x_BLH, where, masks),
                     use_reentrant=False,
                     preserve_rng_state=self.has_dropout,
                 )
             else:
-                x_BLH = layer(x_BLH, mask_BNLL, masks)
-        return x_BLH
+                x_BLH = layer(x_BLH, where, masks)
+        return x_BLH if self.final_norm is None else self.final_norm(x_BLH)
 
     def count_flops(self, length: int) -> dict[str, float]:
         """Return the operations per position of the forward pass on rows of `length`, by part.
@@ -136,7 +163,7 @@ class Encoder(nn.Module):
         if self.embeddings_project is not None:
             parts["embeddings, projection"] = 2 * self.embeddings_project.weight.numel()
         for layer in self.layers:
-            for name, flops in cast(PostNormLayer, layer).count_flops(length).items():
+            for name, flops in cast(Layer, layer).count_flops(length).items():
                 parts[name] = parts.get(name, 0) + flops
         return parts
 
@@ -159,11 +186,15 @@ class Encoder(nn.Module):
             attention_mask_BL: True or 1 at tokens, False or 0 at padding; None: nothing is padding.
             token_type_ids_BL: Segment 0 or 1 of each token; None: all 0.
         """
-        x_BLH, mask_BNLL, masks = self._begin(input_ids_BL, attention_mask_BL, token_type_ids_BL)
+        x_BLH, masks = self._begin(input_ids_BL, token_type_ids_BL)
         states = []
-        for layer in self.layers:
-            x_BLH = layer(x_BLH, mask_BNLL, masks)
+        for layer, where in zip(
+            self.layers, self.find_places(input_ids_BL, attention_mask_BL), strict=True
+        ):
+            x_BLH = layer(x_BLH, where, masks)
             states.append(x_BLH)
+        if self.final_norm is not None:
+            states[-1] = self.final_norm(states[-1])
         return torch.stack(states[-num_layers:])
 
     @torch.no_grad()
@@ -178,23 +209,61 @@ class Encoder(nn.Module):
 
         The layers above are not computed. Arguments as in `layer_states`.
         """
-        x_BLH, mask_BNLL, masks = self._begin(input_ids_BL, attention_mask_BL, token_type_ids_BL)
-        for layer in islice(self.layers, num_layers):
-            x_BLH = layer(x_BLH, mask_BNLL, masks)
+        x_BLH, masks = self._begin(input_ids_BL, token_type_ids_BL)
+        places = self.find_places(input_ids_BL, attention_mask_BL)
+        for layer, where in islice(zip(self.layers, places, strict=True), num_layers):
+            x_BLH = layer(x_BLH, where, masks)
+        if self.final_norm is not None and num_layers == len(self.layers):
+            return self.final_norm(x_BLH)
         return x_BLH
 
-    def _begin(
+    def find_places(
         self,
         input_ids_BL: Tensor,
-        attention_mask_BL: Tensor | None,
-        token_type_ids_BL: Tensor | None,
+        attention_mask_BL: Tensor | None = None,
         document_ids_BL: Tensor | None = None,
-        sees: Literal["all", "before", "after"] = "all",
-    ) -> tuple[Tensor, Tensor | None, DropoutMasks | None]:
-        """Return the inputs of the first layer.
+        sees: Sees = "all",
+    ) -> list[Tensor | None] | list[Places]:
+        """Return what each layer needs to know of the positions; arguments as in `forward`.
 
-        They are hidden states (B, L, H), what is added to attention scores (broadcasts to
-        (B, N, L, L); None: nothing), and the dropout masks of this pass (None: torch's dropout).
+        For ELECTRA's layers that is what is added to attention scores (broadcasts to
+        (B, N, L, L); None: nothing).
+        """
+        length, device, dtype = input_ids_BL.shape[1], input_ids_BL.device, self.compute_dtype
+        forbidden_BNLL = None
+        if document_ids_BL is not None:  # 0 at padding
+            forbidden_BNLL = document_ids_BL[:, None, :, None] != document_ids_BL[:, None, None, :]
+        elif attention_mask_BL is not None:
+            forbidden_BNLL = ~attention_mask_BL[:, None, None, :].bool()
+        if sees != "all":
+            ones_LL = torch.ones(length, length, dtype=torch.bool, device=device)
+            hidden_LL = ones_LL.triu(1) if sees == "before" else ones_LL.tril(-1)
+            forbidden_BNLL = hidden_LL if forbidden_BNLL is None else forbidden_BNLL | hidden_LL
+        if self.config.architecture == "electra":
+            return [make_mask(forbidden_BNLL, dtype)] * len(self.layers)
+        kinds = [self.config.is_local(number) for number in range(len(self.layers))]
+        places = {
+            is_local: find_places(
+                self.config,
+                is_local=is_local,
+                length=length,
+                forbidden=forbidden_BNLL,
+                real_BL=attention_mask_BL,
+                documents_BL=document_ids_BL,
+                sees=sees,
+                dtype=dtype,
+                device=device,
+            )
+            for is_local in sorted(set(kinds))
+        }
+        return [places[is_local] for is_local in kinds]
+
+    def _begin(
+        self, input_ids_BL: Tensor, token_type_ids_BL: Tensor | None
+    ) -> tuple[Tensor, DropoutMasks | None]:
+        """Return the input of the first layer (B, L, H), and the dropout masks of this pass.
+
+        Without masks (None) dropout is torch's.
         """
         x_BLH = self.embeddings(input_ids_BL, token_type_ids_BL).to(self.compute_dtype)
         masks = None
@@ -202,24 +271,6 @@ class Encoder(nn.Module):
             rows, length = input_ids_BL.shape
             masks = self.layer.draw_masks(self.config, rows, length, self.compute_dtype)
         x_BLH = self.dropout(x_BLH, masks)
-        forbidden_BNLL = None
-        if document_ids_BL is not None:  # 0 at padding
-            forbidden_BNLL = document_ids_BL[:, None, :, None] != document_ids_BL[:, None, None, :]
-        elif attention_mask_BL is not None:
-            forbidden_BNLL = ~attention_mask_BL[:, None, None, :].bool()
-        if sees != "all":
-            length = input_ids_BL.shape[1]
-            ones_LL = torch.ones(length, length, dtype=torch.bool, device=x_BLH.device)
-            hidden_LL = ones_LL.triu(1) if sees == "before" else ones_LL.tril(-1)
-            forbidden_BNLL = hidden_LL if forbidden_BNLL is None else forbidden_BNLL | hidden_LL
-        mask_BNLL = None
-        if forbidden_BNLL is not None:
-            # Half of the least number: kernels multiply scores by log2(e), and a row in which all
-            # is hidden, as one of padding before a tower that looks ahead, must stay finite.
-            least = torch.finfo(self.compute_dtype).min / 2
-            mask_BNLL = torch.zeros(
-                forbidden_BNLL.shape, dtype=self.compute_dtype, device=x_BLH.device
-            ).masked_fill_(forbidden_BNLL, least)
         if self.embeddings_project is not None:
             x_BLH = self.embeddings_project(x_BLH)
-        return x_BLH, mask_BNLL, masks
+        return x_BLH, masks

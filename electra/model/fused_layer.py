@@ -111,27 +111,30 @@ class _FusedLayer(torch.autograd.Function):
         )
         x_MH = x_BLH.reshape(-1, H)
         qkv_3ZLD = (
-            _map(x_MH, W_qkv, b_qkv).view(B, L, 3, N, D).permute(2, 0, 3, 1, 4).reshape(3, Z, L, D)
+            map_rows(x_MH, W_qkv, b_qkv)
+            .view(B, L, 3, N, D)
+            .permute(2, 0, 3, 1, 4)
+            .reshape(3, Z, L, D)
         )
         q_ZLD, k_ZLD, v_ZLD = qkv_3ZLD.unbind(0)
-        scores_ZLL = _product(q_ZLD, k_ZLD.transpose(1, 2), D**-0.5)
+        scores_ZLL = product(q_ZLD, k_ZLD.transpose(1, 2), D**-0.5)
         if mask_BNLL is not None:
             scores_ZLL.view(B, N, L, L).add_(mask_BNLL)
         probs_ZLL = scores_ZLL.softmax(dim=-1)
         dropped_ZLL = probs_ZLL if kept_probs is None else probs_ZLL * kept_probs
         context_MH = (
-            _product(dropped_ZLL, v_ZLD, shape.attention_scale)
+            product(dropped_ZLL, v_ZLD, shape.attention_scale)
             .view(B, N, L, D)
             .transpose(1, 2)
             .reshape(-1, H)
         )
-        attended_MH = _map(context_MH, W_o, b_o)
-        sum_1_MH = _add_dropped(x_MH, attended_MH, kept_attention, shape.hidden_scale)
+        attended_MH = map_rows(context_MH, W_o, b_o)
+        sum_1_MH = add_dropped(x_MH, attended_MH, kept_attention, shape.hidden_scale)
         x_1_MH, mean_1, rstd_1 = torch.native_layer_norm(sum_1_MH, [H], g_1, h_1, shape.eps)
-        inner_MF = _map(x_1_MH, W_i, b_i)
+        inner_MF = map_rows(x_1_MH, W_i, b_i)
         active_MF = F.gelu(inner_MF)
-        output_MH = _map(active_MF, W_f, b_f)
-        sum_2_MH = _add_dropped(x_1_MH, output_MH, kept_inner, shape.hidden_scale)
+        output_MH = map_rows(active_MF, W_f, b_f)
+        sum_2_MH = add_dropped(x_1_MH, output_MH, kept_inner, shape.hidden_scale)
         y_MH, mean_2, rstd_2 = torch.native_layer_norm(sum_2_MH, [H], g_2, h_2, shape.eps)
         if any(ctx.needs_input_grad):
             ctx.shape, ctx.size = shape, (B, L, H)
@@ -158,31 +161,31 @@ class _FusedLayer(torch.autograd.Function):
         )
         # Gradient of dropout's input, still without dropout's scale.
         doutput_MH = dsum_2_MH if kept_inner is None else dsum_2_MH * kept_inner
-        dW_f, db_f = _weight_gradients(doutput_MH, active_MF, shape.hidden_scale)
-        dactive_MF = _scaled(doutput_MH, W_f, shape.hidden_scale)
+        dW_f, db_f = weight_gradients(doutput_MH, active_MF, shape.hidden_scale)
+        dactive_MF = map_back(doutput_MH, W_f, shape.hidden_scale)
         dinner_MF = torch.ops.aten.gelu_backward(dactive_MF, inner_MF)
-        dW_i, db_i = _weight_gradients(dinner_MF, x_1_MH)
+        dW_i, db_i = weight_gradients(dinner_MF, x_1_MH)
         dx_1_MH = torch.addmm(dsum_2_MH, dinner_MF, W_i)
         dsum_1_MH, dg_1, dh_1 = torch.ops.aten.native_layer_norm_backward(
             dx_1_MH, sum_1_MH, [H], mean_1, rstd_1, g_1, h_1, every
         )
         dattended_MH = dsum_1_MH if kept_attention is None else dsum_1_MH * kept_attention
-        dW_o, db_o = _weight_gradients(dattended_MH, context_MH, shape.hidden_scale)
-        dcontext_MH = _scaled(dattended_MH, W_o, shape.hidden_scale)
+        dW_o, db_o = weight_gradients(dattended_MH, context_MH, shape.hidden_scale)
+        dcontext_MH = map_back(dattended_MH, W_o, shape.hidden_scale)
         dcontext_ZLD = dcontext_MH.view(B, L, N, D).transpose(1, 2).reshape(-1, L, D)
 
         q_ZLD, k_ZLD, v_ZLD = qkv_3ZLD.unbind(0)
         dqkv_3ZLD = torch.empty_like(qkv_3ZLD)
         dropped_ZLL = probs_ZLL if kept_probs is None else probs_ZLL * kept_probs
-        _product(dropped_ZLL.transpose(1, 2), dcontext_ZLD, shape.attention_scale, dqkv_3ZLD[2])
-        dprobs_ZLL = _product(dcontext_ZLD, v_ZLD.transpose(1, 2), shape.attention_scale)
+        product(dropped_ZLL.transpose(1, 2), dcontext_ZLD, shape.attention_scale, dqkv_3ZLD[2])
+        dprobs_ZLL = product(dcontext_ZLD, v_ZLD.transpose(1, 2), shape.attention_scale)
         if kept_probs is not None:
             dprobs_ZLL.mul_(kept_probs)
         dscores_ZLL = torch._softmax_backward_data(dprobs_ZLL, probs_ZLL, -1, probs_ZLL.dtype)
-        _product(dscores_ZLL, k_ZLD, D**-0.5, dqkv_3ZLD[0])
-        _product(dscores_ZLL.transpose(1, 2), q_ZLD, D**-0.5, dqkv_3ZLD[1])
+        product(dscores_ZLL, k_ZLD, D**-0.5, dqkv_3ZLD[0])
+        product(dscores_ZLL.transpose(1, 2), q_ZLD, D**-0.5, dqkv_3ZLD[1])
         dqkv_MJ = dqkv_3ZLD.view(3, B, N, L, D).permute(1, 3, 0, 2, 4).reshape(B * L, 3 * H)
-        dW_qkv, db_qkv = _weight_gradients(dqkv_MJ, x_MH)
+        dW_qkv, db_qkv = weight_gradients(dqkv_MJ, x_MH)
         dx_MH = torch.addmm(dsum_1_MH, dqkv_MJ, W_qkv)
         return (
             *(dx_MH.view(B, L, H), None, None, None, None, None),
@@ -190,35 +193,42 @@ class _FusedLayer(torch.autograd.Function):
         )
 
 
-def _product(a_ZIJ: Tensor, b_ZJK: Tensor, scale: float, out: Tensor | None = None) -> Tensor:
+def product(a_ZIJ: Tensor, b_ZJK: Tensor, scale: float, out: Tensor | None = None) -> Tensor:
     """Return scale * a @ b (Z, I, K); the scale is applied inside the product."""
     if out is None:
         out = a_ZIJ.new_empty(a_ZIJ.shape[0], a_ZIJ.shape[1], b_ZJK.shape[2])
     return torch.baddbmm(out, a_ZIJ, b_ZJK, beta=0, alpha=scale, out=out)
 
 
-def _add_dropped(x_MH: Tensor, y_MH: Tensor, kept: Tensor | None, scale: float) -> Tensor:
+def add_dropped(x_MH: Tensor, y_MH: Tensor, kept: Tensor | None, scale: float) -> Tensor:
     """Return x + dropout(y)."""
     return x_MH + y_MH if kept is None else torch.addcmul(x_MH, y_MH, kept, value=scale)
 
 
-def _map(x_MI: Tensor, W_OI: Tensor, b_O: Tensor) -> Tensor:
+def map_rows(x_MI: Tensor, W_OI: Tensor, b_O: Tensor | None) -> Tensor:
     """Return x W^T + b."""
+    if b_O is None:
+        return x_MI @ W_OI.t()
     if x_MI.dtype == torch.bfloat16 and _HAS_ONEDNN:  # the bias inside the product: a fifth less
         y_MO: Tensor = torch.ops.mkldnn._linear_pointwise(x_MI, W_OI, b_O, "none", [], "")
         return y_MO
     return torch.addmm(b_O, x_MI, W_OI.t())
 
 
-def _scaled(x_MO: Tensor, W_OI: Tensor, scale: float) -> Tensor:
+def map_back(x_MO: Tensor, W_OI: Tensor, scale: float) -> Tensor:
     """Return scale * x W; the scale is applied inside the product."""
     out = x_MO.new_empty(x_MO.shape[0], W_OI.shape[1])
     return torch.addmm(out, x_MO, W_OI, beta=0, alpha=scale, out=out)
 
 
-def _weight_gradients(dy_MO: Tensor, x_MI: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+def weight_gradients(dy_MO: Tensor, x_MI: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
     """Return scale times the gradients of weight and bias of y = x W^T + b, float32."""
-    return _scaled(dy_MO.t(), x_MI, scale).float(), dy_MO.sum(dim=0).float().mul_(scale)
+    return weight_gradient(dy_MO, x_MI, scale), dy_MO.sum(dim=0).float().mul_(scale)
+
+
+def weight_gradient(dy_MO: Tensor, x_MI: Tensor, scale: float = 1.0) -> Tensor:
+    """Return scale times the gradient of the weight of y = x W^T + b, float32."""
+    return map_back(dy_MO.t(), x_MI, scale).float()
 
 
 _HAS_ONEDNN = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()

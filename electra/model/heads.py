@@ -19,13 +19,19 @@ class GeneratorHead(nn.Module):
     """The generator's output layer: hidden states to the features that the tied softmax reads.
 
     logits = forward(h) @ table.T + bias. The product itself is left to the loss (softmax.py), which
-    needs it at the chosen positions only. Source: run_pretraining.py _get_masked_lm_output.
+    needs it at the chosen positions only. Source: run_pretraining.py _get_masked_lm_output; in the
+    architecture modernbert, transformers' ModernBertForMaskedLM.
+
+    Args:
+        config: Sizes of the encoder.
+        num_towers: Number of encoders whose states stand side by side in the input.
     """
 
-    def __init__(self, config: EncoderConfig):
+    def __init__(self, config: EncoderConfig, num_towers: int = 1):
         super().__init__()
-        self.dense = Linear(config.hidden_size, config.embedding_size)
-        self.norm = LayerNorm(config.embedding_size, eps=config.layer_norm_eps)
+        size, has_bias, norm_has_bias = config.embedding_size, *_biases(config)
+        self.dense = Linear(num_towers * config.hidden_size, size, bias=has_bias)
+        self.norm = LayerNorm(size, eps=config.layer_norm_eps, bias=norm_has_bias)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
     @property
@@ -61,6 +67,34 @@ class DiscriminatorHead(nn.Module):
         return self.dense_prediction(inner_BLH).squeeze(-1)
 
 
+class PredictionHead(nn.Module):
+    """The layers before the last one in ModernBERT's heads of fine-tuning: (..., H) to (..., H).
+
+    Source: transformers' ModernBertPredictionHead.
+    """
+
+    def __init__(self, config: EncoderConfig):
+        super().__init__()
+        size, has_bias, norm_has_bias = config.hidden_size, *_biases(config)
+        self.dense = Linear(size, size, bias=has_bias)
+        self.norm = LayerNorm(size, eps=config.layer_norm_eps, bias=norm_has_bias)
+
+    def forward(self, state: Tensor) -> Tensor:
+        """Return the features that the last layer of a head reads."""
+        return self.norm(F.gelu(self.dense(state)))
+
+
+def build_inner(config: EncoderConfig) -> nn.Module:
+    """Return what stands before the last layer of a head that transformers has: ELECTRA nothing."""
+    return PredictionHead(config) if config.architecture == "modernbert" else nn.Identity()
+
+
+def _biases(config: EncoderConfig) -> tuple[bool, bool]:
+    """Return whether the inner linear map of a head has a bias, and whether its norm has one."""
+    is_modern = config.architecture == "modernbert"
+    return not is_modern or config.classifier_bias, not is_modern or config.norm_bias
+
+
 class ClassifierHead(nn.Module):
     """Dropout and one linear layer on a row's state: (B, L, H) to float32 (B, C).
 
@@ -74,6 +108,7 @@ class ClassifierHead(nn.Module):
         num_classes: C; 1 for a regression.
         dropout_prob: Dropout on the row's state.
         pooling: The row's state: that of [CLS], or the mean over the row's tokens.
+        inner: From `build_inner`; None: nothing.
     """
 
     def __init__(
@@ -82,9 +117,11 @@ class ClassifierHead(nn.Module):
         num_classes: int,
         dropout_prob: float,
         pooling: Literal["cls", "mean"],
+        inner: nn.Module | None = None,
     ):
         super().__init__()
         self.pooling = pooling
+        self.inner = inner or nn.Identity()
         self.dropout = Dropout(dropout_prob)
         self.dense = Linear(hidden_size, num_classes)
 
@@ -101,7 +138,7 @@ class ClassifierHead(nn.Module):
             state_BH = hidden_BLH.float().mean(dim=1)
         else:
             state_BH = _mean(hidden_BLH, attention_mask_BL)
-        return self.dense(self.dropout(state_BH))
+        return self.dense(self.dropout(self.inner(state_BH)))
 
 
 class PairHead(nn.Module):

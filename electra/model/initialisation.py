@@ -16,10 +16,11 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from electra.model.encoder import Encoder
+from electra.model.encoder import Embeddings, Encoder
 from electra.model.heads import DiscriminatorHead
 from electra.model.layer import PostNormLayer
 from electra.model.mixed_precision import Linear
+from electra.model.modern_layer import PreNormLayer
 from electra.model.span_heads import BeamSpanHead, SpanHead
 
 
@@ -27,7 +28,8 @@ from electra.model.span_heads import BeamSpanHead, SpanHead
 def init_weights(module: nn.Module, std: float, rng: torch.Generator) -> None:
     """Draw every weight below `module` from BERT's truncated normal; set biases to 0.
 
-    A module shared by two parents is drawn once. An LSTM has torch's uniform start.
+    A module shared by two parents is drawn once. An LSTM has torch's uniform start. In ModernBERT's
+    layers the weights that write to the hidden states are then divided (`shrink_outputs`).
 
     Args:
         module: Linear maps, embeddings and LSTMs below it are drawn; norms stay as they are.
@@ -46,6 +48,9 @@ def init_weights(module: nn.Module, std: float, rng: torch.Generator) -> None:
             for weight in part.parameters():
                 bound = part.hidden_size**-0.5
                 nn.init.uniform_(weight, -bound, bound, generator=rng)
+    for part in module.modules():
+        if isinstance(part, PreNormLayer):
+            part.shrink_outputs()
 
 
 def _draw_truncated_normal(weight: Tensor, std: float, rng: torch.Generator) -> None:
@@ -72,8 +77,9 @@ def draw_glorot(module: nn.Module, rng: torch.Generator) -> None:
         if isinstance(part, DiscriminatorHead):
             nn.init.xavier_uniform_(part.dense_prediction.weight, generator=rng)
         if isinstance(part, SpanHead | BeamSpanHead):
-            for layer in part.children():
-                nn.init.xavier_uniform_(cast(Linear, layer).weight, generator=rng)
+            for layer in part.modules():
+                if isinstance(layer, Linear):
+                    nn.init.xavier_uniform_(layer.weight, generator=rng)
 
 
 @torch.no_grad()
@@ -90,7 +96,7 @@ def look_at_neighbours(encoders: list[Encoder], std: float, rng: torch.Generator
         std: Standard deviation of the token embeddings.
         rng: Source of all random numbers.
     """
-    positions = encoders[0].embeddings.positions.weight
+    positions = cast(Embeddings, encoders[0].embeddings).positions.weight
     size = positions.shape[1]
     frequencies = math.pi * torch.rand(size // 2, generator=rng)
     phases = torch.arange(len(positions))[:, None] * frequencies

@@ -26,15 +26,20 @@ class SpanHead(nn.Module):
     """One linear layer: a logit to start and a logit to end at each position, each on its own.
 
     Source: BERT; transformers' ElectraForQuestionAnswering calls the layer `qa_outputs`.
+
+    Args:
+        hidden_size: H.
+        inner: From `heads.build_inner`; None: nothing.
     """
 
-    def __init__(self, hidden_size: int):
+    def __init__(self, hidden_size: int, inner: nn.Module | None = None):
         super().__init__()
+        self.inner = inner or nn.Identity()
         self.dense = Linear(hidden_size, 2)
 
     def forward(self, states_BLH: Tensor, token_type_ids_BL: Tensor) -> dict[str, Tensor]:
         """Return `start_logits` and `end_logits`, (B, L) float32."""
-        logits_BL2 = self.dense(states_BLH.float())
+        logits_BL2 = self.dense(self.inner(states_BLH.float()))
         forbidden_BL = ~answer_positions(token_type_ids_BL)
         logits_BL2 = logits_BL2.masked_fill(forbidden_BL[:, :, None], -torch.inf)
         start_BL, end_BL = logits_BL2.unbind(dim=-1)

@@ -20,7 +20,7 @@ from electra.config import PretrainConfig, TrainConfig, UserError
 from electra.method.measures import tally
 from electra.method.objective import Objective
 from electra.model.batch import Batch, find_real
-from electra.model.layer import PostNormLayer
+from electra.model.encoder import find_layers
 from electra.pretraining.attention import Ranking, find_kernels, rank_attention
 from electra.pretraining.step import Outcome, Step
 from electra.pretraining.working_copies import WorkingCopies
@@ -42,8 +42,7 @@ def prepare_step(
     """
     num_parts = count_parts(config.train.sharding, machine)
     if num_parts > 1:
-        layers = [module for module in model.modules() if isinstance(module, PostNormLayer)]
-        shard(model, layers, machine, num_parts)
+        shard(model, find_layers(model), machine, num_parts)
         return Step(model, config, machine)
     if machine.device.type != "cuda" and config.train.compile != "yes":
         return Step(model, config, machine)

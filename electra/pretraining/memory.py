@@ -11,8 +11,7 @@ from electra.config import PretrainConfig, require
 from electra.corpus.tokenizer import SPECIAL_TOKENS
 from electra.method.objective import Objective
 from electra.model.batch import Batch
-from electra.model.encoder import Encoder
-from electra.model.layer import PostNormLayer
+from electra.model.encoder import Encoder, find_layers
 
 BYTES_PER_PARAMETER = 16
 """Weight, gradient and Adam's two moments, each float32."""
@@ -179,7 +178,8 @@ def _layer_bytes(encoder: Encoder, input_ids_BL: Tensor) -> int:
         device=input_ids_BL.device,
         requires_grad=True,
     )
-    return _saved_bytes(encoder, lambda: encoder.layers[0](x_BLH, None, None))
+    places = encoder.find_places(input_ids_BL)[0]
+    return _saved_bytes(encoder, lambda: encoder.layers[0](x_BLH, places, None))
 
 
 def _fixed(model: Objective, num_parts: int) -> float:
@@ -191,7 +191,7 @@ def _fixed(model: Objective, num_parts: int) -> float:
     bytes_of_part = BYTES_PER_PARAMETER * _count(model) / num_parts
     if num_parts == 1:
         return bytes_of_part
-    layers = [_count(module) for module in model.modules() if isinstance(module, PostNormLayer)]
+    layers = [_count(layer) for layer in find_layers(model)]
     return bytes_of_part + 8 * (_count(model) - sum(layers) + 2 * max(layers))
 
 

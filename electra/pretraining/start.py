@@ -14,6 +14,7 @@ from electra.method.objective import Objective, Parts
 from electra.method.registry import build_objective
 from electra.model.encoder import Embeddings, Encoder
 from electra.model.initialisation import draw_glorot, init_weights, look_at_neighbours
+from electra.model.modern_layer import ModernEmbeddings
 from electra.pretraining.init_from import size_generator
 from electra.runs.checkpoint import load_parameters
 from electra.runs.pretrained import SavedNetwork, read_networks
@@ -99,7 +100,8 @@ def build_model(
     """
     train = config.train
     is_plain = train.compile == "yes" or train.sharding != "none"
-    layer = choose_layers(train.layers, machine.device, is_plain=is_plain)
+    architecture = config.model.architecture
+    layer = choose_layers(train.layers, architecture, machine.device, is_plain=is_plain)
     model = build_objective(Parts(config, tokenizer, machine.dtype, frequencies_V, layer))
     rng, others = (
         torch.Generator().manual_seed(step_seed(config.train.seed, name, 0))
@@ -111,12 +113,13 @@ def build_model(
     if config.method.mode == "reference":
         draw_glorot(model, others)
     if config.train.initial_weights != "bert":
-        by_embeddings: dict[Embeddings, list[Encoder]] = {}
+        by_embeddings: dict[Embeddings | ModernEmbeddings, list[Encoder]] = {}
         for part in (model.kept, *model.modules()):
             if isinstance(part, Encoder) and part not in by_embeddings.get(part.embeddings, []):
                 by_embeddings.setdefault(part.embeddings, []).append(part)
         for encoders in by_embeddings.values():
-            look_at_neighbours(encoders, std, rng)
+            if architecture == "electra":
+                look_at_neighbours(encoders, std, rng)
             if embeddings_VE is not None:
                 with torch.no_grad():
                     encoders[0].embeddings.tokens.weight.copy_(embeddings_VE)

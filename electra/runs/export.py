@@ -5,9 +5,13 @@ OUT/                ElectraForPreTraining: the discriminator with its head; or E
                     the objective has no discriminator
 OUT/generator/      ElectraForMaskedLM: the generator, if there is one
 
+For the architecture modernbert these are ModernBertModel, with the discriminator's head in
+discriminator_head.safetensors, and ModernBertForMaskedLM.
+
 From a fine-tuning:
 OUT/                ElectraForSequenceClassification, ElectraForTokenClassification,
-                    ElectraForQuestionAnswering or ElectraForMultipleChoice
+                    ElectraForQuestionAnswering or ElectraForMultipleChoice; for modernbert the
+                    same with ModernBert in their names
 
 Each folder holds config.json, model.safetensors, the tokenizer, and electra.json with the model's
 source and the sha256 of the files. The commands of this package check the sha256 on reading. OUT
@@ -47,6 +51,7 @@ from electra.runs.huggingface_heads import (
     span_head,
     tagging_head,
 )
+from electra.runs.huggingface_modern import network_head, network_to_modernbert, task_head
 from electra.runs.manifest import find_commit
 from electra.runs.onnx import Graph, write_onnx
 from electra.runs.pretrained import (
@@ -119,7 +124,10 @@ def export(
             generator = networks.generator
 
     def describe(network: SavedNetwork | Pretrained) -> _Model:
-        if isinstance(network, Pretrained) or similarity:
+        if isinstance(network, SavedNetwork) and network.sizes.architecture == "modernbert":
+            _refuse_for_modernbert(run, form, bool(similarity), onnx or bool(int8_text))
+            head = network_head(network.predicts, network.head)
+        elif isinstance(network, Pretrained) or similarity:
             head = HuggingFaceHead("ElectraModel", {}, {})
         elif network.predicts == "tokens":
             tensors = head_to_huggingface(network.head, GENERATOR_HEAD)
@@ -172,6 +180,8 @@ def export_finetuned(
             agree with the network.
     """
     tensors = finetuned.tensors
+    if finetuned.encoder.architecture == "modernbert":
+        _refuse_for_modernbert(finetuned.run, form, False, onnx or bool(int8_text))
     model = _Model(
         finetuned.encoder,
         tensors_below("encoder.", tensors),
@@ -209,6 +219,32 @@ def _read_folder(folder: Path) -> tuple[SavedNetwork | Pretrained, Tokenizer, in
     return pretrained, pretrained.tokenizer, pretrained.sequence_length
 
 
+def _refuse_for_modernbert(run: Path, form: Form, is_cut: bool, onnx: bool) -> None:
+    what = (
+        "the form bert"
+        if form == "bert"
+        else "the form sentence-transformers"
+        if is_cut
+        else "ONNX"
+        if onnx
+        else ""
+    )
+    require(
+        not what,
+        f"{run}: {what} is for the architecture electra; a plain export of modernbert is a folder "
+        "that servers, sentence-transformers and torch's ONNX exporter take as it is",
+    )
+
+
+def _convert(model: _Model) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]:
+    """Return config.json, the tensors, and those of a file of their own."""
+    head = model.head
+    if model.sizes.architecture == "modernbert":
+        return network_to_modernbert(model.sizes, model.encoder, head, model.tokenizer)
+    config = config_to_huggingface(model.sizes, head.architecture, model.tokenizer.pad_id)
+    return config | head.settings, encoder_to_huggingface(model.encoder) | head.tensors, {}
+
+
 def _truncate(model: _Model, similarity: Similarity) -> _Model:
     sizes, encoder = cut_layers(model.sizes, model.encoder, similarity.layer)
     return _Model(sizes, encoder, model.head, model.tokenizer, model.length, model.source)
@@ -227,15 +263,13 @@ def _write(
 ) -> str:
     """Write all files of an export's main folder, and return the class."""
     head = model.head
-    beside: dict[str, Tensor] = {}
-    config = config_to_huggingface(model.sizes, head.architecture, model.tokenizer.pad_id)
-    tensors = encoder_to_huggingface(model.encoder) | head.tensors
-    config |= head.settings
+    config, tensors, beside = _convert(model)
     if form == "bert":
         config, tensors, beside = to_bert(config, tensors)
     if similarity:
         max_length = model.length
-    model.tokenizer.write(folder, max_length=max_length)
+    has_segments = model.sizes.architecture == "electra"
+    model.tokenizer.write(folder, max_length=max_length, has_segments=has_segments)
     write_json(folder / "config.json", config)
     write_tensors(folder / "model.safetensors", tensors)
     if beside:
@@ -257,11 +291,10 @@ def _write(
 
 
 def _write_plain(folder: Path, model: _Model) -> None:
-    model.tokenizer.write(folder)
-    config = config_to_huggingface(model.sizes, model.head.architecture, model.tokenizer.pad_id)
-    write_model(
-        folder, model.source, config, encoder_to_huggingface(model.encoder) | model.head.tensors
-    )
+    has_segments = model.sizes.architecture == "electra"
+    model.tokenizer.write(folder, has_segments=has_segments)
+    config, tensors, _ = _convert(model)
+    write_model(folder, model.source, config, tensors)
 
 
 def convert_head(finetuned: Finetuned, head: Mapping[str, Tensor]) -> HuggingFaceHead:
@@ -285,11 +318,14 @@ def convert_head(finetuned: Finetuned, head: Mapping[str, Tensor]) -> HuggingFac
             f"{run}: transformers has no class with a {facts['head']} head; fine-tune with --set "
             "squad.head=plain to export, or use electra predict"
         )
-    if family in ("classification", "choice") and pooling != "cls":
+    is_modern = finetuned.encoder.architecture == "modernbert"
+    if family in ("classification", "choice") and pooling != "cls" and not is_modern:
         raise UserError(
             f"{run}: transformers' classifiers read [CLS], which pooling={pooling} is not; "
             "fine-tune with --set pooling=cls to export, or use electra predict"
         )
+    if is_modern:
+        return _convert_modern_head(finetuned, head)
     require(
         set(head) == {"dense.weight", "dense.bias"},
         f"{run}: transformers has no class with a head of {', '.join(sorted(head))}; use electra "
@@ -302,12 +338,38 @@ def convert_head(finetuned: Finetuned, head: Mapping[str, Tensor]) -> HuggingFac
         return span_head(weight, bias)
     if family == "choice":
         return choice_head(weight, bias)
-    labels = facts["labels"]
-    if facts["label_range"]:
-        least, greatest = facts["label_range"]
-        weight, bias = weight * (greatest - least), bias * (greatest - least) + least
-        labels = facts["columns"][-1:]
+    weight, bias, labels = _name_answers(facts, weight, bias)
     return classification_head(weight, bias, labels)
+
+
+def _name_answers(
+    facts: Mapping[str, Any], weight: Tensor, bias: Tensor
+) -> tuple[Tensor, Tensor, list[str]]:
+    """Return weight and bias of a classifier or, in its range, of a regression; and its labels."""
+    if not facts["label_range"]:
+        return weight, bias, facts["labels"]
+    least, greatest = facts["label_range"]
+    return weight * (greatest - least), bias * (greatest - least) + least, facts["columns"][-1:]
+
+
+def _convert_modern_head(finetuned: Finetuned, head: Mapping[str, Tensor]) -> HuggingFaceHead:
+    """Return the head of a fine-tuned model of the architecture modernbert."""
+    facts, config = finetuned.facts, finetuned.config
+    family = facts["family"]
+    labels = facts["labels"] if family in ("classification", "tagging") else []
+    require(
+        "inner.dense.weight" in head,
+        f"{finetuned.run}: transformers' ModernBERT classes read one state of a row, and "
+        "pooling=segments has several of a pair of texts; fine-tune with --set pooling=mean or "
+        "pooling=cls to export, or use electra predict",
+    )
+    if family == "classification":
+        weight, bias, labels = _name_answers(facts, head["dense.weight"], head["dense.bias"])
+        head = {**head, "dense.weight": weight, "dense.bias": bias}
+    # Of a single text, and in multiple choice, segments is the mean.
+    pooling = "cls" if config.pooling == "cls" else "mean"
+    dropout_prob = 0.0 if family == "squad" else config.dropout_prob
+    return task_head(family, head, labels, pooling, dropout_prob)
 
 
 def write_model(

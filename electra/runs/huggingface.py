@@ -3,6 +3,8 @@
 In transformers, ElectraForPreTraining is the discriminator with its head, and ElectraForMaskedLM is
 the generator with its head. Each class has a separate folder with a copy of the embeddings. Query,
 key and value are one matrix here, and three matrices in transformers.
+
+The functions for encoders and their sizes take ModernBERT's, too (huggingface_modern.py).
 """
 
 import dataclasses
@@ -13,7 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from electra.config import EncoderConfig, UserError, require
+from electra.config import MODERNBERT_ONLY, EncoderConfig, UserError, require
+from electra.runs.huggingface_modern import (
+    config_from_modernbert,
+    encoder_from_modernbert,
+    encoder_to_modernbert,
+    is_modern,
+)
 
 # Our name -> Hugging Face's name of each parameter. {i} is the layer, {p} is weight or bias. The
 # rows of our qkv matrix are in the order query, key, value.
@@ -66,6 +74,8 @@ GENERATOR_HEAD = {
 
 def encoder_to_huggingface(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return an Encoder's parameters under Hugging Face's names."""
+    if is_modern(tensors):
+        return encoder_to_modernbert(tensors)
     theirs = {}
     for name, tensor in tensors.items():
         layer, parameter = _layer_of(name), name.rpartition(".")[2]
@@ -89,6 +99,8 @@ def encoder_from_huggingface(theirs: Mapping[str, Tensor], num_layers: int) -> d
     Raises:
         UserError: A parameter is missing.
     """
+    if is_modern(theirs):
+        return encoder_from_modernbert(theirs, num_layers)
     theirs = {
         name if name.startswith("electra.") else f"electra.{name}": tensor
         for name, tensor in theirs.items()
@@ -181,14 +193,18 @@ def config_from_huggingface(values: Mapping[str, Any]) -> EncoderConfig:
     Missing fields have the defaults of transformers' ElectraConfig.
 
     Raises:
-        UserError: The config is not that of an ELECTRA model, a field is not a number, or the model
-            has a feature that our encoder does not support.
+        UserError: The config is not that of an ELECTRA or ModernBERT model, a field is not a
+            number, or the model has a feature that our encoder does not support.
     """
+    if values.get("model_type") == "modernbert":
+        return config_from_modernbert(values)
     for name, expected in {"model_type": "electra", **_FIXED}.items():
         value = values.get(name, _FIXED.get(name))
         require(value == expected, f"{name} must be {expected!r}, not {value!r}")
     sizes: dict[str, Any] = {}
     for field in dataclasses.fields(EncoderConfig):
+        if field.name == "architecture" or field.name in MODERNBERT_ONLY:
+            continue
         value = values.get(field.name, _DEFAULT_SIZES.get(field.name, field.default))
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if field.type is int:

@@ -63,14 +63,14 @@ def classification_head(
         "classifier.out_proj.bias": bias_C,
     }
     kind = "regression" if len(labels) == 1 else "single_label_classification"
-    settings = {"problem_type": kind, **_name_labels(labels)}
+    settings = {"problem_type": kind, **name_labels(labels)}
     return HuggingFaceHead("ElectraForSequenceClassification", tensors, settings)
 
 
 def tagging_head(weight_CH: Tensor, bias_C: Tensor, labels: Sequence[str]) -> HuggingFaceHead:
     """Return a linear layer on every position as the head of ElectraForTokenClassification."""
     tensors = {"classifier.weight": weight_CH, "classifier.bias": bias_C}
-    return HuggingFaceHead("ElectraForTokenClassification", tensors, _name_labels(labels))
+    return HuggingFaceHead("ElectraForTokenClassification", tensors, name_labels(labels))
 
 
 def span_head(weight_2H: Tensor, bias_2: Tensor) -> HuggingFaceHead:
@@ -98,7 +98,8 @@ def choice_head(weight_1H: Tensor, bias_1: Tensor) -> HuggingFaceHead:
     return HuggingFaceHead("ElectraForMultipleChoice", tensors, settings)
 
 
-def _name_labels(labels: Sequence[str]) -> dict[str, Any]:
+def name_labels(labels: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of config.json that name classes."""
     return {
         "id2label": {str(place): label for place, label in enumerate(labels)},
         "label2id": {label: place for place, label in enumerate(labels)},

@@ -24,6 +24,7 @@ from electra.runs.huggingface import (
     encoder_from_huggingface,
     head_from_huggingface,
 )
+from electra.runs.huggingface_modern import masked_lm_from_modernbert, read_discriminator
 from electra.settings import from_dict
 
 
@@ -245,9 +246,9 @@ def find_network(
     """Return a folder's discriminator or masked language model, its tokenizer and its row length.
 
     Args:
-        folder: A run folder, one of its checkpoints, or a Hugging Face folder of ELECTRA. The
-            masked language model of a Hugging Face folder may lie in its folder `generator`, as
-            `electra export` writes it.
+        folder: A run folder, one of its checkpoints, or a Hugging Face folder of ELECTRA or
+            ModernBERT. The masked language model of a Hugging Face folder may lie in its folder
+            `generator`, as `electra export` writes it.
         predicts: replaced: the discriminator. tokens: the generator, or the run's own network if
             that is a masked language model.
 
@@ -279,7 +280,12 @@ def find_network(
         return find_network(inside, predicts)
     pretrained = _read_huggingface(folder, values)
     names = DISCRIMINATOR_HEAD if predicts == "replaced" else GENERATOR_HEAD
-    head = head_from_huggingface(read_tensors(folder / "model.safetensors"), names)
+    if pretrained.encoder.architecture == "electra":
+        head = head_from_huggingface(read_tensors(folder / "model.safetensors"), names)
+    elif predicts == "replaced":
+        head = read_discriminator(folder)
+    else:
+        head = masked_lm_from_modernbert(read_tensors(folder / "model.safetensors"))
     require(head is not None, f"{folder} has no {wanted}: its weights lack the output layer")
     assert head is not None
     network = SavedNetwork(predicts, pretrained.encoder, (pretrained.tensors,), head)

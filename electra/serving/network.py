@@ -102,7 +102,9 @@ def load_encoder(folder: Path) -> LoadedEncoder:
     machine = prepare_machine("auto", "auto", 0)
     encoder = Encoder(
         pretrained.encoder,
-        layer=choose_layers("auto", machine.device, is_plain=False),
+        layer=choose_layers(
+            "auto", pretrained.encoder.architecture, machine.device, is_plain=False
+        ),
         compute_dtype=machine.dtype,
     ).eval()
     load_parameters(encoder, pretrained.tensors)
@@ -130,7 +132,7 @@ def load_network(
         machine: Device and dtype.
         layers: Class of the layers, as `train.layers`.
     """
-    layer = choose_layers(layers, machine.device, is_plain=False)
+    layer = choose_layers(layers, saved.sizes.architecture, machine.device, is_plain=False)
     encoder = Encoder(saved.sizes, layer=layer, compute_dtype=machine.dtype).eval()
     kind = GeneratorHead if saved.predicts == "tokens" else DiscriminatorHead
     head = kind(saved.sizes).eval()

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from electra.config import EncoderConfig, FinetuneConfig, UserError, require
 from electra.corpus.tokenizer import Tokenizer
-from electra.model.heads import ClassifierHead
+from electra.model.heads import ClassifierHead, build_inner
 from electra.tasks.classification import describe_labels, read_label
 from electra.tasks.family import Constant, Family
 from electra.tasks.metrics import score
@@ -98,7 +98,8 @@ class MultipleChoice(Family):
     def build_head(self, sizes: EncoderConfig, config: FinetuneConfig) -> nn.Module:
         """Return dropout and a linear layer to one logit on a row's state."""
         pooling = "mean" if config.pooling == "segments" else config.pooling
-        return ClassifierHead(sizes.hidden_size, 1, sizes.hidden_dropout_prob, pooling)
+        size, dropout_prob = sizes.hidden_size, sizes.hidden_dropout_prob
+        return ClassifierHead(size, 1, dropout_prob, pooling, build_inner(sizes))
 
     def answer(self, head: nn.Module, states: Tensor, batch: TaskBatch) -> Outputs:
         """Return a logit for each choice of each question, (B, C)."""

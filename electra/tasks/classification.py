@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from electra.config import EncoderConfig, FinetuneConfig, UserError, did_you_mean, require
 from electra.corpus.tokenizer import Tokenizer
 from electra.model.feature_head import FeatureHead
-from electra.model.heads import ClassifierHead, PairHead
+from electra.model.heads import ClassifierHead, PairHead, build_inner
 from electra.tasks.family import Constant, Family
 from electra.tasks.metrics import score
 from electra.tasks.predictions import predictions_name, write_labels, write_numbers
@@ -100,7 +100,7 @@ class Classification(Family):
         if config.pooling == "segments" and self.has_pairs:
             return PairHead(size + sizes.embedding_size, num_logits, dropout_prob)
         pooling = "mean" if config.pooling == "segments" else config.pooling
-        return ClassifierHead(size, num_logits, dropout_prob, pooling)
+        return ClassifierHead(size, num_logits, dropout_prob, pooling, build_inner(sizes))
 
     def answer(self, head: nn.Module, states: Tensor, batch: TaskBatch) -> Outputs:
         """Return logits (B, labels), or the number predicted (B, 1)."""

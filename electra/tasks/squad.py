@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from electra.config import EncoderConfig, FinetuneConfig, require
 from electra.corpus.tokenizer import Tokenizer
 from electra.files import write_json
+from electra.model.heads import build_inner
 from electra.model.span_heads import UNANSWERABLE_WEIGHT, BeamSpanHead, SpanHead, span_loss
 from electra.tasks.family import Constant, Family
 from electra.tasks.records import Record
@@ -60,7 +61,9 @@ class SpanExtraction(Family):
 
     def build_head(self, sizes: EncoderConfig, config: FinetuneConfig) -> nn.Module:
         """Return the head named by `head`; both are without dropout, as in the released code."""
-        return (BeamSpanHead if self.head == "beam" else SpanHead)(sizes.hidden_size)
+        if self.head == "beam":
+            return BeamSpanHead(sizes.hidden_size)
+        return SpanHead(sizes.hidden_size, build_inner(sizes))
 
     def answer(self, head: nn.Module, states: Tensor, batch: TaskBatch) -> Outputs:
         """Return the outputs of the head; in training, a beam is given the right starts."""

@@ -19,6 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 from electra.config import EncoderConfig, FinetuneConfig
 from electra.corpus.tokenizer import Tokenizer
 from electra.model.feature_head import FeatureHead
+from electra.model.heads import build_inner
 from electra.model.tagging_head import TaggingHead
 from electra.tasks.entities import EntityCounts, count_entities, sum_counts
 from electra.tasks.family import Constant, Family
@@ -117,7 +118,7 @@ class Tagging(Family):
             return FeatureHead(
                 size, num_labels, config.features, of="tokens", dropout_prob=dropout_prob
             )
-        return TaggingHead(size, num_labels, dropout_prob)
+        return TaggingHead(size, num_labels, dropout_prob, build_inner(sizes))
 
     def answer(self, head: nn.Module, states: Tensor, batch: TaskBatch) -> Outputs:
         """Return logits (B, l, labels)."""

@@ -12,8 +12,11 @@ import torch
 import torch.nn.functional as F
 
 from electra.config import UserError, require
+from electra.model.encoder import Layer
 from electra.model.fused_layer import FusedPostNormLayer
+from electra.model.fused_modern_layer import FusedPreNormLayer
 from electra.model.layer import PostNormLayer
+from electra.model.modern_layer import PreNormLayer
 from electra.processes import find_place, usable_cores
 
 CPU = torch.device("cpu")
@@ -153,21 +156,29 @@ def _cpu_multiplies_bfloat16() -> bool:
 
 
 def choose_layers(
-    setting: Literal["auto", "plain", "fused", "triton"], device: torch.device, *, is_plain: bool
-) -> type[PostNormLayer]:
+    setting: Literal["auto", "plain", "fused", "triton"],
+    architecture: Literal["electra", "modernbert"],
+    device: torch.device,
+    *,
+    is_plain: bool,
+) -> type[Layer]:
     """Return the class of the encoders' layers; "auto" is the fastest class.
 
     Args:
         setting: `train.layers` in pre-training, `layers` in fine-tuning.
+        architecture: Of the encoders.
         device: Device of the networks.
         is_plain: Whether the step is compiled or the model divided among processes, which needs
             the plain layers on a CPU.
 
     Raises:
         UserError: The setting is fused, and the step needs plain layers or does not run on a CPU.
-            Or the setting is triton, and the device is a CPU, or Triton is not installed.
+            Or the setting is triton, and the device is a CPU, Triton is not installed, or the
+            architecture is modernbert.
     """
+    is_modern = architecture == "modernbert"
     if setting == "triton":
+        require(not is_modern, "layers triton: architecture modernbert has none; use plain or auto")
         require(device.type != "cpu", "layers triton: they are for a GPU; use plain or auto")
         try:
             from electra.model.triton_layer import TritonPostNormLayer
@@ -180,7 +191,9 @@ def choose_layers(
         can_fuse or setting != "fused",
         f"layers fused: they are for a CPU, not for {place}; use plain or auto",
     )
-    return FusedPostNormLayer if can_fuse and setting != "plain" else PostNormLayer
+    if can_fuse and setting != "plain":
+        return FusedPreNormLayer if is_modern else FusedPostNormLayer
+    return PreNormLayer if is_modern else PostNormLayer
 
 
 def _keep_freed_memory() -> None:

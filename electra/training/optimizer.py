@@ -75,7 +75,7 @@ def _count_blocks(name: str, parameter: nn.Parameter) -> int:
     """
     if parameter.ndim != 2 or min(parameter.shape) == 1 or "embeddings." in name:
         return 0
-    return 3 if ".qkv." in name else 1
+    return 3 if ".qkv." in name else 2 if ".intermediate_and_gate." in name else 1
 
 
 def _depth(name: str) -> int | None:
