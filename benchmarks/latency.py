@@ -67,7 +67,7 @@ def build(folder: Path, sizes: EncoderConfig, tokenizer: Tokenizer, threads: int
     import transformers
 
     rng = torch.Generator().manual_seed(0)
-    fused = choose_layers("auto", torch.device("cpu"), is_plain=False)
+    fused = choose_layers("auto", sizes.architecture, torch.device("cpu"), is_plain=False)
     encoder = Encoder(sizes, layer=fused).eval()
     init_weights(encoder, 0.05, rng)
     weight = torch.randn(len(CLASSES), sizes.hidden_size, generator=rng)
