@@ -336,7 +336,10 @@ def test_the_verb_writes_onnx_that_agrees(run, toy_text, tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", HEADS)
 def test_onnx_of_every_head_agrees(architecture, toy_tokenizer, toy_text, tmp_path):
-    """In float32 over 20 shapes, and another network is noticed; in int8 on text."""
+    """In float32 over 20 shapes, and another network is noticed; in int8 beyond chance.
+
+    The weights are random, so that many decisions are as good as ties.
+    """
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     sizes = encoder_sizes(
@@ -344,10 +347,13 @@ def test_onnx_of_every_head_agrees(architecture, toy_tokenizer, toy_text, tmp_pa
     )
     _, graph, _, _ = make_graph(architecture, sizes)
     text = [line for line in toy_text.read_text().splitlines() if line][:200]
-    found = write_onnx(tmp_path, graph, toy_tokenizer, text)
-    assert found[0].facts["difference"] <= 1e-4
-    assert found[1].facts["agreement"] >= 0.99
-    assert found[1].facts["decisions"] > 40
+    (found,) = write_onnx(tmp_path, graph, toy_tokenizer)
+    assert found.facts["difference"] <= 1e-4
+    path = tmp_path / "onnx" / "model.onnx"
+    onnx.quantise(path, tmp_path / "int8.onnx")
+    agreement = onnx.compare_text(tmp_path / "int8.onnx", graph, toy_tokenizer, text)
+    assert agreement["agreement"] >= 0.8
+    assert agreement["decisions"] > 40
     with torch.no_grad():
         graph.encoder.layers[0].output.bias[3] += 1
-    assert compare_shapes(tmp_path / "onnx" / "model.onnx", graph) > 1e-3
+    assert compare_shapes(path, graph) > 1e-3

@@ -23,8 +23,9 @@ def embed(
 ) -> None:
     """Write an embedding of each text of a file, or of its words or tokens.
 
-    The last layer of a discriminator is the worst for similarity; try one in the middle. Texts that
-    are longer than the model's rows are embedded in pieces.
+    The last layer of a discriminator is the worst for similarity; `electra export --as
+    sentence-transformers` chooses a better one on a dev set. Texts that are longer than the model's
+    rows are embedded in pieces.
 
     Example: electra embed run --input texts.txt --out embeddings.npy
 

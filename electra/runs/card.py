@@ -62,7 +62,8 @@ _SNIPPETS = {
     "PreTraining": """inputs = tokenizer("the chef ate the meal", return_tensors="pt")
 with torch.no_grad():
     probs = model(**inputs).logits[0].sigmoid()  # of each token: is it replaced?""",
-    "MaskedLM": """inputs = tokenizer("the chef ate the [MASK]", return_tensors="pt")
+    "MaskedLM": """text = f"the chef ate the {tokenizer.mask_token}"
+inputs = tokenizer(text, return_tensors="pt")
 with torch.no_grad():
     logits = model(**inputs).logits[0]
 place = inputs.input_ids[0].tolist().index(tokenizer.mask_token_id)

@@ -1,7 +1,7 @@
 """An encoder asked for embeddings: of texts, of their words, or of their tokens.
 
 The last layer of a discriminator serves the discriminator's task and is the worst one for
-similarity; a layer in the middle is a better start. Source: Rep et al. 2024, "Are ELECTRA's
+similarity; similarity.py chooses a better one on a dev set. Source: Rep et al. 2024, "Are ELECTRA's
 Sentence Embeddings Beyond Repair?".
 
 Shape suffixes: L positions, H hidden size.
