@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from electra.config import EncoderConfig, UserError, require
-from electra.corpus.tokenizer import Tokenizer
+from electra.corpus.tokenizer import MODEL_MAX_LENGTH, Tokenizer
 from electra.files import new_folder, read_object
 from electra.runs.checkpoint import read_tensors
 from electra.runs.export import write_model
@@ -137,7 +137,7 @@ def import_model(
                 "encoder": "ElectraModel",
                 "generator": "ElectraForMaskedLM",
             }[role]
-            extended.write(place, **({"max_length": positions} if positions else {}))
+            extended.write(place, max_length=positions or MODEL_MAX_LENGTH)
             origin = generator if generator and role == "generator" else source
             config = config_to_huggingface(network.sizes, architecture, extended.pad_id)
             write_model(place, str(origin), config, network.tensors)
