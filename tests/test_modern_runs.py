@@ -163,6 +163,13 @@ def test_the_page_says_how_to_use_the_discriminators_head(folder, monkeypatch, c
     torch.testing.assert_close(names["logits"], head(encoder(ids)), **TOLERANCE)
 
 
+@pytest.mark.parametrize("form", [{"form": "bert"}, {"onnx": True}])
+def test_forms_for_electra_alone_are_refused(folder, tmp_path, form):
+    with pytest.raises(UserError, match="is for the architecture electra"):
+        export(folder / "run", tmp_path / "out", **form)
+    assert not (tmp_path / "out").exists()
+
+
 def test_groups_of_the_optimizer(folder, config):
     """Muon takes query, key, value, feed-forward and gate apart; norms have no weight decay."""
     found, _, _ = find_network(folder / "run", "replaced")
