@@ -62,6 +62,7 @@ from electra.runs.huggingface import (
 from electra.runs.huggingface_modern import (
     config_to_modernbert,
     encoder_to_modernbert,
+    network_head,
     network_to_modernbert,
 )
 from electra.runs.manifest import find_commit
@@ -154,10 +155,9 @@ class Loop:
                 encoder_to_modernbert(encoders[0], "base_model.")
                 | head_to_huggingface(heads[0], DISCRIMINATOR_HEAD),
             )  # fmt: skip
-            self.generator = self._build(
-                "ModernBertForMaskedLM",
-                *network_to_modernbert(small, encoders[1], heads[1], tokenizer),
-            )
+            head = network_head("tokens", heads[1])
+            values, tensors, _ = network_to_modernbert(small, encoders[1], head, tokenizer)
+            self.generator = self._build(head.architecture, values, tensors)
             self.features, self.softmax = self.generator.head, self.generator.decoder
         else:
             self.discriminator = self._build(
