@@ -231,12 +231,15 @@ def special_token(name: str, token_id: int) -> dict[str, Any]:
     return {"id": token_id, "content": name, **flags, "special": True}
 
 
-def describe_for_transformers(definition: Definition, max_length: int) -> dict[str, Any]:
+def describe_for_transformers(
+    definition: Definition, max_length: int, has_segments: bool
+) -> dict[str, Any]:
     """Return the `tokenizer_config.json` of a folder.
 
     Args:
         definition: The tokenizer.
         max_length: Tokens of the longest row.
+        has_segments: Whether the model reads token_type_ids.
     """
     settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -252,4 +255,6 @@ def describe_for_transformers(definition: Definition, max_length: int) -> dict[s
     settings["model_max_length"] = max_length
     for role, token in zip(KNOWN_NAMES, definition.special_tokens, strict=True):
         settings[f"{role}_token"] = token
+    if not has_segments:
+        settings["model_input_names"] = ["input_ids", "attention_mask"]
     return settings

@@ -42,11 +42,7 @@ from electra.corpus.structure import (
     without_space,
 )
 from electra.corpus.subwords import train_bpe, train_unigram
-from electra.corpus.vocabulary import (
-    SPECIAL_TOKENS,
-    replace_surrogates,
-    train_tokens,
-)
+from electra.corpus.vocabulary import SPECIAL_TOKENS, replace_surrogates, train_tokens
 from electra.files import check_hashes, new_folder, read_object, write_hashes
 
 MODEL_MAX_LENGTH = 512
@@ -244,9 +240,7 @@ class Tokenizer:
             (folder / "vocab.txt").write_text(
                 "".join(f"{token}\n" for token in self.tokens_by_id), encoding="utf-8", newline="\n"
             )
-        settings = describe_for_transformers(self.definition, max_length)
-        if not has_segments:
-            settings["model_input_names"] = ["input_ids", "attention_mask"]
+        settings = describe_for_transformers(self.definition, max_length, has_segments)
         (folder / "tokenizer_config.json").write_text(
             json.dumps(settings, indent=2) + "\n", encoding="utf-8", newline="\n"
         )
