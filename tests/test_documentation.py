@@ -210,7 +210,7 @@ def test_commands_between_backquotes_parse(page):
 def test_commands_of_scripts_parse(page):
     """Those of recipes, which need machines that a test has not; of torchrun, what it starts."""
     for block in read_blocks(page, "sh"):
-        for line in block.splitlines():
+        for line in block.replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)
             if "torchrun" in words:
                 words = words[words.index("-m") + 1 :]
