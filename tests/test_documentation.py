@@ -17,7 +17,7 @@ import pytest
 import electra
 from electra.cli import app, main
 from electra.config import FinetuneConfig, PretrainConfig
-from electra.reports.readme import PAGE, PICTURE, update_readme
+from electra.reports.readme import GUIDES, PAGE, PICTURE, update_readme
 from electra.tasks.glue import DIAGNOSTIC, GLUE
 
 ROOT = Path(electra.__file__).parent.parent
@@ -235,8 +235,8 @@ def test_settings_exist(page):
 
 def test_results_are_what_the_command_writes(tmp_path):
     (tmp_path / "docs").mkdir()
-    for name in (Path("README.md"), PAGE):
+    for name in (Path("README.md"), PAGE, *GUIDES.values()):
         shutil.copy(ROOT / name, tmp_path / name)
     update_readme(tmp_path / "README.md", ROOT / "results")
-    for name in (Path("README.md"), PAGE, PICTURE):
+    for name in (Path("README.md"), PAGE, PICTURE, *GUIDES.values()):
         assert (tmp_path / name).read_text() == (ROOT / name).read_text(), name

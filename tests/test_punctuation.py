@@ -72,7 +72,9 @@ def test_little_text_is_shared_in_proportion_or_not_asked(shards):
     assert len(question.train) > 2 * len(question.test) > 0
     few = shards.heldout[0]
     end = int(few.documents[MIN_PASSAGES // 4])
-    few = type(few)(few.tokens[:end], few.lines, few.documents[: MIN_PASSAGES // 4])
+    columns = {"lines": few.lines, "documents": few.documents[: MIN_PASSAGES // 4]}
+    columns["tokens"] = few.tokens[:end]
+    few = type(few)(end, columns.__getitem__)
     shards = type(shards)(**{**vars(shards), "heldout": (few,)})
     assert punctuation_question(shards, 60, 80, seed=0) is None
 

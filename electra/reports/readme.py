@@ -25,6 +25,8 @@ PAGE = Path("docs", "RESULTS.md")
 """The page of all results, relative to the README's folder."""
 PICTURE = Path("docs", "results.svg")
 """The README's picture, relative to the README's folder."""
+GUIDES = {"korean-reviews": Path("docs", "KOREAN.md")}
+"""Pages about one run of results/, relative to the README's folder."""
 BENCHMARKS = {
     "step": "A pre-training step beside the same step with transformers' modules",
     "finetune": "Fine-tuning beside transformers' Trainer",
@@ -42,10 +44,10 @@ class Result(NamedTuple):
 
 
 def update_readme(readme_path: Path, results_folder: Path) -> list[Path]:
-    """Write the results into README, docs/RESULTS.md and docs/results.svg; return the three paths.
+    """Write the results into README, the pages of docs/ and docs/results.svg; return their paths.
 
-    README and page change only between their two markers. Nothing is written before all three
-    contents are complete.
+    README and pages change only between their two markers. Nothing is written before all contents
+    are complete. README shows the run with the most fine-tunings.
 
     Args:
         readme_path: The README. The folder docs/ is next to it.
@@ -58,14 +60,17 @@ def update_readme(readme_path: Path, results_folder: Path) -> list[Path]:
             commit, device or seed.
     """
     page_path, picture_path = (readme_path.parent / path for path in (PAGE, PICTURE))
-    frames = {path: _read_frame(path) for path in (readme_path, page_path)}
     results = _read_results(results_folder)
-    blocks = {readme_path: _readme_block(results), page_path: _page_block(results, results_folder)}
+    shown = max(results, key=lambda result: len(result.finetunings))
+    blocks = {readme_path: _readme_block(shown), page_path: _page_block(results, results_folder)}
+    for result in results:
+        if guide := GUIDES.get(result.run.name):
+            blocks[readme_path.parent / guide] = _guide_block(result)
+    frames = {path: _read_frame(path) for path in blocks}
     texts = {
         path: f"{before}{BEGIN}\n{blocks[path]}\n{END}{after}"
         for path, (before, after) in frames.items()
     }
-    shown = max(results, key=lambda result: len(result.finetunings))
     texts[picture_path] = draw_results(shown.run, shown.finetunings)
     for path, text in texts.items():
         replace_text(path, text)
@@ -103,16 +108,29 @@ def _finetuning_rows(results: Sequence[Result]) -> Table:
     return Table(tables[0].headers, [row for table in tables for row in table.rows])
 
 
-def _readme_block(results: Sequence[Result]) -> str:
-    """Return what the results say in words, and the README's table: the rows of TASKS."""
-    table = _finetuning_rows(results)
+def _readme_block(result: Result) -> str:
+    """Return the rows of TASKS, and what the scores say in words."""
+    table = _finetuning_rows([result])
     task = table.headers.index("task")
     rows = [row for name in TASKS for row in table.rows if row[task] == name]
-    parts = [to_markdown(Table(table.headers, rows))]
-    for result in results:
-        parts += ["\n".join(describe_gains(result.finetunings))]
-        if mark_table(result.finetunings).rows:
-            parts.append(describe_mark(result.finetunings))
+    parts = [
+        to_markdown(Table(table.headers, rows)),
+        "\n".join(describe_gains(result.finetunings)),
+    ]
+    if mark_table(result.finetunings).rows:
+        parts.append(describe_mark(result.finetunings))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _guide_block(result: Result) -> str:
+    """Return the measures and scores of a run, what they say in words, and where they lie."""
+    parts = [
+        to_markdown(pretraining_table([result.run])),
+        to_markdown(_finetuning_rows([result])),
+        "\n".join(describe_gains(result.finetunings)),
+        f"Commands, commit and device: [RESULTS.md](RESULTS.md); the files: "
+        f"[results/{result.run.name}](../results/{result.run.name}).",
+    ]
     return "\n\n".join(part for part in parts if part)
 
 
