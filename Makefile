@@ -17,7 +17,7 @@ check: .venv/ready-dev
 	.venv/bin/mypy
 
 docs: .venv/ready-dev
-	.venv/bin/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict
 
 clean:
 	rm -rf .venv

@@ -252,7 +252,8 @@ def test_the_command_under_torchrun(toy_shards, toy_config, tmp_path):
     """It prints once; SIGTERM to launcher and processes at once, as queues send it, saves."""
     run, toml = tmp_path / "run", tmp_path / "settings.toml"
     values = flatten(to_dict(toy_config))
-    toml.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in values))
+    given = [(name, value) for name, value in values if value is not None]  # TOML has no null
+    toml.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in given))
     words = ["-m", "electra", "pretrain", toy_shards, "--out", run, "--config", toml]
     process = torchrun(2, *words, "--set", "train.steps=100000", "train.log_every=10")
     while not (run / "metrics.jsonl").exists() or not (run / "metrics.jsonl").stat().st_size:

@@ -151,29 +151,6 @@ def run(toy_shards, toy_config, tmp_path_factory):
     return run
 
 
-@pytest.fixture(scope="module")
-def trained(toy_shards, toy_config, tmp_path_factory):
-    run = tmp_path_factory.mktemp("electric") / "trained"
-    config = override(
-        toy_config,
-        [
-            *ELECTRIC,
-            "train.steps=600",
-            "train.batch_size=16",
-            "train.evaluate_every=600",
-            "train.evaluate_rows=500",
-            "train.save_every=600",
-            "optimizer.warmup_steps=20",
-            "optimizer.learning_rate=1e-3",
-            "model.hidden_dropout_prob=0",
-            "model.attention_probs_dropout_prob=0",
-        ],
-    )
-    heldout = pretrain(toy_shards, run, config, lambda record: None)["heldout"]
-    assert heldout["disc_loss"] < heldout["constant_disc_loss"]
-    return run
-
-
 def test_scores_are_sums_of_energies(run, toy_tokenizer):
     lines = ["the queen sold a boat .", "a young doctor painted the castle in 1912 .", "the queen"]
     scores = load_scorer(run).score(lines)
@@ -198,26 +175,6 @@ def test_a_loaded_scorer_reads_no_file_and_scores_alike_in_any_batch(run, tmp_pa
     for line, expected in zip(lines, together, strict=False):
         assert scorer.score([line])[0].pll == pytest.approx(expected.pll, abs=1e-5)
     assert scorer.score([]) == []
-
-
-@pytest.mark.slow
-def test_grammar_is_likelier_than_nonsense(trained):
-    """After 600 steps, of twenty sentences and their words in reverse."""
-    good = [
-        f"{subject} {verb} {thing} {when} ."
-        for subject in ("the old sailor", "my neighbour", "the queen", "a young doctor")
-        for verb, thing, when in (
-            ("repaired", "a boat", "yesterday"),
-            ("painted", "the castle", "in 1912"),
-            ("admired", "seven umbrellas", "before breakfast"),
-            ("admired", "an engine", "at the harbour"),
-            ("painted", "a boat", "in 1912"),
-        )
-    ]
-    bad = [" ".join(line.split()[::-1]) for line in good]
-    scorer = load_scorer(trained)
-    wins = sum(a.pll > b.pll for a, b in zip(scorer.score(good), scorer.score(bad), strict=True))
-    assert wins >= 18
 
 
 def test_only_line_ends_end_a_line(tmp_path):

@@ -74,14 +74,19 @@ def begin_folder(out: Path, settings: dict[str, Any], machine: Machine) -> Itera
 
 @contextmanager
 def begin_shared_folder(out: Path, settings: dict[str, Any], machine: Machine) -> Iterator[Path]:
-    """Yield the folder of `begin_folder` to all processes; process 0 begins and renames it."""
+    """Yield the folder of `begin_folder` to all processes; process 0 begins and renames it.
+
+    It is renamed when all of them have left it, since each reads the results of the others.
+    """
     if machine.rank == 0:
         with begin_folder(out, settings, machine) as folder:
             wait_for_all(machine)
             yield folder
+            wait_for_all(machine)
     else:
         wait_for_all(machine)
         yield out.with_name(out.name + ".incomplete")
+        wait_for_all(machine)
     wait_for_all(machine)
 
 
