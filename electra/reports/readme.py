@@ -60,13 +60,14 @@ def update_readme(readme_path: Path, results_folder: Path) -> list[Path]:
             commit, device or seed.
     """
     page_path, picture_path = (readme_path.parent / path for path in (PAGE, PICTURE))
+    frames = {path: _read_frame(path) for path in (readme_path, page_path)}
     results = _read_results(results_folder)
     shown = max(results, key=lambda result: len(result.finetunings))
     blocks = {readme_path: _readme_block(shown), page_path: _page_block(results, results_folder)}
     for result in results:
         if guide := GUIDES.get(result.run.name):
-            blocks[readme_path.parent / guide] = _guide_block(result)
-    frames = {path: _read_frame(path) for path in blocks}
+            guide_path = readme_path.parent / guide
+            frames[guide_path], blocks[guide_path] = _read_frame(guide_path), _guide_block(result)
     texts = {
         path: f"{before}{BEGIN}\n{blocks[path]}\n{END}{after}"
         for path, (before, after) in frames.items()
