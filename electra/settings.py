@@ -14,6 +14,11 @@ from electra.config import UserError, did_you_mean, require
 ConfigType = TypeVar("ConfigType")
 
 
+def setting_name(assignment: str) -> str:
+    """Return the name in `section.field=value`."""
+    return assignment.partition("=")[0].strip()
+
+
 def override(config: ConfigType, assignments: Iterable[str]) -> ConfigType:
     """Return the config with all `section.field=value` assignments applied together.
 

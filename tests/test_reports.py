@@ -552,7 +552,7 @@ def test_scores_stand_beside_the_public_mark():
 def test_place_on_the_papers_curve():
     before, between = (place_on_the_papers_curve(flops) for flops in (8.9e13, 2.7e17))
     assert before == (
-        "8.9e+13 FLOPs by the paper's count: 1/1.00k of ELECTRA-Small after 6.25% of its training, "
+        "8.9e+13 FLOPs by the paper's count: 1/1,000 of ELECTRA-Small after 6.25% of its training, "
         "which had GLUE 74.1"
     )
     assert "past ELECTRA-Small after 12.5%, which had GLUE 76.0; 75% of" in between

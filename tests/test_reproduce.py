@@ -92,7 +92,7 @@ def test_a_suite_from_its_file_to_its_page(toy_suite, toy_shards, toy_question, 
     words = ["reproduce", str(toy_suite), "--shards", str(toy_shards), "--data"]
     words += [f"own={toy_question}", "--runs", str(tmp_path / "runs"), "--out"]
     words += [str(tmp_path / "out"), "--jobs", "2", "--seeds", "1"]
-    main([*words, "--dry-run"])
+    main([*words, "--dry-run", "--set", "train.evaluate_rows=4"])  # above the suite's own value
     assert "4 of 4 runs are left" in capsys.readouterr().out
     assert not (tmp_path / "runs").exists()
     main(words)

@@ -82,10 +82,13 @@ def reproduce(
     from electra.reproduce.report import tabulate, write_results
     from electra.reproduce.run import carry_out, count_devices, is_done
     from electra.reproduce.suite import find_suite, read_suite
+    from electra.settings import setting_name
     from electra.terminal.live import Progress
 
     path = find_suite(name)
     suite = read_suite(path)
+    given = {setting_name(setting) for setting in set_}
+    kept = [setting for setting in suite.set if setting_name(setting) not in given]
     suite = dataclasses.replace(
         suite,
         preset=preset or suite.preset,
@@ -93,7 +96,7 @@ def reproduce(
         budget=suite.budget if budget is None else budget,
         seeds=suite.seeds if seeds is None else seeds,
         tasks=tasks or suite.tasks,
-        set=(*suite.set, *set_),
+        set=(*kept, *set_),
     )
     if shards is None or runs is None or out is None:
         raise UserError("reproduce needs --shards DIR, --runs DIR and --out DIR")

@@ -1,7 +1,11 @@
-"""Texts of records: tables with a header, Arrow files and datasets of Hugging Face."""
+"""Texts of records: tables with a header, Arrow and Parquet files, datasets of Hugging Face."""
 
 import csv
+import io
+import shutil
+import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
@@ -11,6 +15,8 @@ from electra.corpus.compression import import_extra
 from electra.corpus.remote import DATASET
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
+PARQUET_BATCH = 256
+"""Rows of a Parquet file that are read at a time."""
 
 
 def csv_texts(
@@ -37,10 +43,7 @@ def csv_texts(
     begun = 0
     try:
         names = next(rows, [])
-        require(
-            text_field in names,
-            f"{path}: no column {text_field!r}; its columns: {', '.join(map(repr, names))}",
-        )
+        _require_column(path, text_field, names)
         place = names.index(text_field)
         begun = rows.line_num
         for row in rows:
@@ -63,21 +66,53 @@ def arrow_texts(path: Path, stream: IO[bytes], text_field: str) -> Iterator[byte
         UserError: The file is damaged or lacks the column.
     """
     ipc = import_extra("pyarrow.ipc", "parquet", path)
+    with _explain_arrow(path, text_field):
+        reader = ipc.open_stream(stream)
+        _require_column(path, text_field, reader.schema.names)
+        for batch in reader:
+            yield from _to_bytes(batch.column(reader.schema.names.index(text_field)))
+
+
+def parquet_texts(path: Path, stream: IO[bytes], text_field: str) -> Iterator[bytes]:
+    """Yield the texts of a column of a Parquet file as bytes.
+
+    Raises:
+        UserError: The file is damaged or lacks the column.
+    """
+    parquet = import_extra("pyarrow.parquet", "parquet", path)
+    with tempfile.TemporaryFile() as unpacked:
+        if not isinstance(stream, io.BufferedReader) or not stream.seekable():
+            # The index is at the end of the file, so a compressed file is first expanded on disk.
+            shutil.copyfileobj(stream, unpacked)
+            stream = unpacked
+        with _explain_arrow(path, text_field):
+            file = parquet.ParquetFile(stream)
+            _require_column(path, text_field, file.schema_arrow.names)
+            for batch in file.iter_batches(batch_size=PARQUET_BATCH, columns=[text_field]):
+                yield from _to_bytes(batch.column(0))
+
+
+@contextmanager
+def _explain_arrow(path: Path, text_field: str) -> Iterator[None]:
+    """Turn pyarrow's errors into ours."""
     pyarrow = import_module("pyarrow")
     try:
-        reader = ipc.open_stream(stream)
-        names = reader.schema.names
-        require(
-            text_field in names,
-            f"{path}: no column {text_field!r}; its columns: {', '.join(map(repr, names))}",
-        )
-        for batch in reader:
-            column = batch.column(names.index(text_field))
-            yield from (data or b"" for data in column.cast(pyarrow.large_binary()).to_pylist())
+        yield
     except pyarrow.ArrowNotImplementedError:
         raise UserError(f"{path}: column {text_field!r} does not hold text") from None
     except (pyarrow.ArrowException, OSError) as error:
         raise UserError(f"{path} is damaged or cut off: {error}") from None
+
+
+def _require_column(path: Path, text_field: str, names: list[str]) -> None:
+    known = ", ".join(map(repr, names))
+    require(text_field in names, f"{path}: no column {text_field!r}; its columns: {known}")
+
+
+def _to_bytes(column: Any) -> Iterator[bytes]:
+    """Yield the texts of an Arrow array: bytes, because it may hold invalid UTF-8."""
+    binary = column.cast(import_module("pyarrow").large_binary())
+    yield from (data or b"" for data in binary.to_pylist())
 
 
 def dataset_texts(name: str, text_field: str) -> Iterator[str]:

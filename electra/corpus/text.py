@@ -12,19 +12,22 @@ import io
 import itertools
 import json
 import re
-import shutil
-import tempfile
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, Literal
 
 from electra.config import UserError, require
-from electra.corpus.compression import import_extra, open_source
+from electra.corpus.compression import open_source
 from electra.corpus.encodings import UTF8, UTF16_BOMS, is_utf8, transcode
 from electra.corpus.ranges import open_range
-from electra.corpus.records import DELIMITERS, arrow_texts, csv_texts, dataset_texts
+from electra.corpus.records import (
+    DELIMITERS,
+    arrow_texts,
+    csv_texts,
+    dataset_texts,
+    parquet_texts,
+)
 from electra.corpus.remote import is_dataset
 from electra.corpus.sources import content_suffix, encoding_of
 from electra.corpus.vocabulary import replace_surrogates
@@ -36,7 +39,6 @@ MAX_LINE_CHARS = 100_000
 MAX_DOCUMENT_CHARS = 1 << 24
 MAX_RECORD_CHARS = 1 << 28
 """Most characters of one .jsonl record. Parsing needs the whole record in memory."""
-PARQUET_BATCH = 256
 
 WIKI_PAGE = re.compile(r'<doc id="[^"]*" url="[^"]*" title=".*">\s*')
 """First line of a page that WikiExtractor writes; the last is "</doc>"."""
@@ -144,10 +146,9 @@ def read_range(
     opened = open_range(path, start, stop, unit or "") if is_range else open_source(path)
     with opened as (source, stream):
         before = counts.source_bytes
-        if kind == ".parquet":
-            records = _parquet_texts(path, stream, text_field, counts)
-        elif kind == ".arrow":
-            texts = arrow_texts(path, stream, text_field)
+        columnar = {".parquet": parquet_texts, ".arrow": arrow_texts}.get(kind)
+        if columnar is not None:
+            texts = columnar(path, stream, text_field)
             records = (_decode_utf8(text, counts) for text in _count_bytes(texts, counts))
         else:
             stream = transcode(stream, encoding, count_invalid, path)
@@ -166,7 +167,7 @@ def read_range(
                 return
         for record in records:
             yield from _split_record(record, counts)
-        if kind in (".parquet", ".arrow"):
+        if columnar is not None:
             counts.source_bytes = before + path.stat().st_size
 
 
@@ -355,31 +356,3 @@ def _join_lines(path: Path, lines: Iterable[str]) -> Iterator[str]:
             yield "".join(pieces)
             pieces, size = [], 0
     yield "".join(pieces)
-
-
-def _parquet_texts(
-    path: Path, stream: IO[bytes], text_field: str, counts: TextCounts
-) -> Iterator[str]:
-    parquet = import_extra("pyarrow.parquet", "parquet", path)
-    pyarrow = import_module("pyarrow")
-    with tempfile.TemporaryFile() as unpacked:
-        if not isinstance(stream, io.BufferedReader) or not stream.seekable():
-            # The index is at the end of the file, so a compressed file is first expanded on disk.
-            shutil.copyfileobj(stream, unpacked)
-            stream = unpacked
-        try:
-            file = parquet.ParquetFile(stream)
-            names = file.schema_arrow.names
-            require(
-                text_field in names,
-                f"{path}: no column {text_field!r}; its columns: {', '.join(map(repr, names))}",
-            )
-            for batch in file.iter_batches(batch_size=PARQUET_BATCH, columns=[text_field]):
-                # Read as bytes, because the column may hold invalid UTF-8.
-                for data in batch.column(0).cast(pyarrow.large_binary()).to_pylist():
-                    counts.text_bytes += len(data or b"")
-                    yield _decode_utf8(data or b"", counts)
-        except pyarrow.ArrowNotImplementedError:
-            raise UserError(f"{path}: column {text_field!r} does not hold text") from None
-        except pyarrow.ArrowException as error:
-            raise UserError(f"{path} is damaged or cut off: {error}") from None

@@ -9,6 +9,7 @@ are looked up and normalised in float32 and cast once; mixed_precision.py casts 
 Source: google-research/electra model/modeling.py; of ModernBERT see modern_layer.py.
 """
 
+from collections.abc import Iterator
 from itertools import islice
 from typing import cast
 
@@ -186,15 +187,7 @@ class Encoder(nn.Module):
             attention_mask_BL: True or 1 at tokens, False or 0 at padding; None: nothing is padding.
             token_type_ids_BL: Segment 0 or 1 of each token; None: all 0.
         """
-        x_BLH, masks = self._begin(input_ids_BL, token_type_ids_BL)
-        states = []
-        for layer, where in zip(
-            self.layers, self.find_places(input_ids_BL, attention_mask_BL), strict=True
-        ):
-            x_BLH = layer(x_BLH, where, masks)
-            states.append(x_BLH)
-        if self.final_norm is not None:
-            states[-1] = self.final_norm(states[-1])
+        states = list(self._outputs(input_ids_BL, attention_mask_BL, token_type_ids_BL))
         return torch.stack(states[-num_layers:])
 
     @torch.no_grad()
@@ -209,13 +202,8 @@ class Encoder(nn.Module):
 
         The layers above are not computed. Arguments as in `layer_states`.
         """
-        x_BLH, masks = self._begin(input_ids_BL, token_type_ids_BL)
-        places = self.find_places(input_ids_BL, attention_mask_BL)
-        for layer, where in islice(zip(self.layers, places, strict=True), num_layers):
-            x_BLH = layer(x_BLH, where, masks)
-        if self.final_norm is not None and num_layers == len(self.layers):
-            return self.final_norm(x_BLH)
-        return x_BLH
+        outputs = self._outputs(input_ids_BL, attention_mask_BL, token_type_ids_BL)
+        return next(islice(outputs, num_layers - 1, None))
 
     def find_places(
         self,
@@ -257,6 +245,20 @@ class Encoder(nn.Module):
             for is_local in sorted(set(kinds))
         }
         return [places[is_local] for is_local in kinds]
+
+    def _outputs(
+        self,
+        input_ids_BL: Tensor,
+        attention_mask_BL: Tensor | None,
+        token_type_ids_BL: Tensor | None,
+    ) -> Iterator[Tensor]:
+        """Yield the hidden states (B, L, H) after each layer, computed as they are asked for."""
+        x_BLH, masks = self._begin(input_ids_BL, token_type_ids_BL)
+        places = self.find_places(input_ids_BL, attention_mask_BL)
+        for number, (layer, where) in enumerate(zip(self.layers, places, strict=True), start=1):
+            x_BLH = layer(x_BLH, where, masks)
+            is_last = number == len(self.layers)
+            yield self.final_norm(x_BLH) if is_last and self.final_norm is not None else x_BLH
 
     def _begin(
         self, input_ids_BL: Tensor, token_type_ids_BL: Tensor | None

@@ -76,7 +76,7 @@ def time_run(
     config: PretrainConfig,
     machine: Machine,
     probe_seconds: float,
-    progress: Callable[[float], None],
+    progress: Callable[[float], None] = lambda seconds: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
     """Return the estimated time of all steps, seconds; arguments as for `time_step`.

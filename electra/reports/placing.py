@@ -1,7 +1,5 @@
 """Where a run stands on the paper's curve of scores against compute."""
 
-from electra.reports.glossary import format_count
-
 PAPER = (
     (8.9e16, 74.1, "ELECTRA-Small after 6.25% of its training"),
     (1.8e17, 76.0, "ELECTRA-Small after 12.5%"),
@@ -27,7 +25,7 @@ def place_on_the_papers_curve(flops: float) -> str:
     if not passed:
         times = following[0][0] / flops
         name, score = following[0][2], following[0][1]
-        return f"{spent}: 1/{format_count(times)} of {name}, which had GLUE {score}"
+        return f"{spent}: 1/{times:,.0f} of {name}, which had GLUE {score}"
     last = passed[-1]
     text = f"{spent}: past {last[2]}, which had GLUE {last[1]}"
     if following:

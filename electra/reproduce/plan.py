@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+
 from electra.config import PretrainConfig, UserError, did_you_mean, require, require_schedule
 from electra.corpus.shards import Shards, open_shards
 from electra.corpus.tokenizer import make_tokenizer
@@ -12,12 +14,12 @@ from electra.method.flops import count_run, count_true
 from electra.method.registry import sketch_objective
 from electra.presets import PRESETS, RECIPES
 from electra.pretraining.continuation import MAY_CHANGE
-from electra.pretraining.plan import time_step
+from electra.pretraining.plan import time_run
 from electra.pretraining.start import build_model, fit_to_shards
 from electra.processes import usable_cores
 from electra.reproduce.suite import Row, Suite
 from electra.runs.pretrained import read_run_config
-from electra.settings import flatten, override, to_dict
+from electra.settings import flatten, override, setting_name, to_dict
 from electra.training.machine import choose_device, prepare_machine
 
 PROBE_SECONDS = 10.0
@@ -88,14 +90,16 @@ def open_plan(suite: Suite, shards_folder: Path, runs: Path, jobs: int, *, write
         task: [*suite.finetune.get("all", ()), *suite.finetune.get(task, ())]
         for task in suite.tasks
     }
-    facts = {"shards": shards.digest, "finetune": begun.get("finetune", {}) | finetune}
-    for key, value in facts.items():
-        require(
-            key not in begun or all(value[each] == begun[key][each] for each in begun[key])
-            if key == "finetune"
-            else begun.get(key, value) == value,
-            f"{runs} was begun with another {key}; choose another --runs",
-        )
+    require(
+        begun.get("shards", shards.digest) == shards.digest,
+        f"{runs} was begun with other shards; choose another --runs",
+    )
+    finetuned = begun.get("finetune", {})  # of tasks that this command may leave out
+    changed = [task for task in finetune if finetuned.get(task, finetune[task]) != finetune[task]]
+    require(
+        not changed,
+        f"{runs} was begun with another finetune of {', '.join(changed)}; choose another --runs",
+    )
     plan = make_plan(suite, shards, jobs, begun.get("step_seconds"))
     for run in plan.runs:
         if (runs / run.name).exists():
@@ -103,7 +107,14 @@ def open_plan(suite: Suite, shards_folder: Path, runs: Path, jobs: int, *, write
     if write:
         runs.mkdir(parents=True, exist_ok=True)
         seconds = begun.get("step_seconds", {}) | plan.step_seconds
-        write_json(path, {**facts, "step_seconds": seconds})
+        write_json(
+            path,
+            {
+                "shards": shards.digest,
+                "finetune": finetuned | finetune,
+                "step_seconds": seconds,
+            },
+        )
     return plan
 
 
@@ -176,13 +187,12 @@ def _configure(suite: Suite, row: Row, shards: Shards, jobs: int) -> PretrainCon
     require(
         preset in PRESETS, f"{row.name}: unknown preset {preset!r}{did_you_mean(preset, PRESETS)}"
     )
-    settings = [*suite.set, *row.set]
     try:
         config = override(RECIPES[suite.recipe][preset], suite.set)
         config = fit_to_shards(override(config, row.set), shards)
     except UserError as error:
         raise UserError(f"{row.name}: {error}") from None
-    given = {setting.partition("=")[0].strip() for setting in settings}
+    given = {setting_name(setting) for setting in (*suite.set, *row.set)}
     require(
         not given & {"train.seed", "train.steps"},
         f"{row.name}: train.seed and train.steps follow from seeds and budget; leave them away",
@@ -194,8 +204,11 @@ def _configure(suite: Suite, row: Row, shards: Shards, jobs: int) -> PretrainCon
 
 def _time(config: PretrainConfig) -> float:
     machine = prepare_machine(config.train.device, config.train.precision, config.train.threads)
-    model = build_model(config, make_tokenizer(config.model.vocab_size), machine)
-    return time_step(model, config, machine, PROBE_SECONDS)
+    """Return the mean time of a step of a run, over the stages of its objective, seconds."""
+    frequencies_V = torch.ones(config.model.vocab_size)  # they do not change the time
+    tokenizer = make_tokenizer(config.model.vocab_size)
+    model = build_model(config, tokenizer, machine, frequencies_V)
+    return time_run(model, config, machine, PROBE_SECONDS) / config.train.steps
 
 
 def _cost_of_a_step(

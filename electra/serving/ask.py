@@ -29,6 +29,8 @@ class Candidate(NamedTuple):
 def load_asked(folder: Path, predicts: Literal["replaced", "tokens"]) -> LoadedNetwork:
     """Return the discriminator ("replaced") or the masked language model ("tokens") of a folder.
 
+    It computes in float32: its answers are those of its exports, on every machine.
+
     Args:
         folder: A run of `electra pretrain`, or a Hugging Face folder such as `electra export`
             writes, whose generator may lie in a folder `generator` inside.
@@ -37,7 +39,7 @@ def load_asked(folder: Path, predicts: Literal["replaced", "tokens"]) -> LoadedN
     Raises:
         UserError: The folder has no such network, or is damaged.
     """
-    return load_network(*find_network(folder, predicts), prepare_machine("auto", "auto", 0))
+    return load_network(*find_network(folder, predicts), prepare_machine("auto", "float32", 0))
 
 
 @torch.inference_mode()

@@ -89,7 +89,7 @@ class LoadedNetwork(LoadedEncoder):
 
 
 def load_encoder(folder: Path) -> LoadedEncoder:
-    """Return the encoder in a folder, on the fastest device that there is.
+    """Return the encoder in a folder, on the fastest device that there is, in float32.
 
     Args:
         folder: A run folder, a Hugging Face folder, or a folder of `electra finetune`; as for
@@ -99,7 +99,7 @@ def load_encoder(folder: Path) -> LoadedEncoder:
         UserError: The folder is none of these, or is damaged.
     """
     pretrained = load_pretrained(folder)
-    machine = prepare_machine("auto", "auto", 0)
+    machine = prepare_machine("auto", "float32", 0)
     encoder = Encoder(
         pretrained.encoder,
         layer=choose_layers(
