@@ -1,4 +1,4 @@
-"""Presets: the paper's sizes, `tiny` for two cores, recipes, and the quickstart's settings.
+"""Presets: the paper's sizes, `tiny` and `mini` for two cores, recipes, the quickstart's settings.
 
 "Table 6" and "Table 7" are tables in the appendix of the ELECTRA paper.
 """
@@ -92,9 +92,12 @@ def improve(config: PretrainConfig, layers_fraction: float = 0.25) -> PretrainCo
 
 
 _TINY = TrainConfig(steps=6500, batch_size=64, evaluate_every=500, save_every=500)
+_MINI = TrainConfig(steps=5000, batch_size=32, evaluate_every=500, save_every=250)
 _PAPER: Mapping[str, PretrainConfig] = {
-    # Not in the paper: a size that two laptop cores can train in minutes, with Small's settings.
+    # Not in the paper: sizes that two laptop cores can train, in minutes or in hours, with Small's
+    # settings.
     "tiny": PretrainConfig(model=encoder_sizes(128, 4, 128), train=_TINY),
+    "mini": PretrainConfig(model=encoder_sizes(256, 4, 128), train=_MINI),
     "small": PretrainConfig(
         model=encoder_sizes(256, 12, 128),
         train=TrainConfig(steps=1_000_000, batch_size=128),
@@ -136,16 +139,33 @@ _PAPER: Mapping[str, PretrainConfig] = {
 }
 
 
-def _best_tiny(model: EncoderConfig) -> PretrainConfig:
+def _best_on_two_cores(
+    model: EncoderConfig, train: TrainConfig, layers_fraction: float, decay_fraction: float = 1.0
+) -> PretrainConfig:
     return improve(
         PretrainConfig(
             model=model,
             generator=GeneratorConfig(hidden_fraction=1.0),
             method=MethodConfig(disc_weight=5.0),
-            optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=300, adam_beta2=0.98),
-            train=_TINY,
+            optimizer=OptimizerConfig(
+                learning_rate=1e-3,
+                warmup_steps=300,
+                adam_beta2=0.98,
+                decay_fraction=decay_fraction,
+            ),
+            train=train,
         ),
-        layers_fraction=0.5,
+        layers_fraction,
+    )
+
+
+def _without_dropout(config: PretrainConfig) -> EncoderConfig:
+    """Return a preset's sizes for text that is hardly repeated, as wide in the embeddings too."""
+    return dataclasses.replace(
+        config.model,
+        embedding_size=config.model.hidden_size,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
     )
 
 
@@ -153,20 +173,19 @@ RECIPES: Mapping[str, Mapping[str, PretrainConfig]] = {
     "paper": _PAPER,
     "best": {name: improve(config) for name, config in _PAPER.items()}
     | {
-        "tiny": _best_tiny(
-            encoder_sizes(128, 4, 128, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-        ),
-        "modern-tiny": _best_tiny(modern_sizes(128, 6)),
+        "tiny": _best_on_two_cores(_without_dropout(_PAPER["tiny"]), _TINY, 0.5),
+        "mini": _best_on_two_cores(_without_dropout(_PAPER["mini"]), _MINI, 0.25, 0.4),
+        "modern-tiny": _best_on_two_cores(_PAPER["modern-tiny"].model, _TINY, 0.5),
     },
 }
 """Pre-training settings by recipe and size. `paper` is as published (table 6 of the paper, and for
-`tiny` the settings of Small). `best` has what was found by experiment, at the size of `tiny`; at
-the paper's sizes it has not been measured."""
+`tiny` and `mini` the settings of Small). `best` has what was found by experiment, at the size of
+`tiny`; at the paper's sizes it has not been measured."""
 PRESETS: Mapping[str, PretrainConfig] = dict(RECIPES["paper"]) | {
-    name: RECIPES["best"][name] for name in ("tiny", "modern-tiny")
+    name: RECIPES["best"][name] for name in ("tiny", "mini", "modern-tiny")
 }
-"""Pre-training settings by size, if no recipe is named: the paper's, and the best for `tiny` and
-`modern-tiny`.
+"""Pre-training settings by size, if no recipe is named: the paper's, and the best for `tiny`,
+`mini` and `modern-tiny`.
 
 On a GPU the paper's settings are not the fastest. 128 rows of 128 tokens do not fill it: more rows
 a step, with a learning rate to match, take less time for each. examples.short_prob=0 leaves out
@@ -177,21 +196,25 @@ the attention mask, which rules out the fastest attention kernel.
 FINETUNE_PRESETS: Mapping[str, FinetuneConfig] = {
     # Not in the paper.
     "tiny": FinetuneConfig(layer_lr_decay=1.0, pooling="segments"),
+    "mini": FinetuneConfig(layer_lr_decay=1.0, pooling="segments"),
     "small": FinetuneConfig(),
     "base": FinetuneConfig(learning_rate=1e-4),
     "large": FinetuneConfig(learning_rate=5e-5, layer_lr_decay=0.9),
 }
-"""Fine-tuning presets by size. Source: table 7 of the paper, except `tiny`."""
+"""Fine-tuning presets by size. Source: table 7 of the paper, except `tiny` and `mini`."""
 
 
 def finetune_preset(encoder: EncoderConfig) -> FinetuneConfig:
     """Return the fine-tuning preset of the smallest size at least as wide as the encoder.
 
-    An encoder wider than `large` gets the preset `large`.
+    Of two sizes of this width, it is that of the shallower one if it is at least as deep as the
+    encoder. An encoder wider than `large` gets the preset `large`.
     """
-    for name in FINETUNE_PRESETS:
-        if encoder.hidden_size <= PRESETS[name].model.hidden_size:
-            return FINETUNE_PRESETS[name]
+    for name, preset in FINETUNE_PRESETS.items():
+        size = PRESETS[name].model
+        is_deep_enough = name != "mini" or encoder.num_hidden_layers <= size.num_hidden_layers
+        if encoder.hidden_size <= size.hidden_size and is_deep_enough:
+            return preset
     return FINETUNE_PRESETS["large"]
 
 
