@@ -73,6 +73,7 @@ def test_fine_tuning_goes_on_from_it_and_says_so(first, start, toy_question, tmp
     plain = finetune(start, "own", toy_question, tmp_path / "plain", config, **arguments)
     assert second["median"] > plain["median"] + 0.05
     assert second["start"] == str(first)
+    assert (second["after"], plain["after"]) == ("own", "")
     assert second["source"] == load_pretrained(first).source
     assert json.loads((tmp_path / "second/config.json").read_text())["start"] == second["source"]
 

@@ -9,7 +9,7 @@ import pytest
 
 from electra.config import UserError
 from electra.presets import PRESETS
-from electra.reports.averages import PROTOCOLS
+from electra.reports.averages import PROTOCOLS, average_glue
 from electra.reports.claims import describe_gains, describe_mark, mark_table
 from electra.reports.curves import PANELS, draw_svg, find_panels
 from electra.reports.glossary import format_count, format_seconds
@@ -547,6 +547,13 @@ def test_scores_stand_beside_the_public_mark():
     found += [finetuned("rte", 0.9, from_scratch=True)]
     assert describe_mark(found).endswith("for 1 of 2 tasks (sst-2), and below for rte.")
     assert [row[4] for row in mark_table(found).rows] == ["above", "below"]
+    found += [finetuned("rte", 0.6, after="mnli"), finetuned("sst-2", 0.9, after="mnli")]
+    assert describe_mark(found).endswith(
+        "for 1 of 2 tasks (sst-2), and below for rte. With weights fine-tuned on another "
+        "task first (intermediate training, Phang et al. 2018) it is 2: also rte after mnli."
+    )
+    assert [row[0] for row in mark_table(found).rows][2:] == ["rte after mnli", "sst-2 after mnli"]
+    assert average_glue(found, {"rte": ("accuracy",)}) is None
 
 
 def test_place_on_the_papers_curve():

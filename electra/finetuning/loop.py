@@ -113,6 +113,7 @@ def finetune(
             **describe_task(question, rows.splits, constant),
             "start": str(start),
             "source": pretrained.source,
+            "after": "" if from_scratch else pretrained.after,
             "from_scratch": from_scratch,
             "keep_epoch": config.keep_epoch,
             "config": to_dict(config),

@@ -43,10 +43,11 @@ def average_glue(finetunings: Sequence[Finetuning], protocol: Protocol) -> float
     """Return the mean over tasks of the median over seeds; None if a task or a metric is missing.
 
     Args:
-        finetunings: Fine-tunings of one encoder, one per task. Tasks outside GLUE do not count.
+        finetunings: Fine-tunings of one encoder, one per task. Tasks outside GLUE, and those that
+            began with the weights of another task, do not count.
         protocol: One of PROTOCOLS.
     """
-    scores = {each.task: each.scores for each in finetunings}
+    scores = {each.task: each.scores for each in finetunings if not each.after}
     medians = []
     for task, metrics in protocol.items():
         values = [scores.get(task, {}).get(metric, ()) for metric in metrics]

@@ -192,5 +192,5 @@ def _finetuning_origins(result: Result) -> list[str]:
         if finetuning.device:
             facts.append(finetuning.device)
         start = "from scratch" if finetuning.from_scratch else "pre-trained"
-        origins.setdefault(", ".join(facts), []).append(f"{finetuning.task} {start}")
+        origins.setdefault(", ".join(facts), []).append(f"{finetuning.label} {start}")
     return [f"- `{result.run.name}`, {', '.join(what)}: {facts}" for facts, what in origins.items()]

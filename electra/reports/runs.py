@@ -76,6 +76,13 @@ class Finetuning:
     device: str | None
     scores: Mapping[str, tuple[float, ...]]
     """One score per seed, by metric on dev. The key for another split is "SPLIT METRIC"."""
+    after: str = ""
+    """The task that the pre-trained weights were fine-tuned on before; empty: none."""
+
+    @property
+    def label(self) -> str:
+        """Name of the task in tables."""
+        return f"{self.task} after {self.after}" if self.after else self.task
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
@@ -126,6 +133,7 @@ def read_finetuning(path: Path) -> Finetuning:
             commit=values.get("commit"),
             device=values.get("device"),
             scores=_collect_scores(values["seeds"].values()),
+            after=str(values.get("after", "")),
         )
     except KeyError as error:
         raise UserError(f"{path} is not a fine-tuning's results: it lacks {error}") from None

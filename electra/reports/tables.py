@@ -115,18 +115,18 @@ def average_rows(finetunings: Sequence[Finetuning]) -> list[list[str]]:
 def pair_finetunings(
     finetunings: Sequence[Finetuning],
 ) -> dict[tuple[str, str, str], tuple[Finetuning | None, Finetuning | None]]:
-    """Return the pairs (pre-trained, from scratch) by (encoder, task, metric).
+    """Return the pairs (pre-trained, from scratch) by (encoder, label of the task, metric).
 
     Raises:
         UserError: Two fine-tunings have the same key and the same start.
     """
     found: dict[tuple[str, str, str], dict[bool, Finetuning]] = {}
     for finetuning in finetunings:
-        key = finetuning.encoder, finetuning.task, finetuning.metric
+        key = finetuning.encoder, finetuning.label, finetuning.metric
         starts = found.setdefault(key, {})
         require(
             finetuning.from_scratch not in starts,
-            f"two fine-tunings of {finetuning.encoder} on {finetuning.task} are of the same kind "
+            f"two fine-tunings of {finetuning.encoder} on {finetuning.label} are of the same kind "
             f"(from_scratch {finetuning.from_scratch}); report one of them",
         )
         starts[finetuning.from_scratch] = finetuning

@@ -41,6 +41,8 @@ class Pretrained:
     """Longest row of the pre-training, tokens. Embeddings of later positions are not trained."""
     source: str
     """Folder with step, or with seed and task, for manifests."""
+    after: str = ""
+    """The task that the weights were fine-tuned on since; empty: none."""
 
 
 def load_pretrained(folder: Path) -> Pretrained:
@@ -103,6 +105,7 @@ def _encoder_of(finetuned: Finetuned) -> Pretrained:
         tensors_below("encoder.", finetuned.tensors),
         facts.get("longest_row", finetuned.config.sequence_length),
         f"{finetuned.run} at seed {finetuned.seed}, fine-tuned on {facts['task']}",
+        after=facts["task"],
     )
 
 
