@@ -546,7 +546,10 @@ def test_scores_stand_beside_the_public_mark():
     found = [finetuned("sst-2", 0.84), finetuned("rte", 0.55), finetuned("wnli", 0.9)]
     found += [finetuned("rte", 0.9, from_scratch=True)]
     assert describe_mark(found).endswith("for 1 of 2 tasks (sst-2), and below for rte.")
-    assert [row[4] for row in mark_table(found).rows] == ["above", "below"]
+    assert [row[3:6] for row in mark_table(found).rows] == [
+        ["-", "0.832", "above"],
+        ["0.900 ± 0.010", "0.572", "below"],
+    ]
     found += [finetuned("rte", 0.6, after="mnli"), finetuned("sst-2", 0.9, after="mnli")]
     assert describe_mark(found).endswith(
         "for 1 of 2 tasks (sst-2), and below for rte. With weights fine-tuned on another "

@@ -57,22 +57,27 @@ def describe_gains(finetunings: Sequence[Finetuning]) -> list[str]:
 
 
 def mark_table(finetunings: Sequence[Finetuning]) -> Table:
-    """Return our scores on dev beside those of BERT-Tiny on test."""
+    """Return our scores on dev, pre-trained and from scratch, beside those of BERT-Tiny on test."""
     rows = []
-    for finetuning in _marked(finetunings):
-        task = finetuning.task
-        mark = BERT_TINY[task]
+    for pretrained, scratch in pair_finetunings(finetunings).values():
+        if pretrained is None or pretrained.task not in BERT_TINY:
+            continue
+        mark = BERT_TINY[pretrained.task]
         rows.append(
             [
-                finetuning.label,
-                finetuning.metric,
-                format_score(finetuning),
+                pretrained.label,
+                pretrained.metric,
+                format_score(pretrained),
+                format_score(scratch),
                 f"{mark:.3f}",
-                "above" if finetuning.median > mark else "below",
-                STAND_INS.get(task, "GLUE's own train and dev sets"),
+                "above" if pretrained.median > mark else "below",
+                STAND_INS.get(pretrained.task, "GLUE's own train and dev sets"),
             ]
         )
-    return Table(["task", "metric", "here, dev", "BERT-Tiny, test", "", "data"], rows)
+    return Table(
+        ["task", "metric", "pre-trained, dev", "from scratch, dev", "BERT-Tiny, test", "", "data"],
+        rows,
+    )
 
 
 def describe_mark(finetunings: Sequence[Finetuning]) -> str:

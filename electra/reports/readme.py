@@ -19,8 +19,6 @@ from electra.reports.tables import (
 
 BEGIN = "<!-- results:begin -->"
 END = "<!-- results:end -->"
-TASKS = ("conll2003", "sts-b", "cola", "sst-2", "rte")
-"""The tasks of the README's table: with large gains, with small gains, and without a gain."""
 PAGE = Path("docs", "RESULTS.md")
 """The page of all results, relative to the README's folder."""
 PICTURE = Path("docs", "results.svg")
@@ -110,16 +108,13 @@ def _finetuning_rows(results: Sequence[Result]) -> Table:
 
 
 def _readme_block(result: Result) -> str:
-    """Return the rows of TASKS, and what the scores say in words."""
-    table = _finetuning_rows([result])
-    task = table.headers.index("task")
-    rows = [row for name in TASKS for row in table.rows if row[task] == name]
+    """Return the scores beside the public mark, or all scores, and what they say in words."""
+    marks = mark_table(result.finetunings)
     parts = [
-        to_markdown(Table(table.headers, rows)),
+        to_markdown(marks if marks.rows else _finetuning_rows([result])),
         "\n".join(describe_gains(result.finetunings)),
+        describe_mark(result.finetunings) if marks.rows else "",
     ]
-    if mark_table(result.finetunings).rows:
-        parts.append(describe_mark(result.finetunings))
     return "\n\n".join(part for part in parts if part)
 
 
