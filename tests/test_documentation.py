@@ -17,7 +17,9 @@ import pytest
 import electra
 from electra.cli import app, main
 from electra.config import FinetuneConfig, PretrainConfig
+from electra.presets import PRESETS
 from electra.reports.readme import GUIDES, PAGE, PICTURE, update_readme
+from electra.settings import flatten, from_dict, to_dict
 from electra.tasks.glue import DIAGNOSTIC, GLUE
 
 ROOT = Path(electra.__file__).parent.parent
@@ -240,3 +242,13 @@ def test_results_are_what_the_command_writes(tmp_path):
     update_readme(tmp_path / "README.md", ROOT / "results")
     for name in (Path("README.md"), PAGE, PICTURE, *GUIDES.values()):
         assert (tmp_path / name).read_text() == (ROOT / name).read_text(), name
+
+
+def test_the_run_that_readme_shows_has_the_settings_of_mini():
+    saved = json.loads((ROOT / "results/wikipedia-novels-4x256/config.json").read_text())
+    shown, preset = (
+        dict(flatten(to_dict(config)))
+        for config in (from_dict(PretrainConfig, saved), PRESETS["mini"])
+    )
+    different = {name for name in preset if shown[name] != preset[name]}
+    assert different == {"model.vocab_size", "train.keep_every"}

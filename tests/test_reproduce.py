@@ -113,6 +113,19 @@ def test_a_suite_from_its_file_to_its_page(toy_suite, toy_shards, toy_question, 
     main(words)
     again = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     assert again == first
+    # The results alone are enough: on a machine without the runs nothing is left to do, either.
+    words[words.index("--runs") + 1] = str(tmp_path / "elsewhere")
+    main([*words, "--dry-run"])
+    assert "0 of 4 runs are left" in capsys.readouterr().out
+    main(words)
+    again = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    assert again["table.tex"] == first["table.tex"]
+    assert json.loads(again["results.json"])["records"] == records
+    toy_suite.write_text(TOY.replace("3e10", "4e10"))
+    with pytest.raises(SystemExit):
+        main(words)
+    assert "results.json: electra-1-seed-0 was begun with " in capsys.readouterr().err
+    words[words.index("--runs") + 1] = str(tmp_path / "runs")
     # A folder of runs belongs to one comparison.
     toy_suite.write_text(TOY.replace("3e10", "4e10"))
     with pytest.raises(SystemExit):

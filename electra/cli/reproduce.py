@@ -78,7 +78,7 @@ def reproduce(
         )
     from electra.reports.glossary import format_seconds
     from electra.reproduce.plan import estimate_seconds, open_plan
-    from electra.reproduce.records import read_records
+    from electra.reproduce.records import read_earlier, read_records
     from electra.reproduce.report import tabulate, write_results
     from electra.reproduce.run import carry_out, count_devices, is_done
     from electra.reproduce.suite import find_suite, read_suite
@@ -104,7 +104,8 @@ def reproduce(
     folders = find_tasks(suite.tasks, glue, data)
     jobs = jobs or count_devices()
     plan = open_plan(suite, shards, runs, jobs, write=not dry_run)
-    left = [run for run in plan.runs if not is_done(suite, run, runs)]
+    earlier = read_earlier(out / "results.json", suite, plan)
+    left = [run for run in plan.runs if run.name not in earlier and not is_done(suite, run, runs)]
     if dry_run:
         planned = [
             (
@@ -125,8 +126,8 @@ def reproduce(
             f"machine, {jobs} at a time, and their fine-tunings; nothing was written"
         )
     with Progress(f"reproducing {path.stem}", unit="TFLOP") as progress:
-        carry_out(suite, plan, shards, folders, runs, jobs, progress.update)
-    records = read_records(suite, plan, runs)
+        carry_out(suite, plan.without(earlier), shards, folders, runs, jobs, progress.update)
+    records = read_records(suite, plan, runs, earlier)
     command = shlex.join(["electra", *sys.argv[1:]])
     cells = write_results(out, suite, records, len(plan.runs), command)
     table = tabulate(suite, cells)

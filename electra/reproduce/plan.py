@@ -1,6 +1,6 @@
 """What a suite will do: the runs of every row, seed and fraction, with steps for the budget."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,11 +60,18 @@ class Plan(NamedTuple):
     """Seed by seed, so that a suite that is stopped early has compared all rows."""
     step_seconds: Mapping[str, float]
     """Seconds of a step of each row, as timed."""
+    shards: str
+    """Digest of the shards."""
 
     @property
     def runs(self) -> list[PlannedRun]:
         """All runs, unit by unit."""
         return [run for unit in self.units for run in unit]
+
+    def without(self, names: Container[str]) -> "Plan":
+        """Return the plan without the units whose runs are all among the names."""
+        units = [unit for unit in self.units if not all(run.name in names for run in unit)]
+        return self._replace(units=tuple(units))
 
 
 def open_plan(suite: Suite, shards_folder: Path, runs: Path, jobs: int, *, write: bool) -> Plan:
@@ -86,10 +93,7 @@ def open_plan(suite: Suite, shards_folder: Path, runs: Path, jobs: int, *, write
     shards = open_shards(shards_folder, verify=False)
     path = runs / SUITE
     begun = read_object(path) if path.exists() else {}
-    finetune = {
-        task: [*suite.finetune.get("all", ()), *suite.finetune.get(task, ())]
-        for task in suite.tasks
-    }
+    finetune = suite.finetune_settings
     require(
         begun.get("shards", shards.digest) == shards.digest,
         f"{runs} was begun with other shards; choose another --runs",
@@ -103,7 +107,7 @@ def open_plan(suite: Suite, shards_folder: Path, runs: Path, jobs: int, *, write
     plan = make_plan(suite, shards, jobs, begun.get("step_seconds"))
     for run in plan.runs:
         if (runs / run.name).exists():
-            _require_same(runs / run.name, run.config)
+            require_same(runs / run.name, read_run_config(runs / run.name), run.config)
     if write:
         runs.mkdir(parents=True, exist_ok=True)
         seconds = begun.get("step_seconds", {}) | plan.step_seconds
@@ -152,7 +156,7 @@ def make_plan(
             units.append(_plan_unit(suite, row, seed, config, budget / cost(row.name, config)))
     names = [run.name for unit in units for run in unit]
     require(len(set(names)) == len(names), "two rows have the same name but for its punctuation")
-    return Plan(tuple(units), step_seconds)
+    return Plan(tuple(units), step_seconds, shards.digest)
 
 
 def estimate_seconds(plan: Plan, left: Sequence[PlannedRun]) -> float:
@@ -170,16 +174,20 @@ def estimate_seconds(plan: Plan, left: Sequence[PlannedRun]) -> float:
     return total
 
 
-def _require_same(folder: Path, config: PretrainConfig) -> None:
-    """Refuse a run that was begun with other settings than those of the plan."""
-    before, after = (dict(flatten(to_dict(each))) for each in (read_run_config(folder), config))
+def require_same(place: Path, begun: PretrainConfig, planned: PretrainConfig) -> None:
+    """Refuse a run that was begun with other settings than those of the plan.
+
+    Raises:
+        UserError: A setting differs that is neither how the run is computed nor what it writes.
+    """
+    before, after = (dict(flatten(to_dict(each))) for each in (begun, planned))
     different = [
         name
         for name in after
         if after[name] != before[name] and (name not in MAY_CHANGE or name == "train.steps")
     ]
     named = ", ".join(f"{name}={before[name]}, not {after[name]}" for name in different)
-    require(not different, f"{folder} was begun with {named}; choose another --runs")
+    require(not different, f"{place} was begun with {named}; choose another folder")
 
 
 def _configure(suite: Suite, row: Row, shards: Shards, jobs: int) -> PretrainConfig:

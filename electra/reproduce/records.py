@@ -2,25 +2,69 @@
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from scipy.stats import t as student
 
+from electra.config import PretrainConfig, require
 from electra.files import read_object
-from electra.reproduce.plan import Plan
+from electra.reproduce.plan import Plan, require_same
 from electra.reproduce.run import finetuning_folder, is_done
 from electra.reproduce.suite import Row, Suite
 from electra.runs.manifest import read_manifest
+from electra.settings import from_dict, to_dict
 
 CONFIDENCE = 0.95
 POINTS = 100
 """Points of a score: the paper prints shares as per cent."""
 
 
-def read_records(suite: Suite, plan: Plan, runs: Path) -> list[dict[str, Any]]:
+def read_earlier(path: Path, suite: Suite, plan: Plan) -> dict[str, dict[str, Any]]:
+    """Return the records, by run, that earlier results already have of a plan.
+
+    Their runs need not be at hand: what one machine has computed, another one completes.
+
+    Args:
+        path: The results.json of the suite's results; it need not exist.
+        suite: The suite.
+        plan: Its plan.
+
+    Raises:
+        UserError: The results are of other shards or settings.
+    """
+    if not path.exists():
+        return {}
+    planned = {run.name: run for run in plan.runs}
+    earlier = {}
+    for record in read_object(path)["records"]:
+        name = f"{path}: {record['run']}"
+        if record["run"] not in planned or not set(suite.tasks) <= set(record["scores"]):
+            continue
+        require(record["shards"] == plan.shards, f"{name} is of other shards; choose another --out")
+        begun = from_dict(PretrainConfig, record["config"])
+        require_same(Path(name), begun, planned[record["run"]].config)
+        for task, settings in suite.finetune_settings.items():
+            require(
+                record["finetune"][task] == settings,
+                f"{name} was fine-tuned on {task} with {' '.join(record['finetune'][task])}, not "
+                f"{' '.join(settings)}; choose another --out",
+            )
+        earlier[record["run"]] = record
+    return earlier
+
+
+def read_records(
+    suite: Suite, plan: Plan, runs: Path, earlier: Mapping[str, dict[str, Any]]
+) -> list[dict[str, Any]]:
     """Return a record of each finished run of a plan: its cost, its scores, and where it was made.
+
+    Args:
+        suite: The suite.
+        plan: Its plan.
+        runs: The folder of all runs.
+        earlier: Records of runs that are not in the folder, from `read_earlier`.
 
     Raises:
         UserError: A file of a finished run is damaged.
@@ -28,6 +72,8 @@ def read_records(suite: Suite, plan: Plan, runs: Path) -> list[dict[str, Any]]:
     records = []
     for run in plan.runs:
         if not is_done(suite, run, runs):
+            if run.name in earlier:
+                records.append(earlier[run.name])
             continue
         results = read_object(runs / run.name / "results.json")
         manifest = read_manifest(runs / run.name)
@@ -52,6 +98,8 @@ def read_records(suite: Suite, plan: Plan, runs: Path) -> list[dict[str, Any]]:
                 "commits": sorted({str(each.get("commit")) for each in manifest["sessions"]}),
                 "devices": sorted({str(each.get("device")) for each in manifest["sessions"]}),
                 "shards": manifest["shards"]["sha256"],
+                "config": to_dict(run.config),
+                "finetune": suite.finetune_settings,
             }
         )
     return records

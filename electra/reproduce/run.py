@@ -155,7 +155,7 @@ def compute_run(
         if not out.exists():
             # A collapsed seed counts, so that all rows have the same seeds.
             settings = ["reseeds=0", f"threads={run.config.train.threads}"]
-            settings += [*suite.finetune.get("all", ()), *suite.finetune.get(task, ())]
+            settings += suite.finetune_settings[task]
             finetune(
                 *(folder, task, data[task], out, override(preset, settings)),
                 seeds=1,

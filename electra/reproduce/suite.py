@@ -82,6 +82,14 @@ class Suite:
     has FLOPs there."""
     published: tuple[Published, ...] = ()
 
+    @property
+    def finetune_settings(self) -> dict[str, list[str]]:
+        """Settings of fine-tuning of each task, as field=value."""
+        return {
+            task: [*self.finetune.get("all", ()), *self.finetune.get(task, ())]
+            for task in self.tasks
+        }
+
     def __post_init__(self) -> None:
         names = [row.name for row in self.rows]
         require(len(set(names)) == len(names), f"rows must have different names, not {names}")
