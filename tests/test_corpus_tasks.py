@@ -82,6 +82,23 @@ def test_records_in_ranges(tmp_path):
         read_ranges(path, [0, 700], "blank")
 
 
+@pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_giant_records_are_not_cut(tmp_path, monkeypatch, suffix, newline):
+    monkeypatch.setattr(ranges, "WINDOW", 50)
+    monkeypatch.setattr(ranges, "BLOCK_BYTES", 64)
+    path = tmp_path / f"a.jsonl{suffix}"
+    sizes = [1, 400, 2, 30, 301, 90, 3, 1000, 5]
+    text = "".join(json.dumps({"text": "ab " * size}) + newline for size in sizes)
+    path.write_bytes(gzip.compress(text.encode()) if suffix else text.encode())
+    expected, _ = read_ranges(path, [0], "blank")
+    assert [len(document[0]) for document in expected] == [3 * size - 1 for size in sizes]
+    for step in (1, 7, 90, 1234):
+        found, counts = read_ranges(path, range(0, len(text), step), "blank")
+        assert found == expected, step
+        assert counts.text_bytes == len(text)
+
+
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
     """A Parquet file with row groups of 1 to 40 rows, of which one is larger than many a range."""

@@ -177,10 +177,12 @@ def read_range(
             counts.source_bytes = before + path.stat().st_size
 
 
-def range_border(path: Path, border: Border, encoding: str) -> Border | Literal["group"] | None:
+def range_border(
+    path: Path, border: Border, encoding: str
+) -> Border | Literal["record", "group"] | None:
     """Return where a file can be cut into ranges; None: it has to be read as a whole.
 
-    "group": between the row groups of a .parquet file.
+    "record": between lines, which are records. "group": between the row groups of a .parquet file.
     """
     kind = content_suffix(path)
     if kind == ".parquet" and not compression_of(path):
@@ -190,7 +192,7 @@ def range_border(path: Path, border: Border, encoding: str) -> Border | Literal[
     if not is_utf8(encoding_of(path, encoding)):
         return None
     if kind in JSONL_SUFFIXES:
-        return "line"
+        return "record"
     with open_source(path) as (_, stream):
         is_wiki = stream.read(len(WIKI_BEGIN)) == WIKI_BEGIN or WIKI_FILE.match(path.name)
     return None if is_wiki else border
