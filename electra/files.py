@@ -23,6 +23,12 @@ HASHES = "electra.json"
 """Name of the file that `write_hashes` writes and `check_hashes` reads."""
 
 
+def cache_folder(name: str) -> Path:
+    """Return the folder of this user for files that may be removed at any time."""
+    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(caches) / "electra" / name
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write JSON atomically: a reader sees the old file or the new file."""
     write_text(path, json.dumps(value, indent=2) + "\n")
@@ -148,6 +154,19 @@ def hold(lock: Path) -> Iterator[None]:
             if _is_open_as(file, lock):
                 with suppress(OSError):
                     lock.unlink()
+
+
+@contextmanager
+def take_turns(lock: Path) -> Iterator[None]:
+    """Hold a lock file, as soon as no other process and no other thread does.
+
+    Without support by the system or the file system, there is no lock.
+    """
+    with lock.open("ab") as file:
+        if fcntl:
+            with suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _is_open_as(file: IO[str], path: Path) -> bool:

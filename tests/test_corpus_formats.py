@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from languages import TEXTS
 
 from electra.config import PrepareConfig, UserError
-from electra.corpus import text as text_module
 from electra.corpus.prepare import prepare
 from electra.corpus.shards import open_shards
 from electra.corpus.sources import find_sources, name_encodings
@@ -226,21 +225,3 @@ def test_hostile_bytes_are_read_or_refused_in_a_line(
     assert counts.documents == len(documents)
     ids = byte_level.encode_batch(lines)
     assert byte_level.unk_id not in {index for row in ids for index in row}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [".txt", ".csv", ".jsonl"])
-def test_a_line_of_100_mb_is_read_in_pieces(tmp_path, kind):
-    path = tmp_path / f"a{kind}"
-    word = "가나다 "
-    body = word * 10_000_000
-    if kind == ".jsonl":
-        path.write_text(json.dumps({"text": body}, ensure_ascii=False))
-    else:
-        path.write_text(("text\n" if kind == ".csv" else "") + body)
-    documents, counts = read(path)
-    assert counts.lines == sum(map(len, documents))
-    assert (
-        max(len(line) for document in documents for line in document) <= text_module.MAX_LINE_CHARS
-    )
-    assert sum(len(line.split()) for document in documents for line in document) == 10_000_000

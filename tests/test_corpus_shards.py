@@ -19,12 +19,13 @@ from hypothesis import strategies as st
 
 from electra.config import PrepareConfig, TokenizerConfig, UserError
 from electra.corpus import encoder as encoder_module
-from electra.corpus import engines
+from electra.corpus import engines, merging
 from electra.corpus import prepare as prepare_module
 from electra.corpus import tasks as tasks_module
 from electra.corpus.encoder import WordEncoder
 from electra.corpus.prepare import finish, prepare, prepare_share
-from electra.corpus.shards import PARTS, ShardWriter, open_shards, tokens_dtype
+from electra.corpus.shard_writer import ShardWriter
+from electra.corpus.shards import PARTS, open_shards, tokens_dtype
 from electra.corpus.sources import find_sources
 from electra.corpus.tasks import hash_documents, heldout_limit
 from electra.corpus.text import TextCounts, read_documents
@@ -74,6 +75,7 @@ def text_file(tmp_path):
 @pytest.fixture
 def small_batches(monkeypatch):
     monkeypatch.setattr(tasks_module, "BATCH_CHARS", 2000)
+    monkeypatch.setattr(merging, "PART_TOKENS", 300)
 
 
 def config(**fields):

@@ -82,6 +82,69 @@ def test_records_in_ranges(tmp_path):
         read_ranges(path, [0, 700], "blank")
 
 
+@pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_giant_records_are_not_cut(tmp_path, monkeypatch, suffix, newline):
+    monkeypatch.setattr(ranges, "WINDOW", 50)
+    monkeypatch.setattr(ranges, "BLOCK_BYTES", 64)
+    path = tmp_path / f"a.jsonl{suffix}"
+    sizes = [1, 400, 2, 30, 301, 90, 3, 1000, 5]
+    text = "".join(json.dumps({"text": "ab " * size}) + newline for size in sizes)
+    path.write_bytes(gzip.compress(text.encode()) if suffix else text.encode())
+    expected, _ = read_ranges(path, [0], "blank")
+    assert [len(document[0]) for document in expected] == [3 * size - 1 for size in sizes]
+    for step in (1, 7, 90, 1234):
+        found, counts = read_ranges(path, range(0, len(text), step), "blank")
+        assert found == expected, step
+        assert counts.text_bytes == len(text)
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    """A Parquet file with row groups of 1 to 40 rows, of which one is larger than many a range."""
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path_factory.mktemp("table") / "a.parquet"
+    texts = [f"{' '.join(WORDS)} {n} " * (n % 5 + 1) for n in range(500)]
+    schema = pyarrow.schema([("n", pyarrow.int64()), ("text", pyarrow.string())])
+    first = 0
+    with parquet.ParquetWriter(path, schema, compression="none") as writer:
+        for size in itertools.cycle([1, 40, 7, 12]):
+            rows = texts[first : first + size]
+            if not rows:
+                break
+            writer.write_table(pyarrow.table({"n": range(len(rows)), "text": rows}, schema))
+            first += size
+    return path
+
+
+@settings(max_examples=60, deadline=None)
+@given(borders=st.sets(st.integers(1, 80_000), max_size=12).map(sorted))
+def test_row_groups_in_ranges_are_the_table(table, borders):
+    whole = TextCounts()
+    expected = list(read_documents([table], border="blank", text_field="text", counts=whole))
+    assert len(expected) == 500
+    found, counts = read_ranges(table, [0, *borders], "blank")
+    assert found == expected
+    assert (counts.text_bytes, counts.files) == (whole.text_bytes, 1)
+
+
+def test_a_large_table_is_several_tasks(table, tokenizer, tmp_path):
+    settings = {"task_bytes": 10_000, "heldout_prob": 0.1}
+    tasks = list_tasks([table], PrepareConfig(**settings), "tokenizer")
+    assert len(tasks) == -(-table.stat().st_size // 10_000) > 5
+    content = {}
+    for workers in (1, 2):
+        out = tmp_path / str(workers)
+        manifest = prepare([str(table)], tokenizer, out, PrepareConfig(workers=workers, **settings))
+        assert manifest["text"]["documents"] == 500
+        content[workers] = {path.name: path.read_bytes() for path in out.glob("*-*")}
+    assert content[1] == content[2]
+    packed = tmp_path / "a.parquet.gz"  # whose row groups cannot be reached
+    packed.write_bytes(gzip.compress(table.read_bytes()))
+    assert len(list_tasks([packed], PrepareConfig(**settings), "tokenizer")) == 1
+
+
 def test_tasks_stay_when_the_corpus_grows(tmp_path):
     paths = [tmp_path / f"{number}.txt" for number in range(8)]
     for number, path in enumerate(paths):

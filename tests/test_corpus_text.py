@@ -1,12 +1,12 @@
 """Reading: every format gives the same documents, and nothing of a hostile text is lost."""
 
+import bz2
 import gzip
 import json
 import lzma
 import os
 import random
 import re
-import resource
 import subprocess
 import sys
 
@@ -40,7 +40,9 @@ def compress(path, suffix):
     if suffix == ".zst":
         content = pytest.importorskip("zstandard").compress(content)
     else:
-        content = {".gz": gzip.compress, ".xz": lzma.compress}[suffix](content)
+        content = {".bz2": bz2.compress, ".gz": gzip.compress, ".xz": lzma.compress}[suffix](
+            content
+        )
     target.write_bytes(content)
     return target
 
@@ -172,21 +174,64 @@ def test_a_giant_line_is_one_document_in_pieces(tmp_path):
         assert " ".join(documents[0]).split() == words + (["next"] if border == "blank" else [])
 
 
+PEAK = """
+import sys
+from pathlib import Path
+from electra.config import PrepareConfig, TokenizerConfig
+from electra.corpus.prepare import prepare
+from electra.corpus.tokenizer import Tokenizer
+
+if __name__ == "__main__":
+    tokenizer = Tokenizer.train(["a 가나다"] * 5, TokenizerConfig(vocab_size=64))
+    manifest = prepare(sys.argv[1:2], tokenizer, sys.argv[2], PrepareConfig(workers=1))
+    peak = Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]
+    print(manifest["text"]["characters"], manifest["text"]["documents"], 1024 * int(peak))
+"""
+
+
+def prepare_and_measure(path):
+    """Characters, documents, and the most memory that a process of its own took, bytes.
+
+    `getrusage` would not tell: a new process begins with the peak of the one that started it.
+    """
+    if sys.platform != "linux":
+        pytest.skip("the peak of a process is read from /proc")
+    command = [sys.executable, "-c", PEAK, str(path), str(path.with_name("shards"))]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return map(int, done.stdout.split())
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
+@pytest.mark.parametrize("suffix", [".bz2", ".gz", ".xz", ".zst"])
 def test_an_expansion_bomb_is_streamed(tmp_path, suffix):
+    """The peak is that of a document and a part of a shard, not that of the text or of a shard."""
     path = tmp_path / "bomb.txt"
-    path.write_bytes(b"a" * 150_000_000)
+    path.write_bytes((b"a " * 49 + b"a\n") * 3_000_000)
     bomb = compress(path, suffix)
-    assert bomb.stat().st_size < 200_000
+    assert bomb.stat().st_size < 3_000_000
     path.unlink()
-    counts = TextCounts()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for _ in read_documents([bomb], border="file", text_field="text", counts=counts):
-        pass
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    assert counts.characters == counts.text_bytes == 150_000_000
-    assert grown * (1 if sys.platform == "darwin" else 1024) < 150_000_000
+    num_chars, num_documents, peak = prepare_and_measure(bomb)
+    assert num_chars == 3_000_000 * 99
+    assert num_documents == -(-num_chars // text_module.MAX_DOCUMENT_CHARS)
+    assert peak < 400e6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [".txt", ".csv", ".jsonl"])
+def test_a_line_of_100_mb_is_read_in_pieces(tmp_path, kind):
+    path = tmp_path / f"a{kind}"
+    body = "가나다 " * 10_000_000
+    if kind == ".jsonl":
+        path.write_text(json.dumps({"text": body}, ensure_ascii=False))
+    else:
+        path.write_text(("text\n" if kind == ".csv" else "") + body)
+    documents, counts = read(path)
+    assert counts.lines == sum(map(len, documents))
+    longest = max(len(line) for document in documents for line in document)
+    assert longest <= text_module.MAX_LINE_CHARS
+    assert sum(len(line.split()) for document in documents for line in document) == 10_000_000
+    *_, peak = prepare_and_measure(path)
+    assert peak < 600e6
 
 
 def test_zstd_frames_one_after_another(tmp_path):

@@ -179,7 +179,7 @@ def prepare(
         A folder that `electra tokenizer` wrote, a Hugging Face folder, a tokenizer.json, BERT's
         vocab.txt, or a SentencePiece .model.
     out
-        The shards folder to write.
+        The shards folder to write. A URL is written at the end, from a folder here.
     engine
         local: processes of this machine. ray: a Ray cluster.
     task
@@ -188,6 +188,7 @@ def prepare(
         Only the last step, when all shares are done.
     """
     from electra.corpus import prepare as preparation
+    from electra.corpus.remote import locate
     from electra.corpus.tokenizer import Tokenizer
     from electra.terminal.live import Progress
     from electra.terminal.printing import print_done, print_note
@@ -202,6 +203,7 @@ def prepare(
     files = find_text(text, settings.encoding)
     loaded = Tokenizer.load(tokenizer)
     refuse_existing(out)
+    out = locate(out)
     if dry_run:
         return print_dry_run(settings, f"read {_describe(files)} and write the shards {out}")
     try:
@@ -217,7 +219,7 @@ def prepare(
             else:
                 manifest = preparation.prepare(text, loaded, out, settings, tell, engine=engine)
     except KeyboardInterrupt:
-        incomplete = out.with_name(f"{out.name}.incomplete")
+        incomplete = preparation.incomplete_folder(out)
         if incomplete.exists():
             print_note(f"{incomplete} holds the finished tasks; the same command goes on there")
         raise
@@ -267,12 +269,13 @@ def inspect(
     Parameters
     ----------
     folder
-        A tokenizer, as for `electra prepare`, or a shards folder.
+        A tokenizer, as for `electra prepare`, or a shards folder. Either may be at a URL.
     text
         The text for a tokenizer: files, folders or globs.
     json
         Print one JSON object.
     """
+    from electra.corpus.remote import is_url, locate
     from electra.corpus.shards import open_shards
     from electra.corpus.text import TextCounts, read_documents
     from electra.corpus.tokenizer import Tokenizer
@@ -281,9 +284,11 @@ def inspect(
     from electra.terminal.live import Progress
     from electra.terminal.printing import print_lines
 
+    folder = locate(folder)
+    is_shards = (folder / "manifest.json").is_file()
     if not text:
         require(
-            (folder / "manifest.json").is_file(),
+            is_shards or is_url(folder),
             f"{folder} is no shards folder; to see what a tokenizer does, name a text by --text",
         )
         with Progress("reading", unit="documents") as progress:
@@ -292,7 +297,6 @@ def inspect(
         if json:
             return print_lines([dumps(found, ensure_ascii=False)])
         return print_shards_report(shards, found)
-    is_shards = (folder / "manifest.json").is_file()
     loaded = Tokenizer.load(folder / "tokenizer" if is_shards else folder)
     settings = resolve(TokenizerConfig(), None, set_)
     files = find_text(text, settings.encoding)

@@ -51,7 +51,8 @@ def pretrain(
     Parameters
     ----------
     shards
-        A folder that `electra prepare` wrote. With --resume: where it is now, if it was moved.
+        A folder that `electra prepare` wrote, or its URL. With --resume: where it is now, if it
+        was moved.
     out
         The run folder to write, or to continue if it is there and not complete.
     also_evaluate

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from electra.corpus.encoder import TokenBatch, WordEncoder
+from electra.corpus.encoder import TokenBatch, WordEncoder, group_texts
 from electra.corpus.shards import tokens_dtype
 from electra.corpus.tokenizer import Tokenizer
 from electra.corpus.vocabulary import break_words
@@ -17,6 +17,9 @@ SPACED_WORDS = re.compile(r" *[^ ]+")
 MAX_REMEMBERED_WORDS = 1 << 19
 """Words in the memory of one process, about 100 MB. A full memory is emptied."""
 MAX_REMEMBERED_CHARS = 64
+GROUP_CHARS = 1 << 18
+"""Characters that are given to the tokenizer together, or more. Its answer takes much more memory
+than the ids alone."""
 
 
 def make_encoder(tokenizer: Tokenizer) -> "WordEncoder | LineEncoder":
@@ -73,4 +76,8 @@ class LineEncoder(dict[str, bytes]):
     def _encode(self, texts: Sequence[str]) -> list[bytes]:
         if self.has_longest_word:
             texts = [break_words(text) for text in texts]
-        return [np.array(ids, self.dtype).tobytes() for ids in self.tokenizer.encode_batch(texts)]
+        return [
+            np.array(ids, self.dtype).tobytes()
+            for group in group_texts(texts, GROUP_CHARS)
+            for ids in self.tokenizer.encode_batch(group)
+        ]

@@ -17,14 +17,13 @@ import numpy as np
 from electra.config import PrepareConfig, require
 from electra.corpus.cleaning import find_near_duplicates, find_repeats, write_dropped
 from electra.corpus.encoder import TokenBatch
+from electra.corpus.shard_writer import ShardWriter, describe_part
 from electra.corpus.shards import (
     COLUMNS,
     FORMAT,
     OFFSET_DTYPE,
     PARTS,
     VERSION,
-    ShardWriter,
-    describe_part,
     shard_name,
     tokens_dtype,
 )
@@ -48,6 +47,8 @@ TASKS = "tasks"
 MOVES = "moves.json"
 """The files of the tasks that become shards, and their names as shards."""
 DROPPED = "dropped.jsonl"
+PART_TOKENS = 1 << 22
+"""Tokens of a shard that are in memory at a time, or those of a larger document."""
 
 
 def merge_tasks(
@@ -76,24 +77,27 @@ def merge_tasks(
             is_heldout = split.choose(shard)
             is_train = shard.is_kept & ~is_heldout
             source, entry = shard.place / shard.entry["name"], shard.entry
-            if is_heldout.any() or not is_train.all():
-                batch = _read_shard(source, tokens_dtype(tokenizer.vocab_size))
-                is_lost = np.repeat(~shard.is_kept, batch.document_lengths)
-                num_unknown -= int(np.count_nonzero(batch.tokens[is_lost] == tokenizer.unk_id))
-                if split.divides and shard.is_kept.any():
-                    batch = _split_document(select(batch, shard.is_kept), config.heldout_prob)
-                    is_train, is_heldout = np.array([True, False]), np.array([False, True])
-                heldout.write(*select(batch, is_heldout))
-                if is_train.any():
-                    with ShardWriter(shard.place, f"rest-{entry['name']}", **sizes) as writer:
-                        writer.write(*select(batch, is_train))
-                        (entry,) = writer.finish()["shards"]
-                    source = shard.place / entry["name"]
-            if is_train.any():
-                name = shard_name("train", len(entries))
-                entries.append({**entry, "name": name})
-                before = source.relative_to(folder).as_posix()
-                moves += [(f"{before}.{column}", f"{name}.{column}") for column in COLUMNS]
+            if not is_train.all():
+                with ShardWriter(shard.place, f"rest-{entry['name']}", **sizes) as rest:
+                    for inside, batch in _read_shard(source, tokens_dtype(tokenizer.vocab_size)):
+                        is_kept, is_chosen = shard.is_kept[inside], is_heldout[inside]
+                        is_lost = np.repeat(~is_kept, batch.document_lengths)
+                        lost = batch.tokens[is_lost]
+                        num_unknown -= int(np.count_nonzero(lost == tokenizer.unk_id))
+                        if split.divides and is_kept.any():
+                            batch = _split_document(select(batch, is_kept), config.heldout_prob)
+                            is_kept, is_chosen = np.array([True, True]), np.array([False, True])
+                        heldout.write(*select(batch, is_chosen))
+                        rest.write(*select(batch, is_kept & ~is_chosen))
+                    remaining = rest.finish()["shards"]
+                if not remaining:
+                    continue
+                (entry,) = remaining
+                source = shard.place / entry["name"]
+            name = shard_name("train", len(entries))
+            entries.append({**entry, "name": name})
+            before = source.relative_to(folder).as_posix()
+            moves += [(f"{before}.{column}", f"{name}.{column}") for column in COLUMNS]
         parts = {"train": describe_part(entries), "heldout": heldout.finish()}
     if config.write_dropped:
         _write_dropped(folder / DROPPED, tasks, places, is_dropped, config.seed, tokenizer.names)
@@ -137,6 +141,20 @@ def move_shards(folder: Path) -> None:
                 (folder / before).replace(folder / after)
     shutil.rmtree(folder / TASKS, ignore_errors=True)
     (folder / MOVES).unlink(missing_ok=True)
+
+
+def list_shards(folder: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the files of the shards folder where they are now, and their names in it.
+
+    The manifest is the last one.
+    """
+    moves = {after: before for before, after in json.loads((folder / MOVES).read_text("utf-8"))}
+    parts = read_object(folder / "manifest.json")["parts"]
+    names = [f"{e['name']}.{c}" for part in PARTS for e in parts[part]["shards"] for c in COLUMNS]
+    names += [f"tokenizer/{path.name}" for path in sorted((folder / "tokenizer").iterdir())]
+    names += [DROPPED] if (folder / DROPPED).exists() else []
+    for name in (*names, "manifest.json"):
+        yield folder / moves.get(name, name), name
 
 
 def _find_duplicates(
@@ -239,16 +257,29 @@ class _Split:
         return is_heldout
 
 
-def _read_shard(source: Path, dtype: str) -> TokenBatch:
-    """Return the content of a shard of a task."""
-    tokens, lines, documents = (
-        np.fromfile(f"{source}.{column}", dtype if column == "tokens" else OFFSET_DTYPE)
-        for column in COLUMNS
-    )
-    line_lengths, document_lengths = (
-        np.diff(starts.astype(np.int64), append=len(tokens)) for starts in (lines, documents)
-    )
-    return TokenBatch(tokens, line_lengths, document_lengths, 0)
+def _read_shard(source: Path, dtype: str) -> Iterator[tuple[slice, TokenBatch]]:
+    """Yield the content of a shard of a task, about PART_TOKENS at a time.
+
+    Yields:
+        The numbers of some documents, and these documents.
+    """
+    documents = np.fromfile(f"{source}.documents", OFFSET_DTYPE).astype(np.int64)
+    first = 0
+    while first < len(documents):
+        # Maps of their own for each part: what was read of a map counts as memory until its end.
+        tokens = np.memmap(f"{source}.tokens", dtype, mode="r")
+        lines = np.memmap(f"{source}.lines", OFFSET_DTYPE, mode="r")
+        begin = documents[first]
+        last = max(int(np.searchsorted(documents, begin + PART_TOKENS)), first + 1)
+        starts = documents[first:last]
+        end = documents[last] if last < len(documents) else len(tokens)
+        inside = slice(*np.searchsorted(lines, np.array([begin, end], OFFSET_DTYPE)))
+        line_lengths, document_lengths = (
+            np.diff(each, append=end) for each in (lines[inside].astype(np.int64), starts)
+        )
+        batch = TokenBatch(np.array(tokens[begin:end]), line_lengths, document_lengths, 0)
+        yield slice(first, last), batch
+        first = last
 
 
 def _split_document(

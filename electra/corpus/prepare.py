@@ -23,7 +23,8 @@ from typing import Any, Literal
 from electra.config import PrepareConfig, UserError, require
 from electra.corpus.compression import STDIN
 from electra.corpus.engines import run_here, run_on_ray
-from electra.corpus.merging import TASKS, merge_tasks, move_shards
+from electra.corpus.merging import TASKS, list_shards, merge_tasks, move_shards
+from electra.corpus.remote import is_url, locate, read_bytes, send
 from electra.corpus.shards import MAX_SHARD_TOKENS
 from electra.corpus.sources import find_sources
 from electra.corpus.tasks import SETTINGS_OF_TASKS, Task, list_tasks, read_task
@@ -57,7 +58,8 @@ def prepare(
     Args:
         paths: Files, folders and patterns, as for `find_sources`.
         tokenizer: Its copy becomes part of the shards folder.
-        out: The folder to write; must not exist.
+        out: The folder to write; must not exist. A URL is written last, from `NAME.incomplete` in
+            the current folder, the manifest after all other files.
         config: Document borders, held-out share, what is dropped, sizes and number of workers.
         progress: Called with each finished task.
         engine: "local": processes of this machine. "ray": a Ray cluster.
@@ -67,9 +69,9 @@ def prepare(
             preparation was begun with other settings.
         OSError: A folder cannot be listed, or `out` cannot be written.
     """
-    sources, out = find_sources(paths, config.encoding), Path(out)
+    sources, out = find_sources(paths, config.encoding), locate(out)
     with _begin(out, tokenizer, config) as folder, hold(folder / UNFINISHED):
-        if not (folder / "manifest.json").exists():
+        if not _is_merged(folder, out):
             files = _copy_pipes(sources.files, folder, progress)
             tasks = list_tasks(files, config, tokenizer.digest)
             _run(tasks, tokenizer, folder, config, engine, progress)
@@ -105,7 +107,7 @@ def prepare_share(
     Raises:
         UserError: As for `prepare`, or the text is not in files.
     """
-    files, out = find_sources(paths, config.encoding).files, Path(out)
+    files, out = find_sources(paths, config.encoding).files, locate(out)
     _require_files(files)
     number, num_shares = share
     with _begin(out, tokenizer, config, is_shared=True) as folder:
@@ -123,10 +125,10 @@ def finish(
     Raises:
         UserError: A task is missing, or its text was changed since.
     """
-    sources, out = find_sources(paths, config.encoding), Path(out)
+    sources, out = find_sources(paths, config.encoding), locate(out)
     _require_files(sources.files)
     with _begin(out, tokenizer, config, is_shared=True) as folder, hold(folder / UNFINISHED):
-        if not (folder / "manifest.json").exists():
+        if not _is_merged(folder, out):
             tasks = list_tasks(sources.files, config, tokenizer.digest)
             missing = [str(t.number) for t in tasks if not read_task(folder / TASKS, t)]
             names = ", ".join(missing[:MAX_NAMED]) + (", ..." if len(missing) > MAX_NAMED else "")
@@ -156,12 +158,13 @@ def _begin(
 
     After an error it is removed if no task is finished and no other process may be using it.
     """
-    require(not out.exists(), f"{out} exists already; remove it or choose another name")
+    exists = read_bytes(out / "manifest.json") is not None if is_url(out) else out.exists()
+    require(not exists, f"{out} exists already; remove it or choose another name")
     require(
         config.shard_tokens <= MAX_SHARD_TOKENS,
         f"shard_tokens must be at most {MAX_SHARD_TOKENS:,}, not {config.shard_tokens:,}",
     )
-    folder = out.with_name(f"{out.name}.incomplete")
+    folder = incomplete_folder(out)
     path = folder / PLAN
     settings = asdict(config)
     plan = {
@@ -198,6 +201,19 @@ def _begin(
         if isinstance(error, OSError) and error.errno and error.filename is None:
             error.filename = str(out)  # an error on an open file has no file name
         raise
+
+
+def incomplete_folder(out: Path) -> Path:
+    """Return the folder of a preparation that is not finished; of a URL, in the current folder."""
+    return (Path() if is_url(out) else out.parent) / f"{out.name}.incomplete"
+
+
+def _is_merged(folder: Path, out: Path) -> bool:
+    """Return whether the last step was begun and the tasks may be gone.
+
+    To a URL the shards are copied from the tasks, which are compared with their text every time.
+    """
+    return not is_url(out) and (folder / "manifest.json").exists()
 
 
 def _clear(folder: Path) -> None:
@@ -252,10 +268,16 @@ def _run(
 
 
 def _complete(folder: Path, out: Path) -> dict[str, Any]:
-    """Give the shards and their folder their names, and return the manifest.
+    """Give the shards and their folder their names, or copy them to their URL; return the manifest.
 
     This can be begun again after an interrupt, since each step may have been done before.
     """
+    if is_url(out):
+        for path, name in list_shards(folder):
+            send(path, out / name)
+        manifest = read_object(folder / "manifest.json")
+        shutil.rmtree(folder)
+        return manifest
     move_shards(folder)
     for path in [folder / PLAN, *folder.glob("pipe-*")]:
         path.unlink(missing_ok=True)

@@ -3,7 +3,7 @@
 A range is cut at the first border of documents at or after its first byte, and it ends where the
 next range is cut. Both ranges compute the same cut, so together they are the file, for any ranges.
 If a document has no border within WINDOW bytes, it is cut at the end of a line, else at a space,
-else between two characters.
+else between two characters. Only a record is never cut.
 
 Positions are those of the decompressed content. A compressed file has to be read from its
 beginning. So a process keeps its last file open, and a range that follows goes on from there.
@@ -11,6 +11,7 @@ beginning. So a process keeps its last file open, and a range that follows goes 
 
 import re
 import sys
+from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -23,12 +24,14 @@ WINDOW = 1 << 24
 """Bytes in which a range looks for the border of a document."""
 
 LINE_END = rb"(?:\r\n?+|\n)"
-BORDERS: dict[str, list[re.Pattern[bytes]]] = {
-    "blank": [re.compile(LINE_END + rb"[ \t\v\f]*+" + LINE_END)],
-    "line": [],
-    "file": [],
-}
 LINE_ENDS = [re.compile(LINE_END), re.compile(rb" "), re.compile(rb"(?s).(?=[^\x80-\xbf])")]
+BORDERS: dict[str, list[re.Pattern[bytes]]] = {
+    "blank": [re.compile(LINE_END + rb"[ \t\v\f]*+" + LINE_END), *LINE_ENDS],
+    "line": LINE_ENDS,
+    "file": LINE_ENDS,
+    "record": LINE_ENDS[:1],
+}
+"""Where a range is cut. What stands first is preferred, as far as it is found within WINDOW."""
 
 
 @contextmanager
@@ -41,14 +44,15 @@ def open_range(
         path: A file of UTF-8 text, which may be compressed.
         start: First byte of the range.
         stop: The byte after the range; None: the end of the content.
-        border: Where a document ends: "blank", "line" or "file".
+        border: Where a document ends: "blank", "line", "file", or "record": at the end of a line,
+            however long it is.
 
     Raises:
         UserError: The file is damaged or unreadable. This can happen at any read.
     """
     content = _take(path, start)
     try:
-        part = Range(content, start, stop, BORDERS[border] + LINE_ENDS)
+        part = Range(content, start, stop, BORDERS[border])
         yield content.source, cast(IO[bytes], part)
     except BaseException:
         content.close()
@@ -92,21 +96,40 @@ class Content:
         self.buffer += block
         return bool(block)
 
-    def find_cut(self, place: int, borders: list[re.Pattern[bytes]]) -> int:
-        """Return where ranges are cut at this place, which must not be before the buffer."""
+    def take_line(self) -> Iterator[bytes]:
+        """Yield the bytes up to the end of the line, a block at a time, and drop them."""
+        found = None
+        while not found and (self.buffer or self.grow()):
+            found = LINE_ENDS[0].search(self.buffer)
+            if found and found.end() == len(self.buffer) and self.grow():
+                found = None  # "\n" may follow "\r"
+                continue
+            size = found.end() if found else len(self.buffer)
+            part, self.buffer = self.buffer[:size], self.buffer[size:]
+            self.first += size
+            yield part
+
+    def find_cut(self, place: int, borders: list[re.Pattern[bytes]]) -> int | None:
+        """Return where ranges are cut at this place, which must not be before the buffer.
+
+        None: at the end of the line, which is a record and not within WINDOW.
+        """
         if place == 0:
             return 0
         more = True
         while more:
             begin = place - 1 - self.first
             room = len(self.buffer) - begin
-            is_whole = room > WINDOW
+            is_whole = room > WINDOW + 1
             for border in borders if is_whole else borders[:1]:
                 found = border.search(self.buffer, begin, begin + WINDOW)
-                # A match at the end of the buffer could be longer.
+                # A match at the end of the window or of the buffer could be longer: "\r\n".
+                found = border.match(self.buffer, found.start()) if found else None
                 if found and found.end() < len(self.buffer):
                     return self.first + found.end()
             if is_whole:
+                if borders == BORDERS["record"]:
+                    return None
                 break
             more = self.grow()
         begin = place - 1 - self.first
@@ -138,7 +161,12 @@ class Range:
     def _read(self) -> Iterator[bytes]:
         content = self.content
         content.skip_to(max(self.start - 1, 0))
-        place = content.find_cut(self.start, self.borders)
+        found = content.find_cut(self.start, self.borders)
+        if found is None:
+            deque(content.take_line(), maxlen=0)  # the end of a record of an earlier range
+            if self.stop is not None and content.first >= self.stop:
+                return
+        place = content.first if found is None else found
         if self.stop is None:
             content.skip_to(place)
             while content.buffer or content.grow():
@@ -157,7 +185,9 @@ class Range:
             yield block
         content.skip_to(last)
         stop = content.find_cut(self.stop, self.borders)
-        if place < stop:
+        if stop is None:
+            yield from content.take_line()
+        elif place < stop:
             yield content.buffer[place - content.first : stop - content.first]
 
 

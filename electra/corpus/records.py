@@ -1,8 +1,8 @@
 """Texts of records: tables with a header, Arrow and Parquet files, datasets of Hugging Face."""
 
 import csv
-import io
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -10,8 +10,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
+
 from electra.config import UserError, require
-from electra.corpus.compression import import_extra
+from electra.corpus.compression import compression_of, import_extra
 from electra.corpus.remote import DATASET
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -73,23 +75,44 @@ def arrow_texts(path: Path, stream: IO[bytes], text_field: str) -> Iterator[byte
             yield from _to_bytes(batch.column(reader.schema.names.index(text_field)))
 
 
-def parquet_texts(path: Path, stream: IO[bytes], text_field: str) -> Iterator[bytes]:
-    """Yield the texts of a column of a Parquet file as bytes.
+def parquet_texts(
+    path: Path, stream: IO[bytes], text_field: str, start: int = 0, stop: int | None = None
+) -> Iterator[bytes]:
+    """Yield the texts of a column of a Parquet file, or of a range of the file, as bytes.
+
+    A row group belongs to the range in which it begins.
+
+    Args:
+        path: For messages.
+        stream: The content of the file.
+        text_field: The column.
+        start: First byte of the range.
+        stop: The byte after the range; None: the end of the file.
 
     Raises:
         UserError: The file is damaged or lacks the column.
     """
     parquet = import_extra("pyarrow.parquet", "parquet", path)
     with tempfile.TemporaryFile() as unpacked:
-        if not isinstance(stream, io.BufferedReader) or not stream.seekable():
+        if compression_of(path) or not stream.seekable():
             # The index is at the end of the file, so a compressed file is first expanded on disk.
             shutil.copyfileobj(stream, unpacked)
             stream = unpacked
         with _explain_arrow(path, text_field):
             file = parquet.ParquetFile(stream)
             _require_column(path, text_field, file.schema_arrow.names)
-            for batch in file.iter_batches(batch_size=PARQUET_BATCH, columns=[text_field]):
+            begins = _begin_of_groups(file.metadata)
+            groups = range(*np.searchsorted(begins, [start, sys.maxsize if stop is None else stop]))
+            for batch in file.iter_batches(PARQUET_BATCH, groups, columns=[text_field]):
                 yield from _to_bytes(batch.column(0))
+
+
+def _begin_of_groups(metadata: Any) -> np.ndarray:
+    """Return the first byte of each row group, in an order that never falls."""
+    columns = (metadata.row_group(number).column(0) for number in range(metadata.num_row_groups))
+    # A file may name no dictionary, and may hold its row groups in any order.
+    begins = [column.dictionary_page_offset or column.data_page_offset for column in columns]
+    return np.maximum.accumulate(begins)
 
 
 @contextmanager

@@ -14,22 +14,26 @@ A shards folder holds
 All numbers are little-endian and are read through memory maps. Shards hold no special tokens, no
 empty lines and no empty documents. The first line and the first document begin at 0. `prepare`
 records neither time nor machine: the same input gives the same bytes.
+
+The folder may lie at a URL. Each of its files is then copied to this machine's disk when it is
+first used (`fetch` in remote.py), and compared with its sha256.
 """
 
 import hashlib
 import json
 import math
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from electra.config import UserError, require
+from electra.corpus.remote import fetch, fetched, is_url, locate, read_bytes
 from electra.corpus.tokenizer import Tokenizer
 from electra.files import sha256_file, write_json
 
@@ -120,21 +124,22 @@ def open_shards(folder: str | Path, *, verify: bool = True) -> Shards:
     the folder, with sizes and times of change, so that unchanged files are not read again.
 
     Args:
-        folder: The shards folder, or the .toml file of a mixture.
-        verify: Whether to read every shard and compare its sha256. Of several processes that open
-            one folder, the first verifies for all.
+        folder: The shards folder, or the .toml file of a mixture. At a URL, files are fetched and
+            compared when they are first used.
+        verify: Whether to read every shard on disk and compare its sha256. Of several processes
+            that open one folder, the first verifies for all.
 
     Raises:
         UserError: The folder holds no shards, or a file is missing, damaged or of another folder.
+            At a URL, this can happen whenever a column of a shard is first used.
     """
-    folder = Path(folder)
+    folder = locate(folder)
     if folder.suffix == ".toml" and folder.is_file():
         return _open_mixture(folder, verify=verify)
     path = folder / "manifest.json"
-    require(
-        path.is_file(), f"{folder} is not a shards folder (no manifest.json); see electra prepare"
-    )
-    content = path.read_bytes()
+    content = read_bytes(path)
+    if content is None:
+        raise UserError(f"{folder} is not a shards folder (no manifest.json); see electra prepare")
     try:
         manifest = json.loads(content)
         is_ours = manifest["format"] == FORMAT
@@ -145,7 +150,8 @@ def open_shards(folder: str | Path, *, verify: bool = True) -> Shards:
     require(
         version == VERSION, f"{path} has format version {version}; this electra reads {VERSION}"
     )
-    tokenizer = Tokenizer.load(folder / "tokenizer")
+    with fetched(folder / "tokenizer") as copy:
+        tokenizer = Tokenizer.load(copy)
     require(
         tokenizer.digest == manifest.get("tokenizer_digest"),
         f"{folder / 'tokenizer'} is not the tokenizer these shards were prepared with",
@@ -166,7 +172,10 @@ def open_shards(folder: str | Path, *, verify: bool = True) -> Shards:
         }
         train, heldout = (
             tuple(
-                Shard(entry["num_tokens"], partial(_map, folder / shard_name(part, index), dtype))
+                Shard(
+                    entry["num_tokens"],
+                    partial(_map, folder / shard_name(part, index), entry["sha256"], dtype),
+                )
                 for index, entry in enumerate(entries[part])
             )
             for part in PARTS
@@ -175,8 +184,11 @@ def open_shards(folder: str | Path, *, verify: bool = True) -> Shards:
         raise UserError(f"{path} is damaged: a field is missing") from None
     for part, shards in zip(PARTS, (train, heldout), strict=True):
         require(bool(shards), f"{path} is damaged: no shard of part {part}")
+    for name, (size, _) in files.items():
+        require(size > 0, f"{folder / name} is damaged: a shard is never empty")
     digest = hashlib.sha256(content).hexdigest()
-    _check_files(folder, files, digest, verify=verify)
+    if not is_url(folder):
+        _check_files(folder, files, digest, verify=verify)
     _allow_open_files(folder, len(files))
     return Shards(folder, tokenizer, manifest, digest, train, heldout)
 
@@ -195,9 +207,11 @@ def _column_dtype(column: str, dtype: str) -> np.dtype:
     return np.dtype(dtype if column == "tokens" else OFFSET_DTYPE)
 
 
-def _map(source: Path, dtype: str, column: str) -> np.ndarray:
+def _map(source: Path, sha256: dict[str, str], dtype: str, column: str) -> np.ndarray:
     """Return a memory map of a column of a shard."""
     path = source.with_name(f"{source.name}.{column}")
+    if is_url(path):
+        path = fetch(path, sha256[column])
     return np.memmap(path, dtype=_column_dtype(column, dtype), mode="r")
 
 
@@ -219,7 +233,6 @@ def _check_files(
         status = path.stat()
         actual = status.st_size
         require(actual == size, f"{path} is damaged: {actual:,} bytes, not {size:,}")
-        require(size > 0, f"{path} is damaged: a shard is never empty")
         times[name] = status.st_mtime_ns
     verified = {"manifest": digest, "modified": times}
     memory = folder / VERIFIED
@@ -256,7 +269,8 @@ def _allow_open_files(folder: Path, number: int) -> None:
 def _open_mixture(path: Path, *, verify: bool) -> Shards:
     """Return the shards of a mixture, a TOML file of [[corpus]] tables.
 
-    A table has `shards`, the folder, as seen from the file's folder, and `weight` or `repeats`.
+    A table has `shards`, the folder, as seen from the file's folder, or its URL, and `weight` or
+    `repeats`.
     """
     try:
         tables: Any = tomllib.loads(path.read_text(encoding="utf-8")).get("corpus")
@@ -281,7 +295,8 @@ def _open_mixture(path: Path, *, verify: bool) -> Shards:
             type(number) in (int, float) and 0 < number < math.inf,
             f"{path}: {value} of {table['shards']} must be a number above 0, not {number!r}",
         )
-        shards = open_shards(path.parent / table["shards"], verify=verify)
+        place = table["shards"] if is_url(table["shards"]) else path.parent / table["shards"]
+        shards = open_shards(place, verify=verify)
         require(
             not opened or shards.tokenizer.digest == opened[0].tokenizer.digest,
             f"{path}: {table['shards']} has another tokenizer than {tables[0]['shards']}; prepare "
@@ -303,95 +318,3 @@ def _open_mixture(path: Path, *, verify: bool) -> Shards:
         tuple(shard for shards in opened for shard in shards.heldout),
         tuple(mixture),
     )
-
-
-def describe_part(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the entry of a part in the manifest: sums, and the entries of its shards."""
-    totals = {f"num_{c}": sum(entry[f"num_{c}"] for entry in entries) for c in COLUMNS}
-    return {**totals, "shards": list(entries)}
-
-
-class ShardWriter:
-    """Writer of the shards of one part, one batch of documents at a time."""
-
-    def __init__(self, folder: Path, part: str, *, vocab_size: int, shard_tokens: int) -> None:
-        """Open no file yet. The first document opens the first shard."""
-        self.folder = folder
-        self.part = part
-        self.shard_tokens = shard_tokens
-        self.dtype = tokens_dtype(vocab_size)
-        self.shards: list[_OpenShard] = []
-
-    def write(
-        self, tokens: np.ndarray, line_lengths: np.ndarray, document_lengths: np.ndarray
-    ) -> None:
-        """Append documents.
-
-        Args:
-            tokens: Ids of all documents, concatenated.
-            line_lengths: Tokens of each line, all > 0.
-            document_lengths: Tokens of each document, all > 0.
-        """
-        line_ends = np.cumsum(line_lengths, dtype=np.int64)
-        document_ends = np.cumsum(document_lengths, dtype=np.int64)
-        start = 0
-        while start < len(tokens):
-            if not self.shards or self.shards[-1].num["tokens"] >= self.shard_tokens:
-                self._next_shard()
-            shard = self.shards[-1]
-            # The last document of a shard is the one that reaches the shard's size.
-            goal = start + self.shard_tokens - shard.num["tokens"]
-            last = min(int(np.searchsorted(document_ends, goal)), len(document_ends) - 1)
-            stop = int(document_ends[last])
-            shift = shard.num["tokens"] - start
-            for column, ends in (("lines", line_ends), ("documents", document_ends)):
-                starts = np.concatenate([[0], ends[:-1]])
-                inside = starts[(starts >= start) & (starts < stop)]
-                shard.append(column, (inside + shift).astype(OFFSET_DTYPE))
-            shard.append("tokens", tokens[start:stop].astype(self.dtype, copy=False))
-            start = stop
-
-    def finish(self) -> dict[str, Any]:
-        """Close the files and return this part's entry of the manifest."""
-        self.close()
-        return describe_part([shard.entry() for shard in self.shards])
-
-    def close(self) -> None:
-        """Close the files."""
-        for shard in self.shards:
-            shard.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def _next_shard(self) -> None:
-        self.close()
-        self.shards.append(_OpenShard(self.folder, shard_name(self.part, len(self.shards))))
-
-
-class _OpenShard:
-    """The three growing files of one shard, hashed as they are written."""
-
-    def __init__(self, folder: Path, name: str) -> None:
-        self.name = name
-        self.files = {column: (folder / f"{name}.{column}").open("wb") for column in COLUMNS}
-        self.hashes = {column: hashlib.sha256() for column in COLUMNS}
-        self.num = dict.fromkeys(COLUMNS, 0)
-
-    def append(self, column: str, values: np.ndarray) -> None:
-        content = values.tobytes()
-        self.files[column].write(content)
-        self.hashes[column].update(content)
-        self.num[column] += len(values)
-
-    def entry(self) -> dict[str, Any]:
-        counts = {f"num_{column}": self.num[column] for column in COLUMNS}
-        digests = {column: self.hashes[column].hexdigest() for column in COLUMNS}
-        return {"name": self.name, **counts, "sha256": digests}
-
-    def close(self) -> None:
-        for file in self.files.values():
-            file.close()

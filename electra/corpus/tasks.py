@@ -28,10 +28,11 @@ import numpy as np
 from electra.config import PrepareConfig, UserError
 from electra.corpus.cleaning import SIGNATURE_SIZE, Filters, sign_documents
 from electra.corpus.compression import compression_of
-from electra.corpus.encoder import TokenBatch, WordEncoder
+from electra.corpus.encoder import TokenBatch, WordEncoder, group_texts
 from electra.corpus.line_encoder import LineEncoder
 from electra.corpus.remote import is_dataset, is_url
-from electra.corpus.shards import PARTS, ShardWriter
+from electra.corpus.shard_writer import ShardWriter
+from electra.corpus.shards import PARTS
 from electra.corpus.text import TextCounts, range_border, read_range
 from electra.files import read_object, sha256_file, write_json
 
@@ -222,7 +223,7 @@ def _write_task(task: Task, encoder: WordEncoder | LineEncoder, folder: Path) ->
         signatures = None
         if config.duplicates == "near":
             signatures = stack.enter_context((folder / "signatures").open("wb"))
-        for texts in _batch(read_pieces(task, counts, encoder.tokenizer.names)):
+        for texts in group_texts(read_pieces(task, counts, encoder.tokenizer.names), BATCH_CHARS):
             kept = [text for text in texts if not filters.judge_text(text, aside)]
             if not kept:
                 continue
@@ -274,19 +275,6 @@ def read_pieces(
             names=names,
         ):
             yield "\n".join(lines)
-
-
-def _batch(documents: Iterable[str]) -> Iterator[list[str]]:
-    batch: list[str] = []
-    num_chars = 0
-    for document in documents:
-        batch.append(document)
-        num_chars += len(document)
-        if num_chars >= BATCH_CHARS:
-            yield batch
-            batch, num_chars = [], 0
-    if batch:
-        yield batch
 
 
 def hash_documents(texts: Sequence[str], seed: int) -> np.ndarray:

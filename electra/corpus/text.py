@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from electra.config import UserError, require
-from electra.corpus.compression import open_source
+from electra.corpus.compression import compression_of, open_source
 from electra.corpus.encodings import UTF8, UTF16_BOMS, is_utf8, transcode
 from electra.corpus.ranges import open_range
 from electra.corpus.records import (
@@ -29,12 +29,13 @@ from electra.corpus.records import (
     parquet_texts,
 )
 from electra.corpus.remote import is_dataset
-from electra.corpus.sources import content_suffix, encoding_of
+from electra.corpus.sources import RECORD_SUFFIXES, content_suffix, encoding_of
 from electra.corpus.vocabulary import replace_surrogates
 
 Border = Literal["blank", "line", "file"]
 
 BLOCK_BYTES = 1 << 20
+BLOCK_CHARS = 1 << 20
 MAX_LINE_CHARS = 100_000
 MAX_DOCUMENT_CHARS = 1 << 24
 MAX_RECORD_CHARS = 1 << 28
@@ -117,7 +118,8 @@ def read_range(
 
     Args:
         path: A file of `find_sources`.
-        start: First byte of the range, after decompression. Without a range, the whole file.
+        start: First byte of the range, after decompression. Without a range, the whole file. Of a
+            .parquet file, a row group belongs to the range in which it begins.
         stop: The byte after the range; None: the end of the file.
         border: As for `read_documents`.
         text_field: As for `read_documents`.
@@ -132,7 +134,7 @@ def read_range(
     if is_dataset(path):
         for text in dataset_texts(str(path), text_field):
             counts.text_bytes += len(text.encode("utf-8", "replace"))
-            yield from _split_record(replace_surrogates(text), counts)
+            yield from _split_record(text, counts)
         return
     kind = content_suffix(path)
     encoding = encoding_of(path, encoding)
@@ -141,15 +143,19 @@ def read_range(
         counts.invalid_sequences += number
 
     is_range = start > 0 or stop is not None
-    unit = range_border(path, border, encoding) if is_range else None
-    assert unit is not None or not is_range, f"{path} cannot be read in ranges"
-    opened = open_range(path, start, stop, unit or "") if is_range else open_source(path)
+    unit = range_border(path, border, encoding) if is_range else "group"
+    assert unit is not None, f"{path} cannot be read in ranges"
+    opened = open_source(path) if unit == "group" else open_range(path, start, stop, unit)
     with opened as (source, stream):
         before = counts.source_bytes
-        columnar = {".parquet": parquet_texts, ".arrow": arrow_texts}.get(kind)
-        if columnar is not None:
-            texts = columnar(path, stream, text_field)
-            records = (_decode_utf8(text, counts) for text in _count_bytes(texts, counts))
+        is_columnar = kind in RECORD_SUFFIXES
+        if is_columnar:
+            if kind == ".parquet":
+                texts = parquet_texts(path, stream, text_field, start, stop)
+            else:
+                texts = arrow_texts(path, stream, text_field)
+            counted = _count_bytes(texts, counts)
+            records: Iterator[str] = (_decode_utf8(text, counts) for text in counted)
         else:
             stream = transcode(stream, encoding, count_invalid, path)
             lines = _read_lines(path, source, stream, counts, is_first=start == 0)
@@ -160,33 +166,60 @@ def read_range(
                 whole = _join_lines(path, lines)
                 records = csv_texts(path, whole, text_field, DELIMITERS[kind], MAX_RECORD_CHARS)
             elif kind in JSONL_SUFFIXES or (WIKI_FILE.match(path.name) and first[:1] == "{"):
-                records = _jsonl_texts(path, lines, text_field, counts, origin, names)
+                records = _jsonl_texts(path, lines, text_field, origin, names)
             else:
                 is_wiki = not is_range and WIKI_PAGE.fullmatch(first) is not None
                 yield from _split_documents(lines, "page" if is_wiki else border, counts)
                 return
         for record in records:
             yield from _split_record(record, counts)
-        if columnar is not None:
+        if is_columnar:
             counts.source_bytes = before + path.stat().st_size
 
 
-def range_border(path: Path, border: Border, encoding: str) -> Border | None:
-    """Return where a file can be cut into ranges; None: it has to be read as a whole."""
+def range_border(
+    path: Path, border: Border, encoding: str
+) -> Border | Literal["record", "group"] | None:
+    """Return where a file can be cut into ranges; None: it has to be read as a whole.
+
+    "record": between lines, which are records. "group": between the row groups of a .parquet file.
+    """
     kind = content_suffix(path)
-    if is_dataset(path) or kind in (".parquet", ".arrow") or kind in DELIMITERS:
+    if kind == ".parquet" and not compression_of(path):
+        return "group"
+    if is_dataset(path) or kind in RECORD_SUFFIXES or kind in DELIMITERS:
         return None
     if not is_utf8(encoding_of(path, encoding)):
         return None
     if kind in JSONL_SUFFIXES:
-        return "line"
+        return "record"
     with open_source(path) as (_, stream):
         is_wiki = stream.read(len(WIKI_BEGIN)) == WIKI_BEGIN or WIKI_FILE.match(path.name)
     return None if is_wiki else border
 
 
 def _split_record(text: str, counts: TextCounts) -> Iterator[list[str]]:
-    return _split_documents(io.StringIO(text, newline=None), "file", counts)
+    return _split_documents(_split_lines(text, counts), "file", counts)
+
+
+def _split_lines(text: str, counts: TextCounts) -> Iterator[str]:
+    r"""Yield the lines of a record's text, as `_read_lines` does.
+
+    A giant text is copied a block at a time. Each step from here on would need as much memory as
+    the whole.
+    """
+    start = 0
+    while start < len(text):
+        stop = start + BLOCK_CHARS
+        if stop < len(text):
+            # Not between "\r" and "\n", so the last character is left out.
+            cuts = (text.rfind(end, start, stop - 1) + 1 for end in "\n\r ")
+            stop = next(filter(None, cuts), stop)
+        part = text[start:stop]
+        whole = replace_surrogates(part)
+        counts.invalid_sequences += whole.count("\ufffd") - part.count("\ufffd")
+        yield from io.StringIO(whole, newline=None)
+        start = stop
 
 
 def _count_bytes(texts: Iterable[bytes], counts: TextCounts) -> Iterator[bytes]:
@@ -297,38 +330,36 @@ def _jsonl_texts(
     path: Path,
     lines: Iterable[str],
     text_field: str,
-    counts: TextCounts,
     origin: str,
     names: Sequence[str] | None,
 ) -> Iterator[str]:
-    number = 0
-    for number, line in enumerate(_join_lines(path, lines), start=1):
-        if not line.strip():
-            continue
-        place = f"{path}, line {number}{origin}"
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            raise UserError(f"{place}: not a JSON record") from None
-        if names is not None and isinstance(record, list):
-            yield _name_ids(record, names, place)
-            continue
-        require(
-            isinstance(record, dict), f"{place}: not a JSON object, but {type(record).__name__}"
-        )
-        fields = ", ".join(map(repr, record)) or "none"
-        require(text_field in record, f"{place}: no field {text_field!r}; its fields: {fields}")
-        text = record[text_field]
-        if names is not None and isinstance(text, list):
-            yield _name_ids(text, names, place)
-            continue
-        require(
-            isinstance(text, str),
-            f"{place}: field {text_field!r} must hold text, not {type(text).__name__}",
-        )
-        whole = replace_surrogates(text)
-        counts.invalid_sequences += whole.count("\ufffd") - text.count("\ufffd")
-        yield whole
+    numbers = itertools.count(1)
+    for line in _join_lines(path, lines):
+        place = f"{path}, line {next(numbers)}{origin}"
+        text = _parse_record(line, text_field, place, names) if line.strip() else ""
+        del line  # which may be as large as the text
+        yield text
+
+
+def _parse_record(line: str, text_field: str, place: str, names: Sequence[str] | None) -> str:
+    """Return the text of a .jsonl record."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        raise UserError(f"{place}: not a JSON record") from None
+    if names is not None and isinstance(record, list):
+        return _name_ids(record, names, place)
+    require(isinstance(record, dict), f"{place}: not a JSON object, but {type(record).__name__}")
+    fields = ", ".join(map(repr, record)) or "none"
+    require(text_field in record, f"{place}: no field {text_field!r}; its fields: {fields}")
+    text = record[text_field]
+    if names is not None and isinstance(text, list):
+        return _name_ids(text, names, place)
+    require(
+        isinstance(text, str),
+        f"{place}: field {text_field!r} must hold text, not {type(text).__name__}",
+    )
+    return text
 
 
 def _name_ids(ids: list[Any], names: Sequence[str], place: str) -> str:
@@ -353,6 +384,8 @@ def _join_lines(path: Path, lines: Iterable[str]) -> Iterator[str]:
             f"{path}: a record of more than {MAX_RECORD_CHARS:,} characters",
         )
         if line.endswith("\n"):
-            yield "".join(pieces)
-            pieces, size = [], 0
-    yield "".join(pieces)
+            pieces = ["".join(pieces)]
+            yield pieces.pop()  # nothing here refers to a giant line any more
+            size = 0
+    pieces = ["".join(pieces)]
+    yield pieces.pop()

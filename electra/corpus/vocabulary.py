@@ -59,6 +59,8 @@ def train_tokens(texts: Iterable[str], config: TokenizerConfig) -> list[str]:
 
 def replace_surrogates(text: str) -> str:
     """Return the text with each unpaired surrogate, which is not a character, replaced."""
+    if text.isascii():
+        return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 

@@ -10,13 +10,13 @@ import os
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn.attention import sdpa_kernel
 
 from electra.config import PretrainConfig, TrainConfig, UserError
+from electra.files import cache_folder
 from electra.method.measures import tally
 from electra.method.objective import Objective
 from electra.model.batch import Batch, find_real
@@ -250,5 +250,4 @@ def _compiles(config: PretrainConfig, device: torch.device) -> bool:
 
 def _keep_compiled() -> None:
     """Put the compiler's cache in a folder that survives a restart, unless the user chose one."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache / "electra" / "compiled"))
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder("compiled")))

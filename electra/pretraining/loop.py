@@ -114,7 +114,7 @@ def pretrain(
             if machine.rank == 0:
                 with new_folder(run) as folder:
                     shards.tokenizer.save(folder / "tokenizer")
-                    source = {"folder": str(shards_folder), "sha256": shards.digest}
+                    source = {"folder": str(shards.folder), "sha256": shards.digest}
                     manifest = {"shards": source, "seed": train.seed, "sessions": []}
                     if start:
                         manifest["init_from"] = describe_start(model, config, start)

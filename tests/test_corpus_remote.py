@@ -1,0 +1,266 @@
+"""Shards in object storage: fetched once, when they are needed, and never damaged."""
+
+import hashlib
+import http.server
+import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from electra.config import ExamplesConfig, PrepareConfig, TokenizerConfig, UserError
+from electra.corpus import prepare as preparation
+from electra.corpus import remote
+from electra.corpus.examples import Examples
+from electra.corpus.prepare import finish, prepare, prepare_share
+from electra.corpus.shards import open_shards
+from electra.corpus.tokenizer import Tokenizer
+from electra.pretraining.loop import pretrain, resume
+from electra.runs.manifest import read_manifest
+
+fsspec = pytest.importorskip("fsspec")
+pytest.importorskip("upath")
+
+TEXT = "\n\n".join(f"alpha {'beta ' * (n % 7)}gamma {n} delta" for n in range(400))
+SETTINGS = PrepareConfig(workers=1, heldout_prob=0.1, task_bytes=2000)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer.train(["alpha beta gamma delta 0123456789"] * 5, TokenizerConfig())
+
+
+@pytest.fixture(scope="module")
+def local(tokenizer, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("local")
+    (folder / "a.txt").write_text(TEXT)
+    prepare([str(folder / "a.txt")], tokenizer, folder / "shards", SETTINGS)
+    return folder / "shards"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache/electra/shards"
+
+
+@pytest.fixture
+def memory():
+    found = fsspec.filesystem("memory")
+    yield found
+    for name in found.ls("/", detail=False):
+        found.rm(name, recursive=True)
+
+
+def upload(memory, folder, name):
+    for path in folder.rglob("*"):
+        if path.is_file():
+            memory.pipe(f"/{name}/{path.relative_to(folder).as_posix()}", path.read_bytes())
+
+
+def digest(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def site(local):
+    """A web server without lists of its folders: its URL, and the names that were asked for."""
+    asked = []
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *arguments):
+            super().__init__(*arguments, directory=local.parent)
+
+        def list_directory(self, path):
+            self.send_error(403)
+
+        def do_GET(self):
+            asked.append(self.path.rpartition("/")[2])
+            if self.path.startswith("/secret"):
+                self.send_error(403)
+            else:
+                super().do_GET()
+
+        def log_message(self, *arguments):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", asked
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_only_what_is_read_is_fetched_and_only_once(local, memory, cache):
+    upload(memory, local, "bucket/shards")
+    expected = open_shards(local)
+    # A command makes a path of the URL, which has one slash.
+    for name in ("memory://bucket/shards", Path("memory://bucket/shards")):
+        shards = open_shards(name)
+        assert (shards.digest, shards.manifest) == (expected.digest, expected.manifest)
+        assert str(shards.folder) == "memory://bucket/shards"
+    assert len(shards.train) > 5
+    in_tokenizer = {digest(path) for path in (local / "tokenizer").iterdir()}
+    assert {path.name for path in cache.iterdir()} < in_tokenizer
+    before = {path.name for path in cache.iterdir()}
+    assert np.array_equal(shards.train[3].lines, expected.train[3].lines)
+    fetched = {path.name for path in cache.iterdir()} - before
+    assert fetched == {digest(local / "train-00003.lines")}
+    # What was fetched is not asked for again, neither by these nor by another copy of the shards.
+    memory.rm("/bucket/shards/train-00003.lines")
+    again = open_shards("memory://bucket/shards", verify=False)
+    assert np.array_equal(again.train[3].lines, expected.train[3].lines)
+    shutil.rmtree(cache)
+    with pytest.raises(UserError, match=r"^memory://bucket/shards/train-00003\.lines is missing$"):
+        _ = open_shards("memory://bucket/shards").train[3].lines
+
+
+def test_damage_is_refused_and_not_kept(local, memory, cache):
+    upload(memory, local, "shards")
+    name = "/shards/train-00001.tokens"
+    whole = memory.cat(name)
+    for damaged in (whole[:-2], bytes(len(whole)), b""):
+        memory.pipe(name, damaged)
+        with pytest.raises(UserError, match=r"^memory://shards/train-00001\.tokens is damaged: "):
+            _ = open_shards("memory://shards").train[1].tokens
+        assert not (cache / digest(local / "train-00001.tokens")).exists()
+    memory.pipe(name, whole)
+    assert open_shards("memory://shards").train[1].tokens.tobytes() == whole
+    assert not list(cache.glob("*.incomplete"))
+    memory.pipe("/shards/tokenizer/vocab.txt", b"other")
+    shutil.rmtree(cache)
+    with pytest.raises(UserError, match=r"tokenizer/vocab\.txt is damaged"):
+        open_shards("memory://shards")
+    memory.rm("/shards/tokenizer/electra.json")
+    with pytest.raises(UserError, match=r"tokenizer/electra\.json is missing"):
+        open_shards("memory://shards")
+    with pytest.raises(UserError, match=r"memory://nothing is not a shards folder"):
+        open_shards("memory://nothing")
+
+
+def test_names_of_a_foreign_folder_do_not_lead_out_of_the_cache(local, memory, cache):
+    upload(memory, local, "shards")
+    manifest = memory.cat("/shards/manifest.json").decode()
+    right = digest(local / "train-00000.tokens")
+    memory.pipe("/shards/manifest.json", manifest.replace(right, "../../evil").encode())
+    with pytest.raises(UserError, match=r"train-00000\.tokens cannot be checked: '../../evil' is"):
+        _ = open_shards("memory://shards").train[0].tokens
+
+
+def test_of_several_readers_one_fetches(local, site, cache):
+    url, asked = site
+    path = remote.locate(f"{url}/shards/train-00002.tokens")
+    with ThreadPoolExecutor(8) as pool:
+        found = set(pool.map(lambda _: remote.fetch(path, digest(local / path.name)), range(8)))
+    assert [each.read_bytes() for each in found] == [(local / path.name).read_bytes()]
+    assert asked == [path.name]
+    assert [each.name for each in cache.iterdir()] == [digest(local / path.name)]
+
+
+def test_what_a_killed_process_left_is_replaced(local, memory, cache):
+    upload(memory, local, "shards")
+    cache.mkdir(parents=True)
+    right = digest(local / "train-00000.tokens")
+    (cache / f"{right}.incomplete").write_bytes(b"half" * 10_000)
+    found = remote.fetch(remote.locate("memory://shards/train-00000.tokens"), right)
+    assert digest(found) == right
+    assert not (cache / f"{right}.incomplete").exists()
+
+
+def test_a_run_reads_shards_of_a_web_server(local, site, toy_config, tmp_path):
+    url, asked = site
+    runs = {}
+    for name, place in (("here", local), ("there", Path(f"{url}/shards"))):
+        records = runs[name] = []
+        pretrain(place, tmp_path / name, toy_config, records.append)
+    losses = [[each["loss"] for each in records if "loss" in each] for records in runs.values()]
+    assert losses[0] == losses[1] != []
+    shard_files = [name for name in asked if name.startswith(("train-", "heldout-"))]
+    assert len(shard_files) == len({*shard_files})
+    assert read_manifest(tmp_path / "there")["shards"] == {
+        "folder": f"{url}/shards",
+        "sha256": digest(local / "manifest.json"),
+    }
+    (tmp_path / "there/results.json").unlink()
+    resume(tmp_path / "there", records.append)  # finds its shards by the URL
+    with pytest.raises(UserError, match=r":\d+/secret/manifest\.json cannot be read: 403"):
+        open_shards(f"{url}/secret")
+
+
+def test_a_mixture_of_shards_here_and_there(local, memory, tmp_path):
+    upload(memory, local, "shards")
+    text = '[[corpus]]\nshards = "memory://shards"\n[[corpus]]\nshards = "{}"\n'
+    (tmp_path / "mixture.toml").write_text(text.format(local))
+    memory.pipe("/mixture.toml", text.format("shards").encode())
+    for place in (tmp_path / "mixture.toml", "memory://mixture.toml"):
+        shards = open_shards(place)
+        assert len(shards.train) == 2 * len(open_shards(local).train)
+        rows = Examples(
+            shards.train, shards.tokenizer, ExamplesConfig(sequence_length=32), 0, shards.mixture
+        )
+        assert len(rows.batch(0, 8).input_ids_BL) == 8
+
+
+def files_of(memory, name):
+    return {path.removeprefix(f"/{name}/"): memory.cat(path) for path in memory.find(f"/{name}")}
+
+
+@pytest.mark.parametrize("kind", ["whole", "shares"])
+def test_shards_are_written_to_a_url(local, memory, tokenizer, tmp_path, monkeypatch, kind):
+    monkeypatch.chdir(tmp_path)
+    paths, url = [str(local.parent / "a.txt")], "memory://bucket/out"
+    if kind == "shares":
+        for number in range(3):
+            prepare_share(paths, tokenizer, url, SETTINGS, (number, 3))
+        manifest = finish(paths, tokenizer, url, SETTINGS)
+    else:
+        manifest = prepare(paths, tokenizer, url, SETTINGS)
+    expected = {
+        path.relative_to(local).as_posix(): path.read_bytes()
+        for path in local.rglob("*")
+        if path.is_file() and path.name != "verified.json"
+    }
+    assert files_of(memory, "bucket/out") == expected
+    assert manifest == open_shards(url).manifest == open_shards(local).manifest
+    assert not list(tmp_path.glob("out*"))
+    with pytest.raises(UserError, match=r"memory://bucket/out exists already"):
+        prepare(paths, tokenizer, url, SETTINGS)
+
+
+def test_an_interrupted_upload_goes_on(local, memory, tokenizer, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "a.txt"
+    path.write_text(TEXT)
+    sent = []
+
+    def stop(source, target):
+        if len(sent) == 10:
+            raise UserError("the connection is lost")
+        sent.append(target.name)
+        remote.send(source, target)
+
+    monkeypatch.setattr(preparation, "send", stop)
+    for _ in range(2):
+        with pytest.raises(UserError, match="the connection is lost"):
+            prepare([str(path)], tokenizer, "memory://out", SETTINGS)
+        sent.clear()
+    assert (tmp_path / "out.incomplete").is_dir()
+    assert "manifest.json" not in files_of(memory, "out")
+    monkeypatch.setattr(preparation, "send", remote.send)
+    path.write_text(TEXT.replace("alpha 7 ", "beta 7 "))  # a change in the meantime is noticed
+    prepare([str(path)], tokenizer, "memory://out", SETTINGS)
+    prepare([str(path)], tokenizer, tmp_path / "anew", SETTINGS)
+    found = files_of(memory, "out")
+    for name in found:
+        assert found[name] == (tmp_path / "anew" / name).read_bytes()
+    assert list(tmp_path.glob("out*")) == []
+
+
+def test_a_place_that_cannot_be_written_is_told(local, site, tokenizer, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"/never/train-00000\.tokens cannot be written: "):
+        prepare([str(local.parent / "a.txt")], tokenizer, f"{site[0]}/never", SETTINGS)
