@@ -229,6 +229,11 @@ def write_card(
         f"{sizes.num_attention_heads} heads, embeddings of {sizes.embedding_size}, "
         f"{sizes.vocab_size:,} tokens"
     )
+    if sizes.architecture == "modernbert":
+        encoder += (
+            f"; of {sizes.global_attn_every_n_layers} layers one attends to the whole row, the "
+            f"others to a window of {sizes.local_attention} tokens"
+        )
     title = "Fine-tuning" if any(name == "task" for name, _ in card.facts) else "Pre-training"
     parts.append(f"## {title}\n\n{_write_table([('encoder', encoder), *card.facts])}")
     scores = card.scores or "No fine-tuning of these weights was found or named."
