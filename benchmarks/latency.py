@@ -33,14 +33,16 @@ from electra.config import EncoderConfig
 from electra.corpus.tokenizer import Tokenizer
 from electra.files import write_json, write_text
 from electra.model.encoder import Encoder
+from electra.model.heads import ClassifierHead
 from electra.model.initialisation import init_weights
 from electra.presets import PRESETS
 from electra.reports.tables import Table, to_markdown
 from electra.runs.export import write_model
+from electra.runs.graph import INPUTS, Graph
 from electra.runs.huggingface import config_to_huggingface, encoder_to_huggingface
 from electra.runs.huggingface_heads import classification_head
 from electra.runs.manifest import find_commit
-from electra.runs.onnx import INPUTS, Graph, open_session, quantise, trace
+from electra.runs.onnx import open_session, quantise, trace
 from electra.serving.embedding_files import read_texts
 from electra.serving.network import LoadedEncoder
 from electra.training.machine import Machine, choose_layers
@@ -71,13 +73,18 @@ def build(folder: Path, sizes: EncoderConfig, tokenizer: Tokenizer, threads: int
     encoder = Encoder(sizes, layer=fused).eval()
     init_weights(encoder, 0.05, rng)
     weight = torch.randn(len(CLASSES), sizes.hidden_size, generator=rng)
+    classifier = ClassifierHead(sizes.hidden_size, len(CLASSES), 0.0, "cls")
+    with torch.no_grad():
+        classifier.dense.weight.copy_(weight)
+        classifier.dense.bias.zero_()
     head = classification_head(weight, torch.zeros(len(CLASSES)), CLASSES)
     parameters = {name: each.detach() for name, each in encoder.named_parameters()}
     tokenizer.write(folder, max_length=LENGTH)
     config = config_to_huggingface(sizes, head.architecture, tokenizer.pad_id) | head.settings
     tensors = encoder_to_huggingface(parameters) | head.tensors
     write_model(folder, "random weights", config, tensors)
-    trace(folder / "model.onnx", Graph(sizes, parameters, head), tokenizer)
+    graph = Graph(sizes, parameters, "SequenceClassification", classifier)
+    trace(folder / "model.onnx", graph, tokenizer)
     quantise(folder / "model.onnx", folder / "model_int8.onnx")
     network = LoadedEncoder(
         encoder=encoder, tokenizer=tokenizer, max_tokens=LENGTH - 2, machine=Machine()

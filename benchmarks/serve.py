@@ -116,7 +116,7 @@ async def load(port: int, path: str, bodies: Sequence[Any], clients: int, second
 
 def make_models(folder: Path, texts: Sequence[str], preset: str, tokens: int) -> None:
     """Write a fine-tuning with two labels, `tuned`, and its export, `exported`."""
-    from electra.runs.export import export_finetuned
+    from electra.finetuning.export import export_finetuned
     from electra.runs.finetuned import read_finetuned
 
     torch.manual_seed(0)

@@ -156,7 +156,7 @@ class Loop:
                 | head_to_huggingface(heads[0], DISCRIMINATOR_HEAD),
             )  # fmt: skip
             head = network_head("tokens", heads[1])
-            values, tensors, _ = network_to_modernbert(small, encoders[1], head, tokenizer)
+            values, tensors = network_to_modernbert(small, encoders[1], head, tokenizer)
             self.generator = self._build(head.architecture, values, tensors)
             self.features, self.softmax = self.generator.head, self.generator.decoder
         else:

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from electra.config import did_you_mean, require
+from electra.finetuning.export import export_finetuned
 from electra.finetuning.loop import finetune as run_finetune
 from electra.finetuning.loop import ignore
 from electra.presets import PRESETS, RECIPES, finetune_preset
@@ -22,7 +23,6 @@ from electra.reports.tables import finetuning_table, to_markdown
 from electra.reports.tokens import Word
 from electra.runs.checkpoint import find_checkpoint
 from electra.runs.export import export as run_export
-from electra.runs.export import export_finetuned
 from electra.runs.finetuned import is_finetuned, read_finetuned
 from electra.runs.pretrained import is_huggingface, load_pretrained
 from electra.runs.sentence_transformers import Similarity
@@ -267,7 +267,7 @@ def export(
     """Write a model for other programs, with a model card; as `electra export`.
 
     Args:
-        model: A run, a Hugging Face folder of ELECTRA, or a fine-tuning.
+        model: A run, a Hugging Face folder of ELECTRA or ModernBERT, or a fine-tuning.
         out: The folder to write; must not exist.
         form: Classes of ELECTRA or of BERT, or a folder for sentence-transformers.
         onnx: Write onnx/model.onnx, too.

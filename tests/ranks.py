@@ -21,13 +21,19 @@ from electra.settings import override
 from electra.training.distributed import joined, sum_over_ranks
 from electra.training.machine import Machine, prepare_machine
 
+MODERN = [
+    *("model.architecture=modernbert", "model.embedding_size=256", "model.local_attention=8"),
+    "generator.hidden_fraction=1",
+]
+STEPS = {**OBJECTIVES, "modernbert": MODERN}
+"""Settings by name."""
 PIECES = 4
 """Micro-batches of a step, over all processes."""
 
 
 def compute(name, steps, machine, sharding="none"):
     """Return losses, norms and hashes of the first steps of an objective."""
-    settings = [*OBJECTIVES[name], f"train.accumulation={PIECES // machine.num_ranks}"]
+    settings = [*STEPS[name], f"train.accumulation={PIECES // machine.num_ranks}"]
     settings.append(f"train.sharding={sharding}")
     config = override(make_config(*settings), ["model.num_hidden_layers=1", "train.steps=50"])
     step = prepare_step(make_model(config).train(), config, machine)

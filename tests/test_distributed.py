@@ -88,7 +88,7 @@ def assert_one_step(names, processes, steps, folder, sharding="none"):
 
 def test_two_processes_compute_the_step_of_one(tmp_path):
     """As one process with as many micro-batches; dropout and sampling on."""
-    assert_one_step(["rtd"], 2, 8, tmp_path)
+    assert_one_step(["rtd", "modernbert"], 2, 8, tmp_path)
 
 
 @pytest.mark.slow

@@ -1,8 +1,10 @@
 """Exports for other programs: cards that run, BERT's classes, sentence-transformers, ONNX."""
 
+import dataclasses
 import json
 import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,19 +13,25 @@ from safetensors.torch import load_file, save_file
 from scipy.stats import spearmanr
 
 from electra.cli import main
-from electra.config import UserError
+from electra.config import FinetuneConfig, UserError
+from electra.corpus.tokenizer import Tokenizer
 from electra.files import check_hashes, write_json
+from electra.finetuning.export import KINDS, convert_head
 from electra.model.encoder import Encoder
+from electra.model.heads import ClassifierHead, DiscriminatorHead, GeneratorHead, build_inner
 from electra.model.initialisation import init_weights
-from electra.presets import encoder_sizes
+from electra.model.span_heads import SpanHead
+from electra.model.tagging_head import TaggingHead
+from electra.presets import encoder_sizes, modern_sizes
 from electra.pretraining.loop import pretrain
 from electra.reports.runs import find_finetunings
 from electra.runs import onnx
 from electra.runs.bert import DISCRIMINATOR_FILE, to_bert
-from electra.runs.export import export
-from electra.runs.huggingface import config_to_huggingface, encoder_to_huggingface
-from electra.runs.huggingface_heads import HuggingFaceHead
-from electra.runs.onnx import Graph, compare_shapes, write_onnx
+from electra.runs.export import Model, convert, describe, export
+from electra.runs.finetuned import Finetuned
+from electra.runs.graph import INPUTS
+from electra.runs.onnx import compare_shapes, write_onnx
+from electra.runs.pretrained import Pretrained, SavedNetwork
 from electra.serving.embed import embed
 from electra.serving.network import load_encoder
 from electra.serving.similarity import choose_layer, read_pairs
@@ -31,18 +39,17 @@ from electra.serving.similarity import choose_layer, read_pairs
 transformers = pytest.importorskip("transformers")
 
 HEADS = {
-    "ElectraModel": {},
-    "ElectraForPreTraining": {},
-    "ElectraForMaskedLM": {},
-    "ElectraForSequenceClassification": {"num_labels": 3},
-    "ElectraForTokenClassification": {"num_labels": 3},
-    "ElectraForQuestionAnswering": {},
-    "ElectraForMultipleChoice": {
-        "summary_type": "first",
-        "summary_use_proj": False,
-        "summary_activation": "linear",
-    },
+    "": lambda sizes, inner: None,
+    "PreTraining": lambda sizes, inner: DiscriminatorHead(sizes),
+    "MaskedLM": lambda sizes, inner: GeneratorHead(sizes),
+    "SequenceClassification": lambda sizes, inner: ClassifierHead(64, 3, 0.1, "cls", inner),
+    "TokenClassification": lambda sizes, inner: TaggingHead(64, 3, 0.1, inner),
+    "QuestionAnswering": lambda sizes, inner: SpanHead(64, inner),
+    "MultipleChoice": lambda sizes, inner: ClassifierHead(64, 1, 0.1, "cls", inner),
 }
+"""A head of each kind."""
+ARCHITECTURES = ("electra", "modernbert")
+FAMILIES = {kind: family for family, kind in KINDS.items()}
 
 
 @pytest.fixture(scope="module")
@@ -75,33 +82,58 @@ def run_code_of(folder, monkeypatch):
     return names
 
 
-def make_graph(architecture, sizes):
-    """Transformers' class with random weights, and ours with the same ones."""
-    settings = config_to_huggingface(sizes, architecture, 0) | HEADS[architecture]
-    theirs = getattr(transformers, architecture)(transformers.ElectraConfig(**settings)).eval()
+def make_sizes(architecture, embedding_size=32, positions=16, vocab_size=50):
+    options = {"vocab_size": vocab_size, "max_position_embeddings": positions}
+    if architecture == "electra":
+        return encoder_sizes(64, 2, embedding_size, **options)
+    return dataclasses.replace(modern_sizes(64, 3), local_attention=8, **options)
+
+
+def make_model(kind, sizes, tokenizer):
+    """A network with random weights, and its class in transformers with the same ones."""
     rng = torch.Generator().manual_seed(0)
-    encoder = Encoder(sizes)
+    encoder, head = Encoder(sizes), HEADS[kind](sizes, build_inner(sizes))
     init_weights(encoder, 0.1, rng)
-    prefix = "" if architecture == "ElectraModel" else "electra."
-    tensors = {
-        name.replace("electra.", prefix, 1): each
-        for name, each in encoder_to_huggingface(encoder.state_dict()).items()
-    }
-    tied = "generator_lm_head.weight"
-    head = {
-        name: 0.3 * torch.randn(each.shape, generator=rng)
-        for name, each in theirs.state_dict().items()
-        if prefix and not name.startswith("electra.") and name != tied
-    }
-    theirs.load_state_dict(tensors | head, strict=False)
+    tensors = {name: each.detach() for name, each in encoder.named_parameters()}
+    parameters = {}
+    if head:
+        init_weights(head, 0.3, rng)
+        parameters = {name: each.detach() for name, each in head.named_parameters()}
+        for name, each in parameters.items():
+            if name.endswith("bias"):
+                each.copy_(0.3 * torch.randn(each.shape, generator=rng))
+    facts = tokenizer, 32, "random weights"
+    if kind == "":
+        model = describe(Pretrained(sizes, tokenizer, tensors, 32, "source"), *facts)
+    elif kind in ("PreTraining", "MaskedLM"):
+        predicts = "replaced" if kind == "PreTraining" else "tokens"
+        model = describe(SavedNetwork(predicts, sizes, (tensors,), parameters), *facts)
+    else:
+        answers = {"family": FAMILIES[kind], "labels": ["a", "b", "c"], "label_range": None}
+        finetuned = Finetuned(Path("run"), 0, answers, sizes, FinetuneConfig())
+        converted = convert_head(finetuned, parameters)
+        model = Model(sizes, tensors, converted, kind, head, *facts)
+    config, weights = convert(model)
+    (name,) = config["architectures"]
+    theirs = getattr(transformers, name)(transformers.AutoConfig.for_model(**config)).eval()
+    load_theirs(theirs, weights)
+    return theirs, model
+
+
+def load_theirs(theirs, tensors):
+    prefix = f"{theirs.base_model_prefix}."
+    if type(theirs).__name__ == "ElectraModel":  # has no prefix in transformers
+        tensors = {name.removeprefix(prefix): each for name, each in tensors.items()}
+    missing = theirs.load_state_dict(tensors, strict=False)
+    assert not missing.unexpected_keys
+    tied = {"decoder", "generator_lm_head"}  # to the embeddings
+    assert {each.split(".")[-2] for each in missing.missing_keys} <= tied
     theirs.tie_weights()
-    graph = Graph(sizes, encoder.state_dict(), HuggingFaceHead(architecture, head, {}))
-    return theirs, graph, settings, tensors | head
 
 
-def make_inputs(architecture, vocab_size):
+def make_inputs(kind, vocab_size):
     rng = torch.Generator().manual_seed(1)
-    shape = (2, 3, 9) if architecture.endswith("Choice") else (3, 9)
+    shape = (2, 3, 9) if kind == "MultipleChoice" else (3, 9)
     ids = torch.randint(vocab_size, shape, generator=rng)
     mask = torch.ones_like(ids)
     mask[..., -1, 6:] = 0
@@ -169,30 +201,25 @@ def test_fine_tunings_beside_the_run_are_found(tmp_path):
 # BERT
 
 
-@pytest.mark.parametrize("architecture", HEADS)
-def test_bert_computes_the_same(architecture):
+@pytest.mark.parametrize("kind", HEADS)
+def test_bert_computes_the_same(kind, toy_tokenizer):
     """Every class that BERT has; the others are refused."""
-    sizes = encoder_sizes(64, 2, 64, vocab_size=50, max_position_embeddings=16)
-    theirs, _, config, tensors = make_graph(architecture, sizes)
-    if architecture.endswith(("SequenceClassification", "MultipleChoice")):
-        with pytest.raises(UserError, match=f"no class with the head of {architecture}"):
+    theirs, model = make_model(kind, make_sizes("electra", 64), toy_tokenizer)
+    config, tensors = convert(model)
+    if kind in ("SequenceClassification", "MultipleChoice"):
+        with pytest.raises(UserError, match=f"no class with the head of ElectraFor{kind}"):
             to_bert(config, tensors)
         return
-    if architecture == "ElectraModel":  # has no prefix in transformers
-        tensors = {f"electra.{name}": each for name, each in tensors.items()}
     settings, found, head = to_bert(config, tensors)
     (name,) = settings["architectures"]
     options = {"add_pooling_layer": False} if name == "BertModel" else {}
     bert = getattr(transformers, name)(transformers.BertConfig(**settings), **options).eval()
-    missing = bert.load_state_dict(found, strict=False)
-    assert not missing.unexpected_keys
-    assert {each.split(".")[-2] for each in missing.missing_keys} <= {"decoder"}  # is tied
-    bert.tie_weights()
-    rows = make_inputs(architecture, 50)
-    inputs = dict(zip(onnx.INPUTS, rows, strict=True))
+    load_theirs(bert, found)
+    rows = make_inputs(kind, 50)
+    inputs = dict(zip(INPUTS, rows, strict=True))
     with torch.no_grad():
         outputs, expected = read_outputs(bert(**inputs)), read_outputs(theirs(**inputs))
-    if architecture == "ElectraForPreTraining":
+    if kind == "PreTraining":
         inner = torch.nn.functional.gelu(outputs[0] @ head["dense.weight"].T + head["dense.bias"])
         logits = inner @ head["dense_prediction.weight"].T + head["dense_prediction.bias"]
         outputs = [logits.squeeze(-1)]
@@ -204,8 +231,10 @@ def test_a_run_becomes_bert_if_its_embeddings_are_as_wide(run, start, tmp_path, 
     with pytest.raises(UserError, match=r"embedding_size 32 must be hidden_size 128, as in base"):
         export(run, tmp_path / "bert", form="bert")
     assert not list(tmp_path.iterdir())
-    sizes = encoder_sizes(64, 2, 64, vocab_size=120, max_position_embeddings=32)
-    _, _, config, tensors = make_graph("ElectraForPreTraining", sizes)
+    _, model = make_model(
+        "PreTraining", make_sizes("electra", 64, 32, vocab_size=120), Tokenizer.load(start)
+    )
+    config, tensors = convert(model)
     shutil.copytree(start, tmp_path / "start")
     (tmp_path / "start" / "electra.json").unlink()
     write_json(tmp_path / "start" / "config.json", config)
@@ -290,19 +319,25 @@ def test_dev_sets_that_choose_nothing_are_refused(run, pairs, tmp_path, capsys):
 # ONNX
 
 
-@pytest.mark.parametrize("architecture", HEADS)
-def test_the_graph_of_every_head_is_that_of_transformers(architecture):
-    sizes = encoder_sizes(64, 2, 32, vocab_size=50, max_position_embeddings=16)
-    theirs, graph, _, _ = make_graph(architecture, sizes)
-    rows = make_inputs(architecture, 50)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("kind", HEADS)
+def test_the_graph_of_every_head_is_that_of_transformers(kind, architecture, toy_tokenizer):
+    theirs, model = make_model(kind, make_sizes(architecture), toy_tokenizer)
+    graph, rows = model.graph, make_inputs(kind, 50)
+    is_beside = bool(model.head.beside)
+    assert is_beside == (kind == "PreTraining" and architecture == "modernbert")
     with torch.no_grad():
-        expected = read_outputs(theirs(**dict(zip(onnx.INPUTS, rows, strict=True))))
+        inputs = dict(zip(graph.inputs, rows, strict=False))
+        expected = read_outputs(theirs(**inputs))
+        if is_beside:
+            expected = [model.module(expected[0])]
         found = graph(*rows)
     found = found if isinstance(found, tuple) else (found,)
     is_token = rows[1].bool()
     for ours, each in zip(found, expected, strict=True):
         if onnx._is_per_token(graph):
             ours, each = ours[is_token], each[is_token]
+        assert ours.abs().max() > 0.1
         torch.testing.assert_close(ours, each, atol=1e-5, rtol=0)
 
 
@@ -316,8 +351,7 @@ def test_the_verb_writes_onnx_that_agrees(run, toy_text, tmp_path, monkeypatch):
     assert re.search(r"differs from torch by at most \d\.\de-0\d, over 20 shapes", card)
     assert re.search(r"agrees with float32 in (99|100)\.\d\d% of [\d,]+ decisions", card)
     theirs = transformers.ElectraForPreTraining.from_pretrained(out).eval()
-    ids, mask, types = make_inputs("ElectraForPreTraining", 100)
-    inputs = dict(zip(onnx.INPUTS, (ids, mask, types), strict=True))
+    inputs = dict(zip(INPUTS, make_inputs("PreTraining", 100), strict=True))
     session = onnx.open_session(out / "onnx" / "model.onnx", threads=1)
     (logits,) = session.run(["logits"], {name: each.numpy() for name, each in inputs.items()})
     with torch.no_grad():
@@ -334,18 +368,17 @@ def test_the_verb_writes_onnx_that_agrees(run, toy_text, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", HEADS)
-def test_onnx_of_every_head_agrees(architecture, toy_tokenizer, toy_text, tmp_path):
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("kind", HEADS)
+def test_onnx_of_every_head_agrees(kind, architecture, toy_tokenizer, toy_text, tmp_path):
     """In float32 over 20 shapes, and another network is noticed; in int8 beyond chance.
 
     The weights are random, so that many decisions are as good as ties.
     """
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    sizes = encoder_sizes(
-        64, 2, 32, vocab_size=toy_tokenizer.vocab_size, max_position_embeddings=64
-    )
-    _, graph, _, _ = make_graph(architecture, sizes)
+    sizes = make_sizes(architecture, 32, 64, toy_tokenizer.vocab_size)
+    graph = make_model(kind, sizes, toy_tokenizer)[1].graph
     text = [line for line in toy_text.read_text().splitlines() if line][:200]
     (found,) = write_onnx(tmp_path, graph, toy_tokenizer)
     assert found.facts["difference"] <= 1e-4
@@ -355,5 +388,5 @@ def test_onnx_of_every_head_agrees(architecture, toy_tokenizer, toy_text, tmp_pa
     assert agreement["agreement"] >= 0.8
     assert agreement["decisions"] > 40
     with torch.no_grad():
-        graph.encoder.layers[0].output.bias[3] += 1
+        graph.encoder.layers[0].output.weight[3] += 1
     assert compare_shapes(path, graph) > 1e-3

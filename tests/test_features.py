@@ -8,12 +8,12 @@ import torch
 from transformers import ElectraConfig, ElectraModel
 
 from electra.config import FinetuneConfig, UserError
+from electra.finetuning.export import export_finetuned
 from electra.finetuning.loop import finetune, train_seed
 from electra.finetuning.network import build_network, keep_tokens, load_network, run_network
 from electra.finetuning.start import encode_task, fit_to_start
 from electra.model.encoder import Encoder
 from electra.presets import FINETUNE_PRESETS, PRESETS
-from electra.runs.export import export_finetuned
 from electra.runs.finetuned import read_finetuned
 from electra.runs.huggingface import config_to_huggingface, encoder_to_huggingface
 from electra.runs.pretrained import load_pretrained

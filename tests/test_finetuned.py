@@ -17,9 +17,9 @@ import transformers
 from electra.cli import main
 from electra.config import FinetuneConfig, UserError
 from electra.files import write_json
+from electra.finetuning.export import export_finetuned
 from electra.finetuning.loop import finetune
 from electra.finetuning.network import load_network
-from electra.runs.export import convert_head, export_finetuned
 from electra.runs.finetuned import read_finetuned
 from electra.runs.huggingface_heads import classification_head
 from electra.runs.pretrained import load_pretrained
@@ -117,13 +117,20 @@ def runs(start, sentences, tmp_path_factory):
         ),
     }
     data["beam"], data["mean"] = data["plain"], data["texts"]
+    data["pairs"], data["mean-choices"] = data["numbers"], data["choices"]
     settings = {
         "texts": ("own", [], 2),
         "mean": ("own", ["pooling=mean", "precision=bfloat16"], 1),
         "numbers": ("sts-b", [], 1),
+        "pairs": ("sts-b", ["pooling=segments"], 1),
         "choices": (
             "own",
             ["own.kind=choice", "own.choices=ending0,ending1,ending2", "pooling=cls"],
+            1,
+        ),
+        "mean-choices": (
+            "own",
+            ["own.kind=choice", "own.choices=ending0,ending1,ending2", "pooling=mean"],
             1,
         ),
         "tags": ("tagging", ["precision=bfloat16"], 1),
@@ -821,19 +828,81 @@ def test_an_exported_classifier_can_be_trained_further(runs, tmp_path, name):
 
 
 def test_what_transformers_has_no_class_for_is_refused(runs, tmp_path):
-    for name, message in (
-        ("mean", "pooling=mean is not; fine-tune with --set pooling=cls to export, or use"),
-        ("beam", "no class with a beam head; fine-tune with --set squad.head=plain to export, or"),
+    with pytest.raises(
+        UserError, match="no class with a beam head, which searches; fine-tune with"
     ):
-        with pytest.raises(UserError, match=message):
-            export_finetuned(read_finetuned(runs / name), tmp_path / "hf")
-    features = {"lstm.weight": torch.zeros(1), "dense.weight": torch.zeros(1)}
-    with pytest.raises(UserError, match=r"no class with a head of dense\.weight, lstm\.weight"):
-        convert_head(read_finetuned(runs / "tags"), features)
+        export_finetuned(read_finetuned(runs / "beam"), tmp_path / "hf")
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ["texts", "numbers", "tags", "plain", "choices"])
+def run_card(folder, monkeypatch):
+    """Run the Python of a card beside its folder, and return the code and its names."""
+    card = (folder / "README.md").read_text()
+    code = card.partition("```python\n")[2].partition("```")[0]
+    monkeypatch.chdir(folder.parent)
+    names = {}
+    exec(code, names)
+    return code, names
+
+
+@pytest.mark.parametrize(
+    ("name", "record"),
+    [
+        ("mean", {"text": "a text"}),
+        ("pairs", {"sentence1": "a text", "sentence2": "another one"}),
+        ("mean-choices", {"text": "a text", "ending0": "an ending", "ending1": "another one"}),
+    ],
+)
+def test_a_head_without_a_class_lies_beside_the_encoder(runs, tmp_path, name, record, monkeypatch):
+    """The card's lines give the answers of `predict`."""
+    model = read_in_float32(runs / name)
+    assert export_finetuned(model, tmp_path / "hf") == "ElectraModel"
+    load(transformers.AutoModel, tmp_path / "hf")
+    _, names = run_card(tmp_path / "hf", monkeypatch)
+    if name == "mean-choices":
+        record["ending2"] = "another one"  # three choices, as in training
+    table = write_table(tmp_path / "in.tsv", list(record), [list(record.values())])
+    (answer,) = ask(model, table).records
+    if name == "pairs":
+        assert names["logits"].tolist() == pytest.approx([answer["prediction"]], abs=1e-3)
+        assert names["model"].config.id2label == {0: "score"}
+        return
+    probs = [value for key, value in answer.items() if key.startswith("prob_")]
+    probs = torch.tensor(probs)[: len(names["logits"])]
+    expected = probs.log() - probs.log()[0]
+    found = names["logits"] - names["logits"][0]
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["texts", "pairs", "tags", "plain", "mean-choices"])
+def test_onnx_holds_the_whole_fine_tuned_network(runs, tmp_path, name):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    model = read_in_float32(runs / name)
+    export_finetuned(model, tmp_path / "hf", onnx=True)
+    data = {"pairs": "numbers-data/dev.tsv", "texts": "texts-data/dev.tsv"}
+    data |= {"tags": "tags-data/dev.conll", "plain": "plain-data/dev.json"}
+    outputs, inputs = logits_of_rows(runs / name, runs / data.get(name, "choices-data/dev.tsv"))
+    if name == "mean-choices":
+        inputs = {key: values.unflatten(0, (-1, 3)) for key, values in inputs.items()}
+    session = onnxruntime.InferenceSession(tmp_path / "hf" / "onnx" / "model.onnx")
+    found = session.run(None, {key: values.numpy() for key, values in inputs.items()})
+    for each, values in zip(session.get_outputs(), found, strict=True):
+        expected = outputs[each.name].clone()
+        if name == "pairs":
+            expected *= 5
+        real = expected.isfinite()
+        if name in ("tags", "plain"):
+            is_token = inputs["attention_mask"].bool()
+            real &= is_token if name == "plain" else is_token[:, :, None]
+        torch.testing.assert_close(
+            torch.from_numpy(values)[real], expected[real], atol=1e-4, rtol=0
+        )
+    assert "The files hold the network with its head" in (tmp_path / "hf/README.md").read_text()
+
+
+@pytest.mark.parametrize("name", ["texts", "numbers", "tags", "plain", "choices", "mean", "pairs"])
 def test_the_card_of_every_head_has_its_scores_and_code_that_runs(
     runs, tmp_path, name, monkeypatch
 ):
@@ -846,10 +915,8 @@ def test_the_card_of_every_head_has_its_scores_and_code_that_runs(
     own = results["seeds"][str(model.seed)]["scores"][results["metric"]]
     assert f"| {own:.3f} | {results['median']:.3f}{std} | {len(results['seeds'])} |" in card
     assert all(digest in card for digest in settings["files"].values())
-    code = card.partition("```python\n")[2].partition("```")[0]
+    code, _ = run_card(tmp_path / "hf", monkeypatch)
     assert architecture in code
-    monkeypatch.chdir(tmp_path)
-    exec(code, {})
     with pytest.raises(UserError, match="BERT has no projection of embeddings"):
         export_finetuned(model, tmp_path / "bert", form="bert")
     assert [path.name for path in tmp_path.iterdir()] == ["hf"]

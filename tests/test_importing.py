@@ -177,6 +177,130 @@ def test_bert_is_an_encoder_and_a_generator(bert, transformers, tmp_path, change
         assert torch.allclose(masked_lm.eval()(ids).logits, model(ids).logits, atol=1e-4)
 
 
+@pytest.fixture
+def modernbert(transformers, toy_tokenizer, tmp_path):
+    """A folder of ModernBertForMaskedLM with random weights, as transformers writes it."""
+    config = transformers.ModernBertConfig(
+        vocab_size=toy_tokenizer.vocab_size,
+        hidden_size=64,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        intermediate_size=96,
+        max_position_embeddings=64,
+        local_attention=8,
+        pad_token_id=toy_tokenizer.pad_id,
+    )
+    torch.manual_seed(0)
+    model = transformers.ModernBertForMaskedLM(config).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    model.save_pretrained(tmp_path / "modernbert")
+    toy_tokenizer.write(tmp_path / "modernbert", has_segments=False)
+    return model, tmp_path / "modernbert"
+
+
+@pytest.mark.parametrize("kind", ["bare", "masked_lm", "pickle"])
+def test_modernbert_is_an_encoder_and_a_generator(modernbert, transformers, tmp_path, kind):
+    model, folder = modernbert
+    if kind == "bare":
+        model.model.save_pretrained(folder)
+    if kind == "pickle":
+        (folder / "model.safetensors").unlink()
+        torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    found = import_model(folder, tmp_path / "start")
+    assert {*found.networks} == ({"encoder"} if kind == "bare" else {"encoder", "generator"})
+    assert found.left_over == (["decoder.weight"] if kind == "pickle" else [])  # is tied
+    assert found.num_tensors > 4 * 5
+    ids = torch.randint(5, model.config.vocab_size, (3, 20))
+    encoder = transformers.AutoModel.from_pretrained(tmp_path / "start").eval()
+    assert type(encoder).__name__ == "ModernBertModel"
+    with torch.no_grad():
+        assert torch.equal(encoder(ids).last_hidden_state, model.model(ids).last_hidden_state)
+        if kind != "bare":
+            place = tmp_path / "start/generator"
+            masked_lm = transformers.AutoModelForMaskedLM.from_pretrained(place).eval()
+            assert torch.equal(masked_lm(ids).logits, model(ids).logits)
+
+
+def test_what_does_not_fit_modernbert_is_refused(modernbert, tmp_path):
+    _, folder = modernbert
+    with pytest.raises(UserError, match="those of ModernBERT are rotary: set max_position"):
+        import_model(folder, tmp_path / "out", positions=128)
+    weights = load_file(folder / "model.safetensors")
+    less = {name: each for name, each in weights.items() if "layers.2.mlp.Wo" not in name}
+    save_file(less, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=r"the weights lack layers\.2\.mlp\.Wo\.weight"):
+        import_model(folder, tmp_path / "out")
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    (tmp_path / "short.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n")
+    with pytest.raises(UserError, match="token embeddings, and its tokenizer 5 tokens"):
+        import_model(folder, tmp_path / "out", tmp_path / "short.txt")
+    assert not (tmp_path / "out").exists()
+
+
+def test_modernbert_is_continued_with_a_made_generator(
+    modernbert, extended, toy_text, toy_config, tmp_path, capsys
+):
+    """From the bare encoder, with more tokens; the generator is made of its lower layers."""
+    model, folder = modernbert
+    tokenizer, path = extended
+    model.model.save_pretrained(folder)
+    num_tensors = len(load_file(folder / "model.safetensors"))
+    start = tmp_path / "start"
+    main(["import", str(folder), "--out", str(start), "--extend", str(path)])
+    printed = capsys.readouterr()
+    assert f"loaded {num_tensors} of {num_tensors} tensors" in printed.out
+    assert "4 new tokens begin as the mean" in printed.err
+    assert Tokenizer.load(start).digest == tokenizer.digest
+    prepare([str(toy_text)], tokenizer, tmp_path / "shards", PrepareConfig(heldout_prob=0.1), None)
+    settings = [f"train.init_from={start}", "train.steps=6", "optimizer.warmup_steps=1"]
+    config = override(toy_config, [*settings, "generator.warmup_steps=2"])
+    config = fit_to_start(config, read_start(start))
+    assert config.model.architecture == "modernbert"
+    pretrain(tmp_path / "shards", tmp_path / "run", config, lambda record: None)
+    networks = read_networks(tmp_path / "run")
+    assert networks.kept.sizes.architecture == "modernbert"
+    assert networks.generator.sizes.num_hidden_layers == 2
+    manifest = json.loads((tmp_path / "run/manifest.json").read_text())
+    assert manifest["init_from"]["parts"]["discriminator"] == "init_from"
+    assert manifest["init_from"]["parts"]["generator"] == "layers"
+
+
+def test_a_run_of_modernbert_is_imported_and_continued(
+    modernbert, toy_shards, toy_config, tmp_path
+):
+    """Discriminator, its head in a file of its own, and generator: a round trip, and both taken."""
+    _, folder = modernbert
+    import_model(folder, tmp_path / "start")
+    settings = [
+        f"train.init_from={tmp_path / 'start'}",
+        "train.steps=4",
+        "optimizer.warmup_steps=1",
+    ]
+    settings += ["generator.start=layers"]
+    config = fit_to_start(override(toy_config, settings), read_start(tmp_path / "start"))
+    pretrain(toy_shards, tmp_path / "run", config, lambda record: None)
+    export(tmp_path / "run", tmp_path / "exported")
+    found = import_model(tmp_path / "exported", tmp_path / "again", None,
+                         tmp_path / "exported/generator")  # fmt: skip
+    assert {*found.networks} == {"discriminator", "generator"}
+    for name in ("discriminator_head.safetensors", "config.json", "model.safetensors"):
+        for place in (".", "generator"):
+            if (tmp_path / "exported" / place / name).exists():
+                expected = (tmp_path / "exported" / place / name).read_bytes()
+                assert (tmp_path / "again" / place / name).read_bytes() == expected
+    again = read_start(tmp_path / "again")
+    assert (again.kept.predicts, again.generator.predicts) == ("replaced", "tokens")
+    assert "discriminator_head.safetensors" in again.sha256
+    expected = read_networks(tmp_path / "run").kept.head
+    assert all(torch.equal(again.kept.head[name], each) for name, each in expected.items())
+    settings[0] = f"train.init_from={tmp_path / 'again'}"
+    config = fit_to_start(override(toy_config, settings[:-1]), again)
+    pretrain(toy_shards, tmp_path / "more", config, lambda record: None)
+    manifest = json.loads((tmp_path / "more/manifest.json").read_text())
+    assert set(manifest["init_from"]["parts"].values()) == {"init_from"}
+
+
 def test_a_round_trip_is_identical(toy_shards, toy_config, tmp_path):
     pretrain(toy_shards, tmp_path / "run", toy_config, lambda record: None)
     export(tmp_path / "run", tmp_path / "exported")
@@ -221,7 +345,9 @@ def test_what_is_no_model_is_refused(bert, tmp_path, monkeypatch):
         import_model(folder, tmp_path / "out")
     settings = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**settings, "model_type": "gpt2"}))
-    with pytest.raises(UserError, match="model_type must be electra or bert, not 'gpt2'"):
+    with pytest.raises(
+        UserError, match="model_type must be electra, bert or modernbert, not 'gpt2'"
+    ):
         import_model(folder, tmp_path / "out")
     with pytest.raises(UserError, match="neither a TensorFlow checkpoint"):
         import_model(tmp_path, tmp_path / "out")

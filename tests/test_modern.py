@@ -75,7 +75,7 @@ def draw(module, std=0.2):
 
 
 def convert(sizes, encoder, predicts, head):
-    return network_to_modernbert(sizes, encoder, network_head(predicts, head), TOKENIZER)[:2]
+    return network_to_modernbert(sizes, encoder, network_head(predicts, head), TOKENIZER)
 
 
 def build_theirs(architecture, values, tensors):

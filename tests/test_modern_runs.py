@@ -1,10 +1,12 @@
 """A pre-training run of the architecture modernbert: resumed, exported, read back, fine-tuned."""
 
 import dataclasses
+import itertools
 import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -12,6 +14,7 @@ from safetensors.torch import load_file
 
 import electra
 from electra.config import FeaturesConfig, FinetuneConfig, UserError
+from electra.finetuning.export import convert_head, export_finetuned, require_exportable
 from electra.finetuning.loop import finetune
 from electra.model.encoder import Encoder
 from electra.model.heads import (
@@ -27,10 +30,14 @@ from electra.model.tagging_head import TaggingHead
 from electra.presets import PRESETS, modern_sizes
 from electra.pretraining.loop import pretrain, resume
 from electra.runs.checkpoint import list_checkpoints
-from electra.runs.export import convert_head, export, export_finetuned
+from electra.runs.export import export
 from electra.runs.finetuned import Finetuned, read_finetuned
 from electra.runs.huggingface_modern import network_to_modernbert
 from electra.runs.pretrained import find_network, load_pretrained
+from electra.serving import similarity
+from electra.serving.network import load_encoder
+from electra.serving.predict import load_model
+from electra.serving.similarity import Pairs, choose_layer
 from electra.settings import override
 from electra.training.optimizer import build_optimizer
 
@@ -38,6 +45,17 @@ ROOT = Path(electra.__file__).parent.parent
 TOLERANCE = {"atol": 1e-5, "rtol": 0}
 KEYS = ("missing_keys", "unexpected_keys", "mismatched_keys")
 TEXTS = ["the queen sold a boat .", "my neighbour admired an engine yesterday in 1912 ."]
+
+SETTINGS = FinetuneConfig(
+    learning_rate=1e-2,
+    batch_size=16,
+    epochs=3,
+    reseeds=0,
+    sequence_length=24,
+    precision="float32",
+    device="cpu",
+    threads=1,
+)
 
 
 @pytest.fixture(scope="module")
@@ -163,11 +181,35 @@ def test_the_page_says_how_to_use_the_discriminators_head(folder, monkeypatch, c
     torch.testing.assert_close(names["logits"], head(encoder(ids)), **TOLERANCE)
 
 
-@pytest.mark.parametrize("form", [{"form": "bert"}, {"onnx": True}])
-def test_forms_for_electra_alone_are_refused(folder, tmp_path, form):
-    with pytest.raises(UserError, match="is for the architecture electra"):
-        export(folder / "run", tmp_path / "out", **form)
+def test_bert_has_not_this_graph(folder, tmp_path):
+    with pytest.raises(UserError, match="BERT has learned positions and norms after"):
+        export(folder / "run", tmp_path / "out", form="bert")
     assert not (tmp_path / "out").exists()
+
+
+def test_an_exported_folder_is_exported_again(folder, tmp_path):
+    export(folder / "hf", tmp_path / "again")
+    for name in ("model.safetensors", "discriminator_head.safetensors", "config.json"):
+        assert (tmp_path / "again" / name).read_bytes() == (folder / "hf" / name).read_bytes()
+    export(folder / "hf" / "generator", tmp_path / "generator")
+    for name in ("model.safetensors", "config.json"):
+        expected = (folder / "hf" / "generator" / name).read_bytes()
+        assert (tmp_path / "again" / "generator" / name).read_bytes() == expected
+        assert (tmp_path / "generator" / name).read_bytes() == expected
+
+
+def test_the_card_names_the_class_and_its_lines_use_the_head(folder, monkeypatch):
+    card = (folder / "hf" / "README.md").read_text()
+    assert "- modernbert\n" in card
+    assert "`ModernBertModel` of transformers (ModernBERT's graph). It holds the encoder;" in card
+    (lines,) = re.findall(r"^```python\n(.*?)^```$", card, re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(folder)
+    names = {}
+    exec(lines, names)
+    found, _, _ = find_network(folder / "run", "replaced")
+    encoder, head = load_ours(found)
+    probs = head(encoder(names["inputs"]["input_ids"])).sigmoid()
+    torch.testing.assert_close(names["probs"], probs, **TOLERANCE)
 
 
 def test_groups_of_the_optimizer(folder, config):
@@ -220,7 +262,7 @@ def test_heads_are_those_of_transformers_classes(name, has_biases, folder):
     encoder = Encoder(sizes).eval()
     encoder.load_state_dict(pretrained.tensors)
     converted = convert(head, sizes, family, pooling)
-    config, tensors, _ = network_to_modernbert(
+    config, tensors = network_to_modernbert(
         sizes, pretrained.tensors, converted, pretrained.tokenizer
     )
     kind = getattr(transformers, converted.architecture)
@@ -247,17 +289,70 @@ def test_heads_are_those_of_transformers_classes(name, has_biases, folder):
     assert theirs.config.id2label == {0: "a", 1: "b", 2: "c"}
 
 
-def test_what_transformers_classes_cannot_hold_is_refused(folder):
+def test_what_transformers_classes_cannot_hold_lies_beside_or_is_refused(folder):
     sizes = load_pretrained(folder / "hf").encoder
-    with pytest.raises(
-        UserError, match="read one state of a row, and pooling=segments has several"
+    head = PairHead(128, 3, 0.1)
+    found = convert(head, sizes, "classification", "segments")
+    assert (found.architecture, found.tensors) == ("ModernBertModel", {})
+    assert found.beside.keys() == head.state_dict().keys()
+    for facts, settings, message in (
+        ({"family": "squad", "head": "beam"}, FinetuneConfig(), "no class with a beam head"),
+        (
+            {"family": "tagging"},
+            FinetuneConfig(features=FeaturesConfig(layers=2)),
+            "no class that reads features",
+        ),
     ):
-        convert(PairHead(128, 3, 0.1), sizes, "classification", "segments")
-    with pytest.raises(UserError, match="no class with a beam head"):
-        convert(SpanHead(64), sizes, "squad", "cls", "beam")
-    features = FinetuneConfig(features=FeaturesConfig(layers=2))
-    with pytest.raises(UserError, match="no class that reads features"):
-        convert_head(Finetuned(Path("run"), 0, {"family": "tagging"}, sizes, features), {})
+        with pytest.raises(UserError, match=message):
+            require_exportable(Finetuned(Path("run"), 0, facts, sizes, settings))
+
+
+@pytest.fixture(scope="module")
+def pairs(folder, toy_text, tmp_path_factory):
+    """A fine-tuning on pairs of sentences by the preset's pooling=segments."""
+    place = tmp_path_factory.mktemp("pairs")
+    lines = [line for line in toy_text.read_text().splitlines() if line][:200]
+    for split, part in (("train", lines[:160]), ("dev", lines[160:])):
+        rows = [f"{n}\t{line}\tthe queen .\t{5 * ('queen' in line)}" for n, line in enumerate(part)]
+        (place / f"{split}.tsv").write_text(
+            "\n".join(["index\tsentence1\tsentence2\tscore", *rows])
+        )
+    settings = dataclasses.replace(SETTINGS, pooling="segments", epochs=1)
+    start = folder / "hf"
+    finetune(start, "sts-b", place, place / "run", settings, seeds=1, progress=lambda record: None)
+    return place
+
+
+def test_a_head_of_pairs_lies_beside_the_encoder(pairs, tmp_path, monkeypatch):
+    """The card's lines give the answer of `predict`."""
+    model = read_finetuned(pairs / "run")
+    assert export_finetuned(model, tmp_path / "hf") == "ModernBertModel"
+    card = (tmp_path / "hf" / "README.md").read_text()
+    assert "the head is in `head.safetensors`, used as here:" in card
+    code = card.partition("```python\n")[2].partition("```")[0]
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(code, names)
+    (answer,) = load_model(model).answer([{"text_a": "a text", "text_b": "another one"}]).records
+    assert names["logits"].tolist() == pytest.approx([answer["prediction"]], abs=1e-3)
+
+
+@pytest.mark.slow
+def test_onnx_holds_a_head_of_pairs(pairs, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    model = read_finetuned(pairs / "run")
+    export_finetuned(model, tmp_path / "hf", onnx=True)
+    encode = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    encoded = encode(["a text", "the queen sold"], ["another", "a boat ."], padding=True)
+    session = onnxruntime.InferenceSession(tmp_path / "hf" / "onnx" / "model.onnx")
+    (logits,) = session.run(None, {name: np.array(each) for name, each in encoded.items()})
+    records = [
+        {"text_a": "a text", "text_b": "another"},
+        {"text_a": "the queen sold", "text_b": "a boat ."},
+    ]
+    expected = [each["prediction"] for each in load_model(model).answer(records).records]
+    assert logits[:, 0].tolist() == pytest.approx(expected, abs=1e-3)
 
 
 @pytest.fixture(scope="module")
@@ -272,18 +367,8 @@ def tagger(folder, toy_text, tmp_path_factory):
             for line in part
         )
         (place / f"{split}.conll").write_text("\n".join(rows))
-    settings = FinetuneConfig(
-        learning_rate=1e-2,
-        batch_size=16,
-        epochs=3,
-        reseeds=0,
-        sequence_length=24,
-        precision="float32",
-        device="cpu",
-        threads=1,
-    )
     finetune(
-        *(folder / "hf", "tagging", place, place / "run", settings),
+        *(folder / "hf", "tagging", place, place / "run", SETTINGS),
         seeds=1,
         progress=lambda record: None,
     )
@@ -303,6 +388,40 @@ def test_a_token_classification_pipeline_finds_the_entities(tagger, tmp_path):
     assert (entity["word"], entity["entity_group"]) == ("queen", "PER")
 
 
+@pytest.mark.parametrize("layer", [1, 3])
+def test_sentence_transformers_embeds_up_to_a_layer(folder, toy_text, tmp_path, monkeypatch, layer):
+    """Whichever layer a dev set chooses, with the final norm behind it."""
+    library = pytest.importorskip("sentence_transformers")
+    lines = [line for line in toy_text.read_text().splitlines() if line][:20]
+    pairs = Pairs(lines[::2], lines[1::2], [float(n % 5) for n in range(10)], "dev")
+    encoder = load_encoder(folder / "run")
+    chosen = choose_layer(encoder, pairs)
+    assert [each.layer for each in chosen.scores] == [1, 2, 3, 1, 2, 3]
+    # The embeddings of another layer: as if it had been the best.
+    monkeypatch.setattr(similarity, "score_spearman", favour(layer))
+    chosen = choose_layer(encoder, pairs)
+    assert (chosen.layer, chosen.pooling) == (layer, "mean")
+    assert export(folder / "run", tmp_path / "st", similarity=chosen) == "ModernBertModel"
+    assert not (tmp_path / "st" / "discriminator_head.safetensors").exists()
+    model = library.SentenceTransformer(str(tmp_path / "st"), device="cpu")
+    vectors = model.encode(TEXTS, convert_to_tensor=True)
+    encoded, real = encode(folder / "hf")
+    found, _, _ = find_network(folder / "run", "replaced")
+    ours, _ = load_ours(found)
+    states = ours.states_after(layer, encoded["input_ids"], real)
+    if layer < 3:
+        states = ours.final_norm(states)
+    states = states * real[:, :, None]
+    expected = states.sum(dim=1) / real.sum(dim=1, keepdim=True)
+    torch.testing.assert_close(vectors, expected, atol=1e-4, rtol=0)
+
+
+def favour(layer):
+    """Scores of which that of one layer is the best."""
+    calls = itertools.count()
+    return lambda gold, cosines: 1.0 if next(calls) == layer - 1 else 0.0
+
+
 def test_sentence_transformers_embeds_with_an_exported_folder(folder):
     """From an exported folder, with no code of ours: the mean of the hidden states."""
     sentence_transformers = pytest.importorskip("sentence_transformers")
@@ -314,21 +433,3 @@ def test_sentence_transformers_embeds_with_an_exported_folder(folder):
     states = encoder(encoded["input_ids"], real) * real[:, :, None]
     expected = states.sum(dim=1) / real.sum(dim=1, keepdim=True)
     torch.testing.assert_close(vectors, expected, atol=1e-4, rtol=0)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # of the exporter and what it imports
-def test_onnx_answers_alike(folder, tmp_path):
-    """torch's exporter, on the model that transformers makes of an exported folder."""
-    onnxruntime = pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
-    model = load_theirs(transformers.AutoModel, folder / "hf")
-    encoded, real = encode(folder / "hf")
-    arguments = encoded["input_ids"], encoded["attention_mask"]
-    torch.onnx.export(model, arguments, tmp_path / "model.onnx", dynamo=True)
-    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
-    names = [each.name for each in session.get_inputs()]
-    values = {name: tensor.numpy() for name, tensor in zip(names, arguments, strict=True)}
-    states = torch.from_numpy(session.run(None, values)[0])
-    expected = model(**encoded).last_hidden_state
-    torch.testing.assert_close(states[real], expected[real], atol=1e-4, rtol=0)

@@ -11,7 +11,7 @@ from electra.config import UserError
 from electra.corpus.tokenizer import make_tokenizer
 from electra.method.flops import count_run
 from electra.method.registry import sketch_objective
-from electra.presets import PRESETS, encoder_sizes
+from electra.presets import PRESETS, encoder_sizes, modern_sizes
 from electra.pretraining.loop import pretrain
 from electra.pretraining.memory import (
     free_in_groups,
@@ -44,7 +44,21 @@ def config():
 
 
 def test_plan(config):
-    """Of steps of 0.3 seconds."""
+    check_plan(config)
+
+
+def test_plan_of_modernbert(config):
+    """Local attention in blocks: rows of 128 tokens are longer than a window of 16."""
+    model = dataclasses.replace(modern_sizes(64, 4), vocab_size=500, local_attention=16)
+    config = dataclasses.replace(config, model=model)
+    found = check_plan(config)
+    wide = override(config, ["model.local_attention=256"])
+    assert found.flops["true"] < count_run(sketch_objective(wide), wide)["true"]
+    assert found.memory > 0
+
+
+def check_plan(config):
+    """Exact counts, and the time of steps of 0.3 seconds."""
     seen = []
     ticks = itertools.count()
     found = plan(config, 4, seen.append, lambda: 0.3 * next(ticks))
@@ -56,6 +70,7 @@ def test_plan(config):
     assert seen == sorted(seen)
     assert seen[-2] < 4 <= seen[-1]
     assert found.seconds == pytest.approx(1000 * 0.3)
+    return found
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])

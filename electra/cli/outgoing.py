@@ -98,8 +98,10 @@ def export(
     AutoTokenizer, and OUT/generator as AutoModelForMaskedLM. For a fine-tuning it loads OUT as
     AutoModelForSequenceClassification, AutoModelForTokenClassification,
     AutoModelForQuestionAnswering or AutoModelForMultipleChoice, which gives the answers of `electra
-    predict`. The folders work without electra. What --as and --onnx write is compared with the
-    original, and refused if it does not agree.
+    predict`. Where transformers has no class with the model's head, OUT is the encoder, with the
+    head in a file beside it and lines in the card that use both; ONNX holds the whole network.
+    The folders work without electra. What --as and --onnx write is compared with the original, and
+    refused if it does not agree.
 
     Example: electra export run --out exported
 
@@ -111,13 +113,13 @@ def export(
     ----------
     run
         A run folder that `electra pretrain` wrote, a folder of `electra finetune`, or a Hugging
-        Face folder of ELECTRA, such as `electra import` writes.
+        Face folder of ELECTRA or ModernBERT, such as `electra import` writes.
     out
         The folder to write.
     as_
-        huggingface: ELECTRA's classes. bert: those of BERT, of the same graph, for embeddings as
-        wide as hidden states. sentence-transformers: the layer and the pooling whose cosines agree
-        best with --dev.
+        huggingface: the classes of ELECTRA, or of ModernBERT. bert: those of BERT, of the same
+        graph as ELECTRA with embeddings as wide as hidden states. sentence-transformers: the layer
+        and the pooling whose cosines agree best with --dev.
     onnx
         Write onnx/model.onnx, too, with batch and length of any size.
     int8
@@ -155,6 +157,8 @@ def export(
     if dry_run:
         return print_dry_run(settings, f"read {source} and write {out}")
     from electra.library import export as run_export
+    from electra.runs.bert import DISCRIMINATOR_FILE
+    from electra.runs.huggingface_heads import HEAD_FILE
     from electra.serving.similarity import COLUMNS
     from electra.terminal.live import Progress
     from electra.terminal.printing import print_done
@@ -181,8 +185,10 @@ def export(
             f"Model('{out}')\"",
         )
     generator = f" and {out / 'generator'}" if (out / "generator").is_dir() else ""
+    heads = [name for name in (HEAD_FILE, DISCRIMINATOR_FILE) if (out / name).is_file()]
+    beside = "".join(f", with its head in {name}" for name in heads)
     print_done(
-        f"wrote {out}{generator}: {source} as {architecture}",
+        f"wrote {out}{generator}: {source} as {architecture}{beside}",
         f'python -c "from transformers import {architecture} as Model; '
         f"Model.from_pretrained('{out}')\"",
     )

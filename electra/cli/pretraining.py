@@ -245,8 +245,9 @@ def import_(
     """Turn other people's weights into a folder that every verb takes.
 
     Read are Google's TensorFlow checkpoints of ELECTRA and BERT, without TensorFlow, and Hugging
-    Face folders of ELECTRA and BERT: safetensors, whole or in parts, or pytorch_model.bin, of which
-    nothing but tensors is read. BERT's masked language model becomes a generator.
+    Face folders of ELECTRA, BERT and ModernBERT: safetensors, whole or in parts, or
+    pytorch_model.bin, of which nothing but tensors is read. The masked language model of BERT and
+    ModernBERT becomes a generator, too.
 
     Example: electra import electra_small --out start
 

@@ -241,10 +241,7 @@ def describe_for_transformers(
         max_length: Tokens of the longest row.
         has_segments: Whether the model reads token_type_ids.
     """
-    settings: dict[str, Any] = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
-    }
+    settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
     if bert := definition.bert:
         settings = {
             "tokenizer_class": "BertTokenizer",
@@ -255,6 +252,6 @@ def describe_for_transformers(
     settings["model_max_length"] = max_length
     for role, token in zip(KNOWN_NAMES, definition.special_tokens, strict=True):
         settings[f"{role}_token"] = token
-    if not has_segments:
-        settings["model_input_names"] = ["input_ids", "attention_mask"]
+    segments = ["token_type_ids"] if has_segments else []
+    settings["model_input_names"] = ["input_ids", *segments, "attention_mask"]
     return settings

@@ -243,8 +243,10 @@ def find_places(
     theta = config.local_rope_theta if is_local else config.global_rope_theta
     cos_LD, sin_LD = _find_angles(length, config.head_size, theta, device)
     half, block = config.local_attention // 2, 0
-    if is_local and half < length - 1:
-        block = find_block(length, half)
+    # An exported graph is for rows of any length: its local layers hide what is far in all of them.
+    is_any_length = torch.compiler.is_exporting()
+    if is_local and (is_any_length or half < length - 1):
+        block = 0 if is_any_length else find_block(length, half)
         if block:
             forbidden = _forbid_in_blocks(length, block, real_BL, documents_BL, sees, device)
         else:

@@ -40,9 +40,14 @@ def to_bert(
         tensors: Parameters of ELECTRA's class, under the names in transformers.
 
     Raises:
-        UserError: The embeddings have another width than the hidden states, or BERT has no class
-            with such a head.
+        UserError: The network is a ModernBERT, the embeddings have another width than the hidden
+            states, or BERT has no class with such a head.
     """
+    require(
+        config["model_type"] == "electra",
+        "BERT has learned positions and norms after its layers' parts, modernbert rotary positions "
+        "and norms before them: export without --as bert, for all that have ModernBERT",
+    )
     embedding_size, hidden_size = config["embedding_size"], config["hidden_size"]
     require(
         embedding_size == hidden_size,

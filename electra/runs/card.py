@@ -11,6 +11,8 @@ from electra.config import EncoderConfig
 from electra.files import read_object
 from electra.runs.bert import DISCRIMINATOR_FILE
 from electra.runs.finetuned import Finetuned
+from electra.runs.graph import Kind
+from electra.runs.huggingface_heads import HEAD_FILE
 from electra.runs.manifest import read_manifest
 from electra.runs.metrics import read_metrics
 from electra.runs.onnx import NUM_SHAPES, SUSPECTED, Agreement
@@ -24,13 +26,15 @@ class Card(NamedTuple):
     """What a card says of a model whatever the form of the export."""
 
     name: str
-    architecture: str
-    """The class of ELECTRA."""
+    kind: Kind
+    """What the network answers, whether the class in transformers has its head or not."""
     sizes: EncoderConfig
     facts: Facts
     """The record of the training."""
     scores: str
     """A table of scores, Markdown; empty: none are known."""
+    is_pair: bool = False
+    """Whether the head reads the states of two texts."""
 
 
 _TASKS = {
@@ -90,14 +94,34 @@ print(choices[logits.argmax()])""",
 with torch.no_grad():
     states = model(**inputs).last_hidden_state  # (1, tokens, {size})""",
 }
-_BERT_HEAD = """
-from safetensors.torch import load_file
-
-head = load_file("{name}/{file}")  # the discriminator's: is the token replaced?
-linear, gelu = torch.nn.functional.linear, torch.nn.functional.gelu
-inner = gelu(linear(states, head["dense.weight"], head["dense.bias"]))
-logits = linear(inner, head["dense_prediction.weight"], head["dense_prediction.bias"])
-probs = logits.squeeze(-1).sigmoid()"""
+_JUDGE = """inner = F.linear(states, head["dense.weight"], head["dense.bias"])
+inner = F.gelu(inner)
+logits = F.linear(inner, head["dense_prediction.weight"], head["dense_prediction.bias"])
+probs = logits.squeeze(-1).sigmoid()  # of each token: is it replaced?"""
+_JUDGE_ROW = """inputs = tokenizer("a text", truncation=True, return_tensors="pt")
+with torch.no_grad():
+    state = model(**inputs).last_hidden_state[0].mean(dim=0)
+logits = F.linear(state, head["dense.weight"], head["dense.bias"])
+print(dict(zip(model.config.id2label.values(), logits.tolist(), strict=True)))"""
+_JUDGE_PAIR = """inputs = tokenizer("a text", "another one", truncation=True, return_tensors="pt")
+types = inputs.pop("token_type_ids")
+with torch.no_grad():
+    states = model(**inputs{types}).last_hidden_state[0]
+    embeddings = model.embeddings(inputs.input_ids{types})[0]
+states, is_second = torch.cat([states, embeddings], dim=-1), types[0].bool()
+u, v = states[~is_second].mean(dim=0), states[is_second].mean(dim=0)
+pair = torch.cat([u, v, (u - v).abs(), u * v])
+logits = F.linear(pair, head["dense.weight"], head["dense.bias"])
+print(dict(zip(model.config.id2label.values(), logits.tolist(), strict=True)))"""
+_JUDGE_CHOICES = """choices = ["an ending", "another one"]
+inputs = tokenizer(["a text"] * len(choices), choices, padding=True, return_tensors="pt")
+with torch.no_grad():
+    states = model(**inputs).last_hidden_state
+mask = inputs.attention_mask[:, :, None]
+state = (states * mask).sum(dim=1) / mask.sum(dim=1)
+logits = F.linear(state, head["dense.weight"], head["dense.bias"]).squeeze(-1)
+print(choices[logits.argmax()])"""
+"""Lines that use a head in a file of its own."""
 
 
 def describe_run(run: Path, step: int) -> Facts:
@@ -187,16 +211,13 @@ def write_card(
         similarity: Layer and pooling of a folder for sentence-transformers.
         agreements: How well the ONNX files agree.
     """
-    kind = architecture.rpartition("For")[2] if "For" in architecture else ""
-    is_bert = architecture.startswith("Bert")
-    of_discriminator = card.architecture == "ElectraForPreTraining"
-    about = _KINDS["PreTraining" if of_discriminator else kind].partition(":")[0].rstrip(".") + "."
-    if kind == "PreTraining":
-        about = _KINDS[kind]
+    is_bare, kind = architecture.endswith("Model"), card.kind
+    about = _KINDS[kind].partition(":")[0].rstrip(".") + "." if is_bare else _KINDS[kind]
     parts = [
-        _write_header(kind, is_bert=is_bert, similarity=similarity, onnx=bool(agreements)),
+        _write_header(card, architecture, similarity=similarity, onnx=bool(agreements)),
         f"# {card.name}\n\n{about}",
-        f"## Use\n\n```python\n{_write_code(card, architecture, similarity)}\n```",
+        f"## Use\n\n{_describe_class(card, architecture, similarity)}\n\n"
+        f"```python\n{_write_code(card, architecture, similarity)}\n```",
     ]
     if agreements:
         parts.append(_describe_onnx(agreements))
@@ -208,11 +229,16 @@ def write_card(
         f"{sizes.num_attention_heads} heads, embeddings of {sizes.embedding_size}, "
         f"{sizes.vocab_size:,} tokens"
     )
+    if sizes.architecture == "modernbert":
+        encoder += (
+            f"; of {sizes.global_attn_every_n_layers} layers one attends to the whole row, the "
+            f"others to a window of {sizes.local_attention} tokens"
+        )
     title = "Fine-tuning" if any(name == "task" for name, _ in card.facts) else "Pre-training"
     parts.append(f"## {title}\n\n{_write_table([('encoder', encoder), *card.facts])}")
     scores = card.scores or "No fine-tuning of these weights was found or named."
     parts.append(f"## Scores\n\n{scores}")
-    use = _USES.get("similarity" if similarity else "PreTraining" if of_discriminator else kind, "")
+    use = _USES.get("similarity" if similarity else kind, "")
     limits = (
         f"Rows of up to {length} tokens were trained; longer ones are not to be trusted. The model "
         "knows the language and the views of its texts, mistakes and prejudices included, which "
@@ -226,13 +252,32 @@ def write_card(
     return "\n\n".join(parts) + "\n"
 
 
-def _write_header(kind: str, *, is_bert: bool, similarity: Similarity | None, onnx: bool) -> str:
+def _write_header(
+    card: Card, architecture: str, *, similarity: Similarity | None, onnx: bool
+) -> str:
+    kind = "" if architecture.endswith("Model") else card.kind
     library = "sentence-transformers" if similarity else "transformers"
     task = "sentence-similarity" if similarity else _TASKS.get(kind, "feature-extraction")
-    tags = ["electra", "replaced-token-detection", *(["bert"] if is_bert else [])]
+    tags = ["electra", "replaced-token-detection"]
+    tags += [each for each in ("bert", "modernbert") if architecture.lower().startswith(each)]
     tags += [*(["sentence-transformers"] if similarity else []), *(["onnx"] if onnx else [])]
     lines = [f"library_name: {library}", f"pipeline_tag: {task}", "tags:"]
     return "\n".join(["---", *lines, *(f"- {tag}" for tag in tags), "# license:", "---"])
+
+
+def _describe_class(card: Card, architecture: str, similarity: Similarity | None) -> str:
+    """Return which class loads the folder, and what it does not load."""
+    graph = " (ModernBERT's graph)" if architecture.startswith("ModernBert") else ""
+    text = f"The folder is a `{architecture}` of transformers{graph}"
+    if similarity:
+        return f"{text}, as sentence-transformers loads it."
+    if architecture.endswith("Model") and card.kind:
+        return f"{text}. It holds the encoder; the head is in `{_head_file(card)}`, used as here:"
+    return f"{text}."
+
+
+def _head_file(card: Card) -> str:
+    return DISCRIMINATOR_FILE if card.kind == "PreTraining" else HEAD_FILE
 
 
 def _write_code(card: Card, architecture: str, similarity: Similarity | None) -> str:
@@ -242,19 +287,29 @@ def _write_code(card: Card, architecture: str, similarity: Similarity | None) ->
 model = SentenceTransformer("{card.name}")
 embeddings = model.encode(["the chef ate the meal", "the cook finished his lunch"])
 print(model.similarity(embeddings[:1], embeddings[1:]))"""
-    kind = architecture.rpartition("For")[2] if "For" in architecture else ""
+    is_bare = architecture.endswith("Model")
+    states = _SNIPPETS[""].replace("{size}", str(card.sizes.hidden_size))
     options = ", add_pooling_layer=False" if architecture == "BertModel" else ""
-    snippet = _SNIPPETS[kind].replace("{size}", str(card.sizes.hidden_size))
     lines = [
         "import torch",
         f"from transformers import AutoTokenizer, {architecture}",
         "",
         f'tokenizer = AutoTokenizer.from_pretrained("{card.name}")',
         f'model = {architecture}.from_pretrained("{card.name}"{options}).eval()',
-        snippet,
     ]
-    if architecture == "BertModel" and card.architecture == "ElectraForPreTraining":
-        lines.append(_BERT_HEAD.replace("{name}", card.name).replace("{file}", DISCRIMINATOR_FILE))
+    if not is_bare or not card.kind:
+        return "\n".join([*lines, _SNIPPETS[card.kind] if card.kind else states])
+    lines[1:1] = ["import torch.nn.functional as F", "from safetensors.torch import load_file"]
+    lines.append(f'head = load_file("{card.name}/{_head_file(card)}")')
+    if card.kind == "PreTraining":
+        lines += [states, _JUDGE]
+    elif card.kind == "MultipleChoice":
+        lines.append(_JUDGE_CHOICES)
+    elif card.is_pair:
+        types = "" if architecture == "ModernBertModel" else ", token_type_ids=types"
+        lines.append(_JUDGE_PAIR.replace("{types}", types))
+    else:
+        lines.append(_JUDGE_ROW)
     return "\n".join(lines)
 
 
@@ -264,7 +319,7 @@ def _describe_onnx(agreements: Sequence[Agreement]) -> str:
         if "difference" in facts:
             text = (
                 f"differs from torch by at most {facts['difference']:.1e}, over {NUM_SHAPES} "
-                "shapes with padding, up to the longest row"
+                f"shapes with padding, of up to {facts['longest']:,} tokens"
             )
         else:
             text = f"agrees with float32 in {facts['agreement']:.2%} of {facts['decisions']:,} "
@@ -276,7 +331,12 @@ def _describe_onnx(agreements: Sequence[Agreement]) -> str:
                     f"{SUSPECTED:.0%} of the tokens"
                 )
         rows.append((f"`{file}`", text))
-    return f"## ONNX\n\n{_write_table(rows)}"
+    facts = agreements[0].facts
+    inputs, outputs = (
+        " and ".join(f"`{name}`" for name in facts[each]) for each in ("inputs", "outputs")
+    )
+    text = f"The files hold the network with its head: {inputs} in, int64; {outputs} out."
+    return f"## ONNX\n\n{text}\n\n{_write_table(rows)}"
 
 
 def _describe_similarity(similarity: Similarity) -> str:

@@ -1,6 +1,6 @@
 """Export to folders that other programs load without this package.
 
-From a pre-training run, or a Hugging Face folder of ELECTRA:
+From a pre-training run, or a Hugging Face folder of ELECTRA or ModernBERT:
 OUT/                ElectraForPreTraining: the discriminator with its head; or ElectraForMaskedLM if
                     the objective has no discriminator
 OUT/generator/      ElectraForMaskedLM: the generator, if there is one
@@ -8,10 +8,7 @@ OUT/generator/      ElectraForMaskedLM: the generator, if there is one
 For the architecture modernbert these are ModernBertModel, with the discriminator's head in
 discriminator_head.safetensors, and ModernBertForMaskedLM.
 
-From a fine-tuning:
-OUT/                ElectraForSequenceClassification, ElectraForTokenClassification,
-                    ElectraForQuestionAnswering or ElectraForMultipleChoice; for modernbert the
-                    same with ModernBert in their names
+Models of a fine-tuning are those of finetuning/export.py.
 
 Each folder holds config.json, model.safetensors, the tokenizer, and electra.json with the model's
 source and the sha256 of the files. The commands of this package check the sha256 on reading. OUT
@@ -22,21 +19,23 @@ The form "bert" writes the classes of BERT instead, for programs that know BERT 
 written on request (onnx.py).
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from electra import __version__
-from electra.config import EncoderConfig, UserError, require
+from electra.config import EncoderConfig, require
 from electra.corpus.tokenizer import MODEL_MAX_LENGTH, Tokenizer
 from electra.files import new_folder, read_object, write_hashes, write_json, write_text
+from electra.model.heads import DiscriminatorHead, GeneratorHead
 from electra.runs.bert import DISCRIMINATOR_FILE, to_bert
-from electra.runs.card import Card, describe_finetuning, describe_run, write_card
-from electra.runs.checkpoint import write_tensors
-from electra.runs.finetuned import Finetuned
+from electra.runs.card import Card, describe_run, write_card
+from electra.runs.checkpoint import load_parameters, write_tensors
+from electra.runs.graph import Graph, Kind
 from electra.runs.huggingface import (
     DISCRIMINATOR_HEAD,
     GENERATOR_HEAD,
@@ -44,16 +43,10 @@ from electra.runs.huggingface import (
     encoder_to_huggingface,
     head_to_huggingface,
 )
-from electra.runs.huggingface_heads import (
-    HuggingFaceHead,
-    choice_head,
-    classification_head,
-    span_head,
-    tagging_head,
-)
-from electra.runs.huggingface_modern import network_head, network_to_modernbert, task_head
+from electra.runs.huggingface_heads import HEAD_FILE, HuggingFaceHead
+from electra.runs.huggingface_modern import network_head, network_to_modernbert
 from electra.runs.manifest import find_commit
-from electra.runs.onnx import Graph, write_onnx
+from electra.runs.onnx import write_onnx
 from electra.runs.pretrained import (
     Pretrained,
     SavedNetwork,
@@ -61,7 +54,6 @@ from electra.runs.pretrained import (
     is_huggingface,
     load_pretrained,
     read_networks,
-    tensors_below,
 )
 from electra.runs.sentence_transformers import Similarity, cut_layers, write_pooling
 
@@ -69,17 +61,26 @@ Form = Literal["huggingface", "bert"]
 
 
 @dataclass(frozen=True)
-class _Model:
-    """An encoder and its head, as classes of transformers have them."""
+class Model:
+    """A network, and its class in transformers."""
 
     sizes: EncoderConfig
     encoder: Mapping[str, Tensor]
     """The encoder's parameters, under our names."""
     head: HuggingFaceHead
+    kind: Kind
+    module: nn.Module | None
+    """The head itself, with its parameters; None: there is none."""
     tokenizer: Tokenizer
     length: int
     """Longest row of the training, tokens."""
     source: str
+
+    @property
+    def graph(self) -> Graph:
+        """The whole network."""
+        is_number = self.head.settings.get("problem_type") == "regression"
+        return Graph(self.sizes, self.encoder, self.kind, self.module, is_number=is_number)
 
 
 def export(
@@ -95,7 +96,7 @@ def export(
     """Write the networks of a run, from its newest intact checkpoint, and return their class.
 
     Args:
-        run: A run folder, or a Hugging Face folder of ELECTRA, as `electra import` writes it.
+        run: A run folder, or a Hugging Face folder as `electra import` writes it.
         out: The folder to write; must not exist.
         form: huggingface: the classes of ELECTRA, with the generator. bert: those of BERT.
         similarity: Layer and pooling of a folder for sentence-transformers; takes the place of
@@ -123,164 +124,131 @@ def export(
         if networks.generator and networks.masked_lm is networks.generator:
             generator = networks.generator
 
-    def describe(network: SavedNetwork | Pretrained) -> _Model:
-        if isinstance(network, SavedNetwork) and network.sizes.architecture == "modernbert":
-            _refuse_for_modernbert(run, form, bool(similarity), onnx or bool(int8_text))
-            head = network_head(network.predicts, network.head)
-        elif isinstance(network, Pretrained) or similarity:
-            head = HuggingFaceHead("ElectraModel", {}, {})
-        elif network.predicts == "tokens":
-            tensors = head_to_huggingface(network.head, GENERATOR_HEAD)
-            head = HuggingFaceHead("ElectraForMaskedLM", tensors, {})
-        else:
-            tensors = head_to_huggingface(network.head, DISCRIMINATOR_HEAD)
-            head = HuggingFaceHead("ElectraForPreTraining", tensors, {})
-        if isinstance(network, Pretrained):
-            sizes, encoder = network.encoder, network.tensors
-        else:
-            sizes, encoder = network.sizes, network.encoders[0]
-        return _Model(sizes, encoder, head, tokenizer, length, source)
-
-    model = describe(kept)
-    card = Card(out.name, model.head.architecture, model.sizes, facts, scores=scores)
+    model = describe(kept, tokenizer, length, source)
+    if similarity:
+        model = _truncate(model, similarity)
+    card = Card(out.name, model.kind, model.sizes, facts, scores=scores)
     with new_folder(out) as folder:
-        if similarity:
-            model = _truncate(model, similarity)
-        architecture = _write(
-            folder, model, card, form, similarity=similarity, onnx=onnx, int8_text=int8_text
-        )
-        if generator and form == "huggingface" and not similarity:
-            (folder / "generator").mkdir()
-            _write_plain(folder / "generator", describe(generator))
-    return architecture
-
-
-def export_finetuned(
-    finetuned: Finetuned,
-    out: Path,
-    *,
-    form: Form = "huggingface",
-    onnx: bool = False,
-    int8_text: Sequence[str] = (),
-) -> str:
-    """Write the folder of a fine-tuned model, and return its class in transformers.
-
-    The class computes the same outputs as the model in float32. The tokenizer truncates texts to
-    the sequence length of the fine-tuning.
-
-    Args:
-        finetuned: The model of one seed.
-        out: The folder to write; must not exist.
-        form: As in `export`.
-        onnx: As in `export`.
-        int8_text: As in `export`.
-
-    Raises:
-        UserError: transformers has no class with the model's head, `out` exists, or a file does not
-            agree with the network.
-    """
-    tensors = finetuned.tensors
-    if finetuned.encoder.architecture == "modernbert":
-        _refuse_for_modernbert(finetuned.run, form, False, onnx or bool(int8_text))
-    model = _Model(
-        finetuned.encoder,
-        tensors_below("encoder.", tensors),
-        convert_head(finetuned, tensors_below("head.", tensors)),
-        finetuned.tokenizer,
-        finetuned.config.sequence_length,
-        f"{finetuned.run} at seed {finetuned.seed}",
-    )
-    facts, scores = describe_finetuning(finetuned)
-    card = Card(out.name, model.head.architecture, model.sizes, facts, scores=scores)
-    with new_folder(out) as folder:
-        return _write(
-            folder,
-            model,
-            card,
-            form,
-            max_length=finetuned.config.sequence_length,
+        architecture = write_export(
+            *(folder, model, card, form),
+            max_length=length if similarity else MODEL_MAX_LENGTH,
+            similarity=similarity,
             onnx=onnx,
             int8_text=int8_text,
         )
+        if generator and form == "huggingface" and not similarity:
+            (folder / "generator").mkdir()
+            write_plain(folder / "generator", describe(generator, tokenizer, length, source))
+    return architecture
+
+
+def describe(
+    network: SavedNetwork | Pretrained, tokenizer: Tokenizer, length: int, source: str
+) -> Model:
+    """Return a pre-trained network, or an encoder without a head, as transformers has it.
+
+    Args:
+        network: The network.
+        tokenizer: Its tokenizer.
+        length: Longest row of its training, tokens.
+        source: Folder with step, for manifests.
+    """
+    if isinstance(network, Pretrained):
+        head = _no_head(network.encoder)
+        facts = tokenizer, length, source
+        return Model(network.encoder, network.tensors, head, "", None, *facts)
+    is_generator = network.predicts == "tokens"
+    module = (GeneratorHead if is_generator else DiscriminatorHead)(network.sizes)
+    load_parameters(module, network.head)
+    kind: Kind = "MaskedLM" if is_generator else "PreTraining"
+    if network.sizes.architecture == "modernbert":
+        head = network_head(network.predicts, network.head)
+    else:
+        names = GENERATOR_HEAD if is_generator else DISCRIMINATOR_HEAD
+        tensors = head_to_huggingface(network.head, names)
+        head = HuggingFaceHead(f"ElectraFor{kind}", tensors, {})
+    facts = tokenizer, length, source
+    return Model(network.sizes, network.encoders[0], head, kind, module, *facts)
 
 
 def _read_folder(folder: Path) -> tuple[SavedNetwork | Pretrained, Tokenizer, int]:
     """Return the network of a Hugging Face folder: discriminator, generator or bare encoder."""
     (architecture,) = read_object(folder / "config.json").get("architectures") or ["ElectraModel"]
-    if architecture == "ElectraForPreTraining":
+    if architecture == "ElectraForPreTraining" or (folder / DISCRIMINATOR_FILE).is_file():
         return find_network(folder, "replaced")
-    if architecture == "ElectraForMaskedLM":
+    if architecture in ("ElectraForMaskedLM", "ModernBertForMaskedLM"):
         return find_network(folder, "tokens")
+    is_bare = architecture in ("ElectraModel", "ModernBertModel")
     require(
-        architecture == "ElectraModel",
-        f"{folder} holds a {architecture}; export the folder of its fine-tuning",
+        is_bare and not (folder / HEAD_FILE).is_file(),
+        f"{folder} holds a fine-tuned {architecture}; export the folder of its fine-tuning",
     )
     pretrained = load_pretrained(folder)
     return pretrained, pretrained.tokenizer, pretrained.sequence_length
 
 
-def _refuse_for_modernbert(run: Path, form: Form, is_cut: bool, onnx: bool) -> None:
-    what = (
-        "the form bert"
-        if form == "bert"
-        else "the form sentence-transformers"
-        if is_cut
-        else "ONNX"
-        if onnx
-        else ""
-    )
-    require(
-        not what,
-        f"{run}: {what} is for the architecture electra; a plain export of modernbert is a folder "
-        "that servers, sentence-transformers and torch's ONNX exporter take as it is",
-    )
+def _no_head(sizes: EncoderConfig) -> HuggingFaceHead:
+    name = "ModernBertModel" if sizes.architecture == "modernbert" else "ElectraModel"
+    return HuggingFaceHead(name, {}, {})
 
 
-def _convert(model: _Model) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]:
-    """Return config.json, the tensors, and those of a file of their own."""
+def convert(model: Model) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return config.json and the tensors of the class."""
     head = model.head
     if model.sizes.architecture == "modernbert":
         return network_to_modernbert(model.sizes, model.encoder, head, model.tokenizer)
     config = config_to_huggingface(model.sizes, head.architecture, model.tokenizer.pad_id)
-    return config | head.settings, encoder_to_huggingface(model.encoder) | head.tensors, {}
+    return config | head.settings, encoder_to_huggingface(model.encoder) | head.tensors
 
 
-def _truncate(model: _Model, similarity: Similarity) -> _Model:
+def _truncate(model: Model, similarity: Similarity) -> Model:
     sizes, encoder = cut_layers(model.sizes, model.encoder, similarity.layer)
-    return _Model(sizes, encoder, model.head, model.tokenizer, model.length, model.source)
+    return dataclasses.replace(
+        model, sizes=sizes, encoder=encoder, head=_no_head(sizes), kind="", module=None
+    )
 
 
-def _write(
+def write_export(
     folder: Path,
-    model: _Model,
+    model: Model,
     card: Card,
     form: Form,
     *,
-    max_length: int = MODEL_MAX_LENGTH,
+    max_length: int,
     similarity: Similarity | None = None,
     onnx: bool,
     int8_text: Sequence[str],
 ) -> str:
-    """Write all files of an export's main folder, and return the class."""
-    head = model.head
-    config, tensors, beside = _convert(model)
+    """Write all files of an export's main folder, and return the class.
+
+    Args:
+        folder: The folder, empty.
+        model: The network.
+        card: What its card says.
+        form: As in `export`.
+        max_length: Tokens to which transformers truncates.
+        similarity: As in `export`.
+        onnx: As in `export`.
+        int8_text: As in `export`.
+    """
+    config, tensors = convert(model)
+    beside = model.head.beside
     if form == "bert":
-        config, tensors, beside = to_bert(config, tensors)
-    if similarity:
-        max_length = model.length
-    has_segments = model.sizes.architecture == "electra"
+        config, tensors, judge = to_bert(config, tensors)
+        beside = judge or beside
+    graph = model.graph
+    has_segments = "token_type_ids" in graph.inputs
     model.tokenizer.write(folder, max_length=max_length, has_segments=has_segments)
     write_json(folder / "config.json", config)
     write_tensors(folder / "model.safetensors", tensors)
     if beside:
-        write_tensors(folder / DISCRIMINATOR_FILE, beside)
+        name = DISCRIMINATOR_FILE if model.kind == "PreTraining" else HEAD_FILE
+        write_tensors(folder / name, beside)
     if similarity:
         write_pooling(folder, model.sizes.hidden_size, model.length, similarity)
     (architecture,) = config["architectures"]
     agreements = []
     if onnx or int8_text:
-        bare = HuggingFaceHead("ElectraModel", {}, {})
-        graph = Graph(model.sizes, model.encoder, bare if architecture.endswith("Model") else head)
         agreements = write_onnx(folder, graph, model.tokenizer, int8_text)
         write_hashes(folder / "onnx", source=model.source, electra=__version__)
     write_text(
@@ -290,86 +258,13 @@ def _write(
     return architecture
 
 
-def _write_plain(folder: Path, model: _Model) -> None:
+def write_plain(folder: Path, model: Model, max_length: int = MODEL_MAX_LENGTH) -> None:
+    """Write a network into an existing folder, without a card."""
     has_segments = model.sizes.architecture == "electra"
-    model.tokenizer.write(folder, has_segments=has_segments)
-    config, tensors, _ = _convert(model)
-    write_model(folder, model.source, config, tensors)
-
-
-def convert_head(finetuned: Finetuned, head: Mapping[str, Tensor]) -> HuggingFaceHead:
-    """Return the head of a fine-tuned model as the head of a class in transformers.
-
-    Args:
-        finetuned: Facts and settings of the model.
-        head: The head's parameters.
-
-    Raises:
-        UserError: transformers has no class with the model's head.
-    """
-    run, facts, pooling = finetuned.run, finetuned.facts, finetuned.config.pooling
-    family = facts["family"]
-    require(
-        not finetuned.config.features.layers,
-        f"{run}: transformers has no class that reads features; use electra predict",
-    )
-    if family == "squad" and facts["head"] != "plain":
-        raise UserError(
-            f"{run}: transformers has no class with a {facts['head']} head; fine-tune with --set "
-            "squad.head=plain to export, or use electra predict"
-        )
-    is_modern = finetuned.encoder.architecture == "modernbert"
-    if family in ("classification", "choice") and pooling != "cls" and not is_modern:
-        raise UserError(
-            f"{run}: transformers' classifiers read [CLS], which pooling={pooling} is not; "
-            "fine-tune with --set pooling=cls to export, or use electra predict"
-        )
-    if is_modern:
-        return _convert_modern_head(finetuned, head)
-    require(
-        set(head) == {"dense.weight", "dense.bias"},
-        f"{run}: transformers has no class with a head of {', '.join(sorted(head))}; use electra "
-        "predict",
-    )
-    weight, bias = head["dense.weight"], head["dense.bias"]
-    if family == "tagging":
-        return tagging_head(weight, bias, facts["labels"])
-    if family == "squad":
-        return span_head(weight, bias)
-    if family == "choice":
-        return choice_head(weight, bias)
-    weight, bias, labels = _name_answers(facts, weight, bias)
-    return classification_head(weight, bias, labels)
-
-
-def _name_answers(
-    facts: Mapping[str, Any], weight: Tensor, bias: Tensor
-) -> tuple[Tensor, Tensor, list[str]]:
-    """Return weight and bias of a classifier or, in its range, of a regression; and its labels."""
-    if not facts["label_range"]:
-        return weight, bias, facts["labels"]
-    least, greatest = facts["label_range"]
-    return weight * (greatest - least), bias * (greatest - least) + least, facts["columns"][-1:]
-
-
-def _convert_modern_head(finetuned: Finetuned, head: Mapping[str, Tensor]) -> HuggingFaceHead:
-    """Return the head of a fine-tuned model of the architecture modernbert."""
-    facts, config = finetuned.facts, finetuned.config
-    family = facts["family"]
-    labels = facts["labels"] if family in ("classification", "tagging") else []
-    require(
-        "inner.dense.weight" in head,
-        f"{finetuned.run}: transformers' ModernBERT classes read one state of a row, and "
-        "pooling=segments has several of a pair of texts; fine-tune with --set pooling=mean or "
-        "pooling=cls to export, or use electra predict",
-    )
-    if family == "classification":
-        weight, bias, labels = _name_answers(facts, head["dense.weight"], head["dense.bias"])
-        head = {**head, "dense.weight": weight, "dense.bias": bias}
-    # Of a single text, and in multiple choice, segments is the mean.
-    pooling = "cls" if config.pooling == "cls" else "mean"
-    dropout_prob = 0.0 if family == "squad" else config.dropout_prob
-    return task_head(family, head, labels, pooling, dropout_prob)
+    model.tokenizer.write(folder, max_length=max_length, has_segments=has_segments)
+    if model.head.beside:
+        write_tensors(folder / DISCRIMINATOR_FILE, model.head.beside)
+    write_model(folder, model.source, *convert(model))
 
 
 def write_model(

@@ -1,4 +1,4 @@
-"""More tokens and longer rows for imported weights; names are those of transformers.
+"""More tokens and longer rows for imported weights.
 
 New rows of the embeddings and of the generator's output bias are the means of the pieces that a new
 token replaces, so that a text in new tokens means at first about what it meant in old ones (Hewitt
@@ -16,9 +16,10 @@ from torch import Tensor
 from electra.config import require
 from electra.corpus.tokenizer import Tokenizer
 
-TOKENS = "electra.embeddings.word_embeddings.weight"
-POSITIONS = "electra.embeddings.position_embeddings.weight"
-OUTPUT_BIAS = "generator_lm_head.bias"
+TOKENS = "embeddings.tokens.weight"
+POSITIONS = "embeddings.positions.weight"
+OUTPUT_BIAS = "bias"
+"""Names in `Encoder` and `GeneratorHead`."""
 
 PositionRows = Literal["interpolate", "repeat"]
 """interpolate: a row of old length takes as many steps through the old positions as the new length
@@ -53,10 +54,10 @@ def find_pieces(old: Tokenizer, new: Tokenizer) -> list[list[int]]:
 
 
 def extend_vocabulary(tensors: Mapping[str, Tensor], pieces: list[list[int]]) -> dict[str, Tensor]:
-    """Return a network's tensors with a row for each token: the mean of its pieces.
+    """Return the parameters of a network's part with a row for each token: its pieces' mean.
 
     Args:
-        tensors: Parameters of an encoder, with a head.
+        tensors: Parameters of an encoder or a head.
         pieces: From `find_pieces`.
     """
     extended = dict(tensors)
@@ -70,16 +71,21 @@ def extend_vocabulary(tensors: Mapping[str, Tensor], pieces: list[list[int]]) ->
 def extend_positions(
     tensors: Mapping[str, Tensor], number: int, how: PositionRows
 ) -> dict[str, Tensor]:
-    """Return a network's tensors with learned embeddings of more positions.
+    """Return an encoder's parameters with learned embeddings of more positions.
 
     Args:
-        tensors: Parameters of an encoder, with a head.
+        tensors: Parameters of an encoder.
         number: Positions, at least as many as before.
         how: How the embeddings of the new positions are made.
 
     Raises:
-        UserError: There are more positions already.
+        UserError: There are more positions already, or they are not learned.
     """
+    require(
+        POSITIONS in tensors,
+        "--positions makes rows of learned positions, and those of ModernBERT are rotary: set "
+        "max_position_embeddings in the config.json of the source",
+    )
     old = tensors[POSITIONS]
     require(
         number >= len(old),

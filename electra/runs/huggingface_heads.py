@@ -5,13 +5,16 @@ The class computes the same logits as our head, and can be trained further.
 Shape suffixes: H hidden size, C classes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from electra.config import require
+
+HEAD_FILE = "head.safetensors"
+"""A fine-tuned head that transformers has no class with, beside the encoder; under our names."""
 
 
 class HuggingFaceHead(NamedTuple):
@@ -23,6 +26,8 @@ class HuggingFaceHead(NamedTuple):
     """The head's parameters, under the names of the class."""
     settings: dict[str, Any]
     """The head's fields of config.json."""
+    beside: Mapping[str, Tensor] = {}
+    """Parameters of a head that the class has not, under our names, for a file of their own."""
 
 
 def classification_head(
@@ -62,9 +67,7 @@ def classification_head(
         "classifier.out_proj.weight": out_CH,
         "classifier.out_proj.bias": bias_C,
     }
-    kind = "regression" if len(labels) == 1 else "single_label_classification"
-    settings = {"problem_type": kind, **name_labels(labels)}
-    return HuggingFaceHead("ElectraForSequenceClassification", tensors, settings)
+    return HuggingFaceHead("ElectraForSequenceClassification", tensors, describe_labels(labels))
 
 
 def tagging_head(weight_CH: Tensor, bias_C: Tensor, labels: Sequence[str]) -> HuggingFaceHead:
@@ -96,6 +99,12 @@ def choice_head(weight_1H: Tensor, bias_1: Tensor) -> HuggingFaceHead:
     }
     tensors = {"classifier.weight": weight_1H, "classifier.bias": bias_1}
     return HuggingFaceHead("ElectraForMultipleChoice", tensors, settings)
+
+
+def describe_labels(labels: Sequence[str]) -> dict[str, Any]:
+    """Return a classifier's fields of config.json; one label is the name of a number."""
+    kind = "regression" if len(labels) == 1 else "single_label_classification"
+    return {"problem_type": kind, **name_labels(labels)}
 
 
 def name_labels(labels: Sequence[str]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from electra.config import EncoderConfig, UserError, require
 from electra.corpus.tokenizer import Tokenizer
 from electra.runs.bert import DISCRIMINATOR_FILE
 from electra.runs.checkpoint import read_tensors
-from electra.runs.huggingface_heads import HuggingFaceHead, name_labels
+from electra.runs.huggingface_heads import HuggingFaceHead, describe_labels, name_labels
 
 # Our name -> Hugging Face's name of each module with parameters. {i} is the layer.
 _MODULES = {
@@ -130,7 +130,7 @@ def _rename(tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str
 
 
 def network_head(predicts: str, head: Mapping[str, Tensor]) -> HuggingFaceHead:
-    """Return the head of a pre-trained network; the discriminator's keeps our names.
+    """Return the head of a pre-trained network; the discriminator's is for a file of its own.
 
     Args:
         predicts: As in `method.objective.Network`.
@@ -138,7 +138,7 @@ def network_head(predicts: str, head: Mapping[str, Tensor]) -> HuggingFaceHead:
     """
     if predicts == "tokens":
         return HuggingFaceHead("ModernBertForMaskedLM", _rename(head, _MASKED_LM), {})
-    return HuggingFaceHead("ModernBertModel", dict(head), {})
+    return HuggingFaceHead("ModernBertModel", {}, {}, head)
 
 
 def network_to_modernbert(
@@ -146,8 +146,8 @@ def network_to_modernbert(
     encoder: Mapping[str, Tensor],
     head: HuggingFaceHead,
     tokenizer: Tokenizer,
-) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]:
-    """Return config.json, the tensors of the class, and those of DISCRIMINATOR_FILE.
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return config.json and the tensors of the class.
 
     Args:
         sizes: Sizes of the encoder.
@@ -156,9 +156,8 @@ def network_to_modernbert(
         tokenizer: Its special tokens.
     """
     config = config_to_modernbert(sizes, head.architecture, tokenizer) | head.settings
-    if head.architecture == "ModernBertModel":
-        return config, encoder_to_modernbert(encoder), head.tensors
-    return config, encoder_to_modernbert(encoder, _PREFIX) | head.tensors, {}
+    prefix = "" if head.architecture == "ModernBertModel" else _PREFIX
+    return config, encoder_to_modernbert(encoder, prefix) | head.tensors
 
 
 def task_head(
@@ -173,8 +172,8 @@ def task_head(
     Args:
         family: Family of the task.
         head: The head's parameters, `heads.PredictionHead` and a linear layer.
-        labels: Names of the classes; for a regression, one name for the number; empty for choices
-            and questions.
+        labels: Names of the classes; for a regression, one name for the number; those of choices
+            and questions are not used.
         pooling: The row's state that a classifier reads: cls or mean.
         dropout_prob: Of the dropout before the last layer.
     """
@@ -182,9 +181,9 @@ def task_head(
     if family in ("classification", "choice"):
         settings["classifier_pooling"] = pooling
     if family == "classification":
-        kind = "regression" if len(labels) == 1 else "single_label_classification"
-        settings["problem_type"] = kind
-    settings |= name_labels(labels) if labels else {}
+        settings |= describe_labels(labels)
+    if family == "tagging":
+        settings |= name_labels(labels)
     return HuggingFaceHead(_CLASSES[family], _rename(head, _TASK), settings)
 
 

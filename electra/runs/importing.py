@@ -1,11 +1,13 @@
-"""Other people's weights as Hugging Face folders of ELECTRA, which every verb reads.
+"""Other people's weights as Hugging Face folders of ELECTRA or ModernBERT, which every verb reads.
 
 Read are TensorFlow checkpoints of google-research/electra (tensorbundle.py), and Hugging Face
-folders of ELECTRA and BERT: safetensors, whole or in parts, or pytorch_model.bin, of which only
-tensors are read. The names of all are turned into those of transformers' ELECTRA classes.
+folders of ELECTRA, BERT and ModernBERT: safetensors, whole or in parts, or pytorch_model.bin, of
+which only tensors are read. Names are turned into those of transformers' ELECTRA classes; those of
+ModernBERT stay.
 
 BERT's encoder is ELECTRA's with embeddings as wide as the hidden states, and its masked language
-model is a generator. Its pooler and its next-sentence head have no place here and are left over.
+model is a generator, as ModernBERT's is. Its pooler and its next-sentence head have no place here
+and are left over.
 """
 
 import dataclasses
@@ -13,7 +15,7 @@ import pickle
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,8 +23,9 @@ from torch import Tensor
 from electra.config import EncoderConfig, UserError, require
 from electra.corpus.tokenizer import MODEL_MAX_LENGTH, Tokenizer
 from electra.files import new_folder, read_object
+from electra.runs.bert import DISCRIMINATOR_FILE
 from electra.runs.checkpoint import read_tensors
-from electra.runs.export import write_model
+from electra.runs.export import describe, write_plain
 from electra.runs.growing import (
     POSITIONS,
     TOKENS,
@@ -35,12 +38,18 @@ from electra.runs.huggingface import (
     DISCRIMINATOR_HEAD,
     GENERATOR_HEAD,
     config_from_huggingface,
-    config_to_huggingface,
     encoder_from_huggingface,
     encoder_to_huggingface,
     head_from_huggingface,
     head_to_huggingface,
 )
+from electra.runs.huggingface_modern import (
+    encoder_to_modernbert,
+    masked_lm_from_modernbert,
+    network_head,
+    read_discriminator,
+)
+from electra.runs.pretrained import Pretrained, SavedNetwork, tensors_below
 from electra.runs.tensorbundle import find_bundle, read_bundle
 
 HEAD_SIZE = 64
@@ -118,9 +127,11 @@ def import_model(
                 f"{words.vocab_size:,} tokens; name the right one by --tokenizer",
             )
             if pieces:
-                network = network.grow(extend_vocabulary(network.tensors, pieces))
+                encoder = extend_vocabulary(network.encoder, pieces)
+                network = network.grow(encoder, extend_vocabulary(network.head, pieces))
             if positions:
-                network = network.grow(extend_positions(network.tensors, positions, position_rows))
+                encoder = extend_positions(network.encoder, positions, position_rows)
+                network = network.grow(encoder, network.head)
             networks[role] = network
             unused = {name: each for name, each in unused.items() if name not in network.used}
         left += [*unused.values(), *found.others]
@@ -132,15 +143,11 @@ def import_model(
             if role == "generator":
                 place = written / "generator"
                 place.mkdir()
-            architecture = {
-                "discriminator": "ElectraForPreTraining",
-                "encoder": "ElectraModel",
-                "generator": "ElectraForMaskedLM",
-            }[role]
-            extended.write(place, max_length=positions or MODEL_MAX_LENGTH)
-            origin = generator if generator and role == "generator" else source
-            config = config_to_huggingface(network.sizes, architecture, extended.pad_id)
-            write_model(place, str(origin), config, network.tensors)
+            origin = str(generator if generator and role == "generator" else source)
+            longest = network.sizes.max_position_embeddings
+            facts = extended, longest, origin
+            model = describe(network.as_saved(role, extended), *facts)
+            write_plain(place, model, positions or MODEL_MAX_LENGTH)
     sizes = {role: network.sizes for role, network in networks.items()}
     num_new = extended.vocab_size - words.vocab_size
     return Imported(sizes, total - len(left), total, left, num_new)
@@ -148,8 +155,9 @@ def import_model(
 
 class _Source(NamedTuple):
     tensors: dict[str, Tensor]
-    """Under the names of transformers' ELECTRA classes; those of a generator that shares its
-    checkpoint with a discriminator begin with "generator:"."""
+    """Under the names of transformers' ELECTRA or ModernBERT classes; those of a generator that
+    shares its checkpoint with a discriminator begin with "generator:", and those of a discriminator
+    beside ModernBERT with "discriminator:"."""
     names: dict[str, str]
     """Their names in the source."""
     others: list[str]
@@ -177,10 +185,16 @@ def _read(path: Path) -> _Source:
     values = read_object(config)
     kind = values.get("model_type")
     require(
-        kind in ("electra", "bert"), f"{config}: model_type must be electra or bert, not {kind!r}"
+        kind in ("electra", "bert", "modernbert"),
+        f"{config}: model_type must be electra, bert or modernbert, not {kind!r}",
     )
     theirs = _read_weights(path)
-    pairs = {name: _from_huggingface(name) for name in theirs}
+    rename = _from_modernbert if kind == "modernbert" else _from_huggingface
+    pairs = {name: rename(name) for name in theirs}
+    if kind == "modernbert":
+        judge = read_discriminator(path) or {}
+        theirs |= {f"{DISCRIMINATOR_FILE}: {name}": each for name, each in judge.items()}
+        pairs |= {f"{DISCRIMINATOR_FILE}: {name}": f"discriminator:{name}" for name in judge}
     if kind == "bert":
         values = {**values, "model_type": "electra", "embedding_size": values.get("hidden_size")}
     floats = {
@@ -252,25 +266,41 @@ def _from_huggingface(name: str) -> str:
     return re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name)
 
 
+def _from_modernbert(name: str) -> str:
+    """Return the name of a tensor as transformers' ModernBERT classes with a head have it."""
+    is_bare = name.startswith(("embeddings.", "layers.", "final_norm."))
+    return f"model.{name}" if is_bare else name
+
+
 class _Network(NamedTuple):
     sizes: EncoderConfig
-    tensors: dict[str, Tensor]
-    """Under the names of transformers' ELECTRA classes."""
+    encoder: dict[str, Tensor]
+    """Parameters of the encoder, under our names."""
+    head: dict[str, Tensor]
+    """Those of its head; empty: there is none."""
     used: set[str]
     """Their names in the source's `tensors`."""
 
-    def grow(self, tensors: dict[str, Tensor]) -> "_Network":
+    def grow(self, encoder: dict[str, Tensor], head: dict[str, Tensor]) -> "_Network":
         """Return the network with more tokens or positions."""
-        sizes = dataclasses.replace(
-            self.sizes,
-            vocab_size=len(tensors[TOKENS]),
-            max_position_embeddings=len(tensors[POSITIONS]),
-        )
-        return _Network(sizes, tensors, self.used)
+        sizes = dataclasses.replace(self.sizes, vocab_size=len(encoder[TOKENS]))
+        if POSITIONS in encoder:
+            sizes = dataclasses.replace(sizes, max_position_embeddings=len(encoder[POSITIONS]))
+        return _Network(sizes, encoder, head, self.used)
+
+    def as_saved(self, role: str, tokenizer: Tokenizer) -> SavedNetwork | Pretrained:
+        """Return the network as it would be read from a folder."""
+        if role == "encoder":
+            longest = self.sizes.max_position_embeddings
+            return Pretrained(self.sizes, tokenizer, self.encoder, longest, "")
+        predicts: Literal["tokens", "replaced"] = "tokens" if role == "generator" else "replaced"
+        return SavedNetwork(predicts, self.sizes, (self.encoder,), self.head)
 
 
 def _split(path: Path, found: _Source) -> dict[str, _Network]:
     """Return the networks in a source by role."""
+    if found.config is not None and found.config.get("model_type") == "modernbert":
+        return _split_modernbert(path, found)
     own = {name: each for name, each in found.tensors.items() if not name.startswith("generator:")}
     theirs = {
         name.removeprefix("generator:"): each
@@ -279,27 +309,41 @@ def _split(path: Path, found: _Source) -> dict[str, _Network]:
     }
     masked_lm = head_from_huggingface(found.tensors, GENERATOR_HEAD)
     judge = head_from_huggingface(found.tensors, DISCRIMINATOR_HEAD)
-    parts: dict[str, tuple[dict[str, Tensor], dict[str, Tensor]]] = {}
+    parts: dict[str, tuple[dict[str, Tensor], dict[str, Tensor], Mapping[str, str]]] = {}
     if not (masked_lm and not theirs and _is_generator(found)):
-        head = head_to_huggingface(judge, DISCRIMINATOR_HEAD) if judge else {}
-        parts["discriminator" if judge else "encoder"] = own, head
+        parts["discriminator" if judge else "encoder"] = own, judge or {}, DISCRIMINATOR_HEAD
     if masked_lm:
-        head = head_to_huggingface(masked_lm, GENERATOR_HEAD)
         # Embeddings that a checkpoint does not hold twice are shared.
         embeddings = {n: each for n, each in own.items() if n.startswith("electra.embeddings.")}
-        parts["generator"] = (embeddings | theirs) if theirs else own, head
+        parts["generator"] = (embeddings | theirs) if theirs else own, masked_lm, GENERATOR_HEAD
     networks = {}
-    for role, (tensors, head) in parts.items():
+    for role, (tensors, head, names) in parts.items():
         try:
             sizes = _read_sizes(tensors, found.config)
-            encoder = encoder_to_huggingface(
-                encoder_from_huggingface(tensors, sizes.num_hidden_layers)
-            )
+            encoder = encoder_from_huggingface(tensors, sizes.num_hidden_layers)
         except UserError as error:
             raise UserError(f"{path}, {role}: {error}") from None
-        used = {*encoder, *head}
+        used = {*encoder_to_huggingface(encoder), *head_to_huggingface(head, names)}
         used |= {f"generator:{name}" for name in used} if role == "generator" else set()
-        networks[role] = _Network(sizes, encoder | head, used)
+        networks[role] = _Network(sizes, encoder, head, used)
+    return networks
+
+
+def _split_modernbert(path: Path, found: _Source) -> dict[str, _Network]:
+    """Return the networks in a folder of ModernBERT by role."""
+    try:
+        sizes = config_from_huggingface(found.config or {})
+        encoder = encoder_from_huggingface(found.tensors, sizes.num_hidden_layers)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    theirs = {*encoder_to_modernbert(encoder, "model.")}
+    masked_lm = masked_lm_from_modernbert(found.tensors)
+    judge = tensors_below("discriminator:", found.tensors)
+    used = theirs | {f"discriminator:{name}" for name in judge}
+    networks = {"discriminator" if judge else "encoder": _Network(sizes, encoder, judge, used)}
+    if masked_lm:
+        used = theirs | {*network_head("tokens", masked_lm).tensors}
+        networks["generator"] = _Network(sizes, encoder, masked_lm, used)
     return networks
 
 

@@ -15,6 +15,7 @@ from electra.config import (
 )
 from electra.corpus.tokenizer import Tokenizer
 from electra.files import check_hashes, read_object, sha256_file
+from electra.runs.bert import DISCRIMINATOR_FILE
 from electra.runs.checkpoint import FILES, find_checkpoint, read_tensors, run_of
 from electra.runs.finetuned import Finetuned, is_finetuned, read_finetuned
 from electra.runs.huggingface import (
@@ -226,14 +227,16 @@ def read_start(folder: Path) -> Start:
     else:
         pretrained = _read_huggingface(folder, values)
         weights = Path("model.safetensors")
-        theirs, digest = read_tensors(folder / weights), sha256_file(folder / weights)
-        judges = head_from_huggingface(theirs, DISCRIMINATOR_HEAD)
-        fills = None if judges else head_from_huggingface(theirs, GENERATOR_HEAD)
+        digest = sha256_file(folder / weights)
+        judges = _read_head(folder, pretrained, "replaced")
+        fills = None if judges else _read_head(folder, pretrained, "tokens")
         predicts: Literal["tokens", "replaced"] = "tokens" if fills else "replaced"
         head = judges or fills or {}
         kept = SavedNetwork(predicts, pretrained.encoder, (pretrained.tensors,), head)
         generator, words, source = None, pretrained.tokenizer, str(folder)
     sha256 = {weights.as_posix(): digest}
+    if (folder / DISCRIMINATOR_FILE).is_file():
+        sha256[DISCRIMINATOR_FILE] = sha256_file(folder / DISCRIMINATOR_FILE)
     if (folder / "generator" / "config.json").is_file():
         inside = read_start(folder / "generator")
         generator = inside.generator
@@ -282,17 +285,25 @@ def find_network(
     if predicts == "tokens" and inside.is_dir():
         return find_network(inside, predicts)
     pretrained = _read_huggingface(folder, values)
-    names = DISCRIMINATOR_HEAD if predicts == "replaced" else GENERATOR_HEAD
-    if pretrained.encoder.architecture == "electra":
-        head = head_from_huggingface(read_tensors(folder / "model.safetensors"), names)
-    elif predicts == "replaced":
-        head = read_discriminator(folder)
-    else:
-        head = masked_lm_from_modernbert(read_tensors(folder / "model.safetensors"))
+    head = _read_head(folder, pretrained, predicts)
     require(head is not None, f"{folder} has no {wanted}: its weights lack the output layer")
     assert head is not None
     network = SavedNetwork(predicts, pretrained.encoder, (pretrained.tensors,), head)
     return network, pretrained.tokenizer, pretrained.sequence_length
+
+
+def _read_head(
+    folder: Path, pretrained: Pretrained, predicts: Literal["tokens", "replaced"]
+) -> dict[str, Tensor] | None:
+    """Return the parameters of a Hugging Face folder's head; None if it has no such head."""
+    is_modern = pretrained.encoder.architecture == "modernbert"
+    if is_modern and predicts == "replaced":
+        return read_discriminator(folder)
+    theirs = read_tensors(folder / "model.safetensors")
+    if is_modern:
+        return masked_lm_from_modernbert(theirs)
+    names = DISCRIMINATOR_HEAD if predicts == "replaced" else GENERATOR_HEAD
+    return head_from_huggingface(theirs, names)
 
 
 def is_huggingface(folder: Path) -> bool:

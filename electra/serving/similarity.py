@@ -110,12 +110,15 @@ def _pool_layers(
 ) -> np.ndarray:
     """Return the states of rows of ids (P, K, N, H), float32: pooled in two ways, of all layers."""
     num_layers, size = network.num_layers, network.encoder.config.hidden_size
+    final_norm = network.encoder.final_norm
     pooled_PKNH = np.zeros((len(POOLINGS), num_layers, len(rows), size), np.float32)
     by_length = sorted(range(len(rows)), key=lambda number: len(rows[number]))
     for start in range(0, len(rows), ROWS):
         numbers = by_length[start : start + ROWS]
         input_ids_BL, mask_BL = network.pad([rows[number] for number in numbers])
         states_KBLH = network.encoder.layer_states(num_layers, input_ids_BL, mask_BL).float()
+        if final_norm is not None:  # an encoder that ends with a lower layer has it there
+            states_KBLH[:-1] = final_norm(states_KBLH[:-1])
         share_BL1 = (mask_BL / mask_BL.sum(dim=1, keepdim=True))[:, :, None]
         pooled_PKNH[0][:, numbers] = (states_KBLH * share_BL1).sum(dim=2).cpu().numpy()
         pooled_PKNH[1][:, numbers] = states_KBLH[:, :, 0].cpu().numpy()
