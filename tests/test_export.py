@@ -16,7 +16,6 @@ from electra.files import check_hashes, write_json
 from electra.model.encoder import Encoder
 from electra.model.initialisation import init_weights
 from electra.presets import encoder_sizes
-from electra.pretraining.loop import pretrain
 from electra.reports.runs import find_finetunings
 from electra.runs import onnx
 from electra.runs.bert import DISCRIMINATOR_FILE, to_bert
@@ -43,14 +42,6 @@ HEADS = {
         "summary_activation": "linear",
     },
 }
-
-
-@pytest.fixture(scope="module")
-def run(toy_shards, toy_config, tmp_path_factory):
-    """A run whose embeddings are narrower than its hidden states."""
-    folder = tmp_path_factory.mktemp("exports") / "run"
-    pretrain(toy_shards, folder, toy_config, lambda record: None)
-    return folder
 
 
 @pytest.fixture(scope="module")
