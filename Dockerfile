@@ -1,9 +1,12 @@
 # docker build -t electra .
-# docker run -p 8000:8000 -e ELECTRA_TOKEN=SECRET -v ./run:/models/run:ro electra
+# docker run -p 127.0.0.1:8000:8000 -e ELECTRA_TOKEN -v "$PWD/run:/models/run:ro" electra
 FROM python:3.13-slim
-COPY . /source
+COPY pyproject.toml README.md LICENSE /source/
+COPY electra /source/electra
 RUN pip install --no-cache-dir "/source[serve]" && rm -r /source && useradd --create-home electra
 USER electra
 EXPOSE 8000
+HEALTHCHECK --start-period=60s CMD ["python", "-c", \
+    "from urllib.request import urlopen; urlopen('http://127.0.0.1:8000/ready')"]
 ENTRYPOINT ["electra", "serve", "--host", "0.0.0.0"]
 CMD ["/models/run"]

@@ -29,12 +29,12 @@ ROOMS = ("method", "model", "corpus", "training", "runs", "tasks", "pretraining"
 ROOMS += ("serving",)
 SECTIONS: dict[str, list[str]] = {
     "Start": ["index.md", "CONCEPTS.md"],
-    "Guides": ["KOREAN.md", "DOMAIN.md", "CORPUS.md", "TOKENIZERS.md", "SERVING.md", "REPRODUCE.md"]
-    + ["RELIABILITY.md", "TROUBLE.md"],
+    "Guides": ["KOREAN.md", "DOMAIN.md", "TASK.md", "CORPUS.md", "TOKENIZERS.md", "SERVING.md"]
+    + ["REPRODUCE.md", "GPUS.md", "RELIABILITY.md", "TROUBLE.md"],
     "Reference": ["ARTEFACTS.md", "verbs.md", "settings.md", "LIBRARY.md", "ARCHITECTURES.md"],
     "Results": ["RESULTS.md"],
     "How it is built": ["ARCHITECTURE.md", "OBJECTIVES.md", "DEVIATIONS.md", "PERFORMANCE.md"]
-    + ["CONTRIBUTING.md", "CHANGELOG.md"],
+    + ["WALKS.md", "CONTRIBUTING.md", "CHANGELOG.md"],
 }
 LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
 

@@ -14,6 +14,7 @@ from electra.files import write_json
 from electra.model.encoder import Encoder
 from electra.model.initialisation import init_weights
 from electra.presets import PRESETS, encoder_sizes
+from electra.pretraining.loop import pretrain
 from electra.runs.huggingface import config_to_huggingface, encoder_to_huggingface
 from electra.settings import override
 
@@ -99,6 +100,14 @@ def toy_config() -> PretrainConfig:
             "train.threads=1",
         ],
     )
+
+
+@pytest.fixture(scope="session")
+def run(toy_shards, toy_config, tmp_path_factory) -> Path:
+    """A finished run of `toy_config`. Many tests read the folder, and none writes into it."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    pretrain(toy_shards, folder, toy_config, lambda record: None)
+    return folder
 
 
 @pytest.fixture(scope="session")

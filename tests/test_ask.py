@@ -9,7 +9,6 @@ import torch
 
 from electra.cli import main
 from electra.config import UserError
-from electra.pretraining.loop import pretrain
 from electra.runs.export import export
 from electra.serving.ask import detect, fill, load_asked
 
@@ -17,15 +16,8 @@ TEXTS = ["the cat sat on a tree .", "", "[MASK] ran", "a cat sat on the unhesita
 
 
 @pytest.fixture(scope="module")
-def run(toy_shards, toy_config, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("asked") / "run"
-    pretrain(toy_shards, folder, toy_config, lambda record: None)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def exported(run):
-    folder = run.parent / "exported"
+def exported(run, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("asked") / "exported"
     export(run, folder)
     return folder
 

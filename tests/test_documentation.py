@@ -30,7 +30,8 @@ PAGES = [
         *("docs/ARTEFACTS.md", "docs/DEVIATIONS.md", "docs/PERFORMANCE.md", "docs/ARCHITECTURE.md"),
         *("docs/RELIABILITY.md", "docs/DOMAIN.md", "docs/LIBRARY.md", "docs/REPRODUCE.md"),
         *("docs/CORPUS.md", "docs/TOKENIZERS.md", "docs/CONCEPTS.md", "docs/SERVING.md"),
-        *("docs/TROUBLE.md", "docs/KOREAN.md", "docs/ARCHITECTURES.md"),
+        *("docs/TROUBLE.md", "docs/KOREAN.md", "docs/ARCHITECTURES.md", "docs/TASK.md"),
+        *("docs/GPUS.md", "docs/WALKS.md"),
     )
 ]
 """In the order in which their commands are run."""
@@ -125,7 +126,16 @@ def place(toy_text, tmp_path_factory):
     )
     for split in ("train", "dev"):
         rows = [(line, str(len(line) % 2)) for line in lines[:20]]
-        write_table(folder / "nsmc" / f"{split}.tsv", [("text", "label"), *rows])
+        for task in ("nsmc", "tickets"):
+            write_table(folder / task / f"{split}.tsv", [("text", "label"), *rows])
+        pairs = [(text, lines[number], label) for number, (text, label) in enumerate(rows)]
+        header = ("text_a", "text_b", "label")
+        write_table(folder / "duplicates" / f"{split}.tsv", [header, *pairs])
+        tag = {"queen": "B-PER"}
+        words = [[(word, tag.get(word, "O")) for word in line.split()] for line in lines[:20]]
+        write_table(
+            folder / "names" / f"{split}.txt", [row for each in words for row in (*each, "")]
+        )
     shutil.copytree(ROOT / "tests" / "tf_checkpoint", folder / "electra_small")
     (folder / "electra_small" / "tokenizer_config.json").write_text('{"do_lower_case": true}')
     (description,) = read_blocks(ROOT / "docs" / "ARTEFACTS.md", "toml")
@@ -200,6 +210,10 @@ def test_commands_and_python_of_the_pages_run(place, monkeypatch, capsys):
         assert capsys.readouterr().out
 
 
+def test_every_page_is_tested():
+    assert set((ROOT / "docs").glob("*.md")) <= set(PAGES)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_between_backquotes_parse(page):
     """Those with options; a verb alone is a name."""
@@ -231,7 +245,7 @@ def test_links_lead_somewhere(page):
 def test_settings_exist(page):
     for code in read_inline(page):
         for section, name in re.findall(r"(?<![\w./])(\w+)\.(\w+)(?![\w./])", code):
-            if section in SECTIONS and name not in ("py", "safetensors"):
+            if section in SECTIONS and name not in ("py", "safetensors", "tsv", "txt"):
                 assert name in SECTIONS[section], code
 
 

@@ -9,7 +9,6 @@ import torch
 
 from electra.cli import main
 from electra.config import UserError
-from electra.pretraining.loop import pretrain
 from electra.runs.export import export
 from electra.serving.ask import load_asked
 from electra.serving.embed import embed, embed_units
@@ -17,13 +16,6 @@ from electra.serving.embedding_files import CHUNK, read_texts, write_embeddings
 from electra.serving.network import load_encoder
 
 TEXTS = ["the queen sold a boat .", "", "unhesitatingly", "a young doctor painted the castle ."]
-
-
-@pytest.fixture(scope="module")
-def run(toy_shards, toy_config, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("embedded") / "run"
-    pretrain(toy_shards, folder, toy_config, lambda record: None)
-    return folder
 
 
 @pytest.fixture(scope="module")

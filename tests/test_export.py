@@ -23,7 +23,6 @@ from electra.model.initialisation import init_weights
 from electra.model.span_heads import SpanHead
 from electra.model.tagging_head import TaggingHead
 from electra.presets import encoder_sizes, modern_sizes
-from electra.pretraining.loop import pretrain
 from electra.reports.runs import find_finetunings
 from electra.runs import onnx
 from electra.runs.bert import DISCRIMINATOR_FILE, to_bert
@@ -50,14 +49,6 @@ HEADS = {
 """A head of each kind."""
 ARCHITECTURES = ("electra", "modernbert")
 FAMILIES = {kind: family for family, kind in KINDS.items()}
-
-
-@pytest.fixture(scope="module")
-def run(toy_shards, toy_config, tmp_path_factory):
-    """A run whose embeddings are narrower than its hidden states."""
-    folder = tmp_path_factory.mktemp("exports") / "run"
-    pretrain(toy_shards, folder, toy_config, lambda record: None)
-    return folder
 
 
 @pytest.fixture(scope="module")

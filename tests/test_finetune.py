@@ -429,7 +429,8 @@ def test_a_collapsed_run_is_flagged_and_counted(start, data, tmp_path, learning_
     results = finetune(start, "own", data, out, config, seeds=1, progress=ignore)
     assert results["seeds"]["0"]["degenerate"]
     assert results["num_degenerate"] == 1
-    assert f"seed 0: {note}" in results["notes"]
+    assert results["notes"][0].startswith("seed 0 collapsed: ")
+    assert note in results["notes"][0]
     assert results["std"] is None
     assert "NaN" not in (out / "results.json").read_text()
 
@@ -445,10 +446,10 @@ def test_a_collapsed_run_is_repeated_as_another_seed_and_all_of_it_is_told(start
     assert list(results["seeds"]) == ["0"]
     assert [each["replaces"] for each in results["replacements"].values()] == [0, 0]
     assert list(results["replacements"]) == ["1000", "2000"]
-    assert list(dict.fromkeys(note.partition(":")[0] for note in results["notes"][:-1])) == [
-        "seed 0",
-        "seed 1000, in place of seed 0",
-        "seed 2000, in place of seed 0",
+    assert [note.partition(":")[0] for note in results["notes"][:-1]] == [
+        "seed 0 collapsed",
+        "seed 1000, in place of seed 0, collapsed",
+        "seed 2000, in place of seed 0, collapsed",
     ]
     alone = dataclasses.replace(CONFIG, epochs=1, learning_rate=0.2)
     first = finetune(start, "own", data, tmp_path / "alone", alone, seeds=1, progress=ignore)

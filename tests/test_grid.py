@@ -156,7 +156,8 @@ def test_the_verb(start, toy_question, tmp_path, capsys):
     words += ["--set", "epochs=1", "threads=1", "--grid", "learning_rate=1e-3,3e-3"]
     main([str(word) for word in [*words, "--dry-run"]])
     printed = capsys.readouterr().out
-    assert "fine-tune 1 times with each of learning_rate=1e-3 learning_rate=3e-3" in printed
+    assert "fine-tune once with each of learning_rate=1e-3 learning_rate=3e-3" in printed
+    assert "(columns text, label; 160 in train, 60 in dev)" in printed
     assert not list(tmp_path.iterdir())
     main([str(word) for word in words])
     printed, told = capsys.readouterr()
@@ -168,3 +169,6 @@ def test_the_verb(start, toy_question, tmp_path, capsys):
     assert lines[2].split()[0] == best.partition("=")[2]
     assert f"note: {CHOSEN_ON_DEV}" in told
     assert lines[-1] == f"next: electra predict {tmp_path}/out/{best} --input FILE"
+    with pytest.raises(SystemExit):
+        main(["report", str(tmp_path / "out"), "--out", str(tmp_path / "report.html")])
+    assert f"take one of them: {tmp_path}/out/{best}" in capsys.readouterr().err

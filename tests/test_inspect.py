@@ -125,3 +125,11 @@ def test_extension_and_declared_ids(shards, corpus, tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["tokenizer", str(corpus), "--ids", "20", "--out", str(tmp_path / "no")])
     assert "it takes no text" in capsys.readouterr().err
+
+
+def test_a_vocabulary_of_another_text_is_noted(toy_text, toy_tokenizer, corpus, tmp_path, capsys):
+    toy_tokenizer.save(tmp_path / "vocabulary")
+    for path, is_foreign in ((toy_text, False), (corpus, True)):
+        out = ["--tokenizer", str(tmp_path / "vocabulary"), "--out", str(tmp_path / path.stem)]
+        main(["prepare", str(path), *out, "--set", "workers=1"])
+        assert ("of the tokens are unknown" in capsys.readouterr().err) == is_foreign

@@ -4,18 +4,10 @@ import numpy as np
 import pytest
 
 import electra
-from electra.pretraining.loop import pretrain
 from electra.serving.ask import detect as run_detect
 from electra.serving.ask import load_asked
 
 TEXTS = ["the queen sold a boat .", "a young doctor"]
-
-
-@pytest.fixture(scope="module")
-def run(toy_shards, toy_config, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("library") / "run"
-    pretrain(toy_shards, folder, toy_config, lambda record: None)
-    return folder
 
 
 def test_answers_are_those_of_the_commands(run):

@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import signal
-import sys
 
 import pytest
 
@@ -14,14 +12,10 @@ pytest.importorskip("axe_playwright_python")
 
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import sync_playwright
+from services import load_alone, served
 
-from benchmarks.serve import start_server
-from electra.pretraining.loop import pretrain
 from electra.runs.checkpoint import list_checkpoints
-from electra.runs.pretrained import find_network
-from electra.serving.network import load_network
 from electra.serving.picture import draw_picture
-from electra.training.machine import Machine
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(
@@ -33,19 +27,9 @@ SECONDS = 60
 
 
 @pytest.fixture(scope="module")
-def run(toy_shards, toy_config, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("paged") / "run"
-    pretrain(toy_shards, folder, toy_config, lambda record: None)
-    return folder
-
-
-@pytest.fixture(scope="module")
 def address(run):
-    words = ["page", str(run), str(list_checkpoints(run)[0]), "--no-open", "--set", "threads=1"]
-    process, port = start_server([sys.executable, "-m", "electra", *words])
-    with process:
+    with served(run, list_checkpoints(run)[0], "--no-open", verb="page") as (_, port):
         yield f"http://127.0.0.1:{port}"
-        process.send_signal(signal.SIGTERM)
 
 
 @pytest.fixture(scope="module")
@@ -76,8 +60,7 @@ def page(browser, address):
 
 @pytest.fixture(scope="module")
 def networks(run):
-    kinds = ("tokens", "replaced")
-    return [load_network(*find_network(run, predicts), Machine()) for predicts in kinds]
+    return load_alone(run, "tokens"), load_alone(run, "replaced")
 
 
 def settle(page, text=None):
@@ -151,7 +134,7 @@ def test_it_shows_what_the_library_computes(page, networks):
 
 def test_two_checkpoints_judge_the_same_sentence(page, run, networks):
     generator, discriminator = networks
-    other = load_network(*find_network(list_checkpoints(run)[0], "replaced"), Machine())
+    other = load_alone(list_checkpoints(run)[0], "replaced")
     page.select_option("#other", "run@6")
     settle(page, TEXT)
     drawn = draw_picture(generator, [discriminator, other], TEXT)
@@ -226,9 +209,7 @@ def test_it_follows_a_run_that_goes_on(browser, run, tmp_path):
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     metrics = growing / "metrics.jsonl"
     metrics.write_text("".join(lines[:1]))
-    words = ["page", str(growing), "--no-open", "--set", "threads=1"]
-    process, port = start_server([sys.executable, "-m", "electra", *words])
-    with process:
+    with served(growing, "--no-open", verb="page") as (_, port):
         page = browser.new_page()
         page.set_default_timeout(1000 * SECONDS)
         page.goto(f"http://127.0.0.1:{port}")
@@ -245,4 +226,3 @@ def test_it_follows_a_run_that_goes_on(browser, run, tmp_path):
             page.wait_for_selector(f"#state:has-text('step {step} of 12')")
             page.wait_for_selector(".token")
         page.close()
-        process.send_signal(signal.SIGTERM)

@@ -89,9 +89,11 @@ def test_a_short_run_that_branches_off_is_the_run_by_itself(toy_suite, toy_shard
 
 @pytest.mark.slow
 def test_a_suite_from_its_file_to_its_page(toy_suite, toy_shards, toy_question, tmp_path, capsys):
+    more = TOY.replace('["own"]', '["own", "cola"]').replace("all =", 'cola = ["epochs=9"]\nall =')
+    toy_suite.write_text(more)  # of its tasks one is asked for
     words = ["reproduce", str(toy_suite), "--shards", str(toy_shards), "--data"]
     words += [f"own={toy_question}", "--runs", str(tmp_path / "runs"), "--out"]
-    words += [str(tmp_path / "out"), "--jobs", "2", "--seeds", "1"]
+    words += [str(tmp_path / "out"), "--jobs", "2", "--seeds", "1", "--tasks", "own"]
     main([*words, "--dry-run", "--set", "train.evaluate_rows=4"])  # above the suite's own value
     assert "4 of 4 runs are left" in capsys.readouterr().out
     assert not (tmp_path / "runs").exists()

@@ -9,13 +9,14 @@ import socket
 import sys
 import threading
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
 pytest.importorskip("fastapi")
+
+from services import load_alone, served
 
 from benchmarks.serve import Client, read_memory, start_server
 from electra.cli import main
@@ -24,11 +25,9 @@ from electra.pretraining.loop import pretrain
 from electra.runs.checkpoint import list_checkpoints
 from electra.runs.export import export
 from electra.runs.finetuned import read_finetuned
-from electra.runs.pretrained import find_network
 from electra.serving.ask import detect, fill
 from electra.serving.embed import embed
 from electra.serving.models import load_models
-from electra.serving.network import load_network
 from electra.serving.picture import draw_picture, sample_tokens
 from electra.serving.predict import load_model
 from electra.serving.queue import BatchQueue, Full
@@ -37,33 +36,9 @@ from electra.training.machine import Machine
 WORDS = ["the", "old", "sailor", "repaired", "a", "boat", ".", "queen", "umbrellas", "xylophone"]
 
 
-@contextmanager
-def served(*words, verb="serve", limits=()):
-    """A process that serves, and its port; it must end as a stopped service does."""
-    words = [sys.executable, "-m", "electra", verb, *map(str, words)]
-    if "--port" not in words:
-        words += ["--port", "0"]
-    process, port = start_server([*words, "--set", "threads=1", *limits])
-    try:
-        yield process, port
-        process.terminate()
-        assert process.wait(30) == 0
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
-
-
 @pytest.fixture(scope="module")
-def run(toy_shards, toy_config, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("served") / "run"
-    pretrain(toy_shards, folder, toy_config, lambda record: None)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def tuned(run, toy_question):
-    folder = run.parent / "tuned"
+def tuned(run, toy_question, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("served") / "tuned"
     words = ["--task", "own", "--data", toy_question, "--out", folder]
     main(["finetune", str(run), *map(str, words), "--set", "epochs=1", "threads=1"])
     return folder
@@ -88,10 +63,6 @@ async def ask_once(send, *words):
         return await send(*words)
     finally:
         send.__self__.close()
-
-
-def load_alone(run, predicts):
-    return load_network(*find_network(run, predicts), Machine())
 
 
 def make_texts(count):

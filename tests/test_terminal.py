@@ -11,6 +11,7 @@ from electra.terminal.live import COMPILING, Display, Progress
 from electra.terminal.printing import (
     print_done,
     print_error,
+    print_note,
     print_plan,
     print_table,
     print_tokens,
@@ -278,3 +279,13 @@ def test_a_hostile_message_cannot_move_the_cursor(open_terminal):
     terminal = open_terminal()
     print_error("no file \x1b[2J\n")
     assert "\x1b[2J" not in terminal.getvalue()
+
+
+def test_of_several_processes_one_prints_notes(monkeypatch, capsys):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run")
+    for name, value in (("WORLD_SIZE", 2), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1)):
+        monkeypatch.setenv(name, str(value))
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        print_note(f"told by {rank}")
+    assert capsys.readouterr().err == "note: told by 0\n"

@@ -25,6 +25,8 @@ SAMPLE_CHARS = 1_000_000
 """Characters of the text that are cut with a new vocabulary, to tell what it does."""
 MIN_SHARE = 0.001
 """Share of the words from which on a script is worth a note."""
+MANY_UNKNOWN = 0.01
+"""Share of unknown tokens beyond which a vocabulary does not fit a text."""
 NEEDS_NO_MARKS = {"Latin", "Greek", "Cyrillic", "Hebrew", "Arabic"}
 """Scripts in which a letter without its combining marks is still read as that letter."""
 
@@ -60,6 +62,7 @@ def tokenizer(
     from electra.corpus.extension import extend as extend_tokenizer
     from electra.corpus.text import TextCounts, read_documents
     from electra.corpus.tokenizer import Tokenizer
+    from electra.reports.glossary import format_count
     from electra.terminal.live import Progress
     from electra.terminal.printing import print_done
 
@@ -89,7 +92,7 @@ def tokenizer(
         return print_dry_run(settings, f"read {_describe(files)} and write the tokenizer {out}")
     counts = TextCounts()
     sample: list[str] = []
-    with Progress("vocabulary", unit="documents") as progress:
+    with Progress("vocabulary", unit="characters") as progress:
 
         def lines() -> Iterator[str]:
             documents = read_documents(
@@ -100,8 +103,8 @@ def tokenizer(
                 encoding=settings.encoding,
             )
             room = SAMPLE_CHARS
-            for number, document in enumerate(documents):
-                progress.update(number, None)
+            for document in documents:
+                progress.update(counts.characters, None)
                 if room > 0:
                     sample.extend(document)
                     room -= sum(map(len, document))
@@ -111,7 +114,7 @@ def tokenizer(
             extend_tokenizer(old, lines(), settings) if old else Tokenizer.train(lines(), settings)
         )
     made.save(out)
-    told = f"{made.vocab_size:,} tokens from {counts.characters / 1e6:,.0f} M characters"
+    told = f"{made.vocab_size:,} tokens from {format_count(counts.characters)} characters"
     if old:
         told = f"{made.vocab_size - old.vocab_size:,} tokens added to {old.vocab_size:,}"
     _note_marks(made, sample)
@@ -144,7 +147,7 @@ def _note_marks(made: "Tokenizer", sample: Sequence[str]) -> None:
                 f"characters of {script}, which are letters there: --set strip_accents=false keeps "
                 "them"
             )
-        if share.unknown > 0.01 * share.tokens:
+        if share.unknown > MANY_UNKNOWN * share.tokens:
             print_note(
                 f"{share.unknown / share.tokens:.1%} of the tokens of {script} are unknown: see "
                 "electra inspect TOKENIZER --text FILE"
@@ -230,9 +233,16 @@ def prepare(
         )
         return
     parts, source = manifest["parts"], manifest["text"]
+    num_tokens = parts["train"]["num_tokens"] + parts["heldout"]["num_tokens"]
+    if manifest["unk_tokens"] > MANY_UNKNOWN * num_tokens:
+        print_note(
+            f"{manifest['unk_tokens'] / num_tokens:.1%} of the tokens are unknown: the vocabulary "
+            f"is not one of this text; see electra inspect {tokenizer} --text FILE"
+        )
     notes = [
         f"{parts['train']['num_tokens']:,} tokens in {parts['train']['num_documents']:,} documents",
-        f"held out {parts['heldout']['num_tokens']:,} in {parts['heldout']['num_documents']:,}",
+        f"held out {parts['heldout']['num_tokens']:,} tokens in "
+        f"{parts['heldout']['num_documents']:,}",
         f"unknown tokens {manifest['unk_tokens']:,}",
     ]
     if source["invalid_sequences"]:

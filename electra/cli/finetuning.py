@@ -85,8 +85,14 @@ def finetune(
         settings = resolve_own(task, settings)
         question = read_task(task, data, settings)
         files = ", ".join(map(str, question.files))
+        found = ", ".join(f"{len(each):,} in {split}" for split, each in question.examples.items())
+        times = f"{seeds} times" if seeds > 1 else "once"
         each = f" with each of {' '.join(combinations)}" if grid else ""
-        return print_dry_run(settings, f"read {files}, fine-tune {seeds} times{each}, write {out}")
+        return print_dry_run(
+            settings,
+            f"read {files} (columns {', '.join(question.columns)}; {found}), "
+            f"fine-tune {times}{each}, write {out}",
+        )
     with Progress(f"fine-tuning on {task}", unit="steps") as progress:
         show = show_finetuning(progress, seeds * len(combinations))
         if grid:

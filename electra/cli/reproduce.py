@@ -89,13 +89,15 @@ def reproduce(
     suite = read_suite(path)
     given = {setting_name(setting) for setting in set_}
     kept = [setting for setting in suite.set if setting_name(setting) not in given]
+    asked = tasks or suite.tasks
     suite = dataclasses.replace(
         suite,
         preset=preset or suite.preset,
         recipe=recipe or suite.recipe,
         budget=suite.budget if budget is None else budget,
         seeds=suite.seeds if seeds is None else seeds,
-        tasks=tasks or suite.tasks,
+        tasks=asked,
+        finetune={task: each for task, each in suite.finetune.items() if task in (*asked, "all")},
         set=(*kept, *set_),
     )
     if shards is None or runs is None or out is None:

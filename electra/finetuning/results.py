@@ -98,7 +98,11 @@ def summarise(folder: Path, task: Task) -> dict[str, Any]:
     runs.sort(key=lambda record: record["seed"])
     drawn = {record["seed"]: record for record in runs if "replaces" not in record}
     others = {record["seed"]: record for record in runs if "replaces" in record}
-    notes = [f"{_name_seed(record)}: {note}" for record in runs for note in record["notes"]]
+    notes = [
+        f"{_name_seed(record)} collapsed: {'; '.join(record['notes'])}"
+        for record in runs
+        if record["notes"]
+    ]
     with_replacements = None
     if others:
         last = {record["replaces"]: seed for seed, record in others.items()}
@@ -133,7 +137,7 @@ def _measure_spread(task: Task, records: Iterable[dict[str, Any]]) -> dict[str, 
 
 
 def _name_seed(record: dict[str, Any]) -> str:
-    place = f", in place of seed {record['replaces']}" if "replaces" in record else ""
+    place = f", in place of seed {record['replaces']}," if "replaces" in record else ""
     return f"seed {record['seed']}{place}"
 
 

@@ -114,9 +114,14 @@ def read_finetuning(path: Path) -> Finetuning:
     """Return the scores in a fine-tuning's results.json.
 
     Raises:
-        UserError: The file cannot be read, or lacks a field.
+        UserError: The file cannot be read, lacks a field, or is that of a grid.
     """
     values = read_object(path)
+    folder = path.parent
+    require(
+        "best" not in values,
+        f"{folder} holds several fine-tunings; take one of them: {folder}/{values.get('best')}",
+    )
     try:
         return Finetuning(
             encoder=Path(values["start"]).name,

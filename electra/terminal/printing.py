@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from electra.processes import find_place
 from electra.reports.tokens import Sentence, TokenView, Word, describe
 
 
@@ -36,7 +37,9 @@ def print_error(message: str) -> None:
 
 
 def print_note(note: str) -> None:
-    """Print a note as one line to standard error."""
+    """Print a note as one line to standard error; of several processes, number 0 does."""
+    if find_place().rank > 0:
+        return
     open_console(stderr=True).print(
         Text("note: ", "bold yellow").append(printable(note), "default not bold"), soft_wrap=True
     )

@@ -1,0 +1,55 @@
+"""What the container and the pages install is what the package has."""
+
+import importlib
+import inspect
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import electra
+from electra.cli import app
+from electra.cli.serving import serve
+
+ROOT = Path(electra.__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+ARTEFACTS = (ROOT / "docs" / "ARTEFACTS.md").read_text()
+DOCKERFILE = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
+
+
+def read_lines(word):
+    return re.findall(rf"^{word} (.*)$", DOCKERFILE, re.MULTILINE)
+
+
+def test_extras_that_are_named_exist():
+    extras = set(PROJECT["optional-dependencies"])
+    for path in (ROOT / "Dockerfile", ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        for names in re.findall(r"pip install[^`\n]*\[([\w,-]+)\]", path.read_text()):
+            assert set(names.split(",")) <= extras, path.name
+    listed = re.search(r"What not everybody needs are extras:.*?\n\n", ARTEFACTS, re.DOTALL)[0]
+    assert set(re.findall(r"`([a-z-]+)`", listed)) == extras - {"dev"}
+
+
+def test_the_command_is_where_the_package_says():
+    module, _, name = PROJECT["scripts"]["electra"].partition(":")
+    assert callable(getattr(importlib.import_module(module), name))
+
+
+def test_the_container_serves_as_an_ordinary_user():
+    (entry,), (given,) = read_lines("ENTRYPOINT"), read_lines("CMD")
+    words = [*shlex.split(entry.strip("[]").replace(",", "")), *shlex.split(given.strip("[]"))]
+    assert words.pop(0) in PROJECT["scripts"]
+    _, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
+    assert bound.arguments["host"] == "0.0.0.0"
+    port = inspect.signature(serve).parameters["port"].default
+    assert read_lines("EXPOSE") == [str(port)]
+    assert f"http://127.0.0.1:{port}/ready" in read_lines("HEALTHCHECK")[0]
+    (user,) = read_lines("USER")
+    assert f"useradd --create-home {user}" in DOCKERFILE
+    copied = [each for line in read_lines("COPY") for each in line.split()[:-1]]
+    assert {"pyproject.toml", PROJECT["readme"], *PROJECT["license-files"], "electra"} == {*copied}
+    assert all((ROOT / each).exists() for each in copied)
+    (image,) = read_lines("FROM")
+    python = tuple(map(int, re.search(r"python:(\d+)\.(\d+)", image).groups()))
+    oldest = PROJECT["requires-python"].removeprefix(">=")
+    assert python >= tuple(map(int, oldest.split(".")))
