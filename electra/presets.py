@@ -196,7 +196,7 @@ the attention mask, which rules out the fastest attention kernel.
 FINETUNE_PRESETS: Mapping[str, FinetuneConfig] = {
     # Not in the paper.
     "tiny": FinetuneConfig(layer_lr_decay=1.0, pooling="segments"),
-    "mini": FinetuneConfig(layer_lr_decay=1.0, pooling="segments"),
+    "mini": FinetuneConfig(learning_rate=1e-3, layer_lr_decay=1.0, pooling="segments"),
     "small": FinetuneConfig(),
     "base": FinetuneConfig(learning_rate=1e-4),
     "large": FinetuneConfig(learning_rate=5e-5, layer_lr_decay=0.9),
