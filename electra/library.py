@@ -274,7 +274,8 @@ def export(
         int8: A file of texts: write onnx/model_int8.onnx, too, compared on them.
         dev: Pairs of sentences with scores, which choose the layer for sentence-transformers.
         columns: Columns of `dev`: two sentences and their score.
-        scores: Folders of fine-tunings for the card of a run; those beside the run are found.
+        scores: Folders of fine-tunings for the card of a run; those beside the run are found, one
+            for each task and start.
         seed: Of a fine-tuning, the seed; None: the best on dev.
         progress: Called with the sentences of `dev` that are done, and all of them.
 
@@ -298,11 +299,12 @@ def export(
         return Exported(written, None)
     require(seed is None, f"a seed is for a folder of `electra finetune`, which {run} is not")
     found = [Path(path) for path in scores]
-    if not is_huggingface(run):
-        handed = {path.resolve() for path in found}
-        beside = find_finetunings(run, find_checkpoint(run)[0])
-        found += [path for path in beside if path.resolve() not in handed]
     rows = [read_finetuning(path / "results.json") for path in found]
+    if not is_huggingface(run):
+        beside = find_finetunings(run, find_checkpoint(run)[0])
+        for row in [read_finetuning(path / "results.json") for path in beside]:
+            if not any((row.label, row.from_scratch) == (r.label, r.from_scratch) for r in rows):
+                rows.append(row)
     similarity = None
     if dev is not None:
         pairs = read_pairs(Path(dev), columns)

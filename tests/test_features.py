@@ -122,7 +122,7 @@ def test_settings_are_recorded_and_the_folder_gives_its_predictions(start, data,
     lines = (out / "seed-0/predictions.tsv").read_text().splitlines()[1:]
     written = torch.tensor([[float(cell) for cell in line.split("\t")[3:]] for line in lines])
     torch.testing.assert_close(written, probs, atol=1e-5, rtol=0)
-    with pytest.raises(UserError, match="transformers has no class that reads features; use elect"):
+    with pytest.raises(UserError, match="transformers has no class that reads features, and torch"):
         export_finetuned(read_finetuned(out), tmp_path / "exported")
 
 

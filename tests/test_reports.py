@@ -422,8 +422,9 @@ def test_readme_and_page_are_replaced_between_their_markers_only(run_folder, rea
         assert text.startswith(f"# Title\n\n{BEGIN}\n")
         assert text.endswith(f"\n{END}\n\nThe end: ä.\n")
         assert "old" not in text
-        assert "| 0.500 ± 0.062 | 0.250 ± 0.062 | 0.125 | 3 |" in text
+        assert "| cola | mcc | 0.500 ± 0.062 | 0.250 ± 0.062 | 0.000 | above |" in text
     assert "mrpc" not in first[0]
+    assert "| 0.500 ± 0.062 | 0.250 ± 0.062 | 0.125 | 3 |" in first[1]
     for text in ("mrpc", "0.3125", "seed 7", "Some CPU", "`0123456789+changes`"):
         assert text in first[1]
     assert "seeds 0, 1, 2, commit `fedcba9876`, GPU" in first[1]

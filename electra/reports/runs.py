@@ -149,7 +149,8 @@ def read_finetuning(path: Path) -> Finetuning:
 def find_finetunings(run: Path, step: int) -> list[Path]:
     """Return the folders beside a run, of fine-tunings that began with its weights at a step.
 
-    Those from scratch, which took the run's sizes and no weights, are among them.
+    Those from scratch, which took the run's sizes and no weights, are among them, and those of a
+    grid are not.
     """
     source = re.compile(rf"{re.escape(run.resolve().name)} at step (\d+)")
     found = []
@@ -159,7 +160,9 @@ def find_finetunings(run: Path, step: int) -> list[Path]:
         except UserError:
             continue
         started = source.fullmatch(Path(str(results.get("source"))).name)
-        if started and (results.get("from_scratch") or int(started[1]) == step):
+        if not started or "best" in results:
+            continue
+        if results.get("from_scratch") or int(started[1]) == step:
             found.append(path.parent)
     return found
 
