@@ -258,7 +258,7 @@ def test_results_are_what_the_command_writes(tmp_path):
         assert (tmp_path / name).read_text() == (ROOT / name).read_text(), name
 
 
-def test_the_run_that_readme_shows_has_the_settings_of_mini():
+def test_mini_has_the_settings_of_its_run_in_results():
     saved = json.loads((ROOT / "results/wikipedia-novels-4x256/config.json").read_text())
     shown, preset = (
         dict(flatten(to_dict(config)))
