@@ -887,6 +887,7 @@ def test_onnx_holds_the_whole_fine_tuned_network(runs, tmp_path, name):
     if name == "mean-choices":
         inputs = {key: values.unflatten(0, (-1, 3)) for key, values in inputs.items()}
     session = onnxruntime.InferenceSession(tmp_path / "hf" / "onnx" / "model.onnx")
+    inputs.setdefault("token_type_ids", torch.zeros_like(inputs["input_ids"]))
     found = session.run(None, {key: values.numpy() for key, values in inputs.items()})
     for each, values in zip(session.get_outputs(), found, strict=True):
         expected = outputs[each.name].clone()
