@@ -196,7 +196,7 @@ the attention mask, which rules out the fastest attention kernel.
 FINETUNE_PRESETS: Mapping[str, FinetuneConfig] = {
     # Not in the paper.
     "tiny": FinetuneConfig(layer_lr_decay=1.0, pooling="segments"),
-    # Pre-trained without dropout, its layers do not bear it in fine-tuning (docs/PERFORMANCE.md).
+    # Pre-trained without dropout, its layers seem not to bear it in fine-tuning: PERFORMANCE.md.
     "mini": FinetuneConfig(
         learning_rate=5e-4, layer_lr_decay=1.0, pooling="segments", dropout_prob=0.0
     ),
