@@ -4,6 +4,7 @@ import gzip
 import itertools
 import json
 import lzma
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from electra.config import ExamplesConfig, PrepareConfig, TokenizerConfig, UserError
-from electra.corpus import ranges
+from electra.corpus import documents, ranges
 from electra.corpus.examples import MIXED_ROWS, Examples
 from electra.corpus.prepare import prepare
 from electra.corpus.ranges import close_last
@@ -46,17 +47,22 @@ def read_ranges(path, borders, border):
         max_size=60,
     ).map("".join),
     borders=st.sets(st.integers(1, 120), max_size=6).map(sorted),
-    border=st.sampled_from(["blank", "line"]),
+    border=st.sampled_from(["blank", "line", "auto"]),
     suffix=st.sampled_from(["", ".xz"]),
 )
 def test_ranges_are_the_file(tmp_path_factory, text, borders, border, suffix):
+    with patch.object(documents, "TOLD_CHARS", 20):
+        check_ranges(tmp_path_factory, text, borders, border, suffix)
+
+
+def check_ranges(tmp_path_factory, text, borders, border, suffix):
     path = tmp_path_factory.mktemp("ranges") / f"a.txt{suffix}"
     path.write_bytes(lzma.compress(text.encode()) if suffix else text.encode())
     whole = TextCounts()
     expected = list(read_documents([path], border=border, text_field="text", counts=whole))
     found, counts = read_ranges(path, [0, *borders], border)
     assert found == expected
-    assert counts.documents == whole.documents
+    assert (counts.documents, counts.files_of_lines) == (whole.documents, whole.files_of_lines)
     assert (counts.text_bytes, counts.files) == (whole.text_bytes, 1)
 
 

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from electra.config import UserError
+from electra.corpus import documents as documents_module
 from electra.corpus import sources as sources_module
 from electra.corpus import text as text_module
 from electra.corpus.sources import find_sources
@@ -102,10 +103,26 @@ def test_borders_and_line_ends(tmp_path, border, expected, newline):
     assert read(path, border)[0] == expected
 
 
+def test_a_long_file_without_blank_lines_has_a_document_in_every_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(documents_module, "TOLD_CHARS", 12)
+    path = tmp_path / "a.txt"
+    lines = [["one"], ["two"], ["three"]]
+    for text, expected, is_lined in (
+        ("one\ntwo\nthree\n", lines, True),
+        ("one\ntwo\n\nthree\n", [["one", "two"], ["three"]], False),
+        ("one\ntwo\nthree\n\nfour", [*lines, ["four"]], True),  # told by the beginning
+        ("one\ntwo\n", [["one", "two"]], False),  # too short to tell
+    ):
+        path.write_text(text)
+        documents, counts = read(path, "auto")
+        assert documents == expected
+        assert counts.files_of_lines == is_lined
+
+
 def test_a_record_is_a_document_whatever_the_border(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"body": "one\\n\\ntwo"}\n\n{"body": "three"}')
-    for border in ("blank", "line", "file"):
+    for border in ("auto", "blank", "line", "file"):
         assert read(path, border, "body")[0] == [["one", "two"], ["three"]]
 
 
@@ -150,8 +167,8 @@ def test_cutting_giant_lines_loses_nothing(tmp_path_factory, text):
     path.write_bytes(f"start\n{text}".encode())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(text_module, "BLOCK_BYTES", 16)
-        patch.setattr(text_module, "MAX_LINE_CHARS", 7)
-        patch.setattr(text_module, "MAX_DOCUMENT_CHARS", 40)
+        patch.setattr(documents_module, "MAX_LINE_CHARS", 7)
+        patch.setattr(documents_module, "MAX_DOCUMENT_CHARS", 40)
         documents, counts = read(path)
     lines = [line for document in documents for line in document]
     assert "".join("".join(lines).split()) == "".join(f"start{text}".split())
@@ -170,7 +187,7 @@ def test_a_giant_line_is_one_document_in_pieces(tmp_path):
     for border, num_documents in (("blank", 1), ("line", 2)):
         documents, _ = read(path, border)
         assert len(documents) == num_documents
-        assert max(len(line) for line in documents[0]) <= text_module.MAX_LINE_CHARS
+        assert max(len(line) for line in documents[0]) <= documents_module.MAX_LINE_CHARS
         assert " ".join(documents[0]).split() == words + (["next"] if border == "blank" else [])
 
 
@@ -202,17 +219,24 @@ def prepare_and_measure(path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("suffix", [".bz2", ".gz", ".xz", ".zst"])
-def test_an_expansion_bomb_is_streamed(tmp_path, suffix):
-    """The peak is that of a document and a part of a shard, not that of the text or of a shard."""
+@pytest.mark.parametrize(
+    ("suffix", "begin"),
+    [(".bz2", b"\n"), (".gz", b"\n"), (".xz", b"\n"), (".zst", b"\n"), (".gz", b"")],
+)
+def test_an_expansion_bomb_is_streamed(tmp_path, suffix, begin):
+    """The peak is that of a document and a part of a shard, not that of the text or of a shard.
+
+    With a blank line at its beginning the text is one document, else each line is one.
+    """
     path = tmp_path / "bomb.txt"
-    path.write_bytes((b"a " * 49 + b"a\n") * 3_000_000)
+    path.write_bytes(begin + (b"a " * 49 + b"a\n") * 3_000_000)
     bomb = compress(path, suffix)
     assert bomb.stat().st_size < 3_000_000
     path.unlink()
     num_chars, num_documents, peak = prepare_and_measure(bomb)
     assert num_chars == 3_000_000 * 99
-    assert num_documents == -(-num_chars // text_module.MAX_DOCUMENT_CHARS)
+    cut_documents = -(-num_chars // documents_module.MAX_DOCUMENT_CHARS)
+    assert num_documents == (cut_documents if begin else 3_000_000)
     assert peak < 400e6
 
 
@@ -228,7 +252,7 @@ def test_a_line_of_100_mb_is_read_in_pieces(tmp_path, kind):
     documents, counts = read(path)
     assert counts.lines == sum(map(len, documents))
     longest = max(len(line) for document in documents for line in document)
-    assert longest <= text_module.MAX_LINE_CHARS
+    assert longest <= documents_module.MAX_LINE_CHARS
     assert sum(len(line.split()) for document in documents for line in document) == 10_000_000
     *_, peak = prepare_and_measure(path)
     assert peak < 600e6

@@ -147,6 +147,8 @@ def test_what_does_not_fit_the_start_or_the_task_is_refused(pretrained, data):
     assert fit_to_start(usual, small, task).layer_lr_decay == 1
     for config, message in (
         (override(CONFIG, ["features.layers=4"]), "features.layers 4 is more than the 2 layers of"),
+        (override(CONFIG, ["reset_layers=3"]), "reset_layers 3 is more than the 2 layers of"),
+        (override(CONFIG, ["reset_layers=1"]), "with features.layers 2 it does not: set reset_la"),
         (override(CONFIG, ["layer_lr_decay=0.5"]), "layer_lr_decay 0.5 is for an encoder that le"),
     ):
         with pytest.raises(UserError, match=message) as refusal:

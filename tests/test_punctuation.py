@@ -9,8 +9,10 @@ from electra.corpus.shards import open_shards
 from electra.corpus.tokenizer import Tokenizer
 from electra.quickstart.punctuation import (
     MIN_PASSAGES,
+    MIN_TOKENS,
     WINDOW_WORDS,
     cut_passages,
+    join_documents,
     punctuation_question,
     write_passages,
 )
@@ -33,6 +35,12 @@ def test_marks_become_tags_of_the_words_before_them():
 def test_the_rest_of_a_document_is_no_passage():
     assert list(cut_passages(["word"] * (WINDOW_WORDS - 1))) == []
     assert len(list(cut_passages(["word"] * (2 * WINDOW_WORDS + 5)))) == 2
+
+
+def test_short_documents_are_joined():
+    long, short = ["a"] * MIN_TOKENS, ["b"] * (MIN_TOKENS // 2)
+    joined = list(join_documents([long, short, short, short]))
+    assert joined == [long, short + short, short]
 
 
 @pytest.fixture(scope="module")

@@ -168,9 +168,10 @@ def prepare(
 ) -> None:
     """Turn text into token shards with a held-out part, which serve every sequence length.
 
-    A document ends at a blank line; with --set border=line or border=file, at the end of each line
-    or file. Each record of a .jsonl file and each row of a .parquet file is a document; --set
-    text_field=NAME names the field or column that holds its text.
+    A document ends at a blank line; in a long file without blank lines, at the end of each line.
+    --set border=line or border=file ends it at each line or file everywhere. Each record of a
+    .jsonl file and each row of a .parquet file is a document; --set text_field=NAME names the field
+    or column that holds its text.
 
     The same command continues what was interrupted.
 
@@ -245,6 +246,11 @@ def prepare(
         f"{parts['heldout']['num_documents']:,}",
         f"unknown tokens {manifest['unk_tokens']:,}",
     ]
+    if source["files_of_lines"]:
+        notes.append(
+            f"files without blank lines, each line a document {source['files_of_lines']:,} "
+            "(--set border=file: each file one document)"
+        )
     if source["invalid_sequences"]:
         notes.append(f"invalid UTF-8 replaced {source['invalid_sequences']:,} times")
     if manifest["duplicates"]:

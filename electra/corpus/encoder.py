@@ -6,7 +6,7 @@ remembered. The words of a megabyte of text are looked up together, in arrays: a
 its key, so a found word is the word itself, and the ids are those of the tokenizer.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -176,20 +176,6 @@ class WordEncoder:
     def _forget(self) -> None:
         self.entry_of.clear()
         self.sizes[:] = 0
-
-
-def group_texts(texts: Iterable[str], size: int) -> Iterator[list[str]]:
-    """Yield the texts in groups, each of which ends when it has this many characters."""
-    group: list[str] = []
-    num_chars = 0
-    for text in texts:
-        group.append(text)
-        num_chars += len(text)
-        if num_chars >= size:
-            yield group
-            group, num_chars = [], 0
-    if group:
-        yield group
 
 
 def _cut(content: bytes) -> Iterator[bytes]:

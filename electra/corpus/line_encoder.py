@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from electra.corpus.encoder import TokenBatch, WordEncoder, group_texts
+from electra.corpus.encoder import TokenBatch, WordEncoder
 from electra.corpus.shards import tokens_dtype
 from electra.corpus.tokenizer import Tokenizer
-from electra.corpus.vocabulary import break_words
+from electra.corpus.vocabulary import break_words, group_texts
 
 SPACED_WORDS = re.compile(r" *[^ ]+")
 MAX_REMEMBERED_WORDS = 1 << 19

@@ -28,12 +28,13 @@ import numpy as np
 from electra.config import PrepareConfig, UserError
 from electra.corpus.cleaning import SIGNATURE_SIZE, Filters, sign_documents
 from electra.corpus.compression import compression_of
-from electra.corpus.encoder import TokenBatch, WordEncoder, group_texts
+from electra.corpus.encoder import TokenBatch, WordEncoder
 from electra.corpus.line_encoder import LineEncoder
 from electra.corpus.remote import is_dataset, is_url
 from electra.corpus.shard_writer import ShardWriter
 from electra.corpus.shards import PARTS
 from electra.corpus.text import TextCounts, range_border, read_range
+from electra.corpus.vocabulary import group_texts
 from electra.files import read_object, sha256_file, write_json
 
 EXPANSION = 4

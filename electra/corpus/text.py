@@ -7,7 +7,6 @@ several documents, so memory is bounded for any expanded size.
 """
 
 import codecs
-import html
 import io
 import itertools
 import json
@@ -15,10 +14,11 @@ import re
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, cast
 
 from electra.config import UserError, require
 from electra.corpus.compression import compression_of, open_source
+from electra.corpus.documents import WIKI_PAGE, Border, PlainBorder, split_documents, tell_border
 from electra.corpus.encodings import UTF8, UTF16_BOMS, is_utf8, transcode
 from electra.corpus.ranges import open_range
 from electra.corpus.records import (
@@ -32,18 +32,12 @@ from electra.corpus.remote import is_dataset
 from electra.corpus.sources import RECORD_SUFFIXES, content_suffix, encoding_of
 from electra.corpus.vocabulary import replace_surrogates
 
-Border = Literal["blank", "line", "file"]
-
 BLOCK_BYTES = 1 << 20
 BLOCK_CHARS = 1 << 20
-MAX_LINE_CHARS = 100_000
-MAX_DOCUMENT_CHARS = 1 << 24
 MAX_RECORD_CHARS = 1 << 28
 """Most characters of one .jsonl record. Parsing needs the whole record in memory."""
 
-WIKI_PAGE = re.compile(r'<doc id="[^"]*" url="[^"]*" title=".*">\s*')
-"""First line of a page that WikiExtractor writes; the last is "</doc>"."""
-WIKI_BEGIN = b'<doc id="'
+WIKI_BEGIN = '<doc id="'
 WIKI_FILE = re.compile(r"wiki_\d+")
 
 JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json-lines", ".jsonlines")
@@ -63,6 +57,8 @@ class TextCounts:
     lines: int = 0
     """Non-empty lines."""
     documents: int = 0
+    files_of_lines: int = 0
+    """Files without blank lines, whose lines are documents for border=auto."""
     invalid_sequences: int = 0
     """Invalid UTF-8 sequences and unpaired surrogates, replaced by U+FFFD."""
 
@@ -168,8 +164,13 @@ def read_range(
             elif kind in JSONL_SUFFIXES or (WIKI_FILE.match(path.name) and first[:1] == "{"):
                 records = _jsonl_texts(path, lines, text_field, origin, names)
             else:
-                is_wiki = not is_range and WIKI_PAGE.fullmatch(first) is not None
-                yield from _split_documents(lines, "page" if is_wiki else border, counts)
+                told: PlainBorder | Literal["page"] = "page"
+                if is_range:
+                    told = cast(PlainBorder, unit)
+                elif not WIKI_PAGE.fullmatch(first):
+                    told, lines = tell_border(lines, border)
+                counts.files_of_lines += border == "auto" and told == "line" and start == 0
+                yield from _count_documents(split_documents(lines, told), counts)
                 return
         for record in records:
             yield from _split_record(record, counts)
@@ -179,10 +180,11 @@ def read_range(
 
 def range_border(
     path: Path, border: Border, encoding: str
-) -> Border | Literal["record", "group"] | None:
+) -> PlainBorder | Literal["record", "group"] | None:
     """Return where a file can be cut into ranges; None: it has to be read as a whole.
 
     "record": between lines, which are records. "group": between the row groups of a .parquet file.
+    Border "auto" becomes what the beginning of the file tells.
     """
     kind = content_suffix(path)
     if kind == ".parquet" and not compression_of(path):
@@ -193,13 +195,24 @@ def range_border(
         return None
     if kind in JSONL_SUFFIXES:
         return "record"
-    with open_source(path) as (_, stream):
-        is_wiki = stream.read(len(WIKI_BEGIN)) == WIKI_BEGIN or WIKI_FILE.match(path.name)
-    return None if is_wiki else border
+    with open_source(path) as (source, stream):
+        lines = _read_lines(path, source, stream, TextCounts(), is_first=True)
+        first = next(lines, "")
+        if first.startswith(WIKI_BEGIN) or WIKI_FILE.match(path.name):
+            return None
+        return tell_border(itertools.chain([first], lines), border)[0]
 
 
 def _split_record(text: str, counts: TextCounts) -> Iterator[list[str]]:
-    return _split_documents(_split_lines(text, counts), "file", counts)
+    return _count_documents(split_documents(_split_lines(text, counts), "file"), counts)
+
+
+def _count_documents(documents: Iterable[list[str]], counts: TextCounts) -> Iterator[list[str]]:
+    for document in documents:
+        counts.documents += 1
+        counts.lines += len(document)
+        counts.characters += sum(map(len, document))
+        yield document
 
 
 def _split_lines(text: str, counts: TextCounts) -> Iterator[str]:
@@ -277,53 +290,6 @@ def _decode_utf8(data: bytes, counts: TextCounts) -> str:
     if "\ufffd" in text:
         counts.invalid_sequences += text.count("\ufffd") - data.count("\ufffd".encode())
     return text
-
-
-def _split_documents(
-    lines: Iterable[str], border: Border | Literal["page"], counts: TextCounts
-) -> Iterator[list[str]]:
-    """Yield the documents of lines; of border "page", pages of WikiExtractor."""
-    document: list[str] = []
-    num_chars = 0
-    is_continued = False
-    for line in lines:
-        # Form feeds, no-break spaces and the like become spaces: BERT deletes some of them, which
-        # joins the words on both sides.
-        text = line.strip() if line[:-1].isprintable() else " ".join(line.split())
-        is_mark = border == "page" and (text == "</doc>" or WIKI_PAGE.fullmatch(text) is not None)
-        if border == "page":
-            text = "" if is_mark else html.unescape(text)
-        is_blank = not text and not is_continued
-        is_continued = not line.endswith("\n")
-        if text:
-            document += [text] if len(text) <= MAX_LINE_CHARS else _cut_line(text)
-            num_chars += len(text)
-        is_end = (border == "line" and not is_continued) or (border == "blank" and is_blank)
-        is_end = is_end or is_mark
-        if document and (is_end or num_chars >= MAX_DOCUMENT_CHARS):
-            yield _count_document(document, counts)
-            document, num_chars = [], 0
-    if document:
-        yield _count_document(document, counts)
-
-
-def _count_document(document: list[str], counts: TextCounts) -> list[str]:
-    counts.documents += 1
-    counts.lines += len(document)
-    counts.characters += sum(map(len, document))
-    return document
-
-
-def _cut_line(text: str) -> list[str]:
-    """Return a giant line in pieces, cut at spaces if possible."""
-    pieces = []
-    start = 0
-    while len(text) - start > MAX_LINE_CHARS:
-        space = text.rfind(" ", start, start + MAX_LINE_CHARS + 1)
-        stop = space if space > start else start + MAX_LINE_CHARS
-        pieces.append(text[start:stop].strip())
-        start = stop
-    return [*pieces, text[start:].strip()]
 
 
 def _jsonl_texts(

@@ -64,6 +64,20 @@ def replace_surrogates(text: str) -> str:
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
+def group_texts(texts: Iterable[str], size: int) -> Iterator[list[str]]:
+    """Yield the texts in groups, each of which ends when it has this many characters."""
+    group: list[str] = []
+    num_chars = 0
+    for text in texts:
+        group.append(text)
+        num_chars += len(text)
+        if num_chars >= size:
+            yield group
+            group, num_chars = [], 0
+    if group:
+        yield group
+
+
 def break_words(text: str) -> str:
     """Return the text with spaces inside words that WordPiece would encode as one [UNK].
 
@@ -91,15 +105,8 @@ def _spool_texts(texts: Iterable[str], spool: IO[bytes]) -> np.ndarray:
         spool.write(text.encode())
         counts[:] += np.bincount(_code_points(text), minlength=len(counts))
 
-    lines: list[str] = []
-    num_chars = 0
-    for text in texts:
-        lines.append(text)
-        num_chars += len(text)
-        if num_chars >= SPOOL_CHARS:
-            write(lines)
-            lines, num_chars = [], 0
-    write(lines)
+    for lines in group_texts(texts, SPOOL_CHARS):
+        write(lines)
     counts[ord("\n")] = 0
     return counts
 

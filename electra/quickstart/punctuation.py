@@ -8,7 +8,7 @@ seen the marks. Words are those of BERT's normalisation: runs of letters, single
 import itertools
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +22,8 @@ WINDOW_WORDS = 32
 """Words of a passage. Passages are cut without regard to sentences, or their ends would show."""
 MIN_PASSAGES = 64
 """Fewest passages of a question."""
+MIN_TOKENS = 8 * WINDOW_WORDS
+"""Shorter documents, such as single lines, are joined with those that follow."""
 
 
 class Passage(NamedTuple):
@@ -54,7 +56,7 @@ def punctuation_question(
     documents = [
         [passage for passage in cut_passages(tokens) if any(passage.marks)]
         for shard in shards.heldout
-        for tokens in read_documents(shard, shards)
+        for tokens in join_documents(read_documents(shard, shards))
     ]
     num_passages = sum(map(len, documents))
     if num_passages < MIN_PASSAGES:
@@ -87,6 +89,18 @@ def read_documents(shard: Shard, shards: Shards) -> Iterator[list[str]]:
     bounds = [*shard.documents.tolist(), len(shard.tokens)]
     for start, stop in itertools.pairwise(bounds):
         yield shards.tokenizer.tokens(shard.tokens[start:stop].tolist())
+
+
+def join_documents(documents: Iterable[list[str]]) -> Iterator[list[str]]:
+    """Yield the documents, short ones joined until they have MIN_TOKENS; the last may be short."""
+    joined: list[str] = []
+    for tokens in documents:
+        joined += tokens
+        if len(joined) >= MIN_TOKENS:
+            yield joined
+            joined = []
+    if joined:
+        yield joined
 
 
 def cut_passages(tokens: list[str]) -> Iterator[Passage]:

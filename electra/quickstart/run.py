@@ -105,13 +105,15 @@ def quickstart(text: Sequence[str], out: Path, config: QuickstartConfig) -> None
     changed = set_words(PrepareConfig(), config.prepare)
     print_step(f"electra prepare {words} --tokenizer {out}/tokenizer --out {out}/shards{changed}")
     with Progress("preparing", unit="bytes") as progress:
-        prepare(
+        manifest = prepare(
             corpus,
             tokenizer,
             out / "shards",
             config.prepare,
             lambda done, total, tokens: progress.update(done, total, f"{tokens:,} tokens"),
         )
+    if number := manifest["text"]["files_of_lines"]:
+        print_note(f"files without blank lines, each line a document: {number}")
 
     shards = open_shards(out / "shards")
     questions = {}
@@ -245,7 +247,7 @@ def fit_to_time(config: QuickstartConfig, shards: Shards) -> PretrainConfig:
         train,
         steps=steps,
         log_every=50,
-        evaluate_every=max(1, steps // 4),
+        evaluate_every=-(-steps // 4),  # rounded up: no evaluation just before the last
         save_every=steps,
         threads=threads,
     )
