@@ -81,9 +81,10 @@ class TokenizerConfig:
 class PrepareConfig:
     """Settings of `electra prepare`: reading text, and writing shards."""
 
-    border: Literal["blank", "line", "file"] = "blank"
-    """Border between two documents: a blank line, every line end, or the end of a file. A .jsonl or
-    .parquet record is always one document."""
+    border: Literal["auto", "blank", "line", "file"] = "auto"
+    """Border between two documents: a blank line, every line end, or the end of a file. auto: a
+    blank line, but every line end in a file whose first 1,048,576 characters have no blank line. A
+    .jsonl or .parquet record is always one document."""
     text_field: str = "text"
     """The field of a .jsonl record, or the column of a .parquet file, that holds the text."""
     encoding: str = "utf-8"
@@ -1005,6 +1006,10 @@ class FinetuneConfig:
     """Maximum number of replacements of a seed whose run collapses, each with another seed. The
     results are those of the original seeds. The median with replacements is reported separately.
     The default in a grid is 0."""
+    reset_layers: int = 0
+    """Top layers that begin with new weights instead of the pre-trained ones. The last layer of a
+    small discriminator tells above all whether a token was replaced. Source: Zhang et al. 2021,
+    "Revisiting Few-sample BERT Fine-tuning" (section 5)."""
     swap_pairs: bool = True
     """Train on every pair of MRPC and STS-B in both orders, as the released code does."""
     keep_epoch: Literal["last", "best"] = "last"
@@ -1057,7 +1062,7 @@ class FinetuneConfig:
             self.sequence_length == 0 or self.sequence_length >= 8,
             f"sequence_length must be 0 or >= 8, not {self.sequence_length}",
         )
-        for name in ("train_examples", "epochs", "reseeds", "threads"):
+        for name in ("train_examples", "epochs", "reset_layers", "reseeds", "threads"):
             require(getattr(self, name) >= 0, f"{name} must be >= 0, not {getattr(self, name)}")
 
 

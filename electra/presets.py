@@ -78,14 +78,18 @@ def improve(config: PretrainConfig, layers_fraction: float = 0.25) -> PretrainCo
 
     Muon for matrices, twice the learning rate, and first embeddings from co-occurrence: the changes
     that won in results/recipes.md, at two layers and a few million tokens. Such embeddings need a
-    generator as wide as the discriminator, which is shallow instead.
+    generator as wide as the discriminator, which is shallow instead. Muon's weights need a weight
+    decay of 0.1 (Liu et al. 2025): with 0.01 they outgrew the hidden states (results/states.md).
     """
     optimizer, train = config.optimizer, config.train
     return dataclasses.replace(
         config,
         generator=GeneratorConfig(hidden_fraction=1.0, layers_fraction=layers_fraction),
         optimizer=dataclasses.replace(
-            optimizer, matrices="muon", learning_rate=2 * optimizer.learning_rate
+            optimizer,
+            matrices="muon",
+            learning_rate=2 * optimizer.learning_rate,
+            weight_decay=0.1,
         ),
         train=dataclasses.replace(train, initial_weights="cooccurrence"),
     )
@@ -196,7 +200,7 @@ the attention mask, which rules out the fastest attention kernel.
 FINETUNE_PRESETS: Mapping[str, FinetuneConfig] = {
     # Not in the paper.
     "tiny": FinetuneConfig(layer_lr_decay=1.0, pooling="segments"),
-    # Pre-trained without dropout, its layers seem not to bear it in fine-tuning: PERFORMANCE.md.
+    # Dropout costs short fine-tunings more than it gives: docs/PERFORMANCE.md.
     "mini": FinetuneConfig(
         learning_rate=5e-4, layer_lr_decay=1.0, pooling="segments", dropout_prob=0.0
     ),
@@ -210,15 +214,14 @@ FINETUNE_PRESETS: Mapping[str, FinetuneConfig] = {
 def finetune_preset(encoder: EncoderConfig) -> FinetuneConfig:
     """Return the fine-tuning preset of the smallest size at least as wide as the encoder.
 
-    Of two sizes of this width, it is that of the shallower one if it is at least as deep as the
-    encoder. An encoder wider than `large` gets the preset `large`.
+    Of several sizes of this width, it is that of the shallowest at least as deep as the encoder,
+    else of the deepest. An encoder wider than `large` gets the preset `large`.
     """
-    for name, preset in FINETUNE_PRESETS.items():
-        size = PRESETS[name].model
-        is_deep_enough = name != "mini" or encoder.num_hidden_layers <= size.num_hidden_layers
-        if encoder.hidden_size <= size.hidden_size and is_deep_enough:
-            return preset
-    return FINETUNE_PRESETS["large"]
+    sizes = {name: PRESETS[name].model for name in FINETUNE_PRESETS}
+    wide = [name for name in sizes if encoder.hidden_size <= sizes[name].hidden_size] or ["large"]
+    same = [name for name in wide if sizes[name].hidden_size == sizes[wide[0]].hidden_size]
+    deep = [n for n in same if encoder.num_hidden_layers <= sizes[n].num_hidden_layers]
+    return FINETUNE_PRESETS[(deep or same[-1:])[0]]
 
 
 QUICKSTART = QuickstartConfig(

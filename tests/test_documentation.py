@@ -265,4 +265,5 @@ def test_mini_has_the_settings_of_its_run_in_results():
         for config in (from_dict(PretrainConfig, saved), PRESETS["mini"])
     )
     different = {name for name in preset if shown[name] != preset[name]}
-    assert different == {"model.vocab_size", "train.keep_every"}
+    # The weight decay has changed since, because of what that run's states were like.
+    assert different == {"model.vocab_size", "train.keep_every", "optimizer.weight_decay"}

@@ -127,6 +127,13 @@ def transformers():
     return pytest.importorskip("transformers")
 
 
+def draw_weights(model):
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    return model.eval()
+
+
 @pytest.fixture
 def bert(transformers, toy_tokenizer, tmp_path):
     """A folder of BertForMaskedLM with random weights."""
@@ -138,10 +145,7 @@ def bert(transformers, toy_tokenizer, tmp_path):
         intermediate_size=128,
         max_position_embeddings=32,
     )
-    torch.manual_seed(0)
-    model = transformers.BertForMaskedLM(config).eval()
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.1)
+    model = draw_weights(transformers.BertForMaskedLM(config))
     toy_tokenizer.save(tmp_path / "bert")
     model.save_pretrained(tmp_path / "bert")
     return model, tmp_path / "bert"
@@ -190,10 +194,7 @@ def modernbert(transformers, toy_tokenizer, tmp_path):
         local_attention=8,
         pad_token_id=toy_tokenizer.pad_id,
     )
-    torch.manual_seed(0)
-    model = transformers.ModernBertForMaskedLM(config).eval()
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.1)
+    model = draw_weights(transformers.ModernBertForMaskedLM(config))
     model.save_pretrained(tmp_path / "modernbert")
     toy_tokenizer.write(tmp_path / "modernbert", has_segments=False)
     return model, tmp_path / "modernbert"

@@ -65,6 +65,25 @@ def test_the_encoder_is_that_of_the_best_seed_on_dev(best, first, start, toy_que
         assert torch.equal(parameter, kept[name]), name
 
 
+def test_top_layers_begin_anew_if_asked(first, toy_question):
+    pretrained = load_pretrained(first)
+    config = dataclasses.replace(CONFIG, reset_layers=1)
+    family = read_task("own", toy_question, config).family
+    model, other = (
+        build_network(pretrained, family, config, machine=Machine(), seed=seed, from_scratch=False)
+        for seed in (0, 1)
+    )
+    last = f"layers.{pretrained.encoder.num_hidden_layers - 1}."
+    others = dict(other.encoder.named_parameters())
+    for name, parameter in model.encoder.named_parameters():
+        is_same = torch.equal(parameter, pretrained.tensors[name])
+        assert is_same != name.startswith(last), name
+        if name.startswith(last) and name.endswith("norm.weight"):
+            assert (parameter == 1).all()
+    name = last + "output.weight"
+    assert not torch.equal(others[name], dict(model.encoder.named_parameters())[name])
+
+
 def test_fine_tuning_goes_on_from_it_and_says_so(first, start, toy_question, tmp_path):
     """With hardly any steps left, only an encoder that has learnt the question answers it."""
     config = dataclasses.replace(CONFIG, epochs=1, train_examples=64, sequence_length=24)

@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -432,6 +433,20 @@ def test_readme_and_page_are_replaced_between_their_markers_only(run_folder, rea
     assert ">+0.250<" in first[2]
     update_readme(readme, run_folder.parent)
     assert [path.read_text() for path in written] == first
+
+
+def test_readme_shows_the_scores_of_quickstarts_below(run_folder, readme):
+    quickstart = run_folder.parent / "quickstart-busy"
+    shutil.copytree(run_folder, quickstart)
+    write_finetuning(run_folder, from_scratch=False, median=0.5)
+    write_finetuning(run_folder, "mrpc", from_scratch=False, median=0.5)
+    write_finetuning(quickstart, from_scratch=False, median=0.75)
+    write_finetuning(quickstart, from_scratch=True, median=0.25)
+    update_readme(readme, run_folder.parent)
+    before, after = readme.read_text().split("After the minutes of a quickstart")
+    assert "| cola | mcc | 0.500" in before
+    assert "quickstart-busy" not in before
+    assert "| quickstart-busy | cola | mcc | 0.750 ± 0.062 | 0.250 ± 0.062 | 0.125 | 3 |" in after
 
 
 @pytest.mark.parametrize("name", ["README.md", "RESULTS.md"])

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from electra.config import UserError, require
 from electra.files import new_folder
+from electra.model.heads import PairHead
 from electra.runs.card import Card, describe_finetuning
 from electra.runs.checkpoint import load_parameters
 from electra.runs.export import Form, Model, write_export
@@ -85,7 +86,7 @@ def export_finetuned(
         f"{finetuned.run} at seed {finetuned.seed}",
     )
     facts, scores = describe_finetuning(finetuned)
-    card = Card(out.name, kind, model.sizes, facts, scores, is_pair=model.graph.is_pair)
+    card = Card(out.name, kind, model.sizes, facts, scores, is_pair=isinstance(module, PairHead))
     with new_folder(out) as folder:
         return write_export(
             *(folder, model, card, form), max_length=length, onnx=onnx, int8_text=int8_text

@@ -63,7 +63,7 @@ def build_network(
     Args:
         pretrained: The encoder's sizes and weights.
         family: Builds the head.
-        config: Dropout, and which layers the head reads.
+        config: Dropout, which layers the head reads, and how many top layers begin anew.
         machine: Device, and dtype of activations and matrix products.
         seed: Seed of the weights that are drawn.
         from_scratch: Draw the encoder's weights as well.
@@ -80,10 +80,13 @@ def build_network(
     rng = torch.Generator().manual_seed(step_seed(seed, "classifier", 0))
     init_weights(head, sizes.initializer_range, rng)
     draw_glorot(head, rng)
-    if from_scratch:
+    if from_scratch or config.reset_layers:
         init_weights(encoder, sizes.initializer_range, rng)
-    else:
-        load_parameters(encoder, pretrained.tensors)
+    if not from_scratch:
+        kept = sizes.num_hidden_layers - config.reset_layers
+        reset = tuple(f"layers.{number}." for number in range(kept, sizes.num_hidden_layers))
+        fresh = {name: each for name, each in encoder.named_parameters() if name.startswith(reset)}
+        load_parameters(encoder, pretrained.tensors | fresh)
     return TaskNetwork(encoder, head, family)
 
 

@@ -42,8 +42,8 @@ def fit_to_start(config: FinetuneConfig, pretrained: Pretrained, task: Task) -> 
     """Return the config with unset values taken from the encoder and the task.
 
     Raises:
-        UserError: Rows would be longer than those that the encoder was trained on, or its tokenizer
-            has more tokens than its embedding table.
+        UserError: Rows would be longer than those that the encoder was trained on, its tokenizer
+            has more tokens than its embedding table, or it has fewer layers than are named.
     """
     num_tokens, vocab_size = pretrained.tokenizer.vocab_size, pretrained.encoder.vocab_size
     require(
@@ -57,6 +57,11 @@ def fit_to_start(config: FinetuneConfig, pretrained: Pretrained, task: Task) -> 
         f"sequence_length {length} is more than the {longest} tokens that {pretrained.source} was "
         "trained on; positions beyond them were never trained",
     )
+    most = pretrained.encoder.num_hidden_layers
+    require(
+        config.reset_layers <= most,
+        f"reset_layers {config.reset_layers} is more than the {most} layers of {pretrained.source}",
+    )
     config = fit_features(config, pretrained, task)
     return dataclasses.replace(config, sequence_length=length, epochs=config.epochs or task.epochs)
 
@@ -66,11 +71,16 @@ def fit_features(config: FinetuneConfig, pretrained: Pretrained, task: Task) -> 
 
     Raises:
         UserError: The family's head cannot read features, `features.layers` is more than the layers
-            of the encoder, or layer-wise learning rates are set.
+            of the encoder, or settings are for an encoder that learns.
     """
     layers, most = config.features.layers, pretrained.encoder.num_hidden_layers
     if not layers:
         return config
+    require(
+        config.reset_layers == 0,
+        f"reset_layers {config.reset_layers} is for an encoder that learns; with features.layers "
+        f"{layers} it does not: set reset_layers=0",
+    )
     require(
         task.family.reads_features,
         f"features.layers is for classification and tagging, not for {task.name}",

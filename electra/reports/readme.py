@@ -25,6 +25,8 @@ PICTURE = Path("docs", "results.svg")
 """The README's picture, relative to the README's folder."""
 GUIDES = {"korean-reviews": Path("docs", "KOREAN.md")}
 """Pages about one run of results/, relative to the README's folder."""
+QUICKSTART = "quickstart-"
+"""Beginning of the names of the folders with a run and fine-tunings of `electra quickstart`."""
 BENCHMARKS = {
     "step": "A pre-training step beside the same step with transformers' modules",
     "finetune": "Fine-tuning beside transformers' Trainer",
@@ -45,7 +47,7 @@ def update_readme(readme_path: Path, results_folder: Path) -> list[Path]:
     """Write the results into README, the pages of docs/ and docs/results.svg; return their paths.
 
     README and pages change only between their two markers. Nothing is written before all contents
-    are complete. README shows the run with the most fine-tunings.
+    are complete. README shows the run with the most fine-tunings, and the quickstarts.
 
     Args:
         readme_path: The README. The folder docs/ is next to it.
@@ -60,8 +62,12 @@ def update_readme(readme_path: Path, results_folder: Path) -> list[Path]:
     page_path, picture_path = (readme_path.parent / path for path in (PAGE, PICTURE))
     frames = {path: _read_frame(path) for path in (readme_path, page_path)}
     results = _read_results(results_folder)
-    shown = max(results, key=lambda result: len(result.finetunings))
-    blocks = {readme_path: _readme_block(shown), page_path: _page_block(results, results_folder)}
+    quickstarts = [each for each in results if each.run.name.startswith(QUICKSTART)]
+    shown = max(results, key=lambda each: (each not in quickstarts, len(each.finetunings)))
+    blocks = {
+        readme_path: _readme_block(shown, quickstarts),
+        page_path: _page_block(results, results_folder),
+    }
     for result in results:
         if guide := GUIDES.get(result.run.name):
             guide_path = readme_path.parent / guide
@@ -107,14 +113,22 @@ def _finetuning_rows(results: Sequence[Result]) -> Table:
     return Table(tables[0].headers, [row for table in tables for row in table.rows])
 
 
-def _readme_block(result: Result) -> str:
-    """Return the scores beside the public mark, or all scores, and what they say in words."""
+def _readme_block(result: Result, quickstarts: Sequence[Result]) -> str:
+    """Return the scores beside the public mark, or all scores, and what they say in words.
+
+    The scores of the quickstarts stand below.
+    """
     marks = mark_table(result.finetunings)
     parts = [
         to_markdown(marks if marks.rows else _finetuning_rows([result])),
         "\n".join(describe_gains(result.finetunings)),
         describe_mark(result.finetunings) if marks.rows else "",
     ]
+    if quickstarts:
+        parts += [
+            "After the minutes of a quickstart, each side with its own best of the same rates:",
+            to_markdown(_finetuning_rows(quickstarts)),
+        ]
     return "\n\n".join(part for part in parts if part)
 
 

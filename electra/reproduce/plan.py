@@ -107,7 +107,7 @@ def open_plan(suite: Suite, shards_folder: Path, runs: Path, jobs: int, *, write
     plan = make_plan(suite, shards, jobs, begun.get("step_seconds"))
     for run in plan.runs:
         if (runs / run.name).exists():
-            require_same(runs / run.name, read_run_config(runs / run.name), run.config)
+            require_same(str(runs / run.name), read_run_config(runs / run.name), run.config)
     if write:
         runs.mkdir(parents=True, exist_ok=True)
         seconds = begun.get("step_seconds", {}) | plan.step_seconds
@@ -174,7 +174,7 @@ def estimate_seconds(plan: Plan, left: Sequence[PlannedRun]) -> float:
     return total
 
 
-def require_same(place: Path, begun: PretrainConfig, planned: PretrainConfig) -> None:
+def require_same(place: str, begun: PretrainConfig, planned: PretrainConfig) -> None:
     """Refuse a run that was begun with other settings than those of the plan.
 
     Raises:

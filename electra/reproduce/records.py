@@ -44,7 +44,7 @@ def read_earlier(path: Path, suite: Suite, plan: Plan) -> dict[str, dict[str, An
             continue
         require(record["shards"] == plan.shards, f"{name} is of other shards; choose another --out")
         begun = from_dict(PretrainConfig, record["config"])
-        require_same(Path(name), begun, planned[record["run"]].config)
+        require_same(name, begun, planned[record["run"]].config)
         for task, settings in suite.finetune_settings.items():
             require(
                 record["finetune"][task] == settings,

@@ -35,7 +35,7 @@ from electra.model.heads import DiscriminatorHead, GeneratorHead
 from electra.runs.bert import DISCRIMINATOR_FILE, to_bert
 from electra.runs.card import Card, describe_run, write_card
 from electra.runs.checkpoint import load_parameters, write_tensors
-from electra.runs.graph import Graph, Kind
+from electra.runs.graph import Graph, Kind, list_inputs
 from electra.runs.huggingface import (
     DISCRIMINATOR_HEAD,
     GENERATOR_HEAD,
@@ -236,8 +236,7 @@ def write_export(
     if form == "bert":
         config, tensors, judge = to_bert(config, tensors)
         beside = judge or beside
-    graph = model.graph
-    has_segments = "token_type_ids" in graph.inputs
+    has_segments = "token_type_ids" in list_inputs(model.sizes, model.module)
     model.tokenizer.write(folder, max_length=max_length, has_segments=has_segments)
     write_json(folder / "config.json", config)
     write_tensors(folder / "model.safetensors", tensors)
@@ -249,7 +248,7 @@ def write_export(
     (architecture,) = config["architectures"]
     agreements = []
     if onnx or int8_text:
-        agreements = write_onnx(folder, graph, model.tokenizer, int8_text)
+        agreements = write_onnx(folder, model.graph, model.tokenizer, int8_text)
         write_hashes(folder / "onnx", source=model.source, electra=__version__)
     write_text(
         folder / "README.md", write_card(card, architecture, model.length, similarity, agreements)

@@ -29,6 +29,12 @@ Kind = Literal[
 """What a network answers, as the names of transformers' classes end; empty: hidden states."""
 
 
+def list_inputs(sizes: EncoderConfig, head: nn.Module | None) -> tuple[str, ...]:
+    """Return the names of a network's inputs."""
+    has_segments = sizes.architecture == "electra" or isinstance(head, PairHead)
+    return INPUTS if has_segments else INPUTS[:2]
+
+
 class Graph(nn.Module):
     """A network with the outputs that transformers' class of its kind has, if there is one.
 
@@ -54,8 +60,7 @@ class Graph(nn.Module):
         load_parameters(self.encoder, encoder)
         self.kind, self.head, self.is_number = kind, head, is_number
         self.is_pair = isinstance(head, PairHead)
-        has_segments = self.is_pair or sizes.architecture == "electra"
-        self.inputs = INPUTS if has_segments else INPUTS[:2]
+        self.inputs = list_inputs(sizes, head)
         self.eval().requires_grad_(False)
 
     @property

@@ -228,8 +228,9 @@ def read_start(folder: Path) -> Start:
         pretrained = _read_huggingface(folder, values)
         weights = Path("model.safetensors")
         digest = sha256_file(folder / weights)
-        judges = _read_head(folder, pretrained, "replaced")
-        fills = None if judges else _read_head(folder, pretrained, "tokens")
+        theirs, architecture = read_tensors(folder / weights), pretrained.encoder.architecture
+        judges = _find_head(folder, theirs, architecture, "replaced")
+        fills = None if judges else _find_head(folder, theirs, architecture, "tokens")
         predicts: Literal["tokens", "replaced"] = "tokens" if fills else "replaced"
         head = judges or fills or {}
         kept = SavedNetwork(predicts, pretrained.encoder, (pretrained.tensors,), head)
@@ -285,25 +286,34 @@ def find_network(
     if predicts == "tokens" and inside.is_dir():
         return find_network(inside, predicts)
     pretrained = _read_huggingface(folder, values)
-    head = _read_head(folder, pretrained, predicts)
+    theirs = read_tensors(folder / "model.safetensors")
+    head = _find_head(folder, theirs, pretrained.encoder.architecture, predicts)
     require(head is not None, f"{folder} has no {wanted}: its weights lack the output layer")
     assert head is not None
     network = SavedNetwork(predicts, pretrained.encoder, (pretrained.tensors,), head)
     return network, pretrained.tokenizer, pretrained.sequence_length
 
 
-def _read_head(
-    folder: Path, pretrained: Pretrained, predicts: Literal["tokens", "replaced"]
+def _find_head(
+    folder: Path,
+    theirs: Mapping[str, Tensor],
+    architecture: str,
+    predicts: Literal["tokens", "replaced"],
 ) -> dict[str, Tensor] | None:
-    """Return the parameters of a Hugging Face folder's head; None if it has no such head."""
-    is_modern = pretrained.encoder.architecture == "modernbert"
-    if is_modern and predicts == "replaced":
-        return read_discriminator(folder)
-    theirs = read_tensors(folder / "model.safetensors")
-    if is_modern:
-        return masked_lm_from_modernbert(theirs)
-    names = DISCRIMINATOR_HEAD if predicts == "replaced" else GENERATOR_HEAD
-    return head_from_huggingface(theirs, names)
+    """Return the parameters of a Hugging Face folder's head; None if it has no such head.
+
+    Args:
+        folder: The folder.
+        theirs: Contents of its model.safetensors.
+        architecture: That of its encoder.
+        predicts: What the head predicts.
+    """
+    if architecture == "electra":
+        names = DISCRIMINATOR_HEAD if predicts == "replaced" else GENERATOR_HEAD
+        return head_from_huggingface(theirs, names)
+    return (
+        read_discriminator(folder) if predicts == "replaced" else masked_lm_from_modernbert(theirs)
+    )
 
 
 def is_huggingface(folder: Path) -> bool:
