@@ -11,6 +11,7 @@ the host has to know.
 
 import json
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -27,6 +28,8 @@ from electra.training.machine import Machine
 TIMEOUT = timedelta(minutes=30)
 """Longest time that one process waits for the others, for example for an evaluation by process
 0."""
+SETTLE_SECONDS = 0.5
+"""Time in which the threads of gloo let the last tensors go."""
 
 
 @contextmanager
@@ -43,6 +46,12 @@ def joined(machine: Machine, timeout: timedelta = TIMEOUT) -> Iterator[None]:
     if machine.num_ranks == 1:
         yield
         return
+    # A thread of gloo that lets a tensor go while the interpreter ends aborts the process, so the
+    # threads have to end before. These modules would keep them: imported while there is a group,
+    # they bind it to the defaults of functions.
+    import torch.distributed.fsdp
+    import torch.distributed.nn.functional  # noqa: F401
+
     on_cuda = machine.device.type == "cuda"
     store, rank, num_ranks = next(dist.rendezvous("env://", timeout=timeout))
     if find_place().num_local == num_ranks:
@@ -70,6 +79,7 @@ def joined(machine: Machine, timeout: timedelta = TIMEOUT) -> Iterator[None]:
         dist.destroy_process_group()
         raise
     dist.destroy_process_group()
+    time.sleep(SETTLE_SECONDS)  # caches of a divided model keep the group and its threads
 
 
 def _is_about_a_peer(error: RuntimeError) -> bool:
