@@ -83,8 +83,8 @@ class PrepareConfig:
 
     border: Literal["auto", "blank", "line", "file"] = "auto"
     """Border between two documents: a blank line, every line end, or the end of a file. auto: a
-    blank line, but every line end in a file whose first 1,048,576 characters have no blank line. A
-    .jsonl or .parquet record is always one document."""
+    blank line, but every line end in a file of at least 1,048,576 characters without a blank line
+    (in its first 16,777,216). A .jsonl or .parquet record is always one document."""
     text_field: str = "text"
     """The field of a .jsonl record, or the column of a .parquet file, that holds the text."""
     encoding: str = "utf-8"

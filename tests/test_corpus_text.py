@@ -104,13 +104,15 @@ def test_borders_and_line_ends(tmp_path, border, expected, newline):
 
 
 def test_a_long_file_without_blank_lines_has_a_document_in_every_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(documents_module, "TOLD_CHARS", 12)
+    monkeypatch.setattr(documents_module, "LONG_FILE_CHARS", 12)
+    monkeypatch.setattr(documents_module, "MAX_DOCUMENT_CHARS", 20)
     path = tmp_path / "a.txt"
     lines = [["one"], ["two"], ["three"]]
     for text, expected, is_lined in (
         ("one\ntwo\nthree\n", lines, True),
         ("one\ntwo\n\nthree\n", [["one", "two"], ["three"]], False),
-        ("one\ntwo\nthree\n\nfour", [*lines, ["four"]], True),  # told by the beginning
+        ("one\ntwo\nthree\n\nfour", [["one", "two", "three"], ["four"]], False),  # like a novel
+        ("one\ntwo\nthree\nfour\nfive\n\nsix", [*lines, ["four"], ["five"], ["six"]], True),
         ("one\ntwo\n", [["one", "two"]], False),  # too short to tell
     ):
         path.write_text(text)

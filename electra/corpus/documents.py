@@ -13,8 +13,8 @@ MAX_LINE_CHARS = 100_000
 MAX_DOCUMENT_CHARS = 1 << 24
 WIKI_PAGE = re.compile(r'<doc id="[^"]*" url="[^"]*" title=".*">\s*')
 """First line of a page that WikiExtractor writes; the last is "</doc>"."""
-TOLD_CHARS = 1 << 20
-"""Characters at the beginning of a file that tell whether it has blank lines."""
+LONG_FILE_CHARS = 1 << 20
+"""Characters from which a file without blank lines is rather a list of texts than one text."""
 
 
 def split_documents(
@@ -63,21 +63,21 @@ def _cut_line(text: str) -> list[str]:
 def tell_border(lines: Iterator[str], border: Border) -> tuple[PlainBorder, Iterator[str]]:
     """Return the border of a file's documents, and its lines again.
 
-    A file that begins with TOLD_CHARS characters without a blank line has a document in every line.
-    A shorter file without a blank line is one document.
+    Of border "auto", every line is a document if there is no blank line in the whole file and it
+    has LONG_FILE_CHARS characters, or none in its first MAX_DOCUMENT_CHARS characters: books are
+    shorter.
     """
     if border != "auto":
         return border, lines
     begin: list[str] = []
-    told: PlainBorder = "blank"
     num_chars, is_continued = 0, False
     for line in lines:
         begin.append(line)
         num_chars += len(line)
         if not is_continued and not line.strip():
-            break
+            return "blank", itertools.chain(begin, lines)
         is_continued = not line.endswith("\n")
-        if num_chars >= TOLD_CHARS:
-            told = "line"
+        if num_chars >= MAX_DOCUMENT_CHARS:
             break
+    told: PlainBorder = "line" if num_chars >= LONG_FILE_CHARS else "blank"
     return told, itertools.chain(begin, lines)
