@@ -74,6 +74,9 @@ _BEST: dict[str, Any] = {
     "train.batch_size": 16,
 }
 _ONE_CHANGE: dict[str, dict[str, Any]] = {
+    "decay 0.1": {"optimizer.weight_decay": 0.1},
+    "generator rate 0.5": {"optimizer.generator_rate": 0.5},
+    "generator rate 2": {"optimizer.generator_rate": 2},
     "rate 4e-3": {"optimizer.learning_rate": 4e-3},
     "beta2 0.999": {"optimizer.adam_beta2": 0.999},
     "weight 20": {"method.disc_weight": 20},
@@ -92,6 +95,11 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "muon": {"optimizer.matrices": "muon"},
     "cooccurrence, muon, rate 2e-3": {
         setting: value for setting, value in _BEST.items() if setting != "train.batch_size"
+    },
+    "cooccurrence, muon, rate 2e-3, decay 0.1": {
+        **_BEST,
+        "train.batch_size": 32,
+        "optimizer.weight_decay": 0.1,
     },
     BEST: _BEST,
     **{f"best, {name}": {**_BEST, **change} for name, change in _ONE_CHANGE.items()},
@@ -115,6 +123,7 @@ BASE: dict[str, Any] = {
     "train.initial_weights": "neighbours",
     "optimizer.matrices": "adamw",
     "optimizer.learning_rate": 1e-3,
+    "optimizer.weight_decay": 0.01,
     "train.batch_size": 32,
     "train.threads": 1,
     "train.evaluate_rows": 256,

@@ -513,6 +513,9 @@ class OptimizerConfig:
     at the peak (warm-up, stable, decay). 1: decay begins when warm-up ends, as in the paper. Less
     than 1: up to the decay, runs of every length are the same run. Source: Hu et al. 2024
     (MiniCPM), section 4."""
+    generator_rate: float = 1.0
+    """Learning rate of the generator's own parameters, as a multiple of the rate of all others.
+    Source: He et al. 2021 (DeBERTaV3), which trains the networks at different rates."""
     weight_decay: float = 0.01
     """Decoupled weight decay, multiplied by the learning rate. Biases and layer norms have none."""
     adam_beta1: float = 0.9
@@ -528,7 +531,7 @@ class OptimizerConfig:
     the same learning rate (training/muon.py). All other parameters have AdamW."""
 
     def __post_init__(self) -> None:
-        for name in ("learning_rate", "adam_epsilon"):
+        for name in ("learning_rate", "generator_rate", "adam_epsilon"):
             value = getattr(self, name)
             require(0 < value < math.inf, f"{name} must be > 0 and finite, not {value}")
         require(self.warmup_steps >= 0, f"warmup_steps must be >= 0, not {self.warmup_steps}")
@@ -732,6 +735,16 @@ class PretrainConfig:
             generator.start == "auto" or (bool(self.train.init_from) and method.objective != "mlm"),
             f"generator.start {generator.start} is for an objective with a generator, and for a "
             "run with train.init_from",
+        )
+        require(
+            self.optimizer.generator_rate == 1
+            or (
+                method.objective != "mlm"
+                and generator.kind == "network"
+                and method.sharing != "all"
+            ),
+            f"optimizer.generator_rate {self.optimizer.generator_rate} needs a generator that "
+            "learns, with parameters of its own: set optimizer.generator_rate=1",
         )
         if generator.warmup_steps:
             require(

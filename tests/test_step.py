@@ -321,6 +321,22 @@ def test_layers_keep_rates_of_their_own_as_tensors():
         assert group["lr"].item() == pytest.approx(group["lr_scale"])
 
 
+def test_the_generator_learns_at_a_rate_of_its_own():
+    config = override(make_config(), ["optimizer.generator_rate=0.5"])
+    model = make_model(config)
+    scales = {
+        id(parameter): group["lr_scale"]
+        for group in build_optimizer(model, config.optimizer).param_groups
+        for parameter in group["params"]
+    }
+    found = {name: scales[id(parameter)] for name, parameter in model.named_parameters()}
+    assert {scale for name, scale in found.items() if name.startswith("generator.")} == {0.5}
+    assert {scale for name, scale in found.items() if name.startswith("disc")} == {1.0}
+    assert found["discriminator.embeddings.tokens.weight"] == 1.0  # shared
+    with pytest.raises(UserError, match="needs a generator that learns"):
+        override(config, ["method.objective=mlm"])
+
+
 def test_attention_kernels_are_ranked():
     ranking = rank_attention(make_config(), Machine())
     for masked in (False, True):

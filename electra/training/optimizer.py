@@ -48,7 +48,10 @@ def build_optimizer(
         depth = depths[name]
         above = 0 if depth is None else num_layers + 1 - depth + (mode == "reference")
         num_blocks = _count_blocks(name, parameter) if config.matrices == "muon" else 0
-        key = (config.weight_decay if decays else 0.0, layer_lr_decay**above, num_blocks)
+        scale = layer_lr_decay**above
+        if name.startswith("generator."):
+            scale *= config.generator_rate
+        key = (config.weight_decay if decays else 0.0, scale, num_blocks)
         groups.setdefault(key, []).append(parameter)
     with_settings: list[dict[str, Any]] = [
         {"params": parameters, "weight_decay": decay, "lr_scale": scale, "num_blocks": num_blocks}
