@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 import torch
@@ -23,6 +23,9 @@ from electra.training.seeds import step_seed
 
 PREDICT_ROWS = 128
 """Rows of a batch of predictions."""
+PREDICT_TOKENS = 256
+"""Tokens of such a batch for each CPU thread, with padding. A larger one is no faster and has more
+padding: docs/PERFORMANCE.md."""
 
 
 class TaskNetwork(nn.Module):
@@ -136,8 +139,7 @@ def run_network(
         return {}
     collected: Outputs = {}
     num_done = 0
-    longest_first = rows.item_lengths.argsort(descending=True, stable=True)
-    for items in longest_first.split(max(1, PREDICT_ROWS // rows.rows_per_item)):
+    for items in _split_by_length(rows, device):
         for name, values in model(make_batch(rows, items, device)).items():
             if name not in collected:  # the first batch has the longest rows
                 fill = -math.inf if values.is_floating_point() else -1
@@ -147,6 +149,20 @@ def run_network(
         num_done += len(items)
         progress(num_done, len(rows))
     return collected
+
+
+def _split_by_length(rows: Rows, device: torch.device) -> Iterator[Tensor]:
+    """Yield the numbers of the items of each batch, the longest first."""
+    lengths = rows.item_lengths
+    longest_first = lengths.argsort(descending=True, stable=True)
+    while len(longest_first):
+        num_rows = PREDICT_ROWS
+        if device.type == "cpu":
+            longest = int(lengths[longest_first[0]])
+            num_rows = min(num_rows, PREDICT_TOKENS * torch.get_num_threads() // longest)
+        num_items = max(1, num_rows // rows.rows_per_item)
+        yield longest_first[:num_items]
+        longest_first = longest_first[num_items:]
 
 
 @torch.no_grad()

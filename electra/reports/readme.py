@@ -28,11 +28,17 @@ GUIDES = {"korean-reviews": Path("docs", "KOREAN.md")}
 QUICKSTART = "quickstart-"
 """Beginning of the names of the folders with a run and fine-tunings of `electra quickstart`."""
 BENCHMARKS = {
-    "step": "A pre-training step beside the same step with transformers' modules",
-    "finetune": "Fine-tuning beside transformers' Trainer",
-    "load": "Reading shuffled rows from shards",
+    "step": ("step", "A pre-training step beside the same step with transformers' modules"),
+    "step-modern-mini": (
+        "step --preset modern-mini",
+        "The same of ModernBERT's architecture",
+    ),
+    "finetune": ("finetune", "Fine-tuning beside transformers' Trainer"),
+    "load": ("load", "Reading shuffled rows from shards"),
+    "latency": ("latency", "Answering a call: torch, ONNX and int8 beside transformers"),
+    "serve": ("serve", "The service under 64 clients"),
 }
-"""Titles of the benchmarks `python -m benchmarks.NAME`, whose tables are results/NAME.md."""
+"""Command, after `python -m benchmarks.`, and title of the tables in results/NAME.md."""
 
 
 class Result(NamedTuple):
@@ -168,10 +174,10 @@ def _page_block(results: Sequence[Result], folder: Path) -> str:
                 describe_mark(result.finetunings),
                 to_markdown(marks),
             ]
-    for name, what in BENCHMARKS.items():
+    for name, (command, what) in BENCHMARKS.items():
         path = folder / f"{name}.md"
         if path.is_file():
-            parts += [f"## {what}", f"`python -m benchmarks.{name}`"]
+            parts += [f"## {what}", f"`python -m benchmarks.{command}`"]
             parts.append(path.read_text("utf-8").strip())
     return "\n\n".join(parts)
 
