@@ -192,7 +192,7 @@ def prepare(
         Only the last step, when all shares are done.
     """
     from electra.corpus import prepare as preparation
-    from electra.corpus.remote import locate
+    from electra.corpus.remote import is_url, locate
     from electra.corpus.tokenizer import Tokenizer
     from electra.terminal.live import Progress
     from electra.terminal.printing import print_done, print_note
@@ -206,7 +206,8 @@ def prepare(
     )
     files = find_text(text, settings.encoding)
     loaded = Tokenizer.load(tokenizer)
-    refuse_existing(out)
+    if not is_url(out):
+        refuse_existing(out)
     out = locate(out)
     if dry_run:
         return print_dry_run(settings, f"read {_describe(files)} and write the shards {out}")

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from cyclopts import Parameter
 
 from electra.config import NOT_SIZES, PretrainConfig, did_you_mean, require, require_schedule
+from electra.corpus.remote import is_url
 from electra.presets import PRESETS, RECIPES
 from electra.settings import (
     flatten,
@@ -137,16 +138,26 @@ def _take_sizes(
 
 
 def refuse_existing(out: Path) -> None:
-    """Refuse to write where something is, before any work is done."""
+    """Refuse to write where something is, or to a URL, before any work is done."""
+    _refuse_url(out)
     require(not out.exists(), f"{out} exists already; remove it or choose another --out")
 
 
 def refuse_folder_in_the_way(out: Path) -> None:
-    """Refuse to write a file whose temporary name is that of a folder."""
+    """Refuse to write a file whose temporary name is that of a folder, or to a URL."""
+    _refuse_url(out)
     incomplete = out.with_name(f"{out.name}.incomplete")
     require(
         not incomplete.is_dir(),
         f"{incomplete} is a folder in the way of {out}; move it or choose another --out",
+    )
+
+
+def _refuse_url(out: Path) -> None:
+    require(
+        not is_url(out),
+        f"--out {out} is a URL, and only shards are written to one: choose a path of this machine, "
+        "and copy it",
     )
 
 
