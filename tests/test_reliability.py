@@ -320,7 +320,7 @@ def test_a_healthy_run_skips_nothing(toy_shards, toy_config, tmp_path):
 
 
 def record_at(step, **changes):
-    usual = {"disc_loss": 0.3, "constant_disc_loss": 0.4, "replaced_rate": 0.1}
+    usual = {"mlm_loss": 10.4, "disc_loss": 0.3, "constant_disc_loss": 0.4, "replaced_rate": 0.1}
     return {"step": step, **usual, "tokens_per_second": 1000.0, **changes}
 
 
@@ -329,6 +329,7 @@ def record_at(step, **changes):
     [
         ({"disc_loss": 0.4}, "no better than a constant prediction"),
         ({"replaced_rate": 0.039}, "fewer than 4.0% of the tokens are replaced"),
+        ({"mlm_loss": 12.4}, "mlm_loss is far above 10.33, the loss of a uniform guess"),
         ({"tokens_per_second": 499.0}, "less than half of 1,000 tokens per second"),
     ],
 )

@@ -1,5 +1,6 @@
 """Alarms in plain words about a run that computes, but does not learn or has become slow."""
 
+import math
 import statistics
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +12,8 @@ PATIENCE = 5
 LOW_REPLACED_SHARE = 4 / 15
 """Share of the masked tokens that are replaced, below which the discriminator has little to learn:
 4% of all tokens where 15% are masked."""
+WORSE_THAN_CHANCE = 1.2
+"""Generator's loss divided by that of a uniform guess, above which a run diverges."""
 LOST_SHARE = 0.1
 """Share of what the discriminator had learnt, before a continued run, whose loss raises an alarm.
 What it has learnt is the distance of its loss from that of a constant prediction."""
@@ -26,7 +29,7 @@ class Alarms:
     def __init__(self, config: PretrainConfig):
         self.config = config
         self.speeds: list[float] = []
-        self.num_bad = {"discriminator": 0, "generator": 0, "speed": 0}
+        self.num_bad = {"discriminator": 0, "generator": 0, "loss": 0, "speed": 0}
         self.before: dict[str, float] = {}
         """First loss of each domain of a continued run."""
         self.is_worse = {"new": False, "old": False}
@@ -38,6 +41,7 @@ class Alarms:
         start = self.config.optimizer.warmup_steps + self.config.second_stage
         is_warm = record["step"] > start
         low = LOW_REPLACED_SHARE * self.config.method.mask_prob
+        mlm_loss, chance = record.get("mlm_loss"), math.log(self.config.model.vocab_size)
         usual = statistics.median(self.speeds) if self.speeds else 0.0
         self.speeds.append(speed)
         signs = {
@@ -52,6 +56,11 @@ class Alarms:
                 f"fewer than {low:.1%} of the tokens are replaced: the generator is too strong, "
                 "and the discriminator has little to learn; a smaller generator.hidden_fraction "
                 "makes it weaker",
+            ),
+            "loss": (
+                mlm_loss is not None and mlm_loss > WORSE_THAN_CHANCE * chance,
+                f"mlm_loss is far above {chance:.2f}, the loss of a uniform guess: the run "
+                "diverges; a lower optimizer.learning_rate or a longer warm-up may help",
             ),
             "speed": (
                 speed < usual / 2,

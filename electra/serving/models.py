@@ -247,7 +247,7 @@ def load_models(
 
 
 def _name(folder: Path) -> str:
+    """Return the name of a folder as it was given: a link's, not that of what it points to."""
     run = run_of(folder)
-    if run != folder:
-        return f"{run.resolve().name}@{read_object(folder / 'state.json').get('step')}"
-    return folder.resolve().name
+    name = run.name if run.name not in ("", "..") else run.resolve().name
+    return name if run == folder else f"{name}@{read_object(folder / 'state.json').get('step')}"

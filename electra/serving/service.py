@@ -227,15 +227,23 @@ class Service:
             message = f"no answer within {self.config.max_seconds:g} s"
             raise HTTPException(503, message, {"Retry-After": "5"}) from None
 
+    def named(self, name: str) -> Any:
+        """Return the model of a name.
+
+        Raises:
+            HTTPException: There is none.
+        """
+        if name not in self.models:
+            raise HTTPException(404, f"no model {name!r}{did_you_mean(name, self.models)}")
+        return self.models[name]
+
     def find(self, name: str, verb: str) -> Any:
         """Return the model of a name that can be asked a verb.
 
         Raises:
             HTTPException: There is none.
         """
-        model = self.models.get(name)
-        if model is None:
-            raise HTTPException(404, f"no model {name!r}{did_you_mean(name, self.models)}")
+        model = self.named(name)
         if verb not in model.verbs:
             has = ", ".join(model.verbs) or "nothing before its first checkpoint"
             raise HTTPException(404, f"{name} cannot {verb}; it answers {has}")
@@ -339,7 +347,7 @@ class Service:
         @app.get("/models/{model}/curves", tags=["models"])
         async def curves(model: str, after: Annotated[int, Query(ge=-1)] = -1) -> Curves:
             """The records of a run's metrics beyond a step; the run may still go on."""
-            found = self.models.get(model)
+            found = self.named(model)
             if not isinstance(found, PretrainedModel) or not found.is_run:
                 raise HTTPException(404, f"{model!r} is not a run, which alone has curves")
             records, restarted = await asyncio.to_thread(found.read_curves, after)
@@ -387,6 +395,8 @@ def _refuse(status: int, message: str, retry_after: int | None = None) -> JSONRe
 def _refuse_validation(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        return _refuse(422, f"the body is not JSON: {first['ctx']['error']}")
     place = ".".join(str(part) for part in first["loc"][1:])
     return _refuse(422, f"{place}: {first['msg']}" if place else first["msg"])
 
