@@ -21,7 +21,8 @@ at adjacent tokens. MLM has no discriminator, so it is compared on the tasks onl
 timed when the study begins; the times are in FOLDER, so that the same command continues with them.
 
 All runs are in FOLDER. After an interruption, the same command continues there. The results hold
-all finished runs in FOLDER, so that a second command can add seeds for some variants. `--part 0/2`
+all finished runs in FOLDER, so that a second command can add seeds for some variants; with the
+results and their .rows.safetensors alone, a command on another machine can. `--part 0/2`
 and `--part 1/2` divide the work between two processes; the command without --part does the
 remaining work and writes the results.
 """
@@ -59,7 +60,7 @@ from electra.pretraining.plan import make_rows
 from electra.pretraining.start import build_model, fit_to_shards
 from electra.quickstart.punctuation import punctuation_question, write_passages
 from electra.reports.tables import Table, to_markdown
-from electra.runs.checkpoint import list_checkpoints, load_parameters, read_tensors
+from electra.runs.checkpoint import list_checkpoints, load_parameters, read_tensors, write_tensors
 from electra.runs.manifest import find_commit
 from electra.runs.pretrained import read_run_config
 from electra.settings import override, to_dict
@@ -187,19 +188,43 @@ def load(run: Path, checkpoint: Path, shards_folder: Path) -> Objective:
     return model.eval()
 
 
-@torch.no_grad()
-def corrupt(run: Path, shards_folder: Path) -> list[tuple[Batch, Tensor]]:
-    """Return held-out rows, and the rows as the generator of a run corrupts them."""
-    config = override(
-        read_run_config(run), [f"train.evaluate_rows={YARDSTICK_ROWS}", "train.batch_size=32"]
-    )
-    model = load(run, list_checkpoints(run)[-1], shards_folder)
-    rows = []
+def find_rows(
+    path: Path, first: Path, config: PretrainConfig, shards_folder: Path
+) -> list[tuple[Batch, Tensor]]:
+    """Return held-out rows, and the rows as the generator of a run corrupts them.
+
+    Args:
+        path: The file of the corrupted rows, which is written if it is not there.
+        first: The finished run whose generator corrupts them.
+        config: Settings of that run.
+        shards_folder: Where the held-out rows are.
+    """
     shards = open_shards(shards_folder, verify=False)
-    for number, batch in enumerate(heldout_batches(shards, config)):
+    config = override(config, [f"train.evaluate_rows={YARDSTICK_ROWS}", "train.batch_size=32"])
+    batches = list(heldout_batches(shards, config))
+    original = [batch.input_ids_BL for batch in batches]
+    if not path.exists():
+        require((first / "results.json").exists(), f"{first} must be finished first: run it alone")
+        corrupted = corrupt(load(first, list_checkpoints(first)[-1], shards_folder), batches)
+        ids = {"original": torch.cat(original), "corrupted": torch.cat(corrupted)}
+        write_tensors(path, {name: tensor.short() for name, tensor in ids.items()})
+    ids = read_tensors(path)
+    require(
+        torch.equal(ids["original"], torch.cat(original).short()),
+        f"{path} has rows of other shards than {shards_folder}",
+    )
+    corrupted = list(ids["corrupted"].long().split(32))
+    return list(zip(batches, corrupted, strict=True))
+
+
+@torch.no_grad()
+def corrupt(model: Objective, batches: Sequence[Batch]) -> list[Tensor]:
+    """Return the ids of rows with the tokens that a model's generator replaces."""
+    rows = []
+    for number, batch in enumerate(batches):
         for output in compute_heldout(model, batch, number, torch.device("cpu"), 32):
             assert output.judgement
-            rows.append((batch, output.judgement.corrupt_ids_BL))
+            rows.append(output.judgement.corrupt_ids_BL)
     return rows
 
 
@@ -246,6 +271,7 @@ def run_one(
     flops: float,
     shards: Path,
     runs: Path,
+    rows_path: Path,
     tasks: dict[str, Path],
 ) -> dict[str, Any]:
     """Return the record of one variant and seed, after any remaining work."""
@@ -261,9 +287,9 @@ def run_one(
             pretrain(shards, run, config, _say)
     curve, averaged = [], None
     if config.method.objective != "mlm":
-        first = name_run(runs, find_first(variant), 0)
-        require((first / "results.json").exists(), f"{first} must be finished first: run it alone")
-        rows = corrupt(first, shards)
+        first = find_first(variant)
+        first_config = configure(preset, first, 0, flops, shards)
+        rows = find_rows(rows_path, name_run(runs, first, 0), first_config, shards)
         checkpoints = list_checkpoints(run)
         curve = [
             {"step": int(each.name.removeprefix("step-")), **judge(load(run, each, shards), rows)}
@@ -286,7 +312,7 @@ def run_one(
         "scores": scores,
         "heldout": json.loads((run / "results.json").read_text(encoding="utf-8"))["heldout"],
         "config": to_dict(config),
-        "manifest": json.loads((run / "manifest.json").read_text(encoding="utf-8")),
+        "manifest": trace(json.loads((run / "manifest.json").read_text(encoding="utf-8"))),
     }
     write_json(done, record)
     print(f"{run.name}: {curve[-1:]} {scores}", flush=True)
@@ -350,6 +376,23 @@ def share_seconds(
         a_token = count_true(sketch_objective(config), config.examples.sequence_length)
         speeds[name] = a_token / statistics.median(taken[name])
     return {name: flops * speed / speeds[variants[0]] for name, speed in speeds.items()}
+
+
+def restore(out: Path, runs: Path, preset: str, flops: dict[str, float]) -> dict[str, float]:
+    """Take the finished runs of a results file into `runs`; return its scores from scratch."""
+    if not out.exists():
+        return {}
+    known = json.loads(out.read_text(encoding="utf-8"))
+    require(
+        known["preset"] == preset and known["flops"] == flops,
+        f"{out} has other FLOPs or another preset: choose another --out",
+    )
+    for record in known["records"]:
+        path = name_run(runs, record["variant"], record["seed"]) / "recipe.json"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(path, record)
+    return dict(known["scratch"])
 
 
 def find_share(curve: Sequence[dict[str, float]], loss: float) -> float | None:
@@ -484,13 +527,15 @@ def main() -> None:
     flops = dict.fromkeys(study, arguments.flops)
     if arguments.equal == "seconds":
         flops = share_seconds(preset, arguments.flops, study, shards, runs)
+    rows = arguments.out.with_suffix(".rows.safetensors")
+    scratch = restore(arguments.out, runs, preset, flops)
     jobs = [
         (variant, seed)
         for seed in range(arguments.seeds)
         for variant in arguments.variants or study
     ]
     for variant, seed in jobs[number::parts]:
-        run_one(preset, variant, seed, flops[variant], shards, runs, tasks)
+        run_one(preset, variant, seed, flops[variant], shards, runs, rows, tasks)
     if parts > 1:
         return
     records = [
@@ -498,14 +543,11 @@ def main() -> None:
         for path in arguments.runs.glob("*/recipe.json")
     ]
     names = list(VARIANTS)
-    for record in records:
-        record["manifest"] = trace(record["manifest"])
     records.sort(key=lambda record: (names.index(record["variant"]), record["seed"]))
     start = name_run(runs, study[0], 0)
-    scratch = {
-        task: score(start, task, data, arguments.runs, f"scratch-{task}", scratch=True)
-        for task, data in tasks.items()
-    }
+    for task, data in tasks.items():
+        if task not in scratch:
+            scratch[task] = score(start, task, data, runs, f"scratch-{task}", scratch=True)
     configs = {
         record["variant"]: configure(preset, record["variant"], 0, flops[record["variant"]], shards)
         for record in records

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -145,7 +145,8 @@ def run_network(
                 fill = -math.inf if values.is_floating_point() else -1
                 shape = (len(rows), *values.shape[1:])
                 collected[name] = torch.full(shape, fill, dtype=values.dtype)
-            collected[name][(items, *map(slice, values.shape[1:]))] = values.cpu()
+            place: tuple[Any, ...] = (items, *map(slice, values.shape[1:]))
+            collected[name][place] = values.cpu()
         num_done += len(items)
         progress(num_done, len(rows))
     return collected
