@@ -15,7 +15,7 @@ from electra.corpus import prepare as preparation
 from electra.corpus import remote
 from electra.corpus.examples import Examples
 from electra.corpus.prepare import finish, prepare, prepare_share
-from electra.corpus.shards import open_shards
+from electra.corpus.shards import COLUMNS, fetch_shards, open_shards
 from electra.corpus.tokenizer import Tokenizer
 from electra.pretraining.loop import pretrain, resume
 from electra.runs.manifest import read_manifest
@@ -117,6 +117,22 @@ def test_only_what_is_read_is_fetched_and_only_once(local, memory, cache):
     shutil.rmtree(cache)
     with pytest.raises(UserError, match=r"^memory://bucket/shards/train-00003\.lines is missing$"):
         _ = open_shards("memory://bucket/shards").train[3].lines
+
+
+def test_all_is_fetched_at_once_and_told(local, memory, cache):
+    upload(memory, local, "shards")
+    told = []
+    fetch_shards(open_shards(local), lambda *facts: told.append(facts))
+    assert not told
+    shards = open_shards("memory://shards")
+    fetch_shards(shards, lambda *facts: told.append(facts))
+    files = [path for path in local.iterdir() if path.suffix[1:] in COLUMNS]
+    assert told == [(done, len(files)) for done in range(1, len(files) + 1)]
+    assert {digest(path) for path in files} <= {path.name for path in cache.iterdir()}
+    shutil.rmtree(cache)
+    memory.rm("/shards/train-00002.tokens")
+    with pytest.raises(UserError, match=r"train-00002\.tokens is missing"):
+        fetch_shards(shards, lambda *facts: None)
 
 
 def test_damage_is_refused_and_not_kept(local, memory, cache):

@@ -24,6 +24,7 @@ import json
 import math
 import tomllib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -53,6 +54,8 @@ VERIFIED = "verified.json"
 """Memory of `open_shards`: the manifest's sha256 and when each file was changed last."""
 SPARE_FILES = 256
 """Files that a process may have open besides shards."""
+MAX_FETCHES = 8
+"""Files that `fetch_shards` copies at the same time."""
 MAX_SHARD_TOKENS = 1 << 31
 """Largest `shard_tokens`. A shard ends with a whole document, whose offsets must be below 2**32."""
 
@@ -64,11 +67,15 @@ class Shard:
         num_tokens: Number of tokens.
         read: Returns the numbers of a column, "tokens", "lines" or "documents". A column is read
             when it is first used.
+        is_remote: Whether the files lie at a URL.
     """
 
-    def __init__(self, num_tokens: int, read: Callable[[str], np.ndarray]) -> None:
+    def __init__(
+        self, num_tokens: int, read: Callable[[str], np.ndarray], *, is_remote: bool = False
+    ) -> None:
         self.num_tokens = num_tokens
         self.read = read
+        self.is_remote = is_remote
 
     @cached_property
     def tokens(self) -> np.ndarray:
@@ -175,6 +182,7 @@ def open_shards(folder: str | Path, *, verify: bool = True) -> Shards:
                 Shard(
                     entry["num_tokens"],
                     partial(_map, folder / shard_name(part, index), entry["sha256"], dtype),
+                    is_remote=is_url(folder),
                 )
                 for index, entry in enumerate(entries[part])
             )
@@ -191,6 +199,30 @@ def open_shards(folder: str | Path, *, verify: bool = True) -> Shards:
         _check_files(folder, files, digest, verify=verify)
     _allow_open_files(folder, len(files))
     return Shards(folder, tokenizer, manifest, digest, train, heldout)
+
+
+def fetch_shards(shards: Shards, progress: Callable[[int, int], None]) -> None:
+    """Copy all shard files that lie at URLs to this machine's disk, several at a time.
+
+    Without this each file is copied when it is first used, one after the other.
+
+    Args:
+        shards: The shards.
+        progress: Called with the number of files done and of all files; never if none is at a URL.
+
+    Raises:
+        UserError: A file is missing, damaged or cannot be copied.
+    """
+    remote = [shard for shard in (*shards.train, *shards.heldout) if shard.is_remote]
+    jobs = [(shard, column) for shard in remote for column in COLUMNS]
+    pool = ThreadPoolExecutor(MAX_FETCHES)
+    try:
+        read = [pool.submit(shard.read, column) for shard, column in jobs]
+        for done, each in enumerate(as_completed(read), start=1):
+            each.result()
+            progress(done, len(jobs))
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def tokens_dtype(vocab_size: int) -> str:
