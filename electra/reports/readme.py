@@ -53,7 +53,8 @@ def update_readme(readme_path: Path, results_folder: Path) -> list[Path]:
     """Write the results into README, the pages of docs/ and docs/results.svg; return their paths.
 
     README and pages change only between their two markers. Nothing is written before all contents
-    are complete. README shows the run with the most fine-tunings, and the quickstarts.
+    are complete. README shows the run whose weights were fine-tuned on the most tasks, of several
+    the longest, and the quickstarts.
 
     Args:
         readme_path: The README. The folder docs/ is next to it.
@@ -69,7 +70,7 @@ def update_readme(readme_path: Path, results_folder: Path) -> list[Path]:
     frames = {path: _read_frame(path) for path in (readme_path, page_path)}
     results = _read_results(results_folder)
     quickstarts = [each for each in results if each.run.name.startswith(QUICKSTART)]
-    shown = max(results, key=lambda each: (each not in quickstarts, len(each.finetunings)))
+    shown = max(results, key=_weight)
     blocks = {
         readme_path: _readme_block(shown, quickstarts),
         page_path: _page_block(results, results_folder),
@@ -86,6 +87,13 @@ def update_readme(readme_path: Path, results_folder: Path) -> list[Path]:
     for path, text in texts.items():
         replace_text(path, text)
     return list(texts)
+
+
+def _weight(result: Result) -> tuple[bool, int, float]:
+    """Return what decides which run README shows."""
+    tasks = {each.task for each in result.finetunings if not each.from_scratch}
+    is_quickstart = result.run.name.startswith(QUICKSTART)
+    return not is_quickstart, len(tasks), result.run.last_train.get("tokens", 0)
 
 
 def _read_frame(path: Path) -> tuple[str, str]:
