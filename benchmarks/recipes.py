@@ -31,9 +31,10 @@ import argparse
 import itertools
 import json
 import math
+import os
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -204,13 +205,18 @@ def find_rows(
     batches = list(heldout_batches(shards, config))
     original = [batch.input_ids_BL for batch in batches]
     if not path.exists():
-        require((first / "results.json").exists(), f"{first} must be finished first: run it alone")
+        require(
+            (first / "results.json").exists(),
+            f"{path} is needed, or {first}, finished: run this variant alone first",
+        )
         corrupted = corrupt(load(first, list_checkpoints(first)[-1], shards_folder), batches)
         ids = {"original": torch.cat(original), "corrupted": torch.cat(corrupted)}
-        write_tensors(path, {name: tensor.short() for name, tensor in ids.items()})
+        incomplete = path.with_name(f"{path.name}.{os.getpid()}")
+        write_tensors(incomplete, {name: tensor.int() for name, tensor in ids.items()})
+        incomplete.replace(path)
     ids = read_tensors(path)
     require(
-        torch.equal(ids["original"], torch.cat(original).short()),
+        torch.equal(ids["original"], torch.cat(original).int()),
         f"{path} has rows of other shards than {shards_folder}",
     )
     corrupted = list(ids["corrupted"].long().split(32))
@@ -378,21 +384,35 @@ def share_seconds(
     return {name: flops * speed / speeds[variants[0]] for name, speed in speeds.items()}
 
 
-def restore(out: Path, runs: Path, preset: str, flops: dict[str, float]) -> dict[str, float]:
-    """Take the finished runs of a results file into `runs`; return its scores from scratch."""
+def restore(
+    out: Path, runs: Path, preset: str, equal: str, tasks: Collection[str], shards: str
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Take the finished runs of a results file into `runs`.
+
+    Returns:
+        The FLOPs of each variant, and the scores from scratch; both are empty without a file.
+
+    Raises:
+        UserError: The file has another preset, other tasks, or runs on other shards.
+    """
     if not out.exists():
-        return {}
+        return {}, {}
     known = json.loads(out.read_text(encoding="utf-8"))
-    require(
-        known["preset"] == preset and known["flops"] == flops,
-        f"{out} has other FLOPs or another preset: choose another --out",
-    )
+    digests = {record["manifest"]["shards"] for record in known["records"]}
+    same = {
+        "preset": known["preset"] == preset,
+        "--equal": known.get("equal") == equal,
+        "tasks": known["scratch"].keys() == set(tasks),
+        "shards": digests <= {shards},
+    }
+    other = [name for name, is_same in same.items() if not is_same]
+    require(not other, f"{out} has other {' and '.join(other)}: choose another --out")
     for record in known["records"]:
         path = name_run(runs, record["variant"], record["seed"]) / "recipe.json"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, record)
-    return dict(known["scratch"])
+    return dict(known["flops"]), dict(known["scratch"])
 
 
 def find_share(curve: Sequence[dict[str, float]], loss: float) -> float | None:
@@ -524,11 +544,17 @@ def main() -> None:
             write_passages(question.test, tasks["punctuation"] / "dev.txt")
     preset, shards, runs = arguments.preset, arguments.shards, arguments.runs
     study = list(STUDIES[arguments.study])
-    flops = dict.fromkeys(study, arguments.flops)
-    if arguments.equal == "seconds":
-        flops = share_seconds(preset, arguments.flops, study, shards, runs)
     rows = arguments.out.with_suffix(".rows.safetensors")
-    scratch = restore(arguments.out, runs, preset, flops)
+    digest = open_shards(shards, verify=False).digest
+    known, scratch = restore(arguments.out, runs, preset, arguments.equal, tasks, digest)
+    flops = dict.fromkeys(study, arguments.flops)
+    if arguments.equal == "seconds" and not known:
+        flops = share_seconds(preset, arguments.flops, study, shards, runs)
+    require(
+        arguments.equal == "seconds" or set(known.values()) <= {arguments.flops},
+        f"{arguments.out} has other FLOPs than {arguments.flops:g}: choose another --out",
+    )
+    flops |= known
     jobs = [
         (variant, seed)
         for seed in range(arguments.seeds)

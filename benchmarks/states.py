@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from electra.config import require
+from electra.config import UserError, require
 from electra.corpus.examples import Examples
 from electra.corpus.shards import open_shards
 from electra.files import write_json, write_text
@@ -33,6 +33,7 @@ from electra.reports.tables import Table, to_markdown
 from electra.runs.checkpoint import load_parameters, run_of
 from electra.runs.manifest import find_commit
 from electra.runs.pretrained import read_networks
+from electra.training.machine import Machine
 
 
 def measure_states(encoder: Encoder, batch: Batch) -> list[dict[str, float]]:
@@ -87,7 +88,7 @@ def main() -> None:
         networks = read_networks(folder)
         architecture = networks.kept.sizes.architecture
         require(architecture == "electra", f"{folder} is a {architecture}, not an electra")
-        encoder = Encoder(networks.kept.sizes)
+        encoder = Encoder(networks.kept.sizes).eval()
         load_parameters(encoder, networks.kept.encoders[0])
         examples = Examples(shards.heldout, shards.tokenizer, networks.config.examples, seed=0)
         batch = examples.rows(np.arange(min(arguments.rows, len(examples))))
@@ -102,10 +103,13 @@ def main() -> None:
     lines = to_markdown(Table(headers, rows)) + "\n"
     print(lines)
     if arguments.out:
-        facts = {"commit": find_commit(), "device": "cpu", "rows": arguments.rows}
+        facts = {"commit": find_commit(), "device": Machine().name, "rows": arguments.rows}
         write_json(arguments.out, {**facts, "shards": shards.digest, "states": results})
         write_text(arguments.out.with_suffix(".md"), lines)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as error:
+        raise SystemExit(f"error: {error}") from None

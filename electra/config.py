@@ -83,8 +83,8 @@ class PrepareConfig:
 
     border: Literal["auto", "blank", "line", "file"] = "auto"
     """Border between two documents: a blank line, every line end, or the end of a file. auto: a
-    blank line, but every line end in a file of at least 1,048,576 characters without a blank line
-    (in its first 16,777,216). A .jsonl or .parquet record is always one document."""
+    blank line, but every line end in a file whose documents would have 1,048,576 characters or more
+    on average (in its first 16,777,216). A .jsonl or .parquet record is always one document."""
     text_field: str = "text"
     """The field of a .jsonl record, or the column of a .parquet file, that holds the text."""
     encoding: str = "utf-8"
@@ -514,8 +514,9 @@ class OptimizerConfig:
     than 1: up to the decay, runs of every length are the same run. Source: Hu et al. 2024
     (MiniCPM), section 4."""
     generator_rate: float = 1.0
-    """Learning rate of the generator's own parameters, as a multiple of the rate of all others.
-    Source: He et al. 2021 (DeBERTaV3), which trains the networks at different rates."""
+    """Learning rate of the parameters that only the generator has, as a multiple of the rate of all
+    others; shared embeddings have the rate of the others. The code of DeBERTaV3 (He et al. 2021)
+    has an option for two rates."""
     weight_decay: float = 0.01
     """Decoupled weight decay, multiplied by the learning rate. Biases and layer norms have none."""
     adam_beta1: float = 0.9
@@ -736,15 +737,17 @@ class PretrainConfig:
             f"generator.start {generator.start} is for an objective with a generator, and for a "
             "run with train.init_from",
         )
+        is_apart = generator.kind == "network" and method.sharing != "all"
         require(
             self.optimizer.generator_rate == 1
-            or (
-                method.objective != "mlm"
-                and generator.kind == "network"
-                and method.sharing != "all"
-            ),
+            or (is_apart and method.objective != "mlm" and method.scheme == "joint"),
             f"optimizer.generator_rate {self.optimizer.generator_rate} needs a generator that "
-            "learns, with parameters of its own: set optimizer.generator_rate=1",
+            "learns beside the discriminator (method.scheme joint), with parameters of its own: "
+            "set optimizer.generator_rate=1",
+        )
+        require(
+            self.optimizer.generator_rate == 1 or method.mode == "paper",
+            "method.mode reference has one learning rate: set optimizer.generator_rate=1",
         )
         if generator.warmup_steps:
             require(

@@ -79,7 +79,8 @@ def improve(config: PretrainConfig, layers_fraction: float = 0.25) -> PretrainCo
     Muon for matrices, twice the learning rate, and first embeddings from co-occurrence: the changes
     that won in results/recipes.md, at two layers and a few million tokens. Such embeddings need a
     generator as wide as the discriminator, which is shallow instead. Muon's weights need a weight
-    decay of 0.1 (Liu et al. 2025): with 0.01 they outgrew the hidden states (results/states.md).
+    decay of 0.1 (Liu et al. 2025): at 4 x 256, with 0.01, they outgrew the hidden states
+    (results/states.md).
     """
     optimizer, train = config.optimizer, config.train
     return dataclasses.replace(

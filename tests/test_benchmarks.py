@@ -1,6 +1,7 @@
 """What is timed side by side is the same computation."""
 
 import dataclasses
+import json
 import lzma
 import re
 import shutil
@@ -16,7 +17,9 @@ from benchmarks import step as steps
 from benchmarks.objectives import VARIANTS, configure, trace
 from benchmarks.step import Best, Loop, Ours, check_losses
 from electra.cli import main
+from electra.config import UserError
 from electra.corpus.tokenizer import make_tokenizer
+from electra.files import write_json
 from electra.method.flops import count_run, count_true
 from electra.method.registry import sketch_objective
 from electra.presets import PRESETS, encoder_sizes
@@ -227,6 +230,20 @@ def test_a_recipe_is_told_when_it_reaches_the_loss():
     assert recipes.find_share(curve, 0.45) == pytest.approx(0.125)
     assert recipes.find_share(curve[1:], 0.375) == pytest.approx(0.75)
     assert recipes.find_share(curve, 0.2) is None
+
+
+def test_recipes_go_on_from_their_results(tmp_path):
+    record = {"variant": "muon", "seed": 1, "manifest": {"shards": "abc"}}
+    known = {"preset": "tiny", "equal": "flops", "flops": {"muon": 1e9}, "scratch": {"sts-b": 0.6}}
+    write_json(tmp_path / "out.json", {**known, "records": [record]})
+    facts = {"preset": "tiny", "equal": "flops", "tasks": ["sts-b"], "shards": "abc"}
+    found = recipes.restore(tmp_path / "out.json", tmp_path / "runs", **facts)
+    assert found == ({"muon": 1e9}, {"sts-b": 0.6})
+    path = recipes.name_run(tmp_path / "runs", "muon", 1) / "recipe.json"
+    assert json.loads(path.read_text()) == record
+    for change in ({"preset": "small"}, {"tasks": ["cola"]}, {"shards": "other"}):
+        with pytest.raises(UserError, match=f"has other {next(iter(change))}: choose another"):
+            recipes.restore(tmp_path / "out.json", tmp_path / "runs", **(facts | change))
 
 
 @pytest.mark.parametrize("variant", recipes.VARIANTS)

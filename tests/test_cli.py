@@ -210,9 +210,12 @@ def test_mistakes_are_one_line_with_status_2(capsys, chain, toy_text, tmp_path):
         ),
         (["export", shards, "--out", out], r"is not a run folder .*no config\.json"),
         (["export", folder / "run", "--out", folder / "scores"], r"exists already"),
-        (["tokenizer", toy_text, "--out", "s3://a/b"], r"--out s3:/a/b is a URL, and only shards"),
-        (["report", folder / "run", "--out", "gs://a/b.html"], r"--out gs:/a/b.html is a URL"),
-        (["pretrain", shards, "--out", "s3://a/b"], r"--out s3:/a/b is a URL"),
+        (["tokenizer", toy_text, "--out", "s3://a/b"], r"s3:/a/b is a URL, and only shards"),
+        (["report", folder / "run", "--out", "gs://a/b.html"], r"gs:/a/b.html is a URL"),
+        (["quickstart", "--out", "s3://a/b"], r"s3:/a/b is a URL"),
+        (["import", folder / "run", "--out", "s3://a/b"], r"s3:/a/b is a URL"),
+        (["reproduce", "table-5", "--runs", "s3://a/b"], r"s3:/a/b is a URL"),
+        (["pretrain", shards, "--out", "s3://a/b"], r"s3:/a/b is a URL"),
         *(
             (["plan", "--probe-seconds", value], rf"must be > 0 and finite, not {value}")
             for value in ("nan", "inf", "-1.0")

@@ -4,6 +4,7 @@ import hashlib
 import http.server
 import shutil
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,10 +16,11 @@ from electra.corpus import prepare as preparation
 from electra.corpus import remote
 from electra.corpus.examples import Examples
 from electra.corpus.prepare import finish, prepare, prepare_share
-from electra.corpus.shards import COLUMNS, fetch_shards, open_shards
+from electra.corpus.shards import COLUMNS, MAX_FETCHES, fetch_shards, open_shards
 from electra.corpus.tokenizer import Tokenizer
 from electra.pretraining.loop import pretrain, resume
 from electra.runs.manifest import read_manifest
+from electra.settings import override
 
 fsspec = pytest.importorskip("fsspec")
 pytest.importorskip("upath")
@@ -119,20 +121,38 @@ def test_only_what_is_read_is_fetched_and_only_once(local, memory, cache):
         _ = open_shards("memory://bucket/shards").train[3].lines
 
 
-def test_all_is_fetched_at_once_and_told(local, memory, cache):
+def test_all_is_fetched_several_at_a_time_and_told(local, memory, cache, monkeypatch):
     upload(memory, local, "shards")
-    told = []
-    fetch_shards(open_shards(local), lambda *facts: told.append(facts))
-    assert not told
+    told, under_way, most = [], [], []
+
+    def get_file(self, place, target):
+        under_way.append(place)
+        time.sleep(0.02)
+        most.append(len(under_way))
+        Path(target).write_bytes(memory.cat(place))
+        under_way.remove(place)
+
+    contents = {digest(path) for path in local.iterdir() if path.suffix[1:] in COLUMNS}
     shards = open_shards("memory://shards")
-    fetch_shards(shards, lambda *facts: told.append(facts))
-    files = [path for path in local.iterdir() if path.suffix[1:] in COLUMNS]
-    assert told == [(done, len(files)) for done in range(1, len(files) + 1)]
-    assert {digest(path) for path in files} <= {path.name for path in cache.iterdir()}
+    monkeypatch.setattr(type(memory), "get_file", get_file)
+    fetch_shards([open_shards(local), shards], lambda *facts: told.append(facts))
+    assert 1 < max(most) <= MAX_FETCHES
+    assert told == [(done, len(contents)) for done in range(1, len(contents) + 1)]
+    assert contents <= {path.name for path in cache.iterdir()}
     shutil.rmtree(cache)
     memory.rm("/shards/train-00002.tokens")
-    with pytest.raises(UserError, match=r"train-00002\.tokens is missing"):
-        fetch_shards(shards, lambda *facts: None)
+    with pytest.raises(UserError, match=r"train-00002\.tokens"):
+        fetch_shards([shards], lambda *facts: None)
+
+
+def test_a_run_fetches_its_shards_and_tells(toy_shards, memory, cache, toy_config, tmp_path):
+    upload(memory, toy_shards, "shards")
+    config = override(toy_config, ["train.steps=2", "optimizer.warmup_steps=0"])
+    told = []
+    pretrain("memory://shards", tmp_path / "run", config, told.append)
+    fetched = [record["done"] for record in told if record["part"] == "fetching"]
+    assert fetched == list(range(1, len(fetched) + 1))
+    assert len(fetched) >= len(COLUMNS)
 
 
 def test_damage_is_refused_and_not_kept(local, memory, cache):

@@ -51,7 +51,7 @@ def read_ranges(path, borders, border):
     suffix=st.sampled_from(["", ".xz"]),
 )
 def test_ranges_are_the_file(tmp_path_factory, text, borders, border, suffix):
-    with patch.object(documents, "LONG_FILE_CHARS", 20):
+    with patch.object(documents, "LONG_DOCUMENT_CHARS", 20):
         check_ranges(tmp_path_factory, text, borders, border, suffix)
 
 

@@ -104,15 +104,17 @@ def test_borders_and_line_ends(tmp_path, border, expected, newline):
 
 
 def test_a_long_file_without_blank_lines_has_a_document_in_every_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(documents_module, "LONG_FILE_CHARS", 12)
-    monkeypatch.setattr(documents_module, "MAX_DOCUMENT_CHARS", 20)
+    monkeypatch.setattr(documents_module, "LONG_DOCUMENT_CHARS", 12)
+    monkeypatch.setattr(documents_module, "MAX_DOCUMENT_CHARS", 24)
     path = tmp_path / "a.txt"
     lines = [["one"], ["two"], ["three"]]
     for text, expected, is_lined in (
         ("one\ntwo\nthree\n", lines, True),
         ("one\ntwo\n\nthree\n", [["one", "two"], ["three"]], False),
         ("one\ntwo\nthree\n\nfour", [["one", "two", "three"], ["four"]], False),  # like a novel
+        ("one\ntwo\nthree\n\n\n", lines, True),  # blank lines at the end
         ("one\ntwo\nthree\nfour\nfive\n\nsix", [*lines, ["four"], ["five"], ["six"]], True),
+        ("one\n\ntwo\n\nthree three three\n", [["one"], ["two"], ["three three three"]], False),
         ("one\ntwo\n", [["one", "two"]], False),  # too short to tell
     ):
         path.write_text(text)

@@ -144,7 +144,7 @@ def test_what_does_not_fit_the_start_or_the_task_is_refused(pretrained, data):
     task = read_task("own", data["own"], CONFIG)
     small = dataclasses.replace(pretrained, encoder=PRESETS["small"].model)
     usual = override(FINETUNE_PRESETS["small"], ["features.layers=4"])
-    assert fit_to_start(usual, small, task).layer_lr_decay == 1
+    assert fit_to_start(usual, small, task, from_scratch=False).layer_lr_decay == 1
     for config, message in (
         (override(CONFIG, ["features.layers=4"]), "features.layers 4 is more than the 2 layers of"),
         (override(CONFIG, ["reset_layers=3"]), "reset_layers 3 is more than the 2 layers of"),
@@ -152,8 +152,10 @@ def test_what_does_not_fit_the_start_or_the_task_is_refused(pretrained, data):
         (override(CONFIG, ["layer_lr_decay=0.5"]), "layer_lr_decay 0.5 is for an encoder that le"),
     ):
         with pytest.raises(UserError, match=message) as refusal:
-            fit_to_start(config, pretrained, task)
+            fit_to_start(config, pretrained, task, from_scratch=False)
         assert "\n" not in str(refusal.value)
+    with pytest.raises(UserError, match="from scratch all layers begin anew: set reset_layers=0"):
+        fit_to_start(override(CONFIG, ["reset_layers=1"]), pretrained, task, from_scratch=True)
     choice = Task("swag", MultipleChoice(4), {})
     with pytest.raises(UserError, match=r"features.layers is for classification and tagging, not"):
-        fit_to_start(CONFIG, pretrained, choice)
+        fit_to_start(CONFIG, pretrained, choice, from_scratch=False)

@@ -146,8 +146,8 @@ def post(body, path="/models/run/detect", kind="application/json", host="127.0.0
 
 CHUNK = b"100000\r\n" + b"x" * (1 << 20) + b"\r\n"
 WRONG = {
-    "no JSON": (post(b"texts"), 422, "JSON decode error"),
-    "half of JSON": (post(b'{"texts": ["a"'), 422, "JSON decode error"),
+    "no JSON": (post(b"texts"), 422, "the body is not JSON: Expecting value"),
+    "half of JSON": (post(b'{"texts": ["a"'), 422, "the body is not JSON: "),
     "deeply nested": (post(b"[" * 200_000), 400, "error parsing the body"),
     "not UTF-8": (post(b'{"texts": ["\xff\xfe"]}'), 400, "error parsing the body"),
     "a list": (post(b"[]"), 422, "valid dictionary"),
@@ -175,6 +175,7 @@ WRONG = {
     ),
     "another site": (post(b"{}", host="example.org"), 400, "this service is not 'example.org'"),
     "no such model": (post(b"{}", "/models/rum/detect"), 404, "did you mean 'run'?"),
+    "no curves of it": (post(b"", "/models/rum/curves", method="GET"), 404, "no model 'rum'"),
     "no such verb": (post(b"{}", "/models/tuned/detect"), 404, "tuned cannot detect"),
     "no such path": (post(b"", "/../../etc/passwd"), 404, "Not Found"),
     "wrong method": (post(b"", "/models/run/detect", method="GET"), 405, "Method Not Allowed"),
@@ -498,10 +499,12 @@ def test_checkpoints_exports_and_other_networks_are_models(run, start, tmp_path)
     exported = tmp_path / "exported"
     export(run, exported)
     older, newer = list_checkpoints(run)
+    link = tmp_path / "linked"
+    link.symlink_to(exported)
     models = load_models(
-        [older, newer, Path(f"mine={exported}"), exported / "generator"], Machine()
+        [older, newer, Path(f"mine={exported}"), exported / "generator", link], Machine()
     )
-    assert list(models) == ["run@6", "run@12", "mine", "generator"]
+    assert list(models) == ["run@6", "run@12", "mine", "generator", "linked"]
     assert models["mine"].verbs == ["detect", "fill", "embed", "picture"]
     assert models["generator"].verbs == ["fill", "embed", "picture"]
     texts = ["the queen sold a boat"]

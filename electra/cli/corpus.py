@@ -247,7 +247,7 @@ def prepare(
         f"{parts['heldout']['num_documents']:,}",
         f"unknown tokens {manifest['unk_tokens']:,}",
     ]
-    if source["files_of_lines"]:
+    if source.get("files_of_lines"):  # not in shards of older versions
         notes.append(
             f"files without blank lines, each line a document {source['files_of_lines']:,} "
             "(--set border=file: each file one document)"

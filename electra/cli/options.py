@@ -139,13 +139,13 @@ def _take_sizes(
 
 def refuse_existing(out: Path) -> None:
     """Refuse to write where something is, or to a URL, before any work is done."""
-    _refuse_url(out)
+    refuse_url(out)
     require(not out.exists(), f"{out} exists already; remove it or choose another --out")
 
 
 def refuse_folder_in_the_way(out: Path) -> None:
     """Refuse to write a file whose temporary name is that of a folder, or to a URL."""
-    _refuse_url(out)
+    refuse_url(out)
     incomplete = out.with_name(f"{out.name}.incomplete")
     require(
         not incomplete.is_dir(),
@@ -153,10 +153,11 @@ def refuse_folder_in_the_way(out: Path) -> None:
     )
 
 
-def _refuse_url(out: Path) -> None:
+def refuse_url(out: Path) -> None:
+    """Refuse to write to a URL, of which `Path` would make a folder of this machine."""
     require(
         not is_url(out),
-        f"--out {out} is a URL, and only shards are written to one: choose a path of this machine, "
+        f"{out} is a URL, and only shards are written to one: choose a path of this machine, "
         "and copy it",
     )
 

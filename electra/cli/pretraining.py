@@ -102,13 +102,11 @@ def pretrain(
             return print_dry_run(settings, f"{action} {out}")
     from electra.pretraining.loop import pretrain as run_pretrain
     from electra.pretraining.loop import resume as run_resume
-    from electra.runs.manifest import read_manifest
 
     run = resume or out
     assert run is not None
     seconds = math.inf if max_time is None else max_time.total_seconds()
     require(seconds > 0, f"--max-time must be > 0, not {max_time}")
-    _fetch(Path(shards or read_manifest(run)["shards"]["folder"]))
     title = "Pre-training"
     if settings.train.init_from:
         title += f", continued from the weights of {settings.train.init_from}"
@@ -127,17 +125,6 @@ def pretrain(
         wrote,
         f"electra finetune {run} --task own --data FOLDER --out results",
     )
-
-
-def _fetch(shards: Path) -> None:
-    """Copy shards, or those of a mixture, from URLs to this machine, and show how far it is."""
-    from electra.corpus.remote import is_url
-    from electra.corpus.shards import fetch_shards, open_shards
-    from electra.terminal.live import Progress
-
-    if is_url(shards) or shards.suffix == ".toml":
-        with Progress("fetching shards", unit="files") as progress:
-            fetch_shards(open_shards(shards, verify=False), progress.update)
 
 
 def plan(
@@ -287,6 +274,7 @@ def import_(
     from electra.runs.importing import import_model
     from electra.terminal.printing import print_done, print_note, print_table
 
+    refuse_existing(out)
     if dry_run:
         return print_dry_run(None, f"read {source} and write {out}")
     require(positions is None or positions >= 1, f"--positions must be >= 1, not {positions}")

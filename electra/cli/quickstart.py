@@ -5,7 +5,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from electra.cli.options import DryRun, Set, Toml, print_dry_run, resolve
+from electra.cli.options import DryRun, Set, Toml, print_dry_run, refuse_url, resolve
 from electra.config import require
 from electra.presets import QUICKSTART
 
@@ -33,6 +33,7 @@ def quickstart(
         The folder to write; if it exists, a number is added to its name.
     """
     settings = resolve(QUICKSTART, config, set_)
+    refuse_url(out)
     out = _next_free(out)
     if dry_run:
         source = ", ".join(text) or "the documentation of Python and its packages"

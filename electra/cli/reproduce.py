@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from electra.cli.options import DryRun, Recipe, SetPretraining
+from electra.cli.options import DryRun, Recipe, SetPretraining, refuse_url
 from electra.config import UserError, require
 from electra.presets import PRESETS
 
@@ -76,6 +76,9 @@ def reproduce(
         return print_done(
             f"{len(rows)} suites", "electra reproduce NAME --shards SHARDS --glue GLUE --dry-run"
         )
+    for folder in (runs, out):
+        if folder is not None:
+            refuse_url(folder)
     from electra.reports.glossary import format_seconds
     from electra.reproduce.plan import estimate_seconds, open_plan
     from electra.reproduce.records import read_earlier, read_records

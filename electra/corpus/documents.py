@@ -13,8 +13,8 @@ MAX_LINE_CHARS = 100_000
 MAX_DOCUMENT_CHARS = 1 << 24
 WIKI_PAGE = re.compile(r'<doc id="[^"]*" url="[^"]*" title=".*">\s*')
 """First line of a page that WikiExtractor writes; the last is "</doc>"."""
-LONG_FILE_CHARS = 1 << 20
-"""Characters from which a file without blank lines is rather a list of texts than one text."""
+LONG_DOCUMENT_CHARS = 1 << 20
+"""Mean length from which on the documents between blank lines are rather lists of texts."""
 
 
 def split_documents(
@@ -60,24 +60,29 @@ def _cut_line(text: str) -> list[str]:
     return [*pieces, text[start:].strip()]
 
 
-def tell_border(lines: Iterator[str], border: Border) -> tuple[PlainBorder, Iterator[str]]:
+def detect_border(lines: Iterator[str], border: Border) -> tuple[PlainBorder, Iterator[str]]:
     """Return the border of a file's documents, and its lines again.
 
-    Of border "auto", every line is a document if there is no blank line in the whole file and it
-    has LONG_FILE_CHARS characters, or none in its first MAX_DOCUMENT_CHARS characters: books are
-    shorter.
+    Of border "auto", every line is a document if those between blank lines would have
+    LONG_DOCUMENT_CHARS characters or more on average: books have fewer. The first
+    MAX_DOCUMENT_CHARS characters tell.
     """
     if border != "auto":
         return border, lines
     begin: list[str] = []
-    num_chars, is_continued = 0, False
+    num_chars, num_documents = 0, 0
+    is_inside, is_continued = False, False
     for line in lines:
         begin.append(line)
         num_chars += len(line)
-        if not is_continued and not line.strip():
-            return "blank", itertools.chain(begin, lines)
+        is_blank = not is_continued and not line.strip()
+        num_documents += not is_blank and not is_inside
+        is_inside = not is_blank
         is_continued = not line.endswith("\n")
-        if num_chars >= MAX_DOCUMENT_CHARS:
+        if (
+            num_chars >= MAX_DOCUMENT_CHARS
+            or num_documents > MAX_DOCUMENT_CHARS // LONG_DOCUMENT_CHARS
+        ):
             break
-    told: PlainBorder = "line" if num_chars >= LONG_FILE_CHARS else "blank"
-    return told, itertools.chain(begin, lines)
+    is_lined = num_chars >= LONG_DOCUMENT_CHARS * max(1, num_documents)
+    return "line" if is_lined else "blank", itertools.chain(begin, lines)

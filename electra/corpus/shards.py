@@ -23,11 +23,11 @@ import hashlib
 import json
 import math
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -67,15 +67,11 @@ class Shard:
         num_tokens: Number of tokens.
         read: Returns the numbers of a column, "tokens", "lines" or "documents". A column is read
             when it is first used.
-        is_remote: Whether the files lie at a URL.
     """
 
-    def __init__(
-        self, num_tokens: int, read: Callable[[str], np.ndarray], *, is_remote: bool = False
-    ) -> None:
+    def __init__(self, num_tokens: int, read: Callable[[str], np.ndarray]) -> None:
         self.num_tokens = num_tokens
         self.read = read
-        self.is_remote = is_remote
 
     @cached_property
     def tokens(self) -> np.ndarray:
@@ -91,6 +87,25 @@ class Shard:
     def documents(self) -> np.ndarray:
         """The index of the first token of each document."""
         return self.read("documents")
+
+
+@dataclass(frozen=True)
+class ShardFiles:
+    """The files of one shard, on disk or at a URL; called with a column, it returns the numbers."""
+
+    path: Path
+    """The files without their suffixes, which are the columns."""
+    sha256: dict[str, str]
+    """By column."""
+    dtype: str
+    """Of the tokens."""
+
+    def __call__(self, column: str) -> np.ndarray:
+        """Return a memory map of a column, which is fetched before if it lies at a URL."""
+        path = self.path.with_name(f"{self.path.name}.{column}")
+        if is_url(path):
+            path = fetch(path, self.sha256[column])
+        return np.memmap(path, dtype=_column_dtype(column, self.dtype), mode="r")
 
 
 class Corpus(NamedTuple):
@@ -181,8 +196,7 @@ def open_shards(folder: str | Path, *, verify: bool = True) -> Shards:
             tuple(
                 Shard(
                     entry["num_tokens"],
-                    partial(_map, folder / shard_name(part, index), entry["sha256"], dtype),
-                    is_remote=is_url(folder),
+                    ShardFiles(folder / shard_name(part, index), entry["sha256"], dtype),
                 )
                 for index, entry in enumerate(entries[part])
             )
@@ -201,24 +215,29 @@ def open_shards(folder: str | Path, *, verify: bool = True) -> Shards:
     return Shards(folder, tokenizer, manifest, digest, train, heldout)
 
 
-def fetch_shards(shards: Shards, progress: Callable[[int, int], None]) -> None:
+def fetch_shards(several: Iterable[Shards], progress: Callable[[int, int], None]) -> None:
     """Copy all shard files that lie at URLs to this machine's disk, several at a time.
 
     Without this each file is copied when it is first used, one after the other.
 
     Args:
-        shards: The shards.
+        several: The shards.
         progress: Called with the number of files done and of all files; never if none is at a URL.
 
     Raises:
         UserError: A file is missing, damaged or cannot be copied.
     """
-    remote = [shard for shard in (*shards.train, *shards.heldout) if shard.is_remote]
-    jobs = [(shard, column) for shard in remote for column in COLUMNS]
+    jobs = {
+        files.sha256[column]: (files, column)  # files with the same content are one
+        for shards in several
+        for shard in (*shards.train, *shards.heldout)
+        if isinstance(files := shard.read, ShardFiles) and is_url(files.path)
+        for column in COLUMNS
+    }
     pool = ThreadPoolExecutor(MAX_FETCHES)
     try:
-        read = [pool.submit(shard.read, column) for shard, column in jobs]
-        for done, each in enumerate(as_completed(read), start=1):
+        fetched = [pool.submit(files, column) for files, column in jobs.values()]
+        for done, each in enumerate(as_completed(fetched), start=1):
             each.result()
             progress(done, len(jobs))
     finally:
@@ -237,14 +256,6 @@ def shard_name(part: str, index: int) -> str:
 
 def _column_dtype(column: str, dtype: str) -> np.dtype:
     return np.dtype(dtype if column == "tokens" else OFFSET_DTYPE)
-
-
-def _map(source: Path, sha256: dict[str, str], dtype: str, column: str) -> np.ndarray:
-    """Return a memory map of a column of a shard."""
-    path = source.with_name(f"{source.name}.{column}")
-    if is_url(path):
-        path = fetch(path, sha256[column])
-    return np.memmap(path, dtype=_column_dtype(column, dtype), mode="r")
 
 
 def _check_files(

@@ -28,6 +28,7 @@ import numpy as np
 from electra.config import PrepareConfig, UserError
 from electra.corpus.cleaning import SIGNATURE_SIZE, Filters, sign_documents
 from electra.corpus.compression import compression_of
+from electra.corpus.documents import PlainBorder
 from electra.corpus.encoder import TokenBatch, WordEncoder
 from electra.corpus.line_encoder import LineEncoder
 from electra.corpus.remote import is_dataset, is_url
@@ -68,6 +69,8 @@ class Piece:
     """Time of the last change of the file, nanoseconds."""
     start: int = 0
     stop: int | None = None
+    border: PlainBorder | None = None
+    """Of a range of plain text: where its documents end. None: as the settings say."""
 
 
 @dataclass(frozen=True)
@@ -122,14 +125,15 @@ def list_tasks(files: Iterable[Path], config: PrepareConfig, tokenizer_digest: s
         if not is_large:
             small.append(whole)
             room -= text_bytes
-        elif range_border(path, config.border, config.encoding) is None:
+        elif (unit := range_border(path, config.border, config.encoding)) is None:
             groups.append((size, (whole,)))
         else:
             number = -(-text_bytes // config.task_bytes)
             borders = [index * config.task_bytes for index in range(number)]
             shares = np.diff(np.linspace(0, size, number + 1).astype(np.int64)).tolist()
             for share, start, stop in zip(shares, borders, [*borders[1:], None], strict=True):
-                piece = Piece(path, size, modified, start, stop)
+                border = None if unit == "record" or unit == "group" else unit
+                piece = Piece(path, size, modified, start, stop, border)
                 groups.append((share, (piece,)))
     if small:
         groups.append((sum(piece.size for piece in small), tuple(small)))
@@ -265,11 +269,13 @@ def read_pieces(
         names: As for `read_documents`.
     """
     for piece in task.pieces:
+        is_auto = task.config.border == "auto"
+        counts.files_of_lines += is_auto and piece.border == "line" and piece.start == 0
         for lines in read_range(
             piece.path,
             piece.start,
             piece.stop,
-            border=task.config.border,
+            border=piece.border or task.config.border,
             text_field=task.config.text_field,
             counts=counts,
             encoding=task.config.encoding,

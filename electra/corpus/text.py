@@ -18,7 +18,7 @@ from typing import IO, Any, Literal, cast
 
 from electra.config import UserError, require
 from electra.corpus.compression import compression_of, open_source
-from electra.corpus.documents import WIKI_PAGE, Border, PlainBorder, split_documents, tell_border
+from electra.corpus.documents import WIKI_PAGE, Border, PlainBorder, detect_border, split_documents
 from electra.corpus.encodings import UTF8, UTF16_BOMS, is_utf8, transcode
 from electra.corpus.ranges import open_range
 from electra.corpus.records import (
@@ -164,13 +164,13 @@ def read_range(
             elif kind in JSONL_SUFFIXES or (WIKI_FILE.match(path.name) and first[:1] == "{"):
                 records = _jsonl_texts(path, lines, text_field, origin, names)
             else:
-                told: PlainBorder | Literal["page"] = "page"
+                found: PlainBorder | Literal["page"] = "page"
                 if is_range:
-                    told = cast(PlainBorder, unit)
+                    found = cast(PlainBorder, unit)
                 elif not WIKI_PAGE.fullmatch(first):
-                    told, lines = tell_border(lines, border)
-                counts.files_of_lines += border == "auto" and told == "line" and start == 0
-                yield from _count_documents(split_documents(lines, told), counts)
+                    found, lines = detect_border(lines, border)
+                counts.files_of_lines += border == "auto" and found == "line" and start == 0
+                yield from _count_documents(split_documents(lines, found), counts)
                 return
         for record in records:
             yield from _split_record(record, counts)
@@ -200,7 +200,7 @@ def range_border(
         first = next(lines, "")
         if first.startswith(WIKI_BEGIN) or WIKI_FILE.match(path.name):
             return None
-        return tell_border(itertools.chain([first], lines), border)[0]
+        return detect_border(itertools.chain([first], lines), border)[0]
 
 
 def _split_record(text: str, counts: TextCounts) -> Iterator[list[str]]:

@@ -90,7 +90,7 @@ def search(
     headlines = set()
     for config in combinations.values():
         question = read_task(task, data, config)
-        fit_to_start(config, pretrained, question)
+        fit_to_start(config, pretrained, question, from_scratch)
         headlines.add(question.family.headline)
     require(
         len(headlines) == 1,

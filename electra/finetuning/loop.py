@@ -90,7 +90,7 @@ def finetune(
     config = resolve_own(task, config)
     question = read_task(task, data, config)
     pretrained = load_pretrained(start)
-    config = fit_to_start(config, pretrained, question)
+    config = fit_to_start(config, pretrained, question, from_scratch)
     machine = prepare_machine(config.device, config.precision, config.threads)
     if not spread:
         machine = dataclasses.replace(machine, rank=0, num_ranks=1)

@@ -23,9 +23,9 @@ from electra.training.seeds import step_seed
 
 PREDICT_ROWS = 128
 """Rows of a batch of predictions."""
-PREDICT_TOKENS = 256
-"""Tokens of such a batch for each CPU thread, with padding. A larger one is no faster and has more
-padding: docs/PERFORMANCE.md."""
+PREDICT_TOKENS = 512
+"""Tokens of such a batch on a CPU, with padding. A larger one is no faster and has more padding:
+docs/PERFORMANCE.md. The number does not depend on the threads, so answers do not either."""
 
 
 class TaskNetwork(nn.Module):
@@ -160,7 +160,7 @@ def _split_by_length(rows: Rows, device: torch.device) -> Iterator[Tensor]:
         num_rows = PREDICT_ROWS
         if device.type == "cpu":
             longest = int(lengths[longest_first[0]])
-            num_rows = min(num_rows, PREDICT_TOKENS * torch.get_num_threads() // longest)
+            num_rows = min(num_rows, PREDICT_TOKENS // longest)
         num_items = max(1, num_rows // rows.rows_per_item)
         yield longest_first[:num_items]
         longest_first = longest_first[num_items:]

@@ -38,12 +38,15 @@ def encode_task(task: Task, pretrained: Pretrained, config: FinetuneConfig) -> T
     return TaskRows(*reduce_vocabulary(splits, pretrained.tokenizer.vocab_size))
 
 
-def fit_to_start(config: FinetuneConfig, pretrained: Pretrained, task: Task) -> FinetuneConfig:
+def fit_to_start(
+    config: FinetuneConfig, pretrained: Pretrained, task: Task, from_scratch: bool
+) -> FinetuneConfig:
     """Return the config with unset values taken from the encoder and the task.
 
     Raises:
         UserError: Rows would be longer than those that the encoder was trained on, its tokenizer
-            has more tokens than its embedding table, or it has fewer layers than are named.
+            has more tokens than its embedding table, it has fewer layers than are named, or
+            layers are to begin anew that have no pre-trained weights.
     """
     num_tokens, vocab_size = pretrained.tokenizer.vocab_size, pretrained.encoder.vocab_size
     require(
@@ -61,6 +64,11 @@ def fit_to_start(config: FinetuneConfig, pretrained: Pretrained, task: Task) -> 
     require(
         config.reset_layers <= most,
         f"reset_layers {config.reset_layers} is more than the {most} layers of {pretrained.source}",
+    )
+    require(
+        not (from_scratch and config.reset_layers),
+        f"reset_layers {config.reset_layers} is for pre-trained weights; from scratch all layers "
+        "begin anew: set reset_layers=0",
     )
     config = fit_features(config, pretrained, task)
     return dataclasses.replace(config, sequence_length=length, epochs=config.epochs or task.epochs)

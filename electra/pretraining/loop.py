@@ -17,7 +17,7 @@ from typing import Any
 
 from electra.config import PretrainConfig, UserError, require, require_schedule
 from electra.corpus.examples import Examples
-from electra.corpus.shards import Shards, open_shards
+from electra.corpus.shards import Shards, fetch_shards, open_shards
 from electra.corpus.tokenizer import Tokenizer
 from electra.files import hold, new_folder, write_json
 from electra.method.flops import count_run
@@ -81,7 +81,8 @@ def pretrain(
         config: The settings; the vocabulary size is taken from the shards.
         show: Called with each record of metrics.jsonl when the record is written; with {"part":
             "compiling"} before the first record if the step has to be compiled; with {"part":
-            "alarm", "text"} if a record shows that something is wrong.
+            "fetching", "done", "total"} for each shard file that is copied from a URL; with
+            {"part": "alarm", "text"} if a record shows that something is wrong.
         max_seconds: Time after which the run saves and stops, seconds.
 
     Raises:
@@ -106,6 +107,7 @@ def pretrain(
         config = fit_to_shards(config, shards)
         require_equal_shares(config, machine)
         domains = open_domains(shards, config, verify=machine.rank == 0)
+        _fetch(shards, domains, machine, show)
         model = _build(config, shards, machine, run, start)
         num_parts = count_parts(train.sharding, machine)
         require_memory(model, _share(config, machine), machine.device, num_parts)
@@ -192,6 +194,7 @@ def _resume(
                 "began with; choose another --out",
             )
         domains = open_domains(shards, config, verify=machine.rank == 0)
+        _fetch(shards, domains, machine, show)
         step = prepare_step(_build(config, shards, machine, run, start), config, machine, ranking)
         if changed and machine.rank == 0:
             names = ", ".join(f"{name} {words}" for name, words in changed.items())
@@ -199,6 +202,16 @@ def _resume(
             (run / "results.json").unlink(missing_ok=True)
             write_json(run / "config.json", to_dict(config))
         return _train(run, shards, domains, step, show, end)
+
+
+def _fetch(shards: Shards, domains: Domains, machine: Machine, show: Show) -> None:
+    """Copy shards that lie at URLs to this machine's disk."""
+
+    def tell(done: int, total: int) -> None:
+        if machine.rank == 0:
+            show({"part": "fetching", "done": done, "total": total})
+
+    fetch_shards([shards, *domains.values()], tell)
 
 
 def _share(config: PretrainConfig, machine: Machine) -> PretrainConfig:

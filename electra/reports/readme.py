@@ -70,7 +70,7 @@ def update_readme(readme_path: Path, results_folder: Path) -> list[Path]:
     frames = {path: _read_frame(path) for path in (readme_path, page_path)}
     results = _read_results(results_folder)
     quickstarts = [each for each in results if each.run.name.startswith(QUICKSTART)]
-    shown = max(results, key=_weight)
+    shown = max(results, key=_rank_result)
     blocks = {
         readme_path: _readme_block(shown, quickstarts),
         page_path: _page_block(results, results_folder),
@@ -89,7 +89,7 @@ def update_readme(readme_path: Path, results_folder: Path) -> list[Path]:
     return list(texts)
 
 
-def _weight(result: Result) -> tuple[bool, int, float]:
+def _rank_result(result: Result) -> tuple[bool, int, float]:
     """Return what decides which run README shows."""
     tasks = {each.task for each in result.finetunings if not each.from_scratch}
     is_quickstart = result.run.name.startswith(QUICKSTART)

@@ -227,7 +227,7 @@ class Service:
             message = f"no answer within {self.config.max_seconds:g} s"
             raise HTTPException(503, message, {"Retry-After": "5"}) from None
 
-    def named(self, name: str) -> Any:
+    def find_model(self, name: str) -> Any:
         """Return the model of a name.
 
         Raises:
@@ -243,7 +243,7 @@ class Service:
         Raises:
             HTTPException: There is none.
         """
-        model = self.named(name)
+        model = self.find_model(name)
         if verb not in model.verbs:
             has = ", ".join(model.verbs) or "nothing before its first checkpoint"
             raise HTTPException(404, f"{name} cannot {verb}; it answers {has}")
@@ -347,7 +347,7 @@ class Service:
         @app.get("/models/{model}/curves", tags=["models"])
         async def curves(model: str, after: Annotated[int, Query(ge=-1)] = -1) -> Curves:
             """The records of a run's metrics beyond a step; the run may still go on."""
-            found = self.named(model)
+            found = self.find_model(model)
             if not isinstance(found, PretrainedModel) or not found.is_run:
                 raise HTTPException(404, f"{model!r} is not a run, which alone has curves")
             records, restarted = await asyncio.to_thread(found.read_curves, after)

@@ -4,6 +4,7 @@ On a terminal a display is redrawn in place. Elsewhere a display prints plain li
 characters.
 """
 
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -82,6 +83,7 @@ class Display:
         self._heldout: Mapping[str, Any] = {}
         self._has_begun = False
         self._num_lines = 0
+        self._told = -math.inf
         self._screen = _Screen()
 
     def __enter__(self) -> Self:
@@ -99,6 +101,14 @@ class Display:
                 self._screen.draw(Text(COMPILING, "dim"))
             else:
                 self._screen.print_line(f"# {COMPILING}")
+            return
+        if record["part"] == "fetching":
+            text = f"fetching shards: {record['done']:,} of {record['total']:,} files"
+            if self._screen.live:
+                self._screen.draw(Text(text, "dim"))
+            elif time.monotonic() > self._told + SECONDS_BETWEEN_LINES:
+                self._told = time.monotonic()
+                self._screen.print_line(f"# {text}")
             return
         if record["part"] == "alarm":
             print_note(f"step {record['step']:,}: {record['text']}")

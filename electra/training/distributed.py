@@ -76,10 +76,15 @@ def joined(machine: Machine, timeout: timedelta = TIMEOUT) -> Iterator[None]:
             f"process {machine.rank} of {machine.num_ranks}: another process of the run has ended"
         ) from error
     except Exception:
-        dist.destroy_process_group()
+        _leave()
         raise
+    _leave()
+
+
+def _leave() -> None:
+    """End the group. Caches of a divided model keep it and its threads, which need a moment."""
     dist.destroy_process_group()
-    time.sleep(SETTLE_SECONDS)  # caches of a divided model keep the group and its threads
+    time.sleep(SETTLE_SECONDS)
 
 
 def _is_about_a_peer(error: RuntimeError) -> bool:
