@@ -17,7 +17,7 @@ from typing import Any
 
 from electra.config import PretrainConfig, UserError, require, require_schedule
 from electra.corpus.examples import Examples
-from electra.corpus.shards import Shards, fetch_shards, open_shards
+from electra.corpus.shards import Shards, open_shards
 from electra.corpus.tokenizer import Tokenizer
 from electra.files import hold, new_folder, write_json
 from electra.method.flops import count_run
@@ -39,6 +39,7 @@ from electra.pretraining.profiling import profiled, without_collector
 from electra.pretraining.start import (
     build_model,
     count_tokens,
+    fetch_files,
     fit_to_shards,
     load_frozen,
     require_equal_shares,
@@ -107,7 +108,7 @@ def pretrain(
         config = fit_to_shards(config, shards)
         require_equal_shares(config, machine)
         domains = open_domains(shards, config, verify=machine.rank == 0)
-        _fetch(shards, domains, machine, show)
+        fetch_files([shards, *domains.values()], machine, show)
         model = _build(config, shards, machine, run, start)
         num_parts = count_parts(train.sharding, machine)
         require_memory(model, _share(config, machine), machine.device, num_parts)
@@ -194,7 +195,7 @@ def _resume(
                 "began with; choose another --out",
             )
         domains = open_domains(shards, config, verify=machine.rank == 0)
-        _fetch(shards, domains, machine, show)
+        fetch_files([shards, *domains.values()], machine, show)
         step = prepare_step(_build(config, shards, machine, run, start), config, machine, ranking)
         if changed and machine.rank == 0:
             names = ", ".join(f"{name} {words}" for name, words in changed.items())
@@ -202,16 +203,6 @@ def _resume(
             (run / "results.json").unlink(missing_ok=True)
             write_json(run / "config.json", to_dict(config))
         return _train(run, shards, domains, step, show, end)
-
-
-def _fetch(shards: Shards, domains: Domains, machine: Machine, show: Show) -> None:
-    """Copy shards that lie at URLs to this machine's disk."""
-
-    def tell(done: int, total: int) -> None:
-        if machine.rank == 0:
-            show({"part": "fetching", "done": done, "total": total})
-
-    fetch_shards([shards, *domains.values()], tell)
 
 
 def _share(config: PretrainConfig, machine: Machine) -> PretrainConfig:

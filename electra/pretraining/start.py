@@ -1,6 +1,7 @@
 """Start of a run: settings that match the shards, and initialised networks."""
 
 import dataclasses
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 
 from electra.config import PretrainConfig, UserError, require
-from electra.corpus.shards import Shards
+from electra.corpus.shards import Shards, fetch_shards
 from electra.corpus.tokenizer import Tokenizer
 from electra.method.objective import Objective, Parts
 from electra.method.registry import build_objective
@@ -16,10 +17,21 @@ from electra.model.encoder import Embeddings, Encoder
 from electra.model.initialisation import draw_glorot, init_weights, look_at_neighbours
 from electra.model.modern_layer import ModernEmbeddings
 from electra.pretraining.init_from import size_generator
+from electra.pretraining.journal import Show
 from electra.runs.checkpoint import load_parameters
 from electra.runs.pretrained import SavedNetwork, read_networks
 from electra.training.machine import Machine, choose_layers
 from electra.training.seeds import step_seed
+
+
+def fetch_files(several: Iterable[Shards], machine: Machine, show: Show) -> None:
+    """Copy shards that lie at URLs to this machine's disk; process 0 shows how far it is."""
+
+    def tell(done: int, total: int) -> None:
+        if machine.rank == 0:
+            show({"part": "fetching", "done": done, "total": total})
+
+    fetch_shards(several, tell)
 
 
 def fit_to_shards(config: PretrainConfig, shards: Shards) -> PretrainConfig:
