@@ -227,24 +227,16 @@ class Service:
             message = f"no answer within {self.config.max_seconds:g} s"
             raise HTTPException(503, message, {"Retry-After": "5"}) from None
 
-    def find_model(self, name: str) -> Any:
-        """Return the model of a name.
+    def find(self, name: str, verb: str | None) -> Any:
+        """Return the model of a name, which can be asked the verb, if one is named.
 
         Raises:
             HTTPException: There is none.
         """
         if name not in self.models:
             raise HTTPException(404, f"no model {name!r}{did_you_mean(name, self.models)}")
-        return self.models[name]
-
-    def find(self, name: str, verb: str) -> Any:
-        """Return the model of a name that can be asked a verb.
-
-        Raises:
-            HTTPException: There is none.
-        """
-        model = self.find_model(name)
-        if verb not in model.verbs:
+        model = self.models[name]
+        if verb and verb not in model.verbs:
             has = ", ".join(model.verbs) or "nothing before its first checkpoint"
             raise HTTPException(404, f"{name} cannot {verb}; it answers {has}")
         return model
@@ -347,7 +339,7 @@ class Service:
         @app.get("/models/{model}/curves", tags=["models"])
         async def curves(model: str, after: Annotated[int, Query(ge=-1)] = -1) -> Curves:
             """The records of a run's metrics beyond a step; the run may still go on."""
-            found = self.find_model(model)
+            found = self.find(model, None)
             if not isinstance(found, PretrainedModel) or not found.is_run:
                 raise HTTPException(404, f"{model!r} is not a run, which alone has curves")
             records, restarted = await asyncio.to_thread(found.read_curves, after)
