@@ -97,6 +97,14 @@ def resolve_pretraining(
     settings = override(settings, assignments)
     if settings.train.init_from:
         settings = _take_sizes(settings, given, begun)
+        if not begun and "optimizer.learning_rate" not in given:
+            from electra.terminal.printing import print_note
+
+            print_note(
+                f"optimizer.learning_rate={settings.optimizer.learning_rate:g} is {preset}'s for a "
+                "run from scratch; less of what was learnt is lost with a smaller one, such as a "
+                "sixth (docs/DOMAIN.md)"
+            )
     if begun and "optimizer.warmup_steps" not in given:
         settings = override(settings, [f"optimizer.warmup_steps={begun.optimizer.warmup_steps}"])
     warmup_steps, tenth = settings.optimizer.warmup_steps, settings.shortest_schedule // 10
