@@ -22,7 +22,7 @@ class UserError(ValueError):
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """Return "; did you mean 'x'?" with the choice nearest to `name`, or a list of all choices."""
     choices = list(choices)
-    near = difflib.get_close_matches(name, choices, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
     return f"; did you mean {near[0]!r}?" if near else f"; choose from {', '.join(choices)}"
 
 

@@ -512,11 +512,11 @@ def test_what_does_not_fit_is_refused_and_nothing_written(start, data, tmp_path)
 
 
 def test_what_is_unset_comes_from_the_encoder_and_the_task(pretrained, task):
-    config = fit_to_start(FinetuneConfig(), pretrained, task)
+    config = fit_to_start(FinetuneConfig(), pretrained, task, False)
     assert (config.sequence_length, config.epochs) == (32, 3)
     longer = dataclasses.replace(pretrained, sequence_length=512)
-    assert fit_to_start(FinetuneConfig(), longer, task).sequence_length == 128
-    chosen = fit_to_start(FinetuneConfig(sequence_length=16, epochs=5), pretrained, task)
+    assert fit_to_start(FinetuneConfig(), longer, task, False).sequence_length == 128
+    chosen = fit_to_start(FinetuneConfig(sequence_length=16, epochs=5), pretrained, task, False)
     assert (chosen.sequence_length, chosen.epochs) == (16, 5)
 
 

@@ -464,7 +464,7 @@ def test_long_texts_are_cut_and_counted_and_progress_is_told(runs, tmp_path):
     records = read_records(finetuned.facts, tmp_path / "texts.txt")
     found = load_model(finetuned).answer(records, lambda done, total: told.append((done, total)))
     assert found.num_cut == 1
-    assert told[0][0] <= 16  # the long text, and few that are padded to it
+    assert told[0][0] <= 32  # the long text, and few that are padded to it
     assert [done for done, _ in told] == sorted({done for done, _ in told})
     assert len(told) > 2
     assert told[-1] == (151, 151)
