@@ -23,6 +23,7 @@ from electra.runs.importing import import_model
 from electra.runs.pretrained import read_networks, read_start
 from electra.runs.tensorbundle import find_bundle, read_bundle
 from electra.serving.ask import detect, fill, load_asked
+from electra.serving.network import load_encoder
 from electra.settings import override
 
 CHECKPOINT = Path(__file__).parent / "tf_checkpoint"
@@ -223,10 +224,31 @@ def test_modernbert_is_an_encoder_and_a_generator(modernbert, transformers, tmp_
             assert torch.equal(masked_lm(ids).logits, model(ids).logits)
 
 
+def test_rotary_positions_of_longer_rows_turn_more_slowly(modernbert, transformers, tmp_path):
+    """The slowest pair turns as far over the longest row as before; the network is theirs."""
+    model, folder = modernbert
+    old = read_start(folder).kept.sizes
+    number = 4 * old.max_position_embeddings
+    import_model(folder, tmp_path / "start", positions=number)
+    new = read_start(tmp_path / "start").kept.sizes
+    assert new.max_position_embeddings == number
+    assert new.local_rope_theta == old.local_rope_theta
+    width = old.hidden_size // old.num_attention_heads
+    slowest = [sizes.global_rope_theta ** -((width - 2) / width) for sizes in (old, new)]
+    assert 4 * slowest[1] == pytest.approx(slowest[0])
+    encoder = transformers.AutoModel.from_pretrained(tmp_path / "start").eval()
+    ids = torch.randint(5, model.config.vocab_size, (1, number))
+    with torch.no_grad():
+        theirs, ours = encoder(ids).last_hidden_state, load_encoder(tmp_path / "start").encoder(ids)
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+
+
 def test_what_does_not_fit_modernbert_is_refused(modernbert, tmp_path):
     _, folder = modernbert
-    with pytest.raises(UserError, match="those of ModernBERT are rotary: set max_position"):
-        import_model(folder, tmp_path / "out", positions=128)
+    with pytest.raises(UserError, match="repeat is for learned positions; rotary ones are resc"):
+        import_model(folder, tmp_path / "out", positions=128, position_rows="repeat")
+    with pytest.raises(UserError, match="--positions 8 is less than the"):
+        import_model(folder, tmp_path / "out", positions=8)
     weights = load_file(folder / "model.safetensors")
     less = {name: each for name, each in weights.items() if "layers.2.mlp.Wo" not in name}
     save_file(less, folder / "model.safetensors", {"format": "pt"})

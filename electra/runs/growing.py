@@ -3,9 +3,11 @@
 New rows of the embeddings and of the generator's output bias are the means of the pieces that a new
 token replaces, so that a text in new tokens means at first about what it meant in old ones (Hewitt
 2021, "Initializing new word embeddings", uses the mean of all tokens). New positions repeat the old
-ones (as in Longformer: Beltagy et al. 2020, section 5) or lie between them.
+ones (as in Longformer: Beltagy et al. 2020, section 5) or lie between them; rotary ones turn more
+slowly.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Literal
 
@@ -13,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from electra.config import require
+from electra.config import EncoderConfig, require
 from electra.corpus.tokenizer import Tokenizer
 
 TOKENS = "embeddings.tokens.weight"
@@ -79,21 +81,51 @@ def extend_positions(
         how: How the embeddings of the new positions are made.
 
     Raises:
-        UserError: There are more positions already, or they are not learned.
+        UserError: There are more positions already.
     """
-    require(
-        POSITIONS in tensors,
-        "--positions makes rows of learned positions, and those of ModernBERT are rotary: set "
-        "max_position_embeddings in the config.json of the source",
-    )
     old = tensors[POSITIONS]
-    require(
-        number >= len(old),
-        f"--positions {number} is less than the {len(old)} of the model; more can be made, not "
-        "fewer",
-    )
+    _require_more(number, len(old))
     if how == "repeat":
         rows = old[torch.arange(number) % len(old)]
     else:
         rows = F.interpolate(old.T[None], number, mode="linear", align_corners=True)[0].T
     return {**tensors, POSITIONS: rows.contiguous()}
+
+
+def rescale_rotary(sizes: EncoderConfig, number: int, how: PositionRows) -> EncoderConfig:
+    """Return the sizes of an encoder with rotary positions that reads longer rows.
+
+    The base of the global layers grows with the length to the power d / (d - 2), where d is the
+    width of a head: the slowest pair of dimensions then turns as far over the longest row as
+    before, and the fastest one as far over one token. Windows and base of local layers stay.
+
+    Args:
+        sizes: The encoder's sizes.
+        number: Positions, at least as many as before.
+        how: Must be interpolate.
+
+    Raises:
+        UserError: There are more positions already, or they were to be repeated.
+
+    Source: "NTK-aware" interpolation, section 3.1 of Peng et al. 2023 (YaRN).
+    """
+    require(
+        how == "interpolate",
+        f"--position-rows {how} is for learned positions; rotary ones are rescaled: leave it away",
+    )
+    old = sizes.max_position_embeddings
+    _require_more(number, old)
+    width = sizes.hidden_size // sizes.num_attention_heads
+    factor = (number / old) ** (width / (width - 2))
+    return dataclasses.replace(
+        sizes,
+        max_position_embeddings=number,
+        global_rope_theta=sizes.global_rope_theta * factor,
+    )
+
+
+def _require_more(number: int, old: int) -> None:
+    require(
+        number >= old,
+        f"--positions {number} is less than the {old} of the model; more can be made, not fewer",
+    )

@@ -33,6 +33,7 @@ from electra.runs.growing import (
     extend_positions,
     extend_vocabulary,
     find_pieces,
+    rescale_rotary,
 )
 from electra.runs.huggingface import (
     DISCRIMINATOR_HEAD,
@@ -129,9 +130,12 @@ def import_model(
             if pieces:
                 encoder = extend_vocabulary(network.encoder, pieces)
                 network = network.grow(encoder, extend_vocabulary(network.head, pieces))
-            if positions:
+            if positions and POSITIONS in network.encoder:
                 encoder = extend_positions(network.encoder, positions, position_rows)
                 network = network.grow(encoder, network.head)
+            elif positions:
+                sizes = rescale_rotary(network.sizes, positions, position_rows)
+                network = network._replace(sizes=sizes)
             networks[role] = network
             unused = {name: each for name, each in unused.items() if name not in network.used}
         left += [*unused.values(), *found.others]
@@ -148,9 +152,9 @@ def import_model(
             facts = extended, longest, origin
             model = describe(network.as_saved(role, extended), *facts)
             write_plain(place, model, positions or MODEL_MAX_LENGTH)
-    sizes = {role: network.sizes for role, network in networks.items()}
+    all_sizes = {role: network.sizes for role, network in networks.items()}
     num_new = extended.vocab_size - words.vocab_size
-    return Imported(sizes, total - len(left), total, left, num_new)
+    return Imported(all_sizes, total - len(left), total, left, num_new)
 
 
 class _Source(NamedTuple):
