@@ -737,18 +737,18 @@ class PretrainConfig:
             f"generator.start {generator.start} is for an objective with a generator, and for a "
             "run with train.init_from",
         )
-        is_apart = generator.kind == "network" and method.sharing != "all"
-        require(
-            self.optimizer.generator_rate == 1
-            or (is_apart and method.objective != "mlm" and method.scheme == "joint"),
-            f"optimizer.generator_rate {self.optimizer.generator_rate} needs a generator that "
-            "learns beside the discriminator (method.scheme joint), with parameters of its own: "
-            "set optimizer.generator_rate=1",
-        )
-        require(
-            self.optimizer.generator_rate == 1 or method.mode == "paper",
-            "method.mode reference has one learning rate: set optimizer.generator_rate=1",
-        )
+        if self.optimizer.generator_rate != 1:
+            is_apart = generator.kind == "network" and method.sharing != "all"
+            require(
+                is_apart and method.objective != "mlm" and method.scheme == "joint",
+                f"optimizer.generator_rate {self.optimizer.generator_rate} needs a generator that "
+                "learns beside the discriminator (method.scheme joint), with parameters of its "
+                "own: set optimizer.generator_rate=1",
+            )
+            require(
+                method.mode == "paper",
+                "method.mode reference has one learning rate: set optimizer.generator_rate=1",
+            )
         if generator.warmup_steps:
             require(
                 method.objective != "mlm" and method.scheme != "two_stage",

@@ -168,7 +168,7 @@ def prepare(
 ) -> None:
     """Turn text into token shards with a held-out part, which serve every sequence length.
 
-    A document ends at a blank line; in a long file without blank lines, at the end of each line.
+    A document ends at a blank line; in a long file with hardly any, at the end of each line.
     --set border=line or border=file ends it at each line or file everywhere. Each record of a
     .jsonl file and each row of a .parquet file is a document; --set text_field=NAME names the field
     or column that holds its text.

@@ -134,8 +134,8 @@ def import_model(
                 encoder = extend_positions(network.encoder, positions, position_rows)
                 network = network.grow(encoder, network.head)
             elif positions:
-                sizes = rescale_rotary(network.sizes, positions, position_rows)
-                network = network._replace(sizes=sizes)
+                longer = rescale_rotary(network.sizes, positions, position_rows)
+                network = network._replace(sizes=longer)
             networks[role] = network
             unused = {name: each for name, each in unused.items() if name not in network.used}
         left += [*unused.values(), *found.others]
@@ -152,9 +152,9 @@ def import_model(
             facts = extended, longest, origin
             model = describe(network.as_saved(role, extended), *facts)
             write_plain(place, model, positions or MODEL_MAX_LENGTH)
-    all_sizes = {role: network.sizes for role, network in networks.items()}
+    sizes = {role: network.sizes for role, network in networks.items()}
     num_new = extended.vocab_size - words.vocab_size
-    return Imported(all_sizes, total - len(left), total, left, num_new)
+    return Imported(sizes, total - len(left), total, left, num_new)
 
 
 class _Source(NamedTuple):
