@@ -90,6 +90,7 @@ _ONE_CHANGE: dict[str, dict[str, Any]] = {
         "model.attention_probs_dropout_prob": 0.1,
     },
 }
+_SHIPPED: dict[str, Any] = {**_BEST, "train.batch_size": 32, "optimizer.weight_decay": 0.1}
 _CHANGES: dict[str, dict[str, Any]] = {
     PRESENT: {},
     "rate 2e-3": {"optimizer.learning_rate": 2e-3},
@@ -98,24 +99,20 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "cooccurrence, muon, rate 2e-3": {
         setting: value for setting, value in _BEST.items() if setting != "train.batch_size"
     },
-    "cooccurrence, muon, rate 2e-3, decay 0.1": {
-        **_BEST,
-        "train.batch_size": 32,
-        "optimizer.weight_decay": 0.1,
-    },
+    "cooccurrence, muon, rate 2e-3, decay 0.1": _SHIPPED,
     BEST: _BEST,
     **{f"best, {name}": {**_BEST, **change} for name, change in _ONE_CHANGE.items()},
 }
-_MLM = {**_BEST, "method.objective": "mlm"}
+_MLM = {**_SHIPPED, "method.objective": "mlm"}
 MODERN = "ModernBERT"
 STUDIES: dict[str, dict[str, dict[str, Any]]] = {
     "recipes": _CHANGES,
     "architectures": {
-        "ELECTRA, RTD": _BEST,
-        f"{MODERN}, RTD": _BEST,
+        "ELECTRA, RTD": _SHIPPED,
+        f"{MODERN}, RTD": _SHIPPED,
         "ELECTRA, MLM": _MLM,
         f"{MODERN}, MLM": _MLM,
-        f"{MODERN}, RTD, global attention": {**_BEST, "model.global_attn_every_n_layers": 1},
+        f"{MODERN}, RTD, global attention": {**_SHIPPED, "model.global_attn_every_n_layers": 1},
     },
 }
 """Variants of each study, and the settings in which they differ from BASE. The first variant is the
@@ -347,7 +344,7 @@ def score(
 def time_steps(configs: dict[str, PretrainConfig], shards_folder: Path) -> dict[str, list[float]]:
     """Return the processor seconds per million tokens of each variant, timed in turn."""
     shards = open_shards(shards_folder, verify=False)
-    machine = prepare_machine("cpu", "float32", 1)
+    machine = prepare_machine("cpu", next(iter(configs.values())).train.precision, 1)
     steps = {}
     for name, config in configs.items():
         model = build_model(config, shards.tokenizer, machine).train()
