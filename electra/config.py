@@ -576,9 +576,9 @@ class TrainConfig:
     seed: int = 0
     """Seed of initial weights, row order, masked positions, sampled tokens and dropout."""
     init_from: str = ""
-    """Continued pre-training: a run or a Hugging Face folder, as `electra import` and `electra
-    export` write it, whose weights this run begins with. The optimizer, the schedule and the count
-    of steps begin anew. The encoder's sizes are taken from it."""
+    """Continued pre-training: a run, one of its checkpoints, or a Hugging Face folder, as `electra
+    import` and `electra export` write it, whose weights this run begins with. The optimizer, the
+    schedule and the count of steps begin anew. The encoder's sizes are taken from it."""
     also_evaluate: str = ""
     """With init_from: shards of the text that its weights were trained on. Their held-out part is
     evaluated beside that of the new text."""

@@ -26,11 +26,12 @@ from electra.presets import encoder_sizes, modern_sizes
 from electra.reports.runs import find_finetunings
 from electra.runs import onnx
 from electra.runs.bert import DISCRIMINATOR_FILE, to_bert
+from electra.runs.checkpoint import list_checkpoints, read_tensors
 from electra.runs.export import Model, convert, describe, export
 from electra.runs.finetuned import Finetuned
 from electra.runs.graph import INPUTS
 from electra.runs.onnx import compare_shapes, write_onnx
-from electra.runs.pretrained import Pretrained, SavedNetwork
+from electra.runs.pretrained import Pretrained, SavedNetwork, load_pretrained, read_start
 from electra.serving.embed import embed
 from electra.serving.network import load_encoder
 from electra.serving.similarity import choose_layer, read_pairs
@@ -171,6 +172,26 @@ def test_an_imported_folder_is_exported_again_bit_for_bit(run, tmp_path):
         "ElectraForMaskedLM"
     ]
     assert "No fine-tuning of these weights was found" in (tmp_path / "two/README.md").read_text()
+
+
+def test_a_checkpoint_of_a_run_is_a_start_like_the_run(run, tmp_path):
+    """What became of an encoder on its way is asked of older checkpoints, too."""
+    name = "layers.0.attention.output.weight"
+    first, *_, last = list_checkpoints(run)
+    assert first != last
+    export(run, tmp_path / "run")
+    for checkpoint in (first, last):
+        export(checkpoint, tmp_path / checkpoint.name)
+        start, begin = load_pretrained(checkpoint), read_start(checkpoint)
+        step = int(checkpoint.name.removeprefix("step-"))
+        assert start.source == begin.source == f"{run} at step {step}"
+        saved = read_tensors(checkpoint / "model.safetensors")[f"discriminator.{name}"]
+        exported = load_pretrained(tmp_path / checkpoint.name)
+        for tensors in (start.tensors, begin.kept.encoders[0], exported.tensors):
+            assert torch.equal(tensors[name], saved)
+    weights = [tmp_path / each / "model.safetensors" for each in ("run", last.name, first.name)]
+    newest, named, oldest = [path.read_bytes() for path in weights]
+    assert newest == named != oldest
 
 
 def test_fine_tunings_beside_the_run_are_found(tmp_path):

@@ -46,8 +46,9 @@ def finetune(
     Parameters
     ----------
     start
-        The encoder: a run folder that `electra pretrain` wrote, a Hugging Face folder, or a folder
-        that `electra finetune` wrote, of which the best seed on dev goes on to learn this task.
+        The encoder: a run folder that `electra pretrain` wrote, one of its checkpoints, a Hugging
+        Face folder, or a folder that `electra finetune` wrote, of which the best seed on dev goes
+        on to learn this task.
     task
         The task's name, or a .toml file that describes one.
     data

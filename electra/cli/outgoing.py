@@ -34,7 +34,8 @@ def embed(
     Parameters
     ----------
     model
-        A run folder, a Hugging Face folder of ELECTRA, or a folder of `electra finetune`.
+        A run folder or one of its checkpoints, a Hugging Face folder of ELECTRA, or a folder of
+        `electra finetune`.
     input_
         A text file with one text per line, or a .tsv, .csv, .jsonl or .parquet table; - is standard
         input. Blank lines are skipped.
@@ -112,8 +113,9 @@ def export(
     Parameters
     ----------
     run
-        A run folder that `electra pretrain` wrote, a folder of `electra finetune`, or a Hugging
-        Face folder of ELECTRA or ModernBERT, such as `electra import` writes.
+        A run folder that `electra pretrain` wrote, one of its checkpoints, a folder of `electra
+        finetune`, or a Hugging Face folder of ELECTRA or ModernBERT, such as `electra import`
+        writes.
     out
         The folder to write.
     as_

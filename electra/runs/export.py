@@ -96,7 +96,8 @@ def export(
     """Write the networks of a run, from its newest intact checkpoint, and return their class.
 
     Args:
-        run: A run folder, or a Hugging Face folder as `electra import` writes it.
+        run: A run folder, one of its checkpoints, or a Hugging Face folder as `electra import`
+            writes it.
         out: The folder to write; must not exist.
         form: huggingface: the classes of ELECTRA, with the generator. bert: those of BERT.
         similarity: Layer and pooling of a folder for sentence-transformers; takes the place of
@@ -118,9 +119,9 @@ def export(
             generator = find_network(inside, "tokens")[0] if inside.is_dir() else None
     else:
         networks = read_networks(run)
-        kept, tokenizer = networks.kept, Tokenizer.load(run / "tokenizer")
+        kept, tokenizer = networks.kept, networks.tokenizer
         length = networks.config.examples.sequence_length
-        source, facts = f"{run} at step {networks.step}", describe_run(run, networks.step)
+        source, facts = networks.source, describe_run(networks.run, networks.step)
         if networks.generator and networks.masked_lm is networks.generator:
             generator = networks.generator
 

@@ -50,15 +50,16 @@ def load_pretrained(folder: Path) -> Pretrained:
     """Return the pre-trained encoder in a folder.
 
     Args:
-        folder: One of three kinds. A run folder: the encoder that the pre-training returns, in RTD
-            the discriminator. A Hugging Face folder: the encoder of the model. A folder of
-            `electra finetune`: the encoder of the seed with the best headline metric on dev.
+        folder: One of three kinds. A run folder, or one of its checkpoints: the encoder that the
+            pre-training returns, in RTD the discriminator. A Hugging Face folder: the encoder of
+            the model. A folder of `electra finetune`: the encoder of the seed with the best
+            headline metric on dev.
 
     Raises:
         UserError: The folder is none of these kinds, or is damaged.
     """
     check_hashes(folder)
-    config_path = folder / "config.json"
+    config_path = run_of(folder) / "config.json"
     require(
         config_path.is_file(),
         f"{folder} is neither a run of `electra pretrain` nor a Hugging Face folder nor one of "
@@ -72,10 +73,10 @@ def load_pretrained(folder: Path) -> Pretrained:
     networks = read_networks(folder)
     return Pretrained(
         networks.kept.sizes,
-        Tokenizer.load(folder / "tokenizer"),
+        networks.tokenizer,
         networks.kept.encoders[0],
         networks.config.examples.sequence_length,
-        f"{folder} at step {networks.step}",
+        networks.source,
     )
 
 
@@ -126,15 +127,22 @@ class SavedNetwork:
 
 @dataclass(frozen=True)
 class SavedNetworks:
-    """The networks of a run's newest intact checkpoint."""
+    """The networks of a run's newest intact checkpoint, or of the one that was named."""
 
+    run: Path
     config: PretrainConfig
     """The settings of the run."""
+    tokenizer: Tokenizer
     step: int
     kept: SavedNetwork
     """The network that pre-training returns."""
     generator: SavedNetwork | None
     """The generator; None if the objective has no generator network."""
+
+    @property
+    def source(self) -> str:
+        """Run and step, for manifests."""
+        return f"{self.run} at step {self.step}"
 
     @property
     def masked_lm(self) -> SavedNetwork | None:
@@ -154,7 +162,7 @@ def read_networks(run: Path) -> SavedNetworks:
         UserError: `run` is not a run folder or has no intact checkpoint, or state.json does not
             describe the networks.
     """
-    config = read_run_config(run_of(run))
+    config = read_run_config(run)
     step, checkpoint = find_checkpoint(run)
     tensors = read_tensors(checkpoint / FILES[0])
     state = read_object(checkpoint / "state.json")
@@ -177,12 +185,14 @@ def read_networks(run: Path) -> SavedNetworks:
 
     try:
         generator = read("generator") if "generator" in state["networks"] else None
-        return SavedNetworks(config, step, read(state["kept"]), generator)
+        kept = read(state["kept"])
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"{checkpoint / 'state.json'} does not say which networks there are ({error!r}): the "
             "run is of an older version of electra, or the file is damaged"
         ) from None
+    words = Tokenizer.load(run_of(run) / "tokenizer")
+    return SavedNetworks(run_of(run), config, words, step, kept, generator)
 
 
 @dataclass(frozen=True)
@@ -204,14 +214,14 @@ def read_start(folder: Path) -> Start:
     """Return the networks of a run or a Hugging Face folder of ELECTRA.
 
     Args:
-        folder: A run folder, or a Hugging Face folder. Its generator may lie in its folder
-            `generator`, as `electra export` and `electra import` write it.
+        folder: A run folder, one of its checkpoints, or a Hugging Face folder. Its generator may
+            lie in its folder `generator`, as `electra export` and `electra import` write it.
 
     Raises:
         UserError: The folder is neither, or is damaged.
     """
     check_hashes(folder)
-    path = folder / "config.json"
+    path = run_of(folder) / "config.json"
     require(
         path.is_file() and not is_finetuned(folder),
         f"{folder} is neither a run of `electra pretrain` nor a Hugging Face folder",
@@ -222,8 +232,8 @@ def read_start(folder: Path) -> Start:
         kept, generator = networks.kept, networks.generator
         checkpoint = Path("checkpoints") / f"step-{networks.step:08d}"
         weights = checkpoint / FILES[0]
-        digest = read_object(folder / checkpoint / "state.json")["sha256"][FILES[0]]
-        words, source = Tokenizer.load(folder / "tokenizer"), f"{folder} at step {networks.step}"
+        digest = read_object(networks.run / checkpoint / "state.json")["sha256"][FILES[0]]
+        words, source = networks.tokenizer, networks.source
     else:
         pretrained = _read_huggingface(folder, values)
         weights = Path("model.safetensors")
@@ -263,8 +273,7 @@ def find_network(
         UserError: The folder has no such network, or is damaged.
     """
     check_hashes(folder)
-    run = run_of(folder)
-    path = run / "config.json"
+    path = run_of(folder) / "config.json"
     require(
         path.is_file() and not is_finetuned(folder),
         f"{folder} is neither a run of `electra pretrain` nor a Hugging Face folder",
@@ -280,8 +289,7 @@ def find_network(
             f"has no {wanted}",
         )
         assert found
-        length = networks.config.examples.sequence_length
-        return found, Tokenizer.load(run / "tokenizer"), length
+        return found, networks.tokenizer, networks.config.examples.sequence_length
     inside = folder / "generator"
     if predicts == "tokens" and inside.is_dir():
         return find_network(inside, predicts)
@@ -332,12 +340,12 @@ def tensors_below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tenso
 
 
 def read_run_config(run: Path) -> PretrainConfig:
-    """Return the settings of a run folder.
+    """Return the settings of a run folder, or of the run of a checkpoint.
 
     Raises:
         UserError: `run` is not a run folder, or config.json is damaged.
     """
-    path = run / "config.json"
+    path = run_of(run) / "config.json"
     require(path.is_file(), f"{run} is not a run folder of `electra pretrain`: no config.json")
     values = read_object(path)
     try:

@@ -92,8 +92,8 @@ def load_encoder(folder: Path) -> LoadedEncoder:
     """Return the encoder in a folder, on the fastest device that there is, in float32.
 
     Args:
-        folder: A run folder, a Hugging Face folder, or a folder of `electra finetune`; as for
-            `load_pretrained`.
+        folder: A run folder, one of its checkpoints, a Hugging Face folder, or a folder of
+            `electra finetune`; as for `load_pretrained`.
 
     Raises:
         UserError: The folder is none of these, or is damaged.

@@ -25,7 +25,6 @@ import torch
 import torch.nn.functional as F
 
 from electra.config import require
-from electra.corpus.tokenizer import Tokenizer
 from electra.files import write_text
 from electra.runs.manifest import find_commit
 from electra.runs.pretrained import SavedNetwork, read_networks
@@ -185,7 +184,7 @@ def load_scorer(run: Path, network: Literal["kept", "generator"] = "kept") -> Sc
     on a CUDA device is scored on the CPU if there is none.
 
     Args:
-        run: The run folder.
+        run: The run folder, or one of its checkpoints.
         network: The network that pre-training returns, or the generator.
 
     Raises:
@@ -208,7 +207,7 @@ def load_scorer(run: Path, network: Literal["kept", "generator"] = "kept") -> Sc
     machine = prepare_machine(
         "cpu" if train.device == "cpu" else "auto", train.precision, train.threads
     )
-    tokenizer, length = Tokenizer.load(run / "tokenizer"), config.examples.sequence_length
+    tokenizer, length = networks.tokenizer, config.examples.sequence_length
     return Scorer(
         saved.predicts,
         load_network(saved, tokenizer, length, machine),
