@@ -496,7 +496,8 @@ def draw(records: Sequence[dict[str, Any]], path: Path) -> None:
 
 def _say(record: dict[str, Any]) -> None:
     if record["part"] == "heldout":
-        print(f"step {record['step']}: disc_auc {record.get('disc_auc', 0):.3f}", flush=True)
+        losses = {name: record[name] for name in ("mlm_loss", "disc_auc") if name in record}
+        print(f"step {record['step']}: {losses}", flush=True)
 
 
 def main() -> None:

@@ -160,6 +160,8 @@ def test_the_card_tells_what_the_records_say_and_its_code_runs(run, tmp_path, mo
     probs = run_code_of(tmp_path / "exported", monkeypatch)["probs"]
     assert ((probs > 0) & (probs < 1)).all()
     check_hashes(tmp_path / "exported")  # the card's, too
+    modes = {path.stat().st_mode for path in (tmp_path / "exported").rglob("*") if path.is_file()}
+    assert len(modes) == 1, "weights that others cannot read"
 
 
 def test_an_imported_folder_is_exported_again_bit_for_bit(run, tmp_path):

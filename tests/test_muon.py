@@ -1,5 +1,7 @@
 """Muon: orthogonal updates of matrices, beside AdamW for everything else."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -8,7 +10,7 @@ from electra.config import OptimizerConfig, UserError
 from electra.model.encoder import Encoder
 from electra.presets import PRESETS
 from electra.settings import override
-from electra.training.muon import UPDATE_RMS, orthogonalise
+from electra.training.muon import COEFFICIENTS, ITERATIONS, UPDATE_RMS, orthogonalise
 from electra.training.optimizer import build_optimizer, set_learning_rate
 
 
@@ -22,6 +24,24 @@ def test_singular_values_become_one_and_vectors_stay(shape):
     large = values > 0.1 * values.amax(dim=1, keepdim=True)
     assert reached.max() < 1.3
     assert (left.mT @ result @ right.mT).diagonal(dim1=1, dim2=2)[large].min() > 0.6
+
+
+@pytest.mark.parametrize("smallest", [1, 1e-3, 1e-6])
+@pytest.mark.parametrize("shape", [(2, 32, 32), (2, 32, 128), (2, 128, 32)])
+def test_wide_matrices_have_the_iterations_of_all(shape, smallest):
+    """Gradients have small singular values, which squares of float32 numbers lose first."""
+    rng = torch.Generator().manual_seed(0)
+    random = torch.randn(shape, generator=rng, dtype=torch.float64)
+    left, _, right = torch.linalg.svd(random, full_matrices=False)
+    values = torch.logspace(0, math.log10(smallest), 32, dtype=torch.float64)
+    matrices = left * values @ right
+    a, b, c = COEFFICIENTS
+    x = matrices / matrices.norm(dim=(1, 2), keepdim=True)
+    for _ in range(ITERATIONS):
+        gram = x @ x.mT
+        x = a * x + b * gram @ x + c * gram @ gram @ x
+    difference = orthogonalise(matrices.float()) - x
+    assert difference.norm() < 1e-3 * x.norm()
 
 
 def test_updates_are_those_of_torch():

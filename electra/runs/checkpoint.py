@@ -334,11 +334,13 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write a safetensors file.
+    """Write a safetensors file, readable for whom the user's umask says.
 
     Raises:
         OSError: The file cannot be written.
     """
+    path.touch()
+    mode = path.stat().st_mode  # save_file leaves a file that only its owner can read
     contiguous = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     try:
         save_file(contiguous, path, metadata={"format": "pt"})
@@ -347,3 +349,4 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
         if not code:
             raise
         raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from None
+    path.chmod(mode)

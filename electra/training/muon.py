@@ -59,7 +59,7 @@ class Muon(torch.optim.AdamW):
             torch._foreach_lerp_(momenta, grads, 1 - MOMENTUM)
             nesterov = torch.stack(torch._foreach_lerp(grads, momenta, MOMENTUM))
             size = num_rows // num_blocks
-            updates = orthogonalise(nesterov.view(-1, size, num_columns)).view_as(nesterov)
+            updates = orthogonalise(nesterov.view(-1, size, num_columns)).reshape(nesterov.shape)
             updates = updates * (rate * UPDATE_RMS * math.sqrt(max(size, num_columns)))
             torch._foreach_mul_(matrices, 1 - rate * group["weight_decay"])
             torch._foreach_sub_(matrices, list(updates.unbind()))
@@ -76,8 +76,32 @@ def orthogonalise(matrices: Tensor) -> Tensor:
     is_tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.mT if is_tall else matrices
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    if not x.is_cuda and x.shape[2] >= 2 * x.shape[1]:
+        x = _iterate_gram(x @ x.mT) @ x
+        return x.mT if is_tall else x
     x = x.bfloat16() if x.is_cuda else x
     for _ in range(ITERATIONS):
         gram = x @ x.mT
         x = a * x + torch.baddbmm(gram, gram, gram, beta=b, alpha=c) @ x
     return (x.mT if is_tall else x).to(matrices.dtype)
+
+
+def _iterate_gram(gram: Tensor) -> Tensor:
+    """Return the matrices (N, rows, rows) with which all iterations together multiply X.
+
+    An iteration multiplies X by a polynomial of G = X X', so that G becomes Q G Q: a wide X need
+    not be touched before the end. In bfloat16 G would lose the small singular values.
+
+    Args:
+        gram: G of the first iteration, (N, rows, rows).
+    """
+    a, b, c = COEFFICIENTS
+    product = None
+    for number in range(ITERATIONS):
+        factor = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        factor.diagonal(dim1=1, dim2=2).add_(a)
+        product = factor if product is None else factor @ product
+        if number < ITERATIONS - 1:
+            gram = factor @ gram @ factor
+    assert product is not None
+    return product
