@@ -1,11 +1,13 @@
 """Speed of reading shuffled rows from shards on one core, beside a bare gather of equal size.
 
     python -m benchmarks.load SHARDS --out results/load.json
+    python -m benchmarks.load SHARDS --copies 500 --out results/load-many.json
 
 A batch is that of the training loop: rows in random order, cut into segments, with special tokens,
 segment ids and a mask. The bare gather only copies as many tokens from random positions into an
-int64 array. Both alternate in one process, about 4,096 rows each time, because the training loop
-reads rows in blocks.
+int64 array. Both alternate in one process, a block of rows each time, because the training loop
+reads rows in blocks. --copies lists the shards so many times, as a corpus of many shards that
+share their files.
 """
 
 import argparse
@@ -18,7 +20,7 @@ import numpy as np
 import torch
 
 from electra.config import ExamplesConfig
-from electra.corpus.examples import BLOCK_ROWS, Examples
+from electra.corpus.examples import Examples
 from electra.corpus.shards import open_shards
 from electra.files import write_json, write_text
 from electra.reports.tables import Table, to_markdown
@@ -26,24 +28,27 @@ from electra.runs.manifest import find_commit
 from electra.training.machine import Machine
 
 
-def measure(shards_folder: Path, rows: int, length: int, repeats: int) -> dict[str, Any]:
+def measure(
+    shards_folder: Path, copies: int, rows: int, length: int, repeats: int
+) -> dict[str, Any]:
     """Return tokens per second of the training loop's batches and of the bare gather.
 
     Args:
         shards_folder: The shards.
+        copies: How often they are listed.
         rows: Rows per batch.
         length: Tokens per row.
         repeats: Timed repeats; five warm-up repeats are added.
     """
     shards = open_shards(shards_folder)
     examples = Examples(
-        shards.train, shards.tokenizer, ExamplesConfig(sequence_length=length), seed=0
+        shards.train * copies, shards.tokenizer, ExamplesConfig(sequence_length=length), seed=0
     )
     tokens = max((np.asarray(shard.tokens) for shard in shards.train), key=len)
     windows = np.lib.stride_tricks.sliding_window_view(tokens, length)
     rng = np.random.default_rng(0)
     batches = examples.batches(0, rows)
-    steps = max(1, BLOCK_ROWS // rows)
+    steps = examples.block_rows // rows
     seconds: dict[str, list[float]] = {"batch": [], "gather": []}
     for repeat in range(repeats + 5):
         began = time.perf_counter()
@@ -56,6 +61,9 @@ def measure(shards_folder: Path, rows: int, length: int, repeats: int) -> dict[s
             seconds["batch"].append((loaded - began) / steps)
             seconds["gather"].append((time.perf_counter() - loaded) / steps)
     return {
+        "shards": copies * len(shards.train),
+        "documents": copies * sum(len(shard.documents) for shard in shards.train),
+        "tokens": copies * sum(shard.num_tokens for shard in shards.train),
         "rows": rows,
         "length": length,
         "tokens_per_second": {
@@ -75,13 +83,17 @@ def main() -> None:
     )
     parser.add_argument("shards", type=Path)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--copies", type=int, default=1)
     parser.add_argument("--rows", type=int, nargs="+", default=[16, 128, 1024, 4096])
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=101)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     results = [
-        measure(arguments.shards, rows, arguments.length, arguments.repeats)
+        measure(
+            *(arguments.shards, arguments.copies, rows),
+            *(arguments.length, arguments.repeats),
+        )
         for rows in arguments.rows
     ]
     device = Machine().name
@@ -101,7 +113,12 @@ def main() -> None:
             ],
         )
     )
-    text = f"{device}, rows of {arguments.length}, commit {record['commit']}\n\n{table}"
+    first = results[0]
+    text = (
+        f"{device}, rows of {arguments.length}, {first['shards']:,} shards of "
+        f"{first['documents']:,} documents and {first['tokens']:,} tokens, commit "
+        f"{record['commit']}\n\n{table}"
+    )
     if arguments.out:
         write_json(arguments.out, record)
         write_text(arguments.out.with_suffix(".md"), text + "\n")
