@@ -35,6 +35,7 @@ BENCHMARKS = {
     ),
     "finetune": ("finetune", "Fine-tuning beside transformers' Trainer"),
     "load": ("load", "Reading shuffled rows from shards"),
+    "load-many": ("load --copies 84", "The same from 1,008 shards"),
     "latency": ("latency", "Answering a call: torch, ONNX and int8 beside transformers"),
     "serve": ("serve", "The service under 64 clients"),
 }
