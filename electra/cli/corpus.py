@@ -249,7 +249,7 @@ def prepare(
     ]
     if source.get("files_of_lines"):  # not in shards of older versions
         notes.append(
-            f"files without blank lines, each line a document {source['files_of_lines']:,} "
+            f"files with few blank lines or none, each line a document {source['files_of_lines']:,} "
             "(--set border=file: each file one document)"
         )
     if source["invalid_sequences"]:

@@ -58,7 +58,7 @@ class TextCounts:
     """Non-empty lines."""
     documents: int = 0
     files_of_lines: int = 0
-    """Files without blank lines, whose lines are documents for border=auto."""
+    """Files with no or too few blank lines, whose lines are documents for border=auto."""
     invalid_sequences: int = 0
     """Invalid UTF-8 sequences and unpaired surrogates, replaced by U+FFFD."""
 

@@ -113,7 +113,7 @@ def quickstart(text: Sequence[str], out: Path, config: QuickstartConfig) -> None
             lambda done, total, tokens: progress.update(done, total, f"{tokens:,} tokens"),
         )
     if number := manifest["text"]["files_of_lines"]:
-        print_note(f"files without blank lines, each line a document: {number}")
+        print_note(f"files with few blank lines or none, each line a document: {number}")
 
     shards = open_shards(out / "shards")
     questions = {}
