@@ -134,6 +134,8 @@ NUM_POINTS = 8
 """Checkpoints of a run that are scored."""
 YARDSTICK_ROWS = 256
 TIMING_ROUNDS = 7
+Scores = dict[str, dict[str, float]]
+"""By variant and task."""
 TASKS = {
     "punctuation": ["epochs=8", "batch_size=16"],
     "conll2003": ["epochs=3", "train_examples=4000"],
@@ -383,11 +385,12 @@ def share_seconds(
 
 def restore(
     out: Path, runs: Path, preset: str, equal: str, tasks: Collection[str], shards: str
-) -> tuple[dict[str, float], dict[str, float]]:
+) -> tuple[dict[str, float], Scores]:
     """Take the finished runs of a results file into `runs`.
 
     Returns:
-        The FLOPs of each variant, and the scores from scratch; both are empty without a file.
+        The FLOPs of each variant, and the scores from scratch of the networks of some; both are
+        empty without a file.
 
     Raises:
         UserError: The file has another preset, other tasks, or runs on other shards.
@@ -399,7 +402,7 @@ def restore(
     same = {
         "preset": known["preset"] == preset,
         "--equal": known.get("equal") == equal,
-        "tasks": known["scratch"].keys() == set(tasks),
+        "tasks": all(scores.keys() == set(tasks) for scores in known["scratch"].values()),
         "shards": digests <= {shards},
     }
     other = [name for name, is_same in same.items() if not is_same]
@@ -423,14 +426,15 @@ def find_share(curve: Sequence[dict[str, float]], loss: float) -> float | None:
 
 
 def tabulate(
-    records: Sequence[dict[str, Any]], taken: dict[str, list[float]], scratch: dict[str, float]
+    records: Sequence[dict[str, Any]], taken: dict[str, list[float]], scratch: Scores
 ) -> Table:
-    """Return a row for each variant: mean ± deviation over its seeds."""
+    """Return a row for each variant, mean ± deviation over its seeds, and for each from scratch."""
+    tasks = list(next(iter(scratch.values())))
     compared_with = find_first(records[0]["variant"])
     present = [r for r in records if r["variant"] == compared_with]
     target = statistics.mean(r["curve"][-1]["loss"] for r in present)
     speed = {name: statistics.median(times) for name, times in taken.items()}
-    means = [list(scratch)] if len(scratch) > 1 else []
+    means = [tasks] if len(tasks) > 1 else []
     rows = []
     for variant in dict.fromkeys(r["variant"] for r in records):
         own = [r for r in records if r["variant"] == variant]
@@ -460,37 +464,65 @@ def tabulate(
                 ),
                 *(
                     format_spread(
-                        [statistics.mean(r["scores"][task] for task in tasks) for r in own]
+                        [statistics.mean(r["scores"][task] for task in each) for r in own]
                     )
-                    for tasks in means
+                    for each in means
                 ),
-                *(format_spread([r["scores"][task] for r in own]) for task in scratch),
+                *(format_spread([r["scores"][task] for r in own]) for task in tasks),
             ]
         )
-    alone = [statistics.mean(scratch.values()) for _ in means] + list(scratch.values())
-    rows.append(["from scratch", "1", *"-----", *(f"{score:.3f}" for score in alone)])
+    for variant, scores in scratch.items():
+        alone = [statistics.mean(scores.values()) for _ in means] + [scores[t] for t in tasks]
+        label = "from scratch" if len(scratch) == 1 else f"{variant}: from scratch"
+        rows.append([label, "1", *"-----", *(f"{score:.3f}" for score in alone)])
     headers = ["recipe", "seeds", "loss", "AUC", "AUC, averaged", "share of FLOPs"]
-    headers += ["share of seconds", *("mean of tasks" for _ in means), *scratch]
+    headers += ["share of seconds", *("mean of tasks" for _ in means), *tasks]
     return Table(headers, rows)
 
 
-def draw(records: Sequence[dict[str, Any]], path: Path) -> None:
-    """Write a picture of the losses on the yardstick against the share of the budget."""
-    figure, panel = plt.subplots(figsize=(8, 5), layout="constrained")
+def draw(records: Sequence[dict[str, Any]], scratch: Scores, path: Path) -> None:
+    """Write a picture: losses on the yardstick against the share of the budget, and the tasks."""
+    figure, (above, below) = plt.subplots(2, 1, figsize=(8, 9), layout="constrained")
     names = list(dict.fromkeys(r["variant"] for r in records))
-    for record in records:
-        curve = record["curve"]
-        panel.plot(
-            [point["step"] / record["steps"] for point in curve],
-            [point["loss"] for point in curve],
-            color=f"C{names.index(record['variant'])}",
-            linewidth=2 if record["variant"] == PRESENT else 1,
-            label=record["variant"] if record["seed"] == 0 else None,
+    tasks = list(next(iter(scratch.values())))
+    for number, name in enumerate(names):
+        own = [record for record in records if record["variant"] == name]
+        color = f"C{number}"
+        for record in own:
+            above.plot(
+                [point["step"] / record["steps"] for point in record["curve"]],
+                [point["loss"] for point in record["curve"]],
+                color=color,
+                linewidth=2 if name == PRESENT else 1,
+            )
+        beside = (number - (len(names) - 1) / 2) * 0.6 / len(names)
+        reached = [[record["scores"][task] for record in own] for task in tasks]
+        below.errorbar(
+            [place + beside for place in range(len(tasks))],
+            [statistics.mean(each) for each in reached],
+            [statistics.stdev(each) if len(each) > 1 else 0 for each in reached],
+            color=color,
+            marker="o",
+            linestyle="none",
+            capsize=3,
+            label=name,
         )
-    panel.set_title("discriminator's loss on the same corrupted held-out rows, nats", fontsize=10)
-    panel.set_xlabel("share of the budget of true FLOPs")
-    panel.grid(alpha=0.3)
-    panel.legend(fontsize=8)
+    for (name, scores), style in zip(scratch.items(), ("-", ":"), strict=False):
+        below.hlines(
+            [scores[task] for task in tasks],
+            [place - 0.4 for place in range(len(tasks))],
+            [place + 0.4 for place in range(len(tasks))],
+            color="gray",
+            linestyle=style,
+            label="from scratch" if len(scratch) == 1 else f"{name}: from scratch",
+        )
+    above.set_title("discriminator's loss on the same corrupted held-out rows, nats", fontsize=10)
+    above.set_xlabel("share of the budget of true FLOPs")
+    below.set_title("scores on dev, mean ± standard deviation over seeds", fontsize=10)
+    below.set_xticks(range(len(tasks)), tasks)
+    for panel in (above, below):
+        panel.grid(alpha=0.3)
+    below.legend(fontsize=8)
     figure.savefig(path, dpi=110)
 
 
@@ -568,14 +600,18 @@ def main() -> None:
     ]
     names = list(VARIANTS)
     records.sort(key=lambda record: (names.index(record["variant"]), record["seed"]))
-    start = name_run(runs, study[0], 0)
-    for task, data in tasks.items():
-        if task not in scratch:
-            scratch[task] = score(start, task, data, runs, f"scratch-{task}", scratch=True)
     configs = {
         record["variant"]: configure(preset, record["variant"], 0, flops[record["variant"]], shards)
         for record in records
     }
+    bodies = {config.model.architecture: name for name, config in reversed(configs.items())}
+    for variant in sorted(bodies.values(), key=names.index):
+        if variant not in scratch:
+            start = name_run(runs, variant, 0)
+            scratch[variant] = {
+                task: score(start, task, data, runs, f"{start.name}-{task}-scratch", scratch=True)
+                for task, data in tasks.items()
+            }
     taken = time_steps(configs, arguments.shards)
     table = to_markdown(tabulate(records, taken, scratch))
     result = {
@@ -590,7 +626,7 @@ def main() -> None:
     }
     write_json(arguments.out, result)
     write_text(arguments.out.with_suffix(".md"), table + "\n")
-    draw(records, arguments.out.with_suffix(".png"))
+    draw(records, scratch, arguments.out.with_suffix(".png"))
     print(table)
 
 

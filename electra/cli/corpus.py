@@ -249,8 +249,8 @@ def prepare(
     ]
     if source.get("files_of_lines"):  # not in shards of older versions
         notes.append(
-            f"files with few blank lines or none, each line a document {source['files_of_lines']:,} "
-            "(--set border=file: each file one document)"
+            "files with few blank lines or none, each line a document "
+            f"{source['files_of_lines']:,} (--set border=file: each file one document)"
         )
     if source["invalid_sequences"]:
         notes.append(f"invalid UTF-8 replaced {source['invalid_sequences']:,} times")
