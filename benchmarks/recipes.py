@@ -425,15 +425,29 @@ def find_share(curve: Sequence[dict[str, float]], loss: float) -> float | None:
     return None
 
 
+def count_tokens(record: dict[str, Any]) -> int:
+    """Return the positions of a run."""
+    train, examples = record["config"]["train"], record["config"]["examples"]
+    return int(record["steps"] * train["batch_size"] * examples["sequence_length"])
+
+
 def tabulate(
-    records: Sequence[dict[str, Any]], taken: dict[str, list[float]], scratch: Scores
+    records: Sequence[dict[str, Any]],
+    taken: dict[str, list[float]],
+    flops: dict[str, float],
+    scratch: Scores,
 ) -> Table:
-    """Return a row for each variant, mean ± deviation over its seeds, and for each from scratch."""
+    """Return a row for each variant, mean ± deviation over its seeds, and for each from scratch.
+
+    Shares are those of the first variant's FLOPs and seconds.
+    """
     tasks = list(next(iter(scratch.values())))
     compared_with = find_first(records[0]["variant"])
     present = [r for r in records if r["variant"] == compared_with]
     target = statistics.mean(r["curve"][-1]["loss"] for r in present)
-    speed = {name: statistics.median(times) for name, times in taken.items()}
+    seconds = {
+        r["variant"]: statistics.median(taken[r["variant"]]) * count_tokens(r) for r in records
+    }
     means = [tasks] if len(tasks) > 1 else []
     rows = []
     for variant in dict.fromkeys(r["variant"] for r in records):
@@ -443,10 +457,12 @@ def tabulate(
         if variant == compared_with:  # its seeds end around their mean
             shares = [1.0 for _ in own]
         known = [share for share in shares if share is not None]
-        slower = speed[variant] / speed[compared_with]
-        is_reached = bool(known) and len(known) == len(shares)
-        reached = f"{statistics.mean(known):.2f}" if is_reached else "never"
-        in_time = f"{slower * statistics.mean(known):.2f}" if is_reached else "never"
+        reached, in_time = (
+            f"{statistics.mean(known) * costs[variant] / costs[compared_with]:.2f}"
+            if known and len(known) == len(shares)
+            else "never"
+            for costs in (flops, seconds)
+        )
         rows.append(
             [
                 variant,
@@ -613,7 +629,7 @@ def main() -> None:
                 for task, data in tasks.items()
             }
     taken = time_steps(configs, arguments.shards)
-    table = to_markdown(tabulate(records, taken, scratch))
+    table = to_markdown(tabulate(records, taken, flops, scratch))
     result = {
         "commit": find_commit(),
         "preset": arguments.preset,
