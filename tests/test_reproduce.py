@@ -170,6 +170,7 @@ def test_a_killed_suite_ends_with_the_same_table(toy_suite, toy_shards, toy_ques
         ("fractions = [2.0]\n", "fractions must lie in (0, 1], not 2.0"),
         ('extends = "table-6"\n', "unknown suite 'table-6'; did you mean"),
         ("[finetune]\nqnli = []\n", "finetune names qnli, which is none of the tasks"),
+        ('equal = "steps"', "budget is a number of steps, below 1,000,000,000, not 3e+10"),
     ],
 )
 def test_what_a_suite_refuses(tmp_path, changes, message):

@@ -49,6 +49,10 @@ class Published:
     """Training FLOPs, by the paper's count."""
 
 
+MOST_STEPS = 1_000_000_000
+"""Steps or seconds from which on a budget was rather meant in FLOPs."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Suite:
     """Rows, what is held equal between them, and how they are scored."""
@@ -97,6 +101,11 @@ class Suite:
             require(name in names, f"{name!r} is no row to compare with{did_you_mean(name, names)}")
         require(self.seeds >= 1, f"seeds must be >= 1, not {self.seeds}")
         require(self.budget >= 0, f"budget must be >= 0, not {self.budget}")
+        require(
+            self.equal == "flops" or self.budget < MOST_STEPS,
+            f"the suite holds {self.equal} equal: the budget is a number of {self.equal}, below "
+            f"{MOST_STEPS:,}, not {self.budget:g}",
+        )
         require(bool(self.tasks), "tasks must name at least one task")
         unknown = [name for name in self.finetune if name not in (*self.tasks, "all")]
         require(
