@@ -162,7 +162,7 @@ def read_networks(run: Path) -> SavedNetworks:
         UserError: `run` is not a run folder or has no intact checkpoint, or state.json does not
             describe the networks.
     """
-    config = read_run_config(run)
+    config = read_run_config(run_of(run))
     step, checkpoint = find_checkpoint(run)
     tensors = read_tensors(checkpoint / FILES[0])
     state = read_object(checkpoint / "state.json")
@@ -340,12 +340,12 @@ def tensors_below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tenso
 
 
 def read_run_config(run: Path) -> PretrainConfig:
-    """Return the settings of a run folder, or of the run of a checkpoint.
+    """Return the settings of a run folder.
 
     Raises:
         UserError: `run` is not a run folder, or config.json is damaged.
     """
-    path = run_of(run) / "config.json"
+    path = run / "config.json"
     require(path.is_file(), f"{run} is not a run folder of `electra pretrain`: no config.json")
     values = read_object(path)
     try:

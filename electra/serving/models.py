@@ -86,7 +86,7 @@ class PretrainedModel:
             "kind": "pre-trained",
             "verbs": self.verbs,
             "step": step,
-            "steps": read_run_config(self.folder).train.steps if self.is_run else None,
+            "steps": read_run_config(run_of(self.folder)).train.steps if self.is_run else None,
             "is_run": self.is_run,
             "max_tokens": network.max_tokens if network else None,
             "layers": network.num_layers if network else None,
