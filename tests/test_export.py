@@ -183,7 +183,7 @@ def test_a_checkpoint_of_a_run_is_a_start_like_the_run(run, tmp_path):
     assert first != last
     export(run, tmp_path / "run")
     for checkpoint in (first, last):
-        export(checkpoint, tmp_path / checkpoint.name)
+        main(["export", str(checkpoint), "--out", str(tmp_path / checkpoint.name)])
         start, begin = load_pretrained(checkpoint), read_start(checkpoint)
         step = int(checkpoint.name.removeprefix("step-"))
         assert start.source == begin.source == f"{run} at step {step}"

@@ -138,6 +138,7 @@ def export(
         Of a fine-tuning, the seed whose model is written; if not given, the one with the best score
         on dev.
     """
+    from electra.runs.checkpoint import run_of
     from electra.runs.finetuned import is_finetuned, read_finetuned
     from electra.runs.pretrained import is_huggingface, read_run_config
 
@@ -154,7 +155,7 @@ def export(
     else:
         require(seed is None, f"--seed is for a folder of `electra finetune`, which {run} is not")
         source = str(run)
-        settings = None if is_huggingface(run) else read_run_config(run)
+        settings = None if is_huggingface(run) else read_run_config(run_of(run))
     refuse_existing(out)
     if dry_run:
         return print_dry_run(settings, f"read {source} and write {out}")
