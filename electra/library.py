@@ -21,7 +21,7 @@ from electra.pretraining.loop import pretrain as run_pretrain
 from electra.reports.runs import find_finetunings, read_finetuning
 from electra.reports.tables import finetuning_table, to_markdown
 from electra.reports.tokens import Word
-from electra.runs.checkpoint import find_checkpoint
+from electra.runs.checkpoint import find_checkpoint, run_of
 from electra.runs.export import export as run_export
 from electra.runs.finetuned import is_finetuned, read_finetuned
 from electra.runs.pretrained import is_huggingface, load_pretrained
@@ -301,7 +301,7 @@ def export(
     found = [Path(path) for path in scores]
     rows = [read_finetuning(path / "results.json") for path in found]
     if not is_huggingface(run):
-        beside = find_finetunings(run, find_checkpoint(run)[0])
+        beside = find_finetunings(run_of(run), find_checkpoint(run)[0])
         for row in [read_finetuning(path / "results.json") for path in beside]:
             if not any((row.label, row.from_scratch) == (r.label, r.from_scratch) for r in rows):
                 rows.append(row)

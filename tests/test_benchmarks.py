@@ -18,6 +18,7 @@ from benchmarks.objectives import VARIANTS, configure, trace
 from benchmarks.step import Best, Loop, Ours, check_losses
 from electra.cli import main
 from electra.config import UserError
+from electra.corpus.shards import open_shards
 from electra.corpus.tokenizer import make_tokenizer
 from electra.files import write_json
 from electra.method.flops import count_run, count_true
@@ -84,7 +85,10 @@ def test_objectives_are_compared_at_equal_compute(toy_shards):
 
 
 def test_loading_is_measured(toy_shards):
-    result = loading.measure(toy_shards, rows=4, length=32, repeats=3)
+    result = loading.measure(toy_shards, copies=3, rows=4, length=32, repeats=3)
+    once = open_shards(toy_shards).train
+    assert result["shards"] == 3 * len(once)
+    assert result["tokens"] == 3 * sum(shard.num_tokens for shard in once)
     assert all(rate > 0 for rate in result["tokens_per_second"].values())
     low, middle, high = result["quartiles"]["batch"]
     assert low >= middle >= high

@@ -11,7 +11,6 @@ from typing import Any
 from electra.config import UserError, require
 from electra.files import read_object, read_text
 from electra.reports.tokens import Sentence, TokenView, suspect_as_many
-from electra.runs.checkpoint import run_of
 from electra.runs.manifest import read_manifest
 from electra.runs.metrics import read_metrics
 
@@ -153,10 +152,9 @@ def find_finetunings(run: Path, step: int) -> list[Path]:
     Those from scratch, which took the run's sizes and no weights, are among them, and those of a
     grid are not.
     """
-    run = run_of(run).resolve()
-    source = re.compile(rf"{re.escape(run.name)} at step (\d+)")
+    source = re.compile(rf"{re.escape(run.resolve().name)} at step (\d+)")
     found = []
-    for path in sorted(run.parent.glob("*/results.json")):
+    for path in sorted(run.resolve().parent.glob("*/results.json")):
         try:
             results = read_object(path)
         except UserError:
