@@ -1,9 +1,9 @@
 # docker build -t electra .
 # docker run -p 127.0.0.1:8000:8000 -e ELECTRA_TOKEN -v "$PWD/run:/models/run:ro" electra
 FROM python:3.13-slim
-# Without CUDA, gigabytes smaller. For a GPU: --build-arg TORCH_INDEX=https://pypi.org/simple
+# Without CUDA, gigabytes smaller. For a GPU, from pip's own index: --build-arg TORCH_INDEX=
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-RUN pip install --no-cache-dir --index-url "$TORCH_INDEX" torch
+RUN pip install --no-cache-dir ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch
 COPY pyproject.toml README.md LICENSE /source/
 COPY electra /source/electra
 RUN pip install --no-cache-dir "/source[serve]" && rm -r /source && useradd --create-home electra
