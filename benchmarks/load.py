@@ -1,7 +1,7 @@
 """Speed of reading shuffled rows from shards on one core, beside a bare gather of equal size.
 
     python -m benchmarks.load SHARDS --out results/load.json
-    python -m benchmarks.load SHARDS --copies 500 --out results/load-many.json
+    python -m benchmarks.load SHARDS --copies 84 --out results/load-many.json
 
 A batch is that of the training loop: rows in random order, cut into segments, with special tokens,
 segment ids and a mask. The bare gather only copies as many tokens from random positions into an
@@ -48,7 +48,7 @@ def measure(
     windows = np.lib.stride_tricks.sliding_window_view(tokens, length)
     rng = np.random.default_rng(0)
     batches = examples.batches(0, rows)
-    steps = examples.block_rows // rows
+    steps = max(1, examples.block_rows // rows)
     seconds: dict[str, list[float]] = {"batch": [], "gather": []}
     for repeat in range(repeats + 5):
         began = time.perf_counter()
@@ -90,10 +90,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     results = [
-        measure(
-            *(arguments.shards, arguments.copies, rows),
-            *(arguments.length, arguments.repeats),
-        )
+        measure(arguments.shards, arguments.copies, rows, arguments.length, arguments.repeats)
         for rows in arguments.rows
     ]
     device = Machine().name

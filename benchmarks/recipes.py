@@ -346,9 +346,9 @@ def score(
 def time_steps(configs: dict[str, PretrainConfig], shards_folder: Path) -> dict[str, list[float]]:
     """Return the processor seconds per million tokens of each variant, timed in turn."""
     shards = open_shards(shards_folder, verify=False)
-    machine = prepare_machine("cpu", next(iter(configs.values())).train.precision, 1)
     steps = {}
     for name, config in configs.items():
+        machine = prepare_machine("cpu", config.train.precision, 1)
         model = build_model(config, shards.tokenizer, machine).train()
         steps[name] = prepare_step(model, config, machine)
     taken: dict[str, list[float]] = {name: [] for name in configs}

@@ -78,11 +78,11 @@ def orthogonalise(matrices: Tensor) -> Tensor:
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
     if not x.is_cuda and x.shape[2] >= 2 * x.shape[1]:
         x = _iterate_gram(x @ x.mT) @ x
-        return x.mT if is_tall else x
-    x = x.bfloat16() if x.is_cuda else x
-    for _ in range(ITERATIONS):
-        gram = x @ x.mT
-        x = a * x + torch.baddbmm(gram, gram, gram, beta=b, alpha=c) @ x
+    else:
+        x = x.bfloat16() if x.is_cuda else x
+        for _ in range(ITERATIONS):
+            gram = x @ x.mT
+            x = a * x + torch.baddbmm(gram, gram, gram, beta=b, alpha=c) @ x
     return (x.mT if is_tall else x).to(matrices.dtype)
 
 
@@ -95,13 +95,17 @@ def _iterate_gram(gram: Tensor) -> Tensor:
     Args:
         gram: G of the first iteration, (N, rows, rows).
     """
-    a, b, c = COEFFICIENTS
-    product = None
-    for number in range(ITERATIONS):
-        factor = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
-        factor.diagonal(dim1=1, dim2=2).add_(a)
-        product = factor if product is None else factor @ product
-        if number < ITERATIONS - 1:
-            gram = factor @ gram @ factor
-    assert product is not None
+    factor = product = _find_factor(gram)
+    for _ in range(ITERATIONS - 1):
+        gram = factor @ gram @ factor
+        factor = _find_factor(gram)
+        product = factor @ product
     return product
+
+
+def _find_factor(gram: Tensor) -> Tensor:
+    """Return Q of one iteration, (N, rows, rows)."""
+    a, b, c = COEFFICIENTS
+    factor = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+    factor.diagonal(dim1=1, dim2=2).add_(a)
+    return factor
