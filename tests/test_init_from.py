@@ -437,13 +437,15 @@ def test_the_manifest_says_what_was_taken(folders, toy_shards, measured):
     assert manifest["also_evaluate"]["sha256"] == open_shards(toy_shards).digest
 
 
-def test_the_report_has_both_curves(measured, tmp_path):
+def test_the_report_has_both_curves(measured, run, tmp_path):
     runs = read_runs([measured])
     assert "Discriminator on old and new text" in [panel.title for panel in find_panels(runs)]
     write_page(tmp_path / "page.html", runs)
     page = (tmp_path / "page.html").read_text()
     assert "discriminator&#x27;s loss, old text" in page
     assert "at step 12</td>" in page, "first weights"
+    write_page(tmp_path / "own.html", read_runs([run]))
+    assert "random, with neighbours</td>" in (tmp_path / "own.html").read_text()
     main(["report", str(measured), "--out", str(tmp_path / "tables.md")])
     tables = (tmp_path / "tables.md").read_text()
     assert "| continued run | step | old_disc_loss | old_disc_auc |" in tables

@@ -202,6 +202,13 @@ def _generator(run: Run) -> str:
     )
 
 
+def _first_weights(run: Run) -> str:
+    if start := run.manifest.get("init_from"):
+        return str(start.get("source", UNKNOWN))
+    initial = _section_of(run, "train")("initial_weights")
+    return "random, as in the paper" if initial == "bert" else f"random, with {initial}"
+
+
 def _facts(run: Run) -> dict[str, str]:
     model, train = _section_of(run, "model"), _section_of(run, "train")
     last = run.last_train
@@ -215,7 +222,7 @@ def _facts(run: Run) -> dict[str, str]:
         "encoder": f"{model('num_hidden_layers')} layers, width {model('hidden_size')}, "
         f"{model('num_attention_heads')} heads",
         "generator": _generator(run),
-        "first weights": str(run.manifest.get("init_from", {}).get("source", "random")),
+        "first weights": _first_weights(run),
         "vocabulary": f"{model('vocab_size')} tokens",
         "batch": f"{train('batch_size')} rows of {_section_of(run, 'examples')('sequence_length')} "
         "tokens",
