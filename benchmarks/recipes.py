@@ -431,6 +431,11 @@ def count_tokens(record: dict[str, Any]) -> int:
     return int(record["steps"] * train["batch_size"] * examples["sequence_length"])
 
 
+def name_scratch(variant: str, scratch: Scores) -> str:
+    """Return the label of a variant's network from scratch; its body is named if there are more."""
+    return "from scratch" if len(scratch) == 1 else f"{variant.partition(', ')[0]}, from scratch"
+
+
 def tabulate(
     records: Sequence[dict[str, Any]],
     taken: dict[str, list[float]],
@@ -489,8 +494,9 @@ def tabulate(
         )
     for variant, scores in scratch.items():
         alone = [statistics.mean(scores.values()) for _ in means] + [scores[t] for t in tasks]
-        label = "from scratch" if len(scratch) == 1 else f"{variant}: from scratch"
-        rows.append([label, "1", *"-----", *(f"{score:.3f}" for score in alone)])
+        rows.append(
+            [name_scratch(variant, scratch), "1", *"-----", *(f"{score:.3f}" for score in alone)]
+        )
     headers = ["recipe", "seeds", "loss", "AUC", "AUC, averaged", "share of FLOPs"]
     headers += ["share of seconds", *("mean of tasks" for _ in means), *tasks]
     return Table(headers, rows)
@@ -530,7 +536,7 @@ def draw(records: Sequence[dict[str, Any]], scratch: Scores, path: Path) -> None
             [place + 0.4 for place in range(len(tasks))],
             color="gray",
             linestyle=style,
-            label="from scratch" if len(scratch) == 1 else f"{name}: from scratch",
+            label=name_scratch(name, scratch),
         )
     above.set_title("discriminator's loss on the same corrupted held-out rows, nats", fontsize=10)
     above.set_xlabel("share of the budget of true FLOPs")
