@@ -18,7 +18,7 @@ from electra.pretraining.loop import pretrain, resume
 from electra.reports.tables import Table
 from electra.reproduce.plan import make_plan
 from electra.reproduce.records import compare, estimate
-from electra.reproduce.report import to_latex
+from electra.reproduce.report import to_latex, write_results
 from electra.reproduce.suite import Row, Suite, list_suites, read_suite
 from electra.runs.checkpoint import find_checkpoint, read_state
 
@@ -88,7 +88,9 @@ def test_a_short_run_that_branches_off_is_the_run_by_itself(toy_suite, toy_shard
 
 
 @pytest.mark.slow
-def test_a_suite_from_its_file_to_its_page(toy_suite, toy_shards, toy_question, tmp_path, capsys):
+def test_a_suite_from_its_file_to_its_page(
+    toy_suite, toy_shards, toy_question, tmp_path, capsys, monkeypatch
+):
     more = TOY.replace('["own"]', '["own", "cola"]').replace("all =", 'cola = ["epochs=9"]\nall =')
     toy_suite.write_text(more)  # of its tasks one is asked for
     words = ["reproduce", str(toy_suite), "--shards", str(toy_shards), "--data"]
@@ -97,7 +99,15 @@ def test_a_suite_from_its_file_to_its_page(toy_suite, toy_shards, toy_question, 
     main([*words, "--dry-run", "--set", "train.evaluate_rows=4"])  # above the suite's own value
     assert "4 of 4 runs are left" in capsys.readouterr().out
     assert not (tmp_path / "runs").exists()
+    written = []
+
+    def count_and_write(out, suite, records, *others):
+        written.append(len(records))
+        return write_results(out, suite, records, *others)
+
+    monkeypatch.setattr("electra.reproduce.report.write_results", count_and_write)
     main(words)
+    assert len(written) == 3, "after each of the two rows, and at the end"
     first = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     assert set(first) == {
         "results.json", "README.md", "table.tex", "figure.png", "figure.svg", "index.html"

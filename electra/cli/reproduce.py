@@ -81,7 +81,7 @@ def reproduce(
             refuse_url(folder)
     from electra.reports.glossary import format_seconds
     from electra.reproduce.plan import estimate_seconds, open_plan
-    from electra.reproduce.records import read_earlier, read_records
+    from electra.reproduce.records import Cell, read_earlier, read_records
     from electra.reproduce.report import tabulate, write_results
     from electra.reproduce.run import carry_out, count_devices, is_done
     from electra.reproduce.suite import find_suite, read_suite
@@ -130,12 +130,16 @@ def reproduce(
             f"{len(left)} of {len(plan.runs)} runs are left: about {time} of pre-training on this "
             f"machine, {jobs} at a time, and their fine-tunings; nothing was written"
         )
-    with Progress(f"reproducing {path.stem}", unit="TFLOP") as progress:
-        carry_out(suite, plan.without(earlier), shards, folders, runs, jobs, progress.update)
-    records = read_records(suite, plan, runs, earlier)
     command = shlex.join(["electra", *sys.argv[1:]])
-    cells = write_results(out, suite, records, len(plan.runs), command)
-    table = tabulate(suite, cells)
+
+    def save() -> list[Cell]:
+        records = read_records(suite, plan, runs, earlier)
+        return write_results(out, suite, records, len(plan.runs), command)
+
+    with Progress(f"reproducing {path.stem}", unit="TFLOP") as progress:
+        unfinished = plan.without(earlier)
+        carry_out(suite, unfinished, shards, folders, runs, jobs, progress.update, save)
+    table = tabulate(suite, save())
     print_table(table.rows, table.headers)
     print_done(f"wrote {out}: README.md, table.tex, figure.png, figure.svg, index.html")
 

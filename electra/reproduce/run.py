@@ -56,6 +56,7 @@ def carry_out(
     runs: Path,
     jobs: int,
     show: Show,
+    save: Callable[[], object],
 ) -> None:
     """Compute what is not yet finished of a plan.
 
@@ -67,6 +68,7 @@ def carry_out(
         runs: The folder of all runs; exists.
         jobs: Processes that compute at a time. With several GPUs each process has its own.
         show: Called with the TFLOPs of pre-training done and in total, and what is computed now.
+        save: Called whenever the runs of a row and seed are finished.
 
     Raises:
         UserError: A run cannot be computed. The others are stopped at a checkpoint.
@@ -87,6 +89,7 @@ def carry_out(
                 if not worker.process.is_alive():
                     del working[place]
                     worker.raise_failure()
+                    save()
 
 
 class _Worker(NamedTuple):
