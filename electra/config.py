@@ -778,7 +778,7 @@ class PretrainConfig:
                     f"train.initial_weights {self.train.initial_weights} needs both networks at "
                     f"least as wide as the embeddings: hidden_size {encoder.hidden_size} is less "
                     f"than embedding_size {encoder.embedding_size}; set "
-                    "generator.hidden_fraction=1",
+                    f"generator.hidden_fraction=1 or model.embedding_size={encoder.hidden_size}",
                 )
 
     def _require_modernbert(self, generator: EncoderConfig) -> None:
