@@ -7,6 +7,7 @@ import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -55,7 +56,10 @@ def toy_suite(tmp_path):
 
 def test_every_suite_of_the_paper_can_be_planned(toy_shards):
     shards = open_shards(toy_shards)
-    for name, suite in list_suites().items():
+    folder = Path(__file__).parents[1] / "benchmarks" / "two-cores"
+    small = {path.name: read_suite(path) for path in folder.glob("*.toml")}
+    assert len(small) == 5
+    for name, suite in (list_suites() | small).items():
         plan = make_plan(dataclasses.replace(suite, seeds=1), shards)
         wanted = sum(len(row.fractions or suite.fractions) for row in suite.rows)
         assert len(plan.runs) == wanted, name
