@@ -432,7 +432,8 @@ class MethodConfig:
     shown_at_mask: Literal["auto", "mask", "80/10/10", "85/15"] = "auto"
     """Input at the masked positions. mask: [MASK]. 80/10/10: as in BERT, 80% [MASK], 10% a random
     token, 10% the original token. 85/15: as in the released code, 85% [MASK], 15% the original
-    token. auto: mask in paper mode, 85/15 in reference mode."""
+    token. auto: in paper mode 80/10/10 for the objective mlm, which is BERT's (section 3.5), and
+    mask for the others; 85/15 in reference mode."""
     disc_weight: float = 50.0
     """Lambda, the weight of the discriminator's loss."""
 

@@ -46,7 +46,7 @@ VARIANTS = {
     "rtd": [],
     "rtd-masked-only": ["method.objective=rtd_masked_only"],
     "mlm": ["method.objective=mlm"],
-    "mlm-80-10-10": ["method.objective=mlm", "method.shown_at_mask=80/10/10"],
+    "mlm-mask": ["method.objective=mlm", "method.shown_at_mask=mask"],
     "replace-mlm": ["method.objective=replace_mlm"],
     "all-tokens-mlm": ["method.objective=all_tokens_mlm"],
     "electric": ["method.objective=electric"],
@@ -73,7 +73,12 @@ VARIANTS = {
     "accumulation": ["train.accumulation=3"],
     "recompute": ["train.recompute_activations=true"],
     "modern": MODERN,
-    "modern-mlm": [*MODERN, "method.objective=mlm", "examples.attend=document"],
+    "modern-mlm": [
+        *MODERN,
+        "method.objective=mlm",
+        "method.shown_at_mask=mask",
+        "examples.attend=document",
+    ],
     "modern-electric": [*MODERN, "method.objective=electric", "optimizer.matrices=muon"],
     "no-dropout": ["model.hidden_dropout_prob=0", "model.attention_probs_dropout_prob=0"],
 }

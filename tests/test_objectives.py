@@ -299,7 +299,7 @@ def test_masked_only(batch):
 
 
 def test_mlm_is_that_of_transformers(batch):
-    model = build("method.objective=mlm")
+    model = build("method.objective=mlm", "method.shown_at_mask=mask")
     config = config_to_huggingface(SIZES, "ElectraForMaskedLM", pad_id=PAD)
     theirs = transformers.ElectraForMaskedLM(transformers.ElectraConfig(**config)).eval()
     theirs.load_state_dict(

@@ -162,7 +162,8 @@ class Masking(nn.Module):
     def __init__(self, config: MethodConfig, tokenizer: Tokenizer):
         super().__init__()
         self.config = config
-        by_mode = "mask" if config.mode == "paper" else "85/15"
+        in_paper = "80/10/10" if config.objective == "mlm" else "mask"
+        by_mode = in_paper if config.mode == "paper" else "85/15"
         self.shown = by_mode if config.shown_at_mask == "auto" else config.shown_at_mask
         self.mask_id, self.vocab_size = tokenizer.mask_id, tokenizer.vocab_size
         self.never_masked_ids = (
