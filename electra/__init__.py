@@ -17,9 +17,11 @@ if TYPE_CHECKING:
         predict,
         pretrain,
     )
+    from electra.processes import Interrupted
 
 __version__ = "0.1.0"
 __all__ = [
+    "Interrupted",
     "Model",
     "UserError",
     "__version__",
@@ -39,6 +41,8 @@ def __getattr__(name: str) -> Any:
     """Return a name of the library; torch is imported with the first one."""
     if name == "UserError":
         return import_module("electra.config").UserError
+    if name == "Interrupted":
+        return import_module("electra.processes").Interrupted
     if name in __all__:
         return getattr(import_module("electra.library"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -105,7 +105,8 @@ def embed(
     Raises:
         UserError: There is no such layer, or the folder has no encoder.
     """
-    return run_embed(model.encoder, _list(texts), layer=layer, pooling=pooling)
+    _require_choice("pooling", pooling, *get_args(Pooling))
+    return run_embed(model.encoder, _list_texts(texts), layer=layer, pooling=pooling)
 
 
 def encode(
@@ -126,7 +127,8 @@ def encode(
     Raises:
         UserError: There is no such layer, or the folder has no encoder.
     """
-    return embed_units(model.encoder, _list(texts), unit=unit, layer=layer)
+    _require_choice("unit", unit, "word", "token")
+    return embed_units(model.encoder, _list_texts(texts), unit=unit, layer=layer)
 
 
 def detect(model: Model, texts: Sequence[str]) -> list[list[Word]]:
@@ -139,7 +141,7 @@ def detect(model: Model, texts: Sequence[str]) -> list[list[Word]]:
     Raises:
         UserError: The folder has no discriminator.
     """
-    return run_detect(model.discriminator, _list(texts))
+    return run_detect(model.discriminator, _list_texts(texts))
 
 
 def fill(model: Model, texts: Sequence[str], *, top: int = 5) -> list[list[list[Candidate]]]:
@@ -153,7 +155,7 @@ def fill(model: Model, texts: Sequence[str], *, top: int = 5) -> list[list[list[
     Raises:
         UserError: The folder has no generator, or a text has no [MASK] or is too long.
     """
-    return [run_fill(model.generator, text, top) for text in _list(texts)]
+    return [run_fill(model.generator, text, top) for text in _list_texts(texts)]
 
 
 def predict(model: Model, records: Sequence[Any]) -> list[dict[str, Any]]:
@@ -188,7 +190,8 @@ def pretrain(
         shards: Folder that `electra prepare` wrote.
         out: The run folder.
         preset: Sizes and settings to begin with.
-        recipe: As published, or as found by experiment; None: best for tiny, else paper.
+        recipe: As published, or as found by experiment; None: best for tiny, mini and
+            modern-tiny, paper for the others.
         settings: Settings to change.
         show: Called with each record of metrics.jsonl.
 
@@ -198,6 +201,7 @@ def pretrain(
     """
     require(preset in PRESETS, f"unknown preset {preset!r}{did_you_mean(preset, PRESETS)}")
     given = settings or {}
+    _require_choice("recipe", recipe, None, *RECIPES)
     config = override(RECIPES[recipe][preset] if recipe else PRESETS[preset], _assign(given))
     tenth = config.shortest_schedule // 10
     if config.optimizer.warmup_steps > tenth and "optimizer.warmup_steps" not in given:
@@ -284,6 +288,7 @@ def export(
             agree with the model.
     """
     run, folder = Path(model), Path(out)
+    _require_choice("form", form, "huggingface", "bert", "sentence-transformers")
     is_similarity = form == "sentence-transformers"
     require(
         is_similarity == (dev is not None),
@@ -325,9 +330,20 @@ def _list(texts: Sequence[Any]) -> list[Any]:
     return list(texts)
 
 
+def _list_texts(texts: Sequence[str]) -> list[str]:
+    wrong = [each for each in _list(texts) if not isinstance(each, str)]
+    require(not wrong, f"a text is a str, not {wrong[:1]}")
+    return list(texts)
+
+
+def _require_choice(name: str, value: object, *choices: object) -> None:
+    named = ", ".join(map(str, choices))
+    require(value in choices, f"{name} must be one of {named}, not {value!r}")
+
+
 def _assign(settings: Settings) -> list[str]:
     """Return settings as the words of --set."""
     return [
-        f"{name}={str(value).lower() if isinstance(value, bool) else value}"
+        f"{name}={str(value).lower() if value is None or isinstance(value, bool) else value}"
         for name, value in settings.items()
     ]

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import NamedTuple
 
 SAME_REQUEST_SECONDS = 2.0
-"""Ctrl-C and the signals of a queue reach torchrun and its processes at once, and torchrun passes
+"""Ctrl-C and the signals of a queue reach a parent and its processes at once, and the parent passes
 them on. A second signal within this time is the first one again."""
 
 
@@ -107,11 +107,12 @@ def heed_signals() -> Iterator[Requests]:
             return
         first = min(first, time.monotonic())
         requests.stops = True
-        if is_launched() and time.monotonic() < first + SAME_REQUEST_SECONDS:
+        has_parent = is_launched() or multiprocessing.parent_process() is not None
+        if has_parent and time.monotonic() < first + SAME_REQUEST_SECONDS:
             return
         for each in stops:
             signal.signal(each, before[each])
-        if is_launched():
+        if has_parent:
             signal.raise_signal(number)
 
     try:

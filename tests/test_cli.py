@@ -4,6 +4,7 @@ import json
 import os
 import re
 import resource
+import shlex
 import subprocess
 import sys
 import warnings
@@ -221,7 +222,34 @@ def test_mistakes_are_one_line_with_status_2(capsys, chain, toy_text, tmp_path):
             for value in ("nan", "inf", "-1.0")
         ),
         (["report", folder / "run"], r"needs either --out PAGE.html or --readme FILE"),
+        (["report", "--out", out], r"error: report needs FOLDERS$"),
+        (["prepare", toy_text], r"error: prepare needs --tokenizer$"),
+        (["pretrain", shards, "--out", out, "--max-time"], r"error: --max-time needs a value$"),
+        (["pretrain", shards, "--out", out, "--max-time", "90"], r"such as 90m or 3h, not '90'$"),
+        (["pretrain", shards, "--out", out, "--preset", ""], r"unknown preset ''"),
+        (["pretrain", "--resume", folder / "run", "--dry-run"], r"is complete"),
+        (
+            ["pretrain", shards, "--out", folder / "run", "--preset", "small", "--dry-run"],
+            r"was begun with model.embedding_size=.*choose another --out",
+        ),
+        (
+            ["pretrain", "--resume", folder / "scores"],
+            r"is not the config of a run, but of a fine-tun",
+        ),
+        (["detect", folder / "run", "-5 degrees"], r"Put -- before a text that begins with -\.$"),
+        (["prepare", "", "--tokenizer", folder / "vocabulary", "--out", out], r"an empty name"),
+        (["prepare", toy_text, "--tokenizer", "v", "--out", out, "--task", ""], r"takes I/N"),
+        (["tokenizer", "--ids", "9", "--kind", "bpe", "--out", out], r"no text and no settings"),
+        (["tokenizer", "--ids", "9" * 12, "--out", out], r"--ids must be <= 10,000,000"),
+        (["inspect", shards, "--set", "encoding=utf-8"], r"--set is for reading a --text"),
+        (
+            ["finetune", folder / "run", "--task", "own", "--data", folder / "task", "--out", out]
+            + ["--seeds", "0", "--dry-run"],
+            r"seeds must lie in 1 to 1000, not 0",
+        ),
+        (["report", folder / "run", "--out", folder / "notes.md"], r"does not begin with a table"),
     ]
+    (folder / "notes.md").write_text("# Notes\n")
     for words, expected in mistakes:
         status, printed, err = run(capsys, *words)
         assert status == 2, words
@@ -231,6 +259,33 @@ def test_mistakes_are_one_line_with_status_2(capsys, chain, toy_text, tmp_path):
         assert not printed
     assert not out.exists()
     assert not list(tmp_path.iterdir())
+
+
+def test_the_next_command_has_what_this_one_had(capsys, chain, toy_text, tmp_path):
+    folder, _ = chain
+    out = tmp_path / "my shards"
+    words = ["prepare", toy_text, "--tokenizer", folder / "vocabulary", "--out", out]
+    settings = ["--set", "heldout_prob=0.4", "duplicates=exact"]
+    _, printed, _ = run(capsys, *words, *settings, "--task", "0/1")
+    following = printed.splitlines()[-1].removeprefix("next: electra ")
+    status, printed, err = run(capsys, *shlex.split(following))
+    assert status == 0, err
+    assert f"next: electra pretrain '{out}' --out run" in printed
+
+
+def test_settings_are_listed_without_shards(capsys):
+    status, printed, _ = run(capsys, "pretrain", "--preset", "small", "--dry-run")
+    assert status == 0
+    assert "train.steps=1000000\n" in printed
+
+
+def test_output_that_takes_nothing_or_only_ascii(tmp_path):
+    command = f"exec {sys.executable} -m electra flops >&-"
+    assert subprocess.run(["sh", "-c", command], capture_output=True).stderr == b""
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = run_child("tokenizer", "--ids", "5", "--out", tmp_path / "한국", env=ascii_only)
+    assert done.returncode == 0
+    assert r"\ud55c\uad6d: 5 ids" in done.stdout
 
 
 def run_child(*words, **options):

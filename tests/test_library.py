@@ -58,6 +58,17 @@ def test_mistakes_are_user_errors(run, tmp_path):
         electra.load(tmp_path)
     with pytest.raises(electra.UserError, match="seed 1 is for a fine-tuning, which"):
         electra.load(run, seed=1)
+    with pytest.raises(electra.UserError, match="a text is a str, not"):
+        electra.detect(model, [3])
+    with pytest.raises(electra.UserError, match="pooling must be one of mean, cls, not 'max'"):
+        electra.embed(model, TEXTS, pooling="max")
+    with pytest.raises(electra.UserError, match="unit must be one of word, token, not 'wrd'"):
+        electra.encode(model, TEXTS, unit="wrd")
+    with pytest.raises(electra.UserError, match=r"form must be one of .*, not 'tf'"):
+        electra.export(run, tmp_path / "out", form="tf")
+    with pytest.raises(electra.UserError, match="recipe must be one of None, paper, best"):
+        electra.pretrain("shards", tmp_path / "out", recipe="bst")
+    assert issubclass(electra.Interrupted, Exception)
     with pytest.raises(electra.UserError, match="is not a finished folder of `electra finetune`"):
         electra.predict(model, [{"text": "a"}])
     with pytest.raises(electra.UserError, match="unknown preset 'tyni'; did you mean 'tiny'"):

@@ -172,6 +172,22 @@ def test_a_second_signal_acts_at_once(number):
         signal.signal(number, before)
 
 
+def test_the_signal_that_a_parent_passes_on_is_the_first_one_again(monkeypatch):
+    """A queue signals a suite and its runs at once, and the suite then signals its runs."""
+    monkeypatch.setattr("multiprocessing.parent_process", lambda: object())
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with heed_signals() as requests:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert requests.stops
+            monkeypatch.setattr("electra.processes.SAME_REQUEST_SECONDS", 0.0)
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 # Skipped steps
 
 

@@ -449,7 +449,7 @@ def test_what_cannot_be_served_is_refused(run, tmp_path, capsys):
             ([str(run), "--port", port], f"cannot listen on 127.0.0.1 port {port}"),
             ([str(run), "--port", "99999"], "must lie in 0 to 65535"),
             ([str(run), "--set", "max_chars=3000000"], "max_waiting_chars=2000000 must be at"),
-            ([], "folders"),
+            ([], "serve needs FOLDERS"),
         ):
             with pytest.raises(SystemExit):
                 main(["serve", *words])

@@ -1,6 +1,5 @@
 """tokenizer, prepare and inspect: from text to shards, and what is in them."""
 
-import shlex
 from collections.abc import Iterator, Sequence
 from json import dumps
 from pathlib import Path
@@ -8,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from electra.cli.options import DryRun, Set, Toml, print_dry_run, refuse_existing, resolve
+from electra.cli.options import DryRun, Set, Toml, print_dry_run, refuse_existing, repeat, resolve
 from electra.config import PrepareConfig, TokenizerConfig, require
+from electra.settings import setting_name
 
 if TYPE_CHECKING:
     from electra.corpus.tokenizer import Tokenizer
@@ -21,6 +21,8 @@ Text = Annotated[
         "be compressed (.bz2, .gz, .xz, .zst); URLs; datasets:NAME; - is standard input."
     ),
 ]
+MOST_IDS = 10_000_000
+"""Beyond, the embeddings of any encoder are larger than the memory of a machine."""
 SAMPLE_CHARS = 1_000_000
 """Characters of the text that are cut with a new vocabulary, to tell what it does."""
 MIN_SHARE = 0.001
@@ -64,21 +66,24 @@ def tokenizer(
     from electra.corpus.tokenizer import Tokenizer
     from electra.reports.glossary import format_count
     from electra.terminal.live import Progress
-    from electra.terminal.printing import print_done
+    from electra.terminal.printing import command, print_done
 
     given = [f"kind={kind}", *set_] if kind else set_
     settings = resolve(TokenizerConfig(), config, given)
     old = Tokenizer.load(extend) if extend else None
     refuse_existing(out)
     if ids is not None:
-        require(not text and not extend, "--ids declares a vocabulary; it takes no text")
+        require(
+            not text and not extend and not given and config is None,
+            "--ids declares a vocabulary; it takes no text and no settings",
+        )
         made = Tokenizer.declare(_read_names(ids))
         if dry_run:
             return print_dry_run(None, f"write {made.vocab_size:,} ids as the tokenizer {out}")
         made.save(out)
         return print_done(
             f"wrote {out}: {made.vocab_size - 5:,} ids and 5 special tokens",
-            f"electra prepare SEQUENCES.jsonl --tokenizer {out} --out shards",
+            command("prepare", "SEQUENCES.jsonl", "--tokenizer", out, "--out", "shards"),
         )
     if old:
         kept = TokenizerConfig()
@@ -118,9 +123,10 @@ def tokenizer(
     if old:
         told = f"{made.vocab_size - old.vocab_size:,} tokens added to {old.vocab_size:,}"
     _note_marks(made, sample)
+    reading = [each for each in given if setting_name(each) in ("text_field", "encoding")]
     print_done(
         f"wrote {out}: {told}",
-        f"electra prepare {shlex.join(text)} --tokenizer {out} --out shards",
+        command("prepare", *text, "--tokenizer", out, "--out", "shards", *repeat(reading)),
     )
 
 
@@ -128,6 +134,7 @@ def _read_names(ids: str) -> Sequence[str]:
     from electra.files import read_text
 
     if ids.isdecimal():
+        require(int(ids) <= MOST_IDS, f"--ids must be <= {MOST_IDS:,}, not {ids}")
         return list(map(str, range(int(ids))))
     return read_text(Path(ids)).splitlines()
 
@@ -195,10 +202,10 @@ def prepare(
     from electra.corpus.remote import is_url, locate
     from electra.corpus.tokenizer import Tokenizer
     from electra.terminal.live import Progress
-    from electra.terminal.printing import print_done, print_note
+    from electra.terminal.printing import command, print_done, print_note
 
     settings = resolve(PrepareConfig(), config, set_)
-    share = _parse_share(task) if task else None
+    share = None if task is None else _parse_share(task)
     require(not (share and finish), "--task and --finish are two steps; name one of them")
     require(
         engine == "local" or not (share or finish),
@@ -231,7 +238,10 @@ def prepare(
     if share:
         print_done(
             f"tasks of share {task}: {number:,}",
-            f"electra prepare {shlex.join(text)} --tokenizer {tokenizer} --out {out} --finish",
+            command(
+                *("prepare", *text, "--tokenizer", tokenizer, "--out", out),
+                *(*repeat(set_, config), "--finish"),
+            ),
         )
         return
     parts, source = manifest["parts"], manifest["text"]
@@ -259,7 +269,7 @@ def prepare(
     if manifest["dropped"]:
         found = (f"{number:,} ({reason})" for reason, number in manifest["dropped"].items())
         notes.append(f"documents dropped: {', '.join(found)}")
-    print_done(f"wrote {out}: {'; '.join(notes)}", f"electra pretrain {out} --out run")
+    print_done(f"wrote {out}: {'; '.join(notes)}", command("pretrain", out, "--out", "run"))
 
 
 def _parse_share(text: str) -> tuple[int, int]:
@@ -275,7 +285,9 @@ def inspect(
     *,
     text: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (),
     json: bool = False,
-    set_: Set = (),
+    set_: Annotated[
+        Set, Parameter(help="How --text is read: text_field=NAME, encoding=NAME.")
+    ] = (),
 ) -> None:
     """Show what a tokenizer does with a text, or what lies in a shards folder.
 
@@ -304,10 +316,12 @@ def inspect(
     folder = locate(folder)
     is_shards = (folder / "manifest.json").is_file()
     if not text:
+        require(is_url(folder) or folder.exists(), f"{folder} does not exist")
         require(
             is_shards or is_url(folder),
             f"{folder} is no shards folder; to see what a tokenizer does, name a text by --text",
         )
+        require(not set_, "--set is for reading a --text")
         with Progress("reading", unit="documents") as progress:
             shards = open_shards(folder)
             found = report_shards(shards, lambda done, total: progress.update(done, total))

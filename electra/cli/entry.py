@@ -9,13 +9,24 @@ program that SIGPIPE ended.
 import errno
 import os
 import re
+import signal
 import sys
 import warnings
 from collections.abc import Sequence
+from datetime import timedelta
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TextIO
 
-from cyclopts import App, CycloptsError, Group, Parameter
+from cyclopts import (
+    App,
+    CoercionError,
+    CycloptsError,
+    Group,
+    MissingArgumentError,
+    Parameter,
+    UnknownOptionError,
+)
 
 import electra
 from electra.cli.corpus import inspect, prepare, tokenizer
@@ -49,6 +60,7 @@ the one before it wrote: tokenizer, prepare, pretrain, finetune, report, predict
 folders.""",
     version=electra.__version__,
     help_format="markdown",
+    suppress_keyboard_interrupt=False,  # else it ends the process without a word
     # Nobody needs --no-dry-run, nor to be told that a flag is off unless it is given.
     default_parameter=Parameter(negative=(), show_default=lambda value: value or None),
 )
@@ -60,6 +72,8 @@ app.register_install_completion_command(
     help="Install completion for this shell.", group=Group.create_ordered("Other")
 )
 
+DASHED = (["detect"], ["fill"])
+"""Verbs whose argument is a text."""
 BROKEN_PIPE = 141
 """128 + SIGPIPE, as shells tell it."""
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -71,6 +85,9 @@ OURS = Path(electra.__file__).parent
 
 def main(tokens: Sequence[str] | None = None) -> None:
     """Run the command line; every way out is an exit status."""
+    if tokens is None:  # this process is the command
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as queues stop commands
+        _open_streams()
     try:
         status = _run(sys.argv[1:] if tokens is None else tokens)
     except BrokenPipeError:
@@ -81,9 +98,18 @@ def main(tokens: Sequence[str] | None = None) -> None:
         sys.exit(status)
 
 
+def _open_streams() -> None:
+    """Let a closed stream take everything, and one that is not UTF-8 take any character."""
+    sys.stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    sys.stderr = sys.stderr or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def _run(given: Sequence[str]) -> int:
     """Run the command and return its status; print an error that is not a bug."""
-    from electra.terminal.printing import PipeConsole, print_done, print_error
+    from electra.terminal.printing import PipeConsole, command, print_done, print_error
 
     rank = find_place().rank
     if rank > 0:  # process 0 prints the results and notes
@@ -111,17 +137,26 @@ def _run(given: Sequence[str]) -> int:
                 print_error=False,
                 result_action="return_none",
             )
+    except MissingArgumentError as error:
+        print_error(_name_missing(error))
+        return 2
+    except CoercionError as error:
+        is_time = error.target_type is timedelta and error.token is not None
+        print_error(_name_time(error) if is_time else _in_one_line(error))
+        return 2
     except CycloptsError as error:
-        print_error(" ".join(str(error).split()))
+        is_text = words[:1] in DASHED and isinstance(error, UnknownOptionError)
+        hint = " Put -- before a text that begins with -." if is_text else ""
+        print_error(_in_one_line(error) + hint)
         return 2
     except UserError as error:
         print_error(str(error))
         return 2
     except Interrupted as stop:
-        print_done(str(stop), f"electra pretrain --resume {stop.run}")
+        print_done(str(stop), command("pretrain", "--resume", stop.run))
         return 0 if stop.in_time else 130
     except KeyboardInterrupt:
-        print_error("interrupted; nothing half-written was left")
+        print_error("interrupted; no half-written result was left")
         return 130
     except BrokenPipeError:
         raise
@@ -131,6 +166,26 @@ def _run(given: Sequence[str]) -> int:
         print_error(refusal)
         return 2
     return 0
+
+
+def _in_one_line(error: CycloptsError) -> str:
+    return " ".join(str(error).split())
+
+
+def _name_time(error: CoercionError) -> str:
+    assert error.token is not None
+    return f"{error.token.keyword} takes a time such as 90m or 3h, not {error.token.value!r}"
+
+
+def _name_missing(error: MissingArgumentError) -> str:
+    """Return what a command lacks: an argument, or the value of an option."""
+    assert error.argument is not None
+    name, verb = error.argument.name, " ".join(error.command_chain or ())
+    given = error.keyword or next((each.keyword for each in error.argument.tokens), None)
+    if given:
+        return f"{given} needs a value"
+    is_positional = error.argument.field_info.is_positional
+    return f"{verb} needs {name.removeprefix('--').upper() if is_positional else name}"
 
 
 def _is_text(word: str) -> bool:

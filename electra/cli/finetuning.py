@@ -15,6 +15,7 @@ from electra.cli.options import (
     refuse_folder_in_the_way,
     resolve,
 )
+from electra.config import require
 
 
 def finetune(
@@ -65,13 +66,14 @@ def finetune(
         OUT, and the one with the best score on dev is chosen.
     """
     from electra.finetuning.grid import combine, search, tabulate
+    from electra.finetuning.loop import RESEED
     from electra.finetuning.loop import finetune as run_finetune
     from electra.presets import finetune_preset
     from electra.reports.runs import read_finetuning
     from electra.reports.tables import finetuning_table
     from electra.runs.pretrained import load_pretrained
     from electra.terminal.live import Progress, show_finetuning
-    from electra.terminal.printing import print_done, print_note, print_table
+    from electra.terminal.printing import command, print_done, print_note, print_table
 
     preset = finetune_preset(load_pretrained(start).encoder)
     if grid:  # it compares seeds as they are drawn
@@ -80,6 +82,7 @@ def finetune(
     combinations = combine(preset, set_, grid)  # without a grid it is one
     settings = next(iter(combinations.values()))
     refuse_existing(out)
+    require(1 <= seeds <= RESEED, f"seeds must lie in 1 to {RESEED}, not {seeds}")
     if dry_run:
         from electra.tasks.registry import read_task, resolve_own
 
@@ -116,8 +119,9 @@ def finetune(
     for note in results["notes"]:
         print_note(note)
     is_run = (start / "metrics.jsonl").is_file()  # only of a run there is a page
-    report_it = f"electra report {start} {scores} --out report.html"
-    print_done(f"wrote {out}", report_it if is_run else f"electra predict {scores} --input FILE")
+    report_it = command("report", start, scores, "--out", "report.html")
+    predict_it = command("predict", scores, "--input", "FILE")
+    print_done(f"wrote {out}", report_it if is_run else predict_it)
 
 
 def submit(

@@ -44,12 +44,13 @@ InitFrom = Annotated[
         "train.init_from=FOLDER."
     ),
 ]
+BEST_BY_DEFAULT = [name for name, preset in PRESETS.items() if preset == RECIPES["best"][name]]
 Recipe = Annotated[
     Literal["paper", "best"] | None,
     Parameter(
         name="--recipe",
         help="paper: settings as published. best: those found by experiment at the size of tiny. "
-        "If not given, best for tiny and paper for the other presets.",
+        f"If not given, best for {', '.join(BEST_BY_DEFAULT)}, paper for the others.",
     ),
 ]
 DryRun = Annotated[
@@ -73,6 +74,17 @@ def resolve(settings: ConfigType, toml: Path | None, assignments: Sequence[str])
     if toml is not None:
         settings = override_from_toml(settings, toml)
     return override(settings, assignments)
+
+
+def repeat(
+    assignments: Sequence[str], toml: Path | None = None, recipe: str | None = None
+) -> list[str]:
+    """Return the words that give the same settings to the next command."""
+    return [
+        *(["--recipe", recipe] if recipe else []),
+        *(["--config", str(toml)] if toml else []),
+        *(["--set", *assignments] if assignments else []),
+    ]
 
 
 def resolve_pretraining(

@@ -1,7 +1,6 @@
 """pretrain, and what can be told before: plan and flops."""
 
 import math
-import shlex
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Literal
@@ -17,9 +16,10 @@ from electra.cli.options import (
     Toml,
     print_dry_run,
     refuse_existing,
+    repeat,
     resolve_pretraining,
 )
-from electra.config import UserError, require
+from electra.config import PretrainConfig, UserError, require
 from electra.presets import PRESETS
 
 
@@ -67,7 +67,7 @@ def pretrain(
     from electra.reports.glossary import describe_heldout
     from electra.reports.placing import place_on_the_papers_curve
     from electra.terminal.live import Display
-    from electra.terminal.printing import print_done
+    from electra.terminal.printing import command, print_done
 
     given = [
         *set_,
@@ -85,6 +85,7 @@ def pretrain(
 
         settings = read_run_config(resume)
         if dry_run:
+            refuse_changes(resume, None)
             return print_dry_run(settings, f"continue {resume}")
     else:
         begun = None
@@ -92,12 +93,17 @@ def pretrain(
             from electra.runs.pretrained import read_run_config
 
             begun = read_run_config(out)
-        settings = resolve_pretraining(preset or "tiny", recipe, config, given, begun)
+        chosen = "tiny" if preset is None else preset
+        settings = resolve_pretraining(chosen, recipe, config, given, begun)
+        if dry_run and shards is None and out is None:
+            return print_dry_run(settings, "pre-train with these settings")
         if shards is None or out is None:
             raise UserError("pretrain needs SHARDS and --out RUN, or --resume RUN")
         if begun is None:
             refuse_existing(out)
         if dry_run:
+            if begun:
+                refuse_changes(out, settings)
             action = "continue" if begun else f"read the shards {shards} and write the run"
             return print_dry_run(settings, f"{action} {out}")
     from electra.pretraining.loop import pretrain as run_pretrain
@@ -123,8 +129,19 @@ def pretrain(
     wrote += f"; {place_on_the_papers_curve(results['flops']['paper'])}"
     print_done(
         wrote,
-        f"electra finetune {run} --task own --data FOLDER --out results",
+        command("finetune", run, "--task", "own", "--data", "FOLDER", "--out", "results"),
     )
+
+
+def refuse_changes(run: Path, given: PretrainConfig | None) -> None:
+    """Refuse to continue a run that is complete, or was begun with other settings.
+
+    Raises:
+        UserError: The run cannot go on so.
+    """
+    from electra.pretraining.continuation import read_run
+
+    read_run(run, given, "cpu")
 
 
 def plan(
@@ -151,7 +168,7 @@ def plan(
     from electra.pretraining.plan import plan as run_plan
     from electra.reports.glossary import format_count, format_seconds
     from electra.terminal.live import Progress
-    from electra.terminal.printing import print_done, print_table
+    from electra.terminal.printing import command, print_done, print_table
 
     require(
         0 < probe_seconds < math.inf,
@@ -183,8 +200,8 @@ def plan(
         ("on", found.device),
     ]
     print_table(rows, ["what", "how much"])
-    words = shlex.join(["--set", *given]) if given else ""
-    print_done("planned", f"electra pretrain SHARDS --preset {preset} --out run {words}".rstrip())
+    words = ("--preset", preset, "--out", "run", *repeat(given, config, recipe))
+    print_done("planned", command("pretrain", "SHARDS", *words))
 
 
 def flops(
@@ -272,7 +289,7 @@ def import_(
         repeat: the old ones, one after the other, again and again.
     """
     from electra.runs.importing import import_model
-    from electra.terminal.printing import print_done, print_note, print_table
+    from electra.terminal.printing import command, print_done, print_note, print_table
 
     refuse_existing(out)
     if dry_run:
@@ -294,5 +311,5 @@ def import_(
         )
     print_done(
         f"wrote {out}: loaded {found.num_loaded:,} of {found.num_tensors:,} tensors",
-        f"electra finetune {out} --task cola --data glue/CoLA --out cola",
+        command("finetune", out, "--task", "cola", "--data", "glue/CoLA", "--out", "cola"),
     )

@@ -1,14 +1,13 @@
 """reproduce: the paper's tables and figures, or a suite of your own."""
 
 import dataclasses
-import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from electra.cli.options import DryRun, Recipe, SetPretraining, refuse_url
+from electra.cli.options import DryRun, SetPretraining, refuse_url
 from electra.config import UserError, require
 from electra.presets import PRESETS
 
@@ -21,10 +20,17 @@ def reproduce(
     data: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (),
     runs: Path | None = None,
     out: Path | None = None,
+    earlier: Annotated[tuple[Path, ...], Parameter(consume_multiple=True)] = (),
     preset: Annotated[
         str | None, Parameter(help=f"One of {', '.join(PRESETS)}; if not given, the suite's.")
     ] = None,
-    recipe: Recipe = None,
+    recipe: Annotated[
+        Literal["paper", "best"] | None,
+        Parameter(
+            help="paper: settings as published. best: those found by experiment at the size of "
+            "tiny. If not given, the suite's."
+        ),
+    ] = None,
     budget: float | None = None,
     seeds: int | None = None,
     tasks: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (),
@@ -55,6 +61,8 @@ def reproduce(
         The folder of all runs, which are kept.
     out
         The folder of the results: records, tables, figures, page.
+    earlier
+        Results folders of other suites. Their runs of the same name are not computed again.
     budget
         What each row spends: true FLOPs, or steps or seconds if the suite holds these equal.
     seeds
@@ -64,7 +72,7 @@ def reproduce(
     jobs
         Runs that are computed at a time; 0: one for each GPU, or one on a CPU.
     """
-    from electra.terminal.printing import print_done, print_table
+    from electra.terminal.printing import command, print_done, print_table
 
     if name is None:
         from electra.reproduce.suite import list_suites
@@ -81,7 +89,7 @@ def reproduce(
             refuse_url(folder)
     from electra.reports.glossary import format_seconds
     from electra.reproduce.plan import estimate_seconds, open_plan
-    from electra.reproduce.records import Cell, read_earlier, read_records
+    from electra.reproduce.records import Cell, find_known, read_all_records, read_records
     from electra.reproduce.report import tabulate, write_results
     from electra.reproduce.run import carry_out, count_devices, is_done
     from electra.reproduce.suite import find_suite, read_suite
@@ -109,8 +117,11 @@ def reproduce(
     folders = find_tasks(suite.tasks, glue, data)
     jobs = jobs or count_devices()
     plan = open_plan(suite, shards, runs, jobs, write=not dry_run)
-    earlier = read_earlier(out / "results.json", suite, plan)
-    left = [run for run in plan.runs if run.name not in earlier and not is_done(suite, run, runs)]
+    own = (out,) if (out / "results.json").exists() else ()
+    written = {folder: read_all_records(folder) for folder in (*earlier, *own)}
+    known = find_known(written, suite, plan)
+    unfinished = plan.without(known)
+    left = [run for run in unfinished.runs if not is_done(suite, run, runs)]
     if dry_run:
         planned = [
             (
@@ -130,14 +141,17 @@ def reproduce(
             f"{len(left)} of {len(plan.runs)} runs are left: about {time} of pre-training on this "
             f"machine, {jobs} at a time, and their fine-tunings; nothing was written"
         )
-    command = shlex.join(["electra", *sys.argv[1:]])
+    own_command = command(*sys.argv[1:])
 
     def save() -> list[Cell]:
-        records = read_records(suite, plan, runs, earlier)
-        return write_results(out, suite, records, len(plan.runs), command)
+        records = read_records(suite, plan, runs, known)
+        found = {record["run"] for record in records}
+        others = [each for each in written.get(out, []) if each["run"] not in found]
+        return write_results(out, suite, records, others, len(plan.runs), own_command)
 
+    if len(left) < len(plan.runs):
+        save()
     with Progress(f"reproducing {path.stem}", unit="TFLOP") as progress:
-        unfinished = plan.without(earlier)
         carry_out(suite, unfinished, shards, folders, runs, jobs, progress.update, save)
     table = tabulate(suite, save())
     print_table(table.rows, table.headers)

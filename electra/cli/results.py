@@ -7,7 +7,10 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from electra.cli.options import DryRun, print_dry_run, refuse_existing, refuse_folder_in_the_way
-from electra.config import require
+from electra.config import UserError, require
+
+STDIN = "./-"
+"""A lone -, as the entry of the command line hands it on."""
 
 
 def report(
@@ -33,7 +36,7 @@ def report(
     from electra.reports.page import write_page
     from electra.reports.readme import update_readme
     from electra.reports.runs import read_finetuning, read_runs, read_samples
-    from electra.terminal.printing import print_done
+    from electra.terminal.printing import command, print_done
 
     require(
         (out is None) != (readme is None), "report needs either --out PAGE.html or --readme FILE"
@@ -57,17 +60,23 @@ def report(
         from electra.reports.runs import replace_text
         from electra.reports.tables import write_tables
 
+        require(
+            not out.exists() or out.read_text("utf-8", "replace").startswith("| "),
+            f"{out} is there and does not begin with a table; choose another --out (--readme "
+            "writes between two markers)",
+        )
         replace_text(out, write_tables(read_runs(runs), finetunings))
         return print_done(f"wrote {out}")
+    export_it = command("export", runs[0], "--out", "exported")
     write_page(
         out,
         read_runs(runs),
         finetunings=finetunings,
         sentences=read_samples(runs[0]),
         files={str(folder): "read" for folder in folders},
-        next_command=f"electra export {runs[0]} --out exported",
+        next_command=export_it,
     )
-    print_done(f"wrote {out}", f"electra export {runs[0]} --out exported")
+    print_done(f"wrote {out}", export_it)
 
 
 def predict(
@@ -155,7 +164,7 @@ def detect(
     model
         A run folder that `electra pretrain` wrote, or a Hugging Face folder of ELECTRA.
     text
-        The text. Without it, --input.
+        The text; - is standard input. Without it, --input.
     input_
         A file with one text per line; - is standard input.
     threshold
@@ -201,7 +210,7 @@ def fill(
         A run folder that `electra pretrain` wrote, or a Hugging Face folder of ELECTRA's generator
         or of an export, which has it inside.
     text
-        The text, with at least one [MASK]. Without it, --input.
+        The text, with at least one [MASK]; - is standard input. Without it, --input.
     input_
         A file with one text per line; - is standard input.
     top
@@ -215,8 +224,11 @@ def fill(
 
     texts = _read_texts(text, input_)
     network = load_asked(model, "tokens")
-    for each in texts:
-        gaps = run_fill(network, each, top)
+    for line, each in enumerate(texts, start=1):
+        try:
+            gaps = run_fill(network, each, top)
+        except UserError as error:
+            raise UserError(f"text {line}: {error}" if len(texts) > 1 else str(error)) from None
         if json:
             tokens = [[candidate._asdict() for candidate in gap] for gap in gaps]
             print_lines([_dump({"text": each, "gaps": tokens})])
@@ -236,6 +248,8 @@ def _dump(value: object) -> str:
 def _read_texts(text: str | None, path: Path | None) -> list[str]:
     from electra.serving.score import read_sentences
 
+    if text == STDIN:
+        text, path = None, Path(STDIN)
     require((text is None) != (path is None), "give either a text or --input FILE")
     return read_sentences(path) if path else [text or ""]
 

@@ -75,6 +75,7 @@ def find_sources(paths: Sequence[str], encoding: str = UTF8) -> Sources:
     files: list[Path] = []
     passed_over: list[tuple[Path, str]] = []
     for name in paths:
+        require(bool(name), "an empty name among the texts; . is this folder")
         path = Path(name)
         if path == STDIN or is_dataset(name):
             files.append(path)

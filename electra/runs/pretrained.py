@@ -348,6 +348,11 @@ def read_run_config(run: Path) -> PretrainConfig:
     path = run / "config.json"
     require(path.is_file(), f"{run} is not a run folder of `electra pretrain`: no config.json")
     values = read_object(path)
+    require(
+        "train" in values,
+        f"{path} is not the config of a run, but of "
+        f"{'a fine-tuning' if 'task' in values else 'another model'}",
+    )
     try:
         return from_dict(PretrainConfig, values)
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -229,8 +229,9 @@ def load_models(
         folder = Path(rest) if equals and not word.exists() else word
         name = given if folder is not word else _name(folder)
         require(folder.is_dir(), f"{folder} is not a folder")
+        require("/" not in name, f"the name of a model has no /, as {name!r} has")
         require(
-            name not in models and "/" not in name,
+            name not in models,
             f"two models are called {name}: give one of them a name, as NAME={folder}",
         )
         if is_finetuned(folder):

@@ -51,6 +51,7 @@ def read_pairs(path: Path, columns: Sequence[str] = COLUMNS) -> Pairs:
         UserError: The file cannot be read, or lacks a column, or a score is no number.
     """
     require(len(columns) == 3, f"--columns must name two texts and a score, not {len(columns)}")
+    require(path.exists(), f"there is no file {path}")
     file = find_table(path, "dev", ".tsv") if path.is_dir() else path
     require(file is not None, f"{path} has no dev.tsv; name the file")
     assert file

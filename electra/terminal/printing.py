@@ -3,6 +3,7 @@
 So a result can be piped while notes and progress stay on the terminal.
 """
 
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -52,6 +53,11 @@ def print_done(what: str, next_command: str = "") -> None:
     if next_command:
         line = Text("next: ", "dim").append(printable(next_command), "not dim bold")
         console.print(line, soft_wrap=True)
+
+
+def command(*words: object) -> str:
+    """Return a command line of electra as a shell reads it."""
+    return shlex.join(["electra", *map(str, words)])
 
 
 def print_lines(lines: Sequence[str]) -> None:
