@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import signal
 import statistics
 import subprocess
@@ -18,8 +19,8 @@ from electra.pretraining.continuation import branch
 from electra.pretraining.loop import pretrain, resume
 from electra.reports.tables import Table
 from electra.reproduce.plan import make_plan
-from electra.reproduce.records import compare, estimate
-from electra.reproduce.report import to_latex, write_results
+from electra.reproduce.records import compare, estimate, read_all_records
+from electra.reproduce.report import describe, to_latex, write_results
 from electra.reproduce.suite import Row, Suite, list_suites, read_suite
 from electra.runs.checkpoint import find_checkpoint, read_state
 
@@ -64,8 +65,11 @@ def test_every_suite_of_the_paper_can_be_planned(toy_shards):
         wanted = sum(len(row.fractions or suite.fractions) for row in suite.rows)
         assert len(plan.runs) == wanted, name
         if suite.equal == "flops":  # rounded to whole steps
-            spent = [run.flops["true"] / run.fraction for run in plan.runs]
-            assert max(spent) / min(spent) < 1.001, name
+            spent: dict[str, list[float]] = {}
+            for run in plan.runs:
+                compared = spent.setdefault(run.row.against or suite.reference, [])
+                compared.append(run.flops["true"] / run.fraction)
+            assert all(max(each) / min(each) < 1.001 for each in spent.values()), name
 
 
 def test_a_short_run_that_branches_off_is_the_run_by_itself(toy_suite, toy_shards, tmp_path):
@@ -105,9 +109,9 @@ def test_a_suite_from_its_file_to_its_page(
     assert not (tmp_path / "runs").exists()
     written = []
 
-    def count_and_write(out, suite, records, *others):
+    def count_and_write(out, suite, records, *rest):
         written.append(len(records))
-        return write_results(out, suite, records, *others)
+        return write_results(out, suite, records, *rest)
 
     monkeypatch.setattr("electra.reproduce.report.write_results", count_and_write)
     main(words)
@@ -137,6 +141,19 @@ def test_a_suite_from_its_file_to_its_page(
     again = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     assert again["table.tex"] == first["table.tex"]
     assert json.loads(again["results.json"])["records"] == records
+    # Another suite with rows of the same names takes them from there.
+    second = [word.replace(str(tmp_path / "out"), str(tmp_path / "second")) for word in words]
+    main([*second, "--earlier", str(tmp_path / "out"), "--dry-run"])
+    assert "0 of 4 runs are left" in capsys.readouterr().out
+    # Rows that a command leaves out stay in the file.
+    first_row, _ = more.rsplit("[[rows]]", 1)
+    toy_suite.write_text(first_row.replace('reference = "BERT"', 'reference = "ELECTRA"'))
+    main(words)
+    assert [each["row"] for each in read_all_records(tmp_path / "out")].count("BERT") == 2
+    assert "BERT" not in (tmp_path / "out" / "table.tex").read_text()
+    toy_suite.write_text(more)
+    main([*words, "--dry-run"])
+    assert "0 of 4 runs are left" in capsys.readouterr().out
     toy_suite.write_text(TOY.replace("3e10", "4e10"))
     with pytest.raises(SystemExit):
         main(words)
@@ -161,17 +178,130 @@ def test_a_killed_suite_ends_with_the_same_table(toy_suite, toy_shards, toy_ques
         return [sys.executable, "-m", "electra", *words, str(tmp_path / f"{name}-out")]
 
     subprocess.run(command("whole"), check=True, capture_output=True)
-    for number in range(3):
+    begun = (
+        "electra-1-seed-0/metrics.jsonl",
+        "electra-1-seed-0/finetune*",
+        "bert-1*/metrics.jsonl",
+    )
+    for pattern in begun:
         process = subprocess.Popen(
             command("killed"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        time.sleep(6 + 2 * number)
+        while not list((tmp_path / "killed").glob(pattern)):
+            assert process.poll() is None
+            time.sleep(0.02)
         process.send_signal(signal.SIGKILL)
         process.wait()
         time.sleep(2)  # its worker ends after it
     subprocess.run(command("killed"), check=True, capture_output=True)
     tables = [(tmp_path / f"{name}-out" / "table.tex").read_text() for name in ("whole", "killed")]
     assert tables[0] == tables[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_suite_that_is_stopped_leaves_checkpoints(
+    toy_suite, toy_shards, toy_question, tmp_path, number
+):
+    """A terminal and a queue signal all processes of a suite, which signals its runs, too."""
+    words = ["reproduce", str(toy_suite), "--shards", str(toy_shards), "--data"]
+    words += [f"own={toy_question}", "--runs", str(tmp_path / "runs"), "--out"]
+    words += [str(tmp_path / "out"), "--budget", "1e13", "--jobs", "2", "--set"]
+    words += ["train.log_every=1"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "electra", *words],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    runs = [tmp_path / "runs" / f"{row}-1-seed-0" for row in ("electra", "bert")]
+    logs = [run / "metrics.jsonl" for run in runs]
+    while not all(log.exists() and log.read_text().count("\n") > 5 for log in logs):
+        assert process.poll() is None
+        time.sleep(0.2)
+    os.killpg(process.pid, number)
+    assert "interrupted" in process.communicate(timeout=60)[1].decode()
+    for run, log in zip(runs, logs, strict=True):
+        last = json.loads(log.read_text().splitlines()[-1])
+        assert find_checkpoint(run)[0] == last["step"]
+
+
+@pytest.mark.slow
+def test_a_row_that_fails_does_not_keep_the_others_back(
+    toy_suite, toy_shards, toy_question, tmp_path, capsys
+):
+    broken = '[[rows]]\nname = "broken"\nset = ["train.init_from=nowhere"]\n'
+    toy_suite.write_text(
+        TOY.replace("[0.5, 1.0]", "[1.0]").replace("[[rows]]", broken + "[[rows]]", 1)
+    )
+    text = toy_suite.read_text().replace("paper = [70, 80]\n", "").replace("paper = [60, 75]\n", "")
+    toy_suite.write_text(text)
+    words = ["reproduce", str(toy_suite), "--shards", str(toy_shards), "--data"]
+    words += [f"own={toy_question}", "--runs", str(tmp_path / "runs"), "--out"]
+    with pytest.raises(SystemExit):
+        main([*words, str(tmp_path / "out")])
+    assert "(2 of 6 rows and seeds failed, the others are done)" in capsys.readouterr().err
+    rows = [each["run"] for each in read_all_records(tmp_path / "out")]
+    assert rows == ["electra-1-seed-0", "bert-1-seed-0", "electra-1-seed-1", "bert-1-seed-1"]
+
+
+def test_runs_that_are_known_are_left_out_but_for_trunks(toy_suite, toy_shards):
+    plan = make_plan(dataclasses.replace(read_suite(toy_suite), seeds=1), open_shards(toy_shards))
+    known = {"electra-1-seed-0", "bert-0.5-seed-0"}
+    names = [run.name for run in plan.without(known).runs]
+    assert names == ["electra-1-seed-0", "electra-0.5-seed-0", "bert-1-seed-0"]
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "steps"),
+    [
+        ("table-1", "ELECTRA-Small", 1_000_000),
+        ("table-2", "ELECTRA-400K", 400_000),
+        ("table-5", "ELECTRA", 766_000),
+        ("figure-4", "ELECTRA, 128", 766_000),
+        ("weight-sharing", "all weights", 500_000),
+        ("figure-3-left", "512, generator 1", 500_000),
+    ],
+)
+def test_without_a_budget_the_rows_have_the_papers(toy_shards, name, row, steps):
+    plan = make_plan(dataclasses.replace(list_suites()[name], seeds=1), open_shards(toy_shards))
+    assert max(run.config.train.steps for run in plan.runs if run.row.name == row) == steps
+
+
+def test_settings_that_are_given_stay(toy_suite, toy_shards):
+    given = ("train.save_every=2", "train.evaluate_every=3", "optimizer.warmup_steps=1")
+    suite = read_suite(toy_suite)
+    suite = dataclasses.replace(suite, set=(*suite.set, *given))
+    for run in make_plan(suite, open_shards(toy_shards)).runs:
+        train = run.config.train
+        assert (train.save_every, train.evaluate_every) == (2, 3)
+        assert run.config.optimizer.warmup_steps == 1
+
+
+def test_a_part_with_a_fixed_number_of_steps_does_not_cost_the_others(toy_suite, toy_shards):
+    row = Row(name="warm", set=("generator.warmup_steps=50",))
+    suite = dataclasses.replace(
+        read_suite(toy_suite), budget=1e11, rows=(row,), reference="warm", fractions=(0.5, 1.0)
+    )
+    kept = tuple(each for each in suite.set if "decay" not in each)
+    suite = dataclasses.replace(suite, set=kept)
+    for run in make_plan(suite, open_shards(toy_shards)).runs:
+        assert run.flops["true"] == pytest.approx(1e11 * run.fraction, rel=0.01)
+
+
+def test_a_suite_extends_a_file_beside_it(toy_suite):
+    (toy_suite.parent / "longer.toml").write_text('extends = "toy.toml"\nbudget = 6e10')
+    assert read_suite(toy_suite.parent / "longer.toml").budget == 6e10
+
+
+def test_a_suite_of_some_rows_extends_one_whose_budget_is_of_another_row(tmp_path):
+    path = tmp_path / "some.toml"
+    text = 'extends = "table-5"\n{budget}[[rows]]\nname = "BERT"\n'
+    path.write_text(text.format(budget="budget = 1e13\n"))
+    assert [row.name for row in read_suite(path).rows] == ["BERT"]
+    path.write_text(text.format(budget=""))
+    with pytest.raises(UserError, match="budget_of names no row: 'ELECTRA'"):
+        read_suite(path)
 
 
 @pytest.mark.parametrize(
@@ -220,6 +350,8 @@ def test_differences_are_paired_and_judged():
             Row(name="above", paper=(60.0,)),
             Row(name="below", paper=(60.0,)),
             Row(name="near", paper=(60.0,)),
+            Row(name="silent"),
+            Row(name="told", side="higher"),
         ),
     )
     base, noise = (0.5, 0.6, 0.7), (0.001, -0.001, 0.0)
@@ -229,15 +361,25 @@ def test_differences_are_paired_and_judged():
         records.append(record("above", seed, score + 0.1 + little))
         records.append(record("below", seed, score - 0.1 + little))
         records.append(record("near", seed, score + 10 * little))
+        records.append(record("silent", seed, score - 0.1 + little))
+        records.append(record("told", seed, score + 0.1 + little))
     cells = {cell.name: cell for cell in compare(suite, records)}
     # The seeds' common spread of ten points does not hide a difference within a seed.
     assert cells["above"].verdict == "higher, as in the paper"
     assert cells["below"].verdict == "lower, against the paper"
     assert cells["near"].verdict == "not separable"
     assert cells["base"].verdict == "-"
+    assert cells["silent"].verdict == "lower"
+    assert cells["told"].verdict == "higher, as in the paper"
+    told = describe(suite, list(cells.values()), 3, 3)
+    assert told[-1].startswith("Differs here, and the paper tells no order: silent against base")
     assert cells["above"].difference.mean == pytest.approx(10)
-    alone = {cell.name: cell for cell in compare(suite, records[:2])}
-    assert alone["above"].verdict == "one seed"
+    per_seed = len(records) // 3
+    for few in (1, 2):
+        early = {cell.name: cell for cell in compare(suite, records[: few * per_seed])}
+        assert early["above"].verdict == "too few seeds"
+        told = describe(suite, [early["above"]], few, 3)
+        assert told[-1].startswith("Fewer than 3 seeds are finished: above against base")
 
 
 def test_the_interval_is_students():

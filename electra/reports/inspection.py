@@ -153,26 +153,28 @@ def report_shards(
     """
     tokenizer = shards.tokenizer
     parts = {"train": shards.train, "heldout": shards.heldout}
-    total = 2 * SAMPLED_DOCUMENTS
+    sizes = {name: sum(len(shard.documents) for shard in part) for name, part in parts.items()}
+    total = sum(min(size, SAMPLED_DOCUMENTS) for size in sizes.values())
+    done = 0
     report: dict[str, Any] = {"parts": {}, "samples": []}
-    for number, (name, part) in enumerate(parts.items()):
-        num_documents = sum(len(shard.documents) for shard in part)
+    for name, part in parts.items():
         num_tokens = sum(len(shard.tokens) for shard in part)
         num_unknown = sum(int(np.count_nonzero(s.tokens == tokenizer.unk_id)) for s in part)
         letters: Counter[str] = Counter()
-        chosen = np.unique(np.linspace(0, num_documents - 1, SAMPLED_DOCUMENTS).astype(int))
+        chosen = np.unique(np.linspace(0, sizes[name] - 1, SAMPLED_DOCUMENTS).astype(int))
         for place, document in enumerate(chosen.tolist()):
             ids = _read_document(part, document)
             text = tokenizer.decode(each for each in ids if each != tokenizer.unk_id)
             letters.update(script_of(char) for char in text if not char.isspace())
             if name == "train" and place % max(1, len(chosen) // NUM_SAMPLES) == 0:
                 report["samples"].append(text[:MAX_SAMPLE_CHARS])
-            progress(number * SAMPLED_DOCUMENTS + place, total)
+            done += 1
+            progress(done, total)
         report["parts"][name] = {
             "shards": len(part),
             "tokens": num_tokens,
             "lines": sum(len(shard.lines) for shard in part),
-            "documents": num_documents,
+            "documents": sizes[name],
             "line_lengths": _quartiles([_lengths(s.lines, s.tokens) for s in part]),
             "document_lengths": _quartiles([_lengths(s.documents, s.tokens) for s in part]),
             "unknown_share": num_unknown / num_tokens,

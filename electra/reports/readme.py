@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from electra.config import UserError, require
+from electra.files import read_object
 from electra.reports.claims import describe_gains, describe_mark, mark_table
 from electra.reports.picture import draw_results
 from electra.reports.runs import Finetuning, Run, read_finetuning, read_runs, replace_text
@@ -183,12 +184,26 @@ def _page_block(results: Sequence[Result], folder: Path) -> str:
                 describe_mark(result.finetunings),
                 to_markdown(marks),
             ]
+    if suites := _describe_suites(folder):
+        parts += ["## The paper's orderings", *suites]
     for name, (command, what) in BENCHMARKS.items():
         path = folder / f"{name}.md"
         if path.is_file():
             parts += [f"## {what}", f"`python -m benchmarks.{command}`"]
             parts.append(path.read_text("utf-8").strip())
     return "\n\n".join(parts)
+
+
+def _describe_suites(folder: Path) -> list[str]:
+    """Return title and findings of every suite of `electra reproduce` below results/."""
+    parts = []
+    for path in sorted(folder.rglob("results.json")):
+        found = read_object(path)
+        if "suite" in found:
+            link = Path("..", folder.name, path.with_name("README.md").relative_to(folder))
+            parts += [f"### {found['suite']['title']}", *found["findings"]]
+            parts.append(f"[Table, figure and runs]({link.as_posix()}).")
+    return parts
 
 
 def _pretraining_origin(result: Result) -> str:

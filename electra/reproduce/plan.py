@@ -23,6 +23,8 @@ from electra.settings import flatten, override, setting_name, to_dict
 from electra.training.machine import choose_device, prepare_machine
 
 PROBE_SECONDS = 10.0
+MOST_ROUNDS = 20
+"""Of a search that could go back and forth between two neighbouring numbers of steps."""
 SUITE = "suite.json"
 """Name of the file in the folder of all runs."""
 
@@ -49,6 +51,8 @@ class PlannedRun(NamedTuple):
         return self.flops["true"] * self.config.optimizer.decay_fraction
 
 
+Cost = Callable[[str, PretrainConfig], float]
+"""Mean cost of a step of a row with these settings, in the unit of the budget."""
 Unit = tuple[PlannedRun, ...]
 """The runs of a row and seed, which one process computes one after the other; a trunk is first."""
 
@@ -69,9 +73,12 @@ class Plan(NamedTuple):
         return [run for unit in self.units for run in unit]
 
     def without(self, names: Container[str]) -> "Plan":
-        """Return the plan without the units whose runs are all among the names."""
-        units = [unit for unit in self.units if not all(run.name in names for run in unit)]
-        return self._replace(units=tuple(units))
+        """Return the plan without the runs of these names, but with the trunks of those left."""
+        units = []
+        for unit in self.units:
+            trunks = {run.trunk for run in unit if run.name not in names}
+            units.append(tuple(r for r in unit if r.name not in names or r.name in trunks))
+        return self._replace(units=tuple(unit for unit in units if unit))
 
 
 def open_plan(suite: Suite, shards_folder: Path, runs: Path, jobs: int, *, write: bool) -> Plan:
@@ -147,16 +154,24 @@ def make_plan(
             name: _time(config) for name, config in configs.items() if name not in step_seconds
         }
     cost = _cost_of_a_step(suite, step_seconds)
-    reference = configs[suite.reference]
-    budget = suite.budget or cost(suite.reference, reference) * reference.train.steps
+    in_preset = {name: cost(name, each) * each.train.steps for name, each in configs.items()}
     units = []
     for seed in range(suite.seeds):
         for row in suite.rows:
             config = override(configs[row.name], [f"train.seed={seed}"])
-            units.append(_plan_unit(suite, row, seed, config, budget / cost(row.name, config)))
+            budget = suite.budget or max(in_preset[name] for name in _find_payers(suite, row))
+            units.append(_plan_unit(suite, row, seed, config, budget, cost))
     names = [run.name for unit in units for run in unit]
     require(len(set(names)) == len(names), "two rows have the same name but for its punctuation")
     return Plan(tuple(units), step_seconds, shards.digest)
+
+
+def _find_payers(suite: Suite, row: Row) -> list[str]:
+    """Return the rows the costliest of whose presets is a row's budget."""
+    if suite.budget_of:
+        return [suite.budget_of]
+    reference = row.against or suite.reference
+    return [each.name for each in suite.rows if (each.against or suite.reference) == reference]
 
 
 def estimate_seconds(plan: Plan, left: Sequence[PlannedRun]) -> float:
@@ -211,17 +226,15 @@ def _configure(suite: Suite, row: Row, shards: Shards, jobs: int) -> PretrainCon
 
 
 def _time(config: PretrainConfig) -> float:
-    machine = prepare_machine(config.train.device, config.train.precision, config.train.threads)
     """Return the mean time of a step of a run, over the stages of its objective, seconds."""
+    machine = prepare_machine(config.train.device, config.train.precision, config.train.threads)
     frequencies_V = torch.ones(config.model.vocab_size)  # they do not change the time
     tokenizer = make_tokenizer(config.model.vocab_size)
     model = build_model(config, tokenizer, machine, frequencies_V)
     return time_run(model, config, machine, PROBE_SECONDS) / config.train.steps
 
 
-def _cost_of_a_step(
-    suite: Suite, step_seconds: Mapping[str, float]
-) -> Callable[[str, PretrainConfig], float]:
+def _cost_of_a_step(suite: Suite, step_seconds: Mapping[str, float]) -> Cost:
     def cost(name: str, config: PretrainConfig) -> float:
         if suite.equal == "steps":
             return 1.0
@@ -233,30 +246,33 @@ def _cost_of_a_step(
     return cost
 
 
-def _plan_unit(suite: Suite, row: Row, seed: int, config: PretrainConfig, steps: float) -> Unit:
+def _plan_unit(
+    suite: Suite, row: Row, seed: int, config: PretrainConfig, budget: float, cost: Cost
+) -> Unit:
+    given = {setting_name(setting) for setting in (*suite.set, *row.set)}
     fractions = sorted(row.fractions or suite.fractions, reverse=True)
     decay = config.optimizer.decay_fraction
     is_shared = decay < 1 and config.method.scheme == "joint"
-    shortest = max(1, round(fractions[-1] * steps))
+    steps = [_find_steps(row, config, fraction * budget, cost) for fraction in fractions]
+    shortest = steps[-1]
     runs: list[PlannedRun] = []
-    for fraction in fractions:
-        own = max(1, round(fraction * steps))
+    for fraction, own in zip(fractions, steps, strict=True):
         # Runs that share a part have one warm-up, that of the shortest.
         schedule = (
             shortest if is_shared else override(config, [f"train.steps={own}"]).shortest_schedule
         )
         warmup = min(config.optimizer.warmup_steps, schedule // 10)
-        every = max(1, int((1 - decay) * shortest)) if is_shared else max(1, own // 8)
-        planned = override(
-            config,
-            [
-                f"train.steps={own}",
-                f"train.save_every={every}",
-                f"train.evaluate_every={max(1, own // 8)}",
-                f"optimizer.warmup_steps={warmup}",
-                *(["train.keep_every=1"] if is_shared and len(fractions) > 1 else []),
-            ],
-        )
+        # Of a shared part, the end of the shortest run's is a checkpoint.
+        stable = max(1, int((1 - decay) * shortest)) if is_shared else max(1, own // 8)
+        every = stable // -(-stable // config.train.save_every)
+        settings = [
+            f"train.save_every={every}",
+            f"train.evaluate_every={max(1, own // 8)}",
+            f"optimizer.warmup_steps={warmup}",
+            *([f"train.keep_every={stable // every}"] if is_shared and len(fractions) > 1 else []),
+        ]
+        chosen = [setting for setting in settings if setting_name(setting) not in given]
+        planned = override(config, [f"train.steps={own}", *chosen])
         require_schedule(planned)
         runs.append(
             PlannedRun(
@@ -270,6 +286,23 @@ def _plan_unit(suite: Suite, row: Row, seed: int, config: PretrainConfig, steps:
             )
         )
     return tuple(runs)
+
+
+def _find_steps(row: Row, config: PretrainConfig, budget: float, cost: Cost) -> int:
+    """Return the steps that spend a budget.
+
+    Where a part of the run with a fixed number of steps costs less, such as a generator's warm-up,
+    the mean cost of a step depends on the number of steps.
+    """
+    steps = 0
+    again = max(1, round(budget / cost(row.name, config)))
+    for _ in range(MOST_ROUNDS):
+        if again == steps:
+            break
+        steps = again
+        longer = override(config, [f"train.steps={steps}"])
+        again = max(1, round(budget / cost(row.name, longer)))
+    return again
 
 
 def _slug(name: str) -> str:

@@ -14,49 +14,70 @@ from electra.reproduce.plan import Plan, require_same
 from electra.reproduce.run import finetuning_folder, is_done
 from electra.reproduce.suite import Row, Suite
 from electra.runs.manifest import read_manifest
+from electra.runs.pretrained import read_run_config
 from electra.settings import from_dict, to_dict
 
 CONFIDENCE = 0.95
+LEAST_SEEDS = 3
+"""Below, no row is called higher or lower: the interval rests on a spread that is not known."""
+TOO_FEW = "too few seeds"
 POINTS = 100
 """Points of a score: the paper prints shares as per cent."""
 
 
-def read_earlier(path: Path, suite: Suite, plan: Plan) -> dict[str, dict[str, Any]]:
-    """Return the records, by run, that earlier results already have of a plan.
+def find_known(
+    written: Mapping[Path, Sequence[dict[str, Any]]], suite: Suite, plan: Plan
+) -> dict[str, dict[str, Any]]:
+    """Return the records, by run, that results already have of a plan.
 
-    Their runs need not be at hand: what one machine has computed, another one completes.
+    Their runs need not be at hand: what one machine has computed, another one completes, and what
+    one suite has computed, others need not.
 
     Args:
-        path: The results.json of the suite's results; it need not exist.
+        written: All records of the results in each folder, of this suite and of others.
         suite: The suite.
         plan: Its plan.
 
     Raises:
-        UserError: The results are of other shards or settings.
+        UserError: A run of the plan has other shards or settings there.
     """
-    if not path.exists():
-        return {}
     planned = {run.name: run for run in plan.runs}
-    earlier = {}
-    for record in read_object(path)["records"]:
-        name = f"{path}: {record['run']}"
+    known = {}
+    found = [(folder, record) for folder, records in written.items() for record in records]
+    for folder, record in found:
+        name = f"{folder / 'results.json'}: {record['run']}"
         if record["run"] not in planned or not set(suite.tasks) <= set(record["scores"]):
             continue
-        require(record["shards"] == plan.shards, f"{name} is of other shards; choose another --out")
+        require(
+            record["shards"] == plan.shards, f"{name} is of other shards; choose another folder"
+        )
         begun = from_dict(PretrainConfig, record["config"])
         require_same(name, begun, planned[record["run"]].config)
         for task, settings in suite.finetune_settings.items():
             require(
                 record["finetune"][task] == settings,
                 f"{name} was fine-tuned on {task} with {' '.join(record['finetune'][task])}, not "
-                f"{' '.join(settings)}; choose another --out",
+                f"{' '.join(settings)}; choose another folder",
             )
-        earlier[record["run"]] = record
-    return earlier
+        # Another suite may write the row's name with other capitals.
+        known[record["run"]] = record | {"row": planned[record["run"]].row.name}
+    return known
+
+
+def read_all_records(out: Path) -> list[dict[str, Any]]:
+    """Return the records of a suite's results, also those that its tables leave out.
+
+    Raises:
+        UserError: The folder holds no results of a suite.
+    """
+    path = out / "results.json"
+    found = read_object(path)
+    require("suite" in found, f"{path} is not of a suite; choose another folder")
+    return [*found["records"], *found.get("others", [])]  # not in results of older versions
 
 
 def read_records(
-    suite: Suite, plan: Plan, runs: Path, earlier: Mapping[str, dict[str, Any]]
+    suite: Suite, plan: Plan, runs: Path, known: Mapping[str, dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """Return a record of each finished run of a plan: its cost, its scores, and where it was made.
 
@@ -64,7 +85,7 @@ def read_records(
         suite: The suite.
         plan: Its plan.
         runs: The folder of all runs.
-        earlier: Records of runs that are not in the folder, from `read_earlier`.
+        known: Records of runs that are not in the folder, from `find_known`.
 
     Raises:
         UserError: A file of a finished run is damaged.
@@ -72,8 +93,8 @@ def read_records(
     records = []
     for run in plan.runs:
         if not is_done(suite, run, runs):
-            if run.name in earlier:
-                records.append(earlier[run.name])
+            if run.name in known:
+                records.append(known[run.name])
             continue
         results = read_object(runs / run.name / "results.json")
         manifest = read_manifest(runs / run.name)
@@ -96,13 +117,18 @@ def read_records(
                 "metrics": {task: found["metric"] for task, found in finetunings.items()},
                 "branched_from": manifest.get("branched_from"),
                 "commits": sorted({str(each.get("commit")) for each in manifest["sessions"]}),
-                "devices": sorted({str(each.get("device")) for each in manifest["sessions"]}),
+                "devices": sorted({_name_machine(each) for each in manifest["sessions"]}),
                 "shards": manifest["shards"]["sha256"],
-                "config": to_dict(run.config),
+                "config": to_dict(read_run_config(runs / run.name)),
                 "finetune": suite.finetune_settings,
             }
         )
     return records
+
+
+def _name_machine(session: Mapping[str, Any]) -> str:
+    """Return device and dtype, which is not the same on every CPU."""
+    return f"{session.get('device')}, {str(session.get('dtype')).removeprefix('torch.')}"
 
 
 class Interval(NamedTuple):
@@ -148,6 +174,8 @@ class Cell(NamedTuple):
     """The row that it is compared with."""
     difference: Interval | None
     """To that row, seed by seed; None for that row itself, or without a common seed."""
+    num_pairs: int
+    """Seeds that both rows have."""
     paper: float | None
     paper_difference: float | None
     shared: bool
@@ -158,15 +186,17 @@ class Cell(NamedTuple):
         """Return in words whether the row differs from the reference, and as in the paper."""
         if self.difference is None:
             return "-"
-        if self.difference.half_width is None:
-            return "one seed"
+        if self.num_pairs < LEAST_SEEDS:
+            return TOO_FEW
         if not self.difference.excludes_zero:
             return "not separable"
         side = "higher" if self.difference.mean > 0 else "lower"
-        if not self.paper_difference:
+        expected = self.row.side
+        if self.paper_difference:
+            expected = "higher" if self.paper_difference > 0 else "lower"
+        if not expected:
             return side
-        agrees = (self.paper_difference > 0) == (self.difference.mean > 0)
-        return f"{side}, as in the paper" if agrees else f"{side}, against the paper"
+        return f"{side}, {'as in' if side == expected else 'against'} the paper"
 
 
 def compare(suite: Suite, records: Sequence[dict[str, Any]]) -> list[Cell]:
@@ -188,25 +218,24 @@ def compare(suite: Suite, records: Sequence[dict[str, Any]]) -> list[Cell]:
             is_reference = reference == (row.name, fraction)
             base = found.get(reference, {})
             common = sorted(own.keys() & base.keys())
-            differences = [_mean(own[seed]) - _mean(base[seed]) for seed in common]
+            differences = [_score(suite, own[seed]) - _score(suite, base[seed]) for seed in common]
             some = next(iter(own.values()))
             cells.append(
                 Cell(
                     row,
                     fraction,
-                    row.name
-                    if len(fractions) == 1
-                    else f"{row.name}, {fraction:.4g} of the budget",
+                    row.name if fraction == 1 else f"{row.name}, {fraction:.4g} of the budget",
                     tuple(sorted(own)),
                     some["flops"]["true"],
                     some["flops"]["paper"],
-                    estimate([_mean(record) for record in own.values()]),
+                    estimate([_score(suite, record) for record in own.values()]),
                     {
                         task: estimate([POINTS * record["scores"][task] for record in own.values()])
                         for task in suite.tasks
                     },
                     reference[0],
                     estimate(differences) if differences and not is_reference else None,
+                    len(differences),
                     paper,
                     None if paper is None or base_paper is None else paper - base_paper,
                     any(record["branched_from"] for record in own.values()),
@@ -226,5 +255,6 @@ def _find_paper(row: Row, suite: Suite, fraction: float) -> float | None:
     return row.paper[fractions.index(fraction)] if row.paper else None
 
 
-def _mean(record: dict[str, Any]) -> float:
-    return POINTS * statistics.fmean(record["scores"].values())
+def _score(suite: Suite, record: dict[str, Any]) -> float:
+    """Return the mean over the suite's tasks, points; a run may have been scored on more."""
+    return POINTS * statistics.fmean(record["scores"][task] for task in suite.tasks)

@@ -16,40 +16,49 @@ from electra.reports.curves import COLOURS, STYLE
 from electra.reports.glossary import format_count
 from electra.reports.page import frame_page
 from electra.reports.tables import Table, to_html, to_markdown
-from electra.reproduce.records import Cell, compare
+from electra.reproduce.records import LEAST_SEEDS, TOO_FEW, Cell, compare
 from electra.reproduce.suite import Suite
 
 MARKERS = "osD^vP"
 
 
 def write_results(
-    out: Path, suite: Suite, records: Sequence[dict[str, Any]], num_runs: int, command: str
+    out: Path,
+    suite: Suite,
+    records: Sequence[dict[str, Any]],
+    others: Sequence[dict[str, Any]],
+    num_runs: int,
+    command: str,
 ) -> list[Cell]:
     """Write a suite's results into a folder, and return its comparisons.
 
-    Written are results.json (everything below is made from it), README.md, table.tex, figure.png,
-    figure.svg and index.html. They hold no times, so the same runs give the same files.
+    Written are results.json (everything below is made from it; docs/RESULTS.md has its findings),
+    README.md, table.tex, figure.png, figure.svg and index.html. They hold no times, so the same
+    runs give the same files.
 
     Args:
         out: The folder; made if it does not exist.
         suite: The suite.
         records: The finished runs, from `read_records`.
+        others: Records that were in the folder, of seeds, rows or tasks that the plan leaves out.
         num_runs: Runs of the whole plan.
         command: The command that repeats the suite.
     """
     cells = compare(suite, records)
     out.mkdir(parents=True, exist_ok=True)
+    table, trace = tabulate(suite, cells), trace_runs(records)
+    lead = describe(suite, cells, len(records), num_runs)
     write_json(
         out / "results.json",
         {
             "suite": asdict(suite),
             "command": command,
             "num_runs": num_runs,
+            "findings": lead,
             "records": list(records),
+            "others": list(others),
         },
     )
-    table, trace = tabulate(suite, cells), trace_runs(records)
-    lead = describe(suite, cells, len(records), num_runs)
     write_text(
         out / "README.md",
         f"# {suite.title}\n\n"
@@ -71,15 +80,12 @@ def write_results(
 
 def describe(suite: Suite, cells: Sequence[Cell], num_done: int, num_runs: int) -> list[str]:
     """Return what the paper says, what was compared, and which of its orderings hold here."""
-    spent = {
-        "flops": "the same true FLOPs",
-        "steps": "the same number of steps",
-        "seconds": "the same time",
-    }[suite.equal]
+    unit = {"flops": "true FLOPs", "steps": "steps", "seconds": "seconds of training"}[suite.equal]
     paragraphs = [f"The paper: {suite.paper}"]
     here = (
-        f"Here: every row spends {spent}. A score is the mean of {len(suite.tasks)} tasks on dev, "
-        "in points, with the 95% interval over pre-training seeds; differences are paired by seed. "
+        f"Here: all rows have the same budget, in {unit}. A score is the mean of "
+        f"{len(suite.tasks)} tasks on dev, in points, with the 95% interval over pre-training "
+        "seeds; differences are paired by seed. "
         f"{num_done} of {num_runs} runs are finished."
     )
     if any(cell.shared for cell in cells):
@@ -91,8 +97,10 @@ def describe(suite: Suite, cells: Sequence[Cell], num_done: int, num_runs: int) 
     groups = {
         "Holds here": [c for c in cells if c.verdict.endswith("as in the paper")],
         "Does not hold here": [c for c in cells if c.verdict.endswith("against the paper")],
-        "Cannot be told at this budget": [
-            c for c in cells if c.verdict in ("not separable", "one seed")
+        "Cannot be told at this budget": [c for c in cells if c.verdict == "not separable"],
+        f"Fewer than {LEAST_SEEDS} seeds are finished": [c for c in cells if c.verdict == TOO_FEW],
+        "Differs here, and the paper tells no order": [
+            c for c in cells if c.verdict in ("higher", "lower")
         ],
     }
     for title, members in groups.items():

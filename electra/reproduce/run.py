@@ -71,13 +71,14 @@ def carry_out(
         save: Called whenever the runs of a row and seed are finished.
 
     Raises:
-        UserError: A run cannot be computed. The others are stopped at a checkpoint.
+        UserError: A run cannot be computed. All others are finished.
         KeyboardInterrupt: The user stopped the suite; every run is stopped at a checkpoint.
     """
     waiting = [unit for unit in plan.units if not all(is_done(suite, run, runs) for run in unit)]
     places = list(range(jobs))
     working: dict[int, _Worker] = {}
     watch = _Watch(plan, runs)
+    failures: list[str] = []
     with _ended(working):
         while waiting or working:
             while waiting and len(working) < jobs:
@@ -88,8 +89,13 @@ def carry_out(
             for place, worker in list(working.items()):
                 if not worker.process.is_alive():
                     del working[place]
-                    worker.raise_failure()
+                    failures += worker.find_failures()
                     save()
+    if failures:
+        raise UserError(
+            f"{failures[0]} ({len(failures)} of {len(plan.units)} rows and seeds failed, the "
+            "others are done)"
+        )
 
 
 class _Worker(NamedTuple):
@@ -97,13 +103,13 @@ class _Worker(NamedTuple):
     answer: Connection
     unit: Unit
 
-    def raise_failure(self) -> None:
-        """Raise what ended the process early."""
+    def find_failures(self) -> list[str]:
+        """Return what ended the process early, if anything."""
         name = self.unit[0].name
         with suppress(EOFError):  # nothing was sent
-            raise UserError(f"{name}: {self.answer.recv()}")
-        if self.process.exitcode:
-            raise RuntimeError(f"{name} ended with exit status {self.process.exitcode}")
+            return [f"{name}: {self.answer.recv()}"]
+        status = self.process.exitcode
+        return [f"{name} ended with exit status {status}"] if status else []
 
 
 def _start(

@@ -32,6 +32,8 @@ class Row:
     """The paper's scores at these fractions, points; empty: the paper does not print them."""
     against: str = ""
     """The row that this row is compared with; empty: the suite's reference."""
+    side: Literal["", "higher", "lower"] = ""
+    """On which side of that row the paper has this one, where it prints no scores."""
     line: str = ""
     """The row's line in a figure with `x`."""
     x: float | None = None
@@ -61,8 +63,7 @@ class Suite:
     paper: str
     """What the paper found there, in a sentence or two."""
     reference: str
-    """The row that the others are compared with, and whose preset is the budget if none is given.
-    """
+    """The row that the others are compared with."""
     rows: tuple[Row, ...]
     preset: str = "small"
     recipe: Literal["paper", "best"] = "paper"
@@ -72,7 +73,10 @@ class Suite:
     """What all rows spend alike: true FLOPs (`electra flops`), optimizer steps, or training seconds
     as a probe of this machine estimates them."""
     budget: float = 0.0
-    """What a row spends, in the unit of `equal`; 0: what the reference spends in its preset."""
+    """What a row spends, in the unit of `equal`; 0: what `budget_of` spends in its preset."""
+    budget_of: str = ""
+    """A row; empty: of the rows that are compared with one another, the one that spends the most.
+    """
     fractions: tuple[float, ...] = (1.0,)
     """Shares of the budget after which every row is scored."""
     seeds: int = 3
@@ -99,6 +103,11 @@ class Suite:
         require(len(set(names)) == len(names), f"rows must have different names, not {names}")
         for name in (self.reference, *(row.against for row in self.rows if row.against)):
             require(name in names, f"{name!r} is no row to compare with{did_you_mean(name, names)}")
+        require(
+            # Not read beside a budget, so that a suite of some of the rows can extend this one.
+            self.budget > 0 or self.budget_of in ("", *names),
+            f"budget_of names no row: {self.budget_of!r}{did_you_mean(self.budget_of, names)}",
+        )
         require(self.seeds >= 1, f"seeds must be >= 1, not {self.seeds}")
         require(self.budget >= 0, f"budget must be >= 0, not {self.budget}")
         require(
@@ -153,7 +162,9 @@ def find_suite(name: str) -> Path:
 
 
 def read_suite(path: Path) -> Suite:
-    """Return the suite of a file. Its key `extends` names the suite that it changes.
+    """Return the suite of a file.
+
+    Its key `extends` names the suite that it changes; a file NAME.toml is sought beside it.
 
     Raises:
         UserError: The file cannot be read, or has an unknown key or a value of a wrong type.
@@ -174,7 +185,8 @@ def _read_values(path: Path, extended_by: tuple[Path, ...]) -> dict[str, Any]:
         raise UserError(f"{path} is not valid TOML: {error}") from None
     if base := values.pop("extends", None):
         require(isinstance(base, str), f"{path}: extends must be the name of a suite, not {base!r}")
-        values = _read_values(find_suite(base), (*extended_by, path)) | values
+        extended = path.parent / base if base.endswith(SUFFIX) else find_suite(base)
+        values = _read_values(extended, (*extended_by, path)) | values
     return values
 
 
