@@ -70,9 +70,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     add("settings.md", _describe_settings())
     for room in ROOMS:
         add(f"library/{room}.md", _describe_room(room))
-    for source in [*DOCS.glob("*.md"), *(ROOT / each for each in TOP)]:
+    sources = [*DOCS.glob("*.md"), *(ROOT / each for each in TOP)]
+    for source in sources:  # grows by the pages outside docs/, whose pictures belong to the site
         for target in _find_outside(source):
             place = _place(target)
+            if target.suffix == ".md" and target not in sources:
+                sources.append(target)
             if target.is_dir():
                 add(place, _list_folder(target, files, config))
             elif target.suffix == ".py":
