@@ -10,7 +10,9 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+import scipy.stats
 
 from electra.cli import main
 from electra.config import UserError
@@ -19,7 +21,7 @@ from electra.pretraining.continuation import branch
 from electra.pretraining.loop import pretrain, resume
 from electra.reports.tables import Table
 from electra.reproduce.plan import make_plan
-from electra.reproduce.records import compare, estimate, read_all_records
+from electra.reproduce.records import compare, estimate, estimate_gain, read_all_records
 from electra.reproduce.report import describe, to_latex, write_results
 from electra.reproduce.suite import Row, Suite, list_suites, read_suite
 from electra.runs.checkpoint import find_checkpoint, read_state
@@ -59,7 +61,7 @@ def test_every_suite_of_the_paper_can_be_planned(toy_shards):
     shards = open_shards(toy_shards)
     folder = Path(__file__).parents[1] / "benchmarks" / "two-cores"
     small = {path.name: read_suite(path) for path in folder.glob("*.toml")}
-    assert len(small) == 5
+    assert len(small) == 6
     for name, suite in (list_suites() | small).items():
         plan = make_plan(dataclasses.replace(suite, seeds=1), shards)
         wanted = sum(len(row.fractions or suite.fractions) for row in suite.rows)
@@ -128,7 +130,7 @@ def test_a_suite_from_its_file_to_its_page(
         )
         assert record["scores"]["own"] == scores["median"]
     readme = first["README.md"].decode()
-    assert "ELECTRA, 0.5 of the budget *" in readme
+    assert "ELECTRA after 50% *" in readme
     # Nothing is left to do: the same command writes the same files.
     main(words)
     again = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
@@ -339,7 +341,7 @@ def record(row, seed, score):
     return {**facts, "scores": {"own": score}}
 
 
-def test_differences_are_paired_and_judged():
+def test_gains_are_paired_and_judged():
     suite = Suite(
         title="",
         paper="",
@@ -364,7 +366,7 @@ def test_differences_are_paired_and_judged():
         records.append(record("silent", seed, score - 0.1 + little))
         records.append(record("told", seed, score + 0.1 + little))
     cells = {cell.name: cell for cell in compare(suite, records)}
-    # The seeds' common spread of ten points does not hide a difference within a seed.
+    # The seeds' common spread of ten points does not hide a gain within a seed.
     assert cells["above"].verdict == "higher, as in the paper"
     assert cells["below"].verdict == "lower, against the paper"
     assert cells["near"].verdict == "not separable"
@@ -373,7 +375,7 @@ def test_differences_are_paired_and_judged():
     assert cells["told"].verdict == "higher, as in the paper"
     told = describe(suite, list(cells.values()), 3, 3)
     assert told[-1].startswith("Differs here, and the paper tells no order: silent against base")
-    assert cells["above"].difference.mean == pytest.approx(10)
+    assert cells["above"].gain.mean == pytest.approx(10)
     per_seed = len(records) // 3
     for few in (1, 2):
         early = {cell.name: cell for cell in compare(suite, records[: few * per_seed])}
@@ -388,6 +390,29 @@ def test_the_interval_is_students():
     expected = 4.3027 * statistics.stdev(values) / 3**0.5
     assert estimate(values).half_width == pytest.approx(expected, rel=1e-4)
     assert estimate([3.0]).half_width is None
+
+
+def test_the_interval_of_a_gain_pools_the_rows_noise():
+    generator = np.random.default_rng(0)
+    scores = 75 + generator.normal(size=(4, 3))
+    own, base, *others = [dict(enumerate(row)) for row in scores]
+    # Two rows alone: the paired t-test.
+    alone = estimate_gain(own, base, [])
+    low, high = scipy.stats.ttest_rel(scores[0], scores[1]).confidence_interval()
+    assert alone.mean - alone.half_width == pytest.approx(low)
+    assert alone.mean + alone.half_width == pytest.approx(high)
+    # All rows: least squares with a mean for each row and each seed.
+    rows, seeds = np.indices(scores.shape).reshape(2, -1)
+    design = np.concatenate([np.eye(4)[rows], np.eye(3)[seeds][:, 1:]], axis=1)
+    solution, (residual,), rank, _ = np.linalg.lstsq(design, scores.ravel())
+    degrees = scores.size - rank
+    gain = estimate_gain(own, base, others)
+    assert gain.mean == pytest.approx(solution[0] - solution[1])
+    error = (residual / degrees * 2 / 3) ** 0.5
+    assert gain.half_width == pytest.approx(scipy.stats.t.ppf(0.975, degrees) * error)
+    # A row without one of the seeds does not enter, and a single seed has no interval.
+    assert estimate_gain(own, base, [{0: 1.0}]) == alone
+    assert estimate_gain({0: 3.0}, base, others).half_width is None
 
 
 def test_latex_escapes():

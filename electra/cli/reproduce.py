@@ -40,7 +40,7 @@ def reproduce(
 ) -> None:
     """Repeat a table or figure of the paper at any size and budget, at equal compute.
 
-    Every row is pre-trained with every seed and fine-tuned on every task; differences are told with
+    Every row is pre-trained with every seed and fine-tuned on every task; gains are told with
     their intervals over the seeds, or as not separable. The same command continues a suite that was
     interrupted, and adds seeds and rows to one that is finished. Without NAME, it lists the suites.
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from scipy.stats import t as student
 
 from electra.config import PretrainConfig, require
@@ -156,6 +157,34 @@ def estimate(values: Sequence[float]) -> Interval:
     return Interval(mean, quantile * statistics.stdev(values) / math.sqrt(number))
 
 
+def estimate_gain(
+    own: Mapping[int, float], base: Mapping[int, float], others: Sequence[Mapping[int, float]]
+) -> Interval:
+    """Return the mean gain over the seeds that both rows have, and its 95% interval.
+
+    This is a two-way analysis of variance: rows, and seeds as blocks. With few seeds the noise of
+    one pair of rows is known badly, so it is taken from all rows with these seeds. Without others
+    the interval is that of the paired t-test.
+
+    Args:
+        own: Score by seed.
+        base: The same of the row it is compared with; has a seed of `own`.
+        others: The same of the other rows that are compared with `base`. They enter the noise, and
+            only if they have all of the common seeds.
+    """
+    seeds = sorted(own.keys() & base.keys())
+    mean = statistics.fmean(own[seed] - base[seed] for seed in seeds)
+    if len(seeds) < 2:
+        return Interval(mean, None)
+    rows = [own, base, *(each for each in others if each.keys() >= set(seeds))]
+    scores = np.array([[row[seed] for seed in seeds] for row in rows])
+    noise = scores - scores.mean(axis=0) - scores.mean(axis=1, keepdims=True) + scores.mean()
+    degrees = (len(rows) - 1) * (len(seeds) - 1)
+    quantile = float(student.ppf((1 + CONFIDENCE) / 2, degrees))
+    variance = float((noise**2).sum()) / degrees
+    return Interval(mean, quantile * math.sqrt(2 * variance / len(seeds)))
+
+
 class Cell(NamedTuple):
     """A row of the suite after a fraction of the budget, over the seeds that are finished."""
 
@@ -171,29 +200,29 @@ class Cell(NamedTuple):
     """Mean of the tasks, points."""
     tasks: dict[str, Interval]
     against: str
-    """The row that it is compared with."""
-    difference: Interval | None
-    """To that row, seed by seed; None for that row itself, or without a common seed."""
+    """Name of the cell that it is compared with."""
+    gain: Interval | None
+    """Over that cell, seed by seed; None for that cell itself, or without a common seed."""
     num_pairs: int
     """Seeds that both rows have."""
     paper: float | None
-    paper_difference: float | None
+    paper_gain: float | None
     shared: bool
     """Whether it shares the stable part of a longer run."""
 
     @property
     def verdict(self) -> str:
         """Return in words whether the row differs from the reference, and as in the paper."""
-        if self.difference is None:
+        if self.gain is None:
             return "-"
         if self.num_pairs < LEAST_SEEDS:
             return TOO_FEW
-        if not self.difference.excludes_zero:
+        if not self.gain.excludes_zero:
             return "not separable"
-        side = "higher" if self.difference.mean > 0 else "lower"
+        side = "higher" if self.gain.mean > 0 else "lower"
         expected = self.row.side
-        if self.paper_difference:
-            expected = "higher" if self.paper_difference > 0 else "lower"
+        if self.paper_gain:
+            expected = "higher" if self.paper_gain > 0 else "lower"
         if not expected:
             return side
         return f"{side}, {'as in' if side == expected else 'against'} the paper"
@@ -205,43 +234,62 @@ def compare(suite: Suite, records: Sequence[dict[str, Any]]) -> list[Cell]:
     for record in records:
         found.setdefault((record["row"], record["fraction"]), {})[record["seed"]] = record
     rows = {row.name: row for row in suite.rows}
+    scores = {
+        place: {seed: _score(suite, record) for seed, record in own.items()}
+        for place, own in found.items()
+    }
+    references = {
+        (row.name, fraction): _find_reference(suite, rows[row.against or suite.reference], fraction)
+        for row in suite.rows
+        for fraction in row.fractions or suite.fractions
+    }
     cells = []
     for row in suite.rows:
-        fractions = row.fractions or suite.fractions
-        for fraction in sorted(fractions):
-            own = found.get((row.name, fraction))
+        for fraction in sorted(row.fractions or suite.fractions):
+            place = (row.name, fraction)
+            own = found.get(place)
             if not own:
                 continue
-            reference = _find_reference(suite, rows[row.against or suite.reference], fraction)
+            reference = references[place]
             paper = _find_paper(row, suite, fraction)
             base_paper = _find_paper(rows[reference[0]], suite, reference[1])
-            is_reference = reference == (row.name, fraction)
-            base = found.get(reference, {})
-            common = sorted(own.keys() & base.keys())
-            differences = [_score(suite, own[seed]) - _score(suite, base[seed]) for seed in common]
+            base = scores.get(reference, {})
+            others = [
+                scores[each]
+                for each, its_reference in references.items()
+                if its_reference == reference and each in scores and each not in (place, reference)
+            ]
+            common = own.keys() & base.keys()
             some = next(iter(own.values()))
             cells.append(
                 Cell(
                     row,
                     fraction,
-                    row.name if fraction == 1 else f"{row.name}, {fraction:.4g} of the budget",
+                    name_cell(*place),
                     tuple(sorted(own)),
                     some["flops"]["true"],
                     some["flops"]["paper"],
-                    estimate([_score(suite, record) for record in own.values()]),
+                    estimate(list(scores[place].values())),
                     {
                         task: estimate([POINTS * record["scores"][task] for record in own.values()])
                         for task in suite.tasks
                     },
-                    reference[0],
-                    estimate(differences) if differences and not is_reference else None,
-                    len(differences),
+                    name_cell(*reference),
+                    estimate_gain(scores[place], base, others)
+                    if common and place != reference
+                    else None,
+                    len(common),
                     paper,
                     None if paper is None or base_paper is None else paper - base_paper,
                     any(record["branched_from"] for record in own.values()),
                 )
             )
     return cells
+
+
+def name_cell(row: str, fraction: float) -> str:
+    """Return the name of a row after a fraction of the budget."""
+    return row if fraction == 1 else f"{row} after {100 * fraction:.4g}%"
 
 
 def _find_reference(suite: Suite, reference: Row, fraction: float) -> tuple[str, float]:

@@ -46,7 +46,8 @@ def write_results(
     """
     cells = compare(suite, records)
     out.mkdir(parents=True, exist_ok=True)
-    table, trace = tabulate(suite, cells), trace_runs(records)
+    table, by_task = tabulate(suite, cells), tabulate_tasks(suite, cells)
+    trace = trace_runs(records)
     lead = describe(suite, cells, len(records), num_runs)
     write_json(
         out / "results.json",
@@ -64,14 +65,17 @@ def write_results(
         f"# {suite.title}\n\n"
         + "\n\n".join(lead)
         + f"\n\n{to_markdown(table)}\n\n![figure](figure.png)\n\n"
+        + f"## Scores by task\n\n{to_markdown(by_task)}\n\n"
         + f"Written by\n\n```sh\n{command}\n```\n\n## Runs\n\n{to_markdown(trace)}\n",
     )
-    write_text(out / "table.tex", to_latex(table, suite.title))
+    tables = to_latex(table, suite.title) + to_latex(by_task, f"{suite.title}: scores by task")
+    write_text(out / "table.tex", tables)
     svg = draw(suite, cells, out)
     paragraphs = "\n".join(f"<p>{escape(text)}</p>" for text in lead)
     body = (
         f"<header><h1>{escape(suite.title)}</h1>\n{paragraphs}</header>\n{to_html(table)}\n"
-        f"<figure>{svg}</figure>\n<h2>Runs</h2>\n{to_html(trace)}\n"
+        f"<figure>{svg}</figure>\n<h2>Scores by task</h2>\n{to_html(by_task)}\n"
+        f"<h2>Runs</h2>\n{to_html(trace)}\n"
         f"<h2>Command</h2>\n<pre>{escape(command)}</pre>"
     )
     write_text(out / "index.html", frame_page(suite.title, body))
@@ -85,9 +89,11 @@ def describe(suite: Suite, cells: Sequence[Cell], num_done: int, num_runs: int) 
     here = (
         f"Here: all rows have the same budget, in {unit}. A score is the mean of "
         f"{len(suite.tasks)} tasks on dev, in points, with the 95% interval over pre-training "
-        "seeds; differences are paired by seed. "
+        "seeds. Gains are paired by seed, and their intervals are from the noise of all rows. "
         f"{num_done} of {num_runs} runs are finished."
     )
+    if any(cell.fraction < 1 for cell in cells):
+        here += " Percentages are shares of the budget."
     if any(cell.shared for cell in cells):
         here += (
             " Rows marked * share the stable part of the longest run of their row and seed, and "
@@ -106,40 +112,48 @@ def describe(suite: Suite, cells: Sequence[Cell], num_done: int, num_runs: int) 
     for title, members in groups.items():
         if members:
             named = "; ".join(
-                f"{cell.name} against {cell.against} ({cell.difference})" for cell in members
+                f"{cell.name} against {cell.against} ({cell.gain})" for cell in members
             )
             paragraphs.append(f"{title}: {named}.")
     return paragraphs
 
 
 def tabulate(suite: Suite, cells: Sequence[Cell]) -> Table:
-    """Return the table: a line for each cell, and the published rows of other systems."""
+    """Return the comparisons: a line for each cell, and the published rows of other systems."""
     has_paper = any(cell.paper is not None for cell in cells) or bool(suite.published)
-    headers = ["", "seeds", "true FLOPs", "score", "difference", "to", "verdict"]
+    headers = ["", "seeds", "true FLOPs", "score", "gain", "over", "verdict"]
     if has_paper:
-        headers += ["paper: score", "paper: difference"]
-    headers += list(suite.tasks)
+        headers += ["paper: score", "paper: gain"]
     rows = []
     for cell in cells:
         line = [
-            cell.name + (" *" if cell.shared else ""),
+            _name_line(cell),
             str(len(cell.seeds)),
             f"{cell.flops:.2e}",
             str(cell.score),
-            "-" if cell.difference is None else str(cell.difference),
-            "-" if cell.difference is None else cell.against,
+            "-" if cell.gain is None else str(cell.gain),
+            "-" if cell.gain is None else cell.against,
             cell.verdict,
         ]
         if has_paper:
             line += [
-                "-" if value is None else f"{value:.1f}"
-                for value in (cell.paper, cell.paper_difference)
+                "-" if value is None else f"{value:.1f}" for value in (cell.paper, cell.paper_gain)
             ]
-        rows.append([*line, *(str(cell.tasks[task]) for task in suite.tasks)])
+        rows.append(line)
     for other in suite.published:
         name = f"{other.name} (published, {other.flops:.1e} FLOPs by the paper's count)"
-        rows.append([name, *"------", f"{other.paper:.1f}", "-", *("-" for _ in suite.tasks)])
+        rows.append([name, *"------", f"{other.paper:.1f}", "-"])
     return Table(headers, rows)
+
+
+def tabulate_tasks(suite: Suite, cells: Sequence[Cell]) -> Table:
+    """Return the scores of each task: a line for each cell."""
+    rows = [[_name_line(cell), *(str(cell.tasks[task]) for task in suite.tasks)] for cell in cells]
+    return Table(["", *suite.tasks], rows)
+
+
+def _name_line(cell: Cell) -> str:
+    return cell.name + (" *" if cell.shared else "")
 
 
 def trace_runs(records: Sequence[dict[str, Any]]) -> Table:
