@@ -1,6 +1,7 @@
 """The machine that a program runs on: device, dtype, threads and rank, chosen once per program."""
 
 import ctypes
+import os
 import platform
 import sys
 import time
@@ -86,7 +87,7 @@ def prepare_machine(
     precision: Literal["auto", "float32", "bfloat16"],
     threads: int,
 ) -> Machine:
-    """Return the machine, and set torch's threads and the memory allocator of this process.
+    """Return the machine, and set this process's threads, memory allocator and kernel cache.
 
     Under torchrun each process has a CUDA device of its own, or its share of the cores.
 
@@ -113,6 +114,7 @@ def prepare_machine(
     threads = threads or max(1, usable_cores() // place.num_local)
     torch.set_num_threads(threads)
     _keep_freed_memory()
+    _keep_kernels()
     dtype = choose_dtype(precision, chosen)
     return Machine(chosen, dtype, threads, place.rank, place.num_ranks)
 
@@ -208,6 +210,16 @@ def _keep_freed_memory() -> None:
         mmap_threshold, trim_threshold = -3, -1  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
         libc.mallopt(mmap_threshold, 1 << 30)
         libc.mallopt(trim_threshold, 2**31 - 1)
+
+
+def _keep_kernels() -> None:
+    """Let oneDNN keep the kernels of more shapes than its 1,024.
+
+    It generates a kernel for each shape of a product. Fine-tuning and evaluation have batches of
+    every length, some 20 products each: with the default, kernels are dropped before they come
+    again. oneDNN reads the variable at its first product.
+    """
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "8192")
 
 
 def _processor() -> str:
