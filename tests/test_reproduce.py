@@ -60,8 +60,12 @@ def toy_suite(tmp_path):
 def test_every_suite_of_the_paper_can_be_planned(toy_shards):
     shards = open_shards(toy_shards)
     folder = Path(__file__).parents[1] / "benchmarks" / "two-cores"
-    small = {path.name: read_suite(path) for path in folder.glob("*.toml")}
-    assert len(small) == 6
+    small = {
+        f"{path.name}, {recipe}": dataclasses.replace(read_suite(path), recipe=recipe)
+        for path in folder.glob("*.toml")
+        for recipe in ("paper", "best")
+    }
+    assert len(small) == 12
     for name, suite in (list_suites() | small).items():
         plan = make_plan(dataclasses.replace(suite, seeds=1), shards)
         wanted = sum(len(row.fractions or suite.fractions) for row in suite.rows)
