@@ -201,7 +201,8 @@ def _describe_suites(folder: Path) -> list[str]:
         found = read_object(path)
         if "suite" in found:
             link = Path("..", folder.name, path.with_name("README.md").relative_to(folder))
-            parts += [f"### {found['suite']['title']}", *found["findings"]]
+            suite = found["suite"]
+            parts += [f"### {suite['title']}, recipe {suite['recipe']}", *found["findings"]]
             parts.append(f"[Table, figure and runs]({link.as_posix()}).")
     return parts
 

@@ -87,9 +87,10 @@ def describe(suite: Suite, cells: Sequence[Cell], num_done: int, num_runs: int) 
     unit = {"flops": "true FLOPs", "steps": "steps", "seconds": "seconds of training"}[suite.equal]
     paragraphs = [f"The paper: {suite.paper}"]
     here = (
-        f"Here: all rows have the same budget, in {unit}. A score is the mean of "
-        f"{len(suite.tasks)} tasks on dev, in points, with the 95% interval over pre-training "
-        "seeds. Gains are paired by seed, and their intervals are from the noise of all rows. "
+        f"Here: recipe {suite.recipe}; all rows have the same budget, in {unit}. A score "
+        f"is the mean of {len(suite.tasks)} tasks on dev, in points, with the 95% interval over "
+        "pre-training seeds. Gains are paired by seed, and their intervals are from the noise "
+        "of all rows. "
         f"{num_done} of {num_runs} runs are finished."
     )
     if any(cell.fraction < 1 for cell in cells):
