@@ -414,6 +414,12 @@ def test_the_interval_of_a_gain_pools_the_rows_noise():
     assert gain.mean == pytest.approx(solution[0] - solution[1])
     error = (residual / degrees * 2 / 3) ** 0.5
     assert gain.half_width == pytest.approx(scipy.stats.t.ppf(0.975, degrees) * error)
+    # A noisier row does not enter, and is itself compared by the paired t-test.
+    noisy = {0: 60.0, 1: 70.0, 2: 66.0}
+    assert estimate_gain(own, base, [*others, noisy]) == gain
+    assert estimate_gain(noisy, base, [own, *others]) == estimate_gain(noisy, base, [])
+    # Rows without noise can be compared, too.
+    assert estimate_gain(base, base, [base, base]).half_width == 0
     # A row without one of the seeds does not enter, and a single seed has no interval.
     assert estimate_gain(own, base, [{0: 1.0}]) == alone
     assert estimate_gain({0: 3.0}, base, others).half_width is None

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.stats import f as fisher
 from scipy.stats import t as student
 
 from electra.config import PretrainConfig, require
@@ -163,8 +164,9 @@ def estimate_gain(
     """Return the mean gain over the seeds that both rows have, and its 95% interval.
 
     This is a two-way analysis of variance: rows, and seeds as blocks. With few seeds the noise of
-    one pair of rows is known badly, so it is taken from all rows with these seeds. Without others
-    the interval is that of the paired t-test.
+    one pair of rows is known badly, so it is taken from all rows with these seeds, except those
+    that are noisier than the rest. Where the pair is alone, or one of the two is noisier, the
+    interval is that of the paired t-test.
 
     Args:
         own: Score by seed.
@@ -177,12 +179,42 @@ def estimate_gain(
     if len(seeds) < 2:
         return Interval(mean, None)
     rows = [own, base, *(each for each in others if each.keys() >= set(seeds))]
-    scores = np.array([[row[seed] for seed in seeds] for row in rows])
-    noise = scores - scores.mean(axis=0) - scores.mean(axis=1, keepdims=True) + scores.mean()
-    degrees = (len(rows) - 1) * (len(seeds) - 1)
+    scores = _leave_out_noisier(np.array([[row[seed] for seed in seeds] for row in rows]))
+    degrees = _count_degrees(scores)
     quantile = float(student.ppf((1 + CONFIDENCE) / 2, degrees))
-    variance = float((noise**2).sum()) / degrees
-    return Interval(mean, quantile * math.sqrt(2 * variance / len(seeds)))
+    return Interval(mean, quantile * math.sqrt(2 * _sum_noise(scores) / degrees / len(seeds)))
+
+
+def _leave_out_noisier(scores: np.ndarray) -> np.ndarray:
+    """Return scores [rows, seeds] without rows that are noisier than the rest.
+
+    The first two are the pair that is compared; if one of them is noisier, they stay alone. What
+    the noisiest row adds to the noise of the rest is independent of it, so an F test decides, at a
+    level that is divided by the number of rows, of which it is the noisiest. Two rows are too few
+    to say that a third is noisier.
+    """
+    while len(scores) > 3:
+        without = [_sum_noise(np.delete(scores, row, axis=0)) for row in range(len(scores))]
+        noisiest = int(np.argmin(without))
+        rest = np.delete(scores, noisiest, axis=0)
+        own = (_sum_noise(scores) - _sum_noise(rest)) / (scores.shape[1] - 1)
+        others = _sum_noise(rest) / _count_degrees(rest)
+        level = (1 - CONFIDENCE) / len(scores)
+        if own <= others * fisher.isf(level, scores.shape[1] - 1, _count_degrees(rest)):
+            break
+        scores = scores[:2] if noisiest < 2 else rest
+    return scores
+
+
+def _sum_noise(scores: np.ndarray) -> float:
+    """Return the sum of squares of [rows, seeds] around the means of rows and of seeds."""
+    noise = scores - scores.mean(axis=0) - scores.mean(axis=1, keepdims=True) + scores.mean()
+    return float((noise**2).sum())
+
+
+def _count_degrees(scores: np.ndarray) -> int:
+    """Return the degrees of freedom of the noise of [rows, seeds]."""
+    return (scores.shape[0] - 1) * (scores.shape[1] - 1)
 
 
 class Cell(NamedTuple):

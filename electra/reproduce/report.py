@@ -89,8 +89,8 @@ def describe(suite: Suite, cells: Sequence[Cell], num_done: int, num_runs: int) 
     here = (
         f"Here: recipe {suite.recipe}; all rows have the same budget, in {unit}. A score "
         f"is the mean of {len(suite.tasks)} tasks on dev, in points, with the 95% interval over "
-        "pre-training seeds. Gains are paired by seed, and their intervals are from the noise "
-        "of all rows. "
+        "pre-training seeds. Gains are paired by seed, and their intervals pool the noise of the "
+        "rows. "
         f"{num_done} of {num_runs} runs are finished."
     )
     if any(cell.fraction < 1 for cell in cells):
