@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.stats
+from matplotlib.axes import Axes
 
 from electra.cli import main
 from electra.config import UserError
@@ -20,9 +22,9 @@ from electra.corpus.shards import open_shards
 from electra.pretraining.continuation import branch
 from electra.pretraining.loop import pretrain, resume
 from electra.reports.tables import Table
-from electra.reproduce.plan import make_plan
+from electra.reproduce.plan import make_plan, open_plan
 from electra.reproduce.records import compare, estimate, estimate_gain, read_all_records
-from electra.reproduce.report import describe, to_latex, write_results
+from electra.reproduce.report import describe, describe_collapses, draw, to_latex, write_results
 from electra.reproduce.suite import Row, Suite, list_suites, read_suite
 from electra.runs.checkpoint import find_checkpoint, read_state
 
@@ -142,7 +144,7 @@ def test_a_suite_from_its_file_to_its_page(
     # The results alone are enough: on a machine without the runs nothing is left to do, either.
     words[words.index("--runs") + 1] = str(tmp_path / "elsewhere")
     main([*words, "--dry-run"])
-    assert "0 of 4 runs are left" in capsys.readouterr().out
+    assert "all 4 runs are done" in capsys.readouterr().out
     main(words)
     again = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     assert again["table.tex"] == first["table.tex"]
@@ -150,7 +152,7 @@ def test_a_suite_from_its_file_to_its_page(
     # Another suite with rows of the same names takes them from there.
     second = [word.replace(str(tmp_path / "out"), str(tmp_path / "second")) for word in words]
     main([*second, "--earlier", str(tmp_path / "out"), "--dry-run"])
-    assert "0 of 4 runs are left" in capsys.readouterr().out
+    assert "all 4 runs are done" in capsys.readouterr().out
     # Rows that a command leaves out stay in the file.
     first_row, _ = more.rsplit("[[rows]]", 1)
     toy_suite.write_text(first_row.replace('reference = "BERT"', 'reference = "ELECTRA"'))
@@ -159,7 +161,7 @@ def test_a_suite_from_its_file_to_its_page(
     assert "BERT" not in (tmp_path / "out" / "table.tex").read_text()
     toy_suite.write_text(more)
     main([*words, "--dry-run"])
-    assert "0 of 4 runs are left" in capsys.readouterr().out
+    assert "all 4 runs are done" in capsys.readouterr().out
     toy_suite.write_text(TOY.replace("3e10", "4e10"))
     with pytest.raises(SystemExit):
         main(words)
@@ -173,7 +175,7 @@ def test_a_suite_from_its_file_to_its_page(
     toy_suite.write_text(TOY.replace("epochs=1", "epochs=2"))
     with pytest.raises(SystemExit):
         main(words)
-    assert "was begun with another finetune" in capsys.readouterr().err
+    assert "has fine-tunings of own with epochs=1 " in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -319,6 +321,9 @@ def test_a_suite_of_some_rows_extends_one_whose_budget_is_of_another_row(tmp_pat
         ('equal = "joules"\n', "equal must be one of flops, steps, seconds, not 'joules'"),
         ("fractions = [2.0]\n", "fractions must lie in (0, 1], not 2.0"),
         ('extends = "table-6"\n', "unknown suite 'table-6'; did you mean"),
+        ("fractions = [0.5, 0.5]\n", "fractions must differ, not 0.5, 0.5"),
+        ("budget = 0\n", "budget must be > 0, not 0"),
+        ('x = "width"\n', "ELECTRA has no place x on the suite's axis x, 'width'"),
         ("[finetune]\nqnli = []\n", "finetune names qnli, which is none of the tasks"),
         ('equal = "steps"', "budget is a number of steps, below 1,000,000,000, not 3e+10"),
     ],
@@ -337,6 +342,64 @@ def test_train_steps_belong_to_the_budget(toy_suite, toy_shards):
     suite = dataclasses.replace(read_suite(toy_suite), set=("train.steps=100",))
     with pytest.raises(UserError, match=r"train\.steps follow from seeds and budget"):
         make_plan(suite, open_shards(toy_shards))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"finetune": {"all": ("max_train=9",)}}, "fine-tuning of own: unknown"),
+        ({"budget": 3e6}, "ELECTRA: a budget of 3e+06 is less than a step"),
+        ({"rows": (Row(name="BERT"), Row(name="bert!"))}, "rows 'BERT' and 'bert!' differ in"),
+    ],
+)
+def test_what_a_plan_refuses(toy_suite, toy_shards, changes, message):
+    suite = dataclasses.replace(read_suite(toy_suite), **changes)
+    with pytest.raises(UserError, match=re.escape(message)):
+        make_plan(suite, open_shards(toy_shards))
+
+
+def test_settings_of_fine_tuning_may_change_until_there_is_one(toy_suite, toy_shards, tmp_path):
+    suite = read_suite(toy_suite)
+    changed = dataclasses.replace(suite, finetune={"all": ("epochs=2",)})
+    for each in (suite, changed):
+        plan = open_plan(each, toy_shards, tmp_path, 1, write=True)
+    (tmp_path / plan.runs[0].name / "finetune-own").mkdir(parents=True)
+    with pytest.raises(UserError, match="has fine-tunings of own with epochs=2, not epochs=1 "):
+        open_plan(suite, toy_shards, tmp_path, 1, write=False)
+
+
+def test_a_line_of_a_figure_has_the_scores_after_one_share_of_the_budget(tmp_path, monkeypatch):
+    rows = (Row(name="narrow", x=0.5), Row(name="wide", x=1.0))
+    suite = Suite(
+        title="t", paper="p", reference="wide", tasks=("own",), rows=rows, x="width",
+        fractions=(0.5, 1.0),
+    )  # fmt: skip
+    records = [
+        {**record(row, 0, score), "fraction": fraction}
+        for row, fraction, score in (
+            ("narrow", 0.5, 0.1), ("narrow", 1.0, 0.2), ("wide", 0.5, 0.3), ("wide", 1.0, 0.4),
+        )
+    ]  # fmt: skip
+    lines = {}
+
+    def note(self, x, y, *rest, **settings):
+        lines[settings["label"]] = (pytest.approx(list(x), abs=0.005), pytest.approx(list(y)))
+        return errorbar(self, x, y, *rest, **settings)
+
+    errorbar = Axes.errorbar
+    monkeypatch.setattr(Axes, "errorbar", note)
+    draw(suite, compare(suite, records), tmp_path)
+    assert lines == {
+        "after 50%": ([0.5, 1.0], [10, 30]),
+        "whole budget": ([0.5, 1.0], [20, 40]),
+    }
+
+
+def test_collapsed_fine_tunings_are_told(toy_suite):
+    suite = read_suite(toy_suite)
+    records = [record("BERT", 0, 0.5) | {"collapsed": ["own"]}, record("BERT", 1, 0.6)]
+    assert "own 1 of 2" in describe_collapses(suite, records)[0]
+    assert describe_collapses(suite, records[1:]) == []
 
 
 def record(row, seed, score):
@@ -385,7 +448,7 @@ def test_gains_are_paired_and_judged():
         early = {cell.name: cell for cell in compare(suite, records[: few * per_seed])}
         assert early["above"].verdict == "too few seeds"
         told = describe(suite, [early["above"]], few, 3)
-        assert told[-1].startswith("Fewer than 3 seeds are finished: above against base")
+        assert told[-1].startswith("Fewer than 3 seeds, no winner is named: above against base")
 
 
 def test_the_interval_is_students():

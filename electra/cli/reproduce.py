@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from electra.cli.options import DryRun, SetPretraining, refuse_url
-from electra.config import UserError, require
+from electra.config import UserError, did_you_mean, require
 from electra.presets import PRESETS
 
 
@@ -112,7 +112,10 @@ def reproduce(
         set=(*kept, *set_),
     )
     if shards is None or runs is None or out is None:
-        raise UserError("reproduce needs --shards DIR, --runs DIR and --out DIR")
+        needed = {"--shards DIR": shards, "--runs DIR": runs, "--out DIR": out}
+        raise UserError(
+            f"reproduce {name} needs {' and '.join(n for n, each in needed.items() if not each)}"
+        )
     require(jobs >= 0, f"--jobs must be >= 0, not {jobs}")
     folders = find_tasks(suite.tasks, glue, data)
     jobs = jobs or count_devices()
@@ -130,12 +133,14 @@ def reproduce(
                 f"{run.flops['true']:.2e}",
                 f"{run.flops['paper']:.2e}",
                 run.trunk or "-",
-                "done" if run not in left else "",
+                "to do" if run in left else "done",
             )
             for run in plan.runs
         ]
-        headers = ["run", "steps", "true FLOPs", "paper's FLOPs", "shares a part of", ""]
+        headers = ["run", "steps", "true FLOPs", "paper's FLOPs", "branches off", "state"]
         print_table(planned, headers)
+        if not left:
+            return print_done(f"all {len(plan.runs)} runs are done; nothing was written")
         time = format_seconds(estimate_seconds(plan, left) / jobs)
         return print_done(
             f"{len(left)} of {len(plan.runs)} runs are left: about {time} of pre-training on this "
@@ -147,6 +152,8 @@ def reproduce(
         records = read_records(suite, plan, runs, known)
         found = {record["run"] for record in records}
         others = [each for each in written.get(out, []) if each["run"] not in found]
+        if not records and not others:
+            return []  # every row has failed so far
         return write_results(out, suite, records, others, len(plan.runs), own_command)
 
     if len(left) < len(plan.runs):
@@ -155,7 +162,9 @@ def reproduce(
         carry_out(suite, unfinished, shards, folders, runs, jobs, progress.update, save)
     table = tabulate(suite, save())
     print_table(table.rows, table.headers)
-    print_done(f"wrote {out}: README.md, table.tex, figure.png, figure.svg, index.html")
+    print_done(
+        f"wrote {out}: README.md, index.html, table.tex, figure.png, figure.svg, results.json"
+    )
 
 
 def find_tasks(tasks: tuple[str, ...], glue: Path | None, data: tuple[str, ...]) -> dict[str, Path]:
@@ -165,6 +174,7 @@ def find_tasks(tasks: tuple[str, ...], glue: Path | None, data: tuple[str, ...])
         UserError: A task has no folder, or a folder is not there.
     """
     from electra.tasks.glue import GLUE
+    from electra.tasks.registry import TASKS
 
     given = {}
     for word in data:
@@ -176,6 +186,7 @@ def find_tasks(tasks: tuple[str, ...], glue: Path | None, data: tuple[str, ...])
         folder = given.get(task, glue if task in GLUE else None)
         need = "--glue DIR" if task in GLUE else f"--data {task}=DIR"
         if folder is None:
+            require(task in TASKS, f"unknown task {task!r}{did_you_mean(task, TASKS)}")
             raise UserError(f"{task} has no folder: give {need}, or other --tasks")
         require(folder.is_dir(), f"{folder} is no folder; {task} needs {need}")
         folders[task] = folder

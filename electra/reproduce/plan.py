@@ -12,7 +12,7 @@ from electra.corpus.tokenizer import make_tokenizer
 from electra.files import read_object, write_json
 from electra.method.flops import count_run, count_true
 from electra.method.registry import sketch_objective
-from electra.presets import PRESETS, RECIPES
+from electra.presets import PRESETS, RECIPES, finetune_preset
 from electra.pretraining.continuation import MAY_CHANGE
 from electra.pretraining.plan import time_run
 from electra.pretraining.start import build_model, fit_to_shards
@@ -107,10 +107,13 @@ def open_plan(suite: Suite, shards_folder: Path, runs: Path, jobs: int, *, write
     )
     finetuned = begun.get("finetune", {})  # of tasks that this command may leave out
     changed = [task for task in finetune if finetuned.get(task, finetune[task]) != finetune[task]]
-    require(
-        not changed,
-        f"{runs} was begun with another finetune of {', '.join(changed)}; choose another --runs",
-    )
+    for task in changed:
+        require(
+            not any(runs.glob(f"*/finetune-{task}")),
+            f"{runs} has fine-tunings of {task} with {' '.join(finetuned[task]) or 'no settings'}, "
+            f"not {' '.join(finetune[task]) or 'no settings'}; choose another --runs, or remove "
+            f"{runs}/*/finetune-{task}*",
+        )
     plan = make_plan(suite, shards, jobs, begun.get("step_seconds"))
     for run in plan.runs:
         if (runs / run.name).exists():
@@ -159,10 +162,18 @@ def make_plan(
     for seed in range(suite.seeds):
         for row in suite.rows:
             config = override(configs[row.name], [f"train.seed={seed}"])
-            budget = suite.budget or max(in_preset[name] for name in _find_payers(suite, row))
+            budget = suite.budget
+            if budget is None:
+                budget = max(in_preset[name] for name in _find_payers(suite, row))
             units.append(_plan_unit(suite, row, seed, config, budget, cost))
-    names = [run.name for unit in units for run in unit]
-    require(len(set(names)) == len(names), "two rows have the same name but for its punctuation")
+    row_of: dict[str, str] = {}
+    for run in (run for unit in units for run in unit):
+        other = row_of.setdefault(run.name, run.row.name)
+        require(
+            other == run.row.name,
+            f"rows {other!r} and {run.row.name!r} differ in punctuation only, and their runs would "
+            f"have one name, {run.name}",
+        )
     return Plan(tuple(units), step_seconds, shards.digest)
 
 
@@ -215,6 +226,12 @@ def _configure(suite: Suite, row: Row, shards: Shards, jobs: int) -> PretrainCon
         config = fit_to_shards(override(config, row.set), shards)
     except UserError as error:
         raise UserError(f"{row.name}: {error}") from None
+    # Checked before the pre-training that precedes the fine-tunings.
+    for task, settings in suite.finetune_settings.items():
+        try:
+            override(finetune_preset(config.model), settings)
+        except UserError as error:
+            raise UserError(f"fine-tuning of {task}: {error}") from None
     given = {setting_name(setting) for setting in (*suite.set, *row.set)}
     require(
         not given & {"train.seed", "train.steps"},
@@ -293,7 +310,12 @@ def _find_steps(row: Row, config: PretrainConfig, budget: float, cost: Cost) -> 
 
     Where a part of the run with a fixed number of steps costs less, such as a generator's warm-up,
     the mean cost of a step depends on the number of steps.
+
+    Raises:
+        UserError: The budget is less than a step.
     """
+    step = cost(row.name, config)
+    require(budget >= step, f"{row.name}: a budget of {budget:g} is less than a step, {step:.3g}")
     steps = 0
     again = max(1, round(budget / cost(row.name, config)))
     for _ in range(MOST_ROUNDS):

@@ -117,6 +117,7 @@ def read_records(
                 "heldout": results["heldout"],
                 "scores": {task: found["median"] for task, found in finetunings.items()},
                 "metrics": {task: found["metric"] for task, found in finetunings.items()},
+                "collapsed": [t for t, found in finetunings.items() if found["num_degenerate"]],
                 "branched_from": manifest.get("branched_from"),
                 "commits": sorted({str(each.get("commit")) for each in manifest["sessions"]}),
                 "devices": sorted({_name_machine(each) for each in manifest["sessions"]}),

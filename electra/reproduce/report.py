@@ -16,10 +16,13 @@ from electra.reports.curves import COLOURS, STYLE
 from electra.reports.glossary import format_count
 from electra.reports.page import frame_page
 from electra.reports.tables import Table, to_html, to_markdown
-from electra.reproduce.records import LEAST_SEEDS, TOO_FEW, Cell, compare
+from electra.reproduce.records import LEAST_SEEDS, TOO_FEW, Cell, compare, name_cell
 from electra.reproduce.suite import Suite
 
 MARKERS = "osD^vP"
+UNITS = {"flops": "true FLOPs", "steps": "steps", "seconds": "seconds of training"}
+SHIFT = 0.01
+"""Distance of two lines' points at one place `x`, as a share of the axis: both are visible."""
 
 
 def write_results(
@@ -47,8 +50,8 @@ def write_results(
     cells = compare(suite, records)
     out.mkdir(parents=True, exist_ok=True)
     table, by_task = tabulate(suite, cells), tabulate_tasks(suite, cells)
-    trace = trace_runs(records)
-    lead = describe(suite, cells, len(records), num_runs)
+    settings, trace = tabulate_settings(suite), trace_runs(records)
+    lead = [*describe(suite, cells, len(records), num_runs), *describe_collapses(suite, records)]
     write_json(
         out / "results.json",
         {
@@ -66,7 +69,8 @@ def write_results(
         + "\n\n".join(lead)
         + f"\n\n{to_markdown(table)}\n\n![figure](figure.png)\n\n"
         + f"## Scores by task\n\n{to_markdown(by_task)}\n\n"
-        + f"Written by\n\n```sh\n{command}\n```\n\n## Runs\n\n{to_markdown(trace)}\n",
+        + f"## Settings\n\n{to_markdown(settings)}\n\nWritten by\n\n```sh\n{command}\n```\n\n"
+        + f"## Runs\n\n{to_markdown(trace)}\n",
     )
     tables = to_latex(table, suite.title) + to_latex(by_task, f"{suite.title}: scores by task")
     write_text(out / "table.tex", tables)
@@ -75,7 +79,7 @@ def write_results(
     body = (
         f"<header><h1>{escape(suite.title)}</h1>\n{paragraphs}</header>\n{to_html(table)}\n"
         f"<figure>{svg}</figure>\n<h2>Scores by task</h2>\n{to_html(by_task)}\n"
-        f"<h2>Runs</h2>\n{to_html(trace)}\n"
+        f"<h2>Settings</h2>\n{to_html(settings)}\n<h2>Runs</h2>\n{to_html(trace)}\n"
         f"<h2>Command</h2>\n<pre>{escape(command)}</pre>"
     )
     write_text(out / "index.html", frame_page(suite.title, body))
@@ -84,13 +88,12 @@ def write_results(
 
 def describe(suite: Suite, cells: Sequence[Cell], num_done: int, num_runs: int) -> list[str]:
     """Return what the paper says, what was compared, and which of its orderings hold here."""
-    unit = {"flops": "true FLOPs", "steps": "steps", "seconds": "seconds of training"}[suite.equal]
     paragraphs = [f"The paper: {suite.paper}"]
     here = (
-        f"Here: recipe {suite.recipe}; all rows have the same budget, in {unit}. A score "
-        f"is the mean of {len(suite.tasks)} tasks on dev, in points, with the 95% interval over "
-        "pre-training seeds. Gains are paired by seed, and their intervals pool the noise of the "
-        "rows. "
+        f"Here: recipe {suite.recipe}; all rows have the same budget, in {UNITS[suite.equal]}. "
+        f"A score is the mean of {len(suite.tasks)} tasks on dev, in points, with the 95% interval "
+        "over pre-training seeds. Gains are paired by seed, and their intervals pool the noise of "
+        "the rows. "
         f"{num_done} of {num_runs} runs are finished."
     )
     if any(cell.fraction < 1 for cell in cells):
@@ -105,7 +108,9 @@ def describe(suite: Suite, cells: Sequence[Cell], num_done: int, num_runs: int) 
         "Holds here": [c for c in cells if c.verdict.endswith("as in the paper")],
         "Does not hold here": [c for c in cells if c.verdict.endswith("against the paper")],
         "Cannot be told at this budget": [c for c in cells if c.verdict == "not separable"],
-        f"Fewer than {LEAST_SEEDS} seeds are finished": [c for c in cells if c.verdict == TOO_FEW],
+        f"Fewer than {LEAST_SEEDS} seeds, no winner is named": [
+            c for c in cells if c.verdict == TOO_FEW
+        ],
         "Differs here, and the paper tells no order": [
             c for c in cells if c.verdict in ("higher", "lower")
         ],
@@ -117,6 +122,20 @@ def describe(suite: Suite, cells: Sequence[Cell], num_done: int, num_runs: int) 
             )
             paragraphs.append(f"{title}: {named}.")
     return paragraphs
+
+
+def describe_collapses(suite: Suite, records: Sequence[dict[str, Any]]) -> list[str]:
+    """Return how many fine-tunings of each task answer all examples alike, if any do."""
+    # Not in records of older versions.
+    collapsed = [task for record in records for task in record.get("collapsed", ())]
+    named = [
+        f"{task} {collapsed.count(task)} of {len(records)}"
+        for task in suite.tasks
+        if task in collapsed
+    ]
+    if not named:
+        return []
+    return [f"Fine-tunings that collapsed to a constant answer, and count: {', '.join(named)}."]
 
 
 def tabulate(suite: Suite, cells: Sequence[Cell]) -> Table:
@@ -145,6 +164,20 @@ def tabulate(suite: Suite, cells: Sequence[Cell]) -> Table:
         name = f"{other.name} (published, {other.flops:.1e} FLOPs by the paper's count)"
         rows.append([name, *"------", f"{other.paper:.1f}", "-"])
     return Table(headers, rows)
+
+
+def tabulate_settings(suite: Suite) -> Table:
+    """Return what was trained and how: settings of all rows, of each row and of each task."""
+    everywhere = [f"preset {suite.preset}", f"recipe {suite.recipe}"]
+    if suite.budget is not None:
+        everywhere.append(f"budget {suite.budget:g} {UNITS[suite.equal]}")
+    rows = [["all rows", ", ".join([*everywhere, *suite.set])]]
+    for row in suite.rows:
+        own = [f"preset {row.preset}"] if row.preset else []
+        rows.append([row.name, ", ".join([*own, *row.set]) or "-"])
+    for task, settings in suite.finetune_settings.items():
+        rows.append([f"fine-tuning of {task}", ", ".join(settings) or "-"])
+    return Table(["", "settings"], rows)
 
 
 def tabulate_tasks(suite: Suite, cells: Sequence[Cell]) -> Table:
@@ -230,23 +263,29 @@ def draw(suite: Suite, cells: Sequence[Cell], out: Path) -> str:
 def _draw_lines(panel: Axes, suite: Suite, cells: Sequence[Cell]) -> None:
     lines: dict[str, list[Cell]] = {}
     for cell in cells:
-        lines.setdefault(cell.row.line or cell.row.name, []).append(cell)
+        # On an axis of its own, each fraction of the budget has a line.
+        name = name_cell(cell.row.line, cell.fraction).strip() if suite.x else cell.row.name
+        lines.setdefault(name, []).append(cell)
+    places = [cell.row.x for cell in cells if cell.row.x is not None]
+    width = max(places, default=0.0) - min(places, default=0.0)
     for number, (name, members) in enumerate(lines.items()):
+        shift = SHIFT * width * (number - (len(lines) - 1) / 2)
         panel.errorbar(
-            [cell.flops if cell.row.x is None else cell.row.x for cell in members],
+            [cell.flops if cell.row.x is None else cell.row.x + shift for cell in members],
             [cell.score.mean for cell in members],
             yerr=[cell.score.half_width or 0 for cell in members],
             color=COLOURS[number % len(COLOURS)],
             marker=MARKERS[number % len(MARKERS)],
             linestyle=("-", "--", ":", "-.")[number % 4],
             capsize=3,
-            label=name,
+            label=name or "whole budget",
         )
     if not suite.x:
         panel.set_xscale("log")
     panel.set_xlabel(suite.x or "true FLOPs")
     panel.set_ylabel("score, points")
-    panel.legend()
+    if len(lines) > 1 or suite.rows[0].line:
+        panel.legend()
 
 
 def _draw_dots(panel: Axes, suite: Suite, cells: Sequence[Cell]) -> None:

@@ -77,7 +77,7 @@ def carry_out(
     waiting = [unit for unit in plan.units if not all(is_done(suite, run, runs) for run in unit)]
     places = list(range(jobs))
     working: dict[int, _Worker] = {}
-    watch = _Watch(plan, runs)
+    watch = _Watch(suite, plan, runs)
     failures: list[str] = []
     with _ended(working):
         while waiting or working:
@@ -187,8 +187,8 @@ def _ended(working: Mapping[int, _Worker]) -> Iterator[None]:
 class _Watch:
     """How much of a plan is done, from the metrics that the runs write."""
 
-    def __init__(self, plan: Plan, runs: Path):
-        self.plan = plan
+    def __init__(self, suite: Suite, plan: Plan, runs: Path):
+        self.suite = suite
         self.runs = runs
         self.done = {run.name: 0.0 for run in plan.runs}
         self.total = sum(run.own_flops for run in plan.runs)
@@ -201,13 +201,12 @@ class _Watch:
         for unit in working:
             for run in unit:
                 self._look(run)
-            current = next((run for run in unit if not self._is_pretrained(run)), unit[-1])
-            note = "fine-tuning" if self._is_pretrained(current) else "pre-training"
+            unfinished = (run for run in unit if not is_done(self.suite, run, self.runs))
+            current = next(unfinished, unit[-1])
+            is_pretrained = (self.runs / current.name / "results.json").exists()
+            note = "fine-tuning" if is_pretrained else "pre-training"
             notes.append(f"{note} {current.name}")
         return sum(self.done.values()) / 1e12, self.total / 1e12, "; ".join(notes)
-
-    def _is_pretrained(self, run: PlannedRun) -> bool:
-        return (self.runs / run.name / "results.json").exists()
 
     def _look(self, run: PlannedRun) -> None:
         """Read how far a run is. Of a run that shares a part, only its own part counts."""

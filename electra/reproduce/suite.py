@@ -35,7 +35,7 @@ class Row:
     side: Literal["", "higher", "lower"] = ""
     """On which side of that row the paper has this one, where it prints no scores."""
     line: str = ""
-    """The row's line in a figure with `x`."""
+    """The row's line in a figure with `x`; rows without one have a line in common."""
     x: float | None = None
     """The row's place on the axis `x`."""
 
@@ -72,8 +72,8 @@ class Suite:
     equal: Literal["flops", "steps", "seconds"] = "flops"
     """What all rows spend alike: true FLOPs (`electra flops`), optimizer steps, or training seconds
     as a probe of this machine estimates them."""
-    budget: float = 0.0
-    """What a row spends, in the unit of `equal`; 0: what `budget_of` spends in its preset."""
+    budget: float | None = None
+    """What a row spends, in the unit of `equal`; None: what `budget_of` spends in its preset."""
     budget_of: str = ""
     """A row; empty: of the rows that are compared with one another, the one that spends the most.
     """
@@ -105,15 +105,16 @@ class Suite:
             require(name in names, f"{name!r} is no row to compare with{did_you_mean(name, names)}")
         require(
             # Not read beside a budget, so that a suite of some of the rows can extend this one.
-            self.budget > 0 or self.budget_of in ("", *names),
+            self.budget is not None or self.budget_of in ("", *names),
             f"budget_of names no row: {self.budget_of!r}{did_you_mean(self.budget_of, names)}",
         )
         require(self.seeds >= 1, f"seeds must be >= 1, not {self.seeds}")
-        require(self.budget >= 0, f"budget must be >= 0, not {self.budget}")
+        budget = 1.0 if self.budget is None else self.budget
+        require(budget > 0, f"budget must be > 0, not {budget:g}")
         require(
-            self.equal == "flops" or self.budget < MOST_STEPS,
+            self.equal == "flops" or budget < MOST_STEPS,
             f"the suite holds {self.equal} equal: the budget is a number of {self.equal}, below "
-            f"{MOST_STEPS:,}, not {self.budget:g}",
+            f"{MOST_STEPS:,}, not {budget:g}",
         )
         require(bool(self.tasks), "tasks must name at least one task")
         unknown = [name for name in self.finetune if name not in (*self.tasks, "all")]
@@ -129,12 +130,20 @@ class Suite:
                 f"{row.name}: fractions must lie in (0, 1], not {', '.join(map(str, fractions))}",
             )
             require(
+                len(set(fractions)) == len(fractions),
+                f"{row.name}: fractions must differ, not {', '.join(map(str, fractions))}",
+            )
+            require(
                 len(row.paper) in (0, len(fractions)),
                 f"{row.name}: paper has {len(row.paper)} scores for {len(fractions)} fractions",
             )
             require(
-                (row.x is None) == (not self.x),
-                f"{row.name}: a row has a place x if the suite names the axis x, and only then",
+                not self.x or row.x is not None,
+                f"{row.name} has no place x on the suite's axis x, {self.x!r}",
+            )
+            require(
+                bool(self.x) or row.x is None,
+                f"{row.name} has a place x = {row.x}, but the suite names no axis: x = LABEL",
             )
 
 
