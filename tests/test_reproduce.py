@@ -489,6 +489,8 @@ def test_the_interval_of_a_gain_pools_the_rows_noise():
 
 
 def test_latex_escapes():
-    text = to_latex(Table(["a_b"], [["50% & 1 ± 2"]]), "x")
+    text = to_latex(Table(["a_b"], [["50% & 1 ± 2"], ["-0.6"], ["1.50e+09"]]), "x")
     assert r"a\_b" in text
     assert r"50\% \& 1 $\pm$ 2" in text
+    assert "$-$0.6" in text
+    assert r"$1.50 \cdot 10^{9}$" in text

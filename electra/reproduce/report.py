@@ -1,6 +1,7 @@
 """The files of a suite's results: records, tables in Markdown and LaTeX, figures, one HTML page."""
 
 import io
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from html import escape
@@ -237,7 +238,9 @@ def _escape_latex(text: str) -> str:
     special = {"\\": r"\textbackslash{}", "±": r"$\pm$", "~": r"\textasciitilde{}"}
     special |= {char: f"\\{char}" for char in "&%$#_{}"}
     special["^"] = r"\textasciicircum{}"
-    return "".join(special.get(char, char) for char in text)
+    escaped = "".join(special.get(char, char) for char in text)
+    signed = re.sub(r"^-(?=\d)", "$-$", escaped)
+    return re.sub(r"([\d.]+)e\+0*(\d+)", r"$\1 \\cdot 10^{\2}$", signed)
 
 
 def draw(suite: Suite, cells: Sequence[Cell], out: Path) -> str:
