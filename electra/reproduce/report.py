@@ -177,8 +177,8 @@ def tabulate_settings(suite: Suite) -> Table:
         own = [f"preset {row.preset}"] if row.preset else []
         rows.append([row.name, ", ".join([*own, *row.set]) or "-"])
     for task, settings in suite.finetune_settings.items():
-        rows.append([f"fine-tuning of {task}", ", ".join(settings) or "-"])
-    return Table(["", "settings"], rows)
+        rows.append([task, ", ".join(settings) or "-"])
+    return Table(["row or task", "settings"], rows)
 
 
 def tabulate_tasks(suite: Suite, cells: Sequence[Cell]) -> Table:
