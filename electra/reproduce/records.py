@@ -189,10 +189,10 @@ def estimate_gain(
 def _leave_out_noisier(scores: np.ndarray) -> np.ndarray:
     """Return scores [rows, seeds] without rows that are noisier than the rest.
 
-    The first two are the pair that is compared; if one of them is noisier, they stay alone. What
-    the noisiest row adds to the noise of the rest is independent of it, so an F test decides, at a
-    level that is divided by the number of rows, of which it is the noisiest. Two rows are too few
-    to say that a third is noisier.
+    The first two are the pair that is compared; if one of them is noisier, they stay alone. An
+    F test compares what the noisiest row adds to the sum of squares with that of the rest, which is
+    independent of it. Its level is divided by the number of rows, because the noisiest is tested.
+    Two rows are too few to say that a third is noisier.
     """
     while len(scores) > 3:
         without = [_sum_noise(np.delete(scores, row, axis=0)) for row in range(len(scores))]
