@@ -17,8 +17,9 @@ import scipy.stats
 from matplotlib.axes import Axes
 
 from electra.cli import main
-from electra.config import UserError
+from electra.config import FinetuneConfig, UserError
 from electra.corpus.shards import open_shards
+from electra.method.registry import sketch_objective
 from electra.pretraining.continuation import branch
 from electra.pretraining.loop import pretrain, resume
 from electra.reports.tables import Table
@@ -26,7 +27,9 @@ from electra.reproduce.plan import make_plan, open_plan
 from electra.reproduce.records import compare, estimate, estimate_gain, read_all_records
 from electra.reproduce.report import describe, describe_collapses, draw, to_latex, write_results
 from electra.reproduce.suite import Row, Suite, list_suites, read_suite
+from electra.reproduce.work import count_finetunings, find_work
 from electra.runs.checkpoint import find_checkpoint, read_state
+from electra.tasks.registry import read_task
 
 TOY = """
 title = "A toy"
@@ -111,9 +114,14 @@ def test_a_suite_from_its_file_to_its_page(
     toy_suite.write_text(more)  # of its tasks one is asked for
     words = ["reproduce", str(toy_suite), "--shards", str(toy_shards), "--data"]
     words += [f"own={toy_question}", "--runs", str(tmp_path / "runs"), "--out"]
-    words += [str(tmp_path / "out"), "--jobs", "2", "--seeds", "1", "--tasks", "own"]
+    words += [str(tmp_path / "out"), "--seeds", "1", "--tasks", "own", "--jobs", "2"]
     main([*words, "--dry-run", "--set", "train.evaluate_rows=4"])  # above the suite's own value
-    assert "4 of 4 runs are left" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert re.search(r"4 of 4 runs are left: about .*s of pre-training and .*s of fine-tuning", out)
+    assert not (tmp_path / "runs").exists()
+    with pytest.raises(SystemExit):
+        main([*words[:-1], "0"])
+    assert "nothing was written: no run of" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
     written = []
 
@@ -141,6 +149,12 @@ def test_a_suite_from_its_file_to_its_page(
     main(words)
     again = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     assert again == first
+    # Nor does --jobs 0 begin what a further seed would be.
+    two_seeds = [{"1": "2", "2": "0"}.get(word, word) for word in words]
+    main(two_seeds)
+    assert len(read_all_records(tmp_path / "out")) == 4
+    assert "4 of 8 runs" in (tmp_path / "out" / "README.md").read_text()
+    main(words)
     # The results alone are enough: on a machine without the runs nothing is left to do, either.
     words[words.index("--runs") + 1] = str(tmp_path / "elsewhere")
     main([*words, "--dry-run"])
@@ -258,6 +272,48 @@ def test_runs_that_are_known_are_left_out_but_for_trunks(toy_suite, toy_shards):
     known = {"electra-1-seed-0", "bert-0.5-seed-0"}
     names = [run.name for run in plan.without(known).runs]
     assert names == ["electra-1-seed-0", "electra-0.5-seed-0", "bert-1-seed-0"]
+
+
+def test_the_work_that_is_left(toy_suite, toy_shards, toy_question, tmp_path):
+    suite = dataclasses.replace(read_suite(toy_suite), seeds=1)
+    plan = make_plan(suite, open_shards(toy_shards))
+    counts = count_finetunings(suite, plan, toy_shards, {"own": toy_question})
+    rows = read_task("own", toy_question, FinetuneConfig()).encode(
+        open_shards(toy_shards).tokenizer, 24
+    )["train"]
+    encoder = sketch_objective(plan.runs[0].config).kept
+    per_token = 3 * sum(encoder.count_flops(float(rows.lengths.float().mean())).values())
+    whole = per_token * float(rows.lengths.sum())
+    assert counts["ELECTRA", "own"] == pytest.approx(whole, rel=0.1)
+    assert counts["BERT", "own"] == counts["ELECTRA", "own"]
+
+    trunk, branched = plan.units[0]
+    finetuning = counts["ELECTRA", "own"]
+    folder = tmp_path / trunk.name
+    folder.mkdir()
+    half = trunk.config.train.steps // 2
+    (folder / "metrics.jsonl").write_text(json.dumps({"part": "heldout", "step": half}) + "\n")
+    share = 1 - half / trunk.config.train.steps
+    left = find_work(suite, trunk, tmp_path, counts)
+    assert left == (pytest.approx(share * trunk.flops["true"]), finetuning)
+    (folder / "results.json").touch()
+    assert find_work(suite, trunk, tmp_path, counts) == (0, finetuning)
+    (folder / "finetune-own").mkdir()
+    assert find_work(suite, trunk, tmp_path, counts) == (0, 0)
+    # Of the one that branches off, the decay: half of its steps.
+    assert find_work(suite, branched, tmp_path, counts) == (branched.flops["true"] / 2, finetuning)
+
+
+def test_a_task_that_cannot_be_read_is_refused_before_the_pre_training(
+    toy_suite, toy_shards, tmp_path, capsys
+):
+    (tmp_path / "empty").mkdir()
+    words = ["reproduce", str(toy_suite), "--shards", str(toy_shards), "--data"]
+    words += [f"own={tmp_path / 'empty'}", "--runs", str(tmp_path / "runs"), "--out"]
+    with pytest.raises(SystemExit):
+        main([*words, str(tmp_path / "out")])
+    assert str(tmp_path / "empty") in capsys.readouterr().err
+    assert not list((tmp_path / "runs").glob("*/"))
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def reproduce(
     seeds: int | None = None,
     tasks: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (),
     set_: SetPretraining = (),
-    jobs: int = 0,
+    jobs: int | None = None,
     dry_run: DryRun = False,
 ) -> None:
     """Repeat a table or figure of the paper at any size and budget, at equal compute.
@@ -70,7 +70,8 @@ def reproduce(
     tasks
         Tasks whose mean is the score, instead of the suite's.
     jobs
-        Runs that are computed at a time; 0: one for each GPU, or one on a CPU.
+        Runs that are computed at a time; if not given, one for each GPU, or one on a CPU. 0: none;
+        the results of what is finished are written.
     """
     from electra.terminal.printing import command, print_done, print_table
 
@@ -88,11 +89,12 @@ def reproduce(
         if folder is not None:
             refuse_url(folder)
     from electra.reports.glossary import format_seconds
-    from electra.reproduce.plan import estimate_seconds, open_plan
+    from electra.reproduce.plan import open_plan
     from electra.reproduce.records import Cell, find_known, read_all_records, read_records
     from electra.reproduce.report import tabulate, write_results
-    from electra.reproduce.run import carry_out, count_devices, is_done
+    from electra.reproduce.run import carry_out, count_devices
     from electra.reproduce.suite import find_suite, read_suite
+    from electra.reproduce.work import count_finetunings, estimate_seconds, find_work, is_done
     from electra.settings import setting_name
     from electra.terminal.live import Progress
 
@@ -116,15 +118,17 @@ def reproduce(
         raise UserError(
             f"reproduce {name} needs {' and '.join(n for n, each in needed.items() if not each)}"
         )
+    jobs = count_devices() if jobs is None else jobs
     require(jobs >= 0, f"--jobs must be >= 0, not {jobs}")
+    require(jobs > 0 or not dry_run, "--jobs 0 computes nothing: leave it or --dry-run away")
     folders = find_tasks(suite.tasks, glue, data)
-    jobs = jobs or count_devices()
-    plan = open_plan(suite, shards, runs, jobs, write=not dry_run)
+    plan = open_plan(suite, shards, runs, jobs, write=jobs > 0 and not dry_run)
     own = (out,) if (out / "results.json").exists() else ()
     written = {folder: read_all_records(folder) for folder in (*earlier, *own)}
     known = find_known(written, suite, plan)
     unfinished = plan.without(known)
-    left = [run for run in unfinished.runs if not is_done(suite, run, runs)]
+    left = {run.name: run for run in unfinished.runs if not is_done(suite, run, runs)}
+    finetunings = count_finetunings(suite, unfinished, shards, folders) if left else {}
     if dry_run:
         planned = [
             (
@@ -133,7 +137,7 @@ def reproduce(
                 f"{run.flops['true']:.2e}",
                 f"{run.flops['paper']:.2e}",
                 run.trunk or "-",
-                "to do" if run in left else "done",
+                "to do" if run.name in left else "done",
             )
             for run in plan.runs
         ]
@@ -141,10 +145,13 @@ def reproduce(
         print_table(planned, headers)
         if not left:
             return print_done(f"all {len(plan.runs)} runs are done; nothing was written")
-        time = format_seconds(estimate_seconds(plan, left) / jobs)
+        work = {name: find_work(suite, each, runs, finetunings) for name, each in left.items()}
+        pretraining, finetuning = estimate_seconds(unfinished, work)
         return print_done(
-            f"{len(left)} of {len(plan.runs)} runs are left: about {time} of pre-training on this "
-            f"machine, {jobs} at a time, and their fine-tunings; nothing was written"
+            f"{len(left)} of {len(plan.runs)} runs are left: about "
+            f"{format_seconds(pretraining / jobs)} of pre-training and "
+            f"{format_seconds(finetuning / jobs)} of fine-tuning on this machine, {jobs} at a "
+            "time; nothing was written"
         )
     own_command = command(*sys.argv[1:])
 
@@ -156,11 +163,17 @@ def reproduce(
             return []  # every row has failed so far
         return write_results(out, suite, records, others, len(plan.runs), own_command)
 
-    if len(left) < len(plan.runs):
-        save()
-    with Progress(f"reproducing {path.stem}", unit="TFLOP") as progress:
-        carry_out(suite, unfinished, shards, folders, runs, jobs, progress.update, save)
-    table = tabulate(suite, save())
+    cells = save() if len(left) < len(plan.runs) else []
+    if left and jobs:
+        with Progress(f"reproducing {path.stem}", unit="TFLOP") as progress:
+            carry_out(
+                *(suite, unfinished, shards, folders, runs, finetunings, jobs),
+                progress.update,
+                save,
+            )
+        cells = save()
+    require(bool(cells), f"nothing was written: no run of {name} is finished")
+    table = tabulate(suite, cells)
     print_table(table.rows, table.headers)
     print_done(
         f"wrote {out}: README.md, index.html, table.tex, figure.png, figure.svg, results.json"

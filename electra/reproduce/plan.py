@@ -1,12 +1,19 @@
 """What a suite will do: the runs of every row, seed and fraction, with steps for the budget."""
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from electra.config import PretrainConfig, UserError, did_you_mean, require, require_schedule
+from electra.config import (
+    FinetuneConfig,
+    PretrainConfig,
+    UserError,
+    did_you_mean,
+    require,
+    require_schedule,
+)
 from electra.corpus.shards import Shards, open_shards
 from electra.corpus.tokenizer import make_tokenizer
 from electra.files import read_object, write_json
@@ -154,7 +161,7 @@ def make_plan(
     step_seconds = dict(step_seconds or {})
     if suite.equal == "seconds":
         step_seconds |= {
-            name: _time(config) for name, config in configs.items() if name not in step_seconds
+            name: time_step(config) for name, config in configs.items() if name not in step_seconds
         }
     cost = _cost_of_a_step(suite, step_seconds)
     in_preset = {name: cost(name, each) * each.train.steps for name, each in configs.items()}
@@ -185,21 +192,6 @@ def _find_payers(suite: Suite, row: Row) -> list[str]:
     return [each.name for each in suite.rows if (each.against or suite.reference) == reference]
 
 
-def estimate_seconds(plan: Plan, left: Sequence[PlannedRun]) -> float:
-    """Return the training time of some runs of a plan on this machine, one at a time, seconds.
-
-    Fine-tunings and evaluations are not in it.
-    """
-    timed = dict(plan.step_seconds)
-    total = 0.0
-    for run in left:
-        if run.row.name not in timed:
-            timed[run.row.name] = _time(run.config)
-        share = run.own_flops / run.flops["true"]
-        total += share * run.config.train.steps * timed[run.row.name]
-    return total
-
-
 def require_same(place: str, begun: PretrainConfig, planned: PretrainConfig) -> None:
     """Refuse a run that was begun with other settings than those of the plan.
 
@@ -227,9 +219,9 @@ def _configure(suite: Suite, row: Row, shards: Shards, jobs: int) -> PretrainCon
     except UserError as error:
         raise UserError(f"{row.name}: {error}") from None
     # Checked before the pre-training that precedes the fine-tunings.
-    for task, settings in suite.finetune_settings.items():
+    for task in suite.tasks:
         try:
-            override(finetune_preset(config.model), settings)
+            finetune_config(suite, config, task)
         except UserError as error:
             raise UserError(f"fine-tuning of {task}: {error}") from None
     given = {setting_name(setting) for setting in (*suite.set, *row.set)}
@@ -242,7 +234,18 @@ def _configure(suite: Suite, row: Row, shards: Shards, jobs: int) -> PretrainCon
     return config
 
 
-def _time(config: PretrainConfig) -> float:
+def finetune_config(suite: Suite, config: PretrainConfig, task: str) -> FinetuneConfig:
+    """Return the settings of the fine-tuning of a run on a task.
+
+    Raises:
+        UserError: A setting of the suite is wrong.
+    """
+    # A collapsed seed counts, so that all rows have the same seeds.
+    settings = ["reseeds=0", f"threads={config.train.threads}", *suite.finetune_settings[task]]
+    return override(finetune_preset(config.model), settings)
+
+
+def time_step(config: PretrainConfig) -> float:
     """Return the mean time of a step of a run, over the stages of its objective, seconds."""
     machine = prepare_machine(config.train.device, config.train.precision, config.train.threads)
     frequencies_V = torch.ones(config.model.vocab_size)  # they do not change the time

@@ -13,8 +13,8 @@ from scipy.stats import t as student
 from electra.config import PretrainConfig, require
 from electra.files import read_object
 from electra.reproduce.plan import Plan, require_same
-from electra.reproduce.run import finetuning_folder, is_done
 from electra.reproduce.suite import Row, Suite
+from electra.reproduce.work import finetuning_folder, is_done
 from electra.runs.manifest import read_manifest
 from electra.runs.pretrained import read_run_config
 from electra.settings import from_dict, to_dict

@@ -18,14 +18,12 @@ import torch
 from electra.config import UserError
 from electra.finetuning.loop import finetune
 from electra.finetuning.loop import ignore as pass_over
-from electra.presets import finetune_preset
 from electra.pretraining.continuation import branch
 from electra.pretraining.loop import pretrain, resume
 from electra.processes import Interrupted, follow_parent
-from electra.reproduce.plan import Plan, PlannedRun, Unit
+from electra.reproduce.plan import Plan, PlannedRun, Unit, finetune_config
 from electra.reproduce.suite import Suite
-from electra.runs.metrics import read_metrics
-from electra.settings import override
+from electra.reproduce.work import Finetunings, find_work, finetuning_folder, is_done
 
 SECONDS_BETWEEN_LOOKS = 1.0
 Show = Callable[[float, float, str], None]
@@ -36,24 +34,13 @@ def count_devices() -> int:
     return max(1, torch.cuda.device_count())
 
 
-def finetuning_folder(runs: Path, run: PlannedRun, task: str) -> Path:
-    """Return the folder of a fine-tuning of a run."""
-    return runs / run.name / f"finetune-{task}"
-
-
-def is_done(suite: Suite, run: PlannedRun, runs: Path) -> bool:
-    """Return whether a run and all its fine-tunings are finished."""
-    return (runs / run.name / "results.json").exists() and all(
-        finetuning_folder(runs, run, task).exists() for task in suite.tasks
-    )
-
-
 def carry_out(
     suite: Suite,
     plan: Plan,
     shards: Path,
     data: Mapping[str, Path],
     runs: Path,
+    finetunings: Finetunings,
     jobs: int,
     show: Show,
     save: Callable[[], object],
@@ -66,8 +53,9 @@ def carry_out(
         shards: The shards' folder.
         data: The folder of each task.
         runs: The folder of all runs; exists.
+        finetunings: What the fine-tunings cost.
         jobs: Processes that compute at a time. With several GPUs each process has its own.
-        show: Called with the TFLOPs of pre-training done and in total, and what is computed now.
+        show: Called with the TFLOPs done and in total of what was left, and what is computed now.
         save: Called whenever the runs of a row and seed are finished.
 
     Raises:
@@ -77,7 +65,7 @@ def carry_out(
     waiting = [unit for unit in plan.units if not all(is_done(suite, run, runs) for run in unit)]
     places = list(range(jobs))
     working: dict[int, _Worker] = {}
-    watch = _Watch(suite, plan, runs)
+    watch = _Watch(suite, plan, runs, finetunings)
     failures: list[str] = []
     with _ended(working):
         while waiting or working:
@@ -158,18 +146,11 @@ def compute_run(
             resume(folder, pass_over, shards)
         else:
             pretrain(shards, folder, run.config, pass_over)
-    preset = finetune_preset(run.config.model)
     for task in suite.tasks:
         out = finetuning_folder(runs, run, task)
         if not out.exists():
-            # A collapsed seed counts, so that all rows have the same seeds.
-            settings = ["reseeds=0", f"threads={run.config.train.threads}"]
-            settings += suite.finetune_settings[task]
-            finetune(
-                *(folder, task, data[task], out, override(preset, settings)),
-                seeds=1,
-                progress=pass_over,
-            )
+            config = finetune_config(suite, run.config, task)
+            finetune(folder, task, data[task], out, config, seeds=1, progress=pass_over)
 
 
 @contextmanager
@@ -185,32 +166,27 @@ def _ended(working: Mapping[int, _Worker]) -> Iterator[None]:
 
 
 class _Watch:
-    """How much of a plan is done, from the metrics that the runs write."""
+    """How much is done of what was left of a plan, from the files that the runs write."""
 
-    def __init__(self, suite: Suite, plan: Plan, runs: Path):
+    def __init__(self, suite: Suite, plan: Plan, runs: Path, finetunings: Finetunings):
         self.suite = suite
         self.runs = runs
-        self.done = {run.name: 0.0 for run in plan.runs}
-        self.total = sum(run.own_flops for run in plan.runs)
-        for run in plan.runs:
-            self._look(run)
+        self.finetunings = finetunings
+        self.left = {run.name: self._look(run) for run in plan.runs}
+        self.total = sum(self.left.values())
 
     def measure(self, working: list[Unit]) -> tuple[float, float, str]:
         """Return the TFLOPs done and in total, and the runs that are computed now."""
         notes = []
         for unit in working:
-            for run in unit:
-                self._look(run)
+            self.left |= {run.name: self._look(run) for run in unit}
             unfinished = (run for run in unit if not is_done(self.suite, run, self.runs))
             current = next(unfinished, unit[-1])
             is_pretrained = (self.runs / current.name / "results.json").exists()
             note = "fine-tuning" if is_pretrained else "pre-training"
             notes.append(f"{note} {current.name}")
-        return sum(self.done.values()) / 1e12, self.total / 1e12, "; ".join(notes)
+        done = max(0.0, self.total - sum(self.left.values()))  # a resumed run may repeat steps
+        return done / 1e12, self.total / 1e12, "; ".join(notes)
 
-    def _look(self, run: PlannedRun) -> None:
-        """Read how far a run is. Of a run that shares a part, only its own part counts."""
-        path = self.runs / run.name / "metrics.jsonl"
-        steps = [each["step"] for each in read_metrics(path)] if path.exists() else []
-        left = run.flops["true"] * (1 - max(steps, default=0) / run.config.train.steps)
-        self.done[run.name] = max(0.0, run.own_flops - left)
+    def _look(self, run: PlannedRun) -> float:
+        return sum(find_work(self.suite, run, self.runs, self.finetunings))

@@ -1,0 +1,133 @@
+"""What is finished of a plan, what is left, and how long the rest takes on this machine.
+
+What is finished is what lies on disk: a run with results.json, and its fine-tunings.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from electra.config import FinetuneConfig, PretrainConfig
+from electra.corpus.shards import open_shards
+from electra.corpus.tokenizer import Tokenizer
+from electra.finetuning.start import fit_to_start
+from electra.method.flops import FORWARD_AND_BACKWARD
+from electra.method.registry import sketch_objective
+from electra.reproduce.plan import Plan, PlannedRun, finetune_config, time_step
+from electra.reproduce.suite import Suite
+from electra.runs.metrics import read_metrics
+from electra.runs.pretrained import Pretrained
+from electra.tasks.registry import read_task
+from electra.tasks.task import Task
+
+SAMPLE = 200
+"""Training examples of a task whose lengths are measured."""
+
+
+class Work(NamedTuple):
+    """Pre-training and fine-tuning, in true FLOPs or in seconds."""
+
+    pretraining: float
+    finetuning: float
+
+
+Finetunings = Mapping[tuple[str, str], float]
+"""True FLOPs of a fine-tuning, by the name of the row and the task."""
+
+
+def finetuning_folder(runs: Path, run: PlannedRun, task: str) -> Path:
+    """Return the folder of a fine-tuning of a run."""
+    return runs / run.name / f"finetune-{task}"
+
+
+def is_done(suite: Suite, run: PlannedRun, runs: Path) -> bool:
+    """Return whether a run and all its fine-tunings are finished."""
+    return (runs / run.name / "results.json").exists() and all(
+        finetuning_folder(runs, run, task).exists() for task in suite.tasks
+    )
+
+
+def count_finetunings(
+    suite: Suite, plan: Plan, shards: Path, data: Mapping[str, Path]
+) -> Finetunings:
+    """Return the true FLOPs of the training of each fine-tuning; evaluations are not counted.
+
+    The mean length of a task's rows is that of a sample. Reading the tasks here also means that one
+    that cannot be read is refused before the pre-training.
+
+    Args:
+        suite: The suite.
+        plan: Its plan.
+        shards: The shards' folder, which has the tokenizer.
+        data: The folder of each task.
+
+    Raises:
+        UserError: A task cannot be read, or its settings do not fit a row's encoder.
+    """
+    tokenizer = open_shards(shards, verify=False).tokenizer
+    configs = {run.row.name: run.config for run in plan.runs}
+    counts = {}
+    for task in suite.tasks:
+        finetune = {name: finetune_config(suite, each, task) for name, each in configs.items()}
+        question = read_task(task, data[task], next(iter(finetune.values())))
+        for name, config in configs.items():
+            counts[name, task] = _count_finetuning(question, config, finetune[name], tokenizer)
+    return counts
+
+
+def _count_finetuning(
+    task: Task, pretraining: PretrainConfig, finetuning: FinetuneConfig, tokenizer: Tokenizer
+) -> float:
+    encoder = sketch_objective(pretraining).kept
+    longest = pretraining.examples.sequence_length
+    start = Pretrained(encoder.config, tokenizer, {}, longest, "the suite's pre-training")
+    config = fit_to_start(finetuning, start, task, from_scratch=False)
+    train = [*task.examples["train"], *task.swapped_pairs]
+    sample = train[:: -(-len(train) // SAMPLE)]
+    lengths = task.family.encode(sample, tokenizer, config.sequence_length).lengths.float()
+    examples = (config.train_examples or len(train)) * config.epochs
+    tokens = examples * lengths.sum().item() / len(sample)
+    passes = 1 if config.features.layers else FORWARD_AND_BACKWARD
+    return passes * tokens * sum(encoder.count_flops(round(lengths.mean().item())).values())
+
+
+def find_work(suite: Suite, run: PlannedRun, runs: Path, finetunings: Finetunings) -> Work:
+    """Return the true FLOPs that are left of a run, from the files that it writes.
+
+    Of a run that shares a part with another, only its own part counts. A fine-tuning counts until
+    it is finished.
+    """
+    pretraining = 0.0
+    if not (runs / run.name / "results.json").exists():
+        steps = [each["step"] for each in read_metrics(runs / run.name / "metrics.jsonl")]
+        left = run.flops["true"] * (1 - max(steps, default=0) / run.config.train.steps)
+        pretraining = min(run.own_flops, left)
+    finetuning = sum(
+        finetunings[run.row.name, task]
+        for task in suite.tasks
+        if not finetuning_folder(runs, run, task).exists()
+    )
+    return Work(pretraining, finetuning)
+
+
+def estimate_seconds(plan: Plan, left: Mapping[str, Work]) -> Work:
+    """Return the time of the work that is left on this machine, one run at a time, seconds.
+
+    A FLOP of a fine-tuning is taken to last as long as one of its row's pre-training, which is
+    timed. Evaluations are not in it.
+
+    Args:
+        plan: The plan.
+        left: The work that is left, in true FLOPs, by run.
+    """
+    timed = dict(plan.step_seconds)
+    pretraining = finetuning = 0.0
+    for run in plan.runs:
+        if run.name not in left:
+            continue
+        if run.row.name not in timed:
+            timed[run.row.name] = time_step(run.config)
+        seconds = timed[run.row.name] * run.config.train.steps / run.flops["true"]
+        pretraining += seconds * left[run.name].pretraining
+        finetuning += seconds * left[run.name].finetuning
+    return Work(pretraining, finetuning)
