@@ -125,6 +125,8 @@ def test_what_cannot_be_embedded_is_refused(run, network, tmp_path, capsys):
     (tmp_path / "empty.txt").write_text("\n")
     with pytest.raises(UserError, match="holds no line of text"):
         read_texts(tmp_path / "empty.txt")
+    with pytest.raises(UserError, match=r"plain text, a text a line; title must be a column of"):
+        read_texts(tmp_path / "texts.txt", "title")
     with pytest.raises(UserError, match="layer must lie in 1 to 2, not 3"):
         write_embeddings(tmp_path / "x.npy", network, TEXTS, layer=3)
     given = ["embed", str(run), "--input", str(tmp_path / "texts.txt"), "--out"]

@@ -404,6 +404,7 @@ def test_train_steps_belong_to_the_budget(toy_suite, toy_shards):
     ("changes", "message"),
     [
         ({"finetune": {"all": ("max_train=9",)}}, "fine-tuning of own: unknown"),
+        ({"set": ("train.stepps=9",)}, "settings of all rows: unknown"),
         ({"budget": 3e6}, "ELECTRA: a budget of 3e+06 is less than a step"),
         ({"rows": (Row(name="BERT"), Row(name="bert!"))}, "rows 'BERT' and 'bert!' differ in"),
     ],

@@ -18,7 +18,7 @@ def embed(
     unit: Literal["text", "word", "token"] = "text",
     layer: int | None = None,
     pooling: Literal["mean", "cls"] = "mean",
-    column: str = "text",
+    column: str | None = None,
     dry_run: DryRun = False,
 ) -> None:
     """Write an embedding of each text of a file, or of its words or tokens.
@@ -49,7 +49,7 @@ def embed(
     pooling
         mean: a text is the mean over its positions. cls: the state of [CLS].
     column
-        The column of a table that holds the texts.
+        The column of a table that holds the texts; if not given, text.
     """
     from electra.serving.embedding_files import check_format, read_texts, write_embeddings
     from electra.serving.network import load_encoder

@@ -215,6 +215,9 @@ def _configure(suite: Suite, row: Row, shards: Shards, jobs: int) -> PretrainCon
     )
     try:
         config = override(RECIPES[suite.recipe][preset], suite.set)
+    except UserError as error:
+        raise UserError(f"settings of all rows: {error}") from None
+    try:
         config = fit_to_shards(override(config, row.set), shards)
     except UserError as error:
         raise UserError(f"{row.name}: {error}") from None

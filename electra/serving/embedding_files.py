@@ -26,19 +26,24 @@ CHUNK = 4096
 Unit = Literal["text", "word", "token"]
 
 
-def read_texts(path: Path, column: str = "text") -> list[str]:
+def read_texts(path: Path, column: str | None = None) -> list[str]:
     """Return the texts of a file: the lines that are not blank, or a column of a table.
 
     Args:
         path: A text file, or a .tsv, .csv, .jsonl or .parquet table; compressed or not; - is
             standard input.
-        column: The table's column.
+        column: The table's column; None: `text`.
 
     Raises:
-        UserError: The file cannot be read, or holds no text.
+        UserError: The file cannot be read, or holds no text, or is no table and has no column.
     """
     if format_of(path) in TABLE_FORMATS:
-        return read_table(path).column(column, fractions=True)
+        return read_table(path).column(column or "text", fractions=True)
+    require(
+        column is None,
+        f"{path} is plain text, a text a line; {column} must be a column of a "
+        f"{', '.join(TABLE_FORMATS)} file",
+    )
     texts = [line.strip() for line in read_text_lines(path) if line.strip()]
     require(bool(texts), f"{path} holds no line of text")
     return texts
