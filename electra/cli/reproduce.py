@@ -128,7 +128,7 @@ def reproduce(
     known = find_known(written, suite, plan)
     unfinished = plan.without(known)
     left = {run.name: run for run in unfinished.runs if not is_done(suite, run, runs)}
-    finetunings = count_finetunings(suite, unfinished, shards, folders) if left else {}
+    finetunings = count_finetunings(suite, unfinished, shards, folders) if left and jobs else {}
     if dry_run:
         planned = [
             (

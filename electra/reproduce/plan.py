@@ -161,7 +161,7 @@ def make_plan(
     step_seconds = dict(step_seconds or {})
     if suite.equal == "seconds":
         step_seconds |= {
-            name: time_step(config) for name, config in configs.items() if name not in step_seconds
+            name: probe_step(config) for name, config in configs.items() if name not in step_seconds
         }
     cost = _cost_of_a_step(suite, step_seconds)
     in_preset = {name: cost(name, each) * each.train.steps for name, each in configs.items()}
@@ -248,7 +248,7 @@ def finetune_config(suite: Suite, config: PretrainConfig, task: str) -> Finetune
     return override(finetune_preset(config.model), settings)
 
 
-def time_step(config: PretrainConfig) -> float:
+def probe_step(config: PretrainConfig) -> float:
     """Return the mean time of a step of a run, over the stages of its objective, seconds."""
     machine = prepare_machine(config.train.device, config.train.precision, config.train.threads)
     frequencies_V = torch.ones(config.model.vocab_size)  # they do not change the time

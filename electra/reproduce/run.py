@@ -1,7 +1,6 @@
 """Carrying out a plan: pre-training, fine-tuning, one process for each device; resumable anywhere.
 
-What is finished is what lies on disk: a run with results.json, and its fine-tunings. A command that
-was interrupted goes on after the last checkpoint and the last finished fine-tuning.
+A command that was interrupted goes on after the last checkpoint and the last finished fine-tuning.
 """
 
 import multiprocessing

@@ -13,7 +13,7 @@ from electra.corpus.tokenizer import Tokenizer
 from electra.finetuning.start import fit_to_start
 from electra.method.flops import FORWARD_AND_BACKWARD
 from electra.method.registry import sketch_objective
-from electra.reproduce.plan import Plan, PlannedRun, finetune_config, time_step
+from electra.reproduce.plan import Plan, PlannedRun, finetune_config, probe_step
 from electra.reproduce.suite import Suite
 from electra.runs.metrics import read_metrics
 from electra.runs.pretrained import Pretrained
@@ -126,7 +126,7 @@ def estimate_seconds(plan: Plan, left: Mapping[str, Work]) -> Work:
         if run.name not in left:
             continue
         if run.row.name not in timed:
-            timed[run.row.name] = time_step(run.config)
+            timed[run.row.name] = probe_step(run.config)
         seconds = timed[run.row.name] * run.config.train.steps / run.flops["true"]
         pretraining += seconds * left[run.name].pretraining
         finetuning += seconds * left[run.name].finetuning
