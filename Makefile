@@ -1,23 +1,24 @@
 PYTHON ?= python3
 
+# Tools are called as modules: those that lie beside the machine's torch have no script in .venv.
 .PHONY: quickstart test test-slow check docs clean
 
 quickstart: .venv/ready
 	.venv/bin/electra quickstart
 
 test: .venv/ready-dev
-	.venv/bin/pytest -n 2
+	.venv/bin/python -m pytest -n 2
 
 test-slow: .venv/ready-dev
-	.venv/bin/pytest -n 2 -m slow
+	.venv/bin/python -m pytest -n 2 -m slow
 
 check: .venv/ready-dev
-	.venv/bin/ruff format --check .
-	.venv/bin/ruff check .
-	.venv/bin/mypy
+	.venv/bin/python -m ruff format --check .
+	.venv/bin/python -m ruff check .
+	.venv/bin/python -m mypy
 
 docs: .venv/ready-dev
-	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict
 
 clean:
 	rm -rf .venv
