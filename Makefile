@@ -1,11 +1,11 @@
 PYTHON ?= python3
 
-# Tools are called as modules: those that lie beside the machine's torch have no script in .venv.
 .PHONY: quickstart test test-slow check docs clean
 
 quickstart: .venv/ready
 	.venv/bin/electra quickstart
 
+# Tools are called as modules: those that lie beside the machine's torch have no script in .venv.
 test: .venv/ready-dev
 	.venv/bin/python -m pytest -n 2
 

@@ -22,7 +22,7 @@ from electra.pretraining.loop import pretrain, resume
 from electra.processes import Interrupted, follow_parent
 from electra.reproduce.plan import Plan, PlannedRun, Unit, finetune_config
 from electra.reproduce.suite import Suite
-from electra.reproduce.work import Finetunings, find_work, finetuning_folder, is_done
+from electra.reproduce.work import Finetunings, find_work, finetuning_folder, is_done, is_pretrained
 
 SECONDS_BETWEEN_LOOKS = 1.0
 Show = Callable[[float, float, str], None]
@@ -140,7 +140,7 @@ def compute_run(
     folder = runs / run.name
     if run.trunk and not folder.exists():
         branch(runs / run.trunk, folder, run.config)
-    if not (folder / "results.json").exists():
+    if not is_pretrained(run, runs):
         if folder.exists():
             resume(folder, pass_over, shards)
         else:
@@ -181,8 +181,7 @@ class _Watch:
             self.left |= {run.name: self._look(run) for run in unit}
             unfinished = (run for run in unit if not is_done(self.suite, run, self.runs))
             current = next(unfinished, unit[-1])
-            is_pretrained = (self.runs / current.name / "results.json").exists()
-            note = "fine-tuning" if is_pretrained else "pre-training"
+            note = "fine-tuning" if is_pretrained(current, self.runs) else "pre-training"
             notes.append(f"{note} {current.name}")
         done = max(0.0, self.total - sum(self.left.values()))  # a resumed run may repeat steps
         return done / 1e12, self.total / 1e12, "; ".join(notes)

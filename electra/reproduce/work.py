@@ -7,9 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from electra.config import FinetuneConfig, PretrainConfig
 from electra.corpus.shards import open_shards
-from electra.corpus.tokenizer import Tokenizer
 from electra.finetuning.start import fit_to_start
 from electra.method.flops import FORWARD_AND_BACKWARD
 from electra.method.registry import sketch_objective
@@ -18,7 +16,6 @@ from electra.reproduce.suite import Suite
 from electra.runs.metrics import read_metrics
 from electra.runs.pretrained import Pretrained
 from electra.tasks.registry import read_task
-from electra.tasks.task import Task
 
 SAMPLE = 200
 """Training examples of a task whose lengths are measured."""
@@ -40,9 +37,14 @@ def finetuning_folder(runs: Path, run: PlannedRun, task: str) -> Path:
     return runs / run.name / f"finetune-{task}"
 
 
+def is_pretrained(run: PlannedRun, runs: Path) -> bool:
+    """Return whether the pre-training of a run is finished."""
+    return (runs / run.name / "results.json").exists()
+
+
 def is_done(suite: Suite, run: PlannedRun, runs: Path) -> bool:
     """Return whether a run and all its fine-tunings are finished."""
-    return (runs / run.name / "results.json").exists() and all(
+    return is_pretrained(run, runs) and all(
         finetuning_folder(runs, run, task).exists() for task in suite.tasks
     )
 
@@ -66,29 +68,25 @@ def count_finetunings(
     """
     tokenizer = open_shards(shards, verify=False).tokenizer
     configs = {run.row.name: run.config for run in plan.runs}
+    encoders = {name: sketch_objective(config).kept for name, config in configs.items()}
     counts = {}
     for task in suite.tasks:
         finetune = {name: finetune_config(suite, each, task) for name, each in configs.items()}
         question = read_task(task, data[task], next(iter(finetune.values())))
-        for name, config in configs.items():
-            counts[name, task] = _count_finetuning(question, config, finetune[name], tokenizer)
+        train = [*question.examples["train"], *question.swapped_pairs]
+        sample = train[:: -(-len(train) // SAMPLE)]
+        for name, encoder in encoders.items():
+            longest = configs[name].examples.sequence_length
+            start = Pretrained(encoder.config, tokenizer, {}, longest, name)
+            config = fit_to_start(finetune[name], start, question, from_scratch=False)
+            rows = question.family.encode(sample, tokenizer, config.sequence_length)
+            lengths = rows.lengths.float()
+            examples = (config.train_examples or len(train)) * config.epochs
+            tokens = examples * lengths.sum().item() / len(sample)
+            passes = 1 if config.features.layers else FORWARD_AND_BACKWARD
+            forward = sum(encoder.count_flops(round(lengths.mean().item())).values())
+            counts[name, task] = passes * forward * tokens
     return counts
-
-
-def _count_finetuning(
-    task: Task, pretraining: PretrainConfig, finetuning: FinetuneConfig, tokenizer: Tokenizer
-) -> float:
-    encoder = sketch_objective(pretraining).kept
-    longest = pretraining.examples.sequence_length
-    start = Pretrained(encoder.config, tokenizer, {}, longest, "the suite's pre-training")
-    config = fit_to_start(finetuning, start, task, from_scratch=False)
-    train = [*task.examples["train"], *task.swapped_pairs]
-    sample = train[:: -(-len(train) // SAMPLE)]
-    lengths = task.family.encode(sample, tokenizer, config.sequence_length).lengths.float()
-    examples = (config.train_examples or len(train)) * config.epochs
-    tokens = examples * lengths.sum().item() / len(sample)
-    passes = 1 if config.features.layers else FORWARD_AND_BACKWARD
-    return passes * tokens * sum(encoder.count_flops(round(lengths.mean().item())).values())
 
 
 def find_work(suite: Suite, run: PlannedRun, runs: Path, finetunings: Finetunings) -> Work:
@@ -98,7 +96,7 @@ def find_work(suite: Suite, run: PlannedRun, runs: Path, finetunings: Finetuning
     it is finished.
     """
     pretraining = 0.0
-    if not (runs / run.name / "results.json").exists():
+    if not is_pretrained(run, runs):
         steps = [each["step"] for each in read_metrics(runs / run.name / "metrics.jsonl")]
         left = run.flops["true"] * (1 - max(steps, default=0) / run.config.train.steps)
         pretraining = min(run.own_flops, left)
