@@ -452,6 +452,23 @@ def test_a_line_of_a_figure_has_the_scores_after_one_share_of_the_budget(tmp_pat
     }
 
 
+@pytest.mark.parametrize(
+    ("fractions", "label"), [((0.5,), "score, points; mean"), ((0.5, 1.0), "true")]
+)
+def test_rows_at_one_share_of_the_budget_are_dots(tmp_path, monkeypatch, fractions, label):
+    rows = (Row(name="a"), Row(name="b"))
+    suite = Suite(
+        title="t", paper="p", reference="a", tasks=("own",), rows=rows, fractions=(0.5, 1.0)
+    )
+    records = [
+        {**record(row.name, 0, 0.5), "fraction": fraction} for row in rows for fraction in fractions
+    ]
+    labels = []
+    monkeypatch.setattr(Axes, "set_xlabel", lambda self, text: labels.append(text))
+    draw(suite, compare(suite, records), tmp_path)
+    assert labels[0].startswith(label)
+
+
 def test_collapsed_fine_tunings_are_told(toy_suite):
     suite = read_suite(toy_suite)
     records = [record("BERT", 0, 0.5) | {"collapsed": ["own"]}, record("BERT", 1, 0.6)]

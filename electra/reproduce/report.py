@@ -246,11 +246,10 @@ def _escape_latex(text: str) -> str:
 def draw(suite: Suite, cells: Sequence[Cell], out: Path) -> str:
     """Write the figure as figure.png and figure.svg, and return it as SVG for a page.
 
-    A suite with an axis `x`, or with several fractions, has lines; others have a dot for each row.
+    A suite with an axis `x`, or with a row that has scores after several fractions, has lines;
+    others have a dot for each row, since at one budget there is no distance to show.
     """
-    has_lines = bool(suite.x) or any(
-        len(row.fractions or suite.fractions) > 1 for row in suite.rows
-    )
+    has_lines = bool(suite.x) or len(cells) > len({cell.row.name for cell in cells})
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": suite.title}):
         height = 4.2 if has_lines else 1.2 + 0.45 * len(cells)
         figure = Figure(figsize=(7.2, height), layout="constrained")
