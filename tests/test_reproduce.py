@@ -469,6 +469,35 @@ def test_rows_at_one_share_of_the_budget_are_dots(tmp_path, monkeypatch, fractio
     assert labels[0].startswith(label)
 
 
+def test_lines_over_flops_stand_side_by_side(tmp_path, monkeypatch):
+    rows = (Row(name="a"), Row(name="b"))
+    suite = Suite(
+        title="t", paper="p", reference="a", tasks=("own",), rows=rows, fractions=(0.1, 1.0)
+    )
+    records = [
+        {
+            **record(row.name, 0, 0.5),
+            "fraction": fraction,
+            "flops": {"true": 1e9 * fraction, "paper": 1.0},
+        }
+        for row in rows
+        for fraction in (0.1, 1.0)
+    ]
+    places = []
+
+    def note(self, x, *rest, **settings):
+        places.append(x)
+        return errorbar(self, x, *rest, **settings)
+
+    errorbar = Axes.errorbar
+    monkeypatch.setattr(Axes, "errorbar", note)
+    draw(suite, compare(suite, records), tmp_path)
+    a, b = places
+    assert a[0] < 1e8 < b[0]
+    assert a[1] < 1e9 < b[1]
+    assert [*a, *b] == pytest.approx([1e8, 1e9, 1e8, 1e9], rel=0.02)
+
+
 def test_collapsed_fine_tunings_are_told(toy_suite):
     suite = read_suite(toy_suite)
     records = [record("BERT", 0, 0.5) | {"collapsed": ["own"]}, record("BERT", 1, 0.6)]

@@ -23,7 +23,7 @@ from electra.reproduce.suite import Suite
 MARKERS = "osD^vP"
 UNITS = {"flops": "true FLOPs", "steps": "steps", "seconds": "seconds of training"}
 SHIFT = 0.01
-"""Distance of two lines' points at one place `x`, as a share of the axis: both are visible."""
+"""Distance of two lines' points at one place, as a share of the axis, so that both are visible."""
 
 
 def write_results(
@@ -268,12 +268,17 @@ def _draw_lines(panel: Axes, suite: Suite, cells: Sequence[Cell]) -> None:
         # On an axis of its own, each fraction of the budget has a line.
         name = name_cell(cell.row.line, cell.fraction).strip() if suite.x else cell.row.name
         lines.setdefault(name, []).append(cell)
-    places = [cell.row.x for cell in cells if cell.row.x is not None]
-    width = max(places, default=0.0) - min(places, default=0.0)
+    if not suite.x:
+        panel.set_xscale("log")
+    places = [_find_place(cell) for cell in cells]
+    least, most = min(places), max(places)
     for number, (name, members) in enumerate(lines.items()):
-        shift = SHIFT * width * (number - (len(lines) - 1) / 2)
+        share = SHIFT * (number - (len(lines) - 1) / 2)
         panel.errorbar(
-            [cell.flops if cell.row.x is None else cell.row.x + shift for cell in members],
+            [
+                place + share * (most - least) if suite.x else place * (most / least) ** share
+                for place in map(_find_place, members)
+            ],
             [cell.score.mean for cell in members],
             yerr=[cell.score.half_width or 0 for cell in members],
             color=COLOURS[number % len(COLOURS)],
@@ -282,12 +287,14 @@ def _draw_lines(panel: Axes, suite: Suite, cells: Sequence[Cell]) -> None:
             capsize=3,
             label=name or "whole budget",
         )
-    if not suite.x:
-        panel.set_xscale("log")
     panel.set_xlabel(suite.x or "true FLOPs")
     panel.set_ylabel("score, points")
     if len(lines) > 1 or suite.rows[0].line:
-        panel.legend()
+        panel.legend(handlelength=4)
+
+
+def _find_place(cell: Cell) -> float:
+    return cell.flops if cell.row.x is None else cell.row.x
 
 
 def _draw_dots(panel: Axes, suite: Suite, cells: Sequence[Cell]) -> None:
