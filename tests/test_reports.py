@@ -26,6 +26,8 @@ from electra.reports.tables import (
     to_markdown,
 )
 from electra.reports.tokens import TokenView, describe
+from electra.reproduce.report import write_results
+from electra.reproduce.suite import Row, Suite
 from electra.settings import to_dict
 
 HOSTILE = "</span><script>alert('x')</script>\"&"
@@ -433,6 +435,37 @@ def test_readme_and_page_are_replaced_between_their_markers_only(run_folder, rea
     assert ">+0.250<" in first[2]
     update_readme(readme, run_folder.parent)
     assert [path.read_text() for path in written] == first
+
+
+def test_recipes_of_a_suite_are_columns_of_one_table(run_folder, readme):
+    rows = (Row(name="BERT", paper=(80.0,)), Row(name="ours", paper=(82.8,)), Row(name="other"))
+    scores = {
+        "best": {"BERT": (0.5, 0.52, 0.48), "ours": (0.6, 0.62, 0.58)},
+        "paper": {"BERT": (0.5, 0.6), "ours": (0.4, 0.5), "other": (0.5, 0.6)},
+    }
+    for recipe, of_rows in scores.items():
+        suite = Suite(
+            title="Toy", paper="Told.", recipe=recipe, reference="BERT", tasks=("own",), rows=rows
+        )
+        records = [
+            {
+                "run": f"{row}-{seed}", "row": row, "fraction": 1.0, "seed": seed, "steps": 1,
+                "tokens": 1, "flops": {"true": 1.0, "paper": 1.0}, "branched_from": None,
+                "scores": {"own": score}, "commits": [], "devices": [],
+            }
+            for row, of_seeds in of_rows.items()
+            for seed, score in enumerate(of_seeds)
+        ]  # fmt: skip
+        write_results(run_folder.parent / recipe, suite, records, [], 9, "electra reproduce")
+    update_readme(readme, run_folder.parent)
+    page = readme.with_name("docs").joinpath("RESULTS.md").read_text()
+    assert page.count("### Toy") == 1
+    assert "| row | against | paper | recipe best | recipe paper |" in page
+    assert (
+        "| ours | BERT | +2.8 | as in the paper: +10.0 ± 0.0 | too few seeds: -10.0 ± 0.0 |" in page
+    )
+    assert "| other | BERT | - | - | too few seeds: +0.0 ± 0.0 |" in page
+    assert f"[recipe best](../{run_folder.parent.name}/best/README.md), 6 of 9 runs" in page
 
 
 def test_readme_shows_the_scores_of_quickstarts_below(run_folder, readme):

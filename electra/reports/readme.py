@@ -1,9 +1,9 @@
 """The numbers in README and docs, written from the files in results/ by a command."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from electra.config import UserError, require
 from electra.files import read_object
@@ -185,7 +185,12 @@ def _page_block(results: Sequence[Result], folder: Path) -> str:
                 to_markdown(marks),
             ]
     if suites := _describe_suites(folder):
-        parts += ["## The paper's orderings", *suites]
+        parts += [
+            "## The paper's orderings",
+            "Gains of a row over another, in points of the mean of the suite's tasks on dev, with "
+            "95% intervals over pre-training seeds. Percentages are shares of the budget.",
+            *suites,
+        ]
     for name, (command, what) in BENCHMARKS.items():
         path = folder / f"{name}.md"
         if path.is_file():
@@ -195,16 +200,51 @@ def _page_block(results: Sequence[Result], folder: Path) -> str:
 
 
 def _describe_suites(folder: Path) -> list[str]:
-    """Return title and findings of every suite of `electra reproduce` below results/."""
-    parts = []
+    """Return what each suite of `electra reproduce` below results/ found, its recipes together."""
+    suites: dict[str, list[dict[str, Any]]] = {}
+    links: dict[str, list[str]] = {}
     for path in sorted(folder.rglob("results.json")):
         found = read_object(path)
-        if "suite" in found:
-            link = Path("..", folder.name, path.with_name("README.md").relative_to(folder))
-            suite = found["suite"]
-            parts += [f"### {suite['title']}, recipe {suite['recipe']}", *found["findings"]]
-            parts.append(f"[Table, figure and runs]({link.as_posix()}).")
+        if "suite" not in found:
+            continue
+        title = found["suite"]["title"]
+        suites.setdefault(title, []).append(found)
+        page = Path("..", folder.name, path.with_name("README.md").relative_to(folder))
+        links.setdefault(title, []).append(
+            f"[recipe {found['suite']['recipe']}]({page.as_posix()}), "
+            f"{len(found['records'])} of {found['num_runs']} runs"
+        )
+    parts = []
+    for title, members in suites.items():
+        parts += [f"### {title}", f"The paper: {members[0]['suite']['paper']}"]
+        parts.append(to_markdown(_tabulate_gains(members)))
+        parts.append(f"Scores, figure and runs: {'; '.join(links[title])}.")
     return parts
+
+
+def _tabulate_gains(members: Sequence[Mapping[str, Any]]) -> Table:
+    """Return the comparisons of a suite: a line for each, a column for each recipe."""
+    lines: dict[tuple[str, str], list[str]] = {}
+    for column, found in enumerate(members, start=1):
+        for each in found.get("comparisons", ()):  # not in results of older versions
+            unknown = [_format_paper(each["paper"]), *["-"] * len(members)]
+            line = lines.setdefault((each["row"], each["against"]), unknown)
+            line[column] = _format_comparison(each)
+    recipes = [f"recipe {found['suite']['recipe']}" for found in members]
+    rows = [[*pair, *line] for pair, line in lines.items()]
+    return Table(["row", "against", "paper", *recipes], rows)
+
+
+def _format_paper(gain: float | str) -> str:
+    """Return the paper's gain, or on which side of the other row it has this one, if it tells."""
+    return gain or "-" if isinstance(gain, str) else f"{gain:+.1f}"
+
+
+def _format_comparison(comparison: Mapping[str, Any]) -> str:
+    half_width = comparison["half_width"]
+    spread = "" if half_width is None else f" ± {half_width:.1f}"
+    verdict = comparison["verdict"].rpartition(", ")[2]  # the sign says higher or lower
+    return f"{verdict}: {comparison['gain']:+.1f}{spread}"
 
 
 def _pretraining_origin(result: Result) -> str:

@@ -283,10 +283,7 @@ def domains_table(runs: Sequence[Run]) -> Table:
 
 def to_markdown(table: Table) -> str:
     """Return the table in Markdown. Columns of numbers are aligned to the right."""
-    is_number = [
-        bool(table.rows) and all(row[column][:1] in "0123456789-" for row in table.rows)
-        for column in range(len(table.headers))
-    ]
+    is_number = [_is_numeric(table, column) for column in range(len(table.headers))]
     lines = [table.headers, ["---:" if right else "---" for right in is_number], *table.rows]
     return "\n".join("| " + " | ".join(map(_escape, cells)) + " |" for cells in lines)
 
@@ -323,5 +320,8 @@ def _row_name(name: str) -> str:
 
 
 def _number_class(cell: str, table: Table, column: int) -> str:
-    is_number = column > 0 and all(row[column][:1] in "0123456789-" for row in table.rows)
-    return ' class="number"' if is_number else ""
+    return ' class="number"' if column > 0 and _is_numeric(table, column) else ""
+
+
+def _is_numeric(table: Table, column: int) -> bool:
+    return bool(table.rows) and all(row[column][:1] in "+-0123456789" for row in table.rows)

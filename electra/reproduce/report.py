@@ -36,9 +36,9 @@ def write_results(
 ) -> list[Cell]:
     """Write a suite's results into a folder, and return its comparisons.
 
-    Written are results.json (everything below is made from it; docs/RESULTS.md has its findings),
-    README.md, table.tex, figure.png, figure.svg and index.html. They hold no times, so the same
-    runs give the same files.
+    Written are results.json (everything below is made from it; docs/RESULTS.md has its
+    comparisons), README.md, table.tex, figure.png, figure.svg and index.html. They hold no times,
+    so the same runs give the same files.
 
     Args:
         out: The folder; made if it does not exist.
@@ -59,7 +59,7 @@ def write_results(
             "suite": asdict(suite),
             "command": command,
             "num_runs": num_runs,
-            "findings": lead,
+            "comparisons": list_comparisons(cells),
             "records": list(records),
             "others": list(others),
         },
@@ -85,6 +85,25 @@ def write_results(
     )
     write_text(out / "index.html", frame_page(suite.title, body))
     return cells
+
+
+def list_comparisons(cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    """Return the gains in points with the half widths of their intervals, and the verdicts.
+
+    `paper` is the paper's gain, or the row's side where it prints no scores.
+    """
+    return [
+        {
+            "row": cell.name,
+            "against": cell.against,
+            "gain": cell.gain.mean,
+            "half_width": cell.gain.half_width,
+            "paper": cell.row.side if cell.paper_gain is None else cell.paper_gain,
+            "verdict": cell.verdict,
+        }
+        for cell in cells
+        if cell.gain is not None
+    ]
 
 
 def describe(suite: Suite, cells: Sequence[Cell], num_done: int, num_runs: int) -> list[str]:
