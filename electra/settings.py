@@ -124,8 +124,8 @@ def _replace(config: ConfigType, values: Mapping[str, Any], prefix: str = "") ->
     for name, value in values.items():
         key, _, rest = name.partition(".")
         if key not in hints:
-            has_sections = any(dataclasses.is_dataclass(hint) for hint in hints.values())
-            what = "section" if has_sections else "field"
+            all_sections = all(dataclasses.is_dataclass(hint) for hint in hints.values())
+            what = "section" if rest or all_sections else "field"
             raise UserError(
                 f"unknown {what} {key!r} in {prefix + name!r}{did_you_mean(key, hints)}"
             )

@@ -13,7 +13,7 @@ from electra.presets import PRESETS
 from electra.reports.averages import PROTOCOLS, average_glue
 from electra.reports.claims import describe_gains, describe_mark, mark_table
 from electra.reports.curves import PANELS, draw_svg, find_panels
-from electra.reports.glossary import format_count, format_seconds
+from electra.reports.glossary import format_count, format_interval, format_seconds
 from electra.reports.page import write_page
 from electra.reports.placing import place_on_the_papers_curve
 from electra.reports.readme import BEGIN, END, update_readme
@@ -437,6 +437,14 @@ def test_readme_and_page_are_replaced_between_their_markers_only(run_folder, rea
     assert [path.read_text() for path in written] == first
 
 
+@pytest.mark.parametrize(
+    ("mean", "half_width", "text"),
+    [(1.24, None, "+1.2"), (1.24, 0.66, "+1.2 ± 0.7"), (-1.31, 1.29, "-1.31 ± 1.29")],
+)
+def test_an_interval_shows_whether_it_includes_zero(mean, half_width, text):
+    assert format_interval(mean, half_width, sign="+") == text
+
+
 def test_recipes_of_a_suite_are_columns_of_one_table(run_folder, readme):
     rows = (Row(name="BERT", paper=(80.0,)), Row(name="ours", paper=(82.8,)), Row(name="other"))
     scores = {
@@ -464,7 +472,7 @@ def test_recipes_of_a_suite_are_columns_of_one_table(run_folder, readme):
     assert (
         "| ours | BERT | +2.8 | as in the paper: +10.0 ± 0.0 | too few seeds: -10.0 ± 0.0 |" in page
     )
-    assert "| other | BERT | - | - | too few seeds: +0.0 ± 0.0 |" in page
+    assert "| other | BERT | - | - | too few seeds: +0.00 ± 0.00 |" in page
     assert f"[recipe best](../{run_folder.parent.name}/best/README.md), 6 of 9 runs" in page
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import signal
 import statistics
 import subprocess
@@ -19,15 +20,25 @@ from matplotlib.axes import Axes
 from electra.cli import main
 from electra.config import FinetuneConfig, UserError
 from electra.corpus.shards import open_shards
+from electra.files import hold
 from electra.method.registry import sketch_objective
 from electra.pretraining.continuation import branch
 from electra.pretraining.loop import pretrain, resume
 from electra.reports.tables import Table
-from electra.reproduce.plan import make_plan, open_plan
-from electra.reproduce.records import compare, estimate, estimate_gain, read_all_records
-from electra.reproduce.report import describe, describe_collapses, draw, to_latex, write_results
+from electra.reproduce.intervals import estimate, estimate_gain
+from electra.reproduce.plan import keep_plan, make_plan, open_plan
+from electra.reproduce.records import compare, keep_scores, read_all_records
+from electra.reproduce.report import (
+    describe,
+    describe_collapses,
+    describe_devices,
+    draw,
+    tabulate,
+    to_latex,
+    write_results,
+)
 from electra.reproduce.suite import Row, Suite, list_suites, read_suite
-from electra.reproduce.work import count_finetunings, find_work
+from electra.reproduce.work import count_finetunings, find_work, read_tasks
 from electra.runs.checkpoint import find_checkpoint, read_state
 from electra.tasks.registry import read_task
 
@@ -107,6 +118,7 @@ def test_a_short_run_that_branches_off_is_the_run_by_itself(toy_suite, toy_shard
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("default:.*of --earlier are passed over")
 def test_a_suite_from_its_file_to_its_page(
     toy_suite, toy_shards, toy_question, tmp_path, capsys, monkeypatch
 ):
@@ -167,6 +179,13 @@ def test_a_suite_from_its_file_to_its_page(
     second = [word.replace(str(tmp_path / "out"), str(tmp_path / "second")) for word in words]
     main([*second, "--earlier", str(tmp_path / "out"), "--dry-run"])
     assert "all 4 runs are done" in capsys.readouterr().out
+    # What does not fit there is computed anew.
+    toy_suite.write_text(more.replace("3e10", "4e10"))
+    main([*second, "--earlier", str(tmp_path / "out"), "--dry-run"])
+    output = capsys.readouterr()
+    assert "4 of 4 runs are left" in output.out
+    assert "note: 4 records of --earlier are passed over, such as " in output.err
+    toy_suite.write_text(more)
     # Rows that a command leaves out stay in the file.
     first_row, _ = more.rsplit("[[rows]]", 1)
     toy_suite.write_text(first_row.replace('reference = "BERT"', 'reference = "ELECTRA"'))
@@ -190,6 +209,19 @@ def test_a_suite_from_its_file_to_its_page(
     with pytest.raises(SystemExit):
         main(words)
     assert "has fine-tunings of own with epochs=1 " in capsys.readouterr().err
+    # Seeds that are scored on other examples cannot be added.
+    toy_suite.write_text(more)
+    shutil.copytree(toy_question, tmp_path / "other")
+    with (tmp_path / "other" / "train.tsv").open("a") as file:
+        file.write("\nthe queen slept\twoman")
+    with pytest.raises(SystemExit):
+        main(
+            [
+                {"1": "2", f"own={toy_question}": f"own={tmp_path / 'other'}"}.get(w, w)
+                for w in words
+            ]
+        )
+    assert "own has other files than " in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -277,7 +309,8 @@ def test_runs_that_are_known_are_left_out_but_for_trunks(toy_suite, toy_shards):
 def test_the_work_that_is_left(toy_suite, toy_shards, toy_question, tmp_path):
     suite = dataclasses.replace(read_suite(toy_suite), seeds=1)
     plan = make_plan(suite, open_shards(toy_shards))
-    counts = count_finetunings(suite, plan, toy_shards, {"own": toy_question})
+    tasks = read_tasks(suite, plan, {"own": toy_question})
+    counts = count_finetunings(suite, plan, toy_shards, tasks)
     rows = read_task("own", toy_question, FinetuneConfig()).encode(
         open_shards(toy_shards).tokenizer, 24
     )["train"]
@@ -313,7 +346,56 @@ def test_a_task_that_cannot_be_read_is_refused_before_the_pre_training(
     with pytest.raises(SystemExit):
         main([*words, str(tmp_path / "out")])
     assert str(tmp_path / "empty") in capsys.readouterr().err
-    assert not list((tmp_path / "runs").glob("*/"))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_more_examples_than_the_task_has_are_refused_before_the_pre_training(
+    toy_suite, toy_shards, toy_question, tmp_path, capsys
+):
+    toy_suite.write_text(TOY.replace("epochs=1", "train_examples=100000"))
+    words = ["reproduce", str(toy_suite), "--shards", str(toy_shards), "--data"]
+    words += [f"own={toy_question}", "--runs", str(tmp_path / "runs"), "--out"]
+    with pytest.raises(SystemExit):
+        main([*words, str(tmp_path / "out")])
+    assert "train_examples 100000 is more than the " in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_files_of_others_are_not_overwritten(toy_suite, toy_shards, toy_question, tmp_path, capsys):
+    out = tmp_path / "project"
+    out.mkdir()
+    (out / "README.md").write_text("mine")
+    words = ["reproduce", str(toy_suite), "--shards", str(toy_shards), "--data"]
+    words += [f"own={toy_question}", "--runs", str(tmp_path / "runs"), "--out"]
+    for place in (out, out / "README.md"):
+        with pytest.raises(SystemExit):
+            main([*words, str(place), "--dry-run"])
+        assert f"{place} holds no results of a suite" in capsys.readouterr().err
+    assert (out / "README.md").read_text() == "mine"
+
+
+def test_a_folder_of_runs_is_filled_by_one_command_at_a_time(
+    toy_suite, toy_shards, toy_question, tmp_path, capsys
+):
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    words = ["reproduce", str(toy_suite), "--shards", str(toy_shards), "--data"]
+    words += [f"own={toy_question}", "--runs", str(runs), "--out", str(tmp_path / "out")]
+    with hold(runs / "lock"), pytest.raises(SystemExit):
+        main(words)
+    assert "is in use by " in capsys.readouterr().err
+    assert not list(runs.glob("*/"))
+
+
+def test_timings_of_refused_settings_are_not_kept(toy_suite, toy_shards, tmp_path):
+    suite = read_suite(toy_suite)
+    plan = make_plan(suite, open_shards(toy_shards))
+    keep_plan(suite, plan._replace(shards="others", step_seconds={"BERT": 9.0}), tmp_path)
+    # There is no run yet, so that the folder may still be that of another comparison.
+    assert "BERT" not in open_plan(suite, toy_shards, tmp_path, 1).step_seconds
+    (tmp_path / "bert-1-seed-0").mkdir()
+    with pytest.raises(UserError, match="begun with other shards"):
+        open_plan(suite, toy_shards, tmp_path, 1)
 
 
 @pytest.mark.parametrize(
@@ -374,13 +456,28 @@ def test_a_suite_of_some_rows_extends_one_whose_budget_is_of_another_row(tmp_pat
         ('reference = "BART"\n', "'BART' is no row to compare with; did you mean 'BERT'"),
         ("seads = 2\n", "unknown key seads; did you mean 'seeds'"),
         ("seeds = 1.5\n", "seeds must be a int, not 1.5"),
-        ('equal = "joules"\n', "equal must be one of flops, steps, seconds, not 'joules'"),
+        ('equal = "joules"\n', "unknown equal 'joules'; choose from flops, steps, seconds"),
         ("fractions = [2.0]\n", "fractions must lie in (0, 1], not 2.0"),
         ('extends = "table-6"\n', "unknown suite 'table-6'; did you mean"),
         ("fractions = [0.5, 0.5]\n", "fractions must differ, not 0.5, 0.5"),
-        ("budget = 0\n", "budget must be > 0, not 0"),
+        ("budget = 0\n", "budget must be > 0 and finite, not 0"),
+        ("budget = inf\n", "budget must be > 0 and finite, not inf"),
+        ("fractions = []\n", "fractions must name at least one share of the budget"),
+        ('tasks = ["rte", "rte"]\n', "tasks must differ; rte is named twice"),
+        (
+            'reference = "!"\n[[rows]]\nname = "!"\n',
+            "a row's name must have a letter or digit, not '!'",
+        ),
+        (
+            'reference = "a"\n[[rows]]\nname = "a"\npaper = [nan, 1]\n',
+            "a: the paper's scores must be numbers, not nan, 1.0",
+        ),
+        ('[[rows]]\nname = "a"\nside = "hihger"\n', "unknown rows.side 'hihger'; did you mean"),
         ('x = "width"\n', "ELECTRA has no place x on the suite's axis x, 'width'"),
-        ("[finetune]\nqnli = []\n", "finetune names qnli, which is none of the tasks"),
+        (
+            "[finetune]\nqnli = []\n",
+            "finetune names qnli, which is none of the suite's tasks; choose from own, all",
+        ),
         ('equal = "steps"', "budget is a number of steps, below 1,000,000,000, not 3e+10"),
     ],
 )
@@ -405,7 +502,8 @@ def test_train_steps_belong_to_the_budget(toy_suite, toy_shards):
     [
         ({"finetune": {"all": ("max_train=9",)}}, "fine-tuning of own: unknown"),
         ({"set": ("train.stepps=9",)}, "settings of all rows: unknown"),
-        ({"budget": 3e6}, "ELECTRA: a budget of 3e+06 is less than a step"),
+        ({"budget": 3e6}, "ELECTRA: its share of the budget, 3e+06, is less than a step"),
+        ({"budget": 1e300}, "a budget of 1e+300 is 1,000,000,000 or more"),
         ({"rows": (Row(name="BERT"), Row(name="bert!"))}, "rows 'BERT' and 'bert!' differ in"),
     ],
 )
@@ -419,10 +517,11 @@ def test_settings_of_fine_tuning_may_change_until_there_is_one(toy_suite, toy_sh
     suite = read_suite(toy_suite)
     changed = dataclasses.replace(suite, finetune={"all": ("epochs=2",)})
     for each in (suite, changed):
-        plan = open_plan(each, toy_shards, tmp_path, 1, write=True)
+        plan = open_plan(each, toy_shards, tmp_path, 1)
+        keep_plan(each, plan, tmp_path)
     (tmp_path / plan.runs[0].name / "finetune-own").mkdir(parents=True)
     with pytest.raises(UserError, match="has fine-tunings of own with epochs=2, not epochs=1 "):
-        open_plan(suite, toy_shards, tmp_path, 1, write=False)
+        open_plan(suite, toy_shards, tmp_path, 1)
 
 
 def test_a_line_of_a_figure_has_the_scores_after_one_share_of_the_budget(tmp_path, monkeypatch):
@@ -467,6 +566,70 @@ def test_rows_at_one_share_of_the_budget_are_dots(tmp_path, monkeypatch, fractio
     monkeypatch.setattr(Axes, "set_xlabel", lambda self, text: labels.append(text))
     draw(suite, compare(suite, records), tmp_path)
     assert labels[0].startswith(label)
+
+
+def test_scores_of_other_tasks_are_kept():
+    old = record("a", 0, 0.5) | {
+        "run": "a-0", "config": {}, "shards": "x", "collapsed": ["rte"],
+        "scores": {"own": 0.5, "rte": 0.7},
+    }  # fmt: skip
+    new = old | {"scores": {"own": 0.6}, "collapsed": []}
+    (kept,) = keep_scores([new], [old])
+    assert kept["scores"] == {"own": 0.6, "rte": 0.7}
+    assert kept["collapsed"] == ["rte"]
+    other = new | {"shards": "y"}
+    assert keep_scores([other], [old]) == [other]
+    assert keep_scores([new], []) == [new]
+
+
+def test_runs_that_were_not_computed_alike_are_told():
+    rows = (Row(name="a"), Row(name="b"))
+    suite = Suite(title="t", paper="p", reference="b", tasks=("own",), rows=rows)
+    records = [
+        record(row.name, seed, 0.5) | {"devices": ["CPU, float32"]}
+        for row in rows
+        for seed in (0, 1)
+    ]
+    cells = compare(suite, records)
+    assert describe_devices(cells, records) == []
+    records[1]["devices"] = ["CPU, bfloat16"]
+    (told,) = describe_devices(cells, records)
+    assert "a and b (seeds 1)" in told
+
+
+def test_a_gain_of_fewer_seeds_than_the_score_says_so():
+    rows = (Row(name="a"), Row(name="b"))
+    suite = Suite(title="t", paper="p", reference="b", tasks=("own",), rows=rows)
+    records = [record("a", 0, 0.5), record("a", 1, 0.6), record("b", 0, 0.4)]
+    lines = tabulate(suite, compare(suite, records)).rows
+    assert "10.0 (1 of the seeds)" in lines[0]
+
+
+def test_a_row_enters_the_noise_of_a_gain_once():
+    rows = (Row(name="base", fractions=(1.0,)), Row(name="own"), Row(name="other"))
+    suite = Suite(
+        title="t", paper="p", reference="base", tasks=("own",), rows=rows, fractions=(0.5, 1.0)
+    )
+    generator = np.random.default_rng(0)
+    scores = {
+        (name, share): generator.normal(size=3)
+        for name in ("base", "own", "other")
+        for share in ((1.0,) if name == "base" else (0.5, 1.0))
+    }
+    records = [
+        {**record(name, seed, scores[name, share][seed] / 100), "fraction": share}
+        for name, share in scores
+        for seed in range(3)
+    ]
+    by_seed = {place: dict(enumerate(values)) for place, values in scores.items()}
+    for cell in compare(suite, records)[1:]:
+        other = "other" if cell.row.name == "own" else "own"
+        wanted = estimate_gain(
+            by_seed[cell.row.name, cell.fraction],
+            by_seed["base", 1.0],
+            [by_seed[other, cell.fraction]],
+        )
+        assert cell.gain == pytest.approx(wanted)
 
 
 def test_lines_over_flops_stand_side_by_side(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -9,6 +10,7 @@ from cyclopts import Parameter
 
 from electra.cli.options import DryRun, SetPretraining, refuse_url
 from electra.config import UserError, did_you_mean, require
+from electra.files import hold
 from electra.presets import PRESETS
 
 
@@ -89,12 +91,26 @@ def reproduce(
         if folder is not None:
             refuse_url(folder)
     from electra.reports.glossary import format_seconds
-    from electra.reproduce.plan import open_plan
-    from electra.reproduce.records import Cell, find_known, read_all_records, read_records
+    from electra.reproduce.plan import keep_plan, open_plan
+    from electra.reproduce.records import (
+        Cell,
+        find_known,
+        keep_scores,
+        read_records,
+        read_written,
+    )
     from electra.reproduce.report import tabulate, write_results
     from electra.reproduce.run import carry_out, count_devices
     from electra.reproduce.suite import find_suite, read_suite
-    from electra.reproduce.work import count_finetunings, estimate_seconds, find_work, is_done
+    from electra.reproduce.work import (
+        count_finetunings,
+        estimate_seconds,
+        find_work,
+        is_done,
+        read_tasks,
+        require_same_data,
+    )
+    from electra.runs.manifest import LOCK
     from electra.settings import setting_name
     from electra.terminal.live import Progress
 
@@ -122,13 +138,19 @@ def reproduce(
     require(jobs >= 0, f"--jobs must be >= 0, not {jobs}")
     require(jobs > 0 or not dry_run, "--jobs 0 computes nothing: leave it or --dry-run away")
     folders = find_tasks(suite.tasks, glue, data)
-    plan = open_plan(suite, shards, runs, jobs, write=jobs > 0 and not dry_run)
-    own = (out,) if (out / "results.json").exists() else ()
-    written = {folder: read_all_records(folder) for folder in (*earlier, *own)}
-    known = find_known(written, suite, plan)
+    written = read_written(out)
+    plan = open_plan(suite, shards, runs, jobs)
+    known, reasons = find_known(out, earlier, suite, plan)
+    if reasons:
+        count = f"{len(reasons)} records of --earlier are passed over"
+        warnings.warn(f"{count}, such as {reasons[0]}", stacklevel=2)
     unfinished = plan.without(known)
     left = {run.name: run for run in unfinished.runs if not is_done(suite, run, runs)}
-    finetunings = count_finetunings(suite, unfinished, shards, folders) if left and jobs else {}
+    finetunings: dict[tuple[str, str], float] = {}
+    if left and jobs:
+        questions = read_tasks(suite, unfinished, folders)
+        require_same_data(questions, runs, known)
+        finetunings = count_finetunings(suite, unfinished, shards, questions)
     if dry_run:
         planned = [
             (
@@ -156,16 +178,20 @@ def reproduce(
     own_command = command(*sys.argv[1:])
 
     def save() -> list[Cell]:
-        records = read_records(suite, plan, runs, known)
+        records = keep_scores(read_records(suite, plan, runs, known), written)
         found = {record["run"] for record in records}
-        others = [each for each in written.get(out, []) if each["run"] not in found]
+        others = [each for each in written if each["run"] not in found]
         if not records and not others:
             return []  # every row has failed so far
         return write_results(out, suite, records, others, len(plan.runs), own_command)
 
     cells = save() if len(left) < len(plan.runs) else []
     if left and jobs:
-        with Progress(f"reproducing {path.stem}", unit="TFLOP") as progress:
+        keep_plan(suite, plan, runs)
+        with (
+            hold(runs / LOCK),
+            Progress(f"reproducing {path.stem}", unit="TFLOP") as progress,
+        ):
             carry_out(
                 *(suite, unfinished, shards, folders, runs, finetunings, jobs),
                 progress.update,
@@ -193,6 +219,8 @@ def find_tasks(tasks: tuple[str, ...], glue: Path | None, data: tuple[str, ...])
     for word in data:
         name, equals, path = word.partition("=")
         require(bool(equals), f"--data takes TASK=FOLDER, not {word!r}")
+        choices = dict.fromkeys((*tasks, *TASKS))
+        require(name in choices, f"--data: unknown task {name!r}{did_you_mean(name, choices)}")
         given[name] = Path(path)
     folders = {}
     for task in tasks:

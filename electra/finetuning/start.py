@@ -28,14 +28,16 @@ def encode_task(task: Task, pretrained: Pretrained, config: FinetuneConfig) -> T
     """
     splits = task.encode(pretrained.tokenizer, config.sequence_length)
     train, count = splits["train"], config.train_examples
-    require(
-        count <= len(train),
-        f"train_examples {count} is more than the {len(train)} that {task.name} has",
-    )
+    require_examples(count, len(train), task)
     if count:
         order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))
         splits["train"] = train.take(order[:count].sort().values)
     return TaskRows(*reduce_vocabulary(splits, pretrained.tokenizer.vocab_size))
+
+
+def require_examples(count: int, most: int, task: Task) -> None:
+    """Refuse `train_examples` that are more than a task has."""
+    require(count <= most, f"train_examples {count} is more than the {most} that {task.name} has")
 
 
 def fit_to_start(

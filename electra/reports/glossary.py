@@ -203,6 +203,22 @@ def format_count(count: float) -> str:
     return f"{count:.{digits}f}{suffix}"
 
 
+def format_interval(mean: float, half_width: float | None, sign: str = "") -> str:
+    """Return a mean in points and the half width of its interval: 1.2 ± 0.7.
+
+    Where both would look alike, they have two digits, so that it is seen which is larger.
+
+    Args:
+        mean: The mean.
+        half_width: None: there is no interval.
+        sign: "+": a mean that is not negative has its sign, too.
+    """
+    if half_width is None:
+        return f"{mean:{sign}.1f}"
+    digits = 2 if f"{abs(mean):.1f}" == f"{half_width:.1f}" else 1
+    return f"{mean:{sign}.{digits}f} ± {half_width:.{digits}f}"
+
+
 def format_seconds(seconds: float) -> str:
     """Return a duration in its two largest units: 42s, 3m05s, 2h07m, 4d06h."""
     whole = round(seconds)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from electra.config import UserError, require
 from electra.files import read_object
 from electra.reports.claims import describe_gains, describe_mark, mark_table
+from electra.reports.glossary import format_interval
 from electra.reports.picture import draw_results
 from electra.reports.runs import Finetuning, Run, read_finetuning, read_runs, replace_text
 from electra.reports.tables import (
@@ -241,10 +242,9 @@ def _format_paper(gain: float | str) -> str:
 
 
 def _format_comparison(comparison: Mapping[str, Any]) -> str:
-    half_width = comparison["half_width"]
-    spread = "" if half_width is None else f" ± {half_width:.1f}"
+    gain = format_interval(comparison["gain"], comparison["half_width"], sign="+")
     verdict = comparison["verdict"].rpartition(", ")[2]  # the sign says higher or lower
-    return f"{verdict}: {comparison['gain']:+.1f}{spread}"
+    return f"{verdict}: {gain}"
 
 
 def _pretraining_origin(result: Result) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Container, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,7 +24,7 @@ from electra.pretraining.continuation import MAY_CHANGE
 from electra.pretraining.plan import time_run
 from electra.pretraining.start import build_model, fit_to_shards
 from electra.processes import usable_cores
-from electra.reproduce.suite import Row, Suite
+from electra.reproduce.suite import MOST_STEPS, Row, Suite
 from electra.runs.pretrained import read_run_config
 from electra.settings import flatten, override, setting_name, to_dict
 from electra.training.machine import choose_device, prepare_machine
@@ -88,25 +88,24 @@ class Plan(NamedTuple):
         return self._replace(units=tuple(unit for unit in units if unit))
 
 
-def open_plan(suite: Suite, shards_folder: Path, runs: Path, jobs: int, *, write: bool) -> Plan:
+def open_plan(suite: Suite, shards_folder: Path, runs: Path, jobs: int) -> Plan:
     """Return the runs of a suite, in a folder that is new or was begun for the same comparison.
 
-    The folder's suite.json holds what must not change between the commands that fill it: shards,
-    settings of fine-tuning, and the timed seconds of a step.
+    The folder's suite.json (`keep_plan`) holds what must not change between the commands that fill
+    it: shards, settings of fine-tuning, and the timed seconds of a step. It says nothing about rows
+    and tasks of which there is no run.
 
     Args:
         suite: The suite.
         shards_folder: Shards that `electra prepare` wrote.
         runs: The folder of all runs.
         jobs: Runs that are computed at a time. On a CPU they share its cores.
-        write: Whether to make the folder and its suite.json.
 
     Raises:
         UserError: Settings or budget do not fit together, or the folder holds other runs.
     """
     shards = open_shards(shards_folder, verify=False)
-    path = runs / SUITE
-    begun = read_object(path) if path.exists() else {}
+    begun = _read_begun(runs)
     finetune = suite.finetune_settings
     require(
         begun.get("shards", shards.digest) == shards.digest,
@@ -116,27 +115,53 @@ def open_plan(suite: Suite, shards_folder: Path, runs: Path, jobs: int, *, write
     changed = [task for task in finetune if finetuned.get(task, finetune[task]) != finetune[task]]
     for task in changed:
         require(
-            not any(runs.glob(f"*/finetune-{task}")),
+            not find_finetunings(runs, task),
             f"{runs} has fine-tunings of {task} with {' '.join(finetuned[task]) or 'no settings'}, "
             f"not {' '.join(finetune[task]) or 'no settings'}; choose another --runs, or remove "
             f"{runs}/*/finetune-{task}*",
         )
-    plan = make_plan(suite, shards, jobs, begun.get("step_seconds"))
+    timed = {
+        name: seconds
+        for name, seconds in begun.get("step_seconds", {}).items()
+        if any(runs.glob(f"{_slug(name)}-*-seed-*"))
+    }
+    plan = make_plan(suite, shards, jobs, timed)
     for run in plan.runs:
         if (runs / run.name).exists():
             require_same(str(runs / run.name), read_run_config(runs / run.name), run.config)
-    if write:
-        runs.mkdir(parents=True, exist_ok=True)
-        seconds = begun.get("step_seconds", {}) | plan.step_seconds
-        write_json(
-            path,
-            {
-                "shards": shards.digest,
-                "finetune": finetuned | finetune,
-                "step_seconds": seconds,
-            },
-        )
     return plan
+
+
+def keep_plan(suite: Suite, plan: Plan, runs: Path) -> None:
+    """Make the folder of all runs if it is new, and write its suite.json, which `open_plan` reads.
+
+    Args:
+        suite: The suite.
+        plan: Its plan, from `open_plan`.
+        runs: The folder of all runs.
+    """
+    begun = _read_begun(runs)
+    runs.mkdir(parents=True, exist_ok=True)
+    write_json(
+        runs / SUITE,
+        {
+            "shards": plan.shards,
+            "finetune": begun.get("finetune", {}) | suite.finetune_settings,
+            "step_seconds": begun.get("step_seconds", {}) | plan.step_seconds,
+        },
+    )
+
+
+def find_finetunings(runs: Path, task: str) -> list[Path]:
+    """Return the folders of all fine-tunings on a task that were begun, finished or not."""
+    names = (f"finetune-{task}", f"finetune-{task}.incomplete")
+    return sorted(path for name in names for path in runs.glob(f"*/{name}"))
+
+
+def _read_begun(runs: Path) -> dict[str, Any]:
+    """Return the content of suite.json; nothing if the folder holds no run."""
+    path = runs / SUITE
+    return read_object(path) if path.exists() and any(runs.glob("*-seed-*")) else {}
 
 
 def make_plan(
@@ -210,9 +235,8 @@ def require_same(place: str, begun: PretrainConfig, planned: PretrainConfig) -> 
 
 def _configure(suite: Suite, row: Row, shards: Shards, jobs: int) -> PretrainConfig:
     preset = row.preset or suite.preset
-    require(
-        preset in PRESETS, f"{row.name}: unknown preset {preset!r}{did_you_mean(preset, PRESETS)}"
-    )
+    place = f"{row.name}: " if row.preset else ""
+    require(preset in PRESETS, f"{place}unknown preset {preset!r}{did_you_mean(preset, PRESETS)}")
     try:
         config = override(RECIPES[suite.recipe][preset], suite.set)
     except UserError as error:
@@ -318,10 +342,17 @@ def _find_steps(row: Row, config: PretrainConfig, budget: float, cost: Cost) -> 
     the mean cost of a step depends on the number of steps.
 
     Raises:
-        UserError: The budget is less than a step.
+        UserError: The budget is less than a step, or more than any run.
     """
     step = cost(row.name, config)
-    require(budget >= step, f"{row.name}: a budget of {budget:g} is less than a step, {step:.3g}")
+    require(
+        budget >= step,
+        f"{row.name}: its share of the budget, {budget:g}, is less than a step, {step:.3g}",
+    )
+    require(
+        budget < step * MOST_STEPS,
+        f"{row.name}: a step costs {step:.3g}; a budget of {budget:g} is {MOST_STEPS:,} or more",
+    )
     steps = 0
     again = max(1, round(budget / cost(row.name, config)))
     for _ in range(MOST_ROUNDS):

@@ -1,25 +1,20 @@
 """What a suite has found: the record of each finished run, and comparisons over seeds."""
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-from scipy.stats import f as fisher
-from scipy.stats import t as student
-
-from electra.config import PretrainConfig, require
+from electra.config import PretrainConfig, UserError, require
 from electra.files import read_object
-from electra.reproduce.plan import Plan, require_same
+from electra.reproduce.intervals import Interval, estimate, estimate_gain
+from electra.reproduce.plan import Plan, PlannedRun, require_same
 from electra.reproduce.suite import Row, Suite
-from electra.reproduce.work import finetuning_folder, is_done
+from electra.reproduce.work import find_digest, finetuning_folder, is_done
 from electra.runs.manifest import read_manifest
 from electra.runs.pretrained import read_run_config
 from electra.settings import from_dict, to_dict
 
-CONFIDENCE = 0.95
 LEAST_SEEDS = 3
 """Below, no row is called higher or lower: the interval rests on a spread that is not known."""
 TOO_FEW = "too few seeds"
@@ -28,42 +23,56 @@ POINTS = 100
 
 
 def find_known(
-    written: Mapping[Path, Sequence[dict[str, Any]]], suite: Suite, plan: Plan
-) -> dict[str, dict[str, Any]]:
+    out: Path, earlier: Sequence[Path], suite: Suite, plan: Plan
+) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """Return the records, by run, that results already have of a plan.
 
     Their runs need not be at hand: what one machine has computed, another one completes, and what
     one suite has computed, others need not.
 
     Args:
-        written: All records of the results in each folder, of this suite and of others.
+        out: The folder of the suite's own results.
+        earlier: Folders of results of other suites. Their runs of the same name may be others.
         suite: The suite.
         plan: Its plan.
 
+    Returns:
+        The records, and why others of `earlier` are passed over.
+
     Raises:
-        UserError: A run of the plan has other shards or settings there.
+        UserError: A run of the plan has other shards or settings in the suite's own results.
     """
     planned = {run.name: run for run in plan.runs}
-    known = {}
-    found = [(folder, record) for folder, records in written.items() for record in records]
-    for folder, record in found:
-        name = f"{folder / 'results.json'}: {record['run']}"
-        if record["run"] not in planned or not set(suite.tasks) <= set(record["scores"]):
-            continue
+    known, reasons = {}, []
+    for folder in (*earlier, out):
+        for record in read_written(out) if folder == out else read_all_records(folder):
+            run = planned.get(record["run"])
+            if run is None or not set(suite.tasks) <= set(record["scores"]):
+                continue
+            name = f"{folder / 'results.json'}: {record['run']}"
+            try:
+                _require_fit(name, record, run, suite, plan)
+            except UserError as error:
+                if folder == out:
+                    raise
+                reasons.append(str(error).partition(";")[0])
+                continue
+            # Another suite may write the row's name with other capitals.
+            known[record["run"]] = record | {"row": run.row.name}
+    return known, reasons
+
+
+def _require_fit(
+    name: str, record: Mapping[str, Any], run: PlannedRun, suite: Suite, plan: Plan
+) -> None:
+    require(record["shards"] == plan.shards, f"{name} is of other shards; choose another folder")
+    require_same(name, from_dict(PretrainConfig, record["config"]), run.config)
+    for task, settings in suite.finetune_settings.items():
         require(
-            record["shards"] == plan.shards, f"{name} is of other shards; choose another folder"
+            record["finetune"][task] == settings,
+            f"{name} was fine-tuned on {task} with {' '.join(record['finetune'][task])}, not "
+            f"{' '.join(settings)}; choose another folder",
         )
-        begun = from_dict(PretrainConfig, record["config"])
-        require_same(name, begun, planned[record["run"]].config)
-        for task, settings in suite.finetune_settings.items():
-            require(
-                record["finetune"][task] == settings,
-                f"{name} was fine-tuned on {task} with {' '.join(record['finetune'][task])}, not "
-                f"{' '.join(settings)}; choose another folder",
-            )
-        # Another suite may write the row's name with other capitals.
-        known[record["run"]] = record | {"row": planned[record["run"]].row.name}
-    return known
 
 
 def read_all_records(out: Path) -> list[dict[str, Any]]:
@@ -76,6 +85,19 @@ def read_all_records(out: Path) -> list[dict[str, Any]]:
     found = read_object(path)
     require("suite" in found, f"{path} is not of a suite; choose another folder")
     return [*found["records"], *found.get("others", [])]  # not in results of older versions
+
+
+def read_written(out: Path) -> list[dict[str, Any]]:
+    """Return all records of the results that are to be written, none if their folder is new.
+
+    Raises:
+        UserError: The folder holds something else.
+    """
+    if (out / "results.json").exists():
+        return read_all_records(out)
+    is_new = not out.exists() or (out.is_dir() and not any(out.iterdir()))
+    require(is_new, f"{out} holds no results of a suite; choose a new folder")
+    return []
 
 
 def read_records(
@@ -124,98 +146,42 @@ def read_records(
                 "shards": manifest["shards"]["sha256"],
                 "config": to_dict(read_run_config(runs / run.name)),
                 "finetune": suite.finetune_settings,
+                "data": {
+                    task: find_digest(finetuning_folder(runs, run, task)) for task in suite.tasks
+                },
             }
         )
     return records
 
 
+def keep_scores(
+    records: Sequence[dict[str, Any]], written: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return records with the scores that the same runs had on other tasks.
+
+    Args:
+        records: The records of the suite's tasks.
+        written: The records that the results had.
+    """
+    before = {record["run"]: record for record in written}
+    kept = []
+    for record in records:
+        old = before.get(record["run"])
+        if old and all(old[key] == record[key] for key in ("config", "shards")):
+            others = [task for task in old.get("collapsed", ()) if task not in record["scores"]]
+            by_task = ("scores", "metrics", "finetune", "data")
+            record = {
+                **record,
+                **{key: {**old[key], **record.get(key, {})} for key in by_task if key in old},
+                "collapsed": [*record.get("collapsed", ()), *others],
+            }
+        kept.append(record)
+    return kept
+
+
 def _name_machine(session: Mapping[str, Any]) -> str:
     """Return device and dtype, which is not the same on every CPU."""
     return f"{session.get('device')}, {str(session.get('dtype')).removeprefix('torch.')}"
-
-
-class Interval(NamedTuple):
-    """A mean over seeds, and its 95% interval by Student's t; of a single seed, no interval."""
-
-    mean: float
-    half_width: float | None
-
-    @property
-    def excludes_zero(self) -> bool:
-        """Return whether the whole interval lies on one side of 0."""
-        return self.half_width is not None and abs(self.mean) > self.half_width
-
-    def __str__(self) -> str:
-        spread = "" if self.half_width is None else f" ± {self.half_width:.1f}"
-        return f"{self.mean:.1f}{spread}"
-
-
-def estimate(values: Sequence[float]) -> Interval:
-    """Return the mean of some values and its 95% interval."""
-    mean, number = statistics.fmean(values), len(values)
-    if number < 2:
-        return Interval(mean, None)
-    quantile = float(student.ppf((1 + CONFIDENCE) / 2, number - 1))
-    return Interval(mean, quantile * statistics.stdev(values) / math.sqrt(number))
-
-
-def estimate_gain(
-    own: Mapping[int, float], base: Mapping[int, float], others: Sequence[Mapping[int, float]]
-) -> Interval:
-    """Return the mean gain over the seeds that both rows have, and its 95% interval.
-
-    This is a two-way analysis of variance: rows, and seeds as blocks. With few seeds the noise of
-    one pair of rows is known badly, so it is taken from all rows with these seeds, except those
-    that are noisier than the rest. Where the pair is alone, or one of the two is noisier, the
-    interval is that of the paired t-test.
-
-    Args:
-        own: Score by seed.
-        base: The same of the row it is compared with; has a seed of `own`.
-        others: The same of the other rows that are compared with `base`. They enter the noise, and
-            only if they have all of the common seeds.
-    """
-    seeds = sorted(own.keys() & base.keys())
-    mean = statistics.fmean(own[seed] - base[seed] for seed in seeds)
-    if len(seeds) < 2:
-        return Interval(mean, None)
-    rows = [own, base, *(each for each in others if each.keys() >= set(seeds))]
-    scores = _leave_out_noisier(np.array([[row[seed] for seed in seeds] for row in rows]))
-    degrees = _count_degrees(scores)
-    quantile = float(student.ppf((1 + CONFIDENCE) / 2, degrees))
-    return Interval(mean, quantile * math.sqrt(2 * _sum_noise(scores) / degrees / len(seeds)))
-
-
-def _leave_out_noisier(scores: np.ndarray) -> np.ndarray:
-    """Return scores [rows, seeds] without rows that are noisier than the rest.
-
-    The first two are the pair that is compared; if one of them is noisier, they stay alone. An
-    F test compares what the noisiest row adds to the sum of squares with that of the rest, which is
-    independent of it. Its level is divided by the number of rows, because the noisiest is tested.
-    Two rows are too few to say that a third is noisier.
-    """
-    while len(scores) > 3:
-        without = [_sum_noise(np.delete(scores, row, axis=0)) for row in range(len(scores))]
-        noisiest = int(np.argmin(without))
-        rest = np.delete(scores, noisiest, axis=0)
-        own = (_sum_noise(scores) - _sum_noise(rest)) / (scores.shape[1] - 1)
-        others = _sum_noise(rest) / _count_degrees(rest)
-        level = (1 - CONFIDENCE) / len(scores)
-        if own <= others * fisher.isf(level, scores.shape[1] - 1, _count_degrees(rest)):
-            break
-        scores = scores[:2] if noisiest < 2 else rest
-    return scores
-
-
-def _sum_noise(scores: np.ndarray) -> float:
-    """Return the sum of squares of [rows, seeds] around the means of rows and of seeds."""
-    noise = scores - scores.mean(axis=0) - scores.mean(axis=1, keepdims=True) + scores.mean()
-    return float((noise**2).sum())
-
-
-def _count_degrees(scores: np.ndarray) -> int:
-    """Return the degrees of freedom of the noise of [rows, seeds]."""
-    return (scores.shape[0] - 1) * (scores.shape[1] - 1)
 
 
 class Cell(NamedTuple):
@@ -287,11 +253,17 @@ def compare(suite: Suite, records: Sequence[dict[str, Any]]) -> list[Cell]:
             paper = _find_paper(row, suite, fraction)
             base_paper = _find_paper(rows[reference[0]], suite, reference[1])
             base = scores.get(reference, {})
-            others = [
-                scores[each]
-                for each, its_reference in references.items()
-                if its_reference == reference and each in scores and each not in (place, reference)
-            ]
+            # Scores of one row after several fractions share its noise, so each row enters once.
+            others = []
+            for other in suite.rows:
+                shares = [
+                    share
+                    for share in sorted(other.fractions or suite.fractions)
+                    if references[other.name, share] == reference and (other.name, share) in scores
+                ]
+                if shares and other.name not in (row.name, reference[0]):
+                    share = fraction if fraction in shares else shares[-1]
+                    others.append(scores[other.name, share])
             common = own.keys() & base.keys()
             some = next(iter(own.values()))
             cells.append(

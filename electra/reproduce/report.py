@@ -52,7 +52,11 @@ def write_results(
     out.mkdir(parents=True, exist_ok=True)
     table, by_task = tabulate(suite, cells), tabulate_tasks(suite, cells)
     settings, trace = tabulate_settings(suite), trace_runs(records)
-    lead = [*describe(suite, cells, len(records), num_runs), *describe_collapses(suite, records)]
+    lead = [
+        *describe(suite, cells, len(records), num_runs),
+        *describe_collapses(suite, records),
+        *describe_devices(cells, records),
+    ]
     write_json(
         out / "results.json",
         {
@@ -158,6 +162,30 @@ def describe_collapses(suite: Suite, records: Sequence[dict[str, Any]]) -> list[
     return [f"Fine-tunings that collapsed to a constant answer, and count: {', '.join(named)}."]
 
 
+def describe_devices(cells: Sequence[Cell], records: Sequence[dict[str, Any]]) -> list[str]:
+    """Return which compared runs of one seed are from different devices or dtypes, if any are."""
+    devices = {
+        (name_cell(record["row"], record["fraction"]), record["seed"]): record["devices"]
+        for record in records
+    }
+    named = []
+    for cell in cells:
+        seeds = [
+            str(seed)
+            for seed in cell.seeds
+            if (cell.against, seed) in devices
+            and devices[cell.against, seed] != devices[cell.name, seed]
+        ]
+        if seeds:
+            named.append(f"{cell.name} and {cell.against} (seeds {', '.join(seeds)})")
+    if not named:
+        return []
+    return [
+        "Perhaps not computed alike, since the recorded devices or dtypes differ: "
+        f"{'; '.join(named)}."
+    ]
+
+
 def tabulate(suite: Suite, cells: Sequence[Cell]) -> Table:
     """Return the comparisons: a line for each cell, and the published rows of other systems."""
     has_paper = any(cell.paper is not None for cell in cells) or bool(suite.published)
@@ -171,7 +199,7 @@ def tabulate(suite: Suite, cells: Sequence[Cell]) -> Table:
             str(len(cell.seeds)),
             f"{cell.flops:.2e}",
             str(cell.score),
-            "-" if cell.gain is None else str(cell.gain),
+            "-" if cell.gain is None else _name_gain(cell),
             "-" if cell.gain is None else cell.against,
             cell.verdict,
         ]
@@ -184,6 +212,12 @@ def tabulate(suite: Suite, cells: Sequence[Cell]) -> Table:
         name = f"{other.name} (published, {other.flops:.1e} FLOPs by the paper's count)"
         rows.append([name, *"------", f"{other.paper:.1f}", "-"])
     return Table(headers, rows)
+
+
+def _name_gain(cell: Cell) -> str:
+    """Return the gain, and of how many seeds it is if the row has others, too."""
+    others = len(cell.seeds) > cell.num_pairs
+    return f"{cell.gain} ({cell.num_pairs} of the seeds)" if others else str(cell.gain)
 
 
 def tabulate_settings(suite: Suite) -> Table:
@@ -291,7 +325,8 @@ def _draw_lines(panel: Axes, suite: Suite, cells: Sequence[Cell]) -> None:
         panel.set_xscale("log")
     places = [_find_place(cell) for cell in cells]
     least, most = min(places), max(places)
-    for number, (name, members) in enumerate(lines.items()):
+    for number, (name, of_line) in enumerate(lines.items()):
+        members = sorted(of_line, key=_find_place)
         share = SHIFT * (number - (len(lines) - 1) / 2)
         panel.errorbar(
             [

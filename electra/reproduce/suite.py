@@ -5,6 +5,7 @@ same kind of file (docs/REPRODUCE.md).
 """
 
 import dataclasses
+import math
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,20 +111,27 @@ class Suite:
         )
         require(self.seeds >= 1, f"seeds must be >= 1, not {self.seeds}")
         budget = 1.0 if self.budget is None else self.budget
-        require(budget > 0, f"budget must be > 0, not {budget:g}")
+        require(0 < budget < math.inf, f"budget must be > 0 and finite, not {budget:g}")
         require(
             self.equal == "flops" or budget < MOST_STEPS,
             f"the suite holds {self.equal} equal: the budget is a number of {self.equal}, below "
             f"{MOST_STEPS:,}, not {budget:g}",
         )
         require(bool(self.tasks), "tasks must name at least one task")
+        twice = [task for place, task in enumerate(self.tasks) if task in self.tasks[:place]]
+        require(not twice, f"tasks must differ; {', '.join(twice)} is named twice")
         unknown = [name for name in self.finetune if name not in (*self.tasks, "all")]
         require(
             not unknown,
-            f"finetune names {', '.join(unknown)}, which is none of the tasks "
-            f"{', '.join(self.tasks)}",
+            f"finetune names {', '.join(unknown)}, which is none of the suite's tasks"
+            f"{did_you_mean(unknown[0], (*self.tasks, 'all')) if unknown else ''}",
         )
+        require(bool(self.fractions), "fractions must name at least one share of the budget")
         for row in self.rows:
+            require(
+                any(char.isalnum() for char in row.name),
+                f"a row's name must have a letter or digit, not {row.name!r}",
+            )
             fractions = row.fractions or self.fractions
             require(
                 all(0 < fraction <= 1 for fraction in fractions),
@@ -136,6 +144,11 @@ class Suite:
             require(
                 len(row.paper) in (0, len(fractions)),
                 f"{row.name}: paper has {len(row.paper)} scores for {len(fractions)} fractions",
+            )
+            scores = ", ".join(map(str, row.paper))
+            require(
+                all(map(math.isfinite, row.paper)),
+                f"{row.name}: the paper's scores must be numbers, not {scores}",
             )
             require(
                 not self.x or row.x is not None,
@@ -192,9 +205,13 @@ def _read_values(path: Path, extended_by: tuple[Path, ...]) -> dict[str, Any]:
         values = tomllib.loads(read_text(path))
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path} is not valid TOML: {error}") from None
-    if base := values.pop("extends", None):
+    base = values.pop("extends", None)
+    if base is not None:
         require(isinstance(base, str), f"{path}: extends must be the name of a suite, not {base!r}")
-        extended = path.parent / base if base.endswith(SUFFIX) else find_suite(base)
+        try:
+            extended = path.parent / base if base.endswith(SUFFIX) else find_suite(base)
+        except UserError as error:
+            raise UserError(f"{path}: extends: {error}") from None
         values = _read_values(extended, (*extended_by, path)) | values
     return values
 
@@ -225,7 +242,9 @@ def _build(kind: Any, value: Any, name: str) -> Any:
         require(isinstance(value, dict), f"{name} must be a table, not {value!r}")
         return {key: _build(arguments[1], each, f"{name}.{key}") for key, each in value.items()}
     if origin is Literal:
-        require(value in arguments, f"{name} must be one of {', '.join(arguments)}, not {value!r}")
+        choices = [each for each in arguments if each]
+        near = did_you_mean(str(value), choices)
+        require(value in arguments, f"unknown {name} {value!r}{near}")
         return value
     is_float = float in (kind, *arguments)
     if is_float and type(value) is int:

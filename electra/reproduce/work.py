@@ -3,19 +3,29 @@
 What is finished is what lies on disk: a run with results.json, and its fine-tunings.
 """
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from electra.config import require
 from electra.corpus.shards import open_shards
-from electra.finetuning.start import fit_to_start
+from electra.files import read_object, sha256_file
+from electra.finetuning.start import fit_to_start, require_examples
 from electra.method.flops import FORWARD_AND_BACKWARD
 from electra.method.registry import sketch_objective
-from electra.reproduce.plan import Plan, PlannedRun, finetune_config, probe_step
+from electra.reproduce.plan import (
+    Plan,
+    PlannedRun,
+    find_finetunings,
+    finetune_config,
+    probe_step,
+)
 from electra.reproduce.suite import Suite
 from electra.runs.metrics import read_metrics
 from electra.runs.pretrained import Pretrained
 from electra.tasks.registry import read_task
+from electra.tasks.task import Task
 
 SAMPLE = 200
 """Training examples of a task whose lengths are measured."""
@@ -49,37 +59,97 @@ def is_done(suite: Suite, run: PlannedRun, runs: Path) -> bool:
     )
 
 
+def read_tasks(suite: Suite, plan: Plan, data: Mapping[str, Path]) -> dict[str, Task]:
+    """Return the tasks of a suite.
+
+    Args:
+        suite: The suite.
+        plan: Its plan, which has a run.
+        data: The folder of each task.
+
+    Raises:
+        UserError: A task cannot be read.
+    """
+    config = plan.runs[0].config
+    return {
+        task: read_task(task, data[task], finetune_config(suite, config, task))
+        for task in suite.tasks
+    }
+
+
+def digest_files(task: Task) -> str:
+    """Return a digest of the files of a task, whatever their folder."""
+    return _digest([sha256_file(path) for path in task.files])
+
+
+def find_digest(finetuning: Path) -> str:
+    """Return the same digest of the files that a fine-tuning reads."""
+    return _digest(read_object(finetuning / "config.json")["files"].values())
+
+
+def _digest(digests: Iterable[str]) -> str:
+    return hashlib.sha256(" ".join(sorted(digests)).encode()).hexdigest()
+
+
+def require_same_data(
+    tasks: Mapping[str, Task], runs: Path, known: Mapping[str, dict[str, Any]]
+) -> None:
+    """Refuse tasks whose files are not those that other runs of the suite are scored on.
+
+    Args:
+        tasks: The tasks.
+        runs: The folder of all runs.
+        known: Records of runs that are not in the folder.
+
+    Raises:
+        UserError: A fine-tuning has read other files.
+    """
+    for name, task in tasks.items():
+        digest = digest_files(task)
+        scored = {str(place): find_digest(place) for place in find_finetunings(runs, name)}
+        for record in known.values():
+            data = record.get("data", {})  # not in records of older versions
+            scored[f"the known score of {record['run']}"] = data.get(name, digest)
+        others = [place for place, other in scored.items() if other != digest]
+        require(
+            not others,
+            f"{name} has other files than {others[0] if others else ''}; scores on different data "
+            "cannot be compared: choose another --runs and --out",
+        )
+
+
 def count_finetunings(
-    suite: Suite, plan: Plan, shards: Path, data: Mapping[str, Path]
-) -> Finetunings:
+    suite: Suite, plan: Plan, shards: Path, tasks: Mapping[str, Task]
+) -> dict[tuple[str, str], float]:
     """Return the true FLOPs of the training of each fine-tuning; evaluations are not counted.
 
-    The mean length of a task's rows is that of a sample. Reading the tasks here also means that one
-    that cannot be read is refused before the pre-training.
+    The mean length of a task's rows is that of a sample. Settings that do not fit a task are
+    refused here, before the pre-training.
 
     Args:
         suite: The suite.
         plan: Its plan.
         shards: The shards' folder, which has the tokenizer.
-        data: The folder of each task.
+        tasks: The tasks, from `read_tasks`.
 
     Raises:
-        UserError: A task cannot be read, or its settings do not fit a row's encoder.
+        UserError: The settings of a task do not fit it or a row's encoder.
     """
     tokenizer = open_shards(shards, verify=False).tokenizer
     configs = {run.row.name: run.config for run in plan.runs}
     encoders = {name: sketch_objective(config).kept for name, config in configs.items()}
     counts = {}
-    for task in suite.tasks:
-        finetune = {name: finetune_config(suite, each, task) for name, each in configs.items()}
-        question = read_task(task, data[task], next(iter(finetune.values())))
+    for task, question in tasks.items():
         train = [*question.examples["train"], *question.swapped_pairs]
         sample = train[:: -(-len(train) // SAMPLE)]
         for name, encoder in encoders.items():
             longest = configs[name].examples.sequence_length
             start = Pretrained(encoder.config, tokenizer, {}, longest, name)
-            config = fit_to_start(finetune[name], start, question, from_scratch=False)
+            config = finetune_config(suite, configs[name], task)
+            config = fit_to_start(config, start, question, from_scratch=False)
             rows = question.family.encode(sample, tokenizer, config.sequence_length)
+            if len(rows) == len(sample):  # not several windows of an example
+                require_examples(config.train_examples, len(train), question)
             lengths = rows.lengths.float()
             examples = (config.train_examples or len(train)) * config.epochs
             tokens = examples * lengths.sum().item() / len(sample)
