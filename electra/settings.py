@@ -124,8 +124,8 @@ def _replace(config: ConfigType, values: Mapping[str, Any], prefix: str = "") ->
     for name, value in values.items():
         key, _, rest = name.partition(".")
         if key not in hints:
-            all_sections = all(dataclasses.is_dataclass(hint) for hint in hints.values())
-            what = "section" if rest or all_sections else "field"
+            are_sections = [dataclasses.is_dataclass(hint) for hint in hints.values()]
+            what = "section" if all(are_sections) or (rest and any(are_sections)) else "field"
             raise UserError(
                 f"unknown {what} {key!r} in {prefix + name!r}{did_you_mean(key, hints)}"
             )
