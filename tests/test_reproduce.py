@@ -384,7 +384,7 @@ def test_a_folder_of_runs_is_filled_by_one_command_at_a_time(
     with hold(runs / "lock"), pytest.raises(SystemExit):
         main(words)
     assert "is in use by " in capsys.readouterr().err
-    assert not list(runs.glob("*/"))
+    assert not list(runs.glob("*"))
 
 
 def test_timings_of_refused_settings_are_not_kept(toy_suite, toy_shards, tmp_path):

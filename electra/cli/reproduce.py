@@ -187,11 +187,12 @@ def reproduce(
 
     cells = save() if len(left) < len(plan.runs) else []
     if left and jobs:
-        keep_plan(suite, plan, runs)
+        runs.mkdir(parents=True, exist_ok=True)
         with (
             hold(runs / LOCK),
             Progress(f"reproducing {path.stem}", unit="TFLOP") as progress,
         ):
+            keep_plan(suite, plan, runs)
             carry_out(
                 *(suite, unfinished, shards, folders, runs, finetunings, jobs),
                 progress.update,

@@ -133,15 +133,14 @@ def open_plan(suite: Suite, shards_folder: Path, runs: Path, jobs: int) -> Plan:
 
 
 def keep_plan(suite: Suite, plan: Plan, runs: Path) -> None:
-    """Make the folder of all runs if it is new, and write its suite.json, which `open_plan` reads.
+    """Write the suite.json of the folder of all runs, which `open_plan` reads.
 
     Args:
         suite: The suite.
         plan: Its plan, from `open_plan`.
-        runs: The folder of all runs.
+        runs: The folder of all runs; exists.
     """
     begun = _read_begun(runs)
-    runs.mkdir(parents=True, exist_ok=True)
     write_json(
         runs / SUITE,
         {
