@@ -24,7 +24,7 @@ from electra.method.registry import build_objective, sketch_objective
 from electra.model.batch import Batch
 from electra.model.initialisation import init_weights
 from electra.model.masked_lm import FixedDistribution
-from electra.model.softmax import log_likelihood, loss_and_sample_plain
+from electra.model.softmax import CHUNK, log_likelihood, loss_and_sample_plain
 from electra.presets import PRESETS, encoder_sizes
 from electra.pretraining.loop import pretrain
 from electra.pretraining.start import build_model
@@ -382,18 +382,21 @@ def test_all_tokens_mlm(batch):
     assert_same_gradients(gradients(model, output.loss), gradients(model, expected))
 
 
-def test_log_likelihood_and_entropy():
+@pytest.mark.parametrize("compiled", [False, True])
+def test_log_likelihood_and_entropy(compiled):
     """Over more than one chunk, against the full softmax."""
-    features = torch.randn(2100, 8, generator=rng(0)).requires_grad_()
+    num = CHUNK + 100
+    features = torch.randn(num, 8, generator=rng(0)).requires_grad_()
     table = torch.randn(50, 8, generator=rng(1)).requires_grad_()
     bias = torch.randn(50, generator=rng(2)).requires_grad_()
-    targets = torch.randint(50, (2100,), generator=rng(3))
-    log_prob, entropy = log_likelihood(features, table, bias, targets)
+    targets = torch.randint(50, (num,), generator=rng(3))
+    compute = torch.compile(log_likelihood, backend="aot_eager") if compiled else log_likelihood
+    log_prob, entropy = compute(features, table, bias, targets)
     logits = features @ table.T + bias
     expected = torch.distributions.Categorical(logits=logits)
     torch.testing.assert_close(log_prob, expected.log_prob(targets), **CLOSE)
     torch.testing.assert_close(entropy, expected.entropy(), **CLOSE)
-    weights = torch.randn(2100, generator=rng(4))
+    weights = torch.randn(num, generator=rng(4))
     parameters = (features, table, bias)
     ours = torch.autograd.grad(log_prob @ weights, parameters)
     theirs = torch.autograd.grad(expected.log_prob(targets) @ weights, parameters)
