@@ -10,7 +10,9 @@ other part that fails or takes too long is reported, and the next part begins wh
 With --bundle, which benchmarks.gpu_bundle wrote, "install" and "prepare" need no registry, and the
 parts "pretrain" and "export" pre-train `small` with the fastest variant that a measurement in --out
 found, for the time that is left, and pack the model in pieces. "finetune" fine-tunes the model on
-the bundle's tasks, several at once. Give the same --out to all calls.
+the bundle's tasks, several at once. "reproduce" pre-trains ELECTRA-Small and BERT-Small at equal
+FLOPs, for --suite-seconds together, and scores them on all tasks of the bundle. If the time of a
+call ends before, the same call goes on from a checkpoint. Give the same --out to all calls.
 """
 
 import argparse
@@ -23,6 +25,10 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from electra.presets import PRESETS
+from electra.reproduce.suite import read_suite
+from electra.tasks.glue import GLUE
 
 PYTHON = sys.executable
 LEAST = 20
@@ -58,6 +64,9 @@ FINETUNINGS = {
     "sts-b": "STS-B",
 }
 """Tasks that take seconds on a GPU, and their folders."""
+PUBLISHED_FRACTION = 0.0625
+"""The smallest share of its budget after which the paper scores ELECTRA-Small."""
+SUITE = Path(__file__).parent / "one-gpu" / "table-1.toml"
 
 
 class Part(NamedTuple):
@@ -118,6 +127,15 @@ def list_parts(out: Path, bundle: Path | None) -> dict[str, Part]:
             data = next(bundle.glob(f"*/glue/{folder}"), bundle / "glue" / folder)
             words = ["--task", task, "--data", str(data), "--out", str(out / task), "--seeds", "5"]
             parts[f"finetune-{task}"] = Part(300, [*electra, "finetune", run, *words])
+        found = {
+            task: place
+            for task in read_suite(SUITE).tasks
+            for place in bundle.glob(f"*/glue/{GLUE[task].folders[0]}")
+        }
+        words = ["--tasks", *found, "--data", *(f"{task}={place}" for task, place in found.items())]
+        words += ["--shards", str(out / "shards"), "--runs", str(out / "runs")]
+        words += ["--out", str(out / "table-1")]
+        parts["reproduce"] = Part(1800, [*electra, "reproduce", str(out / "table-1.toml"), *words])
     return parts
 
 
@@ -154,6 +172,31 @@ def plan_pretraining(out: Path, seconds: float) -> list[str]:
         *(f"train.steps={steps}", f"optimizer.warmup_steps={min(10_000, steps // 10)}"),
         *(f"train.evaluate_every={steps // 10}", f"train.save_every={steps // 4}"),
     ]
+
+
+def write_suite(out: Path, seconds: float) -> None:
+    """Write OUT/table-1.toml, unless an earlier call did: `SUITE` with the budget for a time.
+
+    Args:
+        out: The folder of the measurements, of which the fastest variant counts.
+        seconds: Time of the pre-trainings of the suite's two rows together.
+    """
+    path = out / "table-1.toml"
+    if path.exists():
+        return
+    name, seconds_per_step = choose_variant(out)
+    steps = 0.9 * seconds / 2 / seconds_per_step
+    fraction = min(PUBLISHED_FRACTION, steps / PRESETS["small"].train.steps)
+    settings = json.dumps(["train.compile=yes", *VARIANTS[name]])
+    lines = [f"extends = {json.dumps(str(SUITE))}", f"set = {settings}"]
+    if fraction < PUBLISHED_FRACTION:  # the rows without the paper's scores
+        lines += [
+            f"fractions = [{fraction:.2g}]",
+            f'title = "Table 1: Small after {fraction:.2%} of the budget, on one GPU"',
+            '[[rows]]\nname = "ELECTRA-Small"\nside = "higher"',
+            '[[rows]]\nname = "BERT-Small"\nset = ["method.objective=mlm"]',
+        ]
+    path.write_text("\n".join(lines) + "\n")
 
 
 def summarise(record: dict[str, Any]) -> str:
@@ -267,6 +310,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--bundle", type=Path, help="the folder that benchmarks.gpu_bundle wrote")
     parser.add_argument("--parts", nargs="+", help="run only these parts, by name")
+    parser.add_argument(
+        "--suite-seconds", type=float, default=720, help="of the pre-trainings of reproduce"
+    )
     parser.add_argument("--seconds", type=float, default=560, help="limit of all parts together")
     arguments = parser.parse_args()
     out: Path = arguments.out
@@ -288,6 +334,8 @@ def main() -> None:
         if names == ["pretrain"]:
             part = parts["pretrain"]
             parts["pretrain"] = part._replace(command=[*part.command, *plan_pretraining(out, left)])
+        if names == ["reproduce"]:
+            write_suite(out, arguments.suite_seconds)
         running = {}
         for name in names:
             print(f"{name}: {' '.join(parts[name].command)}", flush=True)
