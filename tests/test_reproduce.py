@@ -37,11 +37,12 @@ from electra.reproduce.report import (
     to_latex,
     write_results,
 )
-from electra.reproduce.suite import Row, Suite, list_suites, read_suite
+from electra.reproduce.suite import Row, Suite, find_suite, list_suites, read_suite
 from electra.reproduce.work import count_finetunings, find_work, read_tasks
 from electra.runs.checkpoint import find_checkpoint, read_state
 from electra.tasks.registry import read_task
 
+ROOT = Path(__file__).parent.parent
 TOY = """
 title = "A toy"
 paper = "ELECTRA is above BERT."
@@ -75,10 +76,10 @@ def toy_suite(tmp_path):
 
 def test_every_suite_of_the_paper_can_be_planned(toy_shards):
     shards = open_shards(toy_shards)
-    folder = Path(__file__).parents[1] / "benchmarks"
     small = {
         f"{path}, {recipe}": dataclasses.replace(read_suite(path), recipe=recipe)
-        for path in folder.glob("*/*.toml")
+        for path in (ROOT / "benchmarks").glob("*/*.toml")
+        if path.name != "size.toml"  # what others extend
         for recipe in ("paper", "best")
     }
     assert len(small) == 14
@@ -440,6 +441,28 @@ def test_a_suite_extends_a_file_beside_it(toy_suite):
     assert read_suite(toy_suite.parent / "longer.toml").budget == 6e10
 
 
+def test_a_suite_extends_several_files_the_later_ones_first(tmp_path):
+    (tmp_path / "size.toml").write_text('preset = "tiny"\nbudget = 1e13\nseeds = 2')
+    path = tmp_path / "own.toml"
+    path.write_text('extends = ["table-5", "size.toml"]\nseeds = 5')
+    suite, base = read_suite(path), read_suite(find_suite("table-5"))
+    assert (suite.preset, suite.budget, suite.seeds) == ("tiny", 1e13, 5)
+    assert (suite.title, suite.rows) == (base.title, base.rows)
+
+
+@pytest.mark.parametrize(
+    "results",
+    sorted(ROOT.glob("results/two-cores*/*/results.json")),
+    ids=lambda path: f"{path.parts[-3]}-{path.parts[-2]}",
+)
+def test_the_results_for_two_cores_are_those_of_the_suites(results):
+    """A suite that is changed after its results were written no longer says what they are."""
+    recorded = json.loads(results.read_text())["suite"]
+    suite = read_suite(ROOT / "benchmarks" / "two-cores" / f"{results.parent.name}.toml")
+    written = json.loads(json.dumps(dataclasses.asdict(suite)))
+    assert recorded | {"recipe": suite.recipe} == written  # --recipe may be another
+
+
 def test_a_suite_of_some_rows_extends_one_whose_budget_is_of_another_row(tmp_path):
     path = tmp_path / "some.toml"
     text = 'extends = "table-5"\n{budget}[[rows]]\nname = "BERT"\n'
@@ -458,6 +481,7 @@ def test_a_suite_of_some_rows_extends_one_whose_budget_is_of_another_row(tmp_pat
         ("seeds = 1.5\n", "seeds must be a int, not 1.5"),
         ('equal = "joules"\n', "unknown equal 'joules'; choose from flops, steps, seconds"),
         ("fractions = [2.0]\n", "fractions must lie in (0, 1], not 2.0"),
+        ("extends = [5]\n", "extends must be the name of a suite or a list of names, not [5]"),
         ('extends = "table-6"\n', "unknown suite 'table-6'; did you mean"),
         ("fractions = [0.5, 0.5]\n", "fractions must differ, not 0.5, 0.5"),
         ("budget = 0\n", "budget must be > 0 and finite, not 0"),

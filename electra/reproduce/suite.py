@@ -186,7 +186,8 @@ def find_suite(name: str) -> Path:
 def read_suite(path: Path) -> Suite:
     """Return the suite of a file.
 
-    Its key `extends` names the suite that it changes; a file NAME.toml is sought beside it.
+    Its key `extends` names the suite that it changes, or several files of keys, of which the later
+    ones change the earlier. A file NAME.toml is sought beside it.
 
     Raises:
         UserError: The file cannot be read, or has an unknown key or a value of a wrong type.
@@ -205,15 +206,20 @@ def _read_values(path: Path, extended_by: tuple[Path, ...]) -> dict[str, Any]:
         values = tomllib.loads(read_text(path))
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path} is not valid TOML: {error}") from None
-    base = values.pop("extends", None)
-    if base is not None:
-        require(isinstance(base, str), f"{path}: extends must be the name of a suite, not {base!r}")
+    bases = values.pop("extends", [])
+    bases = [bases] if isinstance(bases, str) else bases
+    require(
+        isinstance(bases, list) and all(isinstance(base, str) for base in bases),
+        f"{path}: extends must be the name of a suite or a list of names, not {bases!r}",
+    )
+    extended: dict[str, Any] = {}
+    for base in bases:
         try:
-            extended = path.parent / base if base.endswith(SUFFIX) else find_suite(base)
+            place = path.parent / base if base.endswith(SUFFIX) else find_suite(base)
         except UserError as error:
             raise UserError(f"{path}: extends: {error}") from None
-        values = _read_values(extended, (*extended_by, path)) | values
-    return values
+        extended |= _read_values(place, (*extended_by, path))
+    return extended | values
 
 
 def _build(kind: Any, value: Any, name: str) -> Any:
