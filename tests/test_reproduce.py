@@ -404,6 +404,7 @@ def test_timings_of_refused_settings_are_not_kept(toy_suite, toy_shards, tmp_pat
     [
         ("table-1", "ELECTRA-Small", 1_000_000),
         ("table-2", "ELECTRA-400K", 400_000),
+        ("table-3", "ELECTRA-1.75M", 1_750_000),
         ("table-5", "ELECTRA", 766_000),
         ("figure-4", "ELECTRA, 128", 766_000),
         ("weight-sharing", "all weights", 500_000),

@@ -209,7 +209,7 @@ def tabulate(suite: Suite, cells: Sequence[Cell]) -> Table:
             ]
         rows.append(line)
     for other in suite.published:
-        name = f"{other.name} (published, {other.flops:.1e} FLOPs by the paper's count)"
+        name = f"{other.name} ({other.source}; {other.flops:.1e} FLOPs by the paper's count)"
         rows.append([name, *"------", f"{other.paper:.1f}", "-"])
     return Table(headers, rows)
 

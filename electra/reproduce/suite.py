@@ -46,6 +46,8 @@ class Published:
     """A row of the paper's table that is not trained, because other people's systems are in it."""
 
     name: str
+    source: str = "published"
+    """Who described the system."""
     paper: float
     """Score, points."""
     flops: float
