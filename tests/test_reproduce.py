@@ -27,7 +27,12 @@ from electra.pretraining.loop import pretrain, resume
 from electra.reports.tables import Table
 from electra.reproduce.intervals import estimate, estimate_gain
 from electra.reproduce.plan import keep_plan, make_plan, open_plan
-from electra.reproduce.records import compare, keep_scores, read_all_records
+from electra.reproduce.records import (
+    compare,
+    compare_further,
+    keep_scores,
+    read_all_records,
+)
 from electra.reproduce.report import (
     describe,
     describe_collapses,
@@ -37,7 +42,7 @@ from electra.reproduce.report import (
     to_latex,
     write_results,
 )
-from electra.reproduce.suite import Row, Suite, find_suite, list_suites, read_suite
+from electra.reproduce.suite import Ordering, Row, Suite, find_suite, list_suites, read_suite
 from electra.reproduce.work import count_finetunings, find_work, read_tasks
 from electra.runs.checkpoint import find_checkpoint, read_state
 from electra.tasks.registry import read_task
@@ -449,6 +454,9 @@ def test_a_suite_extends_several_files_the_later_ones_first(tmp_path):
     suite, base = read_suite(path), read_suite(find_suite("table-5"))
     assert (suite.preset, suite.budget, suite.seeds) == ("tiny", 1e13, 5)
     assert (suite.title, suite.rows) == (base.title, base.rows)
+    assert suite.orderings == base.orderings != ()
+    path.write_text('extends = "table-5"\nbudget = 1e13\n[[rows]]\nname = "BERT"\n')
+    assert read_suite(path).orderings == ()  # they are of rows that are not there
 
 
 @pytest.mark.parametrize(
@@ -461,7 +469,7 @@ def test_the_results_for_two_cores_are_those_of_the_suites(results):
     recorded = json.loads(results.read_text())["suite"]
     suite = read_suite(ROOT / "benchmarks" / "two-cores" / f"{results.parent.name}.toml")
     written = json.loads(json.dumps(dataclasses.asdict(suite)))
-    assert recorded | {"recipe": suite.recipe} == written  # --recipe may be another
+    assert {"orderings": []} | recorded | {"recipe": suite.recipe} == written  # --recipe differs
 
 
 def test_a_suite_of_some_rows_extends_one_whose_budget_is_of_another_row(tmp_path):
@@ -482,6 +490,7 @@ def test_a_suite_of_some_rows_extends_one_whose_budget_is_of_another_row(tmp_pat
         ("seeds = 1.5\n", "seeds must be a int, not 1.5"),
         ('equal = "joules"\n', "unknown equal 'joules'; choose from flops, steps, seconds"),
         ("fractions = [2.0]\n", "fractions must lie in (0, 1], not 2.0"),
+        ('[[orderings]]\nrow = "BART"\nagainst = "ELECTRA"', "'BART' is no row to compare with"),
         ("extends = [5]\n", "extends must be the name of a suite or a list of names, not [5]"),
         ('extends = "table-6"\n', "unknown suite 'table-6'; did you mean"),
         ("fractions = [0.5, 0.5]\n", "fractions must differ, not 0.5, 0.5"),
@@ -734,6 +743,14 @@ def test_gains_are_paired_and_judged():
     told = describe(suite, list(cells.values()), 3, 3)
     assert told[-1].startswith("Differs here, and the paper tells no order: silent against base")
     assert cells["above"].gain.mean == pytest.approx(10)
+    further = (
+        Ordering(row="told", against="silent", side="lower"),
+        Ordering(row="above", against="told"),
+    )
+    told, above = compare_further(dataclasses.replace(suite, orderings=further), records)
+    assert (told.against, told.verdict) == ("silent", "higher, against the paper")
+    assert told.gain.mean == pytest.approx(20)
+    assert (above.against, above.verdict) == ("told", "not separable")
     per_seed = len(records) // 3
     for few in (1, 2):
         early = {cell.name: cell for cell in compare(suite, records[: few * per_seed])}

@@ -1,5 +1,6 @@
 """What a suite has found: the record of each finished run, and comparisons over seeds."""
 
+import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -289,6 +290,25 @@ def compare(suite: Suite, records: Sequence[dict[str, Any]]) -> list[Cell]:
                     any(record["branched_from"] for record in own.values()),
                 )
             )
+    return cells
+
+
+def compare_further(suite: Suite, records: Sequence[dict[str, Any]]) -> list[Cell]:
+    """Return the cells of the rows in the suite's `orderings`, each against the row it names.
+
+    Noise is that of all rows that have the reference in common, as it is in `compare`.
+    """
+    cells = []
+    for each in suite.orderings:
+        usual = {row.name: row.against or suite.reference for row in suite.rows}
+        rows = tuple(
+            dataclasses.replace(row, against=each.against, side=each.side)
+            if usual[row.name] == usual[each.row]
+            else row
+            for row in suite.rows
+        )
+        compared = compare(dataclasses.replace(suite, rows=rows), records)
+        cells += [cell for cell in compared if cell.row.name == each.row]
     return cells
 
 

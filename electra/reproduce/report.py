@@ -17,7 +17,14 @@ from electra.reports.curves import COLOURS, STYLE
 from electra.reports.glossary import format_count
 from electra.reports.page import frame_page
 from electra.reports.tables import Table, to_html, to_markdown
-from electra.reproduce.records import LEAST_SEEDS, TOO_FEW, Cell, compare, name_cell
+from electra.reproduce.records import (
+    LEAST_SEEDS,
+    TOO_FEW,
+    Cell,
+    compare,
+    compare_further,
+    name_cell,
+)
 from electra.reproduce.suite import Suite
 
 MARKERS = "osD^vP"
@@ -49,13 +56,14 @@ def write_results(
         command: The command that repeats the suite.
     """
     cells = compare(suite, records)
+    compared = [*cells, *compare_further(suite, records)]
     out.mkdir(parents=True, exist_ok=True)
-    table, by_task = tabulate(suite, cells), tabulate_tasks(suite, cells)
+    table, by_task = tabulate(suite, compared), tabulate_tasks(suite, cells)
     settings, trace = tabulate_settings(suite), trace_runs(records)
     lead = [
-        *describe(suite, cells, len(records), num_runs),
+        *describe(suite, compared, len(records), num_runs),
         *describe_collapses(suite, records),
-        *describe_devices(cells, records),
+        *describe_devices(compared, records),
     ]
     write_json(
         out / "results.json",
@@ -63,7 +71,7 @@ def write_results(
             "suite": asdict(suite),
             "command": command,
             "num_runs": num_runs,
-            "comparisons": list_comparisons(cells),
+            "comparisons": list_comparisons(compared),
             "records": list(records),
             "others": list(others),
         },
@@ -88,7 +96,7 @@ def write_results(
         f"<h2>Command</h2>\n<pre>{escape(command)}</pre>"
     )
     write_text(out / "index.html", frame_page(suite.title, body))
-    return cells
+    return compared
 
 
 def list_comparisons(cells: Sequence[Cell]) -> list[dict[str, Any]]:

@@ -42,6 +42,16 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Ordering:
+    """A comparison of two rows beside those of the rows with their references."""
+
+    row: str
+    against: str
+    side: Literal["", "higher", "lower"] = ""
+    """On which side of the other the paper has the row, where it prints no scores."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Published:
     """A row of the paper's table that is not trained, because other people's systems are in it."""
 
@@ -91,6 +101,7 @@ class Suite:
     x: str = ""
     """Label of a figure's axis on which rows have places; empty: a figure with several fractions
     has FLOPs there."""
+    orderings: tuple[Ordering, ...] = ()
     published: tuple[Published, ...] = ()
 
     @property
@@ -104,7 +115,9 @@ class Suite:
     def __post_init__(self) -> None:
         names = [row.name for row in self.rows]
         require(len(set(names)) == len(names), f"rows must have different names, not {names}")
-        for name in (self.reference, *(row.against for row in self.rows if row.against)):
+        compared = [row.against for row in self.rows if row.against]
+        compared += [name for each in self.orderings for name in (each.row, each.against)]
+        for name in (self.reference, *compared):
             require(name in names, f"{name!r} is no row to compare with{did_you_mean(name, names)}")
         require(
             # Not read beside a budget, so that a suite of some of the rows can extend this one.
@@ -221,6 +234,8 @@ def _read_values(path: Path, extended_by: tuple[Path, ...]) -> dict[str, Any]:
         except UserError as error:
             raise UserError(f"{path}: extends: {error}") from None
         extended |= _read_values(place, (*extended_by, path))
+    if "rows" in values:
+        extended.pop("orderings", None)  # they are of the other rows
     return extended | values
 
 
