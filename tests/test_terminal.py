@@ -195,6 +195,18 @@ def test_progress_shows_its_last_word_and_lives_without_a_total(capsys):
     assert capsys.readouterr().err == "read  2,000 tokens | 0s | from standard input\n"
 
 
+def test_progress_of_a_small_amount_has_decimals(capsys):
+    for done, total in ((0.123, 0.5), (3, 50), (123.4, 567.8)):
+        with Progress("reproducing", unit="TFLOP") as progress:
+            progress.update(done, total)
+    amounts = [line.split(" | ")[0] for line in capsys.readouterr().err.splitlines()]
+    assert amounts == [
+        "reproducing  25%  0.12 of 0.50 TFLOP",
+        "reproducing   6%  3 of 50 TFLOP",
+        "reproducing  22%  123 of 568 TFLOP",
+    ]
+
+
 def test_progress_on_a_terminal_fits_into_it(open_terminal):
     terminal = open_terminal()
     with Progress("fine-tune cola", unit="steps") as progress:

@@ -248,7 +248,9 @@ class Progress:
             self._screen.print_line(f"{facts[0]}{share}  {' | '.join(facts[1:])}")
 
     def _amount(self, done: float, total: float | None) -> str:
-        scale, digits, unit = (1e6, 1, "MB") if self._unit == "bytes" else (1, 0, self._unit)
+        # Of a small amount that is not counted in whole numbers, whole units say little.
+        digits = 2 if total and total < 100 and not float(total).is_integer() else 0
+        scale, digits, unit = (1e6, 1, "MB") if self._unit == "bytes" else (1, digits, self._unit)
         amount = f"{done / scale:,.{digits}f}"
         if total is not None:
             amount += f" of {total / scale:,.{digits}f}"
