@@ -12,11 +12,14 @@ parts "pretrain" and "export" pre-train `small` with the fastest variant that a 
 found, for the time that is left, and pack the model in pieces. "finetune" fine-tunes the model on
 the bundle's tasks, several at once. "reproduce" pre-trains ELECTRA-Small and BERT-Small at equal
 FLOPs, for --suite-seconds together, and scores them on all tasks of the bundle. If the time of a
-call ends before, the same call goes on from a checkpoint. Give the same --out to all calls.
+call ends before, the same call goes on: a pre-training from its last checkpoint, a fine-tuning from
+its beginning, so --seconds must be longer than the longest of them. Give the same --out to all
+calls.
 """
 
 import argparse
 import json
+import math
 import os
 import signal
 import subprocess
@@ -130,7 +133,8 @@ def list_parts(out: Path, bundle: Path | None) -> dict[str, Part]:
         found = {
             task: place
             for task in read_suite(SUITE).tasks
-            for place in bundle.glob(f"*/glue/{GLUE[task].folders[0]}")
+            for name in GLUE[task].folders
+            for place in bundle.glob(f"*/glue/{name}")
         }
         words = ["--tasks", *found, "--data", *(f"{task}={place}" for task, place in found.items())]
         words += ["--shards", str(out / "shards"), "--runs", str(out / "runs")]
@@ -186,12 +190,13 @@ def write_suite(out: Path, seconds: float) -> None:
         return
     name, seconds_per_step = choose_variant(out)
     steps = 0.9 * seconds / 2 / seconds_per_step
-    fraction = min(PUBLISHED_FRACTION, steps / PRESETS["small"].train.steps)
+    fraction = math.floor(1e4 * steps / PRESETS["small"].train.steps) / 1e4
     settings = json.dumps(["train.compile=yes", *VARIANTS[name]])
-    lines = [f"extends = {json.dumps(str(SUITE))}", f"set = {settings}"]
+    base = os.path.relpath(SUITE, out)
+    lines = [f"extends = {json.dumps(base)}", f"set = {settings}"]
     if fraction < PUBLISHED_FRACTION:  # the rows without the paper's scores
         lines += [
-            f"fractions = [{fraction:.2g}]",
+            f"fractions = [{fraction}]",
             f'title = "Table 1: Small after {fraction:.2%} of the budget, on one GPU"',
             '[[rows]]\nname = "ELECTRA-Small"\nside = "higher"',
             '[[rows]]\nname = "BERT-Small"\nset = ["method.objective=mlm"]',
@@ -311,7 +316,10 @@ def main() -> None:
     parser.add_argument("--bundle", type=Path, help="the folder that benchmarks.gpu_bundle wrote")
     parser.add_argument("--parts", nargs="+", help="run only these parts, by name")
     parser.add_argument(
-        "--suite-seconds", type=float, default=720, help="of the pre-trainings of reproduce"
+        "--suite-seconds",
+        type=float,
+        default=720,
+        help="seconds of both pre-trainings of reproduce; later calls keep the first value",
     )
     parser.add_argument("--seconds", type=float, default=560, help="limit of all parts together")
     arguments = parser.parse_args()
@@ -319,6 +327,9 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     end = time.perf_counter() + arguments.seconds
     parts = list_parts(out, arguments.bundle)
+    unknown = [word for word in arguments.parts or () if word not in (*parts, "finetune")]
+    if unknown:
+        parser.error(f"no part {unknown[0]!r}; choose from {', '.join(parts)}")
     asked = [
         name
         for word in arguments.parts or parts

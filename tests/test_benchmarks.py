@@ -16,7 +16,7 @@ from benchmarks import load as loading
 from benchmarks import step as steps
 from benchmarks.objectives import VARIANTS, configure, trace
 from benchmarks.step import Best, Loop, Ours, check_losses
-from electra.cli import main
+from electra.cli import app, main
 from electra.config import UserError
 from electra.corpus.shards import open_shards
 from electra.corpus.tokenizer import make_tokenizer
@@ -130,6 +130,7 @@ def test_what_a_gpu_is_asked_can_be_parsed(toy_text, tmp_path, capsys):
     tasks = words[words.index("--tasks") + 1 : words.index("--data")]
     assert set(tasks) == set(gpu.FINETUNINGS)  # no WNLI
     assert f"cola={bundle}/0/glue/CoLA" in words
+    app.parse_args(parts["reproduce"].command[3:], exit_on_error=False, print_error=False)
     shutil.rmtree(bundle / "0/glue")  # comes with a later call
     assert gpu.list_parts(out, bundle)["finetune-cola"].command
 

@@ -24,7 +24,12 @@ from electra.method.registry import build_objective, sketch_objective
 from electra.model.batch import Batch
 from electra.model.initialisation import init_weights
 from electra.model.masked_lm import FixedDistribution
-from electra.model.softmax import CHUNK, log_likelihood, loss_and_sample_plain
+from electra.model.softmax import (
+    CHUNK,
+    log_likelihood,
+    log_likelihood_plain,
+    loss_and_sample_plain,
+)
 from electra.presets import PRESETS, encoder_sizes
 from electra.pretraining.loop import pretrain
 from electra.pretraining.start import build_model
@@ -402,6 +407,21 @@ def test_log_likelihood_and_entropy(compiled):
     theirs = torch.autograd.grad(expected.log_prob(targets) @ weights, parameters)
     for a, e in zip(ours, theirs, strict=True):
         assert (a - e).abs().max() <= 1e-5 * max(1.0, e.abs().max().item())
+
+
+def test_log_likelihood_in_bfloat16_is_that_of_the_definition():
+    """Both round logits and gradients to bfloat16 where they enter a matrix product."""
+    features = torch.randn(100, 16, generator=rng(0)).bfloat16().requires_grad_()
+    table = torch.randn(300, 16, generator=rng(1)).requires_grad_()
+    bias = torch.randn(300, generator=rng(2)).requires_grad_()
+    targets = torch.randint(300, (100,), generator=rng(3))
+    results = []
+    for compute in (log_likelihood, log_likelihood_plain):
+        log_prob, entropy = compute(features, table, bias, targets)
+        results.append((log_prob, entropy, *torch.autograd.grad(log_prob.sum(), (table, bias))))
+    for a, e in zip(*results, strict=True):
+        assert (a - e).abs().max() <= 1e-2 * e.abs().max()
+    torch.testing.assert_close(results[0][:2], results[1][:2], **CLOSE)
 
 
 # Sharing and sizes

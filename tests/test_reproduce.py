@@ -410,6 +410,7 @@ def test_timings_of_refused_settings_are_not_kept(toy_suite, toy_shards, tmp_pat
         ("table-1", "ELECTRA-Small", 1_000_000),
         ("table-2", "ELECTRA-400K", 400_000),
         ("table-3", "ELECTRA-1.75M", 1_750_000),
+        ("table-4-large", "ELECTRA-400K", 400_000),
         ("table-5", "ELECTRA", 766_000),
         ("figure-4", "ELECTRA, 128", 766_000),
         ("weight-sharing", "all weights", 500_000),
@@ -447,7 +448,7 @@ def test_a_suite_extends_a_file_beside_it(toy_suite):
     assert read_suite(toy_suite.parent / "longer.toml").budget == 6e10
 
 
-def test_a_suite_extends_several_files_the_later_ones_first(tmp_path):
+def test_a_suite_extends_several_files_of_which_later_ones_win(tmp_path):
     (tmp_path / "size.toml").write_text('preset = "tiny"\nbudget = 1e13\nseeds = 2')
     path = tmp_path / "own.toml"
     path.write_text('extends = ["table-5", "size.toml"]\nseeds = 5')
@@ -457,6 +458,10 @@ def test_a_suite_extends_several_files_the_later_ones_first(tmp_path):
     assert suite.orderings == base.orderings != ()
     path.write_text('extends = "table-5"\nbudget = 1e13\n[[rows]]\nname = "BERT"\n')
     assert read_suite(path).orderings == ()  # they are of rows that are not there
+    last = tmp_path / "last.toml"
+    last.write_text('extends = ["table-5", "own.toml"]\nseeds = 2')
+    assert read_suite(last).orderings == ()
+    assert read_suite(last).seeds == 2
 
 
 @pytest.mark.parametrize(
@@ -490,7 +495,12 @@ def test_a_suite_of_some_rows_extends_one_whose_budget_is_of_another_row(tmp_pat
         ("seeds = 1.5\n", "seeds must be a int, not 1.5"),
         ('equal = "joules"\n', "unknown equal 'joules'; choose from flops, steps, seconds"),
         ("fractions = [2.0]\n", "fractions must lie in (0, 1], not 2.0"),
-        ('[[orderings]]\nrow = "BART"\nagainst = "ELECTRA"', "'BART' is no row to compare with"),
+        ('[[orderings]]\nrow = "BART"\nagainst = "ELECTRA"', "orderings: no row 'BART'; did you"),
+        (
+            '[[orderings]]\nrow = "ELECTRA"\nagainst = "BERT"',
+            "orderings: ELECTRA is compared with BERT anyway; name another row than BERT",
+        ),
+        ('extends = "own.toml"\n', "own.toml extends itself"),
         ("extends = [5]\n", "extends must be the name of a suite or a list of names, not [5]"),
         ('extends = "table-6"\n', "unknown suite 'table-6'; did you mean"),
         ("fractions = [0.5, 0.5]\n", "fractions must differ, not 0.5, 0.5"),
@@ -751,6 +761,8 @@ def test_gains_are_paired_and_judged():
     assert (told.against, told.verdict) == ("silent", "higher, against the paper")
     assert told.gain.mean == pytest.approx(20)
     assert (above.against, above.verdict) == ("told", "not separable")
+    unfinished = [each for each in records if each["row"] != "silent"]
+    assert len(compare_further(dataclasses.replace(suite, orderings=further), unfinished)) == 1
     per_seed = len(records) // 3
     for few in (1, 2):
         early = {cell.name: cell for cell in compare(suite, records[: few * per_seed])}

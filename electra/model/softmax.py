@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from electra.model.mixed_precision import runs_operations
@@ -321,9 +322,10 @@ class _LogLikelihood(torch.autograd.Function):
         ctx: Any, features_ME: Tensor, table_VE: Tensor, bias_V: Tensor, targets_M: Tensor
     ) -> tuple[Tensor, Tensor]:
         table_VE = table_VE.to(features_ME.dtype)
-        outputs = log_prob_M1, entropy_M1, log_sum_M1 = torch.empty((3, len(targets_M), 1))
+        log_prob_M, entropy_M, log_sum_M = (torch.empty(len(targets_M)) for _ in range(3))
+        columns = [each[:, None] for each in (targets_M, log_prob_M, entropy_M, log_sum_M)]
         buffer_RV, exp_buffer_RV = torch.empty((2, SLICE, len(bias_V)))
-        for features_CE, *chunk in _split(CHUNK, features_ME, targets_M[:, None], *outputs):
+        for features_CE, *chunk in _split(CHUNK, features_ME, *columns):
             logits_CV = F.linear(features_CE, table_VE)
             for each_RV, target_R1, *out in _split(SLICE, logits_CV, *chunk):
                 logits_RV = buffer_RV[: len(each_RV)].copy_(each_RV).add_(bias_V)
@@ -335,19 +337,19 @@ class _LogLikelihood(torch.autograd.Function):
                 mean_R1 = exp_RV.mul_(logits_RV).sum(dim=-1, keepdim=True) / sum_R1
                 entropy_R1.copy_(sum_R1.log() - mean_R1)
                 log_sum_R1.copy_(sum_R1.log() + largest_R1)
-        ctx.save_for_backward(features_ME, table_VE, bias_V, targets_M, log_sum_M1)
-        entropy_M = entropy_M1.squeeze(1)
+        ctx.save_for_backward(features_ME, table_VE, bias_V, targets_M, log_sum_M)
         ctx.mark_non_differentiable(entropy_M)
-        return log_prob_M1.squeeze(1), entropy_M
+        return log_prob_M, entropy_M
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        features_ME, table_VE, bias_V, targets_M, log_sum_M1 = ctx.saved_tensors
+        features_ME, table_VE, bias_V, *saved = ctx.saved_tensors
+        columns = [each[:, None] for each in (*saved, grad_outputs[0])]
         grad_features_ME = torch.empty_like(features_ME)
         grad_table_VE, grad_bias_V = torch.zeros(table_VE.shape), torch.zeros_like(bias_V)
         buffer_RV = torch.empty((SLICE, len(bias_V)))
-        rows = targets_M[:, None], log_sum_M1, grad_outputs[0][:, None]
-        for features_CE, grad_CE, *chunk in _split(CHUNK, features_ME, grad_features_ME, *rows):
+        for features_CE, grad_CE, *chunk in _split(CHUNK, features_ME, grad_features_ME, *columns):
             logits_CV = F.linear(features_CE, table_VE)  # overwritten by their gradient
             for each_RV, target_R1, log_sum_R1, grad_R1 in _split(SLICE, logits_CV, *chunk):
                 grad_RV = buffer_RV[: len(each_RV)].copy_(each_RV).add_(bias_V)

@@ -214,9 +214,9 @@ def format_interval(mean: float, half_width: float | None, sign: str = "") -> st
         sign: "+": a mean that is not negative has its sign, too.
     """
     if half_width is None:
-        return f"{mean:{sign}.1f}"
+        return f"{mean:{sign}z.1f}"
     digits = 2 if f"{abs(mean):.1f}" == f"{half_width:.1f}" else 1
-    return f"{mean:{sign}.{digits}f} ± {half_width:.{digits}f}"
+    return f"{mean:{sign}z.{digits}f} ± {half_width:.{digits}f}"
 
 
 def format_seconds(seconds: float) -> str:

@@ -296,7 +296,7 @@ def compare(suite: Suite, records: Sequence[dict[str, Any]]) -> list[Cell]:
 def compare_further(suite: Suite, records: Sequence[dict[str, Any]]) -> list[Cell]:
     """Return the cells of the rows in the suite's `orderings`, each against the row it names.
 
-    Noise is that of all rows that have the reference in common, as it is in `compare`.
+    The noise is that of all rows that are otherwise compared with the same reference.
     """
     cells = []
     for each in suite.orderings:
@@ -307,8 +307,8 @@ def compare_further(suite: Suite, records: Sequence[dict[str, Any]]) -> list[Cel
             else row
             for row in suite.rows
         )
-        compared = compare(dataclasses.replace(suite, rows=rows), records)
-        cells += [cell for cell in compared if cell.row.name == each.row]
+        compared = compare(dataclasses.replace(suite, rows=rows, orderings=()), records)
+        cells += [cell for cell in compared if cell.row.name == each.row and cell.gain]
     return cells
 
 

@@ -115,15 +115,26 @@ class Suite:
     def __post_init__(self) -> None:
         names = [row.name for row in self.rows]
         require(len(set(names)) == len(names), f"rows must have different names, not {names}")
-        compared = [row.against for row in self.rows if row.against]
-        compared += [name for each in self.orderings for name in (each.row, each.against)]
-        for name in (self.reference, *compared):
+        for name in (self.reference, *(row.against for row in self.rows if row.against)):
             require(name in names, f"{name!r} is no row to compare with{did_you_mean(name, names)}")
         require(
             # Not read beside a budget, so that a suite of some of the rows can extend this one.
             self.budget is not None or self.budget_of in ("", *names),
             f"budget_of names no row: {self.budget_of!r}{did_you_mean(self.budget_of, names)}",
         )
+        usual = {row.name: row.against or self.reference for row in self.rows}
+        for each in self.orderings:
+            for name in (each.row, each.against):
+                require(name in names, f"orderings: no row {name!r}{did_you_mean(name, names)}")
+            require(
+                each.against not in (each.row, usual[each.row]),
+                f"orderings: {each.row} is compared with {usual[each.row]} anyway; name another "
+                f"row than {each.against}",
+            )
+            require(
+                usual[each.row] == usual[each.against],
+                f"orderings: {each.row} and {each.against} have different references",
+            )
         require(self.seeds >= 1, f"seeds must be >= 1, not {self.seeds}")
         budget = 1.0 if self.budget is None else self.budget
         require(0 < budget < math.inf, f"budget must be > 0 and finite, not {budget:g}")
@@ -216,7 +227,7 @@ def read_suite(path: Path) -> Suite:
 
 
 def _read_values(path: Path, extended_by: tuple[Path, ...]) -> dict[str, Any]:
-    require(path not in extended_by, f"{path} extends itself")
+    require(path.resolve() not in extended_by, f"{path} extends itself")
     try:
         values = tomllib.loads(read_text(path))
     except tomllib.TOMLDecodeError as error:
@@ -227,16 +238,19 @@ def _read_values(path: Path, extended_by: tuple[Path, ...]) -> dict[str, Any]:
         isinstance(bases, list) and all(isinstance(base, str) for base in bases),
         f"{path}: extends must be the name of a suite or a list of names, not {bases!r}",
     )
-    extended: dict[str, Any] = {}
+    layers = []
     for base in bases:
         try:
             place = path.parent / base if base.endswith(SUFFIX) else find_suite(base)
         except UserError as error:
             raise UserError(f"{path}: extends: {error}") from None
-        extended |= _read_values(place, (*extended_by, path))
-    if "rows" in values:
-        extended.pop("orderings", None)  # they are of the other rows
-    return extended | values
+        layers.append(_read_values(place, (*extended_by, path.resolve())))
+    merged: dict[str, Any] = {}
+    for layer in (*layers, values):
+        if "rows" in layer:
+            merged.pop("orderings", None)  # they are of other rows
+        merged |= layer
+    return merged
 
 
 def _build(kind: Any, value: Any, name: str) -> Any:
