@@ -239,7 +239,7 @@ def compare(suite: Suite, records: Sequence[dict[str, Any]]) -> list[Cell]:
         for place, own in found.items()
     }
     references = {
-        (row.name, fraction): _find_reference(suite, rows[row.against or suite.reference], fraction)
+        (row.name, fraction): _find_reference(suite, rows[suite.references[row.name]], fraction)
         for row in suite.rows
         for fraction in row.fractions or suite.fractions
     }
@@ -300,7 +300,7 @@ def compare_further(suite: Suite, records: Sequence[dict[str, Any]]) -> list[Cel
     """
     cells = []
     for each in suite.orderings:
-        usual = {row.name: row.against or suite.reference for row in suite.rows}
+        usual = suite.references
         rows = tuple(
             dataclasses.replace(row, against=each.against, side=each.side)
             if usual[row.name] == usual[each.row]

@@ -105,6 +105,11 @@ class Suite:
     published: tuple[Published, ...] = ()
 
     @property
+    def references(self) -> dict[str, str]:
+        """The row that each row is compared with, by name."""
+        return {row.name: row.against or self.reference for row in self.rows}
+
+    @property
     def finetune_settings(self) -> dict[str, list[str]]:
         """Settings of fine-tuning of each task, as field=value."""
         return {
@@ -122,7 +127,7 @@ class Suite:
             self.budget is not None or self.budget_of in ("", *names),
             f"budget_of names no row: {self.budget_of!r}{did_you_mean(self.budget_of, names)}",
         )
-        usual = {row.name: row.against or self.reference for row in self.rows}
+        usual = self.references
         for each in self.orderings:
             for name in (each.row, each.against):
                 require(name in names, f"orderings: no row {name!r}{did_you_mean(name, names)}")
