@@ -22,6 +22,7 @@ from electra.config import FinetuneConfig, UserError
 from electra.corpus.shards import open_shards
 from electra.files import hold
 from electra.method.registry import sketch_objective
+from electra.presets import PRESETS
 from electra.pretraining.continuation import branch
 from electra.pretraining.loop import pretrain, resume
 from electra.reports.tables import Table
@@ -45,6 +46,8 @@ from electra.reproduce.report import (
 from electra.reproduce.suite import Ordering, Row, Suite, find_suite, list_suites, read_suite
 from electra.reproduce.work import count_finetunings, find_work, read_tasks
 from electra.runs.checkpoint import find_checkpoint, read_state
+from electra.runs.pretrained import read_run_config
+from electra.settings import to_dict
 from electra.tasks.registry import read_task
 
 ROOT = Path(__file__).parent.parent
@@ -87,7 +90,7 @@ def test_every_suite_of_the_paper_can_be_planned(toy_shards):
         if path.name != "size.toml"  # what others extend
         for recipe in ("paper", "best")
     }
-    assert len(small) == 14
+    assert len(small) == 16
     for name, suite in (list_suites() | small).items():
         plan = make_plan(dataclasses.replace(suite, seeds=1), shards)
         wanted = sum(len(row.fractions or suite.fractions) for row in suite.rows)
@@ -192,6 +195,26 @@ def test_a_suite_from_its_file_to_its_page(
     assert "4 of 4 runs are left" in output.out
     assert "note: 4 records of --earlier are passed over, such as " in output.err
     toy_suite.write_text(more)
+    # Records that are scored on other files are passed over, and are refused in --out.
+    shutil.copytree(toy_question, tmp_path / "other")
+    with (tmp_path / "other" / "train.tsv").open("a") as file:
+        file.write("\nthe queen slept\twoman")
+    other = {f"own={toy_question}": f"own={tmp_path / 'other'}"}
+    main([*(other.get(w, w) for w in second), "--earlier", str(tmp_path / "out"), "--dry-run"])
+    output = capsys.readouterr()
+    assert "4 of 4 runs are left" in output.out
+    assert "electra-1-seed-0 was scored on other files of own" in output.err
+    with pytest.raises(SystemExit):
+        main([*(other.get(w, w) for w in words)])
+    assert "electra-1-seed-0 was scored on other files of own" in capsys.readouterr().err
+    # A command that finds nothing of its rows leaves the results as they are.
+    others = more.replace('name = "', 'x = 1\nname = "other ')
+    toy_suite.write_text(others.replace('= "BERT"', '= "other BERT"\nx = "width"', 1))
+    with pytest.raises(SystemExit):
+        main([*words[:-1], "0"])
+    assert "nothing was written: no run of" in capsys.readouterr().err
+    assert json.loads((tmp_path / "out" / "results.json").read_text())["records"] == records
+    toy_suite.write_text(more)
     # Rows that a command leaves out stay in the file.
     first_row, _ = more.rsplit("[[rows]]", 1)
     toy_suite.write_text(first_row.replace('reference = "BERT"', 'reference = "ELECTRA"'))
@@ -217,16 +240,8 @@ def test_a_suite_from_its_file_to_its_page(
     assert "has fine-tunings of own with epochs=1 " in capsys.readouterr().err
     # Seeds that are scored on other examples cannot be added.
     toy_suite.write_text(more)
-    shutil.copytree(toy_question, tmp_path / "other")
-    with (tmp_path / "other" / "train.tsv").open("a") as file:
-        file.write("\nthe queen slept\twoman")
     with pytest.raises(SystemExit):
-        main(
-            [
-                {"1": "2", f"own={toy_question}": f"own={tmp_path / 'other'}"}.get(w, w)
-                for w in words
-            ]
-        )
+        main([*({"1": "2", **other}.get(w, w) for w in words)])
     assert "own has other files than " in capsys.readouterr().err
 
 
@@ -288,9 +303,10 @@ def test_a_suite_that_is_stopped_leaves_checkpoints(
 
 @pytest.mark.slow
 def test_a_row_that_fails_does_not_keep_the_others_back(
-    toy_suite, toy_shards, toy_question, tmp_path, capsys
+    toy_suite, toy_shards, toy_question, start, tmp_path, capsys
 ):
-    broken = '[[rows]]\nname = "broken"\nset = ["train.init_from=nowhere"]\n'
+    sets = ["model.num_hidden_layers=2", f"train.init_from={start}", "train.also_evaluate=nowhere"]
+    broken = f'[[rows]]\nname = "broken"\nset = {json.dumps(sets)}\n'
     toy_suite.write_text(
         TOY.replace("[0.5, 1.0]", "[1.0]").replace("[[rows]]", broken + "[[rows]]", 1)
     )
@@ -423,13 +439,40 @@ def test_without_a_budget_the_rows_have_the_papers(toy_shards, name, row, steps)
 
 
 def test_settings_that_are_given_stay(toy_suite, toy_shards):
-    given = ("train.save_every=2", "train.evaluate_every=3", "optimizer.warmup_steps=1")
+    given = ("train.save_every=4", "train.evaluate_every=3", "optimizer.warmup_steps=1")
     suite = read_suite(toy_suite)
     suite = dataclasses.replace(suite, set=(*suite.set, *given))
+    for long, short in make_plan(suite, open_shards(toy_shards)).units:
+        for run in (long, short):
+            assert run.config.train.evaluate_every == 3
+            assert run.config.optimizer.warmup_steps == 1
+        # The last checkpoint of the part that both share is kept.
+        train, steps = long.config.train, short.config.train.steps
+        assert train.save_every <= 4
+        assert 0 <= int(0.5 * steps) - train.save_every * train.keep_every < train.save_every
+    rows = tuple(dataclasses.replace(row, paper=()) for row in suite.rows)
+    suite = dataclasses.replace(suite, rows=rows, fractions=(1.0,))
     for run in make_plan(suite, open_shards(toy_shards)).runs:
-        train = run.config.train
-        assert (train.save_every, train.evaluate_every) == (2, 3)
-        assert run.config.optimizer.warmup_steps == 1
+        assert run.config.train.save_every == 4
+
+
+def test_a_run_from_others_weights_is_that_of_the_plan(toy_suite, toy_shards, start, tmp_path):
+    suite = read_suite(toy_suite)
+    kept = tuple(each for each in suite.set if "num_hidden_layers" not in each)
+    suite = dataclasses.replace(suite, seeds=1, budget=6e9, set=(*kept, f"train.init_from={start}"))
+    plan = open_plan(suite, toy_shards, tmp_path, 1)
+    for run in plan.runs:
+        assert run.config.model.hidden_size == 64
+        assert run.flops["true"] == pytest.approx(6e9 * run.fraction, rel=0.05)
+        if run.trunk:  # of a row without a generator, which needs no warm-up
+            branch(tmp_path / run.trunk, tmp_path / run.name, run.config)
+            resume(tmp_path / run.name, lambda record: None)
+        else:
+            pretrain(toy_shards, tmp_path / run.name, run.config, lambda record: None)
+        warmup_steps = read_run_config(tmp_path / run.name).generator.warmup_steps
+        assert warmup_steps == (run.config.train.steps // 10 if run.row.name == "ELECTRA" else 0)
+    assert [run.name for run in plan.runs if run.trunk] == ["bert-0.5-seed-0"]
+    assert open_plan(suite, toy_shards, tmp_path, 1).units == plan.units
 
 
 def test_a_part_with_a_fixed_number_of_steps_does_not_cost_the_others(toy_suite, toy_shards):
@@ -613,11 +656,14 @@ def test_rows_at_one_share_of_the_budget_are_dots(tmp_path, monkeypatch, fractio
 
 
 def test_scores_of_other_tasks_are_kept():
+    config = to_dict(PRESETS["tiny"])
+    fewer = {name: value for name, value in config["train"].items() if name != "profile_step"}
     old = record("a", 0, 0.5) | {
-        "run": "a-0", "config": {}, "shards": "x", "collapsed": ["rte"],
+        "run": "a-0", "shards": "x", "collapsed": ["rte"],
+        "config": config | {"train": fewer},  # of a version without this setting
         "scores": {"own": 0.5, "rte": 0.7},
     }  # fmt: skip
-    new = old | {"scores": {"own": 0.6}, "collapsed": []}
+    new = old | {"config": config, "scores": {"own": 0.6}, "collapsed": []}
     (kept,) = keep_scores([new], [old])
     assert kept["scores"] == {"own": 0.6, "rte": 0.7}
     assert kept["collapsed"] == ["rte"]

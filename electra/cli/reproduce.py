@@ -104,6 +104,7 @@ def reproduce(
     from electra.reproduce.suite import find_suite, read_suite
     from electra.reproduce.work import (
         count_finetunings,
+        digest_files,
         estimate_seconds,
         find_work,
         is_done,
@@ -140,7 +141,10 @@ def reproduce(
     folders = find_tasks(suite.tasks, glue, data)
     written = read_written(out)
     plan = open_plan(suite, shards, runs, jobs)
-    known, reasons = find_known(out, earlier, suite, plan)
+    questions = read_tasks(suite, plan, folders)
+    digests = {task: digest_files(question) for task, question in questions.items()}
+    require_same_data(digests, runs)
+    known, reasons = find_known(out, earlier, suite, plan, digests)
     if reasons:
         count = f"{len(reasons)} records of --earlier are passed over"
         warnings.warn(f"{count}, such as {reasons[0]}", stacklevel=2)
@@ -148,8 +152,6 @@ def reproduce(
     left = {run.name: run for run in unfinished.runs if not is_done(suite, run, runs)}
     finetunings: dict[tuple[str, str], float] = {}
     if left and jobs:
-        questions = read_tasks(suite, unfinished, folders)
-        require_same_data(questions, runs, known)
         finetunings = count_finetunings(suite, unfinished, shards, questions)
     if dry_run:
         planned = [
@@ -181,8 +183,8 @@ def reproduce(
         records = keep_scores(read_records(suite, plan, runs, known), written)
         found = {record["run"] for record in records}
         others = [each for each in written if each["run"] not in found]
-        if not records and not others:
-            return []  # every row has failed so far
+        if not records:
+            return []  # every row has failed so far; what is written stays
         return write_results(out, suite, records, others, len(plan.runs), own_command)
 
     cells = save() if len(left) < len(plan.runs) else []

@@ -21,11 +21,12 @@ from electra.method.flops import count_run, count_true
 from electra.method.registry import sketch_objective
 from electra.presets import PRESETS, RECIPES, finetune_preset
 from electra.pretraining.continuation import MAY_CHANGE
+from electra.pretraining.init_from import WARMUP_SHARE, fit_to_start
 from electra.pretraining.plan import time_run
 from electra.pretraining.start import build_model, fit_to_shards
 from electra.processes import usable_cores
 from electra.reproduce.suite import MOST_STEPS, Row, Suite
-from electra.runs.pretrained import read_run_config
+from electra.runs.pretrained import read_run_config, read_start
 from electra.settings import flatten, override, setting_name, to_dict
 from electra.training.machine import choose_device, prepare_machine
 
@@ -235,13 +236,17 @@ def require_same(place: str, begun: PretrainConfig, planned: PretrainConfig) -> 
 def _configure(suite: Suite, row: Row, shards: Shards, jobs: int) -> PretrainConfig:
     preset = row.preset or suite.preset
     place = f"{row.name}: " if row.preset else ""
+    given = {setting_name(setting) for setting in (*suite.set, *row.set)}
     require(preset in PRESETS, f"{place}unknown preset {preset!r}{did_you_mean(preset, PRESETS)}")
     try:
         config = override(RECIPES[suite.recipe][preset], suite.set)
     except UserError as error:
         raise UserError(f"settings of all rows: {error}") from None
     try:
-        config = fit_to_shards(override(config, row.set), shards)
+        config = override(config, row.set)
+        if config.train.init_from:
+            config = fit_to_start(config, read_start(Path(config.train.init_from)), given)
+        config = fit_to_shards(config, shards)
     except UserError as error:
         raise UserError(f"{row.name}: {error}") from None
     # Checked before the pre-training that precedes the fine-tunings.
@@ -250,7 +255,6 @@ def _configure(suite: Suite, row: Row, shards: Shards, jobs: int) -> PretrainCon
             finetune_config(suite, config, task)
         except UserError as error:
             raise UserError(f"fine-tuning of {task}: {error}") from None
-    given = {setting_name(setting) for setting in (*suite.set, *row.set)}
     require(
         not given & {"train.seed", "train.steps"},
         f"{row.name}: train.seed and train.steps follow from seeds and budget; leave them away",
@@ -298,27 +302,27 @@ def _plan_unit(
     given = {setting_name(setting) for setting in (*suite.set, *row.set)}
     fractions = sorted(row.fractions or suite.fractions, reverse=True)
     decay = config.optimizer.decay_fraction
-    is_shared = decay < 1 and config.method.scheme == "joint"
-    steps = [_find_steps(row, config, fraction * budget, cost) for fraction in fractions]
+    is_joint = config.method.scheme == "joint" and not config.generator.warmup_steps
+    is_shared = decay < 1 and is_joint and len(fractions) > 1
+    steps = [_find_steps(row, config, given, fraction * budget, cost) for fraction in fractions]
     shortest = steps[-1]
     runs: list[PlannedRun] = []
     for fraction, own in zip(fractions, steps, strict=True):
         # Runs that share a part have one warm-up, that of the shortest.
-        schedule = (
-            shortest if is_shared else override(config, [f"train.steps={own}"]).shortest_schedule
-        )
+        schedule = _lengthen(config, given, shortest if is_shared else own).shortest_schedule
         warmup = min(config.optimizer.warmup_steps, schedule // 10)
-        # Of a shared part, the end of the shortest run's is a checkpoint.
+        # The last checkpoint of a shared part is kept, whatever is given.
         stable = max(1, int((1 - decay) * shortest)) if is_shared else max(1, own // 8)
         every = stable // -(-stable // config.train.save_every)
         settings = [
             f"train.save_every={every}",
             f"train.evaluate_every={max(1, own // 8)}",
             f"optimizer.warmup_steps={warmup}",
-            *([f"train.keep_every={stable // every}"] if is_shared and len(fractions) > 1 else []),
+            *([f"train.keep_every={stable // every}"] if is_shared else []),
         ]
-        chosen = [setting for setting in settings if setting_name(setting) not in given]
-        planned = override(config, [f"train.steps={own}", *chosen])
+        free = given - {"train.save_every", "train.keep_every"} if is_shared else given
+        chosen = [setting for setting in settings if setting_name(setting) not in free]
+        planned = override(_lengthen(config, given, own), chosen)
         require_schedule(planned)
         runs.append(
             PlannedRun(
@@ -334,7 +338,21 @@ def _plan_unit(
     return tuple(runs)
 
 
-def _find_steps(row: Row, config: PretrainConfig, budget: float, cost: Cost) -> int:
+def _lengthen(config: PretrainConfig, given: Container[str], steps: int) -> PretrainConfig:
+    """Return the settings of a run of a number of steps.
+
+    The warm-up of a generator that train.init_from does not have follows from them, as
+    `fit_to_start` has it.
+    """
+    settings = [f"train.steps={steps}"]
+    if config.generator.warmup_steps and "generator.warmup_steps" not in given:
+        settings.append(f"generator.warmup_steps={steps // WARMUP_SHARE}")
+    return override(config, settings)
+
+
+def _find_steps(
+    row: Row, config: PretrainConfig, given: Container[str], budget: float, cost: Cost
+) -> int:
     """Return the steps that spend a budget.
 
     Where a part of the run with a fixed number of steps costs less, such as a generator's warm-up,
@@ -353,13 +371,12 @@ def _find_steps(row: Row, config: PretrainConfig, budget: float, cost: Cost) -> 
         f"{row.name}: a step costs {step:.3g}; a budget of {budget:g} is {MOST_STEPS:,} or more",
     )
     steps = 0
-    again = max(1, round(budget / cost(row.name, config)))
+    again = max(1, round(budget / step))
     for _ in range(MOST_ROUNDS):
         if again == steps:
             break
         steps = again
-        longer = override(config, [f"train.steps={steps}"])
-        again = max(1, round(budget / cost(row.name, longer)))
+        again = max(1, round(budget / cost(row.name, _lengthen(config, given, steps))))
     return again
 
 

@@ -24,7 +24,7 @@ POINTS = 100
 
 
 def find_known(
-    out: Path, earlier: Sequence[Path], suite: Suite, plan: Plan
+    out: Path, earlier: Sequence[Path], suite: Suite, plan: Plan, data: Mapping[str, str]
 ) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """Return the records, by run, that results already have of a plan.
 
@@ -36,12 +36,14 @@ def find_known(
         earlier: Folders of results of other suites. Their runs of the same name may be others.
         suite: The suite.
         plan: Its plan.
+        data: Digest of the files of each task.
 
     Returns:
         The records, and why others of `earlier` are passed over.
 
     Raises:
-        UserError: A run of the plan has other shards or settings in the suite's own results.
+        UserError: A run of the plan has other shards, settings or files of a task in the suite's
+            own results.
     """
     planned = {run.name: run for run in plan.runs}
     known, reasons = {}, []
@@ -52,7 +54,7 @@ def find_known(
                 continue
             name = f"{folder / 'results.json'}: {record['run']}"
             try:
-                _require_fit(name, record, run, suite, plan)
+                _require_fit(name, record, run, suite, plan, data)
             except UserError as error:
                 if folder == out:
                     raise
@@ -64,15 +66,25 @@ def find_known(
 
 
 def _require_fit(
-    name: str, record: Mapping[str, Any], run: PlannedRun, suite: Suite, plan: Plan
+    name: str,
+    record: Mapping[str, Any],
+    run: PlannedRun,
+    suite: Suite,
+    plan: Plan,
+    data: Mapping[str, str],
 ) -> None:
     require(record["shards"] == plan.shards, f"{name} is of other shards; choose another folder")
-    require_same(name, from_dict(PretrainConfig, record["config"]), run.config)
+    require_same(name, _config(record), run.config)
     for task, settings in suite.finetune_settings.items():
         require(
             record["finetune"][task] == settings,
             f"{name} was fine-tuned on {task} with {' '.join(record['finetune'][task])}, not "
             f"{' '.join(settings)}; choose another folder",
+        )
+        scored = record.get("data", {}).get(task, data[task])  # not in records of older versions
+        require(
+            scored == data[task],
+            f"{name} was scored on other files of {task}; choose another folder",
         )
 
 
@@ -168,7 +180,7 @@ def keep_scores(
     kept = []
     for record in records:
         old = before.get(record["run"])
-        if old and all(old[key] == record[key] for key in ("config", "shards")):
+        if old and old["shards"] == record["shards"] and _config(old) == _config(record):
             others = [task for task in old.get("collapsed", ()) if task not in record["scores"]]
             by_task = ("scores", "metrics", "finetune", "data")
             record = {
@@ -178,6 +190,11 @@ def keep_scores(
             }
         kept.append(record)
     return kept
+
+
+def _config(record: Mapping[str, Any]) -> PretrainConfig:
+    """Return the settings of a recorded run; an older version may have had fewer."""
+    return from_dict(PretrainConfig, record["config"])
 
 
 def _name_machine(session: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ What is finished is what lies on disk: a run with results.json, and its fine-tun
 import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from electra.config import require
 from electra.corpus.shards import open_shards
@@ -91,31 +91,23 @@ def _digest(digests: Iterable[str]) -> str:
     return hashlib.sha256(" ".join(sorted(digests)).encode()).hexdigest()
 
 
-def require_same_data(
-    tasks: Mapping[str, Task], runs: Path, known: Mapping[str, dict[str, Any]]
-) -> None:
-    """Refuse tasks whose files are not those that other runs of the suite are scored on.
+def require_same_data(data: Mapping[str, str], runs: Path) -> None:
+    """Refuse tasks whose files are not those that the runs in a folder are scored on.
 
     Args:
-        tasks: The tasks.
+        data: Digest of the files of each task.
         runs: The folder of all runs.
-        known: Records of runs that are not in the folder.
 
     Raises:
         UserError: A fine-tuning has read other files.
     """
-    for name, task in tasks.items():
-        digest = digest_files(task)
-        scored = {str(place): find_digest(place) for place in find_finetunings(runs, name)}
-        for record in known.values():
-            data = record.get("data", {})  # not in records of older versions
-            scored[f"the known score of {record['run']}"] = data.get(name, digest)
-        others = [place for place, other in scored.items() if other != digest]
-        require(
-            not others,
-            f"{name} has other files than {others[0] if others else ''}; scores on different data "
-            "cannot be compared: choose another --runs and --out",
-        )
+    for task, digest in data.items():
+        for place in find_finetunings(runs, task):
+            require(
+                find_digest(place) == digest,
+                f"{task} has other files than {place}; scores on different data cannot be "
+                "compared: choose another --runs",
+            )
 
 
 def count_finetunings(
