@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from electra.files import write_json, write_text
@@ -29,6 +28,7 @@ from electra.reproduce.suite import Suite
 
 MARKERS = "osD^vP"
 UNITS = {"flops": "true FLOPs", "steps": "steps", "seconds": "seconds of training"}
+LEGEND_COLUMNS = 3
 SHIFT = 0.01
 """Distance of two lines' points at one place, as a share of the axis, so that both are visible."""
 
@@ -314,7 +314,7 @@ def draw(suite: Suite, cells: Sequence[Cell], out: Path) -> str:
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": suite.title}):
         height = 4.2 if has_lines else 1.2 + 0.45 * len(cells)
         figure = Figure(figsize=(7.2, height), layout="constrained")
-        (_draw_lines if has_lines else _draw_dots)(figure.subplots(), suite, cells)
+        (_draw_lines if has_lines else _draw_dots)(figure, suite, cells)
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(out / "figure.png", dpi=160, metadata={"Software": None})
         figure.savefig(out / "figure.svg", metadata=nothing)
@@ -323,7 +323,8 @@ def draw(suite: Suite, cells: Sequence[Cell], out: Path) -> str:
     return "<svg" + text.getvalue().split("<svg", 1)[1]
 
 
-def _draw_lines(panel: Axes, suite: Suite, cells: Sequence[Cell]) -> None:
+def _draw_lines(figure: Figure, suite: Suite, cells: Sequence[Cell]) -> None:
+    panel = figure.subplots()
     lines: dict[str, list[Cell]] = {}
     for cell in cells:
         # On an axis of its own, each fraction of the budget has a line.
@@ -352,14 +353,16 @@ def _draw_lines(panel: Axes, suite: Suite, cells: Sequence[Cell]) -> None:
     panel.set_xlabel(suite.x or "true FLOPs")
     panel.set_ylabel("score, points")
     if len(lines) > 1 or suite.rows[0].line:
-        panel.legend(handlelength=4)
+        # Outside, where it lies on no line.
+        figure.legend(loc="outside upper center", ncols=LEGEND_COLUMNS, handlelength=4)
 
 
 def _find_place(cell: Cell) -> float:
     return cell.flops if cell.row.x is None else cell.row.x
 
 
-def _draw_dots(panel: Axes, suite: Suite, cells: Sequence[Cell]) -> None:
+def _draw_dots(figure: Figure, suite: Suite, cells: Sequence[Cell]) -> None:
+    panel = figure.subplots()
     for number, cell in enumerate(cells):
         panel.errorbar(
             cell.score.mean,
