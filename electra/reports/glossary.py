@@ -31,7 +31,8 @@ GLOSSARY = {
         "share",
         ".3f",
         "Share of the masked tokens for which the generator's most probable token is the original "
-        "one.",
+        "one. BERT's MLM shows one masked token in ten unchanged, and a network that copies it is "
+        "right there: its accuracy is up to 0.1 higher than that of an equally good generator.",
     ),
     "sampled_accuracy": Metric(
         "sampled accuracy",
