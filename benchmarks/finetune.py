@@ -28,8 +28,11 @@ import torch
 import transformers
 from torch import Tensor
 
-from electra.config import FinetuneConfig, UserError, require
-from electra.corpus.tokenizer import Tokenizer
+from electra.checkpoints.folder import Pretrained
+from electra.checkpoints.manifest import find_commit
+from electra.checkpoints.names import config_to_huggingface, encoder_to_huggingface
+from electra.config import FinetuneConfig
+from electra.errors import UserError, require
 from electra.files import write_json, write_text
 from electra.finetuning.loop import train_seed
 from electra.finetuning.network import build_network, keep_tokens
@@ -39,14 +42,12 @@ from electra.model.heads import ClassifierHead
 from electra.model.initialisation import init_weights
 from electra.presets import FINETUNE_PRESETS, PRESETS
 from electra.reports.tables import Table, to_markdown
-from electra.runs.huggingface import config_to_huggingface, encoder_to_huggingface
-from electra.runs.manifest import find_commit
-from electra.runs.pretrained import Pretrained
 from electra.settings import override
 from electra.tasks.classification import Classification
+from electra.tasks.family import Task
 from electra.tasks.registry import read_task
 from electra.tasks.rows import Rows, make_batch
-from electra.tasks.task import Task
+from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.machine import Machine, prepare_machine
 
 TOLERANCE = 1e-4

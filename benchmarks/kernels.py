@@ -19,16 +19,16 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.step import Ours, Plain
-from electra.corpus.tokenizer import make_tokenizer
+from electra.checkpoints.manifest import find_commit
 from electra.files import write_json, write_text
 from electra.method.flops import count_true
 from electra.method.registry import sketch_objective
 from electra.presets import PRESETS
 from electra.pretraining.acceleration import WARM_UP_STEPS
-from electra.pretraining.memory import make_rows
+from electra.pretraining.plan import make_rows
 from electra.reports.tables import Table, to_markdown
-from electra.runs.manifest import find_commit
 from electra.settings import override
+from electra.tokenizing.tokenizer import make_tokenizer
 from electra.training.machine import Machine, prepare_machine
 
 NUM_STEPS = 10

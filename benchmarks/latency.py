@@ -29,22 +29,24 @@ from typing import Any
 import numpy as np
 import torch
 
+from electra.checkpoints.manifest import find_commit
+from electra.checkpoints.names import (
+    classification_head,
+    config_to_huggingface,
+    encoder_to_huggingface,
+)
 from electra.config import EncoderConfig
-from electra.corpus.tokenizer import Tokenizer
 from electra.files import write_json, write_text
+from electra.inference.embed import read_texts
+from electra.inference.network import LoadedEncoder
+from electra.interop.export import write_model
+from electra.interop.onnx import INPUTS, Graph, open_session, quantise, trace
 from electra.model.encoder import Encoder
 from electra.model.heads import ClassifierHead
 from electra.model.initialisation import init_weights
 from electra.presets import PRESETS
 from electra.reports.tables import Table, to_markdown
-from electra.runs.export import write_model
-from electra.runs.graph import INPUTS, Graph
-from electra.runs.huggingface import config_to_huggingface, encoder_to_huggingface
-from electra.runs.huggingface_heads import classification_head
-from electra.runs.manifest import find_commit
-from electra.runs.onnx import open_session, quantise, trace
-from electra.serving.embedding_files import read_texts
-from electra.serving.network import LoadedEncoder
+from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.machine import Machine, choose_layers
 
 LENGTH = 128

@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from electra.checkpoints.manifest import find_commit
 from electra.config import ExamplesConfig
-from electra.corpus.examples import Examples
-from electra.corpus.shards import open_shards
 from electra.files import write_json, write_text
 from electra.reports.tables import Table, to_markdown
-from electra.runs.manifest import find_commit
+from electra.shards.examples import Examples
+from electra.shards.store import open_shards
 from electra.training.machine import Machine
 
 

@@ -31,21 +31,20 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from electra.checkpoints.manifest import find_commit
 from electra.config import OBJECTIVES, SCHEMES, PretrainConfig
-from electra.corpus.tokenizer import make_tokenizer
 from electra.files import write_json, write_text
 from electra.method.measures import tally
 from electra.model.batch import find_real
 from electra.presets import PRESETS
-from electra.pretraining.acceleration import compile_options
+from electra.pretraining.acceleration import WorkingCopies, compile_options
 from electra.pretraining.guard import Guard
-from electra.pretraining.memory import make_rows
+from electra.pretraining.plan import make_rows
 from electra.pretraining.start import build_model
 from electra.pretraining.step import Step
-from electra.pretraining.working_copies import WorkingCopies
 from electra.reports.tables import Table, to_markdown
-from electra.runs.manifest import find_commit
 from electra.settings import override
+from electra.tokenizing.tokenizer import make_tokenizer
 from electra.training.machine import Machine
 
 META, GPU = torch.device("meta"), torch.device("cuda", 0)

@@ -18,8 +18,10 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 
-from electra.config import PretrainConfig, UserError
-from electra.corpus.shards import open_shards
+from electra.checkpoints.manifest import find_commit
+from electra.checkpoints.metrics import read_metrics
+from electra.config import PretrainConfig
+from electra.errors import UserError
 from electra.files import write_json, write_text
 from electra.finetuning.loop import finetune
 from electra.method.flops import count_run, count_true
@@ -28,9 +30,8 @@ from electra.presets import FINETUNE_PRESETS, PRESETS
 from electra.pretraining.loop import pretrain, resume
 from electra.pretraining.start import fit_to_shards
 from electra.reports.tables import Table, to_markdown
-from electra.runs.manifest import find_commit
-from electra.runs.metrics import read_metrics
 from electra.settings import override, to_dict
+from electra.shards.store import open_shards
 
 VARIANTS = {
     "rtd": [],

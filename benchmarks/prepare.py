@@ -22,12 +22,13 @@ from typing import Any
 
 import tokenizers
 
-from electra.config import PrepareConfig, UserError
-from electra.corpus.prepare import prepare
-from electra.corpus.sources import find_sources
-from electra.corpus.text import TextCounts, read_documents
-from electra.corpus.tokenizer import Tokenizer
+from electra.config import PrepareConfig
+from electra.errors import UserError
 from electra.processes import usable_cores
+from electra.shards.prepare import prepare
+from electra.text.documents import TextCounts, read_documents
+from electra.text.sources import find_sources
+from electra.tokenizing.tokenizer import Tokenizer
 
 LINES_PER_CALL = 1000
 

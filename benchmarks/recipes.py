@@ -45,8 +45,16 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from benchmarks.objectives import format_spread, trace
-from electra.config import PretrainConfig, UserError, require
-from electra.corpus.shards import open_shards
+from electra.checkpoints.checkpoint import (
+    list_checkpoints,
+    load_parameters,
+    read_tensors,
+    write_tensors,
+)
+from electra.checkpoints.folder import read_run_config
+from electra.checkpoints.manifest import find_commit
+from electra.config import PretrainConfig
+from electra.errors import UserError, require
 from electra.files import write_json, write_text
 from electra.finetuning.grid import combine, search
 from electra.method.flops import count_true
@@ -59,12 +67,10 @@ from electra.pretraining.evaluation import compute_heldout, heldout_batches
 from electra.pretraining.loop import pretrain, resume
 from electra.pretraining.plan import make_rows
 from electra.pretraining.start import build_model, fit_to_shards
-from electra.quickstart.punctuation import punctuation_question, write_passages
+from electra.quickstart.questions import punctuation_question, write_passages
 from electra.reports.tables import Table, to_markdown
-from electra.runs.checkpoint import list_checkpoints, load_parameters, read_tensors, write_tensors
-from electra.runs.manifest import find_commit
-from electra.runs.pretrained import read_run_config
 from electra.settings import override, to_dict
+from electra.shards.store import open_shards
 from electra.training.machine import prepare_machine
 
 PRESENT = "present"

@@ -27,16 +27,17 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from electra.config import PrepareConfig, PretrainConfig, TokenizerConfig, UserError
-from electra.corpus.prepare import prepare
-from electra.corpus.tokenizer import Tokenizer
+from electra.checkpoints.checkpoint import find_checkpoint, list_checkpoints
+from electra.checkpoints.manifest import find_commit
+from electra.checkpoints.metrics import OF_THE_MACHINE, read_metrics
+from electra.config import PrepareConfig, PretrainConfig, TokenizerConfig
+from electra.errors import UserError
 from electra.files import read_object, write_json, write_text
 from electra.presets import PRESETS
 from electra.pretraining.loop import pretrain
-from electra.runs.checkpoint import find_checkpoint, list_checkpoints
-from electra.runs.manifest import find_commit
-from electra.runs.metrics import OF_THE_MACHINE, read_metrics
 from electra.settings import override, to_dict
+from electra.shards.prepare import prepare
+from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.machine import Machine
 
 TOY = [

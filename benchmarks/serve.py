@@ -34,17 +34,18 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from electra.config import ServeConfig, TokenizerConfig, require
-from electra.corpus.tokenizer import Tokenizer
+from electra.checkpoints.manifest import find_commit
+from electra.checkpoints.names import config_to_huggingface, encoder_to_huggingface
+from electra.config import ServeConfig, TokenizerConfig
+from electra.errors import require
 from electra.files import write_json, write_text
+from electra.inference.score import read_sentences
 from electra.model.encoder import Encoder
 from electra.model.initialisation import init_weights
 from electra.presets import PRESETS
 from electra.reports.tables import Table, to_markdown
-from electra.runs.huggingface import config_to_huggingface, encoder_to_huggingface
-from electra.runs.manifest import find_commit
-from electra.serving.score import read_sentences
 from electra.settings import override
+from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.machine import Machine
 
 VARIANTS = ("ours", "ours, one", "pipeline", "pipeline, batches")
@@ -116,8 +117,8 @@ async def load(port: int, path: str, bodies: Sequence[Any], clients: int, second
 
 def make_models(folder: Path, texts: Sequence[str], preset: str, tokens: int) -> None:
     """Write a fine-tuning with two labels, `tuned`, and its export, `exported`."""
+    from electra.checkpoints.finetuned import read_finetuned
     from electra.finetuning.export import export_finetuned
-    from electra.runs.finetuned import read_finetuned
 
     torch.manual_seed(0)
     tokenizer = Tokenizer.train(texts, TokenizerConfig(vocab_size=tokens, min_frequency=1))
@@ -175,7 +176,7 @@ class PipelineModel:
 
 def run_server(variant: str, folder: Path, threads: int) -> None:
     """Serve a variant on a free port, and print the address."""
-    from electra.serving.server import Server
+    from electra.service.server import Server
 
     batch_items = 1 if variant in ("ours, one", "pipeline") else 64
     config = ServeConfig(threads=threads, batch_items=batch_items)

@@ -22,17 +22,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from electra.config import UserError, require
-from electra.corpus.examples import Examples
-from electra.corpus.shards import open_shards
+from electra.checkpoints.checkpoint import load_parameters, run_of
+from electra.checkpoints.folder import read_networks
+from electra.checkpoints.manifest import find_commit
+from electra.errors import UserError, require
 from electra.files import write_json, write_text
 from electra.model.batch import Batch, find_real
 from electra.model.encoder import Encoder
 from electra.model.layer import PostNormLayer
 from electra.reports.tables import Table, to_markdown
-from electra.runs.checkpoint import load_parameters, run_of
-from electra.runs.manifest import find_commit
-from electra.runs.pretrained import read_networks
+from electra.shards.examples import Examples
+from electra.shards.store import open_shards
 from electra.training.machine import Machine
 
 

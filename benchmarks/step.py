@@ -38,8 +38,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from electra.checkpoints.manifest import find_commit
+from electra.checkpoints.names import (
+    DISCRIMINATOR_HEAD,
+    GENERATOR_HEAD,
+    config_to_huggingface,
+    config_to_modernbert,
+    encoder_to_huggingface,
+    encoder_to_modernbert,
+    head_to_huggingface,
+    network_head,
+    network_to_modernbert,
+)
 from electra.config import PretrainConfig
-from electra.corpus.tokenizer import Tokenizer, make_tokenizer
 from electra.files import write_json, write_text
 from electra.method.flops import count_true
 from electra.method.masking import Draw
@@ -49,24 +60,11 @@ from electra.model.batch import Batch
 from electra.model.masked_lm import MaskedLM
 from electra.presets import PRESETS
 from electra.pretraining.acceleration import WARM_UP_STEPS, prepare_step
-from electra.pretraining.memory import make_rows
+from electra.pretraining.plan import make_rows
 from electra.pretraining.start import build_model
 from electra.reports.tables import Table, to_markdown
-from electra.runs.huggingface import (
-    DISCRIMINATOR_HEAD,
-    GENERATOR_HEAD,
-    config_to_huggingface,
-    encoder_to_huggingface,
-    head_to_huggingface,
-)
-from electra.runs.huggingface_modern import (
-    config_to_modernbert,
-    encoder_to_modernbert,
-    network_head,
-    network_to_modernbert,
-)
-from electra.runs.manifest import find_commit
 from electra.settings import override
+from electra.tokenizing.tokenizer import Tokenizer, make_tokenizer
 from electra.training.machine import Machine, prepare_machine
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}

@@ -3,8 +3,10 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from electra.version import __version__
+
 if TYPE_CHECKING:
-    from electra.config import UserError
+    from electra.errors import UserError
     from electra.library import (
         Model,
         detect,
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
     )
     from electra.processes import Interrupted
 
-__version__ = "0.1.0"
 __all__ = [
     "Interrupted",
     "Model",
@@ -40,7 +41,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Return a name of the library; torch is imported with the first one."""
     if name == "UserError":
-        return import_module("electra.config").UserError
+        return import_module("electra.errors").UserError
     if name == "Interrupted":
         return import_module("electra.processes").Interrupted
     if name in __all__:

@@ -8,28 +8,11 @@ Table 6 and Table 7 are tables of the ELECTRA paper's appendix.
 """
 
 import dataclasses
-import difflib
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-
-class UserError(ValueError):
-    """Error in what the user asked for: one line with value, rule and nearest valid choice."""
-
-
-def did_you_mean(name: str, choices: Iterable[str]) -> str:
-    """Return "; did you mean 'x'?" with the choice nearest to `name`, or a list of all choices."""
-    choices = list(choices)
-    near = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
-    return f"; did you mean {near[0]!r}?" if near else f"; choose from {', '.join(choices)}"
-
-
-def require(rule_holds: bool, message: str) -> None:
-    """Raise UserError(message) unless the rule holds."""
-    if not rule_holds:
-        raise UserError(message)
+from electra.errors import did_you_mean, require
 
 
 @dataclass(frozen=True, kw_only=True)

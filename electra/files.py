@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from electra.config import UserError, require
+from electra.errors import UserError, require
 
 try:
     import fcntl

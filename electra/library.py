@@ -12,29 +12,28 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from electra.config import did_you_mean, require
+from electra.checkpoints.checkpoint import find_checkpoint, run_of
+from electra.checkpoints.finetuned import is_finetuned, read_finetuned
+from electra.checkpoints.folder import is_huggingface, load_pretrained
+from electra.errors import did_you_mean, require
 from electra.finetuning.export import export_finetuned
 from electra.finetuning.loop import finetune as run_finetune
 from electra.finetuning.loop import ignore
+from electra.inference.ask import Candidate, load_asked
+from electra.inference.ask import detect as run_detect
+from electra.inference.ask import fill as run_fill
+from electra.inference.embed import Pooling, Units, embed_units, read_texts
+from electra.inference.embed import embed as run_embed
+from electra.inference.network import LoadedEncoder, LoadedNetwork, load_encoder
+from electra.inference.predict import FinetunedModel, load_model
+from electra.inference.similarity import COLUMNS, choose_layer, read_pairs
+from electra.interop.export import export as run_export
+from electra.interop.sentence_transformers import Similarity
 from electra.presets import PRESETS, RECIPES, finetune_preset
 from electra.pretraining.loop import pretrain as run_pretrain
 from electra.reports.runs import find_finetunings, read_finetuning
 from electra.reports.tables import finetuning_table, to_markdown
 from electra.reports.tokens import Word
-from electra.runs.checkpoint import find_checkpoint, run_of
-from electra.runs.export import export as run_export
-from electra.runs.finetuned import is_finetuned, read_finetuned
-from electra.runs.pretrained import is_huggingface, load_pretrained
-from electra.runs.sentence_transformers import Similarity
-from electra.serving.ask import Candidate, load_asked
-from electra.serving.ask import detect as run_detect
-from electra.serving.ask import fill as run_fill
-from electra.serving.embed import Pooling, Units, embed_units
-from electra.serving.embed import embed as run_embed
-from electra.serving.embedding_files import read_texts
-from electra.serving.network import LoadedEncoder, LoadedNetwork, load_encoder
-from electra.serving.predict import FinetunedModel, load_model
-from electra.serving.similarity import COLUMNS, choose_layer, read_pairs
 from electra.settings import override
 
 Settings = Mapping[str, Any]

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from electra.config import UserError, did_you_mean, require
+from electra.errors import UserError, did_you_mean, require
 
 ConfigType = TypeVar("ConfigType")
 

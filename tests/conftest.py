@@ -7,16 +7,16 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from electra.checkpoints.names import config_to_huggingface, encoder_to_huggingface
 from electra.config import PrepareConfig, PretrainConfig, TokenizerConfig
-from electra.corpus.prepare import prepare
-from electra.corpus.tokenizer import Tokenizer
 from electra.files import write_json
 from electra.model.encoder import Encoder
 from electra.model.initialisation import init_weights
 from electra.presets import PRESETS, encoder_sizes
 from electra.pretraining.loop import pretrain
-from electra.runs.huggingface import config_to_huggingface, encoder_to_huggingface
 from electra.settings import override
+from electra.shards.prepare import prepare
+from electra.tokenizing.tokenizer import Tokenizer
 
 torch.set_num_threads(1)  # the tests run side by side
 

@@ -16,7 +16,7 @@ import torch
 from test_step import OBJECTIVES, make_config, make_model, padded
 
 from electra.pretraining.acceleration import prepare_step
-from electra.pretraining.memory import make_rows
+from electra.pretraining.plan import make_rows
 from electra.settings import override
 from electra.training.distributed import joined, sum_over_ranks
 from electra.training.machine import Machine, prepare_machine

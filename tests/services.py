@@ -4,8 +4,8 @@ import sys
 from contextlib import contextmanager
 
 from benchmarks.serve import start_server
-from electra.runs.pretrained import find_network
-from electra.serving.network import load_network
+from electra.checkpoints.folder import find_network
+from electra.inference.network import load_network
 from electra.training.machine import Machine
 
 

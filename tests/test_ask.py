@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from electra.cli import main
-from electra.config import UserError
-from electra.runs.export import export
-from electra.serving.ask import detect, fill, load_asked
+from electra.errors import UserError
+from electra.inference.ask import detect, fill, load_asked
+from electra.interop.export import export
 
 TEXTS = ["the cat sat on a tree .", "", "[MASK] ran", "a cat sat on the unhesitatingly red mat."]
 

@@ -17,19 +17,19 @@ from benchmarks import step as steps
 from benchmarks.objectives import VARIANTS, configure, trace
 from benchmarks.step import Best, Loop, Ours, check_losses
 from electra.cli import app, main
-from electra.config import UserError
-from electra.corpus.shards import open_shards
-from electra.corpus.tokenizer import make_tokenizer
+from electra.errors import UserError
 from electra.files import write_json
+from electra.interop.export import export
 from electra.method.flops import count_run, count_true
 from electra.method.registry import sketch_objective
 from electra.presets import PRESETS, encoder_sizes
 from electra.pretraining.loop import pretrain
-from electra.pretraining.memory import make_rows
+from electra.pretraining.plan import make_rows
 from electra.reproduce.plan import make_plan
 from electra.reproduce.suite import read_suite
-from electra.runs.export import export
 from electra.settings import override
+from electra.shards.store import open_shards
+from electra.tokenizing.tokenizer import make_tokenizer
 from electra.training.machine import Machine
 
 

@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from electra.config import FinetuneConfig, UserError
+from electra.checkpoints.folder import load_pretrained
+from electra.config import FinetuneConfig
+from electra.errors import UserError
 from electra.finetuning.loop import finetune
 from electra.finetuning.network import build_network, keep_tokens, run_network
 from electra.finetuning.start import encode_task
-from electra.runs.pretrained import load_pretrained
 from electra.tasks.choice import ChoiceQuestion, MultipleChoice
+from electra.tasks.family import Task
 from electra.tasks.registry import read_task
 from electra.tasks.rows import make_batch
-from electra.tasks.task import Task
 from electra.training.machine import Machine
 
 SWAG_FOLDER = Path(__file__).parents[2] / "shared/data/swag_format"

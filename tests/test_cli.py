@@ -221,7 +221,6 @@ def test_mistakes_are_one_line_with_status_2(capsys, chain, toy_text, tmp_path):
             (["plan", "--probe-seconds", value], rf"must be > 0 and finite, not {value}")
             for value in ("nan", "inf", "-1.0")
         ),
-        (["report", folder / "run"], r"needs either --out PAGE.html or --readme FILE"),
         (["report", "--out", out], r"error: report needs FOLDERS$"),
         (["prepare", toy_text], r"error: prepare needs --tokenizer$"),
         (["pretrain", shards, "--out", out, "--max-time"], r"error: --max-time needs a value$"),
@@ -310,7 +309,7 @@ def run_child(*words, **options):
         ["submit", "nowhere", "--out", "OUT"],
         ["report", "nowhere", "--out", "OUT"],
         ["report", "run", "nowhere", "--out", "OUT"],
-        ["report", "run", "--readme", "nowhere"],
+        ["report", "run", "--out", "page.html"],
         ["predict", "nowhere", "--input", "task/dev.tsv"],
         ["predict", "scores", "--input", "nowhere"],
         ["score", "run", "--text", "nowhere", "--out", "OUT"],

@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from languages import TEXTS
 
-from electra.config import PrepareConfig, UserError
-from electra.corpus.prepare import prepare
-from electra.corpus.shards import open_shards
-from electra.corpus.sources import find_sources, name_encodings
-from electra.corpus.text import TextCounts, read_documents
-from electra.corpus.tokenizer import Tokenizer
+from electra.config import PrepareConfig
+from electra.errors import UserError
+from electra.shards.prepare import prepare
+from electra.shards.store import open_shards
+from electra.text.documents import TextCounts, read_documents
+from electra.text.sources import find_sources, name_encodings
+from electra.tokenizing.tokenizer import Tokenizer
 
 ROWS = [("1", 'said "no", twice'), ("2", "two\nlines"), ("3", "naïve 中文")]
 DOCUMENTS = [['said "no", twice'], ["two", "lines"], ["naïve 中文"]]

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy
 import pytest
 
-from electra.config import UserError
-from electra.corpus.text import TextCounts, read_documents
+from electra.errors import UserError
 from electra.quickstart import harvest as harvest_module
 from electra.quickstart.harvest import (
     Docstring,
@@ -18,7 +17,8 @@ from electra.quickstart.harvest import (
     is_english,
     write_jsonl,
 )
-from electra.quickstart.question import MASK, package_question
+from electra.quickstart.questions import MASK, package_question
+from electra.text.documents import TextCounts, read_documents
 
 MODULE = '''
 """The first module of a package that must never be imported by the harvest."""

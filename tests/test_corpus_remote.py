@@ -11,16 +11,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from electra.config import ExamplesConfig, PrepareConfig, TokenizerConfig, UserError
-from electra.corpus import prepare as preparation
-from electra.corpus import remote
-from electra.corpus.examples import Examples
-from electra.corpus.prepare import finish, prepare, prepare_share
-from electra.corpus.shards import COLUMNS, MAX_FETCHES, fetch_shards, open_shards
-from electra.corpus.tokenizer import Tokenizer
+from electra.checkpoints.manifest import read_manifest
+from electra.config import ExamplesConfig, PrepareConfig, TokenizerConfig
+from electra.errors import UserError
 from electra.pretraining.loop import pretrain, resume
-from electra.runs.manifest import read_manifest
 from electra.settings import override
+from electra.shards import prepare as preparation
+from electra.shards.examples import Examples
+from electra.shards.prepare import finish, prepare, prepare_share
+from electra.shards.store import COLUMNS, MAX_FETCHES, fetch_shards, open_shards
+from electra.text import streams as remote
+from electra.tokenizing.tokenizer import Tokenizer
 
 fsspec = pytest.importorskip("fsspec")
 pytest.importorskip("upath")

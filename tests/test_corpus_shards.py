@@ -17,21 +17,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from electra.config import PrepareConfig, TokenizerConfig, UserError
-from electra.corpus import encoder as encoder_module
-from electra.corpus import engines, merging
-from electra.corpus import prepare as prepare_module
-from electra.corpus import tasks as tasks_module
-from electra.corpus.encoder import WordEncoder
-from electra.corpus.prepare import finish, prepare, prepare_share
-from electra.corpus.shard_writer import ShardWriter
-from electra.corpus.shards import PARTS, open_shards, tokens_dtype
-from electra.corpus.sources import find_sources
-from electra.corpus.tasks import hash_documents, heldout_limit
-from electra.corpus.text import TextCounts, read_documents
-from electra.corpus.tokenizer import Tokenizer
-from electra.corpus.vocabulary import break_words
+from electra.config import PrepareConfig, TokenizerConfig
+from electra.errors import UserError
 from electra.files import UNFINISHED
+from electra.shards import engines, merging
+from electra.shards import pieces as tasks_module
+from electra.shards import prepare as prepare_module
+from electra.shards.pieces import hash_documents, heldout_limit
+from electra.shards.prepare import finish, prepare, prepare_share
+from electra.shards.store import PARTS, ShardWriter, open_shards
+from electra.text.documents import TextCounts, read_documents
+from electra.text.sources import find_sources
+from electra.tokenizing import words as encoder_module
+from electra.tokenizing.tokenizer import Tokenizer, tokens_dtype
+from electra.tokenizing.vocabulary import break_words
+from electra.tokenizing.words import WordEncoder
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
@@ -284,8 +284,8 @@ def test_standard_input(tokenizer, text_file, tmp_path):
     tokenizer.save(tmp_path / "tokenizer")
     program = (
         "import sys; from electra.config import PrepareConfig;"
-        "from electra.corpus.prepare import prepare;"
-        "from electra.corpus.tokenizer import Tokenizer;"
+        "from electra.shards.prepare import prepare;"
+        "from electra.tokenizing.tokenizer import Tokenizer;"
         "told = [];"
         "prepare(['-'], Tokenizer.load(sys.argv[1]), sys.argv[2], PrepareConfig(workers=1),"
         "        lambda *state: told.append(state));"
@@ -352,8 +352,8 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from electra.config import PrepareConfig
-from electra.corpus.prepare import finish, prepare, prepare_share
-from electra.corpus.tokenizer import Tokenizer
+from electra.shards.prepare import finish, prepare, prepare_share
+from electra.tokenizing.tokenizer import Tokenizer
 
 def tell(*state):
     print(*state, flush=True)

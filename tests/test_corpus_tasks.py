@@ -11,16 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from electra.config import ExamplesConfig, PrepareConfig, TokenizerConfig, UserError
-from electra.corpus import documents, ranges
-from electra.corpus.examples import MIXED_ROWS, Examples
-from electra.corpus.prepare import prepare
-from electra.corpus.ranges import close_last
-from electra.corpus.shards import VERIFIED, open_shards
-from electra.corpus.tasks import list_tasks
-from electra.corpus.text import TextCounts, read_documents, read_range
-from electra.corpus.tokenizer import Tokenizer
+from electra.config import ExamplesConfig, PrepareConfig, TokenizerConfig
+from electra.errors import UserError
 from electra.pretraining.loop import pretrain
+from electra.shards.examples import MIXED_ROWS, Examples
+from electra.shards.pieces import list_tasks
+from electra.shards.prepare import prepare
+from electra.shards.store import VERIFIED, open_shards
+from electra.text import documents, ranges
+from electra.text.documents import TextCounts, read_documents, read_range
+from electra.text.ranges import close_last
+from electra.tokenizing.tokenizer import Tokenizer
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa"]
 

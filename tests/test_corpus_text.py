@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from electra.config import UserError
-from electra.corpus import documents as documents_module
-from electra.corpus import sources as sources_module
-from electra.corpus import text as text_module
-from electra.corpus.sources import find_sources
-from electra.corpus.text import TextCounts, read_documents
-from electra.corpus.vocabulary import break_words
+from electra.errors import UserError
+from electra.text import documents as documents_module
+from electra.text import documents as text_module
+from electra.text import sources as sources_module
+from electra.text.documents import TextCounts, read_documents
+from electra.text.sources import find_sources
+from electra.tokenizing.vocabulary import break_words
 
 DOCUMENTS = [
     ["The first line.", "The second, naïve and 中文."],
@@ -199,8 +199,8 @@ PEAK = """
 import sys
 from pathlib import Path
 from electra.config import PrepareConfig, TokenizerConfig
-from electra.corpus.prepare import prepare
-from electra.corpus.tokenizer import Tokenizer
+from electra.shards.prepare import prepare
+from electra.tokenizing.tokenizer import Tokenizer
 
 if __name__ == "__main__":
     tokenizer = Tokenizer.train(["a 가나다"] * 5, TokenizerConfig(vocab_size=64))
@@ -370,7 +370,7 @@ def test_a_folder_that_cannot_be_listed_is_an_error(tmp_path, pattern):
     closed.chmod(0)
     # Permissions hold nobody back who is root, so another user looks.
     program = (
-        "import os, sys; from electra.corpus.sources import find_sources;"
+        "import os, sys; from electra.text.sources import find_sources;"
         "os.chdir(sys.argv[1]);"
         "os.getuid() or os.setuid(12345);"
         "print(find_sources(sys.argv[2:]).files)"

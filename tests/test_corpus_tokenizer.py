@@ -15,9 +15,10 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from electra.config import TokenizerConfig, UserError
-from electra.corpus.tokenizer import Tokenizer
+from electra.config import TokenizerConfig
+from electra.errors import UserError
 from electra.files import write_json
+from electra.tokenizing.tokenizer import Tokenizer
 
 BERT_VOCAB = Path(__file__).parents[2] / "shared" / "data" / "vocab" / "bert-base-uncased.txt"
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -58,7 +59,7 @@ def test_ten_trainings_in_ten_processes_give_one_file(tmp_path):
     text.write_text("\n".join(corpus(1, 1500)), encoding="utf-8")
     program = (
         "import sys; from electra.config import TokenizerConfig;"
-        "from electra.corpus.tokenizer import Tokenizer;"
+        "from electra.tokenizing.tokenizer import Tokenizer;"
         "lines = open(sys.argv[1], encoding='utf-8').read().splitlines();"
         "Tokenizer.train(lines, TokenizerConfig(vocab_size=1000)).save(sys.argv[2])"
     )

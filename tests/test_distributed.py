@@ -14,11 +14,11 @@ import ranks
 from test_reliability import assert_same_end, ignore, read_end
 from test_step import OBJECTIVES
 
+from electra.checkpoints.checkpoint import find_checkpoint
 from electra.cli import main
-from electra.config import UserError
+from electra.errors import UserError
 from electra.pretraining.loop import pretrain
 from electra.pretraining.start import require_equal_shares
-from electra.runs.checkpoint import find_checkpoint
 from electra.settings import flatten, override, to_dict
 from electra.training.machine import Machine
 

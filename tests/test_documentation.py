@@ -18,9 +18,9 @@ import electra
 from electra.cli import app, main
 from electra.config import FinetuneConfig, PretrainConfig
 from electra.presets import PRESETS
-from electra.reports.readme import GUIDES, PAGE, PICTURE, update_readme
 from electra.settings import flatten, from_dict, to_dict
 from electra.tasks.glue import DIAGNOSTIC, GLUE
+from tools.readme import GUIDES, PAGE, PICTURE, update_readme
 
 ROOT = Path(electra.__file__).parent.parent
 PAGES = [

@@ -8,22 +8,22 @@ import pytest
 import torch
 
 from electra.config import OBJECTIVES, ExamplesConfig, PrepareConfig
-from electra.corpus.examples import Examples
-from electra.corpus.prepare import prepare
-from electra.corpus.shards import open_shards
-from electra.corpus.tokenizer import make_tokenizer
 from electra.model.batch import Batch, find_real
 from electra.model.encoder import Encoder
-from electra.model.fused_layer import FusedPostNormLayer
+from electra.model.fused import FusedPostNormLayer
 from electra.model.heads import GeneratorHead
 from electra.model.initialisation import init_weights
 from electra.model.layer import PostNormLayer
 from electra.model.masked_lm import TwoTowers
 from electra.presets import PRESETS, encoder_sizes
 from electra.pretraining.loop import pretrain
-from electra.pretraining.memory import make_rows, measure_activations
+from electra.pretraining.plan import make_rows, measure_activations
 from electra.pretraining.start import build_model
 from electra.settings import override
+from electra.shards.examples import Examples
+from electra.shards.prepare import prepare
+from electra.shards.store import open_shards
+from electra.tokenizing.tokenizer import make_tokenizer
 from electra.training.machine import Machine
 
 VOCAB, B, L = 50, 8, 24

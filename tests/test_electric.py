@@ -10,20 +10,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from electra.checkpoints.checkpoint import find_checkpoint, load_parameters, read_tensors
+from electra.checkpoints.folder import read_run_config
 from electra.cli import main
-from electra.config import UserError
-from electra.corpus.tokenizer import Tokenizer
+from electra.errors import UserError
 from electra.files import write_json
-from electra.method.objective import Parts
-from electra.method.registry import build_objective, sketch_objective
-from electra.model.batch import Batch
-from electra.model.encoder import Encoder
-from electra.model.initialisation import init_weights
-from electra.presets import PRESETS, encoder_sizes
-from electra.pretraining.loop import pretrain
-from electra.runs.checkpoint import find_checkpoint, load_parameters, read_tensors
-from electra.runs.pretrained import read_run_config
-from electra.serving.score import (
+from electra.inference.score import (
     Pairs,
     Score,
     compare_pairs,
@@ -32,7 +24,15 @@ from electra.serving.score import (
     read_sentences,
     write_scores,
 )
+from electra.method.objective import Parts
+from electra.method.registry import build_objective, sketch_objective
+from electra.model.batch import Batch
+from electra.model.encoder import Encoder
+from electra.model.initialisation import init_weights
+from electra.presets import PRESETS, encoder_sizes
+from electra.pretraining.loop import pretrain
 from electra.settings import override, to_dict
+from electra.tokenizing.tokenizer import Tokenizer
 
 PAD, UNK, CLS, SEP, MASK = range(5)
 VOCAB = 60

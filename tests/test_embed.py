@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from electra.cli import main
-from electra.config import UserError
-from electra.runs.export import export
-from electra.serving.ask import load_asked
-from electra.serving.embed import embed, embed_units
-from electra.serving.embedding_files import CHUNK, read_texts, write_embeddings
-from electra.serving.network import load_encoder
+from electra.errors import UserError
+from electra.inference.ask import load_asked
+from electra.inference.embed import CHUNK, embed, embed_units, read_texts, write_embeddings
+from electra.inference.network import load_encoder
+from electra.interop.export import export
 
 TEXTS = ["the queen sold a boat .", "", "unhesitatingly", "a young doctor painted the castle ."]
 

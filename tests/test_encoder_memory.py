@@ -7,17 +7,17 @@ import pytest
 import torch
 from torch.autograd.graph import get_gradient_edge
 
-from electra.config import UserError
-from electra.corpus.tokenizer import make_tokenizer
+from electra.checkpoints.checkpoint import find_checkpoint, read_tensors
+from electra.errors import UserError
 from electra.model.encoder import Encoder
 from electra.model.initialisation import init_weights
 from electra.presets import PRESETS, encoder_sizes
-from electra.pretraining import memory
+from electra.pretraining import plan as memory
 from electra.pretraining.loop import pretrain
-from electra.pretraining.memory import make_rows, measure_activations, require_memory
+from electra.pretraining.plan import make_rows, measure_activations, require_memory
 from electra.pretraining.start import build_model
-from electra.runs.checkpoint import find_checkpoint, read_tensors
 from electra.settings import override
+from electra.tokenizing.tokenizer import make_tokenizer
 from electra.training.machine import Machine
 
 CPU = torch.device("cpu")

@@ -4,7 +4,7 @@ import pytest
 from seqeval.metrics.sequence_labeling import get_entities, precision_recall_fscore_support
 from seqeval.scheme import BILOU, IOB1, IOB2, IOBES, Entities
 
-from electra.tasks.entities import (
+from electra.tasks.tagging import (
     ENTITY_TAG,
     Entity,
     EntityCounts,

@@ -12,29 +12,34 @@ import torch
 from safetensors.torch import load_file, save_file
 from scipy.stats import spearmanr
 
+from electra.checkpoints.checkpoint import list_checkpoints, read_tensors
+from electra.checkpoints.finetuned import Finetuned
+from electra.checkpoints.folder import Pretrained, SavedNetwork, load_pretrained, read_start
+from electra.checkpoints.names import DISCRIMINATOR_FILE, to_bert
 from electra.cli import main
-from electra.config import FinetuneConfig, UserError
-from electra.corpus.tokenizer import Tokenizer
+from electra.config import FinetuneConfig
+from electra.errors import UserError
 from electra.files import check_hashes, write_json
 from electra.finetuning.export import KINDS, convert_head
+from electra.inference.embed import embed
+from electra.inference.network import load_encoder
+from electra.inference.similarity import choose_layer, read_pairs
+from electra.interop import onnx
+from electra.interop.export import Model, convert, describe, export
+from electra.interop.onnx import INPUTS, compare_shapes, write_onnx
 from electra.model.encoder import Encoder
-from electra.model.heads import ClassifierHead, DiscriminatorHead, GeneratorHead, build_inner
+from electra.model.heads import (
+    ClassifierHead,
+    DiscriminatorHead,
+    GeneratorHead,
+    SpanHead,
+    TaggingHead,
+    build_inner,
+)
 from electra.model.initialisation import init_weights
-from electra.model.span_heads import SpanHead
-from electra.model.tagging_head import TaggingHead
 from electra.presets import encoder_sizes, modern_sizes
 from electra.reports.runs import find_finetunings
-from electra.runs import onnx
-from electra.runs.bert import DISCRIMINATOR_FILE, to_bert
-from electra.runs.checkpoint import list_checkpoints, read_tensors
-from electra.runs.export import Model, convert, describe, export
-from electra.runs.finetuned import Finetuned
-from electra.runs.graph import INPUTS
-from electra.runs.onnx import compare_shapes, write_onnx
-from electra.runs.pretrained import Pretrained, SavedNetwork, load_pretrained, read_start
-from electra.serving.embed import embed
-from electra.serving.network import load_encoder
-from electra.serving.similarity import choose_layer, read_pairs
+from electra.tokenizing.tokenizer import Tokenizer
 
 transformers = pytest.importorskip("transformers")
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from electra.config import FeaturesConfig
-from electra.model.feature_head import FeatureHead, LayerSum
+from electra.model.heads import FeatureHead, LayerSum
 from electra.model.initialisation import init_weights
 
 LENGTHS = torch.tensor([7, 3, 1, 5])

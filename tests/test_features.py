@@ -7,20 +7,21 @@ import pytest
 import torch
 from transformers import ElectraConfig, ElectraModel
 
-from electra.config import FinetuneConfig, UserError
+from electra.checkpoints.finetuned import read_finetuned
+from electra.checkpoints.folder import load_pretrained
+from electra.checkpoints.names import config_to_huggingface, encoder_to_huggingface
+from electra.config import FinetuneConfig
+from electra.errors import UserError
 from electra.finetuning.export import export_finetuned
 from electra.finetuning.loop import finetune, train_seed
 from electra.finetuning.network import build_network, keep_tokens, load_network, run_network
 from electra.finetuning.start import encode_task, fit_to_start
 from electra.model.encoder import Encoder
 from electra.presets import FINETUNE_PRESETS, PRESETS
-from electra.runs.finetuned import read_finetuned
-from electra.runs.huggingface import config_to_huggingface, encoder_to_huggingface
-from electra.runs.pretrained import load_pretrained
 from electra.settings import from_dict, override
 from electra.tasks.choice import MultipleChoice
+from electra.tasks.family import Task
 from electra.tasks.registry import read_task
-from electra.tasks.task import Task
 from electra.training.machine import Machine
 
 CPU = torch.device("cpu")

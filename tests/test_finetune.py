@@ -6,8 +6,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from electra.config import EncoderConfig, FinetuneConfig, UserError
-from electra.corpus.tokenizer import Tokenizer
+from electra.checkpoints.folder import load_pretrained
+from electra.config import EncoderConfig, FinetuneConfig
+from electra.errors import UserError
 from electra.finetuning.loop import finetune, train_seed
 from electra.finetuning.network import (
     TaskNetwork,
@@ -21,11 +22,11 @@ from electra.finetuning.start import encode_task, fit_to_start
 from electra.model.encoder import Encoder
 from electra.model.heads import PairHead
 from electra.presets import FINETUNE_PRESETS, PRESETS, encoder_sizes, finetune_preset
-from electra.runs.pretrained import load_pretrained
 from electra.settings import from_dict
+from electra.tasks.family import Task
 from electra.tasks.registry import read_task
 from electra.tasks.squad import SpanExtraction
-from electra.tasks.task import Task
+from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.machine import Machine
 from electra.training.optimizer import ReferenceAdamW, build_optimizer
 from electra.training.seeds import step_seed

@@ -14,21 +14,22 @@ import torch
 import torch.nn.functional as F
 import transformers
 
+from electra.checkpoints.finetuned import read_finetuned
+from electra.checkpoints.folder import load_pretrained
+from electra.checkpoints.names import classification_head
 from electra.cli import main
-from electra.config import FinetuneConfig, UserError
+from electra.config import FinetuneConfig
+from electra.errors import UserError
 from electra.files import write_json
 from electra.finetuning.export import export_finetuned
 from electra.finetuning.loop import finetune
 from electra.finetuning.network import load_network
-from electra.runs.finetuned import read_finetuned
-from electra.runs.huggingface_heads import classification_head
-from electra.runs.pretrained import load_pretrained
-from electra.serving.predict import Answers, list_json, list_rows, load_model, write_answers
+from electra.inference.predict import Answers, list_json, list_rows, load_model, write_answers
 from electra.settings import override
-from electra.tasks.records import number_records
+from electra.tasks.family import number_records
 from electra.tasks.registry import read_records, restore_family
 from electra.tasks.rows import make_batch
-from electra.tasks.table import TABLE_FORMATS
+from electra.text.tables import TABLE_FORMATS
 from electra.training.machine import Machine
 
 CPU = torch.device("cpu")

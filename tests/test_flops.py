@@ -7,13 +7,13 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from electra.config import EncoderConfig
-from electra.corpus.tokenizer import Tokenizer
 from electra.method.flops import count_as_the_paper, count_parts, count_training, count_true
 from electra.method.objective import Parts
 from electra.method.registry import build_objective, sketch_objective
 from electra.model.batch import Batch
 from electra.presets import PRESETS, encoder_sizes
 from electra.settings import override
+from electra.tokenizing.tokenizer import Tokenizer
 
 
 def sizes(hidden, layers, embedding=None, vocab=30_522, **changes):

@@ -11,7 +11,7 @@ from torch import nn
 from electra.model import masked_lm
 from electra.model.dropout import ONE, SPREAD, Dropout, DropoutMasks, num_kept
 from electra.model.encoder import Encoder
-from electra.model.fused_layer import FusedPostNormLayer
+from electra.model.fused import FusedPostNormLayer
 from electra.model.initialisation import init_weights
 from electra.model.layer import PostNormLayer
 from electra.presets import encoder_sizes

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from electra.corpus.examples import Examples
-from electra.corpus.shards import open_shards
 from electra.presets import PRESETS
 from electra.pretraining.acceleration import prepare_step
 from electra.pretraining.loop import _learning_rate_at
 from electra.pretraining.start import build_model, count_tokens, fit_to_shards
 from electra.settings import override
+from electra.shards.examples import Examples
+from electra.shards.store import open_shards
 from electra.training.machine import Machine
 
 FOLDER = Path(__file__).parent / "golden"

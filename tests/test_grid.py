@@ -6,7 +6,8 @@ import statistics
 import pytest
 
 from electra.cli import main
-from electra.config import FinetuneConfig, UserError
+from electra.config import FinetuneConfig
+from electra.errors import UserError
 from electra.finetuning.grid import CHOSEN_ON_DEV, combine, search, tabulate
 from electra.finetuning.loop import finetune
 from electra.settings import override

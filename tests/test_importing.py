@@ -12,19 +12,20 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from electra.checkpoints.folder import read_networks, read_start
 from electra.cli import main
-from electra.config import PrepareConfig, UserError
-from electra.corpus.prepare import prepare
-from electra.corpus.tokenizer import Tokenizer
+from electra.config import PrepareConfig
+from electra.errors import UserError
+from electra.inference.ask import detect, fill, load_asked
+from electra.inference.network import load_encoder
+from electra.interop.export import export
+from electra.interop.importing import import_model
+from electra.interop.tensorflow import find_bundle, read_bundle
 from electra.pretraining.init_from import fit_to_start
 from electra.pretraining.loop import pretrain
-from electra.runs.export import export
-from electra.runs.importing import import_model
-from electra.runs.pretrained import read_networks, read_start
-from electra.runs.tensorbundle import find_bundle, read_bundle
-from electra.serving.ask import detect, fill, load_asked
-from electra.serving.network import load_encoder
 from electra.settings import override
+from electra.shards.prepare import prepare
+from electra.tokenizing.tokenizer import Tokenizer
 
 CHECKPOINT = Path(__file__).parent / "tf_checkpoint"
 sys.path.insert(0, str(CHECKPOINT))

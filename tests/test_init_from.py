@@ -10,32 +10,32 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from electra.checkpoints.checkpoint import find_checkpoint
+from electra.checkpoints.folder import read_networks, read_start
+from electra.checkpoints.manifest import read_manifest
+from electra.checkpoints.metrics import read_metrics
 from electra.cli import main
-from electra.config import PrepareConfig, UserError
-from electra.corpus.prepare import prepare
-from electra.corpus.shards import open_shards
-from electra.corpus.tokenizer import Tokenizer, make_tokenizer
+from electra.config import PrepareConfig
+from electra.errors import UserError
+from electra.interop.export import export
 from electra.method.flops import count_parts
 from electra.method.registry import sketch_objective
 from electra.presets import PRESETS
 from electra.pretraining.acceleration import prepare_step
-from electra.pretraining.alarms import Alarms
 from electra.pretraining.init_from import describe_parts, fit_to_start, load_start
+from electra.pretraining.journal import Alarms
 from electra.pretraining.loop import pretrain, resume
-from electra.pretraining.memory import make_rows, measure_activations
-from electra.pretraining.plan import time_run
+from electra.pretraining.plan import make_rows, measure_activations, time_run
 from electra.pretraining.start import build_model, count_tokens, fit_to_shards
 from electra.processes import Interrupted
 from electra.reports.curves import find_panels
 from electra.reports.lines import domains_line
 from electra.reports.page import write_page
 from electra.reports.runs import read_runs
-from electra.runs.checkpoint import find_checkpoint
-from electra.runs.export import export
-from electra.runs.manifest import read_manifest
-from electra.runs.metrics import read_metrics
-from electra.runs.pretrained import read_networks, read_start
 from electra.settings import override
+from electra.shards.prepare import prepare
+from electra.shards.store import open_shards
+from electra.tokenizing.tokenizer import Tokenizer, make_tokenizer
 from electra.training.machine import Machine
 
 SHORT = ["train.steps=8", "train.save_every=4", "train.evaluate_every=4", "train.log_every=2"]

@@ -8,16 +8,16 @@ import pytest
 import torch
 from scipy import stats
 
-from electra.config import PrepareConfig, TokenizerConfig, UserError
-from electra.corpus.prepare import prepare
-from electra.corpus.shards import open_shards
-from electra.corpus.tokenizer import Tokenizer
+from electra.config import PrepareConfig, TokenizerConfig
+from electra.errors import UserError
 from electra.model.encoder import Encoder
 from electra.model.initialisation import init_weights, look_at_neighbours
 from electra.presets import PRESETS
-from electra.pretraining.cooccurrence import embed_tokens
-from electra.pretraining.start import build_model, count_tokens, fit_to_shards
+from electra.pretraining.start import build_model, count_tokens, embed_tokens, fit_to_shards
 from electra.settings import override
+from electra.shards.prepare import prepare
+from electra.shards.store import open_shards
+from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.machine import Machine
 
 

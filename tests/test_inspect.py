@@ -6,8 +6,8 @@ import pytest
 from languages import TEXTS
 
 from electra.cli import main
-from electra.corpus.shards import open_shards
-from electra.corpus.tokenizer import Tokenizer
+from electra.shards.store import open_shards
+from electra.tokenizing.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")

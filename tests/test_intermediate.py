@@ -8,13 +8,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from electra.config import FinetuneConfig, UserError
+from electra.checkpoints.folder import load_pretrained
+from electra.config import FinetuneConfig
+from electra.errors import UserError
 from electra.files import write_json
 from electra.finetuning.grid import combine, search
 from electra.finetuning.loop import finetune
 from electra.finetuning.network import build_network
 from electra.finetuning.start import encode_task
-from electra.runs.pretrained import load_pretrained
 from electra.settings import override
 from electra.tasks.registry import read_task
 from electra.training.machine import Machine

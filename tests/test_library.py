@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import electra
-from electra.serving.ask import detect as run_detect
-from electra.serving.ask import load_asked
+from electra.inference.ask import detect as run_detect
+from electra.inference.ask import load_asked
 
 TEXTS = ["the queen sold a boat .", "a young doctor"]
 

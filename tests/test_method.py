@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from scipy import stats
 from torch.utils._pytree import tree_leaves
 
-from electra.corpus.tokenizer import Tokenizer
 from electra.method.masking import Draw, choose_positions, replace
 from electra.method.measures import Measures, entropy
 from electra.method.objective import Judgement, Output, Parts
@@ -21,6 +20,7 @@ from electra.model.initialisation import init_weights
 from electra.model.softmax import loss_and_sample, loss_and_sample_plain
 from electra.presets import PRESETS, encoder_sizes
 from electra.settings import override
+from electra.tokenizing.tokenizer import Tokenizer
 
 PAD, UNK, CLS, SEP, MASK = range(5)
 NEVER_MASKED = (PAD, CLS, SEP, MASK)

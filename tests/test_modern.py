@@ -9,28 +9,29 @@ import torch.nn.functional as F
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
-from electra.config import EncoderConfig, UserError
-from electra.corpus.tokenizer import make_tokenizer
-from electra.method.flops import count_true
-from electra.method.objective import Parts
-from electra.method.registry import build_objective
-from electra.model.dropout import DropoutMasks
-from electra.model.encoder import Encoder
-from electra.model.fused_modern_layer import FusedPreNormLayer
-from electra.model.heads import GeneratorHead
-from electra.model.initialisation import init_weights
-from electra.model.modern_layer import PreNormLayer, find_block, rotate
-from electra.presets import PRESETS
-from electra.pretraining.memory import make_rows
-from electra.runs.huggingface import config_from_huggingface
-from electra.runs.huggingface_modern import (
+from electra.checkpoints.names import (
+    config_from_huggingface,
     config_to_modernbert,
     encoder_from_modernbert,
     encoder_to_modernbert,
     network_head,
     network_to_modernbert,
 )
+from electra.config import EncoderConfig
+from electra.errors import UserError
+from electra.method.flops import count_true
+from electra.method.objective import Parts
+from electra.method.registry import build_objective
+from electra.model.dropout import DropoutMasks
+from electra.model.encoder import Encoder
+from electra.model.fused import FusedPreNormLayer
+from electra.model.heads import GeneratorHead
+from electra.model.initialisation import init_weights
+from electra.model.modern_layer import PreNormLayer, find_block, rotate
+from electra.presets import PRESETS
+from electra.pretraining.plan import make_rows
 from electra.settings import override
+from electra.tokenizing.tokenizer import make_tokenizer
 
 VOCAB = 99
 TOKENIZER = make_tokenizer(VOCAB)

@@ -13,31 +13,32 @@ import transformers
 from safetensors.torch import load_file
 
 import electra
-from electra.config import FeaturesConfig, FinetuneConfig, UserError
+from electra.checkpoints.checkpoint import list_checkpoints
+from electra.checkpoints.finetuned import Finetuned, read_finetuned
+from electra.checkpoints.folder import find_network, load_pretrained
+from electra.checkpoints.names import network_to_modernbert
+from electra.config import FeaturesConfig, FinetuneConfig
+from electra.errors import UserError
 from electra.finetuning.export import convert_head, export_finetuned, require_exportable
 from electra.finetuning.loop import finetune
+from electra.inference import similarity
+from electra.inference.network import load_encoder
+from electra.inference.predict import load_model
+from electra.inference.similarity import Pairs, choose_layer
+from electra.interop.export import export
 from electra.model.encoder import Encoder
 from electra.model.heads import (
     ClassifierHead,
     DiscriminatorHead,
     GeneratorHead,
     PairHead,
+    SpanHead,
+    TaggingHead,
     build_inner,
 )
 from electra.model.initialisation import init_weights
-from electra.model.span_heads import SpanHead
-from electra.model.tagging_head import TaggingHead
 from electra.presets import PRESETS, modern_sizes
 from electra.pretraining.loop import pretrain, resume
-from electra.runs.checkpoint import list_checkpoints
-from electra.runs.export import export
-from electra.runs.finetuned import Finetuned, read_finetuned
-from electra.runs.huggingface_modern import network_to_modernbert
-from electra.runs.pretrained import find_network, load_pretrained
-from electra.serving import similarity
-from electra.serving.network import load_encoder
-from electra.serving.predict import load_model
-from electra.serving.similarity import Pairs, choose_layer
 from electra.settings import override
 from electra.training.optimizer import build_optimizer
 

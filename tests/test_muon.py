@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from electra.config import OptimizerConfig, UserError
+from electra.config import OptimizerConfig
+from electra.errors import UserError
 from electra.model.encoder import Encoder
 from electra.presets import PRESETS
 from electra.settings import override

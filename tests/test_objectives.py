@@ -15,8 +15,16 @@ from scipy import stats
 from torch.utils.flop_counter import FlopCounterMode
 
 import electra
-from electra.config import OBJECTIVES, SCHEMES, UserError
-from electra.corpus.tokenizer import Tokenizer
+from electra.checkpoints.folder import load_pretrained
+from electra.checkpoints.names import (
+    GENERATOR_HEAD,
+    config_to_huggingface,
+    encoder_to_huggingface,
+    head_to_huggingface,
+)
+from electra.config import OBJECTIVES, SCHEMES
+from electra.errors import UserError
+from electra.interop.export import export
 from electra.method.flops import count_true
 from electra.method.masking import Draw, Masking
 from electra.method.objective import Parts
@@ -33,15 +41,8 @@ from electra.model.softmax import (
 from electra.presets import PRESETS, encoder_sizes
 from electra.pretraining.loop import pretrain
 from electra.pretraining.start import build_model
-from electra.runs.export import export
-from electra.runs.huggingface import (
-    GENERATOR_HEAD,
-    config_to_huggingface,
-    encoder_to_huggingface,
-    head_to_huggingface,
-)
-from electra.runs.pretrained import load_pretrained
 from electra.settings import override
+from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.machine import Machine
 
 PAD, UNK, CLS, SEP, MASK = range(5)

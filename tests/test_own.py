@@ -8,7 +8,8 @@ import pyarrow.parquet
 import pytest
 import torch
 
-from electra.config import FinetuneConfig, UserError
+from electra.config import FinetuneConfig
+from electra.errors import UserError
 from electra.finetuning.loop import finetune
 from electra.settings import override
 from electra.tasks.choice import ChoiceQuestion

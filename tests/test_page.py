@@ -14,8 +14,8 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import sync_playwright
 from services import load_alone, served
 
-from electra.runs.checkpoint import list_checkpoints
-from electra.serving.picture import draw_picture
+from electra.checkpoints.checkpoint import list_checkpoints
+from electra.inference.figure_2 import draw_picture
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(

@@ -10,14 +10,8 @@ import torch.nn.functional as F
 import transformers
 from safetensors.torch import load_file
 
-from electra.config import MODERNBERT_ONLY, EncoderConfig, UserError
-from electra.files import write_json
-from electra.model.encoder import Encoder
-from electra.model.heads import DiscriminatorHead, GeneratorHead
-from electra.model.initialisation import init_weights
-from electra.pretraining.loop import pretrain
-from electra.runs.export import export
-from electra.runs.huggingface import (
+from electra.checkpoints.folder import load_pretrained
+from electra.checkpoints.names import (
     DISCRIMINATOR_HEAD,
     GENERATOR_HEAD,
     config_from_huggingface,
@@ -26,7 +20,14 @@ from electra.runs.huggingface import (
     encoder_to_huggingface,
     head_to_huggingface,
 )
-from electra.runs.pretrained import load_pretrained
+from electra.config import MODERNBERT_ONLY, EncoderConfig
+from electra.errors import UserError
+from electra.files import write_json
+from electra.interop.export import export
+from electra.model.encoder import Encoder
+from electra.model.heads import DiscriminatorHead, GeneratorHead
+from electra.model.initialisation import init_weights
+from electra.pretraining.loop import pretrain
 from electra.training.machine import Machine
 
 SIZES = EncoderConfig(
@@ -190,8 +191,8 @@ def exported(toy_shards, toy_config, tmp_path_factory):
 
 
 def test_export_loads_without_our_code(exported, toy_tokenizer, toy_config):
+    from electra.checkpoints.checkpoint import find_checkpoint, load_parameters
     from electra.pretraining.start import build_model
-    from electra.runs.checkpoint import find_checkpoint, load_parameters
 
     model = build_model(toy_config_with_vocab(toy_config, toy_tokenizer), toy_tokenizer, Machine())
     _, checkpoint = find_checkpoint(exported / "run")

@@ -7,22 +7,23 @@ import re
 import pytest
 import torch
 
-from electra.config import UserError
-from electra.corpus.tokenizer import make_tokenizer
+from electra.errors import UserError
 from electra.method.flops import count_run
 from electra.method.registry import sketch_objective
 from electra.presets import PRESETS, encoder_sizes, modern_sizes
 from electra.pretraining.loop import pretrain
-from electra.pretraining.memory import (
+from electra.pretraining.plan import (
     free_in_groups,
     free_memory,
     make_rows,
     measure_activations,
+    plan,
     require_memory,
+    time_step,
 )
-from electra.pretraining.plan import plan, time_step
 from electra.pretraining.start import build_model
 from electra.settings import override
+from electra.tokenizing.tokenizer import make_tokenizer
 from electra.training.machine import Machine
 
 CPU = torch.device("cpu")

@@ -19,12 +19,22 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from electra.config import ExamplesConfig, OptimizerConfig, PrepareConfig, UserError
-from electra.corpus.examples import BLOCK_ROWS, Examples, permute
-from electra.corpus.prepare import prepare
-from electra.corpus.shards import Shard, open_shards
+from electra.checkpoints.checkpoint import (
+    copy_state,
+    describe_networks,
+    find_checkpoint,
+    list_checkpoints,
+    load_parameters,
+    write_checkpoint,
+)
+from electra.checkpoints.folder import load_pretrained, read_networks
+from electra.checkpoints.manifest import amend_session, read_manifest
+from electra.checkpoints.metrics import read_metrics
+from electra.config import ExamplesConfig, OptimizerConfig, PrepareConfig
+from electra.errors import UserError
+from electra.interop.export import export
 from electra.model.encoder import Encoder
-from electra.model.fused_layer import FusedPostNormLayer
+from electra.model.fused import FusedPostNormLayer
 from electra.model.layer import PostNormLayer
 from electra.pretraining.acceleration import AcceleratedStep
 from electra.pretraining.evaluation import evaluate, heldout_batches
@@ -34,19 +44,10 @@ from electra.pretraining.window import Clock
 from electra.processes import Interrupted
 from electra.reports.page import write_page
 from electra.reports.runs import read_runs, read_samples
-from electra.runs.checkpoint import (
-    copy_state,
-    describe_networks,
-    find_checkpoint,
-    list_checkpoints,
-    load_parameters,
-    write_checkpoint,
-)
-from electra.runs.export import export
-from electra.runs.manifest import amend_session, read_manifest
-from electra.runs.metrics import read_metrics
-from electra.runs.pretrained import load_pretrained, read_networks
 from electra.settings import override
+from electra.shards.examples import BLOCK_ROWS, Examples, permute
+from electra.shards.prepare import prepare
+from electra.shards.store import Shard, open_shards
 from electra.training.machine import Machine, choose_dtype, choose_layers
 from electra.training.optimizer import build_optimizer, learning_rate_at
 from electra.training.seeds import step_seed

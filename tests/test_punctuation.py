@@ -4,10 +4,7 @@ import numpy as np
 import pytest
 
 from electra.config import PrepareConfig, TokenizerConfig
-from electra.corpus.prepare import prepare
-from electra.corpus.shards import open_shards
-from electra.corpus.tokenizer import Tokenizer
-from electra.quickstart.punctuation import (
+from electra.quickstart.questions import (
     MIN_PASSAGES,
     MIN_TOKENS,
     WINDOW_WORDS,
@@ -16,10 +13,13 @@ from electra.quickstart.punctuation import (
     punctuation_question,
     write_passages,
 )
-from electra.quickstart.verdict import describe_gain, describe_learnt
+from electra.quickstart.run import describe_gain, describe_learnt
 from electra.reports.runs import Finetuning
 from electra.reports.tokens import TokenView
+from electra.shards.prepare import prepare
+from electra.shards.store import open_shards
 from electra.tasks.conll import read_tagging_task
+from electra.tokenizing.tokenizer import Tokenizer
 
 
 def test_marks_become_tags_of_the_words_before_them():

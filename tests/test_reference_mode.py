@@ -6,8 +6,9 @@ import math
 import pytest
 import torch
 
-from electra.config import OptimizerConfig, UserError
-from electra.corpus.tokenizer import Tokenizer
+from electra.checkpoints.metrics import read_metrics
+from electra.config import OptimizerConfig
+from electra.errors import UserError
 from electra.method.masking import Draw, Masking, choose_positions_of_reference, count_slots
 from electra.method.registry import sketch_objective
 from electra.model.batch import Batch
@@ -16,8 +17,8 @@ from electra.model.heads import DiscriminatorHead
 from electra.model.initialisation import draw_glorot, init_weights
 from electra.presets import PRESETS
 from electra.pretraining.loop import pretrain, resume
-from electra.runs.metrics import read_metrics
 from electra.settings import override
+from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.optimizer import build_optimizer, learning_rate_at
 
 PAD, UNK, CLS, SEP, MASK = range(5)

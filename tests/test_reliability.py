@@ -16,20 +16,20 @@ import torch
 from safetensors.torch import load_file
 from torch.nn.modules.module import register_module_forward_hook
 
-from electra.config import UserError
-from electra.corpus.tokenizer import make_tokenizer
+from electra.checkpoints.checkpoint import copy_state, find_checkpoint, list_checkpoints
+from electra.checkpoints.metrics import OF_THE_MACHINE, read_metrics
+from electra.errors import UserError
 from electra.method.objective import Objective
 from electra.presets import PRESETS
-from electra.pretraining.alarms import PATIENCE, Alarms
 from electra.pretraining.guard import ACCEPTED, NOT_FINITE, SPIKE, Guard
+from electra.pretraining.journal import PATIENCE, Alarms
 from electra.pretraining.loop import pretrain, resume
-from electra.pretraining.memory import make_rows
+from electra.pretraining.plan import make_rows
 from electra.pretraining.start import build_model
 from electra.pretraining.step import Step
 from electra.processes import Interrupted, heed_signals
-from electra.runs.checkpoint import copy_state, find_checkpoint, list_checkpoints
-from electra.runs.metrics import OF_THE_MACHINE, read_metrics
 from electra.settings import override
+from electra.tokenizing.tokenizer import make_tokenizer
 from electra.training.machine import Machine
 
 

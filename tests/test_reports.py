@@ -8,15 +8,13 @@ from html.parser import HTMLParser
 
 import pytest
 
-from electra.config import UserError
+from electra.errors import UserError
 from electra.presets import PRESETS
 from electra.reports.averages import PROTOCOLS, average_glue
-from electra.reports.claims import describe_gains, describe_mark, mark_table
 from electra.reports.curves import PANELS, draw_svg, find_panels
 from electra.reports.glossary import format_count, format_interval, format_seconds
 from electra.reports.page import write_page
 from electra.reports.placing import place_on_the_papers_curve
-from electra.reports.readme import BEGIN, END, update_readme
 from electra.reports.runs import Finetuning, read_finetuning, read_runs
 from electra.reports.tables import (
     facts_table,
@@ -29,6 +27,8 @@ from electra.reports.tokens import TokenView, describe
 from electra.reproduce.report import write_results
 from electra.reproduce.suite import Row, Suite
 from electra.settings import to_dict
+from tools.claims import describe_gains, describe_mark, mark_table
+from tools.readme import BEGIN, END, update_readme
 
 HOSTILE = "</span><script>alert('x')</script>\"&"
 
@@ -540,7 +540,7 @@ def test_verdicts_are_counted():
 
 def test_reports_and_terminal_import_no_torch():
     code = (
-        "import sys, electra.terminal.live, electra.reports.page, electra.reports.readme;"
+        "import sys, electra.terminal.live, electra.reports.page, tools.readme;"
         "sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

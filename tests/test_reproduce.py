@@ -17,9 +17,11 @@ import pytest
 import scipy.stats
 from matplotlib.axes import Axes
 
+from electra.checkpoints.checkpoint import find_checkpoint, read_state
+from electra.checkpoints.folder import read_run_config
 from electra.cli import main
-from electra.config import FinetuneConfig, UserError
-from electra.corpus.shards import open_shards
+from electra.config import FinetuneConfig
+from electra.errors import UserError
 from electra.files import hold
 from electra.method.registry import sketch_objective
 from electra.presets import PRESETS
@@ -45,9 +47,8 @@ from electra.reproduce.report import (
 )
 from electra.reproduce.suite import Ordering, Row, Suite, find_suite, list_suites, read_suite
 from electra.reproduce.work import count_finetunings, find_work, read_tasks
-from electra.runs.checkpoint import find_checkpoint, read_state
-from electra.runs.pretrained import read_run_config
 from electra.settings import to_dict
+from electra.shards.store import open_shards
 from electra.tasks.registry import read_task
 
 ROOT = Path(__file__).parent.parent

@@ -19,18 +19,18 @@ pytest.importorskip("fastapi")
 from services import load_alone, served
 
 from benchmarks.serve import Client, read_memory, start_server
+from electra.checkpoints.checkpoint import list_checkpoints
+from electra.checkpoints.finetuned import read_finetuned
 from electra.cli import main
-from electra.config import UserError
+from electra.errors import UserError
+from electra.inference.ask import detect, fill
+from electra.inference.embed import embed
+from electra.inference.figure_2 import draw_picture, sample_tokens
+from electra.inference.models import load_models
+from electra.inference.predict import load_model
+from electra.interop.export import export
 from electra.pretraining.loop import pretrain
-from electra.runs.checkpoint import list_checkpoints
-from electra.runs.export import export
-from electra.runs.finetuned import read_finetuned
-from electra.serving.ask import detect, fill
-from electra.serving.embed import embed
-from electra.serving.models import load_models
-from electra.serving.picture import draw_picture, sample_tokens
-from electra.serving.predict import load_model
-from electra.serving.queue import BatchQueue, Full
+from electra.service.queue import BatchQueue, Full
 from electra.training.machine import Machine
 
 WORDS = ["the", "old", "sailor", "repaired", "a", "boat", ".", "queen", "umbrellas", "xylophone"]

@@ -4,14 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from electra.model.heads import BEAM_SIZE, BeamSpanHead, SpanHead, answer_positions, span_loss
 from electra.model.initialisation import draw_glorot
-from electra.model.span_heads import (
-    BEAM_SIZE,
-    BeamSpanHead,
-    SpanHead,
-    answer_positions,
-    span_loss,
-)
 
 HIDDEN = 24
 

@@ -10,25 +10,29 @@ import numpy as np
 import pytest
 import torch
 
-from electra.config import FinetuneConfig, TokenizerConfig, UserError
-from electra.corpus.tokenizer import Tokenizer
+from electra.checkpoints.folder import Pretrained
+from electra.config import FinetuneConfig, TokenizerConfig
+from electra.errors import UserError
 from electra.finetuning.loop import train_seed
 from electra.finetuning.start import encode_task
 from electra.model.encoder import Encoder
+from electra.model.heads import span_loss
 from electra.model.initialisation import init_weights
-from electra.model.span_heads import span_loss
 from electra.presets import encoder_sizes
-from electra.runs.pretrained import Pretrained
-from electra.tasks.squad import SpanExtraction, read_squad_task
-from electra.tasks.squad_answers import MAX_ANSWER, N_BEST, find_answers
-from electra.tasks.squad_data import SpanQuestion, read_questions
-from electra.tasks.squad_rows import (
+from electra.tasks.family import Task
+from electra.tasks.squad import (
+    MAX_ANSWER,
+    N_BEST,
+    SpanExtraction,
     cover_span,
     cut_windows,
     encode_questions,
+    find_answers,
     own_tokens,
+    read_squad_task,
 )
-from electra.tasks.task import Task
+from electra.tasks.squad_files import SpanQuestion, read_questions
+from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.machine import Machine
 
 SQUAD_FOLDER = Path(__file__).parents[2] / "shared/data/squad"

@@ -13,13 +13,15 @@ from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from electra.config import UserError
-from electra.corpus.tokenizer import make_tokenizer
+from electra.checkpoints.manifest import read_manifest
+from electra.errors import UserError
 from electra.method.measures import Measures, tally
 from electra.model.encoder import Encoder
 from electra.presets import PRESETS, encoder_sizes
-from electra.pretraining.acceleration import WARM_UP_STEPS, AcceleratedStep
-from electra.pretraining.attention import (
+from electra.pretraining.acceleration import (
+    WARM_UP_STEPS,
+    AcceleratedStep,
+    WorkingCopies,
     exact_kernels,
     find_kernels,
     rank_attention,
@@ -27,12 +29,11 @@ from electra.pretraining.attention import (
 )
 from electra.pretraining.guard import ACCEPTED, NOT_FINITE, SPIKE, WINDOW, Guard
 from electra.pretraining.loop import pretrain, resume
-from electra.pretraining.memory import make_rows
+from electra.pretraining.plan import make_rows
 from electra.pretraining.start import build_model
 from electra.pretraining.step import Step
-from electra.pretraining.working_copies import WorkingCopies
-from electra.runs.manifest import read_manifest
 from electra.settings import override
+from electra.tokenizing.tokenizer import make_tokenizer
 from electra.training.machine import Machine, choose_dtype
 from electra.training.optimizer import build_optimizer, set_learning_rate
 from electra.training.seeds import step_seed

@@ -7,12 +7,14 @@ import pytest
 import torch
 
 from electra.cli import main
-from electra.config import FinetuneConfig, UserError
+from electra.config import FinetuneConfig
+from electra.errors import UserError
 from electra.finetuning.loop import finetune
 from electra.finetuning.results import score_ensemble
 from electra.finetuning.submit import SUBMISSION_FILES, submit
 from electra.tasks.choice import MultipleChoice
 from electra.tasks.classification import Classification, Example
+from electra.tasks.family import Task
 from electra.tasks.glue import GLUE
 from electra.tasks.predictions import (
     average,
@@ -22,7 +24,6 @@ from electra.tasks.predictions import (
     write_numbers,
 )
 from electra.tasks.rows import Rows
-from electra.tasks.task import Task
 
 UNKNOWN = torch.full((3,), -1)
 SPLITS = {"mnli": ("test", "test_mismatched", "diagnostic")}

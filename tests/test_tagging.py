@@ -14,19 +14,20 @@ from seqeval.metrics import accuracy_score
 from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
 from transformers import ElectraConfig, ElectraForTokenClassification
 
-from electra.config import FinetuneConfig, UserError
-from electra.corpus.tokenizer import Tokenizer
+from electra.checkpoints.folder import load_pretrained
+from electra.checkpoints.names import config_to_huggingface, encoder_to_huggingface
+from electra.config import FinetuneConfig
+from electra.errors import UserError
 from electra.finetuning.loop import train_seed
 from electra.finetuning.network import run_network
 from electra.finetuning.start import encode_task
 from electra.model.encoder import Encoder
 from electra.model.initialisation import init_weights
-from electra.runs.huggingface import config_to_huggingface, encoder_to_huggingface
-from electra.runs.pretrained import load_pretrained
 from electra.tasks.conll import read_tagging_task
+from electra.tasks.family import Task
 from electra.tasks.rows import Rows, make_batch
 from electra.tasks.tagging import ENTITY_METRICS, TaggedSentence, Tagging, cut_word_windows
-from electra.tasks.task import Task
+from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.machine import Machine
 
 DATA = Path(__file__).parents[2] / "shared/data"

@@ -10,18 +10,19 @@ import numpy as np
 import pytest
 import torch
 
-from electra.config import FinetuneConfig, UserError
-from electra.corpus.tokenizer import Tokenizer
-from electra.corpus.vocabulary import SPECIAL_TOKENS
+from electra.config import FinetuneConfig
+from electra.errors import UserError
 from electra.settings import override
 from electra.tasks.choice import ChoiceQuestion, MultipleChoice
 from electra.tasks.classification import Classification, Example
+from electra.tasks.family import Task
 from electra.tasks.metrics import score
 from electra.tasks.registry import read_task
 from electra.tasks.rows import choose_batches, cut_pair, encode_texts, make_batch, pack_row
-from electra.tasks.table import read_table, read_text_lines
 from electra.tasks.tagging import TaggedSentence, Tagging
-from electra.tasks.task import Task
+from electra.text.tables import read_table, read_text_lines
+from electra.tokenizing.tokenizer import Tokenizer
+from electra.tokenizing.vocabulary import SPECIAL_TOKENS
 
 GLUE_FOLDER = Path(__file__).parents[2] / "shared/data/glue"
 CPU = torch.device("cpu")

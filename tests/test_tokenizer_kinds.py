@@ -16,16 +16,17 @@ from hypothesis import strategies as st
 from languages import TEXTS
 from tokenizers import models, normalizers, pre_tokenizers
 
-from electra.config import TokenizerConfig, UserError
-from electra.corpus.extension import extend
-from electra.corpus.line_encoder import LineEncoder, make_encoder
-from electra.corpus.structure import find_independence
-from electra.corpus.subwords import state_of
-from electra.corpus.tokenizer import Tokenizer
+from electra.config import TokenizerConfig
+from electra.errors import UserError
 from electra.files import write_json
 from electra.reports.inspection import report_text
 from electra.tasks.rows import encode_texts, encode_words
 from electra.tasks.tagging import TaggedSentence, Tagging
+from electra.tokenizing.extend import extend
+from electra.tokenizing.structure import find_independence
+from electra.tokenizing.tokenizer import Tokenizer
+from electra.tokenizing.training import state_of
+from electra.tokenizing.words import LineEncoder, make_encoder
 
 KINDS = ("wordpiece", "bpe", "unigram")
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -260,7 +261,7 @@ def test_five_trainings_in_five_processes_give_one_file(tmp_path, kind):
     text.write_text("\n".join(LINES * 2), encoding="utf-8")
     program = (
         "import sys; from electra.config import TokenizerConfig;"
-        "from electra.corpus.tokenizer import Tokenizer;"
+        "from electra.tokenizing.tokenizer import Tokenizer;"
         "lines = open(sys.argv[1], encoding='utf-8').read().splitlines();"
         f"config = TokenizerConfig(kind={kind!r}, vocab_size=900);"
         "Tokenizer.train(lines, config).save(sys.argv[2])"

@@ -29,7 +29,7 @@ def layers():
     """The module of the layer, over interpreted kernels."""
     if not IS_INTERPRETED:
         pytest.skip("runs in test_in_the_interpreter")
-    from electra.model import triton_layer
+    from electra.model import triton as triton_layer
 
     return triton_layer
 
@@ -54,7 +54,7 @@ def test_kernels_compile_for_a_gpu():
     import triton
     from triton.backends.compiler import GPUTarget
 
-    from electra.model import triton_kernels as kernels
+    from electra.model import triton as kernels
 
     floats = {"scale"}
     sizes = {"L": 128, "D": 64, "BLOCK": 128, "ROWS": kernels.ROWS, "MASKED": 1, "DROPS": 1}
@@ -158,7 +158,7 @@ def test_feed_forward_and_its_gradients(layers, rows):
 @pytest.mark.parametrize("length", [128, 100, 200])
 def test_cuda_layer_is_that_of_float64(dtype, tolerance, length):
     """Values and gradients, as distances relative to their norms; the second row is short."""
-    from electra.model.triton_layer import TritonPostNormLayer
+    from electra.model.triton import TritonPostNormLayer
 
     sizes = encoder_sizes(
         256, 1, 32, vocab_size=50, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
@@ -182,7 +182,7 @@ def test_cuda_layer_is_that_of_float64(dtype, tolerance, length):
 
 @pytest.mark.skipif(IS_INTERPRETED or not torch.cuda.is_available(), reason="no CUDA device")
 def test_cuda_attention_drops_the_share_asked_for():
-    from electra.model import triton_kernels as kernels
+    from electra.model import triton as kernels
 
     shown = torch.zeros(64, 64, 3, 4, 64, device="cuda")
     shown[:, :, 2] = torch.eye(64, device="cuda")[None, :, None]

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from electra.cli.options import DryRun, Set, Toml, print_dry_run, refuse_existing, repeat, resolve
-from electra.config import PrepareConfig, TokenizerConfig, require
+from electra.config import PrepareConfig, TokenizerConfig
+from electra.errors import require
 from electra.settings import setting_name
 
 if TYPE_CHECKING:
-    from electra.corpus.tokenizer import Tokenizer
+    from electra.tokenizing.tokenizer import Tokenizer
 
 Text = Annotated[
     tuple[str, ...],
@@ -61,12 +62,12 @@ def tokenizer(
         Of sequences that are no text: the number of ids, or a file with a name for each id a line.
         `electra prepare` then reads lists of these ids. Takes no text.
     """
-    from electra.corpus.extension import extend as extend_tokenizer
-    from electra.corpus.text import TextCounts, read_documents
-    from electra.corpus.tokenizer import Tokenizer
     from electra.reports.glossary import format_count
     from electra.terminal.live import Progress
     from electra.terminal.printing import command, print_done
+    from electra.text.documents import TextCounts, read_documents
+    from electra.tokenizing.extend import extend as extend_tokenizer
+    from electra.tokenizing.tokenizer import Tokenizer
 
     given = [f"kind={kind}", *set_] if kind else set_
     settings = resolve(TokenizerConfig(), config, given)
@@ -198,11 +199,11 @@ def prepare(
     finish
         Only the last step, when all shares are done.
     """
-    from electra.corpus import prepare as preparation
-    from electra.corpus.remote import is_url, locate
-    from electra.corpus.tokenizer import Tokenizer
+    from electra.shards import prepare as preparation
     from electra.terminal.live import Progress
     from electra.terminal.printing import command, print_done, print_note
+    from electra.text.streams import is_url, locate
+    from electra.tokenizing.tokenizer import Tokenizer
 
     settings = resolve(PrepareConfig(), config, set_)
     share = None if task is None else _parse_share(task)
@@ -304,14 +305,14 @@ def inspect(
     json
         Print one JSON object.
     """
-    from electra.corpus.remote import is_url, locate
-    from electra.corpus.shards import open_shards
-    from electra.corpus.text import TextCounts, read_documents
-    from electra.corpus.tokenizer import Tokenizer
     from electra.reports.inspection import report_shards, report_text
+    from electra.shards.store import open_shards
     from electra.terminal.inspection import print_shards_report, print_text_report
     from electra.terminal.live import Progress
     from electra.terminal.printing import print_lines
+    from electra.text.documents import TextCounts, read_documents
+    from electra.text.streams import is_url, locate
+    from electra.tokenizing.tokenizer import Tokenizer
 
     folder = locate(folder)
     is_shards = (folder / "manifest.json").is_file()
@@ -346,8 +347,8 @@ def inspect(
 
 def find_text(text: Sequence[str], encoding: str) -> Sequence[Path]:
     """Return the files to read, and tell what is passed over and what is waited for."""
-    from electra.corpus.sources import find_sources, name_encodings, name_passed_over
     from electra.terminal.printing import print_note
+    from electra.text.sources import find_sources, name_encodings, name_passed_over
 
     sources = find_sources(text, encoding)
     if sources.encodings:

@@ -28,7 +28,6 @@ from cyclopts import (
     UnknownOptionError,
 )
 
-import electra
 from electra.cli.corpus import inspect, prepare, tokenizer
 from electra.cli.finetuning import finetune, submit
 from electra.cli.outgoing import embed, export
@@ -37,8 +36,9 @@ from electra.cli.quickstart import quickstart
 from electra.cli.reproduce import reproduce
 from electra.cli.results import detect, fill, predict, report, score
 from electra.cli.serving import page, serve
-from electra.config import UserError, require
+from electra.errors import UserError, require
 from electra.processes import Interrupted, find_place, is_launched
+from electra.version import __version__
 
 VERBS = {
     "All steps at once": (quickstart,),
@@ -58,7 +58,7 @@ The way from text to a scored, exported encoder is one command per step, each of
 the one before it wrote: tokenizer, prepare, pretrain, finetune, report, predict, export.
 `electra quickstart` runs most of them in some minutes. docs/ARTEFACTS.md describes the files and
 folders.""",
-    version=electra.__version__,
+    version=__version__,
     help_format="markdown",
     suppress_keyboard_interrupt=False,  # else it ends the process without a word
     # Nobody needs --no-dry-run, nor to be told that a flag is off unless it is given.
@@ -80,7 +80,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What writing to an open file may meet; such an error has no path."""
 RUST_ERROR = re.compile(r"\(os error (\d+)\)")
 """How safetensors and tokenizers, which have exceptions of their own, tell what the system said."""
-OURS = Path(electra.__file__).parent
+OURS = Path(__file__).parents[1]
 
 
 def main(tokens: Sequence[str] | None = None) -> None:

@@ -15,7 +15,7 @@ from electra.cli.options import (
     refuse_folder_in_the_way,
     resolve,
 )
-from electra.config import require
+from electra.errors import require
 
 
 def finetune(
@@ -65,13 +65,13 @@ def finetune(
         Settings as field=value,value. Every combination is fine-tuned into a folder of its own in
         OUT, and the one with the best score on dev is chosen.
     """
+    from electra.checkpoints.folder import load_pretrained
     from electra.finetuning.grid import combine, search, tabulate
     from electra.finetuning.loop import RESEED
     from electra.finetuning.loop import finetune as run_finetune
     from electra.presets import finetune_preset
     from electra.reports.runs import read_finetuning
     from electra.reports.tables import finetuning_table
-    from electra.runs.pretrained import load_pretrained
     from electra.terminal.live import Progress, show_finetuning
     from electra.terminal.printing import command, print_done, print_note, print_table
 

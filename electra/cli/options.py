@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from cyclopts import Parameter
 
-from electra.config import NOT_SIZES, PretrainConfig, did_you_mean, require, require_schedule
-from electra.corpus.remote import is_url
+from electra.config import NOT_SIZES, PretrainConfig, require_schedule
+from electra.errors import did_you_mean, require
 from electra.presets import PRESETS, RECIPES
 from electra.settings import (
     flatten,
@@ -17,6 +17,7 @@ from electra.settings import (
     read_toml,
     to_dict,
 )
+from electra.text.streams import is_url
 
 Set = Annotated[
     tuple[str, ...],
@@ -140,8 +141,8 @@ def _take_sizes(
     A run that was begun keeps what it took: the folder need not be there any more.
     """
     if begun is None:
+        from electra.checkpoints.folder import read_start
         from electra.pretraining.init_from import fit_to_start
-        from electra.runs.pretrained import read_start
 
         return fit_to_start(settings, read_start(Path(settings.train.init_from)), given)
     taken = {

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from electra.cli.options import DryRun, print_dry_run, refuse_existing, refuse_folder_in_the_way
-from electra.config import require
+from electra.errors import require
 
 
 def embed(
@@ -51,8 +51,8 @@ def embed(
     column
         The column of a table that holds the texts; if not given, text.
     """
-    from electra.serving.embedding_files import check_format, read_texts, write_embeddings
-    from electra.serving.network import load_encoder
+    from electra.inference.embed import check_format, read_texts, write_embeddings
+    from electra.inference.network import load_encoder
     from electra.terminal.live import Progress
     from electra.terminal.printing import print_done
 
@@ -138,9 +138,9 @@ def export(
         Of a fine-tuning, the seed whose model is written; if not given, the one with the best score
         on dev.
     """
-    from electra.runs.checkpoint import run_of
-    from electra.runs.finetuned import is_finetuned, read_finetuned
-    from electra.runs.pretrained import is_huggingface, read_run_config
+    from electra.checkpoints.checkpoint import run_of
+    from electra.checkpoints.finetuned import is_finetuned, read_finetuned
+    from electra.checkpoints.folder import is_huggingface, read_run_config
 
     is_similarity = as_ == "sentence-transformers"
     require(
@@ -159,10 +159,9 @@ def export(
     refuse_existing(out)
     if dry_run:
         return print_dry_run(settings, f"read {source} and write {out}")
+    from electra.checkpoints.names import DISCRIMINATOR_FILE, HEAD_FILE
+    from electra.inference.similarity import COLUMNS
     from electra.library import export as run_export
-    from electra.runs.bert import DISCRIMINATOR_FILE
-    from electra.runs.huggingface_heads import HEAD_FILE
-    from electra.serving.similarity import COLUMNS
     from electra.terminal.live import Progress
     from electra.terminal.printing import print_done
 

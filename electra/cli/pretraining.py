@@ -19,7 +19,8 @@ from electra.cli.options import (
     repeat,
     resolve_pretraining,
 )
-from electra.config import PretrainConfig, UserError, require
+from electra.config import PretrainConfig
+from electra.errors import UserError, require
 from electra.presets import PRESETS
 
 
@@ -81,7 +82,7 @@ def pretrain(
             "--resume keeps the run's settings; leave --set, --config, --preset, --recipe and "
             "--init-from away",
         )
-        from electra.runs.pretrained import read_run_config
+        from electra.checkpoints.folder import read_run_config
 
         settings = read_run_config(resume)
         if dry_run:
@@ -90,7 +91,7 @@ def pretrain(
     else:
         begun = None
         if out is not None and (out / "config.json").exists():
-            from electra.runs.pretrained import read_run_config
+            from electra.checkpoints.folder import read_run_config
 
             begun = read_run_config(out)
         chosen = "tiny" if preset is None else preset
@@ -288,7 +289,7 @@ def import_(
         Embeddings of more positions. interpolate: the old ones, drawn out to the new length.
         repeat: the old ones, one after the other, again and again.
     """
-    from electra.runs.importing import import_model
+    from electra.interop.importing import import_model
     from electra.terminal.printing import command, print_done, print_note, print_table
 
     refuse_existing(out)

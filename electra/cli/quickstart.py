@@ -6,7 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from electra.cli.options import DryRun, Set, Toml, print_dry_run, refuse_url, resolve
-from electra.config import require
+from electra.errors import require
 from electra.presets import QUICKSTART
 
 

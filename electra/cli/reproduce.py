@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from electra.cli.options import DryRun, SetPretraining, refuse_url
-from electra.config import UserError, did_you_mean, require
+from electra.errors import UserError, did_you_mean, require
 from electra.files import hold
 from electra.presets import PRESETS
 
@@ -90,6 +90,7 @@ def reproduce(
     for folder in (runs, out):
         if folder is not None:
             refuse_url(folder)
+    from electra.checkpoints.manifest import LOCK
     from electra.reports.glossary import format_seconds
     from electra.reproduce.plan import keep_plan, open_plan
     from electra.reproduce.records import (
@@ -111,7 +112,6 @@ def reproduce(
         read_tasks,
         require_same_data,
     )
-    from electra.runs.manifest import LOCK
     from electra.settings import setting_name
     from electra.terminal.live import Progress
 

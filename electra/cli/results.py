@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from electra.cli.options import DryRun, print_dry_run, refuse_existing, refuse_folder_in_the_way
-from electra.config import UserError, require
+from electra.errors import UserError, require
 
 STDIN = "./-"
 """A lone -, as the entry of the command line hands it on."""
@@ -16,8 +16,7 @@ STDIN = "./-"
 def report(
     folders: tuple[Path, ...],
     *,
-    out: Path | None = None,
-    readme: Path | None = None,
+    out: Path,
     dry_run: DryRun = False,
 ) -> None:
     """Write a self-contained HTML page about runs and their fine-tunings, or tables in Markdown.
@@ -27,30 +26,18 @@ def report(
     Parameters
     ----------
     folders
-        Run folders and fine-tuning folders, in any order. With --readme: the one folder of results.
+        Run folders and fine-tuning folders, in any order.
     out
         The file to write: an HTML page, or tables alone if its name ends with .md.
-    readme
-        The README whose tables, between its two results markers, are to be replaced.
     """
     from electra.reports.page import write_page
-    from electra.reports.readme import update_readme
     from electra.reports.runs import read_finetuning, read_runs, read_samples
     from electra.terminal.printing import command, print_done
 
-    require(
-        (out is None) != (readme is None), "report needs either --out PAGE.html or --readme FILE"
-    )
-    if out is not None:
-        require(not out.is_dir(), f"{out} is a folder; name a file, as {out / 'report.html'}")
-        refuse_folder_in_the_way(out)
+    require(not out.is_dir(), f"{out} is a folder; name a file, as {out / 'report.html'}")
+    refuse_folder_in_the_way(out)
     if dry_run:
-        return print_dry_run(None, f"read {', '.join(map(str, folders))} and write {out or readme}")
-    if readme is not None:
-        require(len(folders) == 1, "--readme takes one folder of results")
-        written = update_readme(readme, folders[0])
-        return print_done(f"wrote {', '.join(map(str, written))}")
-    assert out is not None
+        return print_dry_run(None, f"read {', '.join(map(str, folders))} and write {out}")
     runs = [folder for folder in folders if (folder / "metrics.jsonl").exists()]
     finetunings = [
         read_finetuning(folder / "results.json") for folder in folders if folder not in runs
@@ -62,8 +49,7 @@ def report(
 
         require(
             not out.exists() or out.read_text("utf-8", "replace").startswith("| "),
-            f"{out} is there and does not begin with a table; choose another --out (--readme "
-            "writes between two markers)",
+            f"{out} is there and does not begin with a table; choose another --out",
         )
         replace_text(out, write_tables(read_runs(runs), finetunings))
         return print_done(f"wrote {out}")
@@ -112,8 +98,8 @@ def predict(
         The columns to read, if they are not named as in training: that of the text, of both texts,
         or of question and context. Of CoNLL's columns, the number of the word's, from 1.
     """
-    from electra.runs.finetuned import read_finetuned
-    from electra.serving.predict import check_format, list_json, load_model, write_answers
+    from electra.checkpoints.finetuned import read_finetuned
+    from electra.inference.predict import check_format, list_json, load_model, write_answers
     from electra.tasks.registry import read_records
     from electra.terminal.live import Progress
     from electra.terminal.printing import print_done, print_lines, print_note
@@ -172,8 +158,8 @@ def detect(
     json
         Whether to print one JSON object per text, with the place and probability of each word.
     """
-    from electra.serving.ask import describe_words, load_asked
-    from electra.serving.ask import detect as run_detect
+    from electra.inference.ask import describe_words, load_asked
+    from electra.inference.ask import detect as run_detect
     from electra.terminal.live import Progress
     from electra.terminal.printing import print_lines, print_words
 
@@ -218,8 +204,8 @@ def fill(
     json
         Whether to print one JSON object per text, with the tokens and probabilities of each gap.
     """
-    from electra.serving.ask import fill as run_fill
-    from electra.serving.ask import load_asked
+    from electra.inference.ask import fill as run_fill
+    from electra.inference.ask import load_asked
     from electra.terminal.printing import print_lines, print_table
 
     texts = _read_texts(text, input_)
@@ -246,7 +232,7 @@ def _dump(value: object) -> str:
 
 
 def _read_texts(text: str | None, path: Path | None) -> list[str]:
-    from electra.serving.score import read_sentences
+    from electra.inference.score import read_sentences
 
     if text == STDIN:
         text, path = None, Path(STDIN)
@@ -291,7 +277,7 @@ def score(
         The file to write: .tsv for --text, .json for --pairs.
     """
     from electra.files import write_json
-    from electra.serving.score import (
+    from electra.inference.score import (
         compare_pairs,
         load_scorer,
         read_pairs,

@@ -7,7 +7,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from electra.cli.options import DryRun, Set, Toml, print_dry_run, resolve
-from electra.config import ServeConfig, require
+from electra.config import ServeConfig
+from electra.errors import require
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 TOKEN = "ELECTRA_TOKEN"
@@ -101,7 +102,7 @@ def _serve(
     from electra.terminal.printing import print_done
 
     try:
-        from electra.serving.server import Server
+        from electra.service.server import Server
     except ModuleNotFoundError as error:
         require(
             str(error.name).partition(".")[0]

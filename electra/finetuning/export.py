@@ -8,7 +8,7 @@ OUT/head.safetensors
                     ModernBertModel, and the card has the lines that use both
 
 An ONNX file holds the network with its head in either case. The other files are those of
-runs/export.py.
+interop/export.py.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,24 +16,24 @@ from pathlib import Path
 
 from torch import Tensor
 
-from electra.config import UserError, require
-from electra.files import new_folder
-from electra.model.heads import PairHead
-from electra.runs.card import Card, describe_finetuning
-from electra.runs.checkpoint import load_parameters
-from electra.runs.export import Form, Model, write_export
-from electra.runs.finetuned import Finetuned
-from electra.runs.graph import Kind
-from electra.runs.huggingface_heads import (
+from electra.checkpoints.checkpoint import load_parameters
+from electra.checkpoints.finetuned import Finetuned
+from electra.checkpoints.folder import tensors_below
+from electra.checkpoints.names import (
     HuggingFaceHead,
     choice_head,
     classification_head,
     describe_labels,
     span_head,
     tagging_head,
+    task_head,
 )
-from electra.runs.huggingface_modern import task_head
-from electra.runs.pretrained import tensors_below
+from electra.errors import UserError, require
+from electra.files import new_folder
+from electra.interop.card import Card, describe_finetuning
+from electra.interop.export import Form, Model, write_export
+from electra.interop.onnx import Kind
+from electra.model.heads import PairHead
 from electra.tasks.registry import restore_family
 
 KINDS: dict[str, Kind] = {

@@ -8,16 +8,17 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from electra.config import FinetuneConfig, require
-from electra.corpus.tokenizer import Tokenizer
+from electra.checkpoints.checkpoint import write_tensors
+from electra.checkpoints.manifest import LOCK, begin_session, find_commit
+from electra.config import FinetuneConfig
+from electra.errors import require
 from electra.files import hold, read_object, write_hashes, write_json
 from electra.finetuning.network import TaskNetwork
 from electra.finetuning.start import TaskRows
-from electra.runs.checkpoint import write_tensors
-from electra.runs.manifest import LOCK, begin_session, find_commit
 from electra.settings import to_dict
+from electra.tasks.family import Task
 from electra.tasks.rows import Outputs
-from electra.tasks.task import Task
+from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.distributed import wait_for_all
 from electra.training.machine import Machine
 

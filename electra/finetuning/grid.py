@@ -11,13 +11,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from electra.config import FinetuneConfig, require
+from electra.checkpoints.folder import load_pretrained
+from electra.config import FinetuneConfig
+from electra.errors import require
 from electra.files import read_object, sha256_file, write_json
 from electra.finetuning.folder import begin_shared_folder
 from electra.finetuning.loop import LONGEST_WAIT, RESEED, Progress, finetune, ignore
 from electra.finetuning.start import fit_to_start
 from electra.reports.tables import Table
-from electra.runs.pretrained import load_pretrained
 from electra.settings import override, to_dict
 from electra.tasks.registry import read_task
 from electra.training.distributed import joined, wait_for_all

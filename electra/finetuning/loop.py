@@ -17,7 +17,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from electra.config import FinetuneConfig, OptimizerConfig, require
+from electra.checkpoints.checkpoint import load_parameters
+from electra.checkpoints.folder import Pretrained, load_pretrained
+from electra.config import FinetuneConfig, OptimizerConfig
+from electra.errors import require
 from electra.files import sha256_file, write_json
 from electra.finetuning.folder import SeedRun, begin_shared_folder, write_seed
 from electra.finetuning.network import (
@@ -28,12 +31,10 @@ from electra.finetuning.network import (
 )
 from electra.finetuning.results import describe_task, find_failures, finite, read_seed, summarise
 from electra.finetuning.start import TaskRows, encode_task, fit_to_start
-from electra.runs.checkpoint import load_parameters
-from electra.runs.pretrained import Pretrained, load_pretrained
 from electra.settings import to_dict
+from electra.tasks.family import Task
 from electra.tasks.registry import read_task, resolve_own
 from electra.tasks.rows import Outputs, choose_batches, make_batch
-from electra.tasks.task import Task
 from electra.training.distributed import joined, wait_for_all
 from electra.training.machine import Machine, choose_layers, prepare_machine
 from electra.training.optimizer import build_optimizer, learning_rate_at, set_learning_rate

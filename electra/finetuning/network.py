@@ -8,14 +8,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from electra.checkpoints.checkpoint import load_parameters
+from electra.checkpoints.finetuned import Finetuned
+from electra.checkpoints.folder import Pretrained
 from electra.config import FinetuneConfig
 from electra.model.encoder import Encoder
-from electra.model.feature_head import FeatureHead
-from electra.model.heads import PairHead
+from electra.model.heads import FeatureHead, PairHead
 from electra.model.initialisation import draw_glorot, init_weights
-from electra.runs.checkpoint import load_parameters
-from electra.runs.finetuned import Finetuned
-from electra.runs.pretrained import Pretrained
 from electra.tasks.family import Family
 from electra.tasks.rows import Outputs, Rows, TaskBatch, make_batch
 from electra.training.machine import Machine, choose_layers

@@ -8,15 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from electra.config import require
+from electra.errors import require
 from electra.files import read_object
 from electra.tasks.choice import MultipleChoice
 from electra.tasks.classification import Classification
-from electra.tasks.family import Constant, Family
+from electra.tasks.family import Constant, Family, Task
 from electra.tasks.metrics import score
 from electra.tasks.predictions import average, read_predictions
 from electra.tasks.rows import Outputs, Rows
-from electra.tasks.task import Task
 
 CHANCE = 0.99
 """A run has learnt nothing if its last steps have more than this share of the loss of the best

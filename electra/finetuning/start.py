@@ -6,11 +6,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from electra.config import FinetuneConfig, require
+from electra.checkpoints.folder import Pretrained
+from electra.config import FinetuneConfig
+from electra.errors import require
 from electra.presets import finetune_preset
-from electra.runs.pretrained import Pretrained
+from electra.tasks.family import Task
 from electra.tasks.rows import Rows, reduce_vocabulary
-from electra.tasks.task import Task
 
 
 class TaskRows(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from electra.config import UserError, require
+from electra.errors import UserError, require
 from electra.files import read_object
 from electra.tasks.glue import GLUE
 from electra.tasks.predictions import Predictions, average, predictions_name, read_predictions

@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from electra.config import require
+from electra.errors import require
 from electra.method.masking import Counts, Draw, Masking, measure_cloze, replace
 from electra.method.objective import Judgement, Network, Objective, Output, Parts
 from electra.model.batch import Batch

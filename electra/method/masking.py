@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from electra.config import MethodConfig
-from electra.corpus.tokenizer import Tokenizer
 from electra.model.batch import Batch, count_real, find_real
 from electra.model.masked_lm import FixedDistribution, MaskedLM
 from electra.model.softmax import Prediction
+from electra.tokenizing.tokenizer import Tokenizer
 
 SPAN_WORDS = 3.8
 """Mean span length, words. SpanBERT clips its geometric lengths at 10; here they are not clipped.

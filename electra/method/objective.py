@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from electra.config import EncoderConfig, PretrainConfig
-from electra.corpus.tokenizer import Tokenizer
 from electra.method.masking import Counts, Draw, Masking, Means
 from electra.model.batch import Batch
 from electra.model.encoder import Embeddings, Encoder, Layer
 from electra.model.heads import DiscriminatorHead, GeneratorHead
 from electra.model.masked_lm import FixedDistribution, MaskedLM, TwoTowers
 from electra.model.modern_layer import ModernEmbeddings
+from electra.tokenizing.tokenizer import Tokenizer
 
 
 class Judgement(NamedTuple):

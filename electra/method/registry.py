@@ -4,9 +4,10 @@ from importlib import import_module
 
 import torch
 
-from electra.config import OBJECTIVES, SCHEMES, PretrainConfig, require
-from electra.corpus.tokenizer import make_tokenizer
+from electra.config import OBJECTIVES, SCHEMES, PretrainConfig
+from electra.errors import require
 from electra.method.objective import Objective, Parts
+from electra.tokenizing.tokenizer import make_tokenizer
 
 
 def build_objective(parts: Parts) -> Objective:

@@ -17,11 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from electra.model.encoder import Embeddings, Encoder
-from electra.model.heads import DiscriminatorHead
+from electra.model.heads import BeamSpanHead, DiscriminatorHead, SpanHead
 from electra.model.layer import PostNormLayer
 from electra.model.mixed_precision import Linear
 from electra.model.modern_layer import PreNormLayer
-from electra.model.span_heads import BeamSpanHead, SpanHead
 
 
 @torch.no_grad()

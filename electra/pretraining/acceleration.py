@@ -1,32 +1,187 @@
-"""The optimizer step in the fastest form for the device; step.py holds the definition.
+"""The fastest of torch's attention kernels for a run, by measurement.
 
-A CPU runs the step operation by operation. On a CUDA device the objective is compiled, and the
-whole step, optimizer included, is captured once as a CUDA graph and replayed. At hidden size 256 a
-step has about two thousand small operations, and launching each one would take longer than running
-it. Nothing in a step waits for the device.
+Shape suffixes: B rows, L positions, N heads, D head size.
 """
 
 import os
+import statistics
+import time
 import warnings
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
-from torch.nn.attention import sdpa_kernel
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from electra.config import PretrainConfig, TrainConfig, UserError
+from electra.config import PretrainConfig, TrainConfig
+from electra.errors import UserError
 from electra.files import cache_folder
 from electra.method.measures import tally
 from electra.method.objective import Objective
 from electra.model.batch import Batch, find_real
-from electra.model.encoder import find_layers
-from electra.pretraining.attention import Ranking, find_kernels, rank_attention
+from electra.model.encoder import Encoder, find_layers
+from electra.model.mixed_precision import Linear
 from electra.pretraining.step import Outcome, Step
-from electra.pretraining.working_copies import WorkingCopies
 from electra.training.distributed import from_rank_0
 from electra.training.machine import Machine
 from electra.training.sharding import count_parts, shard
+
+KERNELS = (
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+)
+
+Ranking = dict[str, list[str]]
+"""Names of attention kernels, fastest first, for "masked" and "unmasked" rows."""
+
+
+def rank_attention(config: PretrainConfig, machine: Machine) -> Ranking:
+    """Return torch's attention kernels that support the discriminator's layers, fastest first.
+
+    The timing covers forward and backward pass with the run's sizes and dropout. It leaves out the
+    launches, because the replay of a CUDA graph does not launch kernels one by one.
+
+    Args:
+        config: Sizes, dropout and micro-batch size of the run.
+        machine: Device and dtype.
+    """
+    return {
+        name: [kernel.name for kernel in _rank(config, machine, masked=name == "masked")]
+        for name in ("unmasked", "masked")
+    }
+
+
+def recorded_ranking(manifest: dict[str, Any], device: str) -> Ranking | None:
+    """Return the ranking of the run's first session on a device; None if there was none.
+
+    Kernels round differently. With the ranking of its first session, a resumed run goes on with the
+    kernels that it began with.
+
+    Args:
+        manifest: From `read_manifest`.
+        device: Name of the device.
+    """
+    for session in manifest["sessions"]:
+        ranking: Ranking = session.get("step", {}).get("attention", {})
+        if ranking and session.get("device") == device:
+            return ranking
+    return None
+
+
+def find_kernels(ranking: Ranking, *, masked: bool) -> list[SDPBackend]:
+    """Return the kernels of a ranking for rows with or without a mask, fastest first."""
+    return [SDPBackend.__members__[name] for name in ranking["masked" if masked else "unmasked"]]
+
+
+def exact_kernels(dropout_prob: float) -> list[SDPBackend]:
+    """Return the kernels that drop exactly this share of the attention probabilities.
+
+    cuDNN's kernels round the share to sixteenths. Source: pytorch issue 174245.
+    """
+    is_sixteenths = (16 * dropout_prob).is_integer()
+    return [each for each in KERNELS if is_sixteenths or each != SDPBackend.CUDNN_ATTENTION]
+
+
+def _rank(config: PretrainConfig, machine: Machine, *, masked: bool) -> list[SDPBackend]:
+    sizes, train = config.model, config.train
+    rows, length = train.micro_batch_size, config.examples.sequence_length
+    heads, rate = sizes.num_attention_heads, sizes.attention_probs_dropout_prob
+    device, dtype = machine.device, machine.dtype
+    mask_B11L = torch.zeros((rows, 1, 1, length), device=device, dtype=dtype) if masked else None
+    qkv_BL3ND = torch.randn(
+        (rows, length, 3, heads, sizes.hidden_size // heads), device=device, dtype=dtype
+    ).requires_grad_()
+
+    def attend() -> None:
+        q, k, v = qkv_BL3ND.permute(2, 0, 3, 1, 4).unbind(0)
+        context_BNLD = F.scaled_dot_product_attention(q, k, v, mask_B11L, rate)
+        context_BNLD.backward(torch.ones_like(context_BNLD))  # has the strides of a real gradient
+
+    seconds = {}
+    for kernel in exact_kernels(rate):
+        with warnings.catch_warnings(), sdpa_kernel(kernel), suppress(RuntimeError):
+            warnings.simplefilter("ignore")  # the reasons why a kernel does not support the sizes
+            seconds[kernel] = statistics.median(_time(attend, device) for _ in range(7))
+    return sorted(seconds, key=seconds.__getitem__)
+
+
+def _time(work: Callable[[], None], device: torch.device) -> float:
+    """Return the seconds that `work` takes on the device, without its launches."""
+    if device.type != "cuda":
+        start = time.perf_counter()
+        work()
+        return time.perf_counter() - start
+    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(1 << 25)  # clock cycles, about 20 ms: the time to launch everything below
+    began.record()
+    work()
+    ended.record()
+    ended.synchronize()
+    return began.elapsed_time(ended) / 1000
+
+
+class WorkingCopies:
+    """Copies of the weights and biases of a model's encoders, except the embedding block.
+
+    Args:
+        model: The objective. Its parameters are replaced by the copies inside `at_work` only.
+        dtype: Dtype of the copies: the encoders' compute_dtype.
+    """
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype):
+        maps = {
+            part: None
+            for encoder in model.modules()
+            if isinstance(encoder, Encoder)
+            for part in encoder.modules()
+            if isinstance(part, Linear)
+        }
+        self.places = [(part, name) for part in maps for name in dict(part.named_parameters())]
+        self.masters = [part.get_parameter(name) for part, name in self.places]
+        self.copies = [
+            nn.Parameter(master.detach().to(dtype), requires_grad=master.requires_grad)
+            for master in self.masters
+        ]
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Let the model compute with the copies; on exit add their gradients to the parameters'."""
+        with torch.no_grad():
+            torch._foreach_copy_(list[Tensor](self.copies), list[Tensor](self.masters))
+        self._install(self.copies)
+        try:
+            yield
+            self._hand_over()
+        finally:
+            self._install(self.masters)
+
+    def _install(self, parameters: list[nn.Parameter]) -> None:
+        for (part, name), parameter in zip(self.places, parameters, strict=True):
+            part._parameters[name] = parameter
+
+    @torch.no_grad()
+    def _hand_over(self) -> None:
+        """Add the copies' gradients to the parameters' gradients, in float32."""
+        learnt = [
+            (master, copy.grad)
+            for master, copy in zip(self.masters, self.copies, strict=True)
+            if copy.grad is not None
+        ]
+        gradients: list[Tensor] = [torch.empty_like(master) for master, _ in learnt]
+        torch._foreach_copy_(gradients, [gradient for _, gradient in learnt])
+        earlier = [master.grad for master, _ in learnt if master.grad is not None]
+        if earlier:  # from earlier micro-batches of the step
+            torch._foreach_add_(gradients, earlier)
+        for (master, _), gradient in zip(learnt, gradients, strict=True):
+            master.grad = gradient
+        for copy in self.copies:
+            copy.grad = None
+
 
 WARM_UP_STEPS = 3
 """Steps before the capture. In these steps libraries select kernels and allocate workspaces, which

@@ -6,13 +6,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from electra.config import PretrainConfig, UserError, require
+from electra.checkpoints.checkpoint import list_checkpoints, step_of
+from electra.checkpoints.folder import read_run_config
+from electra.checkpoints.manifest import read_manifest
+from electra.checkpoints.metrics import read_metrics
+from electra.config import PretrainConfig
+from electra.errors import UserError, require
 from electra.files import new_folder, write_json, write_text
-from electra.pretraining.attention import Ranking, recorded_ranking
-from electra.runs.checkpoint import list_checkpoints, step_of
-from electra.runs.manifest import read_manifest
-from electra.runs.metrics import read_metrics
-from electra.runs.pretrained import read_run_config
+from electra.pretraining.acceleration import Ranking, recorded_ranking
 from electra.settings import flatten, to_dict
 
 MAY_CHANGE = frozenset(

@@ -14,8 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from electra.config import PretrainConfig, require
-from electra.corpus.shards import Shards, open_shards
+from electra.checkpoints.checkpoint import load_parameters, read_tensors, write_tensors
+from electra.checkpoints.folder import read_start
+from electra.config import PretrainConfig
+from electra.errors import require
 from electra.method.masking import Counts, Draw, predict_masked
 from electra.method.measures import Measures
 from electra.method.objective import Output
@@ -27,8 +29,7 @@ from electra.model.masked_lm import FixedDistribution, MaskedLM
 from electra.pretraining.evaluation import evaluate, heldout_batches, split_heldout
 from electra.pretraining.init_from import read_masked_lm
 from electra.pretraining.step import Step
-from electra.runs.checkpoint import load_parameters, read_tensors, write_tensors
-from electra.runs.pretrained import read_start
+from electra.shards.store import Shards, open_shards
 
 FILE = "heldout.safetensors"
 Domains = dict[str, Shards]

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 
 from electra.config import PretrainConfig
-from electra.corpus.examples import Examples, permute
-from electra.corpus.shards import Shards
-from electra.corpus.tokenizer import Tokenizer
 from electra.method.masking import Counts, Draw
 from electra.method.measures import Measures
 from electra.method.objective import Judgement, Objective, Output
 from electra.model.batch import Batch, find_real
+from electra.shards.examples import Examples, permute
+from electra.shards.store import Shards
+from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.seeds import step_seed
 
 NUM_SAMPLES = 8

@@ -19,9 +19,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from electra.corpus.tokenizer import Tokenizer
 from electra.files import write_json
 from electra.model.batch import Batch
+from electra.tokenizing.tokenizer import Tokenizer
 
 WINDOW = 128
 """Gradient norms that are remembered."""

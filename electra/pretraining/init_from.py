@@ -15,18 +15,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from electra.config import (
-    NOT_SIZES,
-    EncoderConfig,
-    GeneratorConfig,
-    PretrainConfig,
-    UserError,
-    require,
-)
-from electra.corpus.shards import Shards
+from electra.checkpoints.checkpoint import load_parameters
+from electra.checkpoints.folder import SavedNetwork, Start, read_start
+from electra.config import NOT_SIZES, EncoderConfig, GeneratorConfig, PretrainConfig
+from electra.errors import UserError, require
 from electra.method.objective import Network, Objective
-from electra.runs.checkpoint import load_parameters
-from electra.runs.pretrained import SavedNetwork, Start, read_start
+from electra.shards.store import Shards
 
 Origin = Literal["init_from", "folder", "layers", "new"]
 """Where a generator's first weights come from."""

@@ -15,16 +15,23 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from electra.config import PretrainConfig, UserError, require, require_schedule
-from electra.corpus.examples import Examples
-from electra.corpus.shards import Shards, open_shards
-from electra.corpus.tokenizer import Tokenizer
+from electra.checkpoints.checkpoint import (
+    copy_state,
+    find_checkpoint,
+    list_checkpoints,
+    load_state,
+    read_state,
+    set_damaged_aside,
+)
+from electra.checkpoints.folder import Start, read_run_config, read_start
+from electra.checkpoints.manifest import LOCK, amend_session, begin_session
+from electra.config import PretrainConfig, require_schedule
+from electra.errors import UserError, require
 from electra.files import hold, new_folder, write_json
 from electra.method.flops import count_run
 from electra.method.objective import Objective
 from electra.pretraining.acceleration import prepare_step
 from electra.pretraining.continuation import read_run
-from electra.pretraining.cooccurrence import embed_tokens
 from electra.pretraining.domains import Domains, describe_old, open_domains
 from electra.pretraining.guard import MAX_IN_A_ROW
 from electra.pretraining.init_from import (
@@ -33,12 +40,12 @@ from electra.pretraining.init_from import (
     load_start,
     require_vocabulary,
 )
-from electra.pretraining.journal import Journal, Show
-from electra.pretraining.memory import require_memory
-from electra.pretraining.profiling import profiled, without_collector
+from electra.pretraining.journal import Journal, Show, profiled, without_collector
+from electra.pretraining.plan import require_memory
 from electra.pretraining.start import (
     build_model,
     count_tokens,
+    embed_tokens,
     fetch_files,
     fit_to_shards,
     load_frozen,
@@ -47,17 +54,10 @@ from electra.pretraining.start import (
 from electra.pretraining.step import Step
 from electra.pretraining.window import Window
 from electra.processes import Interrupted, heed_signals
-from electra.runs.checkpoint import (
-    copy_state,
-    find_checkpoint,
-    list_checkpoints,
-    load_state,
-    read_state,
-    set_damaged_aside,
-)
-from electra.runs.manifest import LOCK, amend_session, begin_session
-from electra.runs.pretrained import Start, read_run_config, read_start
 from electra.settings import from_dict, to_dict
+from electra.shards.examples import Examples
+from electra.shards.store import Shards, open_shards
+from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.distributed import any_rank, from_rank_0, joined
 from electra.training.machine import Machine, prepare_machine
 from electra.training.optimizer import learning_rate_at

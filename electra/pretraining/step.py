@@ -23,10 +23,9 @@ from electra.model.batch import Batch
 from electra.pretraining.guard import ACCEPTED, Guard
 from electra.training.distributed import sum_over_ranks
 from electra.training.machine import Machine
-from electra.training.optimizer import build_optimizer, set_learning_rate
+from electra.training.optimizer import build_optimizer, set_learning_rate, update_unless
 from electra.training.seeds import step_seed
 from electra.training.sharding import is_sharded, whole
-from electra.training.update import update_unless
 
 
 class Outcome(NamedTuple):

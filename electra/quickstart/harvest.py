@@ -21,7 +21,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from electra.config import require
+from electra.errors import require
 from electra.processes import follow_parent, usable_cores
 
 STANDARD_LIBRARY = "python"

@@ -1,46 +1,56 @@
-"""The whole way in some minutes: corpus, vocabulary, shards, pre-training, scores, report.
+"""Fine-tunings from pre-trained weights and from scratch, several at a time.
 
-Each step is one command with the settings of QuickstartConfig, and prints the command line that
-does the same.
+An encoder of the quickstart's size computes faster in several processes of one thread than in one
+process of several threads.
 """
 
 import dataclasses
 import itertools
 import json
+import multiprocessing
 import os
 import shlex
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from electra.config import PrepareConfig, PretrainConfig, QuickstartConfig, TokenizerConfig, require
-from electra.corpus.prepare import prepare
-from electra.corpus.shards import Shards, open_shards
-from electra.corpus.sources import find_sources, name_passed_over
-from electra.corpus.text import TextCounts, read_documents
-from electra.corpus.tokenizer import Tokenizer
+from electra.config import (
+    FinetuneConfig,
+    PrepareConfig,
+    PretrainConfig,
+    QuickstartConfig,
+    TokenizerConfig,
+)
+from electra.errors import require
+from electra.files import read_object
+from electra.finetuning.grid import combine, search
+from electra.interop.export import export
 from electra.presets import PRESETS, finetune_preset
 from electra.pretraining.loop import pretrain
 from electra.pretraining.plan import time_step
 from electra.pretraining.start import build_model, count_tokens, fit_to_shards
-from electra.processes import usable_cores
-from electra.quickstart.comparison import Comparison, compare
+from electra.processes import follow_parent, usable_cores
 from electra.quickstart.harvest import Docstring, harvest, write_jsonl
-from electra.quickstart.punctuation import (
+from electra.quickstart.questions import (
     MIN_PASSAGES,
+    MIN_WORDS,
     WINDOW_WORDS,
+    PackageQuestion,
     PunctuationQuestion,
+    package_question,
     punctuation_question,
     write_passages,
 )
-from electra.quickstart.question import MIN_WORDS, PackageQuestion, package_question
-from electra.quickstart.verdict import describe_gain, describe_learnt
 from electra.reports.page import write_page
-from electra.reports.runs import read_runs, read_samples
-from electra.reports.tables import finetuning_table, heldout_table
-from electra.runs.export import export
+from electra.reports.runs import Finetuning, read_finetuning, read_runs, read_samples
+from electra.reports.tables import differs, finetuning_table, heldout_table
+from electra.reports.tokens import Sentence, count_least_trusted
 from electra.settings import flatten, to_dict
+from electra.shards.prepare import prepare
+from electra.shards.store import Shards, open_shards
 from electra.terminal.live import Display, Progress
 from electra.terminal.printing import (
     print_done,
@@ -50,7 +60,143 @@ from electra.terminal.printing import (
     print_table,
     print_tokens,
 )
+from electra.text.documents import TextCounts, read_documents
+from electra.text.sources import find_sources, name_passed_over
+from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.machine import prepare_machine
+
+REFRESH_SECONDS = 0.2
+_records: SimpleQueue[tuple[int, float]]
+"""In a worker: where it tells which comparison has done how many runs."""
+
+
+class Comparison(NamedTuple):
+    """One question, asked from one start."""
+
+    run: Path
+    """The pre-training."""
+    task: str
+    data: Path
+    out: Path
+    """The fine-tuning folder to write."""
+    config: FinetuneConfig
+    grid: str
+    """Learning rates to choose from, as in --grid."""
+    seeds: int
+    from_scratch: bool
+
+    @property
+    def combinations(self) -> dict[str, FinetuneConfig]:
+        """Settings of each learning rate, by name."""
+        return combine(self.config, (), [self.grid])
+
+
+def compare(comparisons: Sequence[Comparison], num_workers: int) -> list[Finetuning]:
+    """Run all comparisons, and return the best fine-tuning of each.
+
+    Args:
+        comparisons: What to fine-tune. Each computes with the threads of its settings.
+        num_workers: Comparisons that run at a time.
+    """
+    total = sum(each.seeds * len(each.combinations) for each in comparisons)
+    done = [0.0] * len(comparisons)
+    with Progress("fine-tuning", unit="runs") as progress:
+
+        def show(number: int, runs: float) -> None:
+            done[number] = runs
+            progress.update(sum(done), total)
+
+        if num_workers == 1:
+            for number, each in enumerate(comparisons):
+                _search(number, each, show)
+        else:
+            # A forked process can hang if its parent had threads, as torch has.
+            spawn = multiprocessing.get_context("spawn")
+            records: SimpleQueue[tuple[int, float]] = spawn.SimpleQueue()
+            with ProcessPoolExecutor(num_workers, spawn, _begin, (records,)) as pool:
+                left = {pool.submit(_search_in_worker, *each) for each in enumerate(comparisons)}
+                try:
+                    while left:
+                        finished, left = wait(left, REFRESH_SECONDS, FIRST_EXCEPTION)
+                        while not records.empty():
+                            show(*records.get())
+                        for future in finished:
+                            future.result()
+                except BaseException:  # the pool would wait for the comparisons to finish
+                    for worker in multiprocessing.active_children():
+                        worker.terminate()
+                    raise
+    return [_read_best(each.out) for each in comparisons]
+
+
+def _search(number: int, comparison: Comparison, show: Callable[[int, float], None]) -> None:
+    def tell(record: dict[str, Any]) -> None:
+        if record["part"] == "train":
+            show(number, record["run"] + record["step"] / record["steps"])
+
+    search(
+        *(comparison.run, comparison.task, comparison.data, comparison.out),
+        comparison.combinations,
+        seeds=comparison.seeds,
+        from_scratch=comparison.from_scratch,
+        progress=tell,
+    )
+
+
+def _begin(records: SimpleQueue[tuple[int, float]]) -> None:
+    global _records
+    follow_parent()
+    _records = records
+
+
+def _search_in_worker(number: int, comparison: Comparison) -> None:
+    _search(number, comparison, lambda *record: _records.put(record))
+
+
+def _read_best(out: Path) -> Finetuning:
+    results = read_object(out / "results.json")
+    return read_finetuning(out / results["best"] / "results.json")
+
+
+NUM_SUSPECTS = 10
+
+
+def describe_learnt(samples: Sequence[Sentence], frequency_of: Mapping[str, float]) -> str:
+    """Return a sentence on the tokens that the discriminator trusts least, beside a unigram guess.
+
+    Args:
+        samples: The held-out rows of a run.
+        frequency_of: Occurrences of each token in the training text.
+    """
+    rarity = [
+        [view._replace(prob_replaced=-frequency_of[view.token]) for view in row] for row in samples
+    ]
+    views = [view for row in samples for view in row]
+    share = sum(view.is_replaced for view in views) / len(views)
+    return (
+        f"Of the {NUM_SUSPECTS} held-out tokens that the discriminator trusts least, "
+        f"{count_least_trusted(samples, NUM_SUSPECTS)} were replaced; of the {NUM_SUSPECTS} rarest "
+        f"tokens, {count_least_trusted(rarity, NUM_SUSPECTS)}; of all tokens, {share:.0%}."
+    )
+
+
+def describe_gain(pretrained: Finetuning, scratch: Finetuning) -> str:
+    """Return a sentence that compares two fine-tunings on one task.
+
+    A difference counts if it exceeds the two standard deviations together.
+    """
+    gain = pretrained.median - scratch.median
+    spread = (pretrained.std or 0.0) + (scratch.std or 0.0)
+    if not differs(pretrained, scratch):
+        verdict = "makes no difference beyond the spread of the seeds"
+    else:
+        verdict = "pays" if gain > 0 else "hurts"
+    return (
+        f"On {pretrained.task}, pre-training {verdict}: {pretrained.metric} "
+        f"{pretrained.median:.3f} against {scratch.median:.3f} from scratch "
+        f"({gain:+.3f}, spread {spread:.3f})."
+    )
+
 
 PROBE_SECONDS = 2.0
 MIN_STEPS = 100

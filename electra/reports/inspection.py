@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from electra.config import ExamplesConfig, MethodConfig, require
-from electra.corpus.examples import Examples
-from electra.corpus.scripts import script_of, script_of_word
-from electra.corpus.shards import Shard, Shards
-from electra.corpus.tokenizer import Tokenizer
-from electra.corpus.vocabulary import break_words
+from electra.config import ExamplesConfig, MethodConfig
+from electra.errors import require
 from electra.method.masking import Masking
+from electra.shards.examples import Examples
+from electra.shards.store import Shard, Shards
+from electra.tokenizing.tokenizer import Tokenizer
+from electra.tokenizing.training import script_of, script_of_word
+from electra.tokenizing.vocabulary import break_words
 
 SAMPLE_CHARS = 10_000_000
 """Characters of a text that are looked at; a share of the text says as much as the whole."""

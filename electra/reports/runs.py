@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from electra.config import UserError, require
+from electra.checkpoints.manifest import read_manifest
+from electra.checkpoints.metrics import read_metrics
+from electra.errors import UserError, require
 from electra.files import read_object, read_text
 from electra.reports.tokens import Sentence, TokenView, suspect_as_many
-from electra.runs.manifest import read_manifest
-from electra.runs.metrics import read_metrics
 
 PARTS = ("train", "heldout")
 MetricsRecord = Mapping[str, Any]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import NamedTuple
 
-from electra.config import require
+from electra.errors import require
 from electra.reports.averages import PROTOCOLS, average_glue
 from electra.reports.glossary import GLOSSARY, format_count, format_metric, format_seconds
 from electra.reports.placing import place_on_the_papers_curve
@@ -325,3 +325,8 @@ def _number_class(cell: str, table: Table, column: int) -> str:
 
 def _is_numeric(table: Table, column: int) -> bool:
     return bool(table.rows) and all(row[column][:1] in "+-0123456789" for row in table.rows)
+
+
+def differs(one: Finetuning, other: Finetuning) -> bool:
+    """Return whether two medians differ by more than their two standard deviations together."""
+    return abs(one.median - other.median) > (one.std or 0.0) + (other.std or 0.0)

@@ -6,16 +6,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from electra.config import (
-    FinetuneConfig,
-    PretrainConfig,
-    UserError,
-    did_you_mean,
-    require,
-    require_schedule,
-)
-from electra.corpus.shards import Shards, open_shards
-from electra.corpus.tokenizer import make_tokenizer
+from electra.checkpoints.folder import read_run_config, read_start
+from electra.config import FinetuneConfig, PretrainConfig, require_schedule
+from electra.errors import UserError, did_you_mean, require
 from electra.files import read_object, write_json
 from electra.method.flops import count_run, count_true
 from electra.method.registry import sketch_objective
@@ -26,8 +19,9 @@ from electra.pretraining.plan import time_run
 from electra.pretraining.start import build_model, fit_to_shards
 from electra.processes import usable_cores
 from electra.reproduce.suite import MOST_STEPS, Row, Suite
-from electra.runs.pretrained import read_run_config, read_start
 from electra.settings import flatten, override, setting_name, to_dict
+from electra.shards.store import Shards, open_shards
+from electra.tokenizing.tokenizer import make_tokenizer
 from electra.training.machine import choose_device, prepare_machine
 
 PROBE_SECONDS = 10.0

@@ -6,14 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from electra.config import PretrainConfig, UserError, require
+from electra.checkpoints.folder import read_run_config
+from electra.checkpoints.manifest import read_manifest
+from electra.config import PretrainConfig
+from electra.errors import UserError, require
 from electra.files import read_object
 from electra.reproduce.intervals import Interval, estimate, estimate_gain
 from electra.reproduce.plan import Plan, PlannedRun, require_same
 from electra.reproduce.suite import Row, Suite
 from electra.reproduce.work import find_digest, finetuning_folder, is_done
-from electra.runs.manifest import read_manifest
-from electra.runs.pretrained import read_run_config
 from electra.settings import from_dict, to_dict
 
 LEAST_SEEDS = 3

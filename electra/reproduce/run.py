@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from electra.config import UserError
+from electra.errors import UserError
 from electra.finetuning.loop import finetune
 from electra.finetuning.loop import ignore as pass_over
 from electra.pretraining.continuation import branch

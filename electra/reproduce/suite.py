@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from electra.config import UserError, did_you_mean, require
+from electra.errors import UserError, did_you_mean, require
 from electra.files import read_text
 
 SUITES = Path(__file__).parent / "suites"

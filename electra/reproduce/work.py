@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from electra.config import require
-from electra.corpus.shards import open_shards
+from electra.checkpoints.folder import Pretrained
+from electra.checkpoints.metrics import read_metrics
+from electra.errors import require
 from electra.files import read_object, sha256_file
 from electra.finetuning.start import fit_to_start, require_examples
 from electra.method.flops import FORWARD_AND_BACKWARD
@@ -22,10 +23,9 @@ from electra.reproduce.plan import (
     probe_step,
 )
 from electra.reproduce.suite import Suite
-from electra.runs.metrics import read_metrics
-from electra.runs.pretrained import Pretrained
+from electra.shards.store import open_shards
+from electra.tasks.family import Task
 from electra.tasks.registry import read_task
-from electra.tasks.task import Task
 
 SAMPLE = 200
 """Training examples of a task whose lengths are measured."""

@@ -14,17 +14,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from electra.config import EncoderConfig, FinetuneConfig, UserError, require
-from electra.corpus.tokenizer import Tokenizer
+from electra.config import EncoderConfig, FinetuneConfig
+from electra.errors import UserError, require
 from electra.model.heads import ClassifierHead, build_inner
 from electra.tasks.classification import describe_labels, read_label
-from electra.tasks.family import Constant, Family
+from electra.tasks.family import Constant, Family, Record, Task
 from electra.tasks.metrics import score
 from electra.tasks.predictions import predictions_name, write_labels
-from electra.tasks.records import Record
 from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_texts, pack_row, pad_rows
-from electra.tasks.table import TableFile, find_table, read_table
-from electra.tasks.task import Task
+from electra.text.tables import TableFile, find_table, read_table
+from electra.tokenizing.tokenizer import Tokenizer
 
 
 class ChoiceQuestion(NamedTuple):

@@ -11,16 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from electra.config import EncoderConfig, FinetuneConfig, UserError, did_you_mean, require
-from electra.corpus.tokenizer import Tokenizer
-from electra.model.feature_head import FeatureHead
-from electra.model.heads import ClassifierHead, PairHead, build_inner
-from electra.tasks.family import Constant, Family
+from electra.config import EncoderConfig, FinetuneConfig
+from electra.errors import UserError, did_you_mean, require
+from electra.model.heads import ClassifierHead, FeatureHead, PairHead, build_inner
+from electra.tasks.family import Constant, Family, Record
 from electra.tasks.metrics import score
 from electra.tasks.predictions import predictions_name, write_labels, write_numbers
-from electra.tasks.records import Record
 from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_texts, pack_row, pad_rows
-from electra.tasks.table import TableFile
+from electra.text.tables import TableFile
+from electra.tokenizing.tokenizer import Tokenizer
 
 
 class Example(NamedTuple):

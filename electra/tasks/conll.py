@@ -5,11 +5,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from electra.config import UserError, did_you_mean, require
-from electra.tasks.entities import ENTITY_TAG, find_entities, type_of, write_tags
-from electra.tasks.table import format_of, read_table, read_text_lines, stem_of
-from electra.tasks.tagging import ENTITY_METRICS, TaggedSentence, Tagging
-from electra.tasks.task import Task
+from electra.errors import UserError, did_you_mean, require
+from electra.tasks.family import Task
+from electra.tasks.tagging import (
+    ENTITY_METRICS,
+    ENTITY_TAG,
+    TaggedSentence,
+    Tagging,
+    find_entities,
+    type_of,
+    write_tags,
+)
+from electra.text.tables import format_of, read_table, read_text_lines, stem_of
 
 TAGGING_FILE_NAMES = {
     "train": ("train",),

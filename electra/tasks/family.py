@@ -1,21 +1,78 @@
-"""What fine-tuning and serving ask of a family of tasks.
+"""Records: what a user asks a fine-tuned model, as dictionaries, with checks of their fields."""
 
-A family turns records into examples, examples into rows and targets, hidden states of the encoder
-into answers, and answers into scores. It holds no examples: a fine-tuned model keeps its family and
-is asked again and again. The simplest family is in classification.py.
-"""
-
+import reprlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
 from torch import Tensor, nn
 
 from electra.config import EncoderConfig, FinetuneConfig
-from electra.corpus.tokenizer import Tokenizer
-from electra.tasks.records import Record
+from electra.errors import UserError, did_you_mean, require
 from electra.tasks.rows import Outputs, Rows, TaskBatch
+from electra.tokenizing.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Record:
+    """The fields of one record. A family reads those it needs and ignores the others."""
+
+    number: int
+    """Its position among the records of a request, from 1."""
+    fields: Mapping[str, Any]
+
+    def text(self, name: str) -> str:
+        """Return a field that is text.
+
+        Raises:
+            UserError: The field is missing or not text.
+        """
+        return self._take(name, str, "text")
+
+    def texts(self, name: str) -> list[str]:
+        """Return a field that is a list of texts.
+
+        Raises:
+            UserError: The field is missing or not a list of texts.
+        """
+        values = self._take(name, list, "a list of texts")
+        self.require(
+            all(isinstance(value, str) for value in values),
+            f"{name!r} is {reprlib.repr(values)}; it must be a list of texts",
+        )
+        return values
+
+    def require(self, rule_holds: bool, message: str) -> None:
+        """Raise UserError with the record's number and the message unless the rule holds."""
+        require(rule_holds, f"record {self.number}: {message}")
+
+    def _take(self, name: str, kind: type, rule: str) -> Any:
+        if name not in self.fields:
+            near = did_you_mean(name, map(str, self.fields)) if self.fields else ""
+            self.require(False, f"no {name!r}, which must be {rule}{near}")
+        value = self.fields[name]
+        self.require(
+            isinstance(value, kind), f"{name!r} is {reprlib.repr(value)}; it must be {rule}"
+        )
+        return value
+
+
+def number_records(values: Iterable[Any]) -> list[Record]:
+    """Return dictionaries as records, numbered from 1.
+
+    Raises:
+        UserError: One of the values is not a dictionary.
+    """
+    records = []
+    for number, value in enumerate(values, 1):
+        if not isinstance(value, Mapping):
+            raise UserError(
+                f"record {number}: {reprlib.repr(value)} must be a dictionary of fields"
+            )
+        records.append(Record(number, value))
+    return records
 
 
 class Constant(NamedTuple):
@@ -113,3 +170,31 @@ class Family(ABC):
 
         Values are text, numbers and lists of text. All dictionaries have the same keys.
         """
+
+
+@dataclass(frozen=True)
+class Task:
+    """A labelled data set and the family of its questions."""
+
+    name: str
+    family: Family
+    examples: dict[str, list[Any]]
+    """By split: "train" and "dev", which have labels, and splits to predict, such as "test"."""
+    epochs: int = 3
+    """Default number of passes over train. Source: Table 7."""
+    files: tuple[Path, ...] = ()
+    """The files that were read, for manifests."""
+    columns: tuple[str, ...] = ()
+    """The columns or fields that were read; the last is that of the label."""
+    swapped_pairs: tuple[Any, ...] = ()
+    """Training examples in addition to "train": its pairs in reverse order."""
+
+    def encode(self, tokenizer: Tokenizer, sequence_length: int) -> dict[str, Rows]:
+        """Return the rows of every split, of at most `sequence_length` tokens."""
+        splits = dict(self.examples)
+        if self.swapped_pairs:
+            splits["train"] = [*splits["train"], *self.swapped_pairs]
+        return {
+            split: self.family.encode(examples, tokenizer, sequence_length)
+            for split, examples in splits.items()
+        }

@@ -6,10 +6,10 @@ Source: gluebenchmark.com; classification_tasks.py of the reference.
 from dataclasses import dataclass
 from pathlib import Path
 
-from electra.config import UserError, require
+from electra.errors import UserError, require
 from electra.tasks.classification import Classification, Example, read_examples
-from electra.tasks.table import find_table, read_table
-from electra.tasks.task import Task
+from electra.tasks.family import Task
+from electra.text.tables import find_table, read_table
 
 
 @dataclass(frozen=True)

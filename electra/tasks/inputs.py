@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from electra.config import require
-from electra.corpus.compression import STDIN
+from electra.errors import require
 from electra.tasks.choice import read_choice_questions
 from electra.tasks.conll import JSON_FIELDS, JSON_LINES, TAGGING_FORMATS, read_words
-from electra.tasks.squad_data import read_questions
-from electra.tasks.table import TABLE_FORMATS, TableFile, format_of, read_table, read_text_lines
+from electra.tasks.squad_files import read_questions
+from electra.text.streams import STDIN
+from electra.text.tables import TABLE_FORMATS, TableFile, format_of, read_table, read_text_lines
 
 Records = list[dict[str, Any]]
 TEXT = ".txt"

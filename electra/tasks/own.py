@@ -5,11 +5,12 @@ from pathlib import Path
 
 import numpy as np
 
-from electra.config import OWN_METRICS, OwnTaskConfig, UserError, require
+from electra.config import OWN_METRICS, OwnTaskConfig
+from electra.errors import UserError, require
 from electra.tasks.choice import MultipleChoice, count_choices, read_choice_questions
 from electra.tasks.classification import Classification, Example, read_examples
-from electra.tasks.table import TABLE_FORMATS, TableFile, read_table, stem_of
-from electra.tasks.task import Task
+from electra.tasks.family import Task
+from electra.text.tables import TABLE_FORMATS, TableFile, read_table, stem_of
 
 TEXT_COLUMNS = ("text", "sentence", "text_a", "sentence1")
 TEXT_B_COLUMNS = ("text_b", "sentence2")

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from electra.config import UserError, require
-from electra.tasks.table import read_table
+from electra.errors import UserError, require
+from electra.text.tables import read_table
 
 PROB = "prob_"
 """Prefix of the columns of probabilities."""

@@ -5,12 +5,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from electra.config import FinetuneConfig, OwnTaskConfig, UserError, did_you_mean, require
+from electra.config import FinetuneConfig, OwnTaskConfig
+from electra.errors import UserError, did_you_mean, require
 from electra.settings import override_from_toml
 from electra.tasks.choice import MultipleChoice, read_swag
 from electra.tasks.classification import Classification
 from electra.tasks.conll import read_tagging_task
-from electra.tasks.family import Family
+from electra.tasks.family import Family, Task
 from electra.tasks.glue import GLUE, NAMES, read_glue_task
 from electra.tasks.inputs import (
     Records,
@@ -21,9 +22,8 @@ from electra.tasks.inputs import (
 )
 from electra.tasks.own import read_own_task
 from electra.tasks.squad import SpanExtraction, read_squad_task
-from electra.tasks.table import require_regular
 from electra.tasks.tagging import Tagging
-from electra.tasks.task import Task
+from electra.text.tables import require_regular
 
 OWN = "own"
 SWAG = "swag"

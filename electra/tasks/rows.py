@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from electra.corpus.tokenizer import Tokenizer
+from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.seeds import step_seed
 
 CHARS_PER_TOKEN = 8

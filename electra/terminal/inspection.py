@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from electra.corpus.shards import Shards
-from electra.corpus.tokenizer import Tokenizer
 from electra.reports.inspection import Share, TextReport
+from electra.shards.store import Shards
 from electra.terminal.printing import print_done, print_step, print_table
+from electra.tokenizing.tokenizer import Tokenizer
 
 SHOWN_CHARS, SHOWN_TOKENS = 24, 12
 

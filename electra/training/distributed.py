@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from electra.config import UserError
+from electra.errors import UserError
 from electra.processes import find_place
 from electra.training.machine import Machine
 

@@ -12,10 +12,9 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
-from electra.config import UserError, require
+from electra.errors import UserError, require
 from electra.model.encoder import Layer
-from electra.model.fused_layer import FusedPostNormLayer
-from electra.model.fused_modern_layer import FusedPreNormLayer
+from electra.model.fused import FusedPostNormLayer, FusedPreNormLayer
 from electra.model.layer import PostNormLayer
 from electra.model.modern_layer import PreNormLayer
 from electra.processes import find_place, usable_cores
@@ -183,7 +182,7 @@ def choose_layers(
         require(not is_modern, "layers triton: architecture modernbert has none; use plain or auto")
         require(device.type != "cpu", "layers triton: they are for a GPU; use plain or auto")
         try:
-            from electra.model.triton_layer import TritonPostNormLayer
+            from electra.model.triton import TritonPostNormLayer
         except ImportError:
             raise UserError("layers triton: Triton is not installed; use plain or auto") from None
         return TritonPostNormLayer

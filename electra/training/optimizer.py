@@ -9,7 +9,7 @@ Source: section 3.1 and appendix A; optimization.py.
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from electra.config import OptimizerConfig
 from electra.training.muon import Muon
@@ -167,3 +167,45 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
             group["lr"].fill_(rate)
         else:
             group["lr"] = rate
+
+
+Key = tuple[Tensor, str]
+"""A parameter and the name of its state; the name is empty for the parameter itself."""
+
+
+@torch.no_grad()
+def update_unless(is_skipped: Tensor, optimizer: torch.optim.Optimizer) -> None:
+    """Update the parameters, unless the flag is set.
+
+    If it is set, parameters, moments and step counters keep their values, bit for bit. torch's
+    fused optimizers look at the flag in their kernels, and Muon does, too. With any other optimizer
+    the update is computed, and the former values are put back; this takes a copy of parameters and
+    moments.
+
+    Args:
+        is_skipped: Whether to leave the update out, a bool on the parameters' device. Gradients may
+            then be NaN or infinite.
+        optimizer: The optimizer, whose parameters have gradients.
+    """
+    if optimizer.defaults.get("fused"):
+        optimizer.found_inf = is_skipped.float()  # type: ignore[attr-defined]
+        optimizer.step()
+        return
+    before = {key: tensor.clone() for key, tensor in _tensors(optimizer).items()}
+    optimizer.step()
+    for key, tensor in _tensors(optimizer).items():
+        former = before.get(key)  # the first update begins moments at 0
+        former = torch.zeros_like(tensor) if former is None else former
+        tensor.copy_(torch.where(is_skipped, former, tensor))
+
+
+def _tensors(optimizer: torch.optim.Optimizer) -> dict[Key, Tensor]:
+    tensors: dict[Key, Tensor] = {}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                tensors[parameter, ""] = parameter
+                for name, value in optimizer.state[parameter].items():
+                    if isinstance(value, Tensor):
+                        tensors[parameter, name] = value
+    return tensors

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from electra.config import require
+from electra.errors import require
 from electra.processes import find_place
 from electra.training.machine import Machine
 

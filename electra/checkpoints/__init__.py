@@ -1,0 +1,1 @@
+"""What lies in a run folder, and the readers of model folders."""

@@ -1,0 +1,430 @@
+"""Checkpoints: safetensors and JSON files, written atomically and verified before they are read.
+
+    checkpoints/step-00001000/model.safetensors      each parameter once, by its name in the
+                                                     objective
+                              optimizer.safetensors  Adam's moments, "<moment>/<parameter>", and
+                                                     the last gradient norms, "guard/..."
+                              state.json             step, the names of each network's parameters,
+                                                     and the sha256 of the two files and of these
+                                                     facts
+
+A damaged checkpoint is skipped. When the run is resumed, the checkpoint is renamed
+`step-00001000.damaged`. It is removed when a checkpoint of the same or a later step is saved.
+
+Row order, masked positions, sampled tokens and dropout are functions of (seed, step). A checkpoint
+therefore needs no state besides weights, moments, the last gradient norms and the step.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from electra.errors import UserError
+from electra.files import flush_file, sha256_file, write_json
+from electra.method.objective import Objective
+from electra.settings import to_dict
+from electra.training.distributed import from_rank_0
+from electra.training.sharding import spread, whole
+
+FILES = ("model.safetensors", "optimizer.safetensors")
+STATE = "state.json"
+
+
+State = dict[str, dict[str, Tensor]]
+"""Tensors in host memory, by the name of the checkpoint's file and their name in the file."""
+
+
+def copy_state(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    guard: Mapping[str, Tensor],
+    *,
+    is_first: bool = True,
+) -> State:
+    """Return a copy of weights, Adam's moments and the guard's memory; `load_state` is the inverse.
+
+    Parameter names are those of the objective, without prefixes of a wrapper such as torch.compile.
+
+    Args:
+        model: The objective.
+        optimizer: The optimizer of the objective's parameters.
+        guard: The guard's memory.
+        is_first: Whether this is process 0. If the model is divided among processes, all call this
+            together, and only process 0 keeps the copies.
+    """
+    parameters = dict(model.named_parameters())
+    moments = {
+        f"{moment}/{name}": value
+        for name, parameter in parameters.items()
+        for moment, value in optimizer.state[parameter].items()
+    }
+    moments |= {f"guard/{name}": value for name, value in guard.items()}
+    state: State = {}
+    for file, tensors in zip(FILES, (parameters, moments), strict=True):
+        state[file] = {}
+        for name, tensor in tensors.items():
+            found = whole(tensor.detach())
+            if is_first:
+                state[file][name] = found.to("cpu", copy=True)
+    return state
+
+
+def write_checkpoint(
+    run: Path, step: int, state: State, networks: Mapping[str, Any], keep: int, keep_every: int = 0
+) -> Path:
+    """Write a checkpoint, remove old ones, and return the checkpoint's folder.
+
+    Args:
+        run: The run folder.
+        step: Steps done.
+        state: Weights and moments, from `copy_state`.
+        networks: The description of the networks, from `describe_networks`.
+        keep: Number of newest checkpoints to keep, at least 1.
+        keep_every: Checkpoints of steps that are multiples of this number are kept, too; 0: none.
+
+    Raises:
+        OSError: The checkpoint cannot be written. Earlier checkpoints are unchanged.
+    """
+    folder = run / "checkpoints" / f"step-{step:08d}"
+    for left in folder.parent.glob("step-*.incomplete"):  # left behind by a killed process
+        shutil.rmtree(left)
+    incomplete = folder.with_name(folder.name + ".incomplete")
+    incomplete.mkdir(parents=True)
+    try:
+        for name, tensors in state.items():
+            write_tensors(incomplete / name, tensors)
+            flush_file(incomplete / name)
+        facts = {"step": step, **networks}
+        hashes = {name: sha256_file(incomplete / name) for name in FILES} | {STATE: _digest(facts)}
+        write_json(incomplete / STATE, {"sha256": hashes, **facts})
+    except OSError:
+        shutil.rmtree(incomplete, ignore_errors=True)
+        raise
+    if folder.exists():
+        _set_aside(folder)
+    incomplete.rename(folder)
+    for old in list_checkpoints(run)[:-keep]:
+        if not keep_every or step_of(old) % keep_every:
+            shutil.rmtree(old)
+    for damaged in folder.parent.glob("step-*.damaged"):
+        if damaged.stem <= folder.name:
+            shutil.rmtree(damaged)
+    return folder
+
+
+def step_of(folder: Path) -> int:
+    """Return the number of steps after which a checkpoint was written."""
+    return int(folder.name.removeprefix("step-"))
+
+
+def list_checkpoints(run: Path) -> list[Path]:
+    """Return the folders of the run's complete checkpoints, oldest first."""
+    return sorted((run / "checkpoints").glob("step-" + "[0-9]" * 8))
+
+
+def run_of(folder: Path) -> Path:
+    """Return the run of a checkpoint's folder; any other folder is returned as it is."""
+    is_checkpoint = folder.parent.name == "checkpoints" and (folder / "state.json").is_file()
+    return folder.parent.parent if is_checkpoint else folder
+
+
+def find_checkpoint(run: Path) -> tuple[int, Path]:
+    """Return step and folder of the newest intact checkpoint, or of the one that is named.
+
+    Args:
+        run: A run folder, or the folder of one of its checkpoints.
+
+    A warning names the newer checkpoints that are damaged.
+
+    Raises:
+        UserError: The run has no intact checkpoint. The message names the damaged files.
+    """
+    damaged: list[str] = []
+    named = [] if run_of(run) == run else [run]
+    for folder in named or reversed(list_checkpoints(run)):
+        try:
+            step = _verify(folder)
+        except PermissionError as error:
+            raise UserError(f"cannot read {error.filename}: {error.strerror}") from None
+        except (OSError, ValueError, TypeError) as error:
+            damaged.append(f"{folder.name} is damaged ({error})")
+            continue
+        if damaged:
+            warnings.warn(
+                f"{run}: {'; '.join(damaged)}; taking {folder.name} instead", stacklevel=2
+            )
+        return step, folder
+    raise UserError(f"{run} has no usable checkpoint: {'; '.join(damaged) or 'none was written'}")
+
+
+def _verify(folder: Path) -> int:
+    """Return the step of an intact checkpoint.
+
+    Raises:
+        OSError, ValueError, TypeError: The checkpoint is damaged.
+    """
+    facts = json.loads((folder / STATE).read_text(encoding="utf-8"))
+    try:
+        step, hashes = facts["step"], dict(facts.pop("sha256"))
+        digests = {name: hashes.pop(name) for name in FILES}
+    except (KeyError, TypeError):
+        raise ValueError(f"{STATE} has no step, or not every sha256") from None
+    # Older versions wrote no hash of the facts.
+    if hashes and hashes != {STATE: _digest(facts)}:
+        raise ValueError(f"{STATE} does not match its sha256")
+    if folder.name != f"step-{step:08d}":
+        raise ValueError(f"{STATE} is of step {step}")
+    for name, digest in digests.items():
+        if sha256_file(folder / name) != digest:
+            raise ValueError(f"{name} does not match its sha256")
+    return int(step)
+
+
+def _digest(facts: Mapping[str, Any]) -> str:
+    """Return the sha256 of facts that JSON can hold, in any order."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def set_damaged_aside(run: Path, intact: Path) -> None:
+    """Rename the damaged checkpoints, so that they do not count among the newest to keep.
+
+    Args:
+        run: The run folder; this process must hold its lock.
+        intact: The newest intact checkpoint, from `find_checkpoint`. All newer ones are damaged.
+    """
+    for folder in list_checkpoints(run):
+        if folder.name > intact.name:
+            _set_aside(folder)
+
+
+def _set_aside(folder: Path) -> None:
+    aside = folder.with_name(folder.name + ".damaged")
+    shutil.rmtree(aside, ignore_errors=True)
+    folder.rename(aside)
+
+
+def describe_networks(objective: Objective) -> dict[str, Any]:
+    """Return the description of an objective's networks for state.json.
+
+    Returns:
+        "kept": role of the network that pre-training returns. "networks": for each role the output
+        of the head ("predicts"), the encoders' "sizes", and the places of the parameters of
+        "encoders" and "head". A place maps a module of the network to the module's name in the
+        objective. For example {"": "generator.encoder", "embeddings": "discriminator.embeddings"}
+        is an encoder at generator.encoder, with the shared embeddings at discriminator.embeddings.
+    """
+    names = {module: name for name, module in objective.named_modules()}
+
+    def locate(module: nn.Module) -> dict[str, str]:
+        places = {"": names[module]}
+        for place, part in module.named_modules():
+            parent, _, leaf = place.rpartition(".")
+            if place and names[part] != f"{names[module.get_submodule(parent)]}.{leaf}":
+                places[place] = names[part]
+        return places
+
+    kept, networks = "", {}
+    for role, network in objective.networks.items():
+        if objective.kept in network.encoders:
+            kept = role
+        networks[role] = {
+            "predicts": network.predicts,
+            "sizes": to_dict(network.encoders[0].config),
+            "encoders": [locate(encoder) for encoder in network.encoders],
+            "head": locate(network.head),
+        }
+    return {"kept": kept, "networks": networks}
+
+
+def read_state(folder: Path) -> State:
+    """Return the tensors of a verified checkpoint."""
+    return {name: load_file(folder / name) for name in FILES}
+
+
+def load_state(
+    state: State | None,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    guard: Mapping[str, Tensor],
+) -> None:
+    """Copy weights into the model, moments into the optimizer, and the guard's memory.
+
+    The processes of a step call this together.
+
+    Args:
+        state: From `read_state`, on process 0; None on the others.
+        model: The objective.
+        optimizer: The optimizer of the objective's parameters.
+        guard: The guard's memory. A checkpoint of an older version leaves it empty.
+
+    Raises:
+        UserError: A parameter is missing in the state or has another shape.
+    """
+    weights, others = (state[name] for name in FILES) if state else ({}, {})
+    parameters = dict(model.named_parameters())
+    if state:
+        _require_parameters(weights, model)
+    for name, parameter in parameters.items():
+        spread(weights.get(name), parameter)
+    keys = from_rank_0(
+        [
+            [key, list(value.shape), str(value.dtype).removeprefix("torch.")]
+            for key, value in others.items()
+        ]
+    )
+    for key, shape, dtype in keys:
+        moment, name = key.split("/", 1)
+        if moment == "guard":
+            target = guard[name]
+        else:
+            parameter = parameters[name]
+            target = (
+                torch.empty_like(parameter, requires_grad=False)
+                if list(parameter.shape) == shape
+                else torch.empty(shape, dtype=getattr(torch, dtype), device=parameter.device)
+            )
+            optimizer.state[parameter][moment] = target
+        spread(others.get(key), target)
+
+
+def _require_parameters(tensors: Mapping[str, Tensor], model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if name not in tensors:
+            raise UserError(f"the checkpoint lacks {name!r}")
+        if tensors[name].shape != parameter.shape:
+            raise UserError(
+                f"{name!r} is {tuple(tensors[name].shape)} in the checkpoint, "
+                f"{tuple(parameter.shape)} in the model"
+            )
+
+
+@torch.no_grad()
+def load_parameters(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copy tensors into the model's parameters of the same names.
+
+    Raises:
+        UserError: A parameter is missing among the tensors or has another shape.
+    """
+    _require_parameters(tensors, model)
+    for name, parameter in model.named_parameters():
+        parameter.copy_(tensors[name])
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file.
+
+    Raises:
+        UserError: The file is missing, truncated or not a safetensors file.
+    """
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"cannot read {path}: {error}") from None
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write a safetensors file, readable for whom the user's umask says.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    path.touch()
+    mode = path.stat().st_mode  # save_file leaves a file that only its owner can read
+    contiguous = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    try:
+        save_file(contiguous, path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        code = re.search(r"\(os error (\d+)\)", str(error))
+        if not code:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from None
+    path.chmod(mode)
+
+
+Write = Callable[[], object]
+
+
+class Saver:
+    """Writes one checkpoint at a time in a thread: a context manager.
+
+    A step waits for the copy of the state to host memory, and for the writing of the checkpoint
+    before. A checkpoint that the disk refuses is told in a warning, and the run goes on; only the
+    last one of a session has to succeed (`finish`).
+
+    Args:
+        run: The run folder, for messages.
+    """
+
+    def __init__(self, run: Path):
+        self.run = run
+        self.thread: threading.Thread | None = None
+        self.failure: BaseException | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
+    ) -> None:
+        """Wait for the thread, except at a second Ctrl-C, which ends the process at once."""
+        if kind is None or not issubclass(kind, KeyboardInterrupt):
+            self._join()
+
+    def save(self, write: Write) -> None:
+        """Start writing a checkpoint, after the one before it is written.
+
+        Args:
+            write: Writes the checkpoint from copied tensors; may raise OSError.
+        """
+        self.wait()
+
+        def run() -> None:
+            try:
+                write()
+            except BaseException as error:  # raised again in the thread of the run
+                self.failure = error
+
+        # A daemon does not keep a process alive that is to end at once.
+        self.thread = threading.Thread(target=run, name="checkpoint", daemon=True)
+        self.thread.start()
+
+    def wait(self) -> None:
+        """Wait until no checkpoint is being written; warn if the disk has refused it."""
+        try:
+            self.finish()
+        except OSError as error:
+            what = f"{error.filename or self.run}: {error.strerror or error}"
+            warnings.warn(
+                f"a checkpoint could not be written: {what}; the ones before it are whole, and "
+                "the run goes on",
+                stacklevel=2,
+            )
+
+    def finish(self) -> None:
+        """Wait until no checkpoint is being written.
+
+        Raises:
+            OSError: The checkpoint could not be written.
+        """
+        self._join()
+        failure, self.failure = self.failure, None
+        if failure:
+            raise failure
+
+    def _join(self) -> None:
+        if self.thread:
+            self.thread.join()
+            self.thread = None

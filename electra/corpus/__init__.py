@@ -1,1 +1,0 @@
-"""From text files to a vocabulary, token shards and training examples."""

@@ -1,0 +1,38 @@
+"""The error of a user's mistake, and the wordings that rooms share."""
+
+import difflib
+from collections.abc import Iterable
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+
+class UserError(ValueError):
+    """Error in what the user asked for: one line with value, rule and nearest valid choice."""
+
+
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
+    """Return "; did you mean 'x'?" with the choice nearest to `name`, or a list of all choices."""
+    choices = list(choices)
+    near = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else f"; choose from {', '.join(choices)}"
+
+
+def require(rule_holds: bool, message: str) -> None:
+    """Raise UserError(message) unless the rule holds."""
+    if not rule_holds:
+        raise UserError(message)
+
+
+def import_extra(module: str, extra: str, purpose: Path | str) -> ModuleType:
+    """Return a module that not everybody needs, such as the one that reads this file.
+
+    Raises:
+        UserError: The module is not installed; the message names the extra that installs it.
+    """
+    try:
+        return import_module(module)
+    except ImportError:
+        package = module.partition(".")[0]
+        what = f"reading {purpose}" if isinstance(purpose, Path) else purpose
+        raise UserError(f"{what} needs {package}: pip install 'electra[{extra}]'") from None

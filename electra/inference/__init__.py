@@ -1,0 +1,1 @@
+"""Texts in, answers out: embed, detect, fill, score, predict."""

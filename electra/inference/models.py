@@ -1,0 +1,254 @@
+"""The models of a service: folders read into memory, and the questions that each can answer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from electra.checkpoints.checkpoint import find_checkpoint, list_checkpoints, run_of
+from electra.checkpoints.finetuned import is_finetuned, read_finetuned
+from electra.checkpoints.folder import find_network, read_run_config
+from electra.checkpoints.metrics import read_metrics
+from electra.errors import UserError, require
+from electra.files import read_object
+from electra.inference.ask import Candidate, detect, fill_each
+from electra.inference.embed import Pooling, embed
+from electra.inference.figure_2 import Picture, draw_picture
+from electra.inference.network import LoadedNetwork, load_network
+from electra.inference.predict import FinetunedModel, load_model
+from electra.tasks.family import number_records
+from electra.training.machine import Machine
+
+MAX_TOP = 50
+"""Most candidates that can be asked for."""
+
+
+class EmbedRequest(NamedTuple):
+    """A text, and which of its hidden states are pooled, as for `embed.embed`."""
+
+    text: str
+    layer: int
+    """From 1."""
+    pooling: Pooling
+
+
+class PictureRequest(NamedTuple):
+    """The arguments of `draw_picture`, and the discriminators that judge beside the model's own."""
+
+    text: str
+    mask_prob: float
+    positions: tuple[int, ...] | None
+    seed: int
+    top: int
+    others: tuple[LoadedNetwork, ...] = ()
+
+
+class Networks(NamedTuple):
+    """The networks of a pre-trained model. They are replaced together when a run goes on."""
+
+    step: int | None = None
+    """Steps of the checkpoint; None for a Hugging Face folder, and before the first checkpoint."""
+    discriminator: LoadedNetwork | None = None
+    generator: LoadedNetwork | None = None
+
+
+@dataclass(eq=False)
+class PretrainedModel:
+    """A run, one of its checkpoints, or a Hugging Face folder, with its networks."""
+
+    name: str
+    folder: Path
+    machine: Machine
+    networks: Networks = field(default_factory=Networks)
+
+    @property
+    def verbs(self) -> list[str]:
+        """What the model can be asked."""
+        _, discriminator, generator = self.networks
+        verbs = ["detect"] * (discriminator is not None) + ["fill"] * (generator is not None)
+        return [*verbs, "embed", "picture"] if verbs else []
+
+    @property
+    def encoder(self) -> LoadedNetwork | None:
+        """The network that is kept: the discriminator if there is one."""
+        return self.networks.discriminator or self.networks.generator
+
+    @property
+    def is_run(self) -> bool:
+        """Whether the folder is that of a run, or of one of its checkpoints."""
+        return (run_of(self.folder) / "metrics.jsonl").exists()
+
+    def describe(self) -> dict[str, Any]:
+        """Return what a user needs to know before asking."""
+        step, network = self.networks.step, self.encoder
+        return {
+            "name": self.name,
+            "kind": "pre-trained",
+            "verbs": self.verbs,
+            "step": step,
+            "steps": read_run_config(run_of(self.folder)).train.steps if self.is_run else None,
+            "is_run": self.is_run,
+            "max_tokens": network.max_tokens if network else None,
+            "layers": network.num_layers if network else None,
+            "vocabulary": network.tokenizer.digest[:12] if network else None,
+        }
+
+    def load(self) -> None:
+        """Read the newest checkpoint or the folder's networks; those in use stay until then.
+
+        Raises:
+            UserError: The folder has neither a discriminator nor a generator, or is damaged.
+        """
+        step = find_checkpoint(self.folder)[0] if self.is_run else None
+        found: dict[str, LoadedNetwork | None] = {}
+        refusals = []
+        kinds: tuple[Literal["replaced", "tokens"], ...] = ("replaced", "tokens")
+        for predicts in kinds:
+            try:
+                saved = find_network(self.folder, predicts)
+                found[predicts] = load_network(*saved, self.machine)
+            except UserError as error:
+                refusals.append(str(error))
+                found[predicts] = None
+        require(len(refusals) < 2, refusals[0] if refusals else "")
+        self.networks = Networks(step, found["replaced"], found["tokens"])
+
+    def is_outdated(self) -> bool:
+        """Return whether the run has a newer checkpoint than the networks in memory."""
+        if not self.is_run or run_of(self.folder) != self.folder:
+            return False
+        folders = list_checkpoints(self.folder)
+        return bool(folders) and int(folders[-1].name[5:]) > (self.networks.step or -1)
+
+    def detect(self, texts: list[str]) -> Sequence[Any]:
+        """Answer texts as `ask.detect`."""
+        assert self.networks.discriminator
+        return detect(self.networks.discriminator, texts)
+
+    def fill(self, texts: list[str]) -> list[list[list[Candidate]]]:
+        """Answer texts as `ask.fill`, with as many candidates as may be asked for."""
+        assert self.networks.generator
+        return fill_each(self.networks.generator, texts, MAX_TOP)
+
+    def embed(self, requests: list[EmbedRequest]) -> list[list[float]]:
+        """Answer requests as `embed.embed`; those of one layer and pooling together."""
+        assert self.encoder
+        answers: list[list[float]] = [[] for _ in requests]
+        for how in {each[1:] for each in requests}:
+            places = [place for place, each in enumerate(requests) if each[1:] == how]
+            texts = [requests[place].text for place in places]
+            found = embed(self.encoder, texts, layer=how[0], pooling=how[1])
+            for place, embedding in zip(places, found.tolist(), strict=True):
+                answers[place] = embedding
+        return answers
+
+    def picture(self, requests: list[PictureRequest]) -> list[Picture]:
+        """Draw pictures, one after the other."""
+        _, discriminator, generator = self.networks
+        own = [discriminator] if discriminator else []
+        return [
+            draw_picture(
+                generator,
+                [*own, *each.others],
+                each.text,
+                mask_prob=each.mask_prob if generator else 0,
+                positions=each.positions,
+                seed=each.seed,
+                top=each.top,
+            )
+            for each in requests
+        ]
+
+    def read_curves(self, after: int) -> tuple[list[dict[str, Any]], bool]:
+        """Return the records of metrics.jsonl beyond a step, and whether the run began again.
+
+        A run that was resumed computes some steps again; then all records are returned.
+        """
+        records = read_metrics(run_of(self.folder) / "metrics.jsonl")
+        is_shorter = after > 0 and (not records or records[-1]["step"] < after)
+        kept = [each for each in records if is_shorter or each["step"] > after]
+        return kept, is_shorter
+
+
+@dataclass(eq=False)
+class TaskModel:
+    """A fine-tuned model."""
+
+    name: str
+    model: FinetunedModel
+    task: str
+    verbs: tuple[str, ...] = ("predict",)
+
+    def describe(self) -> dict[str, Any]:
+        """Return what a user needs to know before asking."""
+        family = self.model.network.family
+        return {
+            "name": self.name,
+            "kind": "fine-tuned",
+            "verbs": list(self.verbs),
+            "task": self.task,
+            "family": family.facts()["family"],
+            "labels": list(getattr(family, "labels", None) or []),
+            "max_tokens": self.model.sequence_length - 2,
+        }
+
+    def check(self, records: Sequence[Any]) -> None:
+        """Refuse records that lack a field, before they wait among those of others.
+
+        Raises:
+            UserError: As `FinetunedModel.answer`.
+        """
+        for record in number_records(records):
+            self.model.network.family.parse(record)
+
+    def predict(self, records: list[Any]) -> Sequence[Any]:
+        """Answer records as `FinetunedModel.answer`."""
+        return self.model.answer(records).records
+
+
+ServedModel = PretrainedModel | TaskModel
+
+
+def load_models(
+    folders: Sequence[Path], machine: Machine, *, may_wait: bool = False
+) -> dict[str, ServedModel]:
+    """Return the models of some folders by name: that of the folder, with its step if it has one.
+
+    Args:
+        folders: Runs, checkpoints of runs, Hugging Face folders, fine-tunings; `NAME=FOLDER` gives
+            a name of its own.
+        machine: Where the networks compute.
+        may_wait: Whether a run may still be without a checkpoint.
+
+    Raises:
+        UserError: A folder is none of these or is damaged, or two models have one name.
+    """
+    models: dict[str, ServedModel] = {}
+    for word in folders:
+        given, equals, rest = str(word).partition("=")
+        folder = Path(rest) if equals and not word.exists() else word
+        name = given if folder is not word else _name(folder)
+        require(folder.is_dir(), f"{folder} is not a folder")
+        require("/" not in name, f"the name of a model has no /, as {name!r} has")
+        require(
+            name not in models,
+            f"two models are called {name}: give one of them a name, as NAME={folder}",
+        )
+        if is_finetuned(folder):
+            finetuned = read_finetuned(folder)
+            task = str(finetuned.facts["task"])
+            models[name] = TaskModel(name, load_model(finetuned, machine), task)
+            continue
+        model = PretrainedModel(name, folder, machine)
+        models[name] = model
+        is_empty = model.is_run and not list_checkpoints(run_of(folder))
+        if not (is_empty and may_wait):
+            model.load()
+    return models
+
+
+def _name(folder: Path) -> str:
+    """Return the name of a folder as it was given: a link's, not that of what it points to."""
+    run = run_of(folder)
+    name = run.name if run.name not in ("", "..") else run.resolve().name
+    return name if run == folder else f"{name}@{read_object(folder / 'state.json').get('step')}"

@@ -1,0 +1,126 @@
+"""A fine-tuned model in memory, asked with records; and the files that answers are written to."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from electra.checkpoints.finetuned import Finetuned
+from electra.errors import UserError, require
+from electra.files import write_text
+from electra.finetuning.network import TaskNetwork, load_network, run_network
+from electra.tasks.family import number_records
+from electra.tasks.registry import restore_family
+from electra.text.streams import replace_surrogates
+from electra.tokenizing.tokenizer import Tokenizer
+from electra.training.machine import Machine, prepare_machine
+
+ANSWER_FORMATS = (".jsonl", ".tsv")
+
+
+class Answers(NamedTuple):
+    """The answers to a list of records."""
+
+    records: list[dict[str, Any]]
+    """An answer for each record, in order; `Family.describe_answers` says what is in it."""
+    num_cut: int
+    """Records that were longer than the model's rows and were cut."""
+
+
+@dataclass(frozen=True)
+class FinetunedModel:
+    """A network and what it needs to answer records, loaded once for any number of requests."""
+
+    network: TaskNetwork
+    tokenizer: Tokenizer
+    sequence_length: int
+    """Tokens of the longest row, as in training."""
+    machine: Machine
+
+    def answer(
+        self,
+        records: Sequence[Any],
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> Answers:
+        """Return the answers to records, which do not depend on the other records of the list.
+
+        On the machine of the fine-tuning, the answers to dev are bit for bit those of training.
+
+        Args:
+            records: Dictionaries with the fields of the family: {"text": ...}; {"text_a": ...,
+                "text_b": ...}; {"tokens": [...]}; {"question": ..., "context": ...}, with an "id"
+                if wanted; or {"context": ..., "choices": [...]}. Other fields are ignored.
+            progress: Called with the number of items done and of all items.
+
+        Raises:
+            UserError: A field of a record is missing or wrong; the message names the record by its
+                number, from 1.
+        """
+        family = self.network.family
+        examples = [family.parse(record) for record in number_records(records)]
+        if not examples:
+            return Answers([], 0)
+        rows = family.encode(examples, self.tokenizer, self.sequence_length)
+        outputs = run_network(self.network, rows, self.machine.device, progress)
+        return Answers(family.describe_answers(rows, outputs), rows.num_cut)
+
+
+def load_model(finetuned: Finetuned, machine: Machine | None = None) -> FinetunedModel:
+    """Return a fine-tuned model ready to answer; its files are not read again.
+
+    Args:
+        finetuned: The model.
+        machine: None: device, precision and threads are those of the fine-tuning's settings. A
+            model that was trained on a CUDA device then answers on the CPU if there is none.
+
+    Raises:
+        UserError: A file of the model is damaged, or its family is unknown.
+    """
+    config = finetuned.config
+    machine = machine or prepare_machine(
+        "cpu" if config.device == "cpu" else "auto", config.precision, config.threads
+    )
+    network = load_network(finetuned, restore_family(finetuned.facts), machine)
+    return FinetunedModel(network, finetuned.tokenizer, config.sequence_length, machine)
+
+
+def check_format(path: Path) -> None:
+    """Refuse a file that answers cannot be written to.
+
+    Raises:
+        UserError: The file is neither .jsonl nor .tsv, or it exists.
+    """
+    kind = path.suffix.lower()
+    if kind not in ANSWER_FORMATS:
+        raise UserError(f"--out {path} must be a {' or '.join(ANSWER_FORMATS)} file, not {kind!r}")
+    require(not path.exists(), f"{path} exists already; remove it or choose another --out")
+
+
+def write_answers(path: Path, answers: Answers) -> None:
+    """Write the answers, all or none: JSON lines, or a table with a header."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    is_table = path.suffix.lower() == ".tsv"
+    lines = list_rows(answers) if is_table else list_json(answers)
+    write_text(path, "".join(line + "\n" for line in lines))
+
+
+def list_json(answers: Answers) -> list[str]:
+    """Return each answer as a line of JSON."""
+    return [replace_surrogates(json.dumps(each, ensure_ascii=False)) for each in answers.records]
+
+
+def list_rows(answers: Answers) -> list[str]:
+    """Return a header and the values of each answer, separated by tabs.
+
+    Tabs and line breaks in a text become spaces. The texts of a list are separated by spaces, and
+    white space inside them becomes "_".
+    """
+    rows = [list(answers.records[0]), *(list(each.values()) for each in answers.records)]
+    return [replace_surrogates("\t".join(map(_format_field, row))) for row in rows]
+
+
+def _format_field(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join("_".join(text.split()) or "_" for text in value)
+    return "".join(" " if char in "\t\r\n" else char for char in str(value))

@@ -1,0 +1,127 @@
+"""Which layer of an encoder, pooled how, tells best how similar two sentences are.
+
+The last layer of a discriminator is made for the discriminator's question. On STS-B lower layers
+are better. Source: Rep et al. 2024, "Are ELECTRA's Sentence Embeddings Beyond Repair?".
+
+Shape suffixes: P poolings, K layers, N sentences, B rows of the batch, L positions, H hidden size.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from electra.errors import UserError, require
+from electra.files import sha256_file
+from electra.inference.embed import Pooling
+from electra.inference.network import LoadedEncoder
+from electra.interop.sentence_transformers import LayerScore, Similarity
+from electra.tasks.metrics import score_spearman
+from electra.text.tables import find_table, read_table
+
+COLUMNS = ("sentence1", "sentence2", "score")
+"""As in STS-B."""
+POOLINGS: tuple[Pooling, ...] = ("mean", "cls")
+ROWS = 32
+"""Rows of a batch."""
+NUM_COMPARED = 32
+"""Sentences on which sentence-transformers is compared with our embeddings."""
+
+
+class Pairs(NamedTuple):
+    """Pairs of sentences with the scores that people gave."""
+
+    first: list[str]
+    second: list[str]
+    scores: list[float]
+    data: str
+    """Name and sha256 of the file."""
+
+
+def read_pairs(path: Path, columns: Sequence[str] = COLUMNS) -> Pairs:
+    """Return the pairs of a table, or of the dev set in a folder, as STS-B's.
+
+    Args:
+        path: A table in any format, compressed or not, or a folder with dev.tsv.
+        columns: Names of the columns: the two sentences, and their score.
+
+    Raises:
+        UserError: The file cannot be read, or lacks a column, or a score is no number.
+    """
+    require(len(columns) == 3, f"--columns must name two texts and a score, not {len(columns)}")
+    require(path.exists(), f"there is no file {path}")
+    file = find_table(path, "dev", ".tsv") if path.is_dir() else path
+    require(file is not None, f"{path} has no dev.tsv; name the file")
+    assert file
+    table = read_table(file)
+    first, second, scores = (table.column(name, fractions=True) for name in columns)
+    try:
+        numbers = [float(score) for score in scores]
+    except ValueError as error:
+        raise UserError(f"{file}, {columns[2]}: {error}") from None
+    require(len(set(numbers)) > 1, f"{file}: all scores are {numbers[0]}; they must differ")
+    return Pairs(first, second, numbers, f"{file.name}, sha256 {sha256_file(file)}")
+
+
+def choose_layer(
+    network: LoadedEncoder,
+    pairs: Pairs,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Similarity:
+    """Return the layer and the pooling whose cosines agree best with the scores of the pairs.
+
+    Sentences are cut to the encoder's rows, as sentence-transformers does.
+
+    Args:
+        network: The encoder.
+        pairs: The dev set.
+        progress: Called with the number of sentences done and of all sentences.
+    """
+    sentences = list(dict.fromkeys([*pairs.first, *pairs.second]))
+    place = {sentence: number for number, sentence in enumerate(sentences)}
+    first = [place[sentence] for sentence in pairs.first]
+    second = [place[sentence] for sentence in pairs.second]
+    ids = network.tokenizer.encode_batch(sentences)
+    pooled_PKNH = _pool_layers(network, [each[: network.max_tokens] for each in ids], progress)
+    scores = []
+    for states_KNH, pooling in zip(pooled_PKNH, POOLINGS, strict=True):
+        for layer, states_NH in enumerate(states_KNH, start=1):
+            units_NH = states_NH / np.linalg.norm(states_NH, axis=1, keepdims=True)
+            cosines = (units_NH[first] * units_NH[second]).sum(axis=1)
+            scores.append(
+                LayerScore(layer, pooling, score_spearman(pairs.scores, cosines.tolist()))
+            )
+    best = max(scores, key=lambda each: each.spearman)
+    return Similarity(
+        best.layer,
+        best.pooling,
+        scores,
+        pairs.data,
+        len(pairs.scores),
+        sentences[:NUM_COMPARED],
+        pooled_PKNH[POOLINGS.index(best.pooling), best.layer - 1, :NUM_COMPARED],
+    )
+
+
+@torch.inference_mode()
+def _pool_layers(
+    network: LoadedEncoder, rows: Sequence[Sequence[int]], progress: Callable[[int, int], None]
+) -> np.ndarray:
+    """Return the states of rows of ids (P, K, N, H), float32: pooled in two ways, of all layers."""
+    num_layers, size = network.num_layers, network.encoder.config.hidden_size
+    final_norm = network.encoder.final_norm
+    pooled_PKNH = np.zeros((len(POOLINGS), num_layers, len(rows), size), np.float32)
+    by_length = sorted(range(len(rows)), key=lambda number: len(rows[number]))
+    for start in range(0, len(rows), ROWS):
+        numbers = by_length[start : start + ROWS]
+        input_ids_BL, mask_BL = network.pad([rows[number] for number in numbers])
+        states_KBLH = network.encoder.layer_states(num_layers, input_ids_BL, mask_BL).float()
+        if final_norm is not None:  # an encoder that ends with a lower layer has it there
+            states_KBLH[:-1] = final_norm(states_KBLH[:-1])
+        share_BL1 = (mask_BL / mask_BL.sum(dim=1, keepdim=True))[:, :, None]
+        pooled_PKNH[0][:, numbers] = (states_KBLH * share_BL1).sum(dim=2).cpu().numpy()
+        pooled_PKNH[1][:, numbers] = states_KBLH[:, :, 0].cpu().numpy()
+        progress(start + len(numbers), len(rows))
+    return pooled_PKNH

@@ -1,0 +1,396 @@
+"""A network as one function of its inputs: encoder and head, what an ONNX file holds.
+
+Shape suffixes: B rows of the batch, C choices of a row, L positions, H hidden size.
+"""
+
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from electra.checkpoints.checkpoint import load_parameters
+from electra.config import EncoderConfig
+from electra.errors import import_extra, require
+from electra.model.encoder import Encoder
+from electra.model.heads import ClassifierHead, GeneratorHead, PairHead, SpanHead
+from electra.tokenizing.tokenizer import Tokenizer
+
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+Kind = Literal[
+    "",
+    "PreTraining",
+    "MaskedLM",
+    "SequenceClassification",
+    "TokenClassification",
+    "QuestionAnswering",
+    "MultipleChoice",
+]
+"""What a network answers, as the names of transformers' classes end; empty: hidden states."""
+
+
+def list_inputs(sizes: EncoderConfig, head: nn.Module | None) -> tuple[str, ...]:
+    """Return the names of a network's inputs."""
+    has_segments = sizes.architecture == "electra" or isinstance(head, PairHead)
+    return INPUTS if has_segments else INPUTS[:2]
+
+
+class Graph(nn.Module):
+    """A network with the outputs that transformers' class of its kind has, if there is one.
+
+    Args:
+        sizes: Sizes of the encoder.
+        encoder: The encoder's parameters, under our names.
+        kind: What the head answers.
+        head: The head, with its parameters; None: there is none.
+        is_number: Whether the head's logit is a number, not that of a class.
+    """
+
+    def __init__(
+        self,
+        sizes: EncoderConfig,
+        encoder: Mapping[str, Tensor],
+        kind: Kind = "",
+        head: nn.Module | None = None,
+        *,
+        is_number: bool = False,
+    ) -> None:
+        super().__init__()
+        self.encoder = Encoder(sizes)  # of plain layers, which torch can trace
+        load_parameters(self.encoder, encoder)
+        self.kind, self.head, self.is_number = kind, head, is_number
+        self.is_pair = isinstance(head, PairHead)
+        self.inputs = list_inputs(sizes, head)
+        self.eval().requires_grad_(False)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the outputs."""
+        if self.kind == "QuestionAnswering":
+            return "start_logits", "end_logits"
+        return ("logits",) if self.kind else ("last_hidden_state",)
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Return the outputs, float32."""
+        head = self.head
+        if self.kind == "MultipleChoice":
+            assert isinstance(head, ClassifierHead)
+            types = None if token_type_ids is None else token_type_ids.flatten(0, 1)
+            mask = attention_mask.flatten(0, 1)
+            logit_B1 = head(self.encoder(input_ids.flatten(0, 1), mask, types), mask)
+            return logit_B1.view(input_ids.shape[0], input_ids.shape[1])
+        hidden_BLH = self.encoder(input_ids, attention_mask, token_type_ids)
+        if head is None:
+            return hidden_BLH
+        if isinstance(head, PairHead):
+            embeddings = self.encoder.embeddings(input_ids, token_type_ids)
+            states = torch.cat([hidden_BLH, embeddings], dim=-1)
+            return head(states, attention_mask, token_type_ids)
+        if isinstance(head, ClassifierHead):
+            return head(hidden_BLH, attention_mask)
+        if isinstance(head, GeneratorHead):
+            return F.linear(head(hidden_BLH), self.encoder.embeddings.tokens.weight, head.bias)
+        if isinstance(head, SpanHead):  # transformers' class does not forbid positions
+            start_BL, end_BL = head.dense(head.inner(hidden_BLH)).unbind(dim=-1)
+            return start_BL, end_BL
+        return head(hidden_BLH)
+
+
+TOLERANCE = 1e-4
+"""Greatest difference between ONNX in float32 and torch, of any output at any token."""
+LEAST_AGREEMENT = 0.99
+"""Least share of decisions in which int8 agrees with float32."""
+SUSPECTED, LEAST_RANKED = 0.15, 0.95
+"""Share of tokens that a discriminator is made to suspect by the second, harder comparison, and the
+least agreement there. The first one alone would be met by the constant answer "original"."""
+COSINE, NEAR = 0.99, 0.02
+"""What counts as agreement where there is no decision: cosine of hidden states; difference of a
+number as a share of the numbers' range."""
+NUM_SHAPES = 20
+MAX_LENGTH = 1024
+"""Longest row of the comparison, tokens, if the network reads longer ones."""
+MAX_TOKENS = 20_000
+"""Tokens of a text that int8 is compared on."""
+TEXT_ROWS = 16
+TEXT_LENGTH = 128
+
+
+class Agreement(NamedTuple):
+    """How well a file agrees with the network in torch; for the card."""
+
+    file: str
+    """The file's name."""
+    facts: dict[str, Any]
+
+
+def write_onnx(
+    folder: Path,
+    graph: Graph,
+    tokenizer: Tokenizer,
+    text: Sequence[str] = (),
+) -> list[Agreement]:
+    """Write onnx/model.onnx, and onnx/model_int8.onnx if a text is given, into a folder.
+
+    Args:
+        folder: The folder of the export.
+        graph: The network.
+        tokenizer: The network's tokenizer.
+        text: Lines of real text on which int8 is compared.
+
+    Raises:
+        UserError: A file does not agree with the network, or a package is not installed.
+    """
+    path = folder / "onnx" / "model.onnx"
+    for module in ("onnx", "onnxscript", "onnxruntime"):
+        import_extra(module, "onnx", f"writing {path}")
+    path.parent.mkdir()
+    trace(path, graph, tokenizer)
+    difference = compare_shapes(path, graph)
+    require(  # not met by NaN either
+        difference <= TOLERANCE,
+        f"{path.name} differs by up to {difference:.1e} from the network in torch; it must be "
+        f"{TOLERANCE:.0e} at most",
+    )
+    facts = {
+        "difference": difference,
+        "longest": _longest(graph),
+        "inputs": graph.inputs,
+        "outputs": graph.outputs,
+    }
+    found = [Agreement("onnx/model.onnx", facts)]
+    if text:
+        path = path.with_name("model_int8.onnx")
+        quantise(path.with_name("model.onnx"), path)
+        agreement = compare_text(path, graph, tokenizer, text)
+        for name, least in (("agreement", LEAST_AGREEMENT), ("agreement_ranked", LEAST_RANKED)):
+            share = agreement.get(name, 1.0)
+            require(
+                share >= least,
+                f"int8 agrees with float32 in {share:.2%} of {agreement['decisions']:,} decisions; "
+                f"it must be {least:.0%} at least; export without --int8",
+            )
+        found.append(Agreement("onnx/model_int8.onnx", agreement))
+    return found
+
+
+def compare_shapes(path: Path, graph: Graph) -> float:
+    """Return the greatest difference from the network, over NUM_SHAPES shapes with padding.
+
+    Their lengths go from the shortest row to the longest one, or to MAX_LENGTH.
+    """
+    session, rng = open_session(path), torch.Generator().manual_seed(0)
+    sizes, worst = graph.encoder.config, np.float32(0)
+    shortest, longest = 2 if graph.is_pair else 1, _longest(graph)
+    for number in range(NUM_SHAPES):
+        length = round(shortest * (longest / shortest) ** (number / (NUM_SHAPES - 1)))
+        shape: tuple[int, ...] = (1 + number % 5, length)
+        if graph.kind == "MultipleChoice":
+            shape = (1 + number % 3, 1 + number % 4, length)
+        ids = torch.randint(sizes.vocab_size, shape, generator=rng)
+        ends = torch.full(shape[:-1], length)
+        if number % 2:  # rows that end early
+            ends = torch.randint(shortest, length + 1, shape[:-1], generator=rng)
+        place = torch.arange(length)
+        mask = (place < ends[..., None]).long()
+        types = torch.randint(sizes.type_vocab_size, shape, generator=rng)
+        if graph.is_pair:  # both texts have tokens
+            starts = 1 + (torch.rand(shape[:-1], generator=rng) * (ends - 1)).long()
+            types = (place >= starts[..., None]) * mask
+        rows = ids, mask, types
+        for ours, theirs in zip(_run(graph, rows), _run_onnx(session, rows), strict=True):
+            difference = np.abs(ours - theirs)
+            if _is_per_token(graph):
+                difference = difference[mask.numpy().astype(bool)]
+            worst = np.maximum(worst, difference.max())
+    return float(worst)
+
+
+def _longest(graph: Graph) -> int:
+    return min(graph.encoder.config.max_position_embeddings, MAX_LENGTH)
+
+
+def compare_text(
+    path: Path, graph: Graph, tokenizer: Tokenizer, text: Sequence[str]
+) -> dict[str, Any]:
+    """Return how often a file decides as the network does, on real text.
+
+    A decision is whether a token is replaced, the likeliest token for every seventh, which is
+    masked, the likeliest tag of a token or label of a row, or the start and the end of an answer.
+    Few tokens of real text are suspected, so that a discriminator is also compared at the threshold
+    at which it suspects SUSPECTED of them.
+
+    Returns:
+        "decisions", their number, "agreement", the share of equal ones, and of a discriminator
+        "agreement_ranked" and "suspected", the share that the network suspects.
+    """
+    session = open_session(path)
+    ours: list[np.ndarray] = []
+    theirs: list[np.ndarray] = []
+    for rows in _make_rows(graph, tokenizer, text):
+        counted = rows[1].numpy().astype(bool)
+        if graph.kind == "MaskedLM":
+            counted &= rows[0].numpy() == tokenizer.mask_id
+        for found, outputs in ((ours, _run(graph, rows)), (theirs, _run_onnx(session, rows))):
+            for values in outputs:
+                if graph.kind == "QuestionAnswering":
+                    found.append(np.where(counted, values, -np.inf).argmax(axis=-1))
+                elif _is_per_token(graph):
+                    found.append(_decide(graph, values[counted]))
+                else:
+                    found.append(_decide(graph, values))
+    a, b = np.concatenate(ours), np.concatenate(theirs)
+    facts: dict[str, Any] = {"decisions": len(a)}
+    if graph.kind == "PreTraining":
+        threshold = np.quantile(a, 1 - SUSPECTED)
+        facts["agreement"] = float(((a > 0) == (b > 0)).mean())
+        facts["agreement_ranked"] = float(((a > threshold) == (b > threshold)).mean())
+        facts["suspected"] = float((a > 0).mean())
+    elif not graph.kind:
+        norms = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
+        facts["agreement"] = float(((a * b).sum(axis=-1) / norms >= COSINE).mean())
+    elif graph.is_number:
+        facts["agreement"] = float((np.abs(a - b) <= NEAR * np.ptp(a)).mean())
+    else:
+        facts["agreement"] = float((a == b).mean())
+    return facts
+
+
+def open_session(path: Path, threads: int = 0) -> Any:
+    """Return an onnxruntime session on the CPU; 0 threads: as many as torch has."""
+    onnxruntime = import_extra("onnxruntime", "onnx", path)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads or torch.get_num_threads()
+    options.log_severity_level = 3  # errors
+    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
+def _decide(graph: Graph, values: np.ndarray) -> np.ndarray:
+    """Return decisions; where they need a threshold or are none, the values."""
+    is_choice = graph.kind not in ("", "PreTraining") and not graph.is_number
+    return values.argmax(axis=-1) if is_choice else values
+
+
+def _is_per_token(graph: Graph) -> bool:
+    return graph.kind not in ("SequenceClassification", "MultipleChoice")
+
+
+Rows = tuple[Tensor, Tensor, Tensor]
+
+
+@torch.inference_mode()
+def _run(graph: Graph, rows: Rows) -> list[np.ndarray]:
+    outputs = graph(*rows)
+    return [each.numpy() for each in (outputs if isinstance(outputs, tuple) else (outputs,))]
+
+
+def _run_onnx(session: Any, rows: Rows) -> list[np.ndarray]:
+    read = {each.name for each in session.get_inputs()}
+    pairs = zip(INPUTS, rows, strict=True)
+    return session.run(None, {name: each.numpy() for name, each in pairs if name in read})
+
+
+def _make_rows(graph: Graph, tokenizer: Tokenizer, text: Sequence[str]) -> Iterator[Rows]:
+    """Yield batches of lines; a row of a pair, question or choice is two lines in succession.
+
+    Of a multiple choice each row has four choices.
+    """
+    longest = min(TEXT_LENGTH, graph.encoder.config.max_position_embeddings) - 3
+    is_pair = graph.is_pair or graph.kind in ("QuestionAnswering", "MultipleChoice")
+    lines = [ids[: longest // 2 if is_pair else longest] for ids in tokenizer.encode_batch(text)]
+    items = []
+    for number, ids in enumerate(lines):
+        row = [tokenizer.cls_id, *ids, tokenizer.sep_id]
+        if graph.kind == "MaskedLM":
+            row[3:-1:7] = [tokenizer.mask_id] * len(row[3:-1:7])
+        other = [*lines[(number + 1) % len(lines)], tokenizer.sep_id] if is_pair else []
+        items.append((row + other, [0] * len(row) + [1] * len(other)))
+    num_tokens = 0
+    for first in range(0, len(items), TEXT_ROWS):
+        batch = items[first : first + TEXT_ROWS]
+        if graph.kind == "MultipleChoice":
+            batch = batch[: len(batch) // 4 * 4]
+        if not batch or num_tokens >= MAX_TOKENS:
+            return
+        num_tokens += sum(len(row) for row, _ in batch)
+        padded = [
+            nn.utils.rnn.pad_sequence([torch.tensor(each) for each in column], True, value)
+            for column, value in (
+                ([row for row, _ in batch], tokenizer.pad_id),
+                ([[1] * len(row) for row, _ in batch], 0),
+                ([types for _, types in batch], 0),
+            )
+        ]
+        if graph.kind == "MultipleChoice":
+            padded = [each.view(-1, 4, each.shape[-1]) for each in padded]
+        yield padded[0], padded[1], padded[2]
+
+
+def trace(path: Path, graph: Graph, tokenizer: Tokenizer) -> None:
+    """Write a graph with dynamic batch, choices and length."""
+    names = {0: "batch", 1: "length"}
+    shape: tuple[int, ...] = (2, min(16, graph.encoder.config.max_position_embeddings - 1))
+    if graph.kind == "MultipleChoice":
+        names, shape = {0: "batch", 1: "choices", 2: "length"}, (2, 3, shape[1])
+    longest = graph.encoder.config.max_position_embeddings
+    dynamic = {
+        axis: torch.export.Dim(name, max=longest) if name == "length" else torch.export.Dim(name)
+        for axis, name in names.items()
+    }
+    ids = torch.full(shape, tokenizer.mask_id)
+    rows = ids, torch.ones_like(ids), torch.zeros_like(ids)
+    with _quiet():
+        torch.onnx.export(
+            graph,
+            rows[: len(graph.inputs)],
+            path,
+            input_names=graph.inputs,
+            output_names=graph.outputs,
+            dynamic_shapes=dict.fromkeys(graph.inputs, dynamic),
+            dynamo=True,
+            external_data=False,
+            verbose=False,
+        )
+
+
+def quantise(source: Path, path: Path) -> None:
+    """Write the products with weights in int8, each column of a weight scaled by itself.
+
+    Weights have 7 bits: CPUs without VNNI instructions add two products of 8 bits in 16, which
+    overflows, and that turns more decisions than the bit. The table of embeddings stays as it is.
+    """
+    with _quiet():
+        quantization = import_extra("onnxruntime.quantization", "onnx", f"writing {path}")
+        model = import_extra("onnx", "onnx", f"writing {path}").load(source)
+        # The quantiser turns weights round and keeps their names, which the exporter's notes of
+        # shapes then contradict; they are inferred anew.
+        del model.graph.value_info[:]
+        quantization.quantize_dynamic(
+            model,
+            path,
+            op_types_to_quantize=["MatMul", "Gemm"],
+            per_channel=True,
+            reduce_range=True,
+            weight_type=quantization.QuantType.QInt8,
+            extra_options={"MatMulConstBOnly": True},
+        )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Leave out what torch's exporter and onnxruntime say about themselves."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

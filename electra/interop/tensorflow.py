@@ -1,0 +1,230 @@
+"""Read TensorFlow's checkpoints (tensor bundles) without TensorFlow.
+
+A bundle NAME has an index, NAME.index, and data files NAME.data-00000-of-00001, .... The index is a
+sorted table in blocks, as in LevelDB: keys share prefixes with the key before them, and every block
+ends with its compression and a checksum. Its values are protocol buffers: a header under the empty
+key, and for each tensor dtype, shape, data file, place, size and checksum. Every checksum is
+compared before a byte is used.
+
+Source: TensorFlow's core/util/tensor_bundle, core/lib/io/format and
+core/protobuf/tensor_bundle.proto.
+"""
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from electra.errors import UserError, require
+
+FOOTER = 48
+"""Bytes of the footer: two handles, filled up to 40 bytes, and the magic number."""
+MAGIC = 0xDB4775248B80FB57
+TRAILER = 5
+"""Bytes after a block: its compression and its checksum."""
+FLOATS: dict[int, np.dtype[Any]] = {1: np.dtype("<f4"), 2: np.dtype("<f8"), 19: np.dtype("<f2")}
+"""NumPy's dtype of TensorFlow's floating-point types, by number."""
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+"""Wire types of protocol buffers."""
+
+
+class Entry(NamedTuple):
+    """Where a tensor lies."""
+
+    dtype: int
+    """TensorFlow's number of the dtype."""
+    shape: tuple[int, ...]
+    shard: int
+    """Number of the data file."""
+    offset: int
+    size: int
+    """Bytes."""
+    checksum: int
+
+
+def find_bundle(path: Path) -> Path | None:
+    """Return the path of a bundle, without ".index", in a folder or named by one of its files.
+
+    None: there is none. Of several in a folder, the one that the file `checkpoint` names, or the
+    only one.
+
+    Raises:
+        UserError: A folder has several bundles, and no file says which is meant.
+    """
+    if not path.is_dir():
+        base = path.with_name(path.name.removesuffix(".index").partition(".data-")[0])
+        return base if Path(f"{base}.index").is_file() else None
+    bases = sorted(each.with_name(each.stem) for each in path.glob("*.index"))
+    named = path / "checkpoint"
+    if len(bases) > 1 and named.is_file():
+        first = named.read_text(encoding="utf-8", errors="replace").partition('"')[2]
+        bases = [base for base in bases if base.name == Path(first.partition('"')[0]).name]
+    require(
+        len(bases) <= 1,
+        f"{path} holds several checkpoints; name one of them, such as "
+        f"{bases[-1] if bases else path}",
+    )
+    return bases[0] if bases else None
+
+
+def read_bundle(base: Path) -> tuple[dict[str, Tensor], list[str]]:
+    """Return the floating-point tensors of a bundle, float32, and the names of all others.
+
+    Optimizer slots (Adam's moments) and partial tensors are among the others.
+
+    Args:
+        base: Path of the bundle, without ".index".
+
+    Raises:
+        UserError: A file is missing, is no part of a bundle, is damaged, or has a form that no
+            ELECTRA checkpoint has; or the package google-crc32c is not installed.
+    """
+    index = Path(f"{base}.index")
+    content = _read(index)
+    try:
+        entries, num_shards = _read_index(content)
+    except (ValueError, IndexError, struct.error) as error:
+        raise UserError(f"{index} is damaged, or is no checkpoint: {error}") from None
+    tensors, others = {}, []
+    shards: dict[int, np.memmap[Any, Any]] = {}
+    for name, entry in entries.items():
+        if entry.dtype not in FLOATS or name.rpartition("/")[2] in ("adam_m", "adam_v"):
+            others.append(name)
+            continue
+        if entry.shard not in shards:
+            path = Path(f"{base}.data-{entry.shard:05}-of-{num_shards:05}")
+            require(path.is_file(), f"{path} is missing: it holds tensors of {index.name}")
+            shards[entry.shard] = np.memmap(path, mode="r")
+        raw = shards[entry.shard][entry.offset : entry.offset + entry.size].tobytes()
+        dtype = FLOATS[entry.dtype]
+        require(
+            len(raw) == entry.size == dtype.itemsize * int(np.prod(entry.shape, dtype=np.int64))
+            and _mask(_checksum(raw)) == entry.checksum,
+            f"{base}.data-{entry.shard:05}-of-{num_shards:05}: {name} is damaged",
+        )
+        values = np.frombuffer(raw, dtype).reshape(entry.shape).astype(np.float32)
+        tensors[name] = torch.from_numpy(values)
+    return tensors, others
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+
+
+def _checksum(content: bytes) -> int:
+    try:
+        import google_crc32c
+    except ImportError:
+        raise UserError(
+            "reading a TensorFlow checkpoint needs google-crc32c: pip install 'electra[tensorflow]'"
+        ) from None
+    return int(google_crc32c.value(content))
+
+
+def _mask(checksum: int) -> int:
+    """Return a checksum as files hold it."""
+    return ((checksum >> 15 | checksum << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def _read_index(content: bytes) -> tuple[dict[str, Entry], int]:
+    """Return the entry of each tensor, and the number of data files."""
+    footer = content[-FOOTER:]
+    _expect(len(footer) == FOOTER, "the file is too short")
+    _expect(struct.unpack("<Q", footer[40:])[0] == MAGIC, "the magic number is wrong")
+    place = _skip_handle(footer, 0)
+    entries: dict[str, Entry] = {}
+    num_shards = 0
+    for _, handle in _read_block(content, footer, place):
+        for key, value in _read_block(content, handle, 0):
+            if key:
+                entries[key.decode("utf-8")] = _read_entry(value)
+                continue
+            header = _read_message(value)
+            _expect(header.get(2, [0])[0] == 0, "the numbers are big-endian")
+            num_shards = header.get(1, [0])[0]
+    _expect(num_shards > 0, "the header is missing")
+    return entries, num_shards
+
+
+def _read_block(content: bytes, handle: bytes, place: int) -> Iterator[tuple[bytes, bytes]]:
+    """Yield key and value of each entry of the block to which a handle points."""
+    offset, place = _read_varint(handle, place)
+    size, _ = _read_varint(handle, place)
+    block = content[offset : offset + size]
+    trailer = content[offset + size : offset + size + TRAILER]
+    _expect(len(trailer) == TRAILER, "a block ends outside the file")
+    compression, checksum = struct.unpack("<BI", trailer)
+    _expect(_mask(_checksum(block + trailer[:1])) == checksum, "a block has another checksum")
+    _expect(compression == 0, "a block is compressed, which TensorFlow does not do here")
+    _expect(len(block) >= 4, "a block is too short")
+    (num_restarts,) = struct.unpack("<I", block[-4:])
+    end = len(block) - 4 * (num_restarts + 1)
+    place, key = 0, b""
+    while place < end:
+        shared, place = _read_varint(block, place)
+        own, place = _read_varint(block, place)
+        length, place = _read_varint(block, place)
+        key = key[:shared] + block[place : place + own]
+        place += own
+        yield key, block[place : place + length]
+        place += length
+
+
+def _skip_handle(footer: bytes, place: int) -> int:
+    _, place = _read_varint(footer, place)
+    return _read_varint(footer, place)[1]
+
+
+def _read_entry(content: bytes) -> Entry:
+    fields = _read_message(content)
+    _expect(7 not in fields, "a tensor is saved in slices")
+    dims = _read_message(fields[2][0]).get(2, []) if 2 in fields else []
+    shape = tuple(_read_message(dim).get(1, [0])[0] for dim in dims)
+    number = {field: fields.get(field, [0])[0] for field in (1, 3, 4, 5, 6)}
+    return Entry(number[1], shape, number[3], number[4], number[5], number[6])
+
+
+def _read_message(content: bytes) -> dict[int, list[Any]]:
+    """Return the values of a protocol buffer by field number; nested messages as bytes."""
+    fields: dict[int, list[Any]] = {}
+    place = 0
+    while place < len(content):
+        tag, place = _read_varint(content, place)
+        value: Any
+        if tag & 7 == VARINT:
+            value, place = _read_varint(content, place)
+        elif tag & 7 == BYTES:
+            length, place = _read_varint(content, place)
+            value, place = content[place : place + length], place + length
+        else:
+            _expect(tag & 7 in (FIXED32, FIXED64), "an unknown wire type")
+            length = 4 if tag & 7 == FIXED32 else 8
+            value = int.from_bytes(content[place : place + length], "little")
+            place += length
+        _expect(place <= len(content), "a value ends outside its message")
+        fields.setdefault(tag >> 3, []).append(value)
+    return fields
+
+
+def _read_varint(content: bytes, place: int) -> tuple[int, int]:
+    """Return a number of seven bits a byte, and the place after it."""
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = content[place]
+        place += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, place
+    raise ValueError("a number is too long")
+
+
+def _expect(holds: bool, message: str) -> None:
+    if not holds:
+        raise ValueError(message)

@@ -1,1 +1,0 @@
-"""Files between the commands: manifests, checkpoints, metrics, saved models and exports."""

@@ -1,0 +1,1 @@
+"""The HTTP service around inference, and its page."""

@@ -1,0 +1,92 @@
+"""The process of the service: socket, signals, uvicorn."""
+
+import signal
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvicorn
+
+from electra.config import ServeConfig
+from electra.errors import UserError
+from electra.inference.models import load_models
+from electra.service.service import Service
+from electra.training.machine import prepare_machine
+
+BACKLOG = 512
+"""Connections that wait to be accepted."""
+STOPS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Server:
+    """A service on a socket, which is bound before the models are read.
+
+    Args:
+        folders: As for `load_models`.
+        config: Limits.
+        host: Address to listen on.
+        port: 0: a free one.
+        token: As for `Service`.
+        follow: Whether new checkpoints of runs are taken up, and a run may be without one.
+
+    Attributes:
+        models: The models by name.
+        address: Where the service can be reached from this machine.
+
+    Raises:
+        UserError: The address is in use or not of this machine, or a folder is not a model.
+    """
+
+    def __init__(
+        self,
+        folders: Sequence[Path],
+        config: ServeConfig,
+        host: str,
+        port: int,
+        *,
+        token: str | None = None,
+        follow: bool = False,
+    ):
+        self.config = config
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.socket = socket.socket(family, socket.SOCK_STREAM)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            self.socket.bind((host, port))
+        except (OSError, UnicodeError) as error:
+            self.socket.close()
+            reason = getattr(error, "strerror", None) or error
+            raise UserError(f"cannot listen on {host} port {port}: {reason}") from None
+        try:
+            machine = prepare_machine("auto", "float32", config.threads)
+            self.models = load_models(folders, machine, may_wait=follow)
+            self.socket.listen(BACKLOG)  # who connects from now on waits until `run` answers
+        except BaseException:
+            self.socket.close()
+            raise
+        name = f"[{host}]" if ":" in host else host
+        self.address = f"http://{name}:{self.socket.getsockname()[1]}"
+        # A token keeps strangers out under any name; without one, only names of this machine do.
+        hosts = None if token else [name, "localhost", "127.0.0.1", "[::1]"]
+        self.service = Service(self.models, config, token=token, hosts=hosts, follow=follow)
+
+    def run(self) -> None:
+        """Serve until SIGINT or SIGTERM; then answer the requests in progress and return."""
+        settings = uvicorn.Config(
+            self.service.app,
+            backlog=BACKLOG,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            timeout_keep_alive=15,
+            timeout_graceful_shutdown=round(self.config.stop_seconds) or 1,
+        )
+        # uvicorn raises the signal again when it has stopped; by then there is nothing left to do.
+        before = {each: signal.signal(each, lambda *_: None) for each in STOPS}
+        try:
+            uvicorn.Server(settings).run(sockets=[self.socket])
+        finally:
+            self.socket.close()
+            for each, handler in before.items():
+                signal.signal(each, handler)

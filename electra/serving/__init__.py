@@ -1,1 +1,0 @@
-"""Models in memory that answer records and score sentences."""

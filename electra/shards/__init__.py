@@ -1,0 +1,1 @@
+"""From text to token shards, and from shards to rows."""

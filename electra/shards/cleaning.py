@@ -1,0 +1,227 @@
+"""What a preparation can drop: documents by length, repetition and language, and duplicates.
+
+Nothing is dropped unless a setting asks for it. Filters judge a document by itself, so they belong
+to the tasks. Duplicates are found among all documents, when all tasks are done. Of equal or nearly
+equal documents the first one of the corpus is kept.
+
+Near duplicates: the sets of five consecutive tokens of two documents have a Jaccard similarity of
+at least SIMILARITY, as estimated by MinHash (the library rensa). Candidates are documents that
+agree in all values of a band of their signatures: pairs of similarity 0.8 are found with a
+probability of 95%, of 0.9 with 99.99%.
+
+Source: MinHash, Broder 1997, "On the resemblance and containment of documents"; bands, Leskovec,
+Rajaraman and Ullman, "Mining of Massive Datasets", section 3.4. Repetition: Rae et al. 2021,
+"Scaling Language Models" (Gopher), table A1, on tokens instead of words.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from electra.config import PrepareConfig
+from electra.errors import import_extra
+from electra.tokenizing.words import TokenBatch
+
+SIMILARITY = 0.8
+SIGNATURE_SIZE = 128
+BANDS = 16
+SHINGLE_TOKENS = 5
+REPEATED_TOKENS = 10
+"""Length of a run of tokens that counts as repeated. Shorter runs are common in natural text."""
+LANGUAGE_CHARS = 2000
+"""Characters at the beginning of a document by which its language is told."""
+FACTOR = np.uint64(0x9E3779B97F4A7C15)
+HASHES_AT_ONCE = 1 << 24
+
+
+class Filters:
+    """The filters of the settings, and how many documents each has dropped."""
+
+    def __init__(self, config: PrepareConfig) -> None:
+        """Load the model of the languages, if a setting names some.
+
+        Raises:
+            UserError: The library of a filter is not installed, or does not know a language.
+        """
+        self.config = config
+        self.dropped: Counter[str] = Counter()
+        self.languages = {name.strip() for name in config.languages.split(",") if name.strip()}
+        if self.languages:
+            self.langid = import_extra("py3langid", "languages", "the setting languages")
+
+    def judge_text(self, text: str, aside: IO[str] | None) -> bool:
+        """Return whether a document is dropped by its length or language.
+
+        Args:
+            text: The document.
+            aside: File for dropped documents.
+        """
+        config, reason = self.config, ""
+        if len(text) < config.min_chars:
+            reason = "too short"
+        elif config.max_chars and len(text) > config.max_chars:
+            reason = "too long"
+        elif self.languages:
+            language = self.langid.classify(text[:LANGUAGE_CHARS])[0]
+            if language not in self.languages:
+                reason = f"language {language}"
+        if reason:
+            self._drop(text, reason, aside)
+        return bool(reason)
+
+    def judge_tokens(
+        self, batch: TokenBatch, texts: Sequence[str], aside: IO[str] | None
+    ) -> np.ndarray:
+        """Return which documents of a batch are dropped for their repetition (D,)."""
+        is_dropped = np.zeros(len(texts), bool)
+        if self.config.max_repetition < 1:
+            is_dropped = measure_repetition(batch) > self.config.max_repetition
+            for number in np.flatnonzero(is_dropped).tolist():
+                self._drop(texts[number], "repetition", aside)
+        return is_dropped
+
+    def _drop(self, text: str, reason: str, aside: IO[str] | None) -> None:
+        self.dropped[reason] += 1
+        if aside:
+            write_dropped(aside, text, reason)
+
+
+def write_dropped(file: IO[str], text: str, reason: str) -> None:
+    """Write a dropped document as a line of JSON."""
+    file.write(json.dumps({"reason": reason, "text": text}, ensure_ascii=False) + "\n")
+
+
+def measure_repetition(batch: TokenBatch) -> np.ndarray:
+    """Return the share of each document's runs of REPEATED_TOKENS tokens that it had before (D,).
+
+    A document that is shorter than one run has none.
+    """
+    runs, documents = _hash_runs(batch, REPEATED_TOKENS, whole=True)
+    found = np.unique(runs * FACTOR + documents.astype(np.uint64), return_index=True)[1]
+    size = len(batch.document_lengths)
+    num_runs = np.bincount(documents, minlength=size)
+    num_different = np.bincount(documents[found], minlength=size)
+    return 1 - num_different / np.maximum(num_runs, 1) - (num_runs == 0)
+
+
+def sign_documents(batch: TokenBatch) -> np.ndarray:
+    """Return the MinHash signature of each document, uint32 (D, SIGNATURE_SIZE)."""
+    rensa = import_extra("rensa", "near-duplicates", "the setting duplicates=near")
+    hashes, documents = _hash_runs(batch, SHINGLE_TOKENS, whole=False)
+    ends = np.cumsum(np.bincount(documents, minlength=len(batch.document_lengths)))
+    matrix = rensa.RMinHash.digest_matrix_from_flat_token_hashes(
+        hashes, np.concatenate([[0], ends]).astype(np.uint64), num_perm=SIGNATURE_SIZE, seed=1
+    )
+    return np.array(matrix.to_rows(), np.uint32).reshape(-1, SIGNATURE_SIZE)
+
+
+def _hash_runs(batch: TokenBatch, length: int, *, whole: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return the hash of the run of tokens at each place, and its document, both (N,).
+
+    Args:
+        batch: The documents.
+        length: Tokens of a run.
+        whole: Whether to leave out the runs that the end of the document cuts.
+    """
+    num_tokens = len(batch.tokens)
+    documents = np.repeat(np.arange(len(batch.document_lengths)), batch.document_lengths)
+    left = np.cumsum(batch.document_lengths)[documents] - np.arange(num_tokens)
+    hashes = np.zeros(num_tokens, np.uint64)
+    tokens = batch.tokens.astype(np.uint64) + np.uint64(1)
+    for place in range(length):
+        inside = slice(None, num_tokens - place if place else None)
+        values = np.where(left[inside] > place, tokens[place:], np.uint64(0))
+        hashes[inside] = (hashes[inside] ^ values) * FACTOR
+        hashes[inside] ^= hashes[inside] >> np.uint64(29)
+    if whole:
+        return hashes[left >= length], documents[left >= length]
+    return hashes, documents
+
+
+def find_repeats(files: Sequence[Path]) -> np.ndarray:
+    """Return which documents have the same hash as one before, as booleans (N,).
+
+    Args:
+        files: The files of the documents' hashes, in the order of the corpus.
+    """
+    firsts = np.cumsum([0, *(path.stat().st_size // 8 for path in files)])
+    is_repeat = np.zeros(firsts[-1], bool)
+    num_passes = -(-len(is_repeat) // HASHES_AT_ONCE)
+    for number in range(num_passes):  # each sorts the documents with some of the hashes
+        found, places = [], []
+        for path, first in zip(files, firsts, strict=False):
+            hashes = np.fromfile(path, "<u8")
+            inside = np.flatnonzero(hashes % np.uint64(num_passes) == number)
+            found.append(hashes[inside])
+            places.append(inside + first)
+        values, place = np.concatenate(found), np.concatenate(places)
+        is_new = np.zeros(len(values), bool)
+        is_new[np.unique(values, return_index=True)[1]] = True
+        is_repeat[place[~is_new]] = True
+    return is_repeat
+
+
+def find_near_duplicates(files: Sequence[Path]) -> np.ndarray:
+    """Return which documents are near duplicates of one before, as booleans (N,).
+
+    Documents that are linked by pairs of near duplicates form a group, of which the first is kept.
+
+    Args:
+        files: The files of the documents' signatures, in the order of the corpus.
+    """
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    firsts = np.cumsum([0, *(path.stat().st_size // (4 * SIGNATURE_SIZE) for path in files)])
+    num_documents = int(firsts[-1])
+    width = SIGNATURE_SIZE // BANDS
+    keys = np.zeros((BANDS, num_documents), np.uint64)
+    for path, first in zip(files, firsts, strict=False):
+        signatures = _read_signatures(path)
+        inside = slice(first, first + len(signatures))
+        for number, column in enumerate(signatures.T):
+            values = (keys[number // width, inside] ^ column) * FACTOR
+            keys[number // width, inside] = values ^ (values >> np.uint64(29))
+    pairs = []
+    for keys_N in keys:
+        order = np.argsort(keys_N, kind="stable")
+        is_same = keys_N[order[1:]] == keys_N[order[:-1]]
+        # Each document of a bucket is compared with the bucket's first one and with its neighbour.
+        firsts_of = np.concatenate([[True], ~is_same])
+        leaders = order[np.flatnonzero(firsts_of)[np.cumsum(firsts_of) - 1]]
+        pairs.append(np.stack([leaders[1:][is_same], order[1:][is_same]]))
+        pairs.append(np.stack([order[:-1][is_same], order[1:][is_same]]))
+    before, after = np.unique(np.concatenate(pairs, axis=1), axis=1)
+    is_near = _compare(files, firsts, before, after)
+    before, after = before[is_near], after[is_near]
+    ones = np.ones(len(before), bool)
+    links = coo_array((ones, (before, after)), shape=(num_documents, num_documents))
+    group = connected_components(links, directed=False)[1]
+    is_duplicate = np.ones(num_documents, bool)
+    is_duplicate[np.unique(group, return_index=True)[1]] = False
+    return is_duplicate
+
+
+def _compare(
+    files: Sequence[Path], firsts: np.ndarray, before: np.ndarray, after: np.ndarray
+) -> np.ndarray:
+    """Return whether the documents of each pair are as similar as SIMILARITY."""
+    step = 1 << 16
+    is_near = np.zeros(len(before), bool)
+    for start in range(0, len(before), step):
+        pairs = np.stack([before, after])[:, start : start + step]
+        rows = np.empty((*pairs.shape, SIGNATURE_SIZE), np.uint32)
+        part = np.searchsorted(firsts, pairs, side="right") - 1
+        for number in np.unique(part):
+            inside = part == number
+            rows[inside] = _read_signatures(files[number])[pairs[inside] - firsts[number]]
+        is_near[start : start + step] = (rows[0] == rows[1]).mean(axis=1) >= SIMILARITY
+    return is_near
+
+
+def _read_signatures(path: Path) -> np.ndarray:
+    return np.fromfile(path, "<u4").reshape(-1, SIGNATURE_SIZE)

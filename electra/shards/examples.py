@@ -1,0 +1,393 @@
+"""Pre-training rows cut from shards, [CLS] A [SEP] B [SEP], as a function of (seed, step).
+
+An epoch covers every token of the shards once. Each row takes the next tokens of the stream until
+the row is full. No token is dropped: a long line continues in the next row, and a row continues
+across a document border. Only deliberately short rows and the last row of a shard are padded.
+The second segment begins at the document border nearest to the middle of the row. A row without a
+document border is split at the nearest line border, else at a word border.
+
+Source: section 3.1 and build_pretraining_dataset.py. The original cuts examples at a fixed length
+and drops the remainder (docs/DEVIATIONS.md).
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+
+import numpy as np
+import torch
+from numpy.lib.stride_tricks import sliding_window_view
+
+from electra.config import ExamplesConfig
+from electra.errors import require
+from electra.model.batch import Batch
+from electra.shards.store import Corpus, Shard
+from electra.tokenizing.tokenizer import Tokenizer
+
+SHORTEST_ROW = 5
+"""Tokens of the shortest row drawn by `short_prob`. Source: ExampleBuilder._create_example."""
+
+BLOCK_ROWS = 4096
+"""Least rows read ahead in one block: 1 MiB at 128 tokens per row."""
+ROWS_OF_SHARD = 128
+"""Rows that a block has of each shard, on average, or more. Fewer take longer: a shard is looked at
+for its rows of the block at once."""
+MIXTURE = 1 << 62
+"""Added to the number of a mixture's window, for a key of its own."""
+MIXED_ROWS = 1 << 16
+"""Rows among which the shares of the corpora of a mixture are exact."""
+
+
+class Examples:
+    """All rows of an epoch, in a new random order every epoch.
+
+    Args:
+        shards: One part of a shards folder, without empty shards.
+        tokenizer: Gives the special tokens and the tokens that begin a word.
+        config: Row length in tokens, share of short rows, share of rows with a single segment.
+        seed: Seed of the cuts and of the order.
+        mixture: The corpora of a mixture, which are drawn by weights or repeats. Each has epochs of
+            its own.
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[Shard],
+        tokenizer: Tokenizer,
+        config: ExamplesConfig,
+        seed: int,
+        mixture: Sequence[Corpus] = (),
+    ):
+        self.shards = shards
+        self.tokenizer = tokenizer
+        self.config = config
+        self.seed = seed
+        # The cuts of a corpus are the same alone and in a mixture.
+        numbers = [n for corpus in mixture for n in range(corpus.num_shards)] or range(len(shards))
+        plans = [
+            self._cut(number, shard.num_tokens)
+            for number, shard in zip(numbers, shards, strict=True)
+        ]
+        self.starts, self.counts, self.is_pair = (
+            np.concatenate(columns) for columns in zip(*plans, strict=True)
+        )
+        self.shard_ends = np.cumsum([len(plan[0]) for plan in plans])
+        self.block_rows = max(BLOCK_ROWS, ROWS_OF_SHARD * len(shards))
+        self.mixture = mixture
+        self.corpus_ends = self.shard_ends[
+            np.cumsum([c.num_shards for c in mixture], dtype=int) - 1
+        ]
+        self.quotas = share_rows(mixture, np.diff(self.corpus_ends, prepend=0))
+        length = config.sequence_length
+        # The smallest dtype, because the time of a comparison grows with the width of the dtype.
+        self.position_L = np.arange(length, dtype=np.min_scalar_type(length))
+
+    def __len__(self) -> int:
+        """Return the number of rows in an epoch; of a mixture, of all corpora together."""
+        return len(self.starts)
+
+    def epochs(self, rows: int) -> dict[str, float]:
+        """Return how often each corpus of a mixture has been read after this many rows, by name."""
+        sizes = np.diff(self.corpus_ends, prepend=0)
+        passes = rows / MIXED_ROWS * self.quotas / sizes
+        return {c.name: float(p) for c, p in zip(self.mixture, passes, strict=True)}
+
+    def batch(self, step: int, batch_size: int) -> Batch:
+        """Return the rows of a step, counted from 0. A batch may span two epochs."""
+        return self.rows(self._draw(step * batch_size, (step + 1) * batch_size))
+
+    def batches(self, step: int, batch_size: int) -> Iterator[Batch]:
+        """Yield the batches of this step and of all later steps, without end.
+
+        The batches equal those of `batch`. Reading the rows of many small steps in one block is
+        faster.
+        """
+        block_size = max(1, self.block_rows // batch_size) * batch_size
+        for first in itertools.count(step * batch_size, block_size):
+            block = self._read(self._draw(first, first + block_size))
+            for start in range(0, block_size, batch_size):
+                yield self._assemble(*(column[start : start + batch_size] for column in block))
+
+    def rows(self, rows: np.ndarray) -> Batch:
+        """Return the rows with these numbers (B,)."""
+        return self._assemble(*self._read(rows))
+
+    def _cut(self, number: int, num_tokens: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the first token, the token count and "has two segments" of each row of a shard."""
+        config, length = self.config, self.config.sequence_length
+        # A counter-based generator drawn in blocks: the cuts do not depend on available memory.
+        rng = np.random.Generator(np.random.Philox(key=[self.seed, number]))
+        counts, pairs, covered = [], [], 0
+        while covered < num_tokens:
+            size = max(64, (num_tokens - covered) // length + 1)
+            pair = rng.random(size) >= config.single_segment_prob
+            is_short = rng.random(size) < config.short_prob
+            target = np.where(is_short, rng.integers(SHORTEST_ROW, length + 1, size), length)
+            counts.append(target - 2 - pair)
+            pairs.append(pair)
+            covered += int(counts[-1].sum())
+        count, pair = np.concatenate(counts), np.concatenate(pairs)
+        ends = np.cumsum(count)
+        num_rows = int(np.searchsorted(ends, num_tokens)) + 1
+        count, pair = count[:num_rows], pair[:num_rows]
+        starts = ends[:num_rows] - count
+        count[-1] = num_tokens - starts[-1]
+        # Small dtypes: a plan takes 7 bytes a row.
+        small = np.min_scalar_type(length)
+        return starts.astype(np.uint32), count.astype(small), pair & (count >= 2)
+
+    def _draw(self, first: int, last: int) -> np.ndarray:
+        """Return the row numbers at positions first to last - 1 of the sequence of all epochs."""
+        if self.mixture:
+            return self._draw_mixed(np.arange(first, last))
+        size = len(self)
+        return np.concatenate(
+            [
+                permute(
+                    np.arange(max(first - epoch * size, 0), min(last - epoch * size, size)),
+                    size,
+                    self.seed,
+                    epoch,
+                )
+                for epoch in range(first // size, (last - 1) // size + 1)
+            ]
+        )
+
+    def _draw_mixed(self, places: np.ndarray) -> np.ndarray:
+        """Return the row numbers at these positions of a mixture's sequence of rows.
+
+        In each window of MIXED_ROWS positions, a permutation of the window gives each corpus its
+        quota. So the n-th row of a corpus is known without those before it.
+        """
+        rows = np.empty_like(places)
+        windows = places // MIXED_ROWS
+        stops = np.cumsum(self.quotas)
+        for window in np.unique(windows):
+            inside = np.flatnonzero(windows == window)
+            drawn = permute(places[inside] % MIXED_ROWS, MIXED_ROWS, self.seed, MIXTURE + window)
+            corpora = np.searchsorted(stops, drawn, side="right")
+            for number in np.unique(corpora):
+                chosen = corpora == number
+                first, end = (
+                    int(self.corpus_ends[n]) if n >= 0 else 0 for n in (number - 1, number)
+                )
+                quota = int(self.quotas[number])
+                turns = int(window) * quota + drawn[chosen] - (int(stops[number]) - quota)
+                size = end - first
+                found = np.empty_like(turns)
+                for epoch in np.unique(turns // size):
+                    of_epoch = turns // size == epoch
+                    key = (int(number) << 40) + int(epoch)
+                    found[of_epoch] = permute(turns[of_epoch] % size, size, self.seed, key)
+                rows[inside[chosen]] = first + found
+        return rows
+
+    def _read(self, rows: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Return the arguments of `_assemble` for the rows with these numbers.
+
+        Returns:
+            Tokens of the stream (B, L + 1), from two tokens before each row's first token.
+            The position at which the second segment begins (B,).
+            The length of each row in tokens (B,).
+            With attention within documents only: the document number of each position (B, L).
+        """
+        starts_B, counts_B = (each[rows].astype(np.int64) for each in (self.starts, self.counts))
+        is_pair_B = self.is_pair[rows]
+        middle_B = starts_B + (counts_B + 1) // 2
+        width = self.config.sequence_length + 1
+        slices_BL = np.empty((len(rows), width), dtype=self.shards[0].tokens.dtype)
+        lines_2B, documents_2B = np.empty((2, 2, len(rows)), dtype=np.int64)
+        order = np.argsort(rows)  # groups rows by shard; the search for borders is faster sorted
+        ends = np.searchsorted(rows, self.shard_ends[:-1], sorter=order)
+        for shard, inside_B in zip(self.shards, np.split(order, ends), strict=True):
+            if len(inside_B):
+                slices_BL[inside_B] = _slices(shard.tokens, starts_B[inside_B] - 2, width)
+                lines_2B[:, inside_B] = _borders(shard.lines, middle_B[inside_B])
+                documents_2B[:, inside_B] = _borders(shard.documents, middle_B[inside_B])
+        first_B = self._split(counts_B, slices_BL, lines_2B - starts_B, documents_2B - starts_B)
+        second_B, length_B = np.where(is_pair_B, first_B, counts_B) + 2, counts_B + 2 + is_pair_B
+        dtype = self.position_L.dtype
+        columns = slices_BL, second_B.astype(dtype), length_B.astype(dtype)
+        if self.config.attend == "row":
+            return columns
+        return *columns, self._number_documents(rows, second_B).astype(dtype)
+
+    def _split(
+        self,
+        counts_B: np.ndarray,
+        slices_BL: np.ndarray,
+        lines_2B: np.ndarray,
+        documents_2B: np.ndarray,
+    ) -> np.ndarray:
+        """Return the token count of each first segment (B,); both segments have at least 1 token.
+
+        Args:
+            counts_B: Tokens of each row.
+            slices_BL: Tokens of the stream (B, L + 1), from two before each row's first token.
+            lines_2B: The last line border before the middle of the row, and the first line border
+                at or after the middle, in tokens from the first token of the row.
+            documents_2B: The same for document borders.
+        """
+        middle_B = (counts_B + 1) // 2
+        first_B = np.zeros(len(counts_B), dtype=np.int64)
+        for before_B, after_B in (lines_2B, documents_2B):  # document borders override line borders
+            before_fits = (before_B > 0) & (before_B < counts_B)
+            after_fits = (after_B > 0) & (after_B < counts_B)
+            is_nearer = middle_B - before_B <= after_B - middle_B
+            take_before = before_fits & (is_nearer | ~after_fits)
+            first_B = np.where(after_fits, after_B, first_B)
+            first_B = np.where(take_before, before_B, first_B)
+        # Rows without a border: the first word after the middle, else the middle, inside a word.
+        rows_R, place_W = np.flatnonzero(first_B == 0), np.arange(8)
+        middle_R = middle_B[rows_R]
+        ids_RW = _slices(slices_BL.ravel(), rows_R * slices_BL.shape[1] + 2 + middle_R, 8)
+        begins_RW = self.tokenizer.starts_word[ids_RW]
+        begins_RW &= place_W < (counts_B[rows_R] - middle_R)[:, None]
+        first_B[rows_R] = middle_R + begins_RW.argmax(axis=1)
+        return first_B
+
+    def _number_documents(self, rows: np.ndarray, second_B: np.ndarray) -> np.ndarray:
+        """Return the document number of each position (B, L), counted from 1 in every row.
+
+        [CLS] belongs to the first document. [SEP] belongs to the document of the token before it.
+        """
+        position_L = np.arange(self.config.sequence_length)
+        # Index among the row's corpus tokens: [CLS] does not count, nor a first [SEP] before it.
+        place_BL = position_L - 1 - (position_L >= second_B[:, None] - 1)
+        starts_B1, counts_B1 = (
+            each[rows, None].astype(np.int64) for each in (self.starts, self.counts)
+        )
+        token_BL = starts_B1 + np.clip(place_BL, 0, counts_B1 - 1)
+        shard_B = np.searchsorted(self.shard_ends, rows, side="right")
+        numbers_BL = np.empty(token_BL.shape, dtype=np.int64)
+        for number in np.unique(shard_B):
+            inside, documents = shard_B == number, self.shards[number].documents
+            # Without this cast, searchsorted casts the whole of `documents`.
+            token_IL = token_BL[inside].astype(documents.dtype)
+            numbers_BL[inside] = np.searchsorted(documents, token_IL, side="right")
+        return numbers_BL - numbers_BL[:, :1] + 1
+
+    def _assemble(
+        self,
+        slices_BL: np.ndarray,
+        second_B: np.ndarray,
+        length_B: np.ndarray,
+        documents_BL: np.ndarray | None = None,
+    ) -> Batch:
+        """Return the batch of the rows that `_read` found; for the arguments see `_read`."""
+        # [CLS] moves the first segment by one position, and [CLS] and [SEP] move the second
+        # segment by two. So a row consists of two slices of the stream.
+        ids_BL, types_BL = slices_BL[:, 1:].copy(), self.position_L >= second_B[:, None]
+        np.copyto(ids_BL, slices_BL[:, :-1], where=types_BL)
+        row_B = np.arange(len(ids_BL))
+        ids_BL[:, 0] = self.tokenizer.cls_id
+        ids_BL[row_B, second_B - 1] = self.tokenizer.sep_id
+        ids_BL[row_B, length_B - 1] = self.tokenizer.sep_id
+        real_BL = None
+        if (length_B < len(self.position_L)).any():
+            real_BL = self.position_L < length_B[:, None]
+            types_BL &= real_BL
+            np.copyto(ids_BL, self.tokenizer.pad_id, where=~real_BL)
+            if documents_BL is not None:
+                documents_BL = documents_BL * real_BL
+        return Batch(
+            torch.from_numpy(ids_BL.astype(np.int64)),
+            None if real_BL is None else torch.from_numpy(real_BL),
+            torch.from_numpy(types_BL.astype(np.int64)),
+            None if documents_BL is None else torch.from_numpy(documents_BL.astype(np.int64)),
+        )
+
+
+def share_rows(mixture: Sequence[Corpus], sizes: np.ndarray) -> np.ndarray:
+    """Return the rows of each corpus among MIXED_ROWS rows of a mixture.
+
+    Args:
+        mixture: The corpora.
+        sizes: Rows of each corpus in one pass.
+
+    Raises:
+        UserError: The share of a corpus is less than a row.
+    """
+    weights = np.array(
+        [
+            corpus.repeats * size if corpus.weight is None else corpus.weight
+            for corpus, size in zip(mixture, sizes, strict=True)
+        ]
+    )
+    exact = weights / max(weights.sum(), 1e-300) * MIXED_ROWS
+    quotas = np.floor(exact).astype(np.int64)
+    largest = np.argsort(quotas - exact, kind="stable")
+    quotas[largest[: MIXED_ROWS - quotas.sum()]] += 1 if len(mixture) else 0
+    for corpus, quota in zip(mixture, quotas, strict=True):
+        require(
+            quota > 0,
+            f"the share of {corpus.name} in the mixture is less than one of {MIXED_ROWS:,} rows; "
+            "give it more weight",
+        )
+    return quotas
+
+
+def _borders(borders: np.ndarray, places_B: np.ndarray) -> np.ndarray:
+    """Return the last border before each place, and the first border at or after it (2, B)."""
+    # Without this cast, searchsorted casts the whole of `borders`.
+    next_B = np.searchsorted(borders, places_B.astype(borders.dtype))
+    return borders.take([next_B - 1, next_B], mode="clip")
+
+
+def _slices(tokens: np.ndarray, starts_B: np.ndarray, length: int) -> np.ndarray:
+    """Return tokens[start : start + length] for each start (B, length).
+
+    Positions before the stream hold its first token, positions after it its last token.
+    """
+    last = len(tokens) - length
+    beyond_B = (starts_B < 0) | (starts_B > last)
+    if last >= 0:  # copying contiguous rows is several times as fast as gathering tokens
+        windows = sliding_window_view(np.asarray(tokens), length)
+        slices_BL = windows[np.clip(starts_B, 0, last)]
+    else:
+        slices_BL = np.empty((len(starts_B), length), tokens.dtype)
+    if beyond_B.any():
+        places = starts_B[beyond_B, None] + np.arange(length)
+        slices_BL[beyond_B] = tokens[np.clip(places, 0, len(tokens) - 1)]
+    return slices_BL
+
+
+def permute(places: np.ndarray, size: int, seed: int, epoch: int) -> np.ndarray:
+    """Return the images of these places under a pseudo-random permutation of range(size).
+
+    The permutation is a Feistel network over the next power of four, repeated until the result lies
+    in range(size). So each image is computed without the others.
+
+    Args:
+        places: Integers in range(size), (N,).
+        size: Number of elements.
+        seed: Seed of the permutation.
+        epoch: Second part of the seed.
+    """
+    half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
+    mask = (1 << half_bits) - 1
+    tables = _draw_rounds(half_bits, seed, epoch)
+    values = places.astype(np.int64)
+    outside = np.arange(len(values))
+    while len(outside):
+        left, right = values[outside] >> half_bits, values[outside] & mask
+        for table in tables:
+            left, right = right, left ^ table[right]
+        values[outside] = left << half_bits | right
+        outside = outside[values[outside] >= size]
+    return values
+
+
+@lru_cache(maxsize=2)
+def _draw_rounds(half_bits: int, seed: int, epoch: int) -> list[np.ndarray]:
+    """Return the round function of each of the four Feistel rounds, as a table over all halves."""
+    keys = np.random.Philox(key=[seed, epoch]).random_raw(4)
+    halves = np.arange(1 << half_bits, dtype=np.uint64)
+    return [(_mix(halves ^ key) & halves[-1]).astype(np.int64) for key in keys]
+
+
+def _mix(values: np.ndarray) -> np.ndarray:
+    """Return hashes of 64-bit integers (the finaliser of SplitMix64)."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))

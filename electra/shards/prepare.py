@@ -1,0 +1,287 @@
+"""From text to token shards: a list of tasks, ways to do them, and the last step.
+
+    list_tasks   the corpus in parts (tasks.py)
+    run_here     the tasks in processes of this machine, or run_on_ray, or a share of them for each
+                 job of a queue (engines.py): each task writes a folder of its own
+    merge_tasks  duplicates, the held-out part and the manifest (merging.py)
+
+Everything lies in `<out>.incomplete` until the last step. A preparation that was interrupted goes
+on with the same command: finished tasks whose hashes are right are not done again. The shards are
+the same bytes for every way, number of processes and interruption.
+"""
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+from electra.config import PrepareConfig
+from electra.errors import UserError, require
+from electra.files import UNFINISHED, hold, read_object
+from electra.shards.engines import run_here, run_on_ray
+from electra.shards.merging import TASKS, list_shards, merge_tasks, move_shards
+from electra.shards.pieces import SETTINGS_OF_TASKS, Task, list_tasks, read_task
+from electra.shards.store import MAX_SHARD_TOKENS
+from electra.text.sources import find_sources
+from electra.text.streams import STDIN, is_url, locate, read_bytes, send
+from electra.tokenizing.tokenizer import Tokenizer
+
+Engine = Literal["local", "ray"]
+TellProgress = Callable[[int, int | None, int], None]
+"""Called with source bytes read, source bytes in total (None: unknown) and tokens written."""
+
+PLAN = "plan.json"
+"""The settings of an unfinished preparation."""
+MAX_NAMED = 8
+"""Missing tasks that a message names."""
+
+
+def prepare(
+    paths: Sequence[str],
+    tokenizer: Tokenizer,
+    out: str | Path,
+    config: PrepareConfig,
+    progress: TellProgress | None = None,
+    *,
+    engine: Engine = "local",
+) -> dict[str, Any]:
+    """Write the shards folder `out` and return its manifest.
+
+    After an error or an interrupt, `<out>.incomplete` holds the finished tasks, and the same call
+    goes on. If none is finished, nothing is left.
+
+    Args:
+        paths: Files, folders and patterns, as for `find_sources`.
+        tokenizer: Its copy becomes part of the shards folder.
+        out: The folder to write; must not exist. A URL is written last, from `NAME.incomplete` in
+            the current folder, the manifest after all other files.
+        config: Document borders, held-out share, what is dropped, sizes and number of workers.
+        progress: Called with each finished task.
+        engine: "local": processes of this machine. "ray": a Ray cluster.
+
+    Raises:
+        UserError: A path is wrong or damaged, `out` exists, there is too little text, or the
+            preparation was begun with other settings.
+        OSError: A folder cannot be listed, or `out` cannot be written.
+    """
+    sources, out = find_sources(paths, config.encoding), locate(out)
+    with _begin(out, tokenizer, config) as folder, hold(folder / UNFINISHED):
+        if not _is_merged(folder, out):
+            files = _copy_pipes(sources.files, folder, progress)
+            tasks = list_tasks(files, config, tokenizer.digest)
+            _run(tasks, tokenizer, folder, config, engine, progress)
+            try:
+                merge_tasks(folder, tasks, tokenizer, config, sources)
+            except UserError:
+                shutil.rmtree(folder / TASKS)  # the same tasks would be refused again
+                raise
+        return _complete(folder, out)
+
+
+def prepare_share(
+    paths: Sequence[str],
+    tokenizer: Tokenizer,
+    out: str | Path,
+    config: PrepareConfig,
+    share: tuple[int, int],
+    progress: TellProgress | None = None,
+) -> int:
+    """Do a share of the tasks of a preparation, and return its number of tasks.
+
+    Any number of processes on any machines can do shares at the same time; `finish` is the last
+    step. The machines must see the text and `out` under the same names.
+
+    Args:
+        paths: As for `prepare`, the same in all shares.
+        tokenizer: As for `prepare`.
+        out: The folder that `finish` will write.
+        config: As for `prepare`.
+        share: The number of the share, from 0, and how many shares there are.
+        progress: Called with each finished task.
+
+    Raises:
+        UserError: As for `prepare`, or the text is not in files.
+    """
+    files, out = find_sources(paths, config.encoding).files, locate(out)
+    _require_files(files)
+    number, num_shares = share
+    with _begin(out, tokenizer, config, is_shared=True) as folder:
+        tasks = list_tasks(files, config, tokenizer.digest)
+        first, stop = (len(tasks) * place // num_shares for place in (number, number + 1))
+        _run(tasks[first:stop], tokenizer, folder, config, "local", progress)
+    return stop - first
+
+
+def finish(
+    paths: Sequence[str], tokenizer: Tokenizer, out: str | Path, config: PrepareConfig
+) -> dict[str, Any]:
+    """Write the shards folder from the tasks that `prepare_share` did, and return its manifest.
+
+    Raises:
+        UserError: A task is missing, or its text was changed since.
+    """
+    sources, out = find_sources(paths, config.encoding), locate(out)
+    _require_files(sources.files)
+    with _begin(out, tokenizer, config, is_shared=True) as folder, hold(folder / UNFINISHED):
+        if not _is_merged(folder, out):
+            tasks = list_tasks(sources.files, config, tokenizer.digest)
+            missing = [str(t.number) for t in tasks if not read_task(folder / TASKS, t)]
+            names = ", ".join(missing[:MAX_NAMED]) + (", ..." if len(missing) > MAX_NAMED else "")
+            require(
+                not missing,
+                f"{len(missing):,} of {len(tasks):,} tasks are missing or were done with another "
+                f"text: {names}; run their shares again, or the command without --finish, which "
+                "does them here",
+            )
+            merge_tasks(folder, tasks, tokenizer, config, sources)
+        return _complete(folder, out)
+
+
+def _require_files(files: Sequence[Path]) -> None:
+    for path in files:
+        require(
+            path != STDIN and not path.is_fifo(),
+            f"shares of tasks need files that can be read again, not the pipe {path}",
+        )
+
+
+@contextmanager
+def _begin(
+    out: Path, tokenizer: Tokenizer, config: PrepareConfig, *, is_shared: bool = False
+) -> Iterator[Path]:
+    """Yield `<out>.incomplete`, new or begun with the same settings.
+
+    After an error it is removed if no task is finished and no other process may be using it.
+    """
+    exists = read_bytes(out / "manifest.json") is not None if is_url(out) else out.exists()
+    require(not exists, f"{out} exists already; remove it or choose another name")
+    require(
+        config.shard_tokens <= MAX_SHARD_TOKENS,
+        f"shard_tokens must be at most {MAX_SHARD_TOKENS:,}, not {config.shard_tokens:,}",
+    )
+    folder = incomplete_folder(out)
+    path = folder / PLAN
+    settings = asdict(config)
+    plan = {
+        "tokenizer": tokenizer.digest,
+        **{name: settings[name] for name in (*SETTINGS_OF_TASKS, "task_bytes")},
+    }
+    if path.exists():
+        begun = read_object(path)
+        different = [name for name in plan if plan[name] != begun.get(name)]
+        require(
+            not different,
+            f"{folder} was begun with another {' and '.join(different)}; remove it or choose "
+            "another --out",
+        )
+    else:
+        is_empty = not folder.exists() or not any(folder.iterdir())
+        require(
+            is_empty or (folder / UNFINISHED).exists(),
+            f"{folder} is in the way; finish or move it, or choose another name",
+        )
+        if not is_empty and not is_shared:
+            with hold(folder / UNFINISHED):
+                _clear(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        # Processes with shares may write the plan at the same time.
+        temporary = folder / f"{PLAN}.{uuid.uuid4().hex}"
+        temporary.write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
+        temporary.replace(path)
+    try:
+        yield folder
+    except BaseException as error:
+        if not is_shared and not any((folder / TASKS).glob("*/task.json")):
+            shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, OSError) and error.errno and error.filename is None:
+            error.filename = str(out)  # an error on an open file has no file name
+        raise
+
+
+def incomplete_folder(out: Path) -> Path:
+    """Return the folder of a preparation that is not finished; of a URL, in the current folder."""
+    return (Path() if is_url(out) else out.parent) / f"{out.name}.incomplete"
+
+
+def _is_merged(folder: Path, out: Path) -> bool:
+    """Return whether the last step was begun and the tasks may be gone.
+
+    To a URL the shards are copied from the tasks, which are compared with their text every time.
+    """
+    return not is_url(out) and (folder / "manifest.json").exists()
+
+
+def _clear(folder: Path) -> None:
+    """Remove what another command left in an unfinished folder."""
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != UNFINISHED:
+            path.unlink()
+
+
+def _copy_pipes(
+    files: Sequence[Path], folder: Path, progress: TellProgress | None
+) -> Sequence[Path]:
+    """Return the files, with a copy on the disk of each pipe, which can be read only once."""
+    found = []
+    for number, path in enumerate(files):
+        if path == STDIN or path.is_fifo():
+            copy = folder / f"pipe-{number}{''.join(path.suffixes)}"
+            source = os.fdopen(os.dup(0), "rb") if path == STDIN else path.open("rb")
+            with source, copy.open("wb") as target:
+                while block := source.read(1 << 20):
+                    target.write(block)
+                    if progress:
+                        progress(target.tell(), None, 0)
+            path = copy
+        found.append(path)
+    return found
+
+
+def _run(
+    tasks: Sequence[Task],
+    tokenizer: Tokenizer,
+    folder: Path,
+    config: PrepareConfig,
+    engine: Engine,
+    progress: TellProgress | None,
+) -> None:
+    """Do the tasks and report progress."""
+    total = sum(task.source_bytes for task in tasks)
+    done = num_tokens = 0
+
+    def tell(task: Task, record: dict[str, Any]) -> None:
+        nonlocal done, num_tokens
+        done += task.source_bytes
+        num_tokens += sum(part["num_tokens"] for part in record["parts"].values())
+        if progress:
+            progress(done, total, num_tokens)
+
+    run = run_on_ray if engine == "ray" else run_here
+    run(tasks, tokenizer, folder / TASKS, config.workers, tell)
+
+
+def _complete(folder: Path, out: Path) -> dict[str, Any]:
+    """Give the shards and their folder their names, or copy them to their URL; return the manifest.
+
+    This can be begun again after an interrupt, since each step may have been done before.
+    """
+    if is_url(out):
+        for path, name in list_shards(folder):
+            send(path, out / name)
+        manifest = read_object(folder / "manifest.json")
+        shutil.rmtree(folder)
+        return manifest
+    move_shards(folder)
+    for path in [folder / PLAN, *folder.glob("pipe-*")]:
+        path.unlink(missing_ok=True)
+    manifest = read_object(folder / "manifest.json")
+    folder.rename(out)
+    (out / UNFINISHED).unlink(missing_ok=True)
+    return manifest

@@ -1,0 +1,450 @@
+"""Token shards: the artefact between `prepare` and `pretrain`, independent of the sequence length.
+
+A shards folder holds
+
+    manifest.json          counts, settings and the sha256 of every shard file
+    tokenizer/             the tokenizer of the shards
+    train-00000.tokens     token ids, uint16 (uint32 when the vocabulary has more than 65,535)
+    train-00000.lines      uint32: the index of the token at which each line begins
+    train-00000.documents  uint32: the index of the token at which each document begins
+    train-00001.tokens ... and heldout-00000.tokens ...: the part for evaluation
+    dropped.jsonl          with prepare's write_dropped: the documents that were left out
+    verified.json          written by readers: that the hashes were right, and when
+
+All numbers are little-endian and are read through memory maps. Shards hold no special tokens, no
+empty lines and no empty documents. The first line and the first document begin at 0. `prepare`
+records neither time nor machine: the same input gives the same bytes.
+
+The folder may lie at a URL. Each of its files is then copied to this machine's disk when it is
+first used (`fetch` in remote.py), and compared with its sha256.
+"""
+
+import hashlib
+import json
+import math
+import tomllib
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self
+
+import numpy as np
+
+from electra.errors import UserError, require
+from electra.files import sha256_file, write_json
+from electra.text.streams import fetch, fetched, is_url, locate, read_bytes
+from electra.tokenizing.tokenizer import Tokenizer, tokens_dtype
+
+try:
+    import resource
+except ImportError:  # not on Windows
+    resource = None  # type: ignore[assignment]
+
+Part = Literal["train", "heldout"]
+
+FORMAT = "electra-shards"
+VERSION = 1
+PARTS: tuple[Part, ...] = ("train", "heldout")
+COLUMNS = ("tokens", "lines", "documents")
+OFFSET_DTYPE = "<u4"
+VERIFIED = "verified.json"
+"""Memory of `open_shards`: the manifest's sha256 and when each file was changed last."""
+SPARE_FILES = 256
+"""Files that a process may have open besides shards."""
+MAX_FETCHES = 8
+"""Files that `fetch_shards` copies at the same time."""
+MAX_SHARD_TOKENS = 1 << 31
+"""Largest `shard_tokens`. A shard ends with a whole document, whose offsets must be below 2**32."""
+
+
+class Shard:
+    """The tokens of one shard, and the index of the first token of each line and document.
+
+    Args:
+        num_tokens: Number of tokens.
+        read: Returns the numbers of a column, "tokens", "lines" or "documents". A column is read
+            when it is first used.
+    """
+
+    def __init__(self, num_tokens: int, read: Callable[[str], np.ndarray]) -> None:
+        self.num_tokens = num_tokens
+        self.read = read
+
+    @cached_property
+    def tokens(self) -> np.ndarray:
+        """The ids of the tokens (num_tokens,)."""
+        return self.read("tokens")
+
+    @cached_property
+    def lines(self) -> np.ndarray:
+        """The index of the first token of each line."""
+        return self.read("lines")
+
+    @cached_property
+    def documents(self) -> np.ndarray:
+        """The index of the first token of each document."""
+        return self.read("documents")
+
+
+@dataclass(frozen=True)
+class ShardFiles:
+    """The files of one shard, on disk or at a URL; called with a column, it returns the numbers."""
+
+    path: Path
+    """The files without their suffixes, which are the columns."""
+    sha256: dict[str, str]
+    """By column."""
+    dtype: str
+    """Of the tokens."""
+
+    def __call__(self, column: str) -> np.ndarray:
+        """Return a memory map of a column, which is fetched before if it lies at a URL."""
+        path = self.path.with_name(f"{self.path.name}.{column}")
+        if is_url(path):
+            path = fetch(path, self.sha256[column])
+        return np.memmap(path, dtype=_column_dtype(column, self.dtype), mode="r")
+
+
+class Corpus(NamedTuple):
+    """A part of a mixture."""
+
+    name: str
+    num_shards: int
+    """Shards of the corpus in the train part of the mixture."""
+    weight: float | None
+    """Share of the rows, in relation to the other weights; None: `repeats` holds."""
+    repeats: float
+    """Passes over the corpus, in relation to the other corpora."""
+
+
+@dataclass(frozen=True)
+class Shards:
+    """A verified shards folder, or a mixture of several: tokenizer, manifest, shards of both parts.
+
+    The shards of a mixture are those of its corpora, one corpus after the other.
+    """
+
+    folder: Path
+    tokenizer: Tokenizer
+    manifest: dict[str, Any]
+    digest: str
+    """The sha256 of manifest.json. The manifest holds every file's sha256, so it identifies the
+    data."""
+    train: tuple[Shard, ...]
+    heldout: tuple[Shard, ...]
+    mixture: tuple[Corpus, ...] = ()
+    """The corpora of a mixture; empty for a single folder."""
+
+
+def open_shards(folder: str | Path, *, verify: bool = True) -> Shards:
+    """Return the shards of a folder after checking the hash of every file.
+
+    The files are opened when they are first used. That their hashes were right is remembered in
+    the folder, with sizes and times of change, so that unchanged files are not read again.
+
+    Args:
+        folder: The shards folder, or the .toml file of a mixture. At a URL, files are fetched and
+            compared when they are first used.
+        verify: Whether to read every shard on disk and compare its sha256. Of several processes
+            that open one folder, the first verifies for all.
+
+    Raises:
+        UserError: The folder holds no shards, or a file is missing, damaged or of another folder.
+            At a URL, this can happen whenever a column of a shard is first used.
+    """
+    folder = locate(folder)
+    if folder.suffix == ".toml" and folder.is_file():
+        return _open_mixture(folder, verify=verify)
+    path = folder / "manifest.json"
+    content = read_bytes(path)
+    if content is None:
+        raise UserError(f"{folder} is not a shards folder (no manifest.json); see electra prepare")
+    try:
+        manifest = json.loads(content)
+        is_ours = manifest["format"] == FORMAT
+        version, dtype = manifest["version"], manifest["dtype"]
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{path} is not the manifest of a shards folder") from None
+    require(is_ours, f"{path} is not the manifest of a shards folder")
+    require(
+        version == VERSION, f"{path} has format version {version}; this electra reads {VERSION}"
+    )
+    with fetched(folder / "tokenizer") as copy:
+        tokenizer = Tokenizer.load(copy)
+    require(
+        tokenizer.digest == manifest.get("tokenizer_digest"),
+        f"{folder / 'tokenizer'} is not the tokenizer these shards were prepared with",
+    )
+    require(
+        dtype == tokens_dtype(tokenizer.vocab_size), f"{path} is damaged: dtype {dtype!r} is wrong"
+    )
+    try:
+        entries = {part: manifest["parts"][part]["shards"] for part in PARTS}
+        files = {
+            f"{shard_name(part, index)}.{column}": (
+                entry[f"num_{column}"] * _column_dtype(column, dtype).itemsize,
+                entry["sha256"][column],
+            )
+            for part in PARTS
+            for index, entry in enumerate(entries[part])
+            for column in COLUMNS
+        }
+        train, heldout = (
+            tuple(
+                Shard(
+                    entry["num_tokens"],
+                    ShardFiles(folder / shard_name(part, index), entry["sha256"], dtype),
+                )
+                for index, entry in enumerate(entries[part])
+            )
+            for part in PARTS
+        )
+    except (KeyError, TypeError):
+        raise UserError(f"{path} is damaged: a field is missing") from None
+    for part, shards in zip(PARTS, (train, heldout), strict=True):
+        require(bool(shards), f"{path} is damaged: no shard of part {part}")
+    for name, (size, _) in files.items():
+        require(size > 0, f"{folder / name} is damaged: a shard is never empty")
+    digest = hashlib.sha256(content).hexdigest()
+    if not is_url(folder):
+        _check_files(folder, files, digest, verify=verify)
+    _allow_open_files(folder, len(files))
+    return Shards(folder, tokenizer, manifest, digest, train, heldout)
+
+
+def fetch_shards(several: Iterable[Shards], progress: Callable[[int, int], None]) -> None:
+    """Copy all shard files that lie at URLs to this machine's disk, several at a time.
+
+    Without this each file is copied when it is first used, one after the other.
+
+    Args:
+        several: The shards.
+        progress: Called with the number of files done and of all files; never if none is at a URL.
+
+    Raises:
+        UserError: A file is missing, damaged or cannot be copied.
+    """
+    jobs = {
+        files.sha256[column]: (files, column)  # files with the same content are one
+        for shards in several
+        for shard in (*shards.train, *shards.heldout)
+        if isinstance(files := shard.read, ShardFiles) and is_url(files.path)
+        for column in COLUMNS
+    }
+    pool = ThreadPoolExecutor(MAX_FETCHES)
+    try:
+        fetched = [pool.submit(files, column) for files, column in jobs.values()]
+        for done, each in enumerate(as_completed(fetched), start=1):
+            each.result()
+            progress(done, len(jobs))
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def shard_name(part: str, index: int) -> str:
+    """Return the name of a shard's files without the suffix."""
+    return f"{part}-{index:05d}"
+
+
+def _column_dtype(column: str, dtype: str) -> np.dtype:
+    return np.dtype(dtype if column == "tokens" else OFFSET_DTYPE)
+
+
+def _check_files(
+    folder: Path, files: dict[str, tuple[int, str]], digest: str, *, verify: bool
+) -> None:
+    """Check the size of each file, and its sha256 unless it was right before.
+
+    Args:
+        folder: The shards folder.
+        files: Size in bytes and sha256 of each file.
+        digest: The sha256 of the manifest.
+        verify: Whether to check the sha256.
+    """
+    times = {}
+    for name, (size, _) in files.items():
+        path = folder / name
+        require(path.is_file(), f"{path} is missing")
+        status = path.stat()
+        actual = status.st_size
+        require(actual == size, f"{path} is damaged: {actual:,} bytes, not {size:,}")
+        times[name] = status.st_mtime_ns
+    verified = {"manifest": digest, "modified": times}
+    memory = folder / VERIFIED
+    try:
+        if not verify or json.loads(memory.read_text(encoding="utf-8")) == verified:
+            return
+    except (OSError, ValueError):
+        pass  # not verified before
+    for name, (_, sha256) in files.items():
+        require(
+            sha256_file(folder / name) == sha256,
+            f"{folder / name} is damaged: its sha256 differs from the manifest's",
+        )
+    with suppress(OSError):  # a folder that cannot be written is verified every time
+        write_json(memory, verified)
+
+
+def _allow_open_files(folder: Path, number: int) -> None:
+    """Raise this process's limit of open files, of which a memory map needs one."""
+    if not resource:
+        return
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = number + SPARE_FILES
+    if limit == resource.RLIM_INFINITY or limit >= needed:
+        return
+    require(
+        most == resource.RLIM_INFINITY or most >= needed,
+        f"{folder} has {number:,} shard files, but a process may open {most:,} (ulimit -Hn); "
+        "prepare it with a larger task_bytes, or raise the limit",
+    )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, most))
+
+
+def _open_mixture(path: Path, *, verify: bool) -> Shards:
+    """Return the shards of a mixture, a TOML file of [[corpus]] tables.
+
+    A table has `shards`, the folder, as seen from the file's folder, or its URL, and `weight` or
+    `repeats`.
+    """
+    try:
+        tables: Any = tomllib.loads(path.read_text(encoding="utf-8")).get("corpus")
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid TOML: {error}") from None
+    is_list = isinstance(tables, list) and all(isinstance(table, dict) for table in tables)
+    if not (is_list and tables):
+        raise UserError(f"{path} is no mixture: it has no table [[corpus]]")
+    has_weights = any("weight" in table for table in tables)
+    value = "weight" if has_weights else "repeats"
+    opened: list[Shards] = []
+    mixture = []
+    for table in tables:
+        unknown = sorted(table.keys() - {"shards", value})
+        require(
+            not unknown and isinstance(table.get("shards"), str),
+            f"{path}: a corpus has shards, and weight or repeats (the same in all), not "
+            f"{', '.join(table)}",
+        )
+        number = table.get(value, None if has_weights else 1)
+        require(
+            type(number) in (int, float) and 0 < number < math.inf,
+            f"{path}: {value} of {table['shards']} must be a number above 0, not {number!r}",
+        )
+        place = table["shards"] if is_url(table["shards"]) else path.parent / table["shards"]
+        shards = open_shards(place, verify=verify)
+        require(
+            not opened or shards.tokenizer.digest == opened[0].tokenizer.digest,
+            f"{path}: {table['shards']} has another tokenizer than {tables[0]['shards']}; prepare "
+            "them with the same one",
+        )
+        opened.append(shards)
+        weight = number if has_weights else None
+        repeats = 1 if has_weights else number
+        mixture.append(Corpus(table["shards"], len(shards.train), weight, repeats))
+    names = [corpus.name for corpus in mixture]
+    require(len({*names}) == len(names), f"{path}: a corpus stands twice; use weight or repeats")
+    facts = [[shards.digest for shards in opened], [corpus[2:] for corpus in mixture]]
+    return Shards(
+        path,
+        opened[0].tokenizer,
+        {"corpora": [shards.manifest for shards in opened]},
+        hashlib.sha256(json.dumps(facts).encode()).hexdigest(),
+        tuple(shard for shards in opened for shard in shards.train),
+        tuple(shard for shards in opened for shard in shards.heldout),
+        tuple(mixture),
+    )
+
+
+def describe_part(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the entry of a part in the manifest: sums, and the entries of its shards."""
+    totals = {f"num_{c}": sum(entry[f"num_{c}"] for entry in entries) for c in COLUMNS}
+    return {**totals, "shards": list(entries)}
+
+
+class ShardWriter:
+    """Writer of the shards of one part, one batch of documents at a time."""
+
+    def __init__(self, folder: Path, part: str, *, vocab_size: int, shard_tokens: int) -> None:
+        """Open no file yet. The first document opens the first shard."""
+        self.folder = folder
+        self.part = part
+        self.shard_tokens = shard_tokens
+        self.dtype = tokens_dtype(vocab_size)
+        self.shards: list[_OpenShard] = []
+
+    def write(
+        self, tokens: np.ndarray, line_lengths: np.ndarray, document_lengths: np.ndarray
+    ) -> None:
+        """Append documents.
+
+        Args:
+            tokens: Ids of all documents, concatenated.
+            line_lengths: Tokens of each line, all > 0.
+            document_lengths: Tokens of each document, all > 0.
+        """
+        line_ends = np.cumsum(line_lengths, dtype=np.int64)
+        document_ends = np.cumsum(document_lengths, dtype=np.int64)
+        start = 0
+        while start < len(tokens):
+            if not self.shards or self.shards[-1].num["tokens"] >= self.shard_tokens:
+                self._next_shard()
+            shard = self.shards[-1]
+            # The last document of a shard is the one that reaches the shard's size.
+            goal = start + self.shard_tokens - shard.num["tokens"]
+            last = min(int(np.searchsorted(document_ends, goal)), len(document_ends) - 1)
+            stop = int(document_ends[last])
+            shift = shard.num["tokens"] - start
+            for column, ends in (("lines", line_ends), ("documents", document_ends)):
+                starts = np.concatenate([[0], ends[:-1]])
+                inside = starts[(starts >= start) & (starts < stop)]
+                shard.append(column, (inside + shift).astype(OFFSET_DTYPE))
+            shard.append("tokens", tokens[start:stop].astype(self.dtype, copy=False))
+            start = stop
+
+    def finish(self) -> dict[str, Any]:
+        """Close the files and return this part's entry of the manifest."""
+        self.close()
+        return describe_part([shard.entry() for shard in self.shards])
+
+    def close(self) -> None:
+        """Close the files."""
+        for shard in self.shards:
+            shard.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _next_shard(self) -> None:
+        self.close()
+        self.shards.append(_OpenShard(self.folder, shard_name(self.part, len(self.shards))))
+
+
+class _OpenShard:
+    """The three growing files of one shard, hashed as they are written."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.name = name
+        self.files = {column: (folder / f"{name}.{column}").open("wb") for column in COLUMNS}
+        self.hashes = {column: hashlib.sha256() for column in COLUMNS}
+        self.num = dict.fromkeys(COLUMNS, 0)
+
+    def append(self, column: str, values: np.ndarray) -> None:
+        content = values.tobytes()
+        self.files[column].write(content)
+        self.hashes[column].update(content)
+        self.num[column] += len(values)
+
+    def entry(self) -> dict[str, Any]:
+        counts = {f"num_{column}": self.num[column] for column in COLUMNS}
+        digests = {column: self.hashes[column].hexdigest() for column in COLUMNS}
+        return {"name": self.name, **counts, "sha256": digests}
+
+    def close(self) -> None:
+        for file in self.files.values():
+            file.close()

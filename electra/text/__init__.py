@@ -1,0 +1,1 @@
+"""Any text: files, tables, streams, encodings, URLs."""

@@ -1,0 +1,400 @@
+"""Byte streams from plain or compressed files. A truncated file raises an error."""
+
+import bz2
+import codecs
+import gzip
+import io
+import json
+import lzma
+import re
+import shutil
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import ModuleType
+from typing import IO, Any, cast
+
+from electra.errors import UserError, import_extra, require
+from electra.files import HASHES, cache_folder, flush_file, sha256_file, take_turns
+
+STDIN = Path("-")
+ZSTD_BITE_BYTES = 512
+"""Compressed bytes per call of zstd. The expansion is at most 32,000 times, so 16 MB per call."""
+
+
+@contextmanager
+def open_source(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+    """Yield the raw file, whose position is the progress, and the stream of decompressed content.
+
+    Raises:
+        UserError: The file is damaged or unreadable. This can happen at any read of the content.
+    """
+    compression = compression_of(path)
+    with ExitStack() as stack:
+        try:
+            source = sys.stdin.buffer if path == STDIN else stack.enter_context(path.open("rb"))
+            is_plain = not compression
+            stream = source if is_plain else stack.enter_context(DECOMPRESSORS[compression](source))
+            yield source, stream
+        except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
+            raise UserError(f"{path} is damaged or cut off: {error}") from None
+        except OSError as error:
+            raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def compression_of(path: Path) -> str:
+    """Return the suffix of the file's compression, such as ".gz", or "" for a plain file."""
+    suffix = path.suffix.lower()
+    return suffix if suffix in DECOMPRESSORS else ""
+
+
+def _open_zstd(source: IO[bytes]) -> IO[bytes]:
+    path = Path(source.name)
+    if sys.version_info >= (3, 14):
+        return import_module("compression.zstd").open(source)
+    return io.BufferedReader(_ZstdStream(source, import_extra("zstandard", "zstd", path)))
+
+
+class _ZstdStream(io.RawIOBase):
+    """Content of a .zst file; a truncated file is an error, unlike in zstandard's own stream."""
+
+    def __init__(self, source: IO[bytes], zstandard: ModuleType) -> None:
+        self.source = source
+        self.zstandard = zstandard
+        self.frame = zstandard.ZstdDecompressor().decompressobj()
+        self.is_between_frames = True
+        self.input = b""
+        self.output = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self.output:
+            self.input = self.input or self.source.read(ZSTD_BITE_BYTES)
+            if not self.input:
+                if not self.is_between_frames:
+                    raise EOFError("the end of the last frame is missing")
+                return 0
+            self._expand()
+        size = min(len(buffer), len(self.output))
+        buffer[:size] = self.output[:size]
+        self.output = self.output[size:]
+        return size
+
+    def _expand(self) -> None:
+        if self.frame.eof:
+            self.frame = self.zstandard.ZstdDecompressor().decompressobj()
+        try:
+            self.output = memoryview(self.frame.decompress(self.input))
+        except self.zstandard.ZstdError as error:
+            raise EOFError(str(error)) from None
+        self.input = self.frame.unused_data if self.frame.eof else b""
+        self.is_between_frames = self.frame.eof
+
+
+DECOMPRESSORS: dict[str, Callable[[IO[bytes]], Any]] = {
+    ".bz2": bz2.open,
+    ".gz": gzip.open,
+    ".xz": lzma.open,
+    ".zst": _open_zstd,
+}
+
+
+UTF8, DETECT = "utf-8", "detect"
+UTF16_BOMS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+BLOCK_BYTES = 1 << 16
+BOMS = {
+    codecs.BOM_UTF32_LE: "utf-32",  # before UTF-16, whose mark it begins with
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+CANDIDATES = ["cp949", "cp932", "euc_jp", "gb18030", "big5", "cp1251", "koi8_r", "cp1252"]
+CANDIDATES += ["cp1250", "cp1253", "cp1254", "cp1255", "cp1256", "cp874"]
+"""Korean, Japanese, Chinese, Cyrillic, Western and Central European, Greek, Turkish, Hebrew, Arabic
+and Thai; each holds the older encodings of its script, such as EUC-KR, Shift_JIS and Latin-1."""
+
+
+def check_encoding(name: str) -> None:
+    """Refuse a name that is no encoding of text.
+
+    Raises:
+        UserError: Python knows no such encoding.
+    """
+    try:
+        is_known = name == DETECT or codecs.lookup(name)._is_text_encoding
+    except LookupError:
+        is_known = False
+    require(
+        bool(is_known),
+        f"encoding must be {UTF8}, {DETECT} or a name such as euc_kr, shift_jis, gb18030, latin_1 "
+        f"or utf-16, not {name!r}",
+    )
+
+
+def is_utf8(name: str) -> bool:
+    """Return whether this is a name of UTF-8."""
+    return name != DETECT and codecs.lookup(name).name == UTF8
+
+
+def detect(first: bytes) -> str:
+    """Return the encoding of a text that begins with these bytes; "" if it is no text.
+
+    Raises:
+        UserError: The text is not UTF-8, and the package that tells encodings is not installed.
+    """
+    mark = next((name for bom, name in BOMS.items() if first.startswith(bom)), "")
+    if mark:
+        return mark
+    try:
+        codecs.getincrementaldecoder(UTF8)().decode(first)
+        return "" if b"\0" in first else UTF8
+    except UnicodeDecodeError:
+        if b"\0" in first:
+            return ""
+    return guess(first)
+
+
+def guess(first: bytes) -> str:
+    """Return which of CANDIDATES a text without marks is in; "" if it is in none.
+
+    Raises:
+        UserError: The package that tells encodings is not installed.
+    """
+    try:
+        charset_normalizer = import_module("charset_normalizer")
+    except ImportError:
+        raise UserError(
+            "telling encodings needs charset_normalizer: pip install 'electra[encodings]'; or name "
+            "the encoding: --set encoding=NAME"
+        ) from None
+    # The last character may be incomplete.
+    found = charset_normalizer.from_bytes(
+        first[: first.rfind(b"\n") + 1] or first, cp_isolation=CANDIDATES
+    )
+    best = found.best()
+    if best is None:
+        return ""
+    western = first.decode("cp1252", "replace")
+    is_same = best.encoding == "cp1250" and western == first.decode("cp1250", "replace")
+    return "cp1252" if is_same else str(best.encoding)
+
+
+def transcode(
+    stream: IO[bytes], encoding: str, count: Callable[[int], None], path: Path
+) -> IO[bytes]:
+    """Return a stream of the same text in UTF-8.
+
+    Args:
+        stream: Text in the encoding.
+        encoding: Its name; UTF-8 is passed on as it is.
+        count: Called with the number of invalid sequences, each of which becomes U+FFFD.
+        path: For messages. A stream that cannot begin as the encoding does is a UserError.
+    """
+    if is_utf8(encoding):
+        return stream
+    return io.BufferedReader(cast(Any, _Transcoded(stream, encoding, count, path)), BLOCK_BYTES)
+
+
+class _Transcoded(io.RawIOBase):
+    def __init__(
+        self, stream: IO[bytes], encoding: str, count: Callable[[int], None], path: Path
+    ) -> None:
+        self.stream, self.encoding, self.path = stream, encoding, path
+        self.decoder = codecs.getincrementaldecoder(encoding)("replace")
+        self.count = count
+        self.is_open = True
+        self.rest = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self.rest and self.is_open:
+            data = self.stream.read(BLOCK_BYTES)
+            self.is_open = bool(data)
+            try:
+                text = self.decoder.decode(data, final=not data)
+            except UnicodeError as error:  # as of utf-16 without a mark
+                raise UserError(f"{self.path} is not {self.encoding}: {error}") from None
+            self.count(text.count("\ufffd"))
+            self.rest = memoryview(text.encode("utf-8", "replace"))
+        size = min(len(buffer), len(self.rest))
+        buffer[:size] = self.rest[:size]
+        self.rest = self.rest[size:]
+        return size
+
+
+URL = re.compile(r"([a-z][a-z0-9+.-]+):/{1,2}")
+"""A scheme and slashes. `Path` makes one slash of two."""
+DATASET = "datasets:"
+"""What a dataset's name begins with: datasets:NAME, datasets:NAME:CONFIGURATION[:SPLIT]."""
+
+
+def is_url(name: str | Path) -> bool:
+    """Return whether a name is a URL, such as s3://bucket/folder/*.txt.xz."""
+    return URL.match(str(name)) is not None and not is_dataset(name)
+
+
+def is_dataset(name: str | Path) -> bool:
+    """Return whether a name is that of a dataset of Hugging Face."""
+    return str(name).startswith(DATASET)
+
+
+def locate(name: str | Path) -> Path:
+    """Return the path of a file or folder, which may be a URL.
+
+    A URL gives a path of `universal_pathlib`, which is used as a path of this machine.
+
+    Raises:
+        UserError: The package for URLs, or for this scheme, is not installed.
+    """
+    if not is_url(name):
+        return Path(name)
+    try:
+        upath = import_module("upath")
+    except ImportError:
+        raise UserError(
+            f"reading {name} needs universal_pathlib: pip install 'electra[remote]'"
+        ) from None
+    try:
+        path = upath.UPath(URL.sub(r"\1://", str(name), count=1))
+        assert path.fs
+    except (ImportError, ValueError) as error:
+        raise UserError(f"{name} cannot be read: {error}") from None
+    return cast(Path, path)
+
+
+def find_urls(name: str) -> list[Path]:
+    """Return the files that a URL names: a file, all below a folder, or those of a pattern.
+
+    Raises:
+        UserError: The place cannot be reached, or there is no file.
+    """
+    top = cast(Any, locate(name))
+    with _explain(name, "cannot be read"):
+        if "*" in name:
+            found = sorted(top.fs.glob(top.path))
+        elif top.fs.isdir(top.path) and not top.fs.isfile(top.path):
+            found = sorted(top.fs.find(top.path))
+        else:
+            found = [top.path] if top.fs.exists(top.path) else []
+        files = [locate(top.fs.unstrip_protocol(each)) for each in found if not top.fs.isdir(each)]
+    if not files:
+        raise UserError(f"there is no file {name}")
+    return files
+
+
+def read_bytes(path: Path) -> bytes | None:
+    """Return the content of a small file, on disk or at a URL; None: there is no such file.
+
+    Raises:
+        UserError: The place cannot be reached.
+    """
+    if not is_url(path):
+        return path.read_bytes() if path.is_file() else None
+    place = cast(Any, path)
+    with _explain(path, "cannot be read"):
+        try:
+            return place.fs.cat_file(place.path)
+        except FileNotFoundError:
+            return None
+
+
+def fetch(path: Path, sha256: str) -> Path:
+    """Return the copy of a file at a URL on this machine's disk.
+
+    A copy has the name of its sha256. So it is made once, whatever the URL, and what is there is
+    right. Of several processes one copies and the others wait.
+
+    Raises:
+        UserError: The file is missing, damaged or cannot be copied.
+    """
+    require(
+        re.fullmatch("[0-9a-f]{64}", str(sha256)) is not None,
+        f"{path} cannot be checked: {sha256!r} is no sha256",
+    )
+    copy = cache_folder("shards") / sha256
+    if copy.exists():
+        return copy
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    incomplete = copy.with_name(f"{sha256}.incomplete")
+    with take_turns(incomplete):
+        if copy.exists():
+            incomplete.unlink(missing_ok=True)
+            return copy
+        place = cast(Any, path)
+        with _explain(path, f"cannot be copied to {copy.parent}"):
+            place.fs.get_file(place.path, str(incomplete))
+        require(
+            sha256_file(incomplete) == sha256,
+            f"{path} is damaged: its sha256 differs from the manifest's",
+        )
+        flush_file(incomplete)
+        incomplete.replace(copy)
+    return copy
+
+
+@contextmanager
+def fetched(folder: Path) -> Iterator[Path]:
+    """Yield a folder on disk; of one at a URL, a copy of the files that its electra.json names.
+
+    Raises:
+        UserError: A file is missing, damaged or cannot be copied.
+    """
+    if not is_url(folder):
+        yield folder
+        return
+    content = read_bytes(folder / HASHES)
+    if content is None:
+        raise UserError(f"{folder / HASHES} is missing")
+    try:
+        hashes = json.loads(content)["sha256"].items()
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(f"{folder / HASHES} is damaged: it holds no sha256") from None
+    with TemporaryDirectory() as copy:
+        for name, sha256 in hashes:
+            # Only the last part: a name must not lead out of the copy.
+            shutil.copyfile(fetch(folder / name, sha256), Path(copy) / Path(name).name)
+        yield Path(copy)
+
+
+def send(path: Path, target: Path) -> None:
+    """Copy a file of this machine's disk to a URL.
+
+    Raises:
+        UserError: The place cannot be reached or written.
+    """
+    place = cast(Any, target)
+    with _explain(target, "cannot be written"):
+        place.fs.makedirs(place.fs._parent(place.path), exist_ok=True)
+        place.fs.put_file(str(path), place.path)
+
+
+@contextmanager
+def _explain(path: Path | str, failure: str) -> Iterator[None]:
+    """Turn any error into a UserError. Every file system has its own errors.
+
+    Args:
+        path: The URL.
+        failure: What could not be done.
+    """
+    try:
+        yield
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing") from None
+    except Exception as error:
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"{path} {failure}: {said}") from None
+
+
+def replace_surrogates(text: str) -> str:
+    """Return the text with each unpaired surrogate, which is not a character, replaced."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

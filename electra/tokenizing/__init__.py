@@ -1,0 +1,1 @@
+"""Vocabularies: trained, read, extended; words to ids."""

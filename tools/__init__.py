@@ -1,0 +1,1 @@
+"""What writes this repository's own README and pictures; not part of the package."""
