@@ -24,6 +24,18 @@ def require(rule_holds: bool, message: str) -> None:
         raise UserError(message)
 
 
+def require_choice(what: str, value: object, choices: Iterable[object]) -> None:
+    """Raise UserError, with the nearest choice, unless the value is one of the choices.
+
+    Args:
+        what: Name of what is chosen, such as "preset".
+        value: The value that was given.
+        choices: What it may be.
+    """
+    named = [str(choice) for choice in choices]
+    require(str(value) in named, f"unknown {what} {str(value)!r}{did_you_mean(str(value), named)}")
+
+
 def import_extra(module: str, extra: str, purpose: Path | str) -> ModuleType:
     """Return a module that not everybody needs, such as the one that reads this file.
 

@@ -36,12 +36,26 @@ def write_json(path: Path, value: Any) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write UTF-8 text atomically: a reader sees the old file or the new file."""
-    temporary = path.with_name(path.name + ".incomplete")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    with new_file(path) as incomplete:
+        incomplete.write_text(text, encoding="utf-8", newline="")
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """Yield `<path>.incomplete` for writing; at the end it is on the disk and becomes `path`.
+
+    A file that was there is replaced. After an error the incomplete file is removed, and a file
+    that was there is as it was.
+    """
+    incomplete = path.with_name(path.name + ".incomplete")
+    try:
+        yield incomplete
+        flush_file(incomplete)
+        incomplete.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            incomplete.unlink()
+        raise
 
 
 def flush_file(path: Path) -> None:
@@ -117,6 +131,16 @@ def read_object(path: Path) -> dict[str, Any]:
     return value
 
 
+def refuse_existing(path: Path) -> None:
+    """Raise UserError if there is something at the path that is to be written."""
+    require(not path.exists(), f"{path} exists already; remove it or choose another name")
+
+
+def require_file(path: Path) -> None:
+    """Raise UserError unless there is a file at the path that is to be read."""
+    require(path.is_file(), f"there is no file {path}")
+
+
 @contextmanager
 def hold(lock: Path) -> Iterator[None]:
     """Lock a folder for this process, through a lock file in the folder.
@@ -187,7 +211,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
         UserError: `folder` exists, another process is writing `folder`, or `<folder>.incomplete`
             was not left by this function.
     """
-    require(not folder.exists(), f"{folder} exists already; remove it or choose another name")
+    refuse_existing(folder)
     incomplete = folder.with_name(f"{folder.name}.incomplete")
     lock = incomplete / UNFINISHED
     is_empty = incomplete.is_dir() and not any(incomplete.iterdir())
