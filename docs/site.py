@@ -25,16 +25,16 @@ TOP = {
     "CHANGELOG.md": "CHANGELOG.md",
 }
 """Pages in the top folder, and their places in the site."""
-ROOMS = ("method", "model", "corpus", "training", "runs", "tasks", "pretraining", "finetuning")
-ROOMS += ("serving",)
+ROOMS = ("method", "model", "text", "tokenizing", "shards", "training", "checkpoints", "interop")
+ROOMS += ("tasks", "pretraining", "finetuning", "inference")
 SECTIONS: dict[str, list[str]] = {
     "Start": ["index.md", "CONCEPTS.md"],
     "Guides": ["KOREAN.md", "DOMAIN.md", "TASK.md", "CORPUS.md", "TOKENIZERS.md", "SERVING.md"]
     + ["REPRODUCE.md", "GPUS.md", "RELIABILITY.md", "TROUBLE.md"],
     "Reference": ["ARTEFACTS.md", "verbs.md", "settings.md", "LIBRARY.md", "ARCHITECTURES.md"],
-    "Results": ["RESULTS.md"],
+    "Results": [],
     "How it is built": ["ARCHITECTURE.md", "OBJECTIVES.md", "DEVIATIONS.md", "PERFORMANCE.md"]
-    + ["WALKS.md", "CONTRIBUTING.md", "CHANGELOG.md"],
+    + ["CONTRIBUTING.md", "CHANGELOG.md"],
 }
 LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
 
@@ -65,7 +65,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         add(place, _move((ROOT / source).read_text(), ROOT, place))
     for path in (ROOT / "results").glob("*.md"):
         text = _move(path.read_text(), path.parent, f"results/{path.name}")
-        add(f"results/{path.name}", f"# {path.stem}\n\n{text}")
+        title = "" if text.startswith("# ") else f"# {path.stem}\n\n"
+        add(f"results/{path.name}", title + text)
     add("verbs.md", _describe_verbs())
     add("settings.md", _describe_settings())
     for room in ROOMS:

@@ -26,12 +26,12 @@ ROOT = Path(electra.__file__).parent.parent
 PAGES = [
     ROOT / name
     for name in (
-        *("README.md", "CONTRIBUTING.md", "docs/RESULTS.md", "docs/OBJECTIVES.md"),
+        *("README.md", "CONTRIBUTING.md", "results/README.md", "docs/OBJECTIVES.md"),
         *("docs/ARTEFACTS.md", "docs/DEVIATIONS.md", "docs/PERFORMANCE.md", "docs/ARCHITECTURE.md"),
         *("docs/RELIABILITY.md", "docs/DOMAIN.md", "docs/LIBRARY.md", "docs/REPRODUCE.md"),
         *("docs/CORPUS.md", "docs/TOKENIZERS.md", "docs/CONCEPTS.md", "docs/SERVING.md"),
         *("docs/TROUBLE.md", "docs/KOREAN.md", "docs/ARCHITECTURES.md", "docs/TASK.md"),
-        *("docs/GPUS.md", "docs/WALKS.md"),
+        "docs/GPUS.md",
     )
 ]
 """In the order in which their commands are run."""
@@ -250,7 +250,8 @@ def test_settings_exist(page):
 
 
 def test_results_are_what_the_command_writes(tmp_path):
-    (tmp_path / "docs").mkdir()
+    for folder in ("docs", "results"):
+        (tmp_path / folder).mkdir()
     for name in (Path("README.md"), PAGE, *GUIDES.values()):
         shutil.copy(ROOT / name, tmp_path / name)
     update_readme(tmp_path / "README.md", ROOT / "results")

@@ -407,8 +407,9 @@ def test_a_run_of_one_record_can_be_drawn(run_folder, records):
 @pytest.fixture
 def readme(tmp_path):
     """A README and its page of results, nothing between their markers."""
-    (tmp_path / "docs").mkdir()
-    for name in ("README.md", "docs/RESULTS.md"):
+    for folder in ("docs", "results"):
+        (tmp_path / folder).mkdir(exist_ok=True)
+    for name in ("README.md", "results/README.md"):
         (tmp_path / name).write_text(f"# Title\n\n{BEGIN}\nold\n{END}\n\nThe end: ä.\n")
     return tmp_path / "README.md"
 
@@ -466,14 +467,14 @@ def test_recipes_of_a_suite_are_columns_of_one_table(run_folder, readme):
         ]  # fmt: skip
         write_results(run_folder.parent / recipe, suite, records, [], 9, "electra reproduce")
     update_readme(readme, run_folder.parent)
-    page = readme.with_name("docs").joinpath("RESULTS.md").read_text()
+    page = readme.with_name("results").joinpath("README.md").read_text()
     assert page.count("### Toy") == 1
     assert "| row | against | paper | recipe best | recipe paper |" in page
     assert (
         "| ours | BERT | +2.8 | as in the paper: +10.0 ± 0.0 | too few seeds: -10.0 ± 0.0 |" in page
     )
     assert "| other | BERT | - | - | too few seeds: +0.00 ± 0.00 |" in page
-    assert f"[recipe best](../{run_folder.parent.name}/best/README.md), 6 of 9 runs" in page
+    assert "[recipe best](best/README.md), 6 of 9 runs" in page
 
 
 def test_readme_shows_the_scores_of_quickstarts_below(run_folder, readme):
@@ -490,10 +491,10 @@ def test_readme_shows_the_scores_of_quickstarts_below(run_folder, readme):
     assert "| quickstart-busy | cola | mcc | 0.750 ± 0.062 | 0.250 ± 0.062 | 0.125 | 3 |" in after
 
 
-@pytest.mark.parametrize("name", ["README.md", "RESULTS.md"])
+@pytest.mark.parametrize("name", ["README.md", "results/README.md"])
 @pytest.mark.parametrize("text", ["", BEGIN, END, f"{END}\n{BEGIN}", f"{BEGIN}{END}{BEGIN}"])
 def test_files_without_their_markers_are_left_alone(run_folder, readme, name, text):
-    paths = {"README.md": readme, "RESULTS.md": readme.parent / "docs" / "RESULTS.md"}
+    paths = {"README.md": readme, "results/README.md": readme.parent / "results" / "README.md"}
     paths[name].write_text(text)
     before = [path.read_text() for path in paths.values()]
     with pytest.raises(UserError, match=rf"{name} must have"):
@@ -504,7 +505,6 @@ def test_files_without_their_markers_are_left_alone(run_folder, readme, name, te
 
 def test_a_number_without_an_origin_does_not_reach_the_readme(tmp_path, readme):
     before = readme.read_text()
-    (tmp_path / "results").mkdir()
     with pytest.raises(UserError, match="holds no run"):
         update_readme(readme, tmp_path / "results")
     folder = write_run(tmp_path / "results" / "tiny")

@@ -21,7 +21,7 @@ from tools.picture import draw_results
 
 BEGIN = "<!-- results:begin -->"
 END = "<!-- results:end -->"
-PAGE = Path("docs", "RESULTS.md")
+PAGE = Path("results", "README.md")
 """The page of all results, relative to the README's folder."""
 PICTURE = Path("docs", "results.svg")
 """The README's picture, relative to the README's folder."""
@@ -155,7 +155,7 @@ def _guide_block(result: Result) -> str:
         to_markdown(pretraining_table([result.run])),
         to_markdown(_finetuning_rows([result])),
         "\n".join(describe_gains(result.finetunings)),
-        f"Commands, commit and device: [RESULTS.md](RESULTS.md); the files: "
+        f"Commands, commit and device: [results](../results/README.md); the files: "
         f"[results/{result.run.name}](../results/{result.run.name}).",
     ]
     return "\n\n".join(part for part in parts if part)
@@ -210,7 +210,7 @@ def _describe_suites(folder: Path) -> list[str]:
             continue
         title = found["suite"]["title"]
         suites.setdefault(title, []).append(found)
-        page = Path("..", folder.name, path.with_name("README.md").relative_to(folder))
+        page = path.with_name("README.md").relative_to(folder)
         links.setdefault(title, []).append(
             f"[recipe {found['suite']['recipe']}]({page.as_posix()}), "
             f"{len(found['records'])} of {found['num_runs']} runs"

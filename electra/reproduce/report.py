@@ -43,7 +43,7 @@ def write_results(
 ) -> list[Cell]:
     """Write a suite's results into a folder, and return its comparisons.
 
-    Written are results.json (everything below is made from it; docs/RESULTS.md has its
+    Written are results.json (everything below is made from it; results/README.md has its
     comparisons), README.md, table.tex, figure.png, figure.svg and index.html. They hold no times,
     so the same runs give the same files.
 
