@@ -1,13 +1,16 @@
-"""A batch of rows, as every network reads it.
+"""A batch of rows, as every network reads it; and rows of any lengths, run in batches.
 
 Shape suffixes: B rows, L positions.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+Result = TypeVar("Result")
 
 
 class Batch(NamedTuple):
@@ -55,3 +58,66 @@ def count_real(batch: Batch) -> Tensor:
     if batch.attention_mask_BL is None:
         return torch.full((), batch.input_ids_BL.numel(), device=batch.input_ids_BL.device)
     return batch.attention_mask_BL.sum()
+
+
+def pad_rows(
+    rows: Sequence[Sequence[int]], pad_id: int, types: Sequence[Sequence[int]] | None = None
+) -> Batch:
+    """Return rows of token ids as a batch, padded at their ends to the longest row.
+
+    Args:
+        rows: Token ids, special tokens included.
+        pad_id: Id of the padding.
+        types: Segments of the tokens; None: all 0.
+    """
+    input_ids_BL = pad_sequence([torch.tensor(row) for row in rows], True, pad_id)
+    lengths_B1 = torch.tensor([[len(row)] for row in rows])
+    types_BL = torch.zeros_like(input_ids_BL)
+    if types is not None:
+        types_BL = pad_sequence([torch.tensor(row) for row in types], True)
+    return Batch(input_ids_BL, torch.arange(input_ids_BL.shape[1]) < lengths_B1, types_BL)
+
+
+def split_by_length(
+    lengths: Sequence[int], max_rows: int, max_tokens: int | None = None
+) -> Iterator[list[int]]:
+    """Yield the numbers of the rows of each batch: rows of like length together, the longest first.
+
+    Args:
+        lengths: Tokens of each row.
+        max_rows: Rows of a batch.
+        max_tokens: Tokens of a batch, padding included; a longer row is a batch of its own. None:
+            any number.
+    """
+    numbers = sorted(range(len(lengths)), key=lambda number: -lengths[number])
+    start = 0
+    while start < len(numbers):
+        size = max_rows
+        if max_tokens is not None:
+            size = max(1, min(size, max_tokens // max(1, lengths[numbers[start]])))
+        yield numbers[start : start + size]
+        start += size
+
+
+def run_by_length(
+    lengths: Sequence[int],
+    run: Callable[[list[int]], Iterable[Result]],
+    *,
+    max_rows: int,
+    max_tokens: int | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Result]:
+    """Return what `run` returns for each row, in the order of the rows, computed by length.
+
+    Args:
+        lengths: Tokens of each row.
+        run: Returns a result for each row of a batch, given the numbers of the rows.
+        max_rows: As in `split_by_length`.
+        max_tokens: As in `split_by_length`.
+        progress: Called with the number of rows done and of all rows.
+    """
+    results: dict[int, Result] = {}
+    for numbers in split_by_length(lengths, max_rows, max_tokens):
+        results.update(zip(numbers, run(numbers), strict=True))
+        progress(len(results), len(lengths))
+    return [results[number] for number in range(len(lengths))]
