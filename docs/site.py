@@ -28,7 +28,7 @@ TOP = {
 ROOMS = ("method", "model", "text", "tokenizing", "shards", "training", "checkpoints", "interop")
 ROOMS += ("tasks", "pretraining", "finetuning", "inference")
 SECTIONS: dict[str, list[str]] = {
-    "Start": ["index.md", "CONCEPTS.md"],
+    "Start": ["index.md", "CONCEPTS.md", "MIGRATING.md"],
     "Guides": ["KOREAN.md", "DOMAIN.md", "TASK.md", "CORPUS.md", "TOKENIZERS.md", "SERVING.md"]
     + ["REPRODUCE.md", "GPUS.md", "RELIABILITY.md", "TROUBLE.md"],
     "Reference": ["ARTEFACTS.md", "verbs.md", "settings.md", "LIBRARY.md", "ARCHITECTURES.md"],
