@@ -24,6 +24,7 @@ from electra.inference.score import (
     read_sentences,
     write_scores,
 )
+from electra.method.masking import Vocabulary
 from electra.method.objective import Parts
 from electra.method.registry import build_objective, sketch_objective
 from electra.model.batch import Batch
@@ -32,11 +33,9 @@ from electra.model.initialisation import init_weights
 from electra.presets import PRESETS, encoder_sizes
 from electra.pretraining.loop import pretrain
 from electra.settings import override, to_dict
-from electra.tokenizing.tokenizer import Tokenizer
 
 PAD, UNK, CLS, SEP, MASK = range(5)
 VOCAB = 60
-TOKENIZER = Tokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *map(str, range(5, VOCAB))])
 SIZES = encoder_sizes(
     128, 2, 32, vocab_size=VOCAB, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
 )
@@ -57,7 +56,7 @@ def model():
             "train.initial_weights=bert",
         ],
     )
-    model = build_objective(Parts(config, TOKENIZER))
+    model = build_objective(Parts(config, Vocabulary(torch.ones(VOCAB, dtype=torch.bool))))
     init_weights(model, 0.15, rng(0))
     return model
 
@@ -156,7 +155,8 @@ def test_scores_are_sums_of_energies(run, toy_tokenizer):
     scores = load_scorer(run).score(lines)
     assert [score.text for score in scores] == lines
     _, checkpoint = find_checkpoint(run)
-    model = build_objective(Parts(read_run_config(run), toy_tokenizer)).eval()
+    vocabulary = Vocabulary(torch.from_numpy(toy_tokenizer.starts_word))
+    model = build_objective(Parts(read_run_config(run), vocabulary)).eval()
     load_parameters(model, read_tensors(checkpoint / "model.safetensors"))
     for score in scores:
         ids = toy_tokenizer.encode(score.text)
@@ -213,7 +213,8 @@ def test_other_networks_score_as_they_are_defined(
     lines = ["the queen sold a boat .", "the queen"]
     scores = load_scorer(run, network).score(lines)
     _, checkpoint = find_checkpoint(run)
-    model = build_objective(Parts(read_run_config(run), toy_tokenizer)).eval()
+    vocabulary = Vocabulary(torch.from_numpy(toy_tokenizer.starts_word))
+    model = build_objective(Parts(read_run_config(run), vocabulary)).eval()
     load_parameters(model, read_tensors(checkpoint / "model.safetensors"))
     for line, score in zip(lines, scores, strict=True):
         ids = toy_tokenizer.encode(line)

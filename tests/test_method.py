@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from scipy import stats
 from torch.utils._pytree import tree_leaves
 
-from electra.method.masking import Draw, choose_positions, replace
+from electra.method.masking import Draw, Vocabulary, choose_positions, replace
 from electra.method.measures import Measures, entropy
 from electra.method.objective import Judgement, Output, Parts
 from electra.method.registry import build_objective
@@ -20,7 +20,6 @@ from electra.model.initialisation import init_weights
 from electra.model.softmax import loss_and_sample, loss_and_sample_plain
 from electra.presets import PRESETS, encoder_sizes
 from electra.settings import override
-from electra.tokenizing.tokenizer import Tokenizer
 
 PAD, UNK, CLS, SEP, MASK = range(5)
 NEVER_MASKED = (PAD, CLS, SEP, MASK)
@@ -34,17 +33,9 @@ def uniform(like, seed):
     return torch.rand(like.shape, generator=generator(seed))
 
 
-def tokenizer_of(size):
-    """A vocabulary of which nothing matters but its special tokens and where words begin."""
-    pieces = [f"##{n}" if n % 3 == 0 else f"w{n}" for n in range(5, size)]
-    return Tokenizer(
-        ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *pieces], lowercase=True, strip_accents=None
-    )
-
-
 def assemble(config, frequencies=None):
-    tokenizer = tokenizer_of(config.model.vocab_size)
-    return build_objective(Parts(config, tokenizer, frequencies_V=frequencies))
+    vocabulary = Vocabulary(torch.arange(config.model.vocab_size) % 3 != 0)
+    return build_objective(Parts(config, vocabulary, frequencies_V=frequencies))
 
 
 def build(preset="tiny", dropout=None, settings=()):

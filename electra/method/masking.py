@@ -9,6 +9,7 @@ Shape suffixes: B rows, L positions, S slots for masked positions in a row, V vo
 """
 
 import math
+from collections.abc import Collection
 from typing import NamedTuple
 
 import torch
@@ -18,7 +19,6 @@ from electra.config import MethodConfig
 from electra.model.batch import Batch, count_real, find_real
 from electra.model.masked_lm import FixedDistribution, MaskedLM
 from electra.model.softmax import Prediction
-from electra.tokenizing.tokenizer import Tokenizer
 
 SPAN_WORDS = 3.8
 """Mean span length, words. SpanBERT clips its geometric lengths at 10; here they are not clipped.
@@ -32,6 +32,21 @@ token."""
 
 Means = dict[str, tuple[Tensor, Tensor]]
 """Measures by name: the sum over some rows, and the number of terms of the sum."""
+
+
+class Vocabulary(NamedTuple):
+    """All that the method knows of a vocabulary. The default ids are those of our own ones."""
+
+    starts_word_V: Tensor
+    """Whether the token of each id begins a word, bool."""
+    mask_id: int = 4
+    never_masked_ids: Collection[int] = (0, 2, 3, 4)
+    """Ids of [PAD], [CLS], [SEP] and [MASK]."""
+
+    @property
+    def size(self) -> int:
+        """Number of tokens."""
+        return len(self.starts_word_V)
 
 
 class Draw(NamedTuple):
@@ -154,27 +169,20 @@ class Masking(nn.Module):
 
     Args:
         config: mask_prob, mask_unit, shown_at_mask and mode.
-        tokenizer: Gives the special ids and the ids that begin a word.
+        vocabulary: The special ids, and the ids that begin a word.
     """
 
     starts_word_V: Tensor
 
-    def __init__(self, config: MethodConfig, tokenizer: Tokenizer):
+    def __init__(self, config: MethodConfig, vocabulary: Vocabulary):
         super().__init__()
         self.config = config
         in_paper = "80/10/10" if config.objective == "mlm" else "mask"
         by_mode = in_paper if config.mode == "paper" else "85/15"
         self.shown = by_mode if config.shown_at_mask == "auto" else config.shown_at_mask
-        self.mask_id, self.vocab_size = tokenizer.mask_id, tokenizer.vocab_size
-        self.never_masked_ids = (
-            tokenizer.pad_id,
-            tokenizer.cls_id,
-            tokenizer.sep_id,
-            tokenizer.mask_id,
-        )
-        self.register_buffer(
-            "starts_word_V", torch.from_numpy(tokenizer.starts_word), persistent=False
-        )
+        self.mask_id, self.vocab_size = vocabulary.mask_id, vocabulary.size
+        self.never_masked_ids = vocabulary.never_masked_ids
+        self.register_buffer("starts_word_V", vocabulary.starts_word_V, persistent=False)
 
     def draw(self, batch: Batch, rng: torch.Generator) -> Draw:
         """Return the masked positions and uniform numbers of all rows of a step.

@@ -15,13 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from electra.config import EncoderConfig, PretrainConfig
-from electra.method.masking import Counts, Draw, Masking, Means
+from electra.method.masking import Counts, Draw, Masking, Means, Vocabulary
 from electra.model.batch import Batch
 from electra.model.encoder import Embeddings, Encoder, Layer
 from electra.model.heads import DiscriminatorHead, GeneratorHead
 from electra.model.masked_lm import FixedDistribution, MaskedLM, TwoTowers
 from electra.model.modern_layer import ModernEmbeddings
-from electra.tokenizing.tokenizer import Tokenizer
 
 
 class Judgement(NamedTuple):
@@ -184,7 +183,7 @@ class Parts:
 
     Args:
         config: Sizes, sharing and kind of generator.
-        tokenizer: Special tokens and vocabulary.
+        vocabulary: Special ids and size of the vocabulary.
         compute_dtype: Dtype of activations and matrix products.
         frequencies_V: Number of occurrences of each token in the corpus. Only the unigram generator
             needs the frequencies.
@@ -192,7 +191,7 @@ class Parts:
     """
 
     config: PretrainConfig
-    tokenizer: Tokenizer
+    vocabulary: Vocabulary
     compute_dtype: torch.dtype = torch.float32
     frequencies_V: Tensor | None = None
     layer: type[Layer] | None = None
@@ -230,7 +229,7 @@ class Parts:
         """Return the generator, which shares parameters with `kept` as `method.sharing` says."""
         config = self.config.generator
         if config.kind == "uniform":
-            probs_V = torch.ones(self.tokenizer.vocab_size)
+            probs_V = torch.ones(self.vocabulary.size)
             return FixedDistribution(probs_V, disallow_correct=config.disallow_correct)
         if config.kind == "unigram":
             assert self.frequencies_V is not None
@@ -255,7 +254,7 @@ class Parts:
 
     def masking(self) -> Masking:
         """Return the module that chooses and masks positions."""
-        return Masking(self.config.method, self.tokenizer)
+        return Masking(self.config.method, self.vocabulary)
 
 
 def learns(generator: MaskedLM | FixedDistribution) -> bool:

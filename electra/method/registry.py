@@ -6,8 +6,8 @@ import torch
 
 from electra.config import OBJECTIVES, SCHEMES, PretrainConfig
 from electra.errors import require
+from electra.method.masking import Vocabulary
 from electra.method.objective import Objective, Parts
-from electra.tokenizing.tokenizer import make_tokenizer
 
 
 def build_objective(parts: Parts) -> Objective:
@@ -36,5 +36,5 @@ def sketch_objective(config: PretrainConfig) -> Objective:
     """Return the objective on the meta device: sizes and parameter names, but no weights."""
     with torch.device("meta"):
         frequencies_V = torch.ones(config.model.vocab_size)
-        tokenizer = make_tokenizer(config.model.vocab_size)
-        return build_objective(Parts(config, tokenizer, frequencies_V=frequencies_V))
+        vocabulary = Vocabulary(torch.ones(config.model.vocab_size, dtype=torch.bool))
+        return build_objective(Parts(config, vocabulary, frequencies_V=frequencies_V))

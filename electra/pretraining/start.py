@@ -26,6 +26,7 @@ from electra.checkpoints.checkpoint import load_parameters
 from electra.checkpoints.folder import SavedNetwork, read_networks
 from electra.config import PretrainConfig
 from electra.errors import UserError, require
+from electra.method.masking import Vocabulary
 from electra.method.objective import Objective, Parts
 from electra.method.registry import build_objective
 from electra.model.encoder import Embeddings, Encoder
@@ -211,7 +212,10 @@ def build_model(
     is_plain = train.compile == "yes" or train.sharding != "none"
     architecture = config.model.architecture
     layer = choose_layers(train.layers, architecture, machine.device, is_plain=is_plain)
-    model = build_objective(Parts(config, tokenizer, machine.dtype, frequencies_V, layer))
+    vocabulary = Vocabulary(
+        torch.from_numpy(tokenizer.starts_word), tokenizer.mask_id, tokenizer.never_in_text
+    )
+    model = build_objective(Parts(config, vocabulary, machine.dtype, frequencies_V, layer))
     rng, others = (
         torch.Generator().manual_seed(step_seed(config.train.seed, name, 0))
         for name in ("weights", "other weights")

@@ -11,7 +11,7 @@ import torch
 
 from electra.config import ExamplesConfig, MethodConfig
 from electra.errors import require
-from electra.method.masking import Masking
+from electra.method.masking import Masking, Vocabulary
 from electra.shards.examples import Examples
 from electra.shards.store import Shard, Shards
 from electra.tokenizing.tokenizer import Tokenizer
@@ -193,7 +193,10 @@ def render_row(shards: Shards, step: int = 0) -> list[dict[str, Any]]:
     """
     tokenizer = shards.tokenizer
     batch = Examples(shards.train, tokenizer, ExamplesConfig(), seed=0).batch(step, 1)
-    draw = Masking(MethodConfig(), tokenizer).draw(batch, torch.Generator().manual_seed(0))
+    vocabulary = Vocabulary(
+        torch.from_numpy(tokenizer.starts_word), tokenizer.mask_id, tokenizer.never_in_text
+    )
+    draw = Masking(MethodConfig(), vocabulary).draw(batch, torch.Generator().manual_seed(0))
     masked = set(draw.index_BS[0][draw.chosen_BS[0]].tolist())
     ids = batch.input_ids_BL[0].tolist()
     types = batch.token_type_ids_BL[0].tolist()

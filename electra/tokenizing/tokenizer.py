@@ -165,7 +165,8 @@ class Tokenizer:
         ids = [self.ids[token] for token in self.special_tokens]
         self.special_ids = tuple(ids)
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = ids
-        self._never_in_text = {self.pad_id, self.cls_id, self.sep_id, self.mask_id}
+        self.never_in_text = frozenset((self.pad_id, self.cls_id, self.sep_id, self.mask_id))
+        """Ids of the special tokens that text never has: all but [UNK]."""
         self.kind: str = state["model"]["type"]
         """WordPiece, BPE, Unigram or WordLevel."""
         self.lowercase = lowers_case(state)
@@ -343,9 +344,9 @@ class Tokenizer:
 
     def _clear(self, ids: list[int]) -> list[int]:
         """Return the ids with [UNK] where text spells another special token of the vocabulary."""
-        if self._never_in_text.isdisjoint(ids):
+        if self.never_in_text.isdisjoint(ids):
             return ids
-        return [self.unk_id if index in self._never_in_text else index for index in ids]
+        return [self.unk_id if index in self.never_in_text else index for index in ids]
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Return the ids of a text and the (start, end) character offsets of each token.
