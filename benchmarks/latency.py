@@ -37,8 +37,8 @@ from electra.checkpoints.names import (
 )
 from electra.config import EncoderConfig
 from electra.files import write_json, write_text
-from electra.inference.embed import read_texts
 from electra.inference.network import LoadedEncoder
+from electra.inference.texts import read_texts
 from electra.interop.export import write_model
 from electra.interop.onnx import INPUTS, Graph, open_session, quantise, trace
 from electra.model.encoder import Encoder

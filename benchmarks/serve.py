@@ -39,7 +39,7 @@ from electra.checkpoints.names import config_to_huggingface, encoder_to_huggingf
 from electra.config import ServeConfig, TokenizerConfig
 from electra.errors import require
 from electra.files import write_json, write_text
-from electra.inference.score import read_sentences
+from electra.inference.texts import read_sentences
 from electra.model.encoder import Encoder
 from electra.model.initialisation import init_weights
 from electra.presets import PRESETS

@@ -22,11 +22,12 @@ from electra.finetuning.loop import ignore
 from electra.inference.ask import Candidate, load_asked
 from electra.inference.ask import detect as run_detect
 from electra.inference.ask import fill as run_fill
-from electra.inference.embed import Pooling, Units, embed_units, read_texts
+from electra.inference.embed import Pooling, Units, embed_units
 from electra.inference.embed import embed as run_embed
 from electra.inference.network import LoadedEncoder, LoadedNetwork, load_encoder
 from electra.inference.predict import FinetunedModel, load_model
 from electra.inference.similarity import COLUMNS, choose_layer, read_pairs
+from electra.inference.texts import read_texts
 from electra.interop.export import export as run_export
 from electra.interop.sentence_transformers import Similarity
 from electra.presets import PRESETS, RECIPES, finetune_preset
@@ -154,7 +155,7 @@ def fill(model: Model, texts: Sequence[str], *, top: int = 5) -> list[list[list[
     Raises:
         UserError: The folder has no generator, or a text has no [MASK] or is too long.
     """
-    return [run_fill(model.generator, text, top) for text in _list_texts(texts)]
+    return run_fill(model.generator, _list_texts(texts), top)
 
 
 def predict(model: Model, records: Sequence[Any]) -> list[dict[str, Any]]:

@@ -61,7 +61,7 @@ def test_gaps_are_filled_as_by_transformers(run, exported):
     text = "[MASK] cat sat [MASK]."
     for folder in (run, exported, exported / "generator"):
         network = load_asked(folder, "tokens")
-        gaps = fill(network, text, top=3)
+        (gaps,) = fill(network, [text], top=3)
         tokenizer = network.tokenizer
         middle, end = tokenizer.encode("cat sat"), tokenizer.encode(".")
         ids = [tokenizer.cls_id, tokenizer.mask_id, *middle, tokenizer.mask_id, *end]
@@ -82,11 +82,11 @@ def test_folders_without_such_a_network_are_refused(run, exported, start, tmp_pa
         load_asked(tmp_path, "replaced")
     network = load_asked(run, "tokens")
     with pytest.raises(UserError, match=r"the text has no \[MASK\]"):
-        fill(network, "no gap")
+        fill(network, ["no gap"])
     with pytest.raises(UserError, match=r"the text has \d+ tokens; the model's rows hold"):
-        fill(network, "[MASK] " * 1000)
+        fill(network, ["[MASK] " * 1000])
     with pytest.raises(UserError, match="top must be >= 1"):
-        fill(network, "[MASK]", top=0)
+        fill(network, ["[MASK]"], top=0)
 
 
 def test_both_verbs_print_text_or_json(run, tmp_path, capsys, monkeypatch):

@@ -21,9 +21,9 @@ from electra.inference.score import (
     compare_pairs,
     load_scorer,
     read_pairs,
-    read_sentences,
     write_scores,
 )
+from electra.inference.texts import read_sentences
 from electra.method.masking import Vocabulary
 from electra.method.objective import Parts
 from electra.method.registry import build_objective, sketch_objective

@@ -72,7 +72,7 @@ def test_google_s_checkpoint_becomes_a_folder_for_every_verb(tmp_path):
         assert torch.equal(tensors[name], expected), theirs
     (words,) = detect(load_asked(tmp_path / "start", "replaced"), ["the cat sat"])
     assert len(words) == 3
-    assert len(fill(load_asked(tmp_path / "start", "tokens"), "the [MASK]")) == 1
+    assert len(fill(load_asked(tmp_path / "start", "tokens"), ["the [MASK]"])[0]) == 1
 
 
 def test_damaged_and_foreign_checkpoints_are_refused(tmp_path):

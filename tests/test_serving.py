@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -88,10 +89,10 @@ def prepare_requests(run, tuned, texts):
     requests = []
     for number, text in enumerate(texts):
         (words,) = detect(discriminator, [text])
-        words = [word._asdict() for word in words]
-        requests.append(("run/detect", {"texts": [text]}, [{"text": text, "words": words}]))
+        answer = [{"text": text, "words": list(map(asdict, words))}]
+        requests.append(("run/detect", {"texts": [text]}, answer))
         gap = f"[MASK] {' '.join(text.split()[:8])} [MASK]"
-        gaps = [[each._asdict() for each in places] for places in fill(generator, gap, 3)]
+        gaps = [list(map(asdict, places)) for places in fill(generator, [gap], 3)[0]]
         body = {"texts": [gap], "top": 3}
         requests.append(("run/fill", body, [{"text": gap, "gaps": gaps}]))
         pooling = ("mean", "cls")[number % 2]
@@ -101,11 +102,8 @@ def prepare_requests(run, tuned, texts):
         (answer,) = model.answer([{"text": text}]).records
         requests.append(("tuned/predict", {"records": [{"text": text}]}, [answer]))
         drawn = draw_picture(generator, [discriminator], text, mask_prob=0.3, seed=number)
-        tokens = [
-            each._asdict() | {"candidates": [c._asdict() for c in each.candidates]}
-            for each in drawn.tokens
-        ]
         body = {"text": text, "mask_prob": 0.3, "seed": number}
+        tokens = list(map(asdict, drawn.tokens))
         picture = {"judges": ["run"], "tokens": tokens, "num_cut": drawn.num_cut}
         requests.append(("run/picture", body, picture))
     return [(f"/models/{path}", body, answer) for path, body, answer in requests]
@@ -471,7 +469,7 @@ def test_a_picture_is_the_papers_steps(run):
     alone = draw_picture(generator, [discriminator], text, positions=[place], top=4)
     masked = alone.tokens[place]
     gap = text[: masked.start] + "[MASK]" + text[masked.end :]
-    (expected,) = fill(generator, gap, 4)
+    ((expected,),) = fill(generator, [gap], 4)
     assert [each.token for each in masked.candidates] == [each.token for each in expected]
     probs = [each.prob for each in masked.candidates]
     assert probs == pytest.approx([each.prob for each in expected], abs=1e-6)

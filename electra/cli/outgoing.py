@@ -51,8 +51,9 @@ def embed(
     column
         The column of a table that holds the texts; if not given, text.
     """
-    from electra.inference.embed import check_format, read_texts, write_embeddings
+    from electra.inference.embed import check_format, write_embeddings
     from electra.inference.network import load_encoder
+    from electra.inference.texts import read_texts
     from electra.terminal.live import Progress
     from electra.terminal.printing import print_done
 

@@ -1,5 +1,6 @@
 """What is made of runs and fine-tunings: report, predict, detect, fill and score."""
 
+from dataclasses import asdict
 from json import dumps
 from pathlib import Path
 from typing import Annotated, Literal
@@ -7,7 +8,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from electra.cli.options import DryRun, print_dry_run, refuse_existing, refuse_folder_in_the_way
-from electra.errors import UserError, require
+from electra.errors import require
 
 STDIN = "./-"
 """A lone -, as the entry of the command line hands it on."""
@@ -99,14 +100,15 @@ def predict(
         or of question and context. Of CoNLL's columns, the number of the word's, from 1.
     """
     from electra.checkpoints.finetuned import read_finetuned
-    from electra.inference.predict import check_format, list_json, load_model, write_answers
+    from electra.inference.predict import ANSWER_FORMATS, list_json, load_model, write_answers
+    from electra.inference.texts import check_answer_file
     from electra.tasks.registry import read_records
     from electra.terminal.live import Progress
     from electra.terminal.printing import print_done, print_lines, print_note
 
     finetuned = read_finetuned(run, seed)
     if out is not None:
-        check_format(out)
+        check_answer_file(out, ANSWER_FORMATS)
         refuse_folder_in_the_way(out)
     records = read_records(finetuned.facts, input_, columns)
     count = len(records)
@@ -158,8 +160,8 @@ def detect(
     json
         Whether to print one JSON object per text, with the place and probability of each word.
     """
-    from electra.inference.ask import describe_words, load_asked
     from electra.inference.ask import detect as run_detect
+    from electra.inference.ask import load_asked
     from electra.terminal.live import Progress
     from electra.terminal.printing import print_lines, print_words
 
@@ -173,7 +175,7 @@ def detect(
             found = run_detect(network, texts, progress.update)
     for each, words in zip(texts, found, strict=True):
         if json:
-            print_lines([_dump(describe_words(each, words))])
+            print_lines([_dump({"text": each, "words": list(map(asdict, words))})])
         else:
             print_words(each, words, threshold)
 
@@ -209,15 +211,10 @@ def fill(
     from electra.terminal.printing import print_lines, print_table
 
     texts = _read_texts(text, input_)
-    network = load_asked(model, "tokens")
-    for line, each in enumerate(texts, start=1):
-        try:
-            gaps = run_fill(network, each, top)
-        except UserError as error:
-            raise UserError(f"text {line}: {error}" if len(texts) > 1 else str(error)) from None
+    answers = run_fill(load_asked(model, "tokens"), texts, top)
+    for each, gaps in zip(texts, answers, strict=True):
         if json:
-            tokens = [[candidate._asdict() for candidate in gap] for gap in gaps]
-            print_lines([_dump({"text": each, "gaps": tokens})])
+            print_lines([_dump({"text": each, "gaps": [list(map(asdict, gap)) for gap in gaps]})])
             continue
         rows = [
             (number, candidate.token, f"{candidate.prob:.1%}")
@@ -232,7 +229,7 @@ def _dump(value: object) -> str:
 
 
 def _read_texts(text: str | None, path: Path | None) -> list[str]:
-    from electra.inference.score import read_sentences
+    from electra.inference.texts import read_sentences
 
     if text == STDIN:
         text, path = None, Path(STDIN)
@@ -281,9 +278,9 @@ def score(
         compare_pairs,
         load_scorer,
         read_pairs,
-        read_sentences,
         write_scores,
     )
+    from electra.inference.texts import read_sentences
     from electra.terminal.live import Progress
     from electra.terminal.printing import print_done
 

@@ -1,10 +1,12 @@
 """A pre-trained model asked about a text: which words look replaced, and what fills a gap."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal
 
 import torch
+from torch import Tensor
 
 from electra.checkpoints.folder import find_network
 from electra.errors import require
@@ -13,12 +15,11 @@ from electra.reports.tokens import Word
 from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.machine import prepare_machine
 
-ROWS = 32
-"""Rows of a batch."""
 MASK = "[MASK]"
 
 
-class Candidate(NamedTuple):
+@dataclass(frozen=True)
+class Candidate:
     """A token that may fill a gap."""
 
     token: str
@@ -59,17 +60,13 @@ def detect(
     """
     tokenizer = network.tokenizer
     encoded = [tokenizer.encode_with_offsets(text) for text in texts]
-    pieces = [
-        (number, piece) for number, (ids, _) in enumerate(encoded) for piece in network.cut(ids)
-    ]
     probs: list[list[float]] = [[0.0] * len(ids) for ids, _ in encoded]
-    pieces.sort(key=lambda each: each[1].stop - each[1].start)
-    for first in range(0, len(pieces), ROWS):
-        batch = pieces[first : first + ROWS]
-        hidden_BLH = network.encode([encoded[number][0][piece] for number, piece in batch])
-        for (number, piece), row in zip(batch, network.head(hidden_BLH).sigmoid(), strict=True):
-            probs[number][piece] = row[1 : 1 + piece.stop - piece.start].tolist()
-        progress(first + len(batch), len(pieces))
+    pieces = network.cut([ids for ids, _ in encoded])
+    for numbers in network.batches([len(piece.ids) for piece in pieces], progress):
+        batch = [pieces[number] for number in numbers]
+        logits_BL = network.head(network.encode([piece.ids for piece in batch]))
+        for piece, probs_L in zip(batch, logits_BL.sigmoid().tolist(), strict=True):
+            probs[piece.text][piece.place] = probs_L[1 : 1 + len(piece.ids)]
     return [
         _join(text, ids, offsets, own, tokenizer)
         for text, (ids, offsets), own in zip(texts, encoded, probs, strict=True)
@@ -83,72 +80,65 @@ def _join(
     probs: Sequence[float],
     tokenizer: Tokenizer,
 ) -> list[Word]:
+    """Return the words of which tokens are the pieces; white space alone is no word."""
     words: list[Word] = []
     for token_id, (start, end), prob in zip(ids, offsets, probs, strict=True):
         if words and not tokenizer.starts_word[token_id]:
             last = words.pop()
             start, prob = last.start, max(prob, last.prob_replaced)
         words.append(Word(text[start:end], start, end, prob))
-    return [word for word in words if word.text]  # tokens of nothing but white space are no words
-
-
-def fill(network: LoadedNetwork, text: str, top: int = 5) -> list[list[Candidate]]:
-    """Return the most probable tokens for each [MASK] of a text, the best first.
-
-    All gaps are empty at once, as in pre-training.
-
-    Args:
-        network: A masked language model, such as a generator.
-        text: A text with at least one [MASK].
-        top: Number of tokens for each.
-
-    Raises:
-        UserError: The text has no [MASK], or more tokens than the network's rows.
-    """
-    return fill_each(network, [text], top)[0]
+    return [word for word in words if word.text]
 
 
 @torch.inference_mode()
-def fill_each(
-    network: LoadedNetwork, texts: Sequence[str], top: int = 5
-) -> list[list[list[Candidate]]]:
-    """Return what `fill` returns, for each text.
+def fill(network: LoadedNetwork, texts: Sequence[str], top: int = 5) -> list[list[list[Candidate]]]:
+    """Return, of each text, the most probable tokens for each [MASK], the best first.
+
+    All gaps of a text are empty at once, as in pre-training.
+
+    Args:
+        network: A masked language model, such as a generator.
+        texts: Texts with at least one [MASK] each.
+        top: Number of tokens for each.
 
     Raises:
-        UserError: As `fill`, of any of the texts.
+        UserError: A text has no [MASK], or more tokens than the network's rows.
     """
     require(top >= 1, f"top must be >= 1, not {top}")
-    tokenizer = network.tokenizer
-    rows = [encode_gaps(network, text) for text in texts]
+    names = ["the text"] if len(texts) == 1 else [f"text {n}" for n in range(1, len(texts) + 1)]
+    encoded = [encode_gaps(network, *each) for each in zip(texts, names, strict=True)]
     answers: list[list[list[Candidate]]] = [[] for _ in texts]
-    shortest_first = sorted(range(len(rows)), key=lambda number: len(rows[number]))
-    for first in range(0, len(rows), ROWS):
-        numbers = shortest_first[first : first + ROWS]
-        hidden_BLH = network.encode([rows[number] for number in numbers])
+    for numbers in network.batches(list(map(len, encoded))):
+        rows = [encoded[number] for number in numbers]
         places = [
             (row, place)
-            for row, number in enumerate(numbers)
-            for place, token_id in enumerate(rows[number], start=1)
-            if token_id == tokenizer.mask_id
+            for row, ids in enumerate(rows)
+            for place, token_id in enumerate(ids, start=1)
+            if token_id == network.tokenizer.mask_id
         ]
-        hidden_MH = hidden_BLH[tuple(torch.tensor(places).T)]
-        best = network.log_probs(hidden_MH).topk(min(top, tokenizer.vocab_size))
-        for (row, _), ids, probs in zip(
-            places, best.indices.tolist(), best.values.exp().tolist(), strict=True
-        ):
-            gap = map(Candidate, tokenizer.tokens(ids), probs)
-            answers[numbers[row]].append(list(gap))
+        log_probs_MV = network.log_probs(network.encode(rows)[tuple(torch.tensor(places).T)])
+        for (row, _), gap in zip(places, list_best(network, log_probs_MV, top), strict=True):
+            answers[numbers[row]].append(gap)
     return answers
 
 
-def encode_gaps(network: LoadedNetwork, text: str) -> list[int]:
+def list_best(network: LoadedNetwork, log_probs_MV: Tensor, top: int) -> list[list[Candidate]]:
+    """Return the tokens of the highest probabilities (M, V) at each position, the best first."""
+    best = log_probs_MV.topk(min(top, network.tokenizer.vocab_size))
+    return [
+        list(map(Candidate, network.tokenizer.tokens(ids), probs))
+        for ids, probs in zip(best.indices.tolist(), best.values.exp().tolist(), strict=True)
+    ]
+
+
+def encode_gaps(network: LoadedNetwork, text: str, name: str = "the text") -> list[int]:
     """Return the ids of a text with the mask's id at each [MASK].
 
     Raises:
-        UserError: As `fill`.
+        UserError: As `fill`; the message begins with the name of the text.
     """
     tokenizer = network.tokenizer
-    require(MASK in text, f"the text has no {MASK}: write one where a token is to be filled in")
+    require(MASK in text, f"{name} has no {MASK}: write one where a token is to be filled in")
     first, *others = text.split(MASK)
     # The space before a gap belongs to what fills it.
     ids = tokenizer.encode(first.rstrip())
@@ -156,11 +146,6 @@ def encode_gaps(network: LoadedNetwork, text: str) -> list[int]:
         ids += [tokenizer.mask_id, *tokenizer.encode_glued(part.rstrip())]
     require(
         len(ids) <= network.max_tokens,
-        f"the text has {len(ids)} tokens; the model's rows hold {network.max_tokens}",
+        f"{name} has {len(ids)} tokens; the model's rows hold {network.max_tokens}",
     )
     return ids
-
-
-def describe_words(text: str, words: Sequence[Word]) -> dict[str, Any]:
-    """Return the words of a text as JSON can hold them."""
-    return {"text": text, "words": [word._asdict() for word in words]}

@@ -1,4 +1,4 @@
-"""An encoder asked for embeddings: of texts, of their words, or of their tokens.
+"""An encoder asked for embeddings of texts, of their words or of their tokens; and their files.
 
 The last layer of a discriminator serves the discriminator's task and is the worst one for
 similarity; similarity.py chooses a better one on a dev set. Source: Rep et al. 2024, "Are ELECTRA's
@@ -8,22 +8,23 @@ Shape suffixes: L positions, H hidden size.
 """
 
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple, Protocol
+from typing import IO, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 
-from electra.errors import UserError, import_extra, require
+from electra.errors import import_extra
+from electra.files import new_file
 from electra.inference.network import LoadedEncoder
-from electra.text.tables import TABLE_FORMATS, format_of, read_table, read_text_lines
+from electra.inference.texts import check_answer_file
 
 Pooling = Literal["mean", "cls"]
-BATCH_TOKENS = 4096
-"""Positions of a batch, padding included."""
+Unit = Literal["text", "word", "token"]
+CHUNK = 4096
+"""Texts that are embedded, and written, at a time."""
 
 
 class Units(NamedTuple):
@@ -99,8 +100,8 @@ def embed_units(
     rows = [ids for ids, _ in encoded]
     size = network.encoder.config.hidden_size
     states = [np.zeros((len(ids), size), np.float32) for ids in rows]
-    for number, piece, states_LH in _compute_pieces(network, rows, layer, progress):
-        states[number][piece] = states_LH[1:-1]
+    for number, place, states_LH in _compute_pieces(network, rows, layer, progress):
+        states[number][place] = states_LH[1:-1]
     found = []
     for (ids, offsets), own in zip(encoded, states, strict=True):
         places = np.array(offsets, np.int32).reshape(-1, 2)
@@ -113,16 +114,11 @@ def _join(tokens: Units, starts_word: np.ndarray) -> Units:
     """Return the words of which tokens are the pieces; a text's first token begins a word."""
     if not len(starts_word):
         return tokens
-    starts_word = starts_word.copy()
-    starts_word[0] = True
-    firsts = np.flatnonzero(starts_word)
+    firsts = np.union1d([0], np.flatnonzero(starts_word))
     counts = np.diff([*firsts, len(starts_word)])
     sums = np.add.reduceat(tokens.states, firsts, axis=0)
-    return Units(
-        tokens.starts[firsts],
-        tokens.ends[firsts + counts - 1],
-        (sums / counts[:, None]).astype(np.float32),
-    )
+    states = (sums / counts[:, None]).astype(np.float32)
+    return Units(tokens.starts[firsts], tokens.ends[firsts + counts - 1], states)
 
 
 def _compute_pieces(
@@ -131,67 +127,23 @@ def _compute_pieces(
     layer: int | None,
     progress: Callable[[int, int], None],
 ) -> Iterator[tuple[int, slice, np.ndarray]]:
-    """Yield the states (L, H), float32, of all pieces of the texts, in batches of like lengths.
-
-    A piece has the number of its text, its place among the text's ids, and the states of [CLS], its
-    ids and [SEP].
-    """
-    pieces = [
-        (number, piece)
-        for number, ids in enumerate(texts)
-        for piece in (network.cut(ids) if ids else [slice(0, 0)])
-    ]
-    pieces.sort(key=lambda each: each[1].stop - each[1].start)
-    done = 0
-    while done < len(pieces):
-        end = _end_of_batch(pieces, done)
-        batch = pieces[done:end]
-        rows = [texts[number][piece] for number, piece in batch]
-        states_BLH = network.encode(rows, layer).float().cpu().numpy()
-        for (number, piece), row, states_LH in zip(batch, rows, states_BLH, strict=True):
-            yield number, piece, states_LH[: len(row) + 2]
-        done = end
-        progress(done, len(pieces))
+    """Yield each piece's text, place in it, and states (L, H), float32, with [CLS] and [SEP]."""
+    pieces = network.cut(texts)
+    for numbers in network.batches([len(piece.ids) for piece in pieces], progress):
+        batch = [pieces[number] for number in numbers]
+        states_BLH = network.encode([piece.ids for piece in batch], layer).float().cpu().numpy()
+        for piece, states_LH in zip(batch, states_BLH, strict=True):
+            yield piece.text, piece.place, states_LH[: len(piece.ids) + 2]
 
 
-def _end_of_batch(pieces: Sequence[tuple[int, slice]], first: int) -> int:
-    """Return the end of the batch that begins at `first`; the pieces are sorted by length."""
-    end = first + 1
-    while end < len(pieces):
-        piece = pieces[end][1]
-        if (end + 1 - first) * (piece.stop - piece.start + 2) > BATCH_TOKENS:
-            break
-        end += 1
-    return end
+class _Part(NamedTuple):
+    """Embeddings to write, in the order of the fields of a .npy file."""
 
-
-FORMATS = (".npy", ".parquet")
-CHUNK = 4096
-"""Texts that are embedded, and written, at a time."""
-Unit = Literal["text", "word", "token"]
-
-
-def read_texts(path: Path, column: str | None = None) -> list[str]:
-    """Return the texts of a file: the lines that are not blank, or a column of a table.
-
-    Args:
-        path: A text file, or a .tsv, .csv, .jsonl or .parquet table; compressed or not; - is
-            standard input.
-        column: The table's column; None: `text`.
-
-    Raises:
-        UserError: The file cannot be read, or holds no text, or is no table and has no column.
-    """
-    if format_of(path) in TABLE_FORMATS:
-        return read_table(path).column(column or "text", fractions=True)
-    require(
-        column is None,
-        f"{path} is plain text, a text a line; {column} must be a column of a "
-        f"{', '.join(TABLE_FORMATS)} file",
-    )
-    texts = [line.strip() for line in read_text_lines(path) if line.strip()]
-    require(bool(texts), f"{path} holds no line of text")
-    return texts
+    rows: np.ndarray
+    """Number of the text of each."""
+    starts: np.ndarray
+    ends: np.ndarray
+    states: np.ndarray
 
 
 def check_format(path: Path) -> None:
@@ -200,11 +152,8 @@ def check_format(path: Path) -> None:
     Raises:
         UserError: The file is neither .npy nor .parquet, exists, or pyarrow is not installed.
     """
-    kind = path.suffix.lower()
-    if kind not in FORMATS:
-        raise UserError(f"--out {path} must be a {' or '.join(FORMATS)} file, not {kind!r}")
-    require(not path.exists(), f"{path} exists already; remove it or choose another --out")
-    if kind == ".parquet":
+    check_answer_file(path, (".npy", ".parquet"))
+    if path.suffix.lower() == ".parquet":
         import_extra("pyarrow", "parquet", f"writing {path}")
 
 
@@ -221,7 +170,9 @@ def write_embeddings(
     """Write the embeddings of texts, their words or their tokens, and return their number.
 
     Args:
-        path: A .npy or .parquet file; see above.
+        path: A .npy file: of texts an array of embeddings, of words and tokens an array of elements
+            with row (number of the text), start, end and embedding. Or a .parquet file with these
+            as columns, and the text.
         network: An encoder.
         texts: The texts.
         unit: What is embedded.
@@ -232,48 +183,36 @@ def write_embeddings(
     Raises:
         UserError: There is no such layer.
     """
-    open_writer = _open_npy if path.suffix.lower() == ".npy" else _open_parquet
     size, num_written = network.encoder.config.hidden_size, 0
     facts = {"unit": unit, "layer": layer or network.num_layers, "pooling": pooling}
     path.parent.mkdir(parents=True, exist_ok=True)
-    incomplete = path.with_name(path.name + ".incomplete")
-    try:
-        with open_writer(incomplete, unit, size, facts) as write:
+    with new_file(path) as incomplete:
+        writer: AbstractContextManager[Callable[[_Part], None]]
+        if path.suffix.lower() == ".npy":
+            writer = _open_npy(incomplete, unit, size)
+        else:
+            writer = _open_parquet(incomplete, unit, size, facts, texts)
+        with writer as write:
             for first in range(0, len(texts), CHUNK):
                 chunk = texts[first : first + CHUNK]
+                numbers = np.arange(first, first + len(chunk))
                 if unit == "text":
                     states = embed(network, chunk, layer=layer, pooling=pooling)
-                    rows = np.arange(first, first + len(chunk))
-                    starts, ends = np.zeros_like(rows), np.array([len(text) for text in chunk])
+                    part = _Part(
+                        numbers, np.zeros_like(numbers), np.array(list(map(len, chunk))), states
+                    )
                 else:
                     units = embed_units(network, chunk, unit=unit, layer=layer)
-                    rows = np.repeat(
-                        np.arange(first, first + len(chunk)), [len(each.starts) for each in units]
-                    )
-                    starts, ends, states = map(np.concatenate, zip(*units, strict=True))
-                write(rows, starts, ends, states, texts)
-                num_written += len(rows)
+                    rows = np.repeat(numbers, [len(each.starts) for each in units])
+                    part = _Part(rows, *map(np.concatenate, zip(*units, strict=True)))
+                write(part)
+                num_written += len(part.rows)
                 progress(first + len(chunk), len(texts))
-        incomplete.replace(path)
-    finally:
-        incomplete.unlink(missing_ok=True)
     return num_written
 
 
-class _Write(Protocol):
-    def __call__(
-        self,
-        rows: np.ndarray,
-        starts: np.ndarray,
-        ends: np.ndarray,
-        states: np.ndarray,
-        texts: Sequence[str],
-    ) -> None:
-        """Write elements: number of the text, place in it, embedding."""
-
-
 @contextmanager
-def _open_npy(path: Path, unit: Unit, size: int, facts: dict[str, Any]) -> Iterator[_Write]:
+def _open_npy(path: Path, unit: Unit, size: int) -> Iterator[Callable[[_Part], None]]:
     fields = [("row", "<i8"), ("start", "<i4"), ("end", "<i4"), ("embedding", "<f4", (size,))]
     dtype = np.dtype("<f4") if unit == "text" else np.dtype(fields)
     count = 0
@@ -284,21 +223,14 @@ def _open_npy(path: Path, unit: Unit, size: int, facts: dict[str, Any]) -> Itera
         header = {"descr": description, "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(file, header)  # has room for any count
 
-    def write(
-        rows: np.ndarray,
-        starts: np.ndarray,
-        ends: np.ndarray,
-        states: np.ndarray,
-        texts: Sequence[str],
-    ) -> None:
+    def write(part: _Part) -> None:
         nonlocal count
-        count += len(rows)
-        if unit == "text":
-            file.write(states.astype("<f4").tobytes())
-            return
-        elements: Any = np.empty(len(rows), dtype)
-        for name, values in zip(dtype.names or (), (rows, starts, ends, states), strict=True):
-            elements[name] = values
+        count += len(part.rows)
+        elements: Any = part.states.astype("<f4")
+        if unit != "text":
+            elements = np.empty(len(part.rows), dtype)
+            for name, values in zip(dtype.names or (), part, strict=True):
+                elements[name] = values
         file.write(elements.tobytes())
 
     with path.open("w+b") as file:
@@ -306,38 +238,29 @@ def _open_npy(path: Path, unit: Unit, size: int, facts: dict[str, Any]) -> Itera
         yield write
         file.seek(0)
         write_header(file)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 @contextmanager
-def _open_parquet(path: Path, unit: Unit, size: int, facts: dict[str, Any]) -> Iterator[_Write]:
+def _open_parquet(
+    path: Path, unit: Unit, size: int, facts: dict[str, Any], texts: Sequence[str]
+) -> Iterator[Callable[[_Part], None]]:
     arrow = import_extra("pyarrow", "parquet", f"writing {path}")
     parquet = import_extra("pyarrow.parquet", "parquet", f"writing {path}")
     places = [("start", arrow.int32()), ("end", arrow.int32())] if unit != "text" else []
+    embedding = arrow.list_(arrow.float32(), size)
     schema = arrow.schema(
-        [
-            ("row", arrow.int64()),
-            *places,
-            ("text", arrow.string()),
-            ("embedding", arrow.list_(arrow.float32(), size)),
-        ],
+        [("row", arrow.int64()), *places, ("text", arrow.string()), ("embedding", embedding)],
         metadata={"electra": json.dumps(facts)},
     )
 
-    def write(
-        rows: np.ndarray,
-        starts: np.ndarray,
-        ends: np.ndarray,
-        states: np.ndarray,
-        texts: Sequence[str],
-    ) -> None:
+    def write(part: _Part) -> None:
+        ranges = zip(part.rows, part.starts, part.ends, strict=True)
         values = {
-            "row": rows,
-            "start": starts,
-            "end": ends,
-            "text": [texts[n][a:b] for n, a, b in zip(rows, starts, ends, strict=True)],
-            "embedding": arrow.FixedSizeListArray.from_arrays(states.ravel(), size),
+            "row": part.rows,
+            "start": part.starts,
+            "end": part.ends,
+            "text": [texts[row][start:end] for row, start, end in ranges],
+            "embedding": arrow.FixedSizeListArray.from_arrays(part.states.ravel(), size),
         }
         writer.write_table(arrow.table({name: values[name] for name in schema.names}, schema))
 

@@ -7,18 +7,20 @@ Shape suffixes: L positions, M masked positions, V vocabulary.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from electra.errors import require
-from electra.inference.ask import Candidate
+from electra.inference.ask import Candidate, list_best
 from electra.inference.network import LoadedNetwork
 from electra.method.masking import choose_positions
 
 
-class PictureToken(NamedTuple):
+@dataclass(frozen=True)
+class PictureToken:
     """A token of the text, and what became of it."""
 
     original: str
@@ -85,69 +87,62 @@ def draw_picture(
     ids, offsets = tokenizer.encode_with_offsets(text)
     length = min([len(ids), *(network.max_tokens for network in networks)])
     original_L = torch.tensor(ids[:length], dtype=torch.int64)
-    rng = torch.Generator().manual_seed(seed)
-    place_L, sample_L = torch.rand(2, length + 2, generator=rng)
+    place_L, sample_L = torch.rand(2, length + 2, generator=torch.Generator().manual_seed(seed))
     if positions is None:
-        masked_L = _choose(original_L, tokenizer.special_ids, mask_prob, place_L)
+        places = _choose(original_L, tokenizer.special_ids, mask_prob, place_L)
     else:
+        places = sorted(set(positions))
         wrong = [place for place in positions if not 0 <= place < length]
         require(not wrong, f"no token {wrong[:1]}: the text has the tokens 0 to {length - 1}")
-        masked_L = torch.zeros(length, dtype=torch.bool)
-        masked_L[list(positions)] = True
     require(
-        generator is not None or not masked_L.any(),
+        generator is not None or not places,
         "the model has no generator, so no token can be masked and replaced",
     )
-    places = masked_L.nonzero()[:, 0]
-    corrupt_L = original_L.clone()
-    log_probs_MV = torch.zeros(len(places), 0)
-    if generator is not None and len(places):
-        shown_L = original_L.masked_fill(masked_L, tokenizer.mask_id)
-        hidden_LH = generator.encode([shown_L.tolist()])[0]
-        log_probs_MV = generator.log_probs(hidden_LH[places.to(hidden_LH.device) + 1]).cpu()
-        corrupt_L[places] = sample_tokens(log_probs_MV, sample_L[places])
-    probs_LD = [
-        list(each)
-        for each in zip(*(_judge(network, corrupt_L) for network in discriminators), strict=True)
-    ] or [[] for _ in range(length)]
+    corrupt_L = original_L
+    guesses: dict[int, tuple[list[Candidate], float, float]] = {}
+    if generator is not None and places:
+        corrupt_L, guesses = _fill(generator, original_L, places, sample_L, top)
+    probs_DL = [_judge(network, corrupt_L) for network in discriminators]
+    originals, shown = (tokenizer.tokens(each_L.tolist()) for each_L in (original_L, corrupt_L))
     tokens = [
-        PictureToken(original, start, end, False, token, [], 0.0, 0.0, probs)
-        for original, (start, end), token, probs in zip(
-            tokenizer.tokens(original_L.tolist()),
-            offsets[:length],
-            tokenizer.tokens(corrupt_L.tolist()),
-            probs_LD,
-            strict=True,
+        PictureToken(
+            *(originals[place], *offsets[place], place in guesses, shown[place]),
+            *guesses.get(place, ([], 0.0, 0.0)),
+            [probs_L[place] for probs_L in probs_DL],
         )
+        for place in range(length)
     ]
-    for place, log_probs_V in zip(places.tolist(), log_probs_MV, strict=True):
-        best = log_probs_V.topk(min(top, tokenizer.vocab_size))
-        candidates = map(Candidate, tokenizer.tokens(best.indices.tolist()), _exp(best.values))
-        two = torch.stack([original_L[place], corrupt_L[place]])
-        prob_original, prob_token = _exp(log_probs_V[two])
-        tokens[place] = tokens[place]._replace(
-            is_masked=True,
-            candidates=list(candidates),
-            prob_original=prob_original,
-            prob_token=prob_token,
-        )
     return Picture(tokens, len(ids) - length)
 
 
 def _choose(
     ids_L: Tensor, special_ids: Sequence[int], mask_prob: float, uniform_L: Tensor
-) -> Tensor:
-    """Return which tokens are masked (L,), bool; at least one of a text, unless mask_prob is 0."""
-    masked_L = torch.zeros(len(ids_L), dtype=torch.bool)
+) -> list[int]:
+    """Return the places of the masked tokens; at least one of a text, unless mask_prob is 0."""
     if not mask_prob or not len(ids_L):
-        return masked_L
+        return []
     maskable_1L = torch.zeros(1, len(ids_L) + 2, dtype=torch.bool)
     maskable_1L[0, 1:-1] = ~torch.isin(ids_L, torch.tensor(special_ids))
     index_1S, chosen_1S = choose_positions(
         maskable_1L, torch.ones_like(maskable_1L), mask_prob, uniform_L[None]
     )
-    masked_L[index_1S[chosen_1S] - 1] = True
-    return masked_L
+    return (index_1S[chosen_1S] - 1).sort().values.tolist()
+
+
+def _fill(
+    generator: LoadedNetwork, original_L: Tensor, places: list[int], sample_L: Tensor, top: int
+) -> tuple[Tensor, dict[int, tuple[list[Candidate], float, float]]]:
+    """Return the corrupted ids (L,), and what `PictureToken` tells of each masked place."""
+    masked_L = original_L.index_fill(0, torch.tensor(places), generator.tokenizer.mask_id)
+    hidden_LH = generator.encode([masked_L.tolist()])[0]
+    log_probs_MV = generator.log_probs(hidden_LH[[place + 1 for place in places]]).cpu()
+    corrupt_L = original_L.clone()
+    corrupt_L[places] = sample_tokens(log_probs_MV, sample_L[places])
+    two_M2 = torch.stack([original_L[places], corrupt_L[places]], dim=1)
+    probs_M2 = log_probs_MV.gather(1, two_M2).exp().tolist()
+    candidates = list_best(generator, log_probs_MV, top)
+    told = zip(places, candidates, probs_M2, strict=True)
+    return corrupt_L, {place: (best, *probs) for place, best, probs in told}
 
 
 def sample_tokens(log_probs_MV: Tensor, uniform_M: Tensor) -> Tensor:
@@ -162,7 +157,3 @@ def sample_tokens(log_probs_MV: Tensor, uniform_M: Tensor) -> Tensor:
 def _judge(network: LoadedNetwork, ids_L: Tensor) -> list[float]:
     logits_1L = network.head(network.encode([ids_L.tolist()]))
     return logits_1L.sigmoid()[0, 1 : 1 + len(ids_L)].tolist()
-
-
-def _exp(log_probs: Tensor) -> list[float]:
-    return log_probs.exp().tolist()

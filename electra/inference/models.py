@@ -11,11 +11,12 @@ from electra.checkpoints.folder import find_network, read_run_config
 from electra.checkpoints.metrics import read_metrics
 from electra.errors import UserError, require
 from electra.files import read_object
-from electra.inference.ask import Candidate, detect, fill_each
+from electra.inference.ask import Candidate, detect, fill
 from electra.inference.embed import Pooling, embed
 from electra.inference.figure_2 import Picture, draw_picture
 from electra.inference.network import LoadedNetwork, load_network
 from electra.inference.predict import FinetunedModel, load_model
+from electra.reports.tokens import Word
 from electra.tasks.family import number_records
 from electra.training.machine import Machine
 
@@ -100,18 +101,18 @@ class PretrainedModel:
             UserError: The folder has neither a discriminator nor a generator, or is damaged.
         """
         step = find_checkpoint(self.folder)[0] if self.is_run else None
-        found: dict[str, LoadedNetwork | None] = {}
+        found: list[LoadedNetwork | None] = []
         refusals = []
         kinds: tuple[Literal["replaced", "tokens"], ...] = ("replaced", "tokens")
         for predicts in kinds:
             try:
-                saved = find_network(self.folder, predicts)
-                found[predicts] = load_network(*saved, self.machine)
+                found.append(load_network(*find_network(self.folder, predicts), self.machine))
             except UserError as error:
-                refusals.append(str(error))
-                found[predicts] = None
-        require(len(refusals) < 2, refusals[0] if refusals else "")
-        self.networks = Networks(step, found["replaced"], found["tokens"])
+                found.append(None)
+                refusals.append(error)
+        if len(refusals) == len(kinds):
+            raise refusals[0]
+        self.networks = Networks(step, *found)
 
     def is_outdated(self) -> bool:
         """Return whether the run has a newer checkpoint than the networks in memory."""
@@ -120,7 +121,7 @@ class PretrainedModel:
         folders = list_checkpoints(self.folder)
         return bool(folders) and int(folders[-1].name[5:]) > (self.networks.step or -1)
 
-    def detect(self, texts: list[str]) -> Sequence[Any]:
+    def detect(self, texts: list[str]) -> list[list[Word]]:
         """Answer texts as `ask.detect`."""
         assert self.networks.discriminator
         return detect(self.networks.discriminator, texts)
@@ -128,7 +129,7 @@ class PretrainedModel:
     def fill(self, texts: list[str]) -> list[list[list[Candidate]]]:
         """Answer texts as `ask.fill`, with as many candidates as may be asked for."""
         assert self.networks.generator
-        return fill_each(self.networks.generator, texts, MAX_TOP)
+        return fill(self.networks.generator, texts, MAX_TOP)
 
     def embed(self, requests: list[EmbedRequest]) -> list[list[float]]:
         """Answer requests as `embed.embed`; those of one layer and pooling together."""

@@ -1,9 +1,12 @@
-"""A pre-trained network in memory, for answers without training."""
+"""A pre-trained network in memory, for answers without training.
 
-from collections.abc import Iterator, Sequence
+Shape suffixes: B rows, L positions, M masked positions, H hidden size, V vocabulary.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -11,16 +14,30 @@ from torch import Tensor
 
 from electra.checkpoints.checkpoint import load_parameters
 from electra.checkpoints.folder import SavedNetwork, load_pretrained
+from electra.config import EncoderConfig
 from electra.errors import require
 from electra.model.encoder import Encoder
 from electra.model.heads import DiscriminatorHead, GeneratorHead
 from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.machine import Machine, choose_layers, prepare_machine
 
+BATCH_TOKENS = 4096
+"""Positions of a batch, padding included."""
+
+
+class Piece(NamedTuple):
+    """A part of a text that fits a row."""
+
+    text: int
+    """Number of the text."""
+    place: slice
+    """Place among the ids of the text."""
+    ids: Sequence[int]
+
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedEncoder:
-    """An encoder with its tokenizer. Shape suffixes: B rows, L positions, H hidden size."""
+    """An encoder with its tokenizer."""
 
     encoder: Encoder
     tokenizer: Tokenizer
@@ -33,6 +50,11 @@ class LoadedEncoder:
         """Number of layers."""
         return len(self.encoder.layers)
 
+    def require_layer(self, layer: int) -> None:
+        """Raise UserError unless the encoder has this layer, from 1."""
+        has_it = 1 <= layer <= self.num_layers
+        require(has_it, f"layer must lie in 1 to {self.num_layers}, not {layer}")
+
     def encode(self, rows: Sequence[Sequence[int]], layer: int | None = None) -> Tensor:
         """Return the hidden states (B, L, H) of rows of ids, between [CLS] and [SEP].
 
@@ -43,14 +65,10 @@ class LoadedEncoder:
         Raises:
             UserError: There is no such layer.
         """
-        if layer is not None:
-            require(
-                1 <= layer <= self.num_layers,
-                f"layer must lie in 1 to {self.num_layers}, not {layer}",
-            )
         input_ids_BL, mask_BL = self.pad(rows)
         if layer is None:
             return self.encoder(input_ids_BL, mask_BL)
+        self.require_layer(layer)
         return self.encoder.states_after(layer, input_ids_BL, mask_BL)
 
     def pad(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
@@ -61,22 +79,55 @@ class LoadedEncoder:
         input_ids_BL = input_ids_BL.to(self.machine.device)
         return input_ids_BL, input_ids_BL != tokenizer.pad_id
 
-    def cut(self, ids: Sequence[int]) -> Iterator[slice]:
-        """Yield slices of a text's ids that fit a row, and begin at words that are not longer."""
-        starts_word, length, start = self.tokenizer.starts_word, self.max_tokens, 0
-        while start < len(ids):
-            end = min(start + length, len(ids))
-            cut = end
-            while cut < len(ids) and cut > start and not starts_word[ids[cut]]:
-                cut -= 1
-            end = cut if cut > start else end
+    def batches(
+        self,
+        lengths: Sequence[int],
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> Iterator[list[int]]:
+        """Yield the numbers of the rows of each batch; rows of similar lengths are together.
+
+        Args:
+            lengths: Length of each row, without special tokens.
+            progress: Called after each batch with the number of rows done and of all rows.
+        """
+        shortest_first = sorted(range(len(lengths)), key=lengths.__getitem__)
+        start = 0
+        while start < len(lengths):
+            end = start + 1
+            while end < len(lengths) and (
+                (end + 1 - start) * (lengths[shortest_first[end]] + 2) <= BATCH_TOKENS
+            ):
+                end += 1
+            yield shortest_first[start:end]
+            start = end
+            progress(start, len(lengths))
+
+    def cut(self, texts: Sequence[Sequence[int]]) -> list[Piece]:
+        """Return the pieces of the texts' ids; they begin at words unless a word is longer.
+
+        A text without tokens is one empty piece.
+        """
+        return [
+            Piece(number, place, ids[place])
+            for number, ids in enumerate(texts)
+            for place in self._cut(ids)
+        ]
+
+    def _cut(self, ids: Sequence[int]) -> Iterator[slice]:
+        starts_word, start = self.tokenizer.starts_word, 0
+        while len(ids) - start > self.max_tokens:
+            end = start + self.max_tokens
+            while end > start and not starts_word[ids[end]]:
+                end -= 1
+            end = end if end > start else start + self.max_tokens
             yield slice(start, end)
             start = end
+        yield slice(start, len(ids))
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedNetwork(LoadedEncoder):
-    """An encoder with its head. Shape suffixes: M positions, H hidden size, V vocabulary."""
+    """An encoder with its head."""
 
     head: DiscriminatorHead | GeneratorHead
 
@@ -100,16 +151,8 @@ def load_encoder(folder: Path) -> LoadedEncoder:
     """
     pretrained = load_pretrained(folder)
     machine = prepare_machine("auto", "float32", 0)
-    encoder = Encoder(
-        pretrained.encoder,
-        layer=choose_layers(
-            "auto", pretrained.encoder.architecture, machine.device, is_plain=False
-        ),
-        compute_dtype=machine.dtype,
-    ).eval()
-    load_parameters(encoder, pretrained.tensors)
     return LoadedEncoder(
-        encoder=encoder.to(machine.device),
+        encoder=_build_encoder(pretrained.encoder, pretrained.tensors, machine),
         tokenizer=pretrained.tokenizer,
         max_tokens=pretrained.sequence_length - 2,
         machine=machine,
@@ -117,11 +160,7 @@ def load_encoder(folder: Path) -> LoadedEncoder:
 
 
 def load_network(
-    saved: SavedNetwork,
-    tokenizer: Tokenizer,
-    sequence_length: int,
-    machine: Machine,
-    layers: Literal["auto", "plain"] = "auto",
+    saved: SavedNetwork, tokenizer: Tokenizer, sequence_length: int, machine: Machine
 ) -> LoadedNetwork:
     """Return a network with its weights, on the machine's device.
 
@@ -130,18 +169,21 @@ def load_network(
         tokenizer: Its tokenizer.
         sequence_length: Longest row that it was trained with, tokens.
         machine: Device and dtype.
-        layers: Class of the layers, as `train.layers`.
     """
-    layer = choose_layers(layers, saved.sizes.architecture, machine.device, is_plain=False)
-    encoder = Encoder(saved.sizes, layer=layer, compute_dtype=machine.dtype).eval()
     kind = GeneratorHead if saved.predicts == "tokens" else DiscriminatorHead
     head = kind(saved.sizes).eval()
-    load_parameters(encoder, saved.encoders[0])
     load_parameters(head, saved.head)
     return LoadedNetwork(
-        encoder=encoder.to(machine.device),
+        encoder=_build_encoder(saved.sizes, saved.encoders[0], machine),
         head=head.to(machine.device),
         tokenizer=tokenizer,
         max_tokens=sequence_length - 2,
         machine=machine,
     )
+
+
+def _build_encoder(sizes: EncoderConfig, tensors: dict[str, Tensor], machine: Machine) -> Encoder:
+    layer = choose_layers("auto", sizes.architecture, machine.device, is_plain=False)
+    encoder = Encoder(sizes, layer=layer, compute_dtype=machine.dtype).eval()
+    load_parameters(encoder, tensors)
+    return encoder.to(machine.device)

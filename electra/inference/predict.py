@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from electra.checkpoints.finetuned import Finetuned
-from electra.errors import UserError, require
 from electra.files import write_text
 from electra.finetuning.network import TaskNetwork, load_network, run_network
 from electra.tasks.family import number_records
@@ -83,18 +82,6 @@ def load_model(finetuned: Finetuned, machine: Machine | None = None) -> Finetune
     )
     network = load_network(finetuned, restore_family(finetuned.facts), machine)
     return FinetunedModel(network, finetuned.tokenizer, config.sequence_length, machine)
-
-
-def check_format(path: Path) -> None:
-    """Refuse a file that answers cannot be written to.
-
-    Raises:
-        UserError: The file is neither .jsonl nor .tsv, or it exists.
-    """
-    kind = path.suffix.lower()
-    if kind not in ANSWER_FORMATS:
-        raise UserError(f"--out {path} must be a {' or '.join(ANSWER_FORMATS)} file, not {kind!r}")
-    require(not path.exists(), f"{path} exists already; remove it or choose another --out")
 
 
 def write_answers(path: Path, answers: Answers) -> None:

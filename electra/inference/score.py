@@ -16,24 +16,23 @@ Shape suffixes: B rows, L positions, V vocabulary.
 """
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from electra.checkpoints.folder import SavedNetwork, read_networks
 from electra.checkpoints.manifest import find_commit
 from electra.errors import require
 from electra.files import write_text
 from electra.inference.network import LoadedNetwork, load_network
-from electra.text.tables import read_table, read_text_lines
+from electra.text.tables import read_table
 from electra.training.machine import prepare_machine
 
-ROWS = 64
-"""Rows of a batch: sentences, or sentences with one token masked."""
 BREAKS = str.maketrans("\t\r", "  ")
 """The characters that a field of a table must not contain, and their replacements."""
 
@@ -45,17 +44,6 @@ class Score(NamedTuple):
     num_tokens: int
     pll: float
     """Sum over the tokens, nats. Electric's is up to a constant for each token."""
-
-
-def read_sentences(path: Path) -> list[str]:
-    """Return the lines of a UTF-8 file, compressed or not, that are not blank.
-
-    Raises:
-        UserError: The file cannot be read, or holds no text.
-    """
-    lines = [line.strip() for line in read_text_lines(path) if line.strip()]
-    require(bool(lines), f"{path} holds no line of text")
-    return lines
 
 
 @dataclass(frozen=True)
@@ -78,61 +66,49 @@ class Scorer:
 
         Args:
             sentences: Texts of 1 to `max_tokens` tokens.
-            progress: Called with the number of sentences done and of all sentences.
+            progress: Called with the number of rows done and of all rows.
 
         Raises:
             UserError: A sentence is too long or has no tokens; the message has its number, from 1.
         """
-        network = self.network
-        ids = network.tokenizer.encode_batch(list(sentences))
-        for number, (sentence, row) in enumerate(zip(sentences, ids, strict=True), start=1):
+        network, masks = self.network, self.predicts == "tokens"
+        encoded = network.tokenizer.encode_batch(list(sentences))
+        for line, (sentence, ids) in enumerate(zip(sentences, encoded, strict=True), start=1):
             require(
-                0 < len(row) <= network.max_tokens,
-                f"line {number} has {len(row)} tokens; it must have 1 to {network.max_tokens}, as "
+                0 < len(ids) <= network.max_tokens,
+                f"line {line} has {len(ids)} tokens; it must have 1 to {network.max_tokens}, as "
                 f"the run's rows: {sentence[:40]!r}",
             )
-        plls = [0.0] * len(ids)
-        num_done, total = 0, sum(map(len, ids))
-        for numbers, positions, rows in self._batches(ids):
-            hidden_BLH = network.encode(rows)
-            if self.predicts == "tokens":
-                tokens_B = torch.tensor(
-                    [ids[n][p] for n, p in zip(numbers, positions, strict=True)]
-                )
-                hidden_BH = hidden_BLH[torch.arange(len(rows)), torch.tensor(positions) + 1]
-                log_probs_BV = network.log_probs(hidden_BH)
-                found = log_probs_BV.gather(1, tokens_B.to(hidden_BH.device)[:, None])[:, 0]
-            else:
-                logit_BL = network.head(hidden_BLH)
-                log_prob_BL = -logit_BL if self.predicts == "energy" else F.logsigmoid(-logit_BL)
-                is_token_BL = torch.arange(log_prob_BL.shape[1]) < torch.tensor(
-                    [[len(ids[n]) + 1] for n in numbers]
-                )
-                found = (log_prob_BL.cpu() * is_token_BL)[:, 1:].sum(dim=1)
-            for n, value in zip(numbers, found.tolist(), strict=True):
-                plls[n] += value
-            num_done += (
-                len(rows) if self.predicts == "tokens" else sum(len(ids[n]) for n in numbers)
-            )
-            progress(num_done, total)
-        return [
-            Score(text, len(row), pll) for text, row, pll in zip(sentences, ids, plls, strict=True)
-        ]
+        plls = [0.0] * len(encoded)
+        # Of each row the sentence and, if one token is masked, its place.
+        asked = [(n, p) for n, ids in enumerate(encoded) for p in range(len(ids) if masks else 1)]
+        for numbers in network.batches([len(encoded[n]) for n, _ in asked], progress):
+            batch = [asked[number] for number in numbers]
+            found_B = self._ask_masked(encoded, batch) if masks else self._ask(encoded, batch)
+            for (number, _), value in zip(batch, found_B.tolist(), strict=True):
+                plls[number] += value
+        return list(map(Score, sentences, map(len, encoded), plls))
 
-    def _batches(
-        self, ids: Sequence[Sequence[int]]
-    ) -> Iterator[tuple[list[int], list[int], list[list[int]]]]:
-        """Yield numbers of sentences, masked positions (0 if none is masked) and rows of ids."""
-        by_length = sorted(range(len(ids)), key=lambda number: len(ids[number]))
-        masked = self.predicts == "tokens"
-        asked = [(n, p) for n in by_length for p in range(len(ids[n]) if masked else 1)]
-        for start in range(0, len(asked), ROWS):
-            numbers, positions = map(list, zip(*asked[start : start + ROWS], strict=True))
-            rows = [list(ids[n]) for n in numbers]
-            if masked:
-                for row, position in zip(rows, positions, strict=True):
-                    row[position] = self.network.tokenizer.mask_id
-            yield numbers, positions, rows
+    def _ask(self, encoded: Sequence[list[int]], batch: Sequence[tuple[int, int]]) -> Tensor:
+        """Return the sum over the tokens of each sentence (B,)."""
+        rows = [encoded[sentence] for sentence, _ in batch]
+        logit_BL = self.network.head(self.network.encode(rows)).cpu()
+        log_prob_BL = -logit_BL if self.predicts == "energy" else F.logsigmoid(-logit_BL)
+        ends_B1 = torch.tensor([[len(row) + 1] for row in rows])
+        is_token_BL = torch.arange(log_prob_BL.shape[1]) < ends_B1
+        return (log_prob_BL * is_token_BL)[:, 1:].sum(dim=1)
+
+    def _ask_masked(self, encoded: Sequence[list[int]], batch: Sequence[tuple[int, int]]) -> Tensor:
+        """Return log p (B,) of the token at a place of each sentence, given all others."""
+        rows = [list(encoded[sentence]) for sentence, _ in batch]
+        tokens, places = [], []
+        for row, (_, place) in zip(rows, batch, strict=True):
+            tokens.append(row[place])
+            places.append(place + 1)
+            row[place] = self.network.tokenizer.mask_id
+        hidden_BH = self.network.encode(rows)[torch.arange(len(rows)), torch.tensor(places)]
+        log_probs_BV = self.network.log_probs(hidden_BH)
+        return log_probs_BV.gather(1, torch.tensor(tokens).to(log_probs_BV.device)[:, None])[:, 0]
 
 
 class Pairs(NamedTuple):
@@ -207,19 +183,16 @@ def load_scorer(run: Path, network: Literal["kept", "generator"] = "kept") -> Sc
     machine = prepare_machine(
         "cpu" if train.device == "cpu" else "auto", train.precision, train.threads
     )
-    tokenizer, length = networks.tokenizer, config.examples.sequence_length
-    return Scorer(
-        saved.predicts,
-        load_network(saved, tokenizer, length, machine),
-        {
-            "run": run.name,
-            "step": networks.step,
-            "network": network,
-            "predicts": saved.predicts,
-            "device": machine.name,
-            "commit": find_commit(),
-        },
-    )
+    loaded = load_network(saved, networks.tokenizer, config.examples.sequence_length, machine)
+    origin = {
+        "run": run.name,
+        "step": networks.step,
+        "network": network,
+        "predicts": saved.predicts,
+        "device": machine.name,
+        "commit": find_commit(),
+    }
+    return Scorer(saved.predicts, loaded, origin)
 
 
 def write_scores(path: Path, scores: Sequence[Score]) -> None:

@@ -24,8 +24,6 @@ from electra.text.tables import find_table, read_table
 COLUMNS = ("sentence1", "sentence2", "score")
 """As in STS-B."""
 POOLINGS: tuple[Pooling, ...] = ("mean", "cls")
-ROWS = 32
-"""Rows of a batch."""
 NUM_COMPARED = 32
 """Sentences on which sentence-transformers is compared with our embeddings."""
 
@@ -113,9 +111,7 @@ def _pool_layers(
     num_layers, size = network.num_layers, network.encoder.config.hidden_size
     final_norm = network.encoder.final_norm
     pooled_PKNH = np.zeros((len(POOLINGS), num_layers, len(rows), size), np.float32)
-    by_length = sorted(range(len(rows)), key=lambda number: len(rows[number]))
-    for start in range(0, len(rows), ROWS):
-        numbers = by_length[start : start + ROWS]
+    for numbers in network.batches(list(map(len, rows)), progress):
         input_ids_BL, mask_BL = network.pad([rows[number] for number in numbers])
         states_KBLH = network.encoder.layer_states(num_layers, input_ids_BL, mask_BL).float()
         if final_norm is not None:  # an encoder that ends with a lower layer has it there
@@ -123,5 +119,4 @@ def _pool_layers(
         share_BL1 = (mask_BL / mask_BL.sum(dim=1, keepdim=True))[:, :, None]
         pooled_PKNH[0][:, numbers] = (states_KBLH * share_BL1).sum(dim=2).cpu().numpy()
         pooled_PKNH[1][:, numbers] = states_KBLH[:, :, 0].cpu().numpy()
-        progress(start + len(numbers), len(rows))
     return pooled_PKNH

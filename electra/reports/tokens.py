@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 
@@ -30,7 +31,8 @@ class TokenView(NamedTuple):
         return self.prob_replaced >= self.threshold
 
 
-class Word(NamedTuple):
+@dataclass(frozen=True)
+class Word:
     """A word of a text, or one of its punctuation marks, and the discriminator's verdict."""
 
     text: str

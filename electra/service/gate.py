@@ -2,26 +2,18 @@
 
 import asyncio
 import hmac
-import json
 import re
 import time
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
 
-from prometheus_client import (
-    CONTENT_TYPE_LATEST,
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    generate_latest,
-)
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from electra.config import ServeConfig
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 OPEN = ("/", "/health", "/ready")
 """Paths that need no token: the page, which has none of its own, and what a supervisor asks."""
@@ -35,37 +27,21 @@ class Meters:
         count_waiting: Returns the number of items that wait.
     """
 
-    content_type = CONTENT_TYPE_LATEST
-
     def __init__(self, count_waiting: Callable[[], int]):
-        self.registry = CollectorRegistry()
-        self.requests = Counter(
-            "electra_requests",
-            "Requests, by verb and status.",
-            ["verb", "status"],
-            registry=self.registry,
-        )
-        self.seconds = Histogram(
-            "electra_request_seconds", "Time to answer a request.", ["verb"], registry=self.registry
-        )
-        self.batches = Histogram(
-            "electra_batch_items",
-            "Texts or records that were computed together.",
-            buckets=(1, 2, 4, 8, 16, 32, 64, 128),
-            registry=self.registry,
-        )
-        self.computing = Counter(
-            "electra_compute_seconds", "Time spent computing.", registry=self.registry
-        )
-        waiting = Gauge(
-            "electra_waiting_items", "Texts or records that wait.", registry=self.registry
-        )
+        self.registry = registry = CollectorRegistry()
+        told = "Requests, by verb and status."
+        self.requests = Counter("electra_requests", told, ["verb", "status"], registry=registry)
+        told = "Time to answer a request."
+        self.seconds = Histogram("electra_request_seconds", told, ["verb"], registry=registry)
+        told, sizes = "Texts or records that were computed together.", (1, 2, 4, 8, 16, 32, 64, 128)
+        self.batches = Histogram("electra_batch_items", told, buckets=sizes, registry=registry)
+        told = "Time spent computing."
+        self.computing = Counter("electra_compute_seconds", told, registry=registry)
+        told = "Texts or records that wait."
+        waiting = Gauge("electra_waiting_items", told, registry=registry)
         waiting.set_function(count_waiting)
-        self.in_progress = Gauge(
-            "electra_requests_in_progress",
-            "Requests being received or answered.",
-            registry=self.registry,
-        )
+        told = "Requests being received or answered."
+        self.in_progress = Gauge("electra_requests_in_progress", told, registry=registry)
 
     def observe_batch(self, items: int, seconds: float) -> None:
         """Count a batch."""
@@ -79,23 +55,13 @@ class Meters:
         self.requests.labels(verb, str(status)).inc()
         self.seconds.labels(verb).observe(seconds)
 
-    def render(self) -> bytes:
-        """Return all meters in Prometheus' text format."""
-        return generate_latest(self.registry)
-
-
-class Refused(Exception):
-    """A request that is refused before it reaches a route."""
-
-    def __init__(self, status: int, message: str, headers: Sequence[tuple[str, str]] = ()):
-        super().__init__(message)
-        self.status, self.headers = status, headers
-
 
 class Gate:
     """An ASGI application that lets requests within the limits through to another.
 
-    A body is received whole, within its limits of size and time, before a route sees it.
+    A body is received whole, within its limits of size and time, before a route sees it. Starlette
+    and uvicorn have middleware for host names and for concurrent requests, but theirs answer with
+    plain text and other statuses.
 
     Args:
         app: The application behind the gate.
@@ -107,7 +73,7 @@ class Gate:
 
     def __init__(
         self,
-        app: Callable[[Scope, Receive, Send], Awaitable[None]],
+        app: ASGIApp,
         config: ServeConfig,
         meters: Meters,
         *,
@@ -117,6 +83,7 @@ class Gate:
         self.app, self.config, self.meters = app, config, meters
         self.token, self.hosts = token, hosts
         self.num_requests = 0
+        meters.in_progress.set_function(lambda: self.num_requests)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or pass on what is not one."""
@@ -132,59 +99,48 @@ class Gate:
             await send(message)
 
         self.num_requests += 1
-        self.meters.in_progress.set(self.num_requests)
         try:
-            body = await self._admit(scope, receive)
+            body = await self._admit(Request(scope, receive))
             await self.app(scope, _replay(body, receive), note)
-        except Refused as error:
-            await _answer(note, error)
+        except HTTPException as error:
+            headers = {**(error.headers or {}), "Connection": "close"}
+            refusal = JSONResponse({"error": error.detail}, error.status_code, headers)
+            await refusal(scope, receive, note)
         finally:
             self.num_requests -= 1
-            self.meters.in_progress.set(self.num_requests)
             self.meters.observe_request(scope["path"], status, time.perf_counter() - began)
 
-    async def _admit(self, scope: Scope, receive: Receive) -> bytes:
-        """Return the body of a request.
-
-        Raises:
-            Refused: The request is not within the limits, or not allowed.
-        """
-        config = self.config
-        headers = {name.decode("latin-1"): value for name, value in scope["headers"]}
-        host = headers.get("host", b"").decode("latin-1")
+    async def _admit(self, request: Request) -> bytes:
+        """Return the body of a request that is allowed and within the limits."""
+        config, headers = self.config, request.headers
+        host = headers.get("host", "")
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
         if self.hosts is not None and name not in self.hosts:
-            raise Refused(400, f"this service is not {host!r}; use {self.hosts[0]}")
-        if self.token is not None and scope["path"] not in OPEN:
-            given = headers.get("authorization", b"")
+            raise HTTPException(400, f"this service is not {host!r}; use {self.hosts[0]}")
+        is_open = request.scope["path"] in OPEN
+        if self.token is not None and not is_open:
+            given = headers.get("authorization", "").encode("latin-1")
             if not hmac.compare_digest(given, f"Bearer {self.token}".encode()):
-                where = ("WWW-Authenticate", "Bearer")
-                raise Refused(401, "a token is needed: Authorization: Bearer TOKEN", [where])
-        if self.num_requests > config.max_requests and scope["path"] not in OPEN:
+                where = {"WWW-Authenticate": "Bearer"}
+                raise HTTPException(401, "a token is needed: Authorization: Bearer TOKEN", where)
+        if self.num_requests > config.max_requests and not is_open:
             message = f"{config.max_requests} requests are in progress; try again in 1 s"
-            raise Refused(429, message, [("Retry-After", "1")])
-        length = headers.get("content-length", b"0")
-        limit = config.max_body_bytes
-        if not length.isdigit() or len(length) > 12 or int(length) > limit:
-            raise Refused(413, f"a body of {length.decode('latin-1')} bytes; {limit} are allowed")
+            raise HTTPException(429, message, {"Retry-After": "1"})
+        length, limit = headers.get("content-length", "0"), config.max_body_bytes
+        if not length.isdecimal() or len(length) > 12 or int(length) > limit:
+            raise HTTPException(413, f"a body of {length} bytes; {limit} are allowed")
+        body = bytearray()
         try:
             async with asyncio.timeout(config.max_seconds):
-                return await self._receive(receive, limit)
+                async for part in request.stream():
+                    body += part
+                    if len(body) > limit:
+                        raise HTTPException(413, f"a body of more than {limit} bytes")
         except TimeoutError:
-            raise Refused(408, f"no body within {config.max_seconds:g} s") from None
-
-    async def _receive(self, receive: Receive, limit: int) -> bytes:
-        parts, size, is_more = [], 0, True
-        while is_more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise Refused(400, "the client has gone")
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if size > limit:
-                raise Refused(413, f"a body of more than {limit} bytes")
-            is_more = message.get("more_body", False)
-        return b"".join(parts)
+            raise HTTPException(408, f"no body within {config.max_seconds:g} s") from None
+        except ClientDisconnect:
+            raise HTTPException(400, "the client has gone") from None
+        return bytes(body)
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
@@ -197,15 +153,3 @@ def _replay(body: bytes, receive: Receive) -> Receive:
         return await receive()
 
     return replay
-
-
-async def _answer(send: Send, error: Refused) -> None:
-    body = json.dumps({"error": str(error)}).encode()
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        (b"connection", b"close"),
-        *((name.lower().encode(), value.encode()) for name, value in error.headers),
-    ]
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

@@ -1,4 +1,4 @@
-"""The page: one HTML file beside this one, without external resources."""
+"""The service: models, queue and limits behind HTTP, and the page, which is one HTML file."""
 
 import asyncio
 import base64
@@ -6,20 +6,23 @@ import hashlib
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Annotated, Any, Literal
 
-from fastapi import Depends, FastAPI, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi_offline import FastAPIOffline
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import AfterValidator, BaseModel, Field
 from starlette.exceptions import HTTPException
 
 from electra.config import ServeConfig
 from electra.errors import UserError, did_you_mean, require
-from electra.inference.ask import encode_gaps
+from electra.inference.ask import Candidate, encode_gaps
+from electra.inference.figure_2 import PictureToken
 from electra.inference.models import (
     MAX_TOP,
     EmbedRequest,
@@ -28,48 +31,127 @@ from electra.inference.models import (
     ServedModel,
     TaskModel,
 )
+from electra.reports.tokens import Word
 from electra.service.gate import Gate, Meters
 from electra.service.queue import BatchQueue, Full, Question
 from electra.text.streams import replace_surrogates
 from electra.version import __version__
 
-
-@cache
-def read_page() -> str:
-    """Return the page."""
-    return (files("electra.service") / "page.html").read_text(encoding="utf-8")
-
-
-def _hash(tag: str) -> str:
-    """Return the source expression of the page's one script or style, for its policy."""
-    (content,) = re.findall(rf"<{tag}>(.*?)</{tag}>", read_page(), re.DOTALL)
-    return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
-
-
-PAGE_HEADERS = {
-    "Content-Security-Policy": f"default-src 'none'; script-src {_hash('script')}; "
-    f"style-src {_hash('style')}; connect-src 'self'; img-src data:; base-uri 'none'; "
-    "form-action 'none'; frame-ancestors 'none'",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",
-}
-"""No script, style or address but the page's own, even if a text were taken for HTML."""
-
-
 LOOK_SECONDS = 2.0
 """Time between two looks at a run that goes on, for a new checkpoint."""
-
 DESCRIPTION = """Encoders pre-trained by replaced token detection, and models fine-tuned from them.
 
 `GET /models` says what each model can be asked. Errors are `{"error": "one line"}`. Status 429
 comes with `Retry-After`. The page is at [/](/)."""
 
 
+class Service:
+    """Models, queue and limits of one service, and its application.
+
+    Args:
+        models: The models by name.
+        config: Limits.
+        token: What a client must send as `Authorization: Bearer TOKEN`; None: nothing.
+        hosts: Names under which the service may be addressed; None: any. A page of another site
+            that has its name point to this machine is refused thereby.
+        follow: Whether new checkpoints of the runs are taken up.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[str, ServedModel],
+        config: ServeConfig,
+        *,
+        token: str | None = None,
+        hosts: Sequence[str] | None = None,
+        follow: bool = False,
+    ):
+        self.models, self.config, self.follow = models, config, follow
+        self.meters = Meters(lambda: self.queue.num_waiting)
+        self.queue = BatchQueue(
+            config.batch_items, config.max_waiting_chars, self.meters.observe_batch
+        )
+        self.is_ready = False
+        app = FastAPIOffline(
+            title="electra",
+            version=__version__,
+            description=DESCRIPTION,
+            redoc_url=None,
+            lifespan=self._live,
+        )
+        app.state.service = self
+        app.include_router(routes)
+        app.add_exception_handler(RequestValidationError, _refuse_validation)
+        app.add_exception_handler(HTTPException, _refuse_http)
+        app.add_exception_handler(UserError, lambda _, error: _refuse(422, str(error)))
+        app.add_exception_handler(
+            Full, lambda _, error: _refuse(429, str(error), {"Retry-After": str(error.retry_after)})
+        )
+        self.app = Gate(app, config, self.meters, token=token, hosts=hosts)
+
+    @asynccontextmanager
+    async def _live(self, app: FastAPI) -> AsyncIterator[None]:
+        followers = asyncio.create_task(self._follow()) if self.follow else None
+        self.is_ready = True
+        yield
+        self.is_ready = False
+        if followers:
+            followers.cancel()
+        await asyncio.to_thread(self.queue.close)
+
+    async def _follow(self) -> None:
+        while True:
+            for model in self.models.values():
+                if isinstance(model, PretrainedModel) and model.is_outdated():
+                    with suppress(UserError):  # removed meanwhile: the next one is taken
+                        await asyncio.to_thread(model.load)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def ask(self, question: Question, values: Sequence[Any], sizes: Sequence[int]) -> Any:
+        """Return the answers to some values, computed with those of other requests."""
+        limit, longest = self.config.max_texts, self.config.max_chars
+        require(len(values) <= limit, f"{len(values)} texts; a request may have {limit}")
+        require(max(sizes) <= longest, f"a text of {max(sizes)} characters; {longest} are allowed")
+        future = asyncio.wrap_future(self.queue.submit(question, values, sizes))
+        try:
+            return await asyncio.wait_for(future, self.config.max_seconds)
+        except TimeoutError:
+            message = f"no answer within {self.config.max_seconds:g} s"
+            raise HTTPException(503, message, {"Retry-After": "5"}) from None
+
+    def find(self, name: str, verb: str | None) -> Any:
+        """Return the model of a name, which can be asked the verb, if one is named."""
+        if name not in self.models:
+            raise HTTPException(404, f"no model {name!r}{did_you_mean(name, self.models)}")
+        model = self.models[name]
+        if verb and verb not in model.verbs:
+            has = ", ".join(model.verbs) or "nothing before its first checkpoint"
+            raise HTTPException(404, f"{name} cannot {verb}; it answers {has}")
+        return model
+
+
+def _refuse(status: int, message: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    safe = message.encode(errors="replace").decode()
+    return JSONResponse({"error": safe}, status, headers)
+
+
+def _refuse_validation(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        return _refuse(422, f"the body is not JSON: {first['ctx']['error']}")
+    place = ".".join(str(part) for part in first["loc"][1:])
+    return _refuse(422, f"{place}: {first['msg']}" if place else first["msg"])
+
+
+def _refuse_http(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    return _refuse(error.status_code, str(error.detail), error.headers)
+
+
 def _require_whole(text: str) -> str:
-    require(
-        replace_surrogates(text) == text,
-        "a text has an unpaired surrogate, which is not a character",
-    )
+    is_whole = replace_surrogates(text) == text
+    require(is_whole, "a text has an unpaired surrogate, which is not a character")
     return text
 
 
@@ -114,51 +196,24 @@ class PictureOf(BaseModel):
     beside: list[str] = Field([], max_length=3, description="Models that judge as well.")
 
 
-class Word(BaseModel):
-    """A word and the probability that it was replaced."""
-
-    text: str
-    start: int
-    end: int
-    prob_replaced: float
-
-
-class Words(BaseModel):
+@dataclass
+class Words:
     """A text and its words."""
 
     text: str
     words: list[Word]
 
 
-class Candidate(BaseModel):
-    """A token that may stand at a place."""
-
-    token: str
-    prob: float
-
-
-class Filled(BaseModel):
+@dataclass
+class Filled:
     """A text and the best tokens for each of its gaps."""
 
     text: str
     gaps: list[list[Candidate]]
 
 
-class PictureToken(BaseModel):
-    """A token: original, sample, the generator's candidates, each discriminator's verdict."""
-
-    original: str
-    start: int
-    end: int
-    is_masked: bool
-    token: str
-    candidates: list[Candidate]
-    prob_original: float
-    prob_token: float
-    probs_replaced: list[float]
-
-
-class Picture(BaseModel):
+@dataclass
+class Picture:
     """The paper's picture of a text."""
 
     judges: list[str]
@@ -166,235 +221,92 @@ class Picture(BaseModel):
     num_cut: int
 
 
-class Curves(BaseModel):
+@dataclass
+class Curves:
     """New records of a run's metrics.jsonl."""
 
     records: list[dict[str, Any]]
     restarted: bool
 
 
-class Service:
-    """Models, queue and limits of one service, and its application.
+def _find_service(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
 
-    Args:
-        models: The models by name.
-        config: Limits.
-        token: What a client must send as `Authorization: Bearer TOKEN`; None: nothing.
-        hosts: Names under which the service may be addressed; None: any. A page of another site
-            that has its name point to this machine is refused thereby.
-        follow: Whether new checkpoints of the runs are taken up.
-    """
 
-    def __init__(
-        self,
-        models: Mapping[str, ServedModel],
-        config: ServeConfig,
-        *,
-        token: str | None = None,
-        hosts: Sequence[str] | None = None,
-        follow: bool = False,
-    ):
-        self.models, self.config, self.follow = models, config, follow
-        self.meters = Meters(lambda: self.queue.num_waiting)
-        self.queue = BatchQueue(
-            config.batch_items, config.max_waiting_chars, self.meters.observe_batch
-        )
-        self.is_ready = False
-        app = FastAPIOffline(
-            title="electra",
-            version=__version__,
-            description=DESCRIPTION,
-            redoc_url=None,
-            lifespan=self._live,
-        )
-        self._add_routes(app)
-        app.add_exception_handler(RequestValidationError, _refuse_validation)
-        app.add_exception_handler(HTTPException, _refuse_http)
-        app.add_exception_handler(UserError, lambda _, error: _refuse(422, str(error)))
-        app.add_exception_handler(
-            Full, lambda _, error: _refuse(429, str(error), error.retry_after)
-        )
-        self.app = Gate(app, config, self.meters, token=token, hosts=hosts)
+Served = Annotated[Service, Depends(_find_service)]
 
-    @asynccontextmanager
-    async def _live(self, app: FastAPI) -> AsyncIterator[None]:
-        followers = asyncio.create_task(self._follow()) if self.follow else None
-        self.is_ready = True
-        yield
-        self.is_ready = False
-        if followers:
-            followers.cancel()
-        await asyncio.to_thread(self.queue.close)
 
-    async def _follow(self) -> None:
-        while True:
-            for model in self.models.values():
-                if isinstance(model, PretrainedModel) and model.is_outdated():
-                    with suppress(UserError):  # removed meanwhile: the next one is taken
-                        await asyncio.to_thread(model.load)
-            await asyncio.sleep(LOOK_SECONDS)
+def _find_model(verb: str) -> Callable[..., Any]:
+    """Return a dependency: the model that the path names, which can be asked the verb."""
 
-    async def ask(self, question: Question, values: Sequence[Any], sizes: Sequence[int]) -> Any:
-        """Return the answers to some values, computed with those of other requests.
+    def find(service: Served, model: Annotated[str, Path(description="Name of a model.")]) -> Any:
+        return service.find(model, verb)
 
-        Raises:
-            Full: The queue has no room.
-            HTTPException: The answers took too long.
-        """
-        limit, longest = self.config.max_texts, self.config.max_chars
-        require(len(values) <= limit, f"{len(values)} texts; a request may have {limit}")
-        require(max(sizes) <= longest, f"a text of {max(sizes)} characters; {longest} are allowed")
-        future = asyncio.wrap_future(self.queue.submit(question, values, sizes))
-        try:
-            return await asyncio.wait_for(future, self.config.max_seconds)
-        except TimeoutError:
-            message = f"no answer within {self.config.max_seconds:g} s"
-            raise HTTPException(503, message, {"Retry-After": "5"}) from None
+    return find
 
-    def find(self, name: str, verb: str | None) -> Any:
-        """Return the model of a name, which can be asked the verb, if one is named.
 
-        Raises:
-            HTTPException: There is none.
-        """
-        if name not in self.models:
-            raise HTTPException(404, f"no model {name!r}{did_you_mean(name, self.models)}")
-        model = self.models[name]
-        if verb and verb not in model.verbs:
-            has = ", ".join(model.verbs) or "nothing before its first checkpoint"
-            raise HTTPException(404, f"{name} cannot {verb}; it answers {has}")
-        return model
+routes = APIRouter()
 
-    def _add_routes(self, app: FastAPI) -> None:
-        def pretrained(verb: str) -> Callable[[str], PretrainedModel]:
-            def find(model: Annotated[str, Path(description="Name of a model.")]) -> Any:
-                return self.find(model, verb)
 
-            return find
+@routes.get("/models", tags=["models"])
+async def list_models(service: Served) -> list[dict[str, Any]]:
+    """The models, and what each of them can be asked."""
+    return [model.describe() for model in service.models.values()]
 
-        @app.get("/", include_in_schema=False)
-        async def page() -> Response:
-            return Response(read_page(), media_type="text/html", headers=PAGE_HEADERS)
 
-        @app.get("/models", tags=["models"])
-        async def list_models() -> list[dict[str, Any]]:
-            """The models, and what each of them can be asked."""
-            return [model.describe() for model in self.models.values()]
+@routes.post("/models/{model}/detect", tags=["answers"])
+async def detect(
+    service: Served,
+    found: Annotated[PretrainedModel, Depends(_find_model("detect"))],
+    body: Texts,
+) -> list[Words]:
+    """Which words look replaced: the discriminator's probabilities."""
+    answers = await service.ask(found.detect, body.texts, list(map(len, body.texts)))
+    return list(map(Words, body.texts, answers))
 
-        @app.post("/models/{model}/detect", tags=["answers"])
-        async def detect(
-            found: Annotated[PretrainedModel, Depends(pretrained("detect"))], body: Texts
-        ) -> list[Words]:
-            """Which words look replaced: the discriminator's probabilities."""
-            answers = await self.ask(found.detect, body.texts, [len(text) for text in body.texts])
-            return [
-                {"text": text, "words": [word._asdict() for word in words]}  # type: ignore[misc]
-                for text, words in zip(body.texts, answers, strict=True)
-            ]
 
-        @app.post("/models/{model}/fill", tags=["answers"])
-        async def fill(
-            found: Annotated[PretrainedModel, Depends(pretrained("fill"))], body: Gaps
-        ) -> list[Filled]:
-            """The generator's best tokens for each [MASK]."""
-            for text in body.texts:
-                assert found.networks.generator
-                encode_gaps(found.networks.generator, text[: self.config.max_chars + 1])
-            answers = await self.ask(found.fill, body.texts, [len(text) for text in body.texts])
-            return [
-                {
-                    "text": text,
-                    "gaps": [[each._asdict() for each in gap[: body.top]] for gap in gaps],
-                }  # type: ignore[misc]
-                for text, gaps in zip(body.texts, answers, strict=True)
-            ]
+@routes.post("/models/{model}/fill", tags=["answers"])
+async def fill(
+    service: Served, found: Annotated[PretrainedModel, Depends(_find_model("fill"))], body: Gaps
+) -> list[Filled]:
+    """The generator's best tokens for each [MASK]."""
+    for text in body.texts:
+        assert found.networks.generator
+        encode_gaps(found.networks.generator, text[: service.config.max_chars + 1])
+    answers = await service.ask(found.fill, body.texts, list(map(len, body.texts)))
+    best = [[gap[: body.top] for gap in gaps] for gaps in answers]
+    return list(map(Filled, body.texts, best))
 
-        @app.post("/models/{model}/embed", tags=["answers"])
-        async def embed(
-            found: Annotated[PretrainedModel, Depends(pretrained("embed"))], body: ToEmbed
-        ) -> list[list[float]]:
-            """An embedding of each text."""
-            assert found.encoder
-            num_layers = found.encoder.num_layers
-            layer = body.layer or num_layers
-            require(layer <= num_layers, f"layer must lie in 1 to {num_layers}, not {layer}")
-            requests = [EmbedRequest(text, layer, body.pooling) for text in body.texts]
-            answers: list[list[float]] = await self.ask(
-                found.embed, requests, [len(text) for text in body.texts]
-            )
-            return answers
 
-        @app.post("/models/{model}/predict", tags=["answers"])
-        async def predict(
-            found: Annotated[TaskModel, Depends(pretrained("predict"))], body: Records
-        ) -> list[dict[str, Any]]:
-            """The answers of a fine-tuned model."""
-            sizes = [_count_chars(record) for record in body.records]
-            found.check(body.records)
-            answers: list[dict[str, Any]] = await self.ask(found.predict, body.records, sizes)
-            return answers
+@routes.post("/models/{model}/embed", tags=["answers"])
+async def embed(
+    service: Served, found: Annotated[PretrainedModel, Depends(_find_model("embed"))], body: ToEmbed
+) -> list[list[float]]:
+    """An embedding of each text."""
+    assert found.encoder
+    layer = body.layer or found.encoder.num_layers
+    found.encoder.require_layer(layer)
+    requests = [EmbedRequest(text, layer, body.pooling) for text in body.texts]
+    answers: list[list[float]] = await service.ask(
+        found.embed, requests, list(map(len, body.texts))
+    )
+    return answers
 
-        @app.post("/models/{model}/picture", tags=["answers"])
-        async def picture(
-            found: Annotated[PretrainedModel, Depends(pretrained("picture"))], body: PictureOf
-        ) -> Picture:
-            """The paper's picture: masked, filled by the generator, judged."""
-            others = [self.find(name, "detect") for name in body.beside]
-            request = PictureRequest(
-                body.text,
-                body.mask_prob,
-                None if body.positions is None else tuple(body.positions),
-                body.seed,
-                body.top,
-                tuple(other.networks.discriminator for other in others),
-            )
-            (drawn,) = await self.ask(found.picture, [request], [len(body.text)])
-            own = [found.name] if found.networks.discriminator else []
-            return {  # type: ignore[return-value]
-                "judges": [*own, *body.beside],
-                "tokens": [
-                    each._asdict()
-                    | {"candidates": [candidate._asdict() for candidate in each.candidates]}
-                    for each in drawn.tokens
-                ],
-                "num_cut": drawn.num_cut,
-            }
 
-        @app.get("/models/{model}/curves", tags=["models"])
-        async def curves(model: str, after: Annotated[int, Query(ge=-1)] = -1) -> Curves:
-            """The records of a run's metrics beyond a step; the run may still go on."""
-            found = self.find(model, None)
-            if not isinstance(found, PretrainedModel) or not found.is_run:
-                raise HTTPException(404, f"{model!r} is not a run, which alone has curves")
-            records, restarted = await asyncio.to_thread(found.read_curves, after)
-            return Curves(records=records, restarted=restarted)
-
-        @app.get("/health", tags=["service"])
-        async def health() -> dict[str, Literal["alive"]]:
-            """Whether the service computes at all."""
-            if not self.queue.is_alive:
-                raise HTTPException(503, "the computing thread has ended")
-            return {"status": "alive"}
-
-        @app.get("/ready", tags=["service"])
-        async def ready() -> dict[str, Literal["ready"]]:
-            """Whether requests are taken."""
-            if not self.is_ready or not self.queue.is_alive:
-                raise HTTPException(503, "the service is stopping")
-            return {"status": "ready"}
-
-        @app.get("/metrics", tags=["service"])
-        async def metrics() -> Response:
-            """Counts and durations, as Prometheus reads them."""
-            return Response(self.meters.render(), media_type=self.meters.content_type)
+@routes.post("/models/{model}/predict", tags=["answers"])
+async def predict(
+    service: Served, found: Annotated[TaskModel, Depends(_find_model("predict"))], body: Records
+) -> list[dict[str, Any]]:
+    """The answers of a fine-tuned model."""
+    sizes = list(map(_count_chars, body.records))
+    found.check(body.records)
+    answers: list[dict[str, Any]] = await service.ask(found.predict, body.records, sizes)
+    return answers
 
 
 def _count_chars(record: Any) -> int:
-    """Return the characters of all texts in a record.
-
-    Raises:
-        UserError: A text has an unpaired surrogate, which no encoding can hold.
-    """
+    """Return the characters of all texts in a record, of which none has an unpaired surrogate."""
     if isinstance(record, str):
         return len(_require_whole(record))
     if isinstance(record, dict):
@@ -402,23 +314,76 @@ def _count_chars(record: Any) -> int:
     return sum(map(_count_chars, record)) if isinstance(record, list) else 1
 
 
-def _refuse(status: int, message: str, retry_after: int | None = None) -> JSONResponse:
-    headers = {"Retry-After": str(retry_after)} if retry_after else None
-    safe = message.encode(errors="replace").decode()
-    return JSONResponse({"error": safe}, status, headers)
+@routes.post("/models/{model}/picture", tags=["answers"])
+async def picture(
+    service: Served,
+    found: Annotated[PretrainedModel, Depends(_find_model("picture"))],
+    body: PictureOf,
+) -> Picture:
+    """The paper's picture: masked, filled by the generator, judged."""
+    others = [service.find(name, "detect").networks.discriminator for name in body.beside]
+    positions = None if body.positions is None else tuple(body.positions)
+    request = PictureRequest(
+        body.text, body.mask_prob, positions, body.seed, body.top, tuple(others)
+    )
+    (drawn,) = await service.ask(found.picture, [request], [len(body.text)])
+    own = [found.name] if found.networks.discriminator else []
+    return Picture([*own, *body.beside], drawn.tokens, drawn.num_cut)
 
 
-def _refuse_validation(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    if first["type"] == "json_invalid":
-        return _refuse(422, f"the body is not JSON: {first['ctx']['error']}")
-    place = ".".join(str(part) for part in first["loc"][1:])
-    return _refuse(422, f"{place}: {first['msg']}" if place else first["msg"])
+@routes.get("/models/{model}/curves", tags=["models"])
+async def curves(service: Served, model: str, after: Annotated[int, Query(ge=-1)] = -1) -> Curves:
+    """The records of a run's metrics beyond a step; the run may still go on."""
+    found = service.find(model, None)
+    if not isinstance(found, PretrainedModel) or not found.is_run:
+        raise HTTPException(404, f"{model!r} is not a run, which alone has curves")
+    return Curves(*await asyncio.to_thread(found.read_curves, after))
 
 
-def _refuse_http(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, HTTPException)
-    response = _refuse(error.status_code, str(error.detail))
-    response.headers.update(error.headers or {})
-    return response
+@routes.get("/health", tags=["service"])
+async def health(service: Served) -> dict[str, Literal["alive"]]:
+    """Whether the service computes at all."""
+    if not service.queue.is_alive:
+        raise HTTPException(503, "the computing thread has ended")
+    return {"status": "alive"}
+
+
+@routes.get("/ready", tags=["service"])
+async def ready(service: Served) -> dict[str, Literal["ready"]]:
+    """Whether requests are taken."""
+    if not service.is_ready or not service.queue.is_alive:
+        raise HTTPException(503, "the service is stopping")
+    return {"status": "ready"}
+
+
+@routes.get("/metrics", tags=["service"])
+async def metrics(service: Served) -> Response:
+    """Counts and durations, as Prometheus reads them."""
+    return Response(generate_latest(service.meters.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+@routes.get("/", include_in_schema=False)
+async def page() -> Response:
+    """The page, without external resources."""
+    return Response(_read_page(), media_type="text/html", headers=PAGE_HEADERS)
+
+
+@cache
+def _read_page() -> str:
+    return (files("electra.service") / "page.html").read_text(encoding="utf-8")
+
+
+def _hash(tag: str) -> str:
+    """Return the source expression of the page's one script or style, for its policy."""
+    (content,) = re.findall(rf"<{tag}>(.*?)</{tag}>", _read_page(), re.DOTALL)
+    return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
+
+
+PAGE_HEADERS = {
+    "Content-Security-Policy": f"default-src 'none'; script-src {_hash('script')}; "
+    f"style-src {_hash('style')}; connect-src 'self'; img-src data:; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+"""No script, style or address but the page's own, even if a text were taken for HTML."""
