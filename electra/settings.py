@@ -99,7 +99,7 @@ def from_dict(config_type: type[ConfigType], values: Mapping[str, Any]) -> Confi
         if dataclasses.is_dataclass(hints[name]):
             value = from_dict(hints[name], value)
         elif type(value) is not hints[name]:
-            value = _parse(name, value, hints[name])
+            value = parse_value(name, value, hints[name])
         arguments[name] = value
     return config_type(**arguments)
 
@@ -111,6 +111,14 @@ def flatten(tables: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, 
             yield from flatten(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
+
+
+def differences(before: Any, after: Any) -> dict[str, tuple[Any, Any]]:
+    """Return the value before and the value after of each setting that differs, by dotted name."""
+    old = dict(flatten(to_dict(before)))
+    return {
+        name: (old[name], value) for name, value in flatten(to_dict(after)) if value != old[name]
+    }
 
 
 def _replace(config: ConfigType, values: Mapping[str, Any], prefix: str = "") -> ConfigType:
@@ -135,23 +143,41 @@ def _replace(config: ConfigType, values: Mapping[str, Any], prefix: str = "") ->
             inside.setdefault(key, {})[rest] = value
         else:
             require(not rest, f"{key!r} in {prefix + name!r} is a field, not a section")
-            changes[key] = _parse(prefix + name, value, hints[key])
+            changes[key] = parse_value(prefix + name, value, hints[key])
     for key, section in inside.items():
         changes[key] = _replace(getattr(config, key), section, f"{prefix}{key}.")
     return dataclasses.replace(config, **changes)  # type: ignore[type-var]
 
 
-def _parse(name: str, value: Any, hint: Any) -> Any:
-    """Return the value for a field of type `hint`, from text (--set) or from a TOML value."""
-    origin = get_origin(hint)
+def parse_value(name: str, value: Any, hint: Any) -> Any:
+    """Return the value for a field of type `hint`, from text (--set) or from a TOML value.
+
+    Args:
+        name: Name of the field, for messages.
+        value: Text, or what TOML has: a number, a list for a tuple, a table for a dataclass.
+        hint: The type.
+
+    Raises:
+        UserError: The value does not have the type, or a table has an unknown key or lacks one.
+    """
+    origin, parts = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         if value is None or value == "none":
             return None
-        return _parse(name, value, next(part for part in get_args(hint) if part is not type(None)))
+        return parse_value(name, value, next(part for part in parts if part is not type(None)))
     if origin is Literal:
-        choices = get_args(hint)
-        require(value in choices, f"{name} cannot be {value!r}{did_you_mean(str(value), choices)}")
+        choices = [choice for choice in parts if choice != ""]
+        near = did_you_mean(str(value), choices)
+        require(value in parts, f"{name} cannot be {value!r}{near}")
         return value
+    if origin is tuple:
+        require(isinstance(value, list), f"{name} must be a list, not {value!r}")
+        return tuple(parse_value(name, each, parts[0]) for each in value)
+    if origin is dict or dataclasses.is_dataclass(hint):
+        require(isinstance(value, dict), f"{name} must be a table, not {value!r}")
+        if origin is dict:
+            return {key: parse_value(key, each, parts[1]) for key, each in value.items()}
+        return _parse_table(name, value, hint)
     if hint is bool:
         words = {"true": True, "false": False}
         known = isinstance(value, bool) or str(value).lower() in words
@@ -171,6 +197,19 @@ def _parse(name: str, value: Any, hint: Any) -> Any:
         return int(exact)
     except (ValueError, OverflowError):
         raise UserError(f"{name} must be {_words(hint)}, not {value!r}") from None
+
+
+def _parse_table(name: str, table: dict[str, Any], kind: Any) -> Any:
+    hints, missing = get_type_hints(kind), dataclasses.MISSING
+    for key in table:
+        require(key in hints, f"{name}: unknown key {key!r}{did_you_mean(key, hints)}")
+    lacking = [
+        field.name
+        for field in dataclasses.fields(kind)
+        if field.name not in table and field.default is field.default_factory is missing
+    ]
+    require(not lacking, f"{name} lacks {', '.join(lacking)}")
+    return kind(**{key: parse_value(key, each, hints[key]) for key, each in table.items()})
 
 
 def _words(hint: type) -> str:

@@ -28,11 +28,12 @@ from electra.presets import PRESETS
 from electra.pretraining.continuation import branch
 from electra.pretraining.loop import pretrain, resume
 from electra.reports.tables import Table
-from electra.reproduce.intervals import estimate, estimate_gain
 from electra.reproduce.plan import keep_plan, make_plan, open_plan
 from electra.reproduce.records import (
     compare,
     compare_further,
+    estimate,
+    estimate_gain,
     keep_scores,
     read_all_records,
 )
@@ -46,7 +47,7 @@ from electra.reproduce.report import (
     write_results,
 )
 from electra.reproduce.suite import Ordering, Row, Suite, find_suite, list_suites, read_suite
-from electra.reproduce.work import count_finetunings, find_work, read_tasks
+from electra.reproduce.work import Setup, count_finetunings, find_work, read_tasks
 from electra.settings import to_dict
 from electra.shards.store import open_shards
 from electra.tasks.registry import read_task
@@ -151,7 +152,7 @@ def test_a_suite_from_its_file_to_its_page(
         written.append(len(records))
         return write_results(out, suite, records, *rest)
 
-    monkeypatch.setattr("electra.reproduce.report.write_results", count_and_write)
+    monkeypatch.setattr("electra.reproduce.run.write_results", count_and_write)
     main(words)
     assert len(written) == 3, "after each of the two rows, and at the end"
     first = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
@@ -332,8 +333,8 @@ def test_runs_that_are_known_are_left_out_but_for_trunks(toy_suite, toy_shards):
 def test_the_work_that_is_left(toy_suite, toy_shards, toy_question, tmp_path):
     suite = dataclasses.replace(read_suite(toy_suite), seeds=1)
     plan = make_plan(suite, open_shards(toy_shards))
-    tasks = read_tasks(suite, plan, {"own": toy_question})
-    counts = count_finetunings(suite, plan, toy_shards, tasks)
+    setup = Setup(suite, toy_shards, {"own": toy_question}, tmp_path)
+    counts = count_finetunings(setup, plan, read_tasks(setup, plan))
     rows = read_task("own", toy_question, FinetuneConfig()).encode(
         open_shards(toy_shards).tokenizer, 24
     )["train"]
@@ -350,14 +351,14 @@ def test_the_work_that_is_left(toy_suite, toy_shards, toy_question, tmp_path):
     half = trunk.config.train.steps // 2
     (folder / "metrics.jsonl").write_text(json.dumps({"part": "heldout", "step": half}) + "\n")
     share = 1 - half / trunk.config.train.steps
-    left = find_work(suite, trunk, tmp_path, counts)
+    left = find_work(setup, trunk, counts)
     assert left == (pytest.approx(share * trunk.flops["true"]), finetuning)
     (folder / "results.json").touch()
-    assert find_work(suite, trunk, tmp_path, counts) == (0, finetuning)
+    assert find_work(setup, trunk, counts) == (0, finetuning)
     (folder / "finetune-own").mkdir()
-    assert find_work(suite, trunk, tmp_path, counts) == (0, 0)
+    assert find_work(setup, trunk, counts) == (0, 0)
     # Of the one that branches off, the decay: half of its steps.
-    assert find_work(suite, branched, tmp_path, counts) == (branched.flops["true"] / 2, finetuning)
+    assert find_work(setup, branched, counts) == (branched.flops["true"] / 2, finetuning)
 
 
 def test_a_task_that_cannot_be_read_is_refused_before_the_pre_training(
@@ -527,56 +528,44 @@ def test_a_suite_of_some_rows_extends_one_whose_budget_is_of_another_row(tmp_pat
     path.write_text(text.format(budget="budget = 1e13\n"))
     assert [row.name for row in read_suite(path).rows] == ["BERT"]
     path.write_text(text.format(budget=""))
-    with pytest.raises(UserError, match="budget_of names no row: 'ELECTRA'"):
+    with pytest.raises(UserError, match="budget_of 'ELECTRA'"):
         read_suite(path)
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "named"),
     [
-        ('reference = "BART"\n', "'BART' is no row to compare with; did you mean 'BERT'"),
-        ("seads = 2\n", "unknown key seads; did you mean 'seeds'"),
-        ("seeds = 1.5\n", "seeds must be a int, not 1.5"),
-        ('equal = "joules"\n', "unknown equal 'joules'; choose from flops, steps, seconds"),
-        ("fractions = [2.0]\n", "fractions must lie in (0, 1], not 2.0"),
-        ('[[orderings]]\nrow = "BART"\nagainst = "ELECTRA"', "orderings: no row 'BART'; did you"),
-        (
-            '[[orderings]]\nrow = "ELECTRA"\nagainst = "BERT"',
-            "orderings: ELECTRA is compared with BERT anyway; name another row than BERT",
-        ),
-        ('extends = "own.toml"\n', "own.toml extends itself"),
-        ("extends = [5]\n", "extends must be the name of a suite or a list of names, not [5]"),
-        ('extends = "table-6"\n', "unknown suite 'table-6'; did you mean"),
-        ("fractions = [0.5, 0.5]\n", "fractions must differ, not 0.5, 0.5"),
-        ("budget = 0\n", "budget must be > 0 and finite, not 0"),
-        ("budget = inf\n", "budget must be > 0 and finite, not inf"),
-        ("fractions = []\n", "fractions must name at least one share of the budget"),
-        ('tasks = ["rte", "rte"]\n', "tasks must differ; rte is named twice"),
-        (
-            'reference = "!"\n[[rows]]\nname = "!"\n',
-            "a row's name must have a letter or digit, not '!'",
-        ),
-        (
-            'reference = "a"\n[[rows]]\nname = "a"\npaper = [nan, 1]\n',
-            "a: the paper's scores must be numbers, not nan, 1.0",
-        ),
-        ('[[rows]]\nname = "a"\nside = "hihger"\n', "unknown rows.side 'hihger'; did you mean"),
-        ('x = "width"\n', "ELECTRA has no place x on the suite's axis x, 'width'"),
-        (
-            "[finetune]\nqnli = []\n",
-            "finetune names qnli, which is none of the suite's tasks; choose from own, all",
-        ),
+        ('reference = "BART"', "row to compare with 'BART'; did you mean 'BERT'"),
+        ("seads = 2", "'seads'; did you mean 'seeds'"),
+        ("seeds = 1.5", "seeds must be a whole number, not 1.5"),
+        ('equal = "joules"', "equal cannot be 'joules'; choose from flops, steps, seconds"),
+        ("fractions = [2.0]", "fractions must lie in (0, 1], not 2.0"),
+        ("fractions = [0.5, 0.5]", "fractions must differ"),
+        ("fractions = []", "fractions must differ, and be at least one, not none"),
+        ('[[orderings]]\nrow = "BART"\nagainst = "ELECTRA"', "orderings 'BART'; did you"),
+        ('[[orderings]]\nrow = "ELECTRA"\nagainst = "BERT"', "name another row than BERT"),
+        ('extends = "own.toml"', "own.toml extends itself"),
+        ("extends = [5]", "extends must be the name of a suite or a list of names, not [5]"),
+        ('extends = "table-6"', "unknown suite 'table-6'; did you mean"),
+        ("budget = 0", "budget must be > 0 and finite, not 0"),
+        ("budget = inf", "budget must be > 0 and finite, not inf"),
+        ('tasks = ["rte", "rte"]', "tasks must differ, and be at least one, not rte, rte"),
+        ('reference = "!"\n[[rows]]\nname = "!"', "must have a letter or digit, not '!'"),
+        ('reference = "a"\n[[rows]]\nname = "a"\npaper = [nan, 1]', "a: the paper's scores"),
+        ('[[rows]]\nname = "a"\nside = "hihger"', "side cannot be 'hihger'; did you mean"),
+        ('x = "width"', "ELECTRA has no place x on the suite's axis x, 'width'"),
+        ("[finetune]\nqnli = []", "finetune 'qnli'; choose from own, all"),
         ('equal = "steps"', "budget is a number of steps, below 1,000,000,000, not 3e+10"),
     ],
 )
-def test_what_a_suite_refuses(tmp_path, changes, message):
-    path = tmp_path / "own.toml"
-    base = tmp_path / "base.toml"
+def test_what_a_suite_refuses(tmp_path, changes, named):
+    path, base = tmp_path / "own.toml", tmp_path / "base.toml"
     base.write_text(TOY)
     path.write_text(changes if "extends" in changes else f'extends = "{base}"\n{changes}')
     with pytest.raises(UserError) as refusal:
         read_suite(path)
-    assert message in str(refusal.value)
+    assert named in str(refusal.value)
+    assert "\n" not in str(refusal.value)
 
 
 def test_train_steps_belong_to_the_budget(toy_suite, toy_shards):

@@ -1,6 +1,6 @@
 """What a suite will do: the runs of every row, seed and fraction, with steps for the budget."""
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -8,7 +8,7 @@ import torch
 
 from electra.checkpoints.folder import read_run_config, read_start
 from electra.config import FinetuneConfig, PretrainConfig, require_schedule
-from electra.errors import UserError, did_you_mean, require
+from electra.errors import UserError, require, require_choice
 from electra.files import read_object, write_json
 from electra.method.flops import count_run, count_true
 from electra.method.registry import sketch_objective
@@ -19,7 +19,7 @@ from electra.pretraining.plan import time_run
 from electra.pretraining.start import build_model, fit_to_shards
 from electra.processes import usable_cores
 from electra.reproduce.suite import MOST_STEPS, Row, Suite
-from electra.settings import flatten, override, setting_name, to_dict
+from electra.settings import differences, override, setting_name
 from electra.shards.store import Shards, open_shards
 from electra.tokenizing.tokenizer import make_tokenizer
 from electra.training.machine import choose_device, prepare_machine
@@ -48,13 +48,10 @@ class PlannedRun(NamedTuple):
     @property
     def own_flops(self) -> float:
         """True FLOPs that no other run of the plan has spent."""
-        if not self.trunk:
-            return self.flops["true"]
-        return self.flops["true"] * self.config.optimizer.decay_fraction
+        share = self.config.optimizer.decay_fraction if self.trunk else 1.0
+        return self.flops["true"] * share
 
 
-Cost = Callable[[str, PretrainConfig], float]
-"""Mean cost of a step of a row with these settings, in the unit of the budget."""
 Unit = tuple[PlannedRun, ...]
 """The runs of a row and seed, which one process computes one after the other; a trunk is first."""
 
@@ -101,19 +98,17 @@ def open_plan(suite: Suite, shards_folder: Path, runs: Path, jobs: int) -> Plan:
     """
     shards = open_shards(shards_folder, verify=False)
     begun = _read_begun(runs)
-    finetune = suite.finetune_settings
     require(
         begun.get("shards", shards.digest) == shards.digest,
         f"{runs} was begun with other shards; choose another --runs",
     )
-    finetuned = begun.get("finetune", {})  # of tasks that this command may leave out
-    changed = [task for task in finetune if finetuned.get(task, finetune[task]) != finetune[task]]
-    for task in changed:
+    before = begun.get("finetune", {})  # of tasks that this command may leave out
+    for task, settings in suite.finetune_settings.items():
+        was, now = (" ".join(each) or "no settings" for each in (before.get(task, ()), settings))
         require(
-            not find_finetunings(runs, task),
-            f"{runs} has fine-tunings of {task} with {' '.join(finetuned[task]) or 'no settings'}, "
-            f"not {' '.join(finetune[task]) or 'no settings'}; choose another --runs, or remove "
-            f"{runs}/*/finetune-{task}*",
+            before.get(task, settings) == settings or not find_finetunings(runs, task),
+            f"{runs} has fine-tunings of {task} with {was}, not {now}; choose another --runs, or "
+            f"remove {runs}/*/finetune-{task}*",
         )
     timed = {
         name: seconds
@@ -128,13 +123,7 @@ def open_plan(suite: Suite, shards_folder: Path, runs: Path, jobs: int) -> Plan:
 
 
 def keep_plan(suite: Suite, plan: Plan, runs: Path) -> None:
-    """Write the suite.json of the folder of all runs, which `open_plan` reads.
-
-    Args:
-        suite: The suite.
-        plan: Its plan, from `open_plan`.
-        runs: The folder of all runs; exists.
-    """
+    """Write the suite.json of the folder of all runs, which exists; `open_plan` reads it."""
     begun = _read_begun(runs)
     write_json(
         runs / SUITE,
@@ -158,104 +147,18 @@ def _read_begun(runs: Path) -> dict[str, Any]:
     return read_object(path) if path.exists() and any(runs.glob("*-seed-*")) else {}
 
 
-def make_plan(
-    suite: Suite, shards: Shards, jobs: int = 1, step_seconds: Mapping[str, float] | None = None
-) -> Plan:
-    """Return the runs of a suite.
-
-    A run of a smaller fraction of the budget shares the stable part of the longest run of its row
-    and seed if its schedule has one (optimizer.decay_fraction < 1). Otherwise each is a run of its
-    own, with a schedule of its own.
-
-    Args:
-        suite: The suite.
-        shards: The shards.
-        jobs: Runs that are computed at a time.
-        step_seconds: Seconds of a step by row, as far as they were timed before.
-
-    Raises:
-        UserError: Settings or budget do not fit together.
-    """
-    configs = {row.name: _configure(suite, row, shards, jobs) for row in suite.rows}
-    step_seconds = dict(step_seconds or {})
-    if suite.equal == "seconds":
-        step_seconds |= {
-            name: probe_step(config) for name, config in configs.items() if name not in step_seconds
-        }
-    cost = _cost_of_a_step(suite, step_seconds)
-    in_preset = {name: cost(name, each) * each.train.steps for name, each in configs.items()}
-    units = []
-    for seed in range(suite.seeds):
-        for row in suite.rows:
-            config = override(configs[row.name], [f"train.seed={seed}"])
-            budget = suite.budget
-            if budget is None:
-                budget = max(in_preset[name] for name in _find_payers(suite, row))
-            units.append(_plan_unit(suite, row, seed, config, budget, cost))
-    row_of: dict[str, str] = {}
-    for run in (run for unit in units for run in unit):
-        other = row_of.setdefault(run.name, run.row.name)
-        require(
-            other == run.row.name,
-            f"rows {other!r} and {run.row.name!r} differ in punctuation only, and their runs would "
-            f"have one name, {run.name}",
-        )
-    return Plan(tuple(units), step_seconds, shards.digest)
-
-
-def _find_payers(suite: Suite, row: Row) -> list[str]:
-    """Return the rows the costliest of whose presets is a row's budget."""
-    if suite.budget_of:
-        return [suite.budget_of]
-    reference = row.against or suite.reference
-    return [each.name for each in suite.rows if (each.against or suite.reference) == reference]
-
-
 def require_same(place: str, begun: PretrainConfig, planned: PretrainConfig) -> None:
     """Refuse a run that was begun with other settings than those of the plan.
 
     Raises:
         UserError: A setting differs that is neither how the run is computed nor what it writes.
     """
-    before, after = (dict(flatten(to_dict(each))) for each in (begun, planned))
-    different = [
-        name
-        for name in after
-        if after[name] != before[name] and (name not in MAY_CHANGE or name == "train.steps")
-    ]
-    named = ", ".join(f"{name}={before[name]}, not {after[name]}" for name in different)
-    require(not different, f"{place} was begun with {named}; choose another folder")
-
-
-def _configure(suite: Suite, row: Row, shards: Shards, jobs: int) -> PretrainConfig:
-    preset = row.preset or suite.preset
-    place = f"{row.name}: " if row.preset else ""
-    given = {setting_name(setting) for setting in (*suite.set, *row.set)}
-    require(preset in PRESETS, f"{place}unknown preset {preset!r}{did_you_mean(preset, PRESETS)}")
-    try:
-        config = override(RECIPES[suite.recipe][preset], suite.set)
-    except UserError as error:
-        raise UserError(f"settings of all rows: {error}") from None
-    try:
-        config = override(config, row.set)
-        if config.train.init_from:
-            config = fit_to_start(config, read_start(Path(config.train.init_from)), given)
-        config = fit_to_shards(config, shards)
-    except UserError as error:
-        raise UserError(f"{row.name}: {error}") from None
-    # Checked before the pre-training that precedes the fine-tunings.
-    for task in suite.tasks:
-        try:
-            finetune_config(suite, config, task)
-        except UserError as error:
-            raise UserError(f"fine-tuning of {task}: {error}") from None
-    require(
-        not given & {"train.seed", "train.steps"},
-        f"{row.name}: train.seed and train.steps follow from seeds and budget; leave them away",
+    named = ", ".join(
+        f"{name}={before}, not {after}"
+        for name, (before, after) in differences(begun, planned).items()
+        if name not in MAY_CHANGE or name == "train.steps"
     )
-    if config.train.threads == 0 and jobs > 1 and choose_device(config.train.device).type == "cpu":
-        config = override(config, [f"train.threads={max(1, usable_cores() // jobs)}"])
-    return config
+    require(not named, f"{place} was begun with {named}; choose another folder")
 
 
 def finetune_config(suite: Suite, config: PretrainConfig, task: str) -> FinetuneConfig:
@@ -278,100 +181,193 @@ def probe_step(config: PretrainConfig) -> float:
     return time_run(model, config, machine, PROBE_SECONDS) / config.train.steps
 
 
-def _cost_of_a_step(suite: Suite, step_seconds: Mapping[str, float]) -> Cost:
-    def cost(name: str, config: PretrainConfig) -> float:
-        if suite.equal == "steps":
+def make_plan(
+    suite: Suite, shards: Shards, jobs: int = 1, step_seconds: Mapping[str, float] | None = None
+) -> Plan:
+    """Return the runs of a suite.
+
+    A run of a smaller fraction of the budget shares the stable part of the longest run of its row
+    and seed if its schedule has one (optimizer.decay_fraction < 1). Otherwise each is a run of its
+    own, with a schedule of its own.
+
+    Args:
+        suite: The suite.
+        shards: The shards.
+        jobs: Runs that are computed at a time.
+        step_seconds: Seconds of a step by row, as far as they were timed before.
+
+    Raises:
+        UserError: Settings or budget do not fit together.
+    """
+    rows = {row.name: _PlannedRow(suite, row, shards, jobs) for row in suite.rows}
+    timed = dict(step_seconds or {})
+    if suite.equal == "seconds":
+        timed |= {name: probe_step(row.config) for name, row in rows.items() if name not in timed}
+        for name, row in rows.items():
+            row.step_seconds = timed[name]
+    budgets = {name: suite.budget or _find_budget(suite, name, rows) for name in rows}
+    units = [
+        row.plan(seed, budgets[name]) for seed in range(suite.seeds) for name, row in rows.items()
+    ]
+    row_of: dict[str, str] = {}
+    for run in (run for unit in units for run in unit):
+        other = row_of.setdefault(run.name, run.row.name)
+        require(
+            other == run.row.name,
+            f"rows {other!r} and {run.row.name!r} differ in punctuation only, and their runs would "
+            f"have one name, {run.name}",
+        )
+    return Plan(tuple(units), timed, shards.digest)
+
+
+def _find_budget(suite: Suite, name: str, rows: Mapping[str, "_PlannedRow"]) -> float:
+    """Return what the costliest preset spends, of the rows that a row is compared with."""
+    references = suite.references
+    payers = (
+        [suite.budget_of]
+        if suite.budget_of
+        else [other for other in rows if references[other] == references[name]]
+    )
+    return max(
+        rows[other].cost(rows[other].config) * rows[other].config.train.steps for other in payers
+    )
+
+
+class _PlannedRow:
+    """A row of a suite: its settings before the steps follow from the budget.
+
+    Raises:
+        UserError: A setting is wrong or not free.
+    """
+
+    def __init__(self, suite: Suite, row: Row, shards: Shards, jobs: int):
+        self.suite, self.row = suite, row
+        self.given = {setting_name(setting) for setting in (*suite.set, *row.set)}
+        self.step_seconds = 0.0
+        require(
+            not self.given & {"train.seed", "train.steps"},
+            f"{row.name}: train.seed and train.steps follow from seeds and budget; leave them out",
+        )
+        self.config = self._configure(shards)
+        # Checked before the pre-training that precedes the fine-tunings.
+        for task in suite.tasks:
+            try:
+                finetune_config(suite, self.config, task)
+            except UserError as error:
+                raise UserError(f"fine-tuning of {task}: {error}") from None
+        train = self.config.train
+        if train.threads == 0 and jobs > 1 and choose_device(train.device).type == "cpu":
+            self.config = override(self.config, [f"train.threads={max(1, usable_cores() // jobs)}"])
+
+    def _configure(self, shards: Shards) -> PretrainConfig:
+        suite, row = self.suite, self.row
+        preset = row.preset or suite.preset
+        require_choice(f"preset of {row.name}" if row.preset else "preset", preset, PRESETS)
+        try:
+            config = override(RECIPES[suite.recipe][preset], suite.set)
+        except UserError as error:
+            raise UserError(f"settings of all rows: {error}") from None
+        try:
+            config = override(config, row.set)
+            if config.train.init_from:
+                start = read_start(Path(config.train.init_from))
+                config = fit_to_start(config, start, self.given)
+            return fit_to_shards(config, shards)
+        except UserError as error:
+            raise UserError(f"{row.name}: {error}") from None
+
+    def cost(self, config: PretrainConfig) -> float:
+        """Return the mean cost of a step with these settings, in the unit of the budget."""
+        if self.suite.equal == "steps":
             return 1.0
-        if suite.equal == "seconds":
-            return step_seconds[name]
+        if self.suite.equal == "seconds":
+            return self.step_seconds
         length = config.examples.sequence_length
         return count_true(sketch_objective(config), length) * config.train.batch_size * length
 
-    return cost
+    def plan(self, seed: int, budget: float) -> Unit:
+        """Return the runs of a seed, the longest first.
 
+        Raises:
+            UserError: The budget is too small or too large.
+        """
+        fractions = sorted(self.suite.fractions_of(self.row), reverse=True)
+        config = override(self.config, [f"train.seed={seed}"])
+        is_joint = config.method.scheme == "joint" and not config.generator.warmup_steps
+        is_shared = config.optimizer.decay_fraction < 1 and is_joint and len(fractions) > 1
+        steps = [self._find_steps(fraction * budget) for fraction in fractions]
+        runs: list[PlannedRun] = []
+        for fraction, own in zip(fractions, steps, strict=True):
+            planned = self._schedule(config, own, steps[-1] if is_shared else 0)
+            require_schedule(planned)
+            runs.append(
+                PlannedRun(
+                    f"{_slug(self.row.name)}-{fraction:g}-seed-{seed}",
+                    self.row,
+                    seed,
+                    fraction,
+                    planned,
+                    count_run(sketch_objective(planned), planned),
+                    runs[0].name if is_shared and runs else "",
+                )
+            )
+        return tuple(runs)
 
-def _plan_unit(
-    suite: Suite, row: Row, seed: int, config: PretrainConfig, budget: float, cost: Cost
-) -> Unit:
-    given = {setting_name(setting) for setting in (*suite.set, *row.set)}
-    fractions = sorted(row.fractions or suite.fractions, reverse=True)
-    decay = config.optimizer.decay_fraction
-    is_joint = config.method.scheme == "joint" and not config.generator.warmup_steps
-    is_shared = decay < 1 and is_joint and len(fractions) > 1
-    steps = [_find_steps(row, config, given, fraction * budget, cost) for fraction in fractions]
-    shortest = steps[-1]
-    runs: list[PlannedRun] = []
-    for fraction, own in zip(fractions, steps, strict=True):
+    def _schedule(self, config: PretrainConfig, own: int, shortest: int) -> PretrainConfig:
+        """Return the settings of a run of `own` steps; `shortest`: of runs that share a part."""
         # Runs that share a part have one warm-up, that of the shortest.
-        schedule = _lengthen(config, given, shortest if is_shared else own).shortest_schedule
+        schedule = self._lengthen(config, shortest or own).shortest_schedule
         warmup = min(config.optimizer.warmup_steps, schedule // 10)
         # The last checkpoint of a shared part is kept, whatever is given.
-        stable = max(1, int((1 - decay) * shortest)) if is_shared else max(1, own // 8)
+        stable = max(1, own // 8)
+        if shortest:
+            stable = max(1, int((1 - config.optimizer.decay_fraction) * shortest))
         every = stable // -(-stable // config.train.save_every)
-        settings = [
-            f"train.save_every={every}",
-            f"train.evaluate_every={max(1, own // 8)}",
-            f"optimizer.warmup_steps={warmup}",
-            *([f"train.keep_every={stable // every}"] if is_shared else []),
-        ]
-        free = given - {"train.save_every", "train.keep_every"} if is_shared else given
-        chosen = [setting for setting in settings if setting_name(setting) not in free]
-        planned = override(_lengthen(config, given, own), chosen)
-        require_schedule(planned)
-        runs.append(
-            PlannedRun(
-                f"{_slug(row.name)}-{fraction:g}-seed-{seed}",
-                row,
-                seed,
-                fraction,
-                planned,
-                count_run(sketch_objective(planned), planned),
-                runs[0].name if is_shared and runs else "",
-            )
+        settings = {
+            "train.save_every": every,
+            "train.evaluate_every": max(1, own // 8),
+            "optimizer.warmup_steps": warmup,
+        }
+        given = self.given
+        if shortest:
+            settings["train.keep_every"] = stable // every
+            given = given - {"train.save_every", "train.keep_every"}
+        chosen = [f"{name}={value}" for name, value in settings.items() if name not in given]
+        return override(self._lengthen(config, own), chosen)
+
+    def _lengthen(self, config: PretrainConfig, steps: int) -> PretrainConfig:
+        """Return the settings with a number of steps.
+
+        The warm-up of a generator that train.init_from does not have follows from them, as
+        `fit_to_start` has it.
+        """
+        settings = [f"train.steps={steps}"]
+        if config.generator.warmup_steps and "generator.warmup_steps" not in self.given:
+            settings.append(f"generator.warmup_steps={steps // WARMUP_SHARE}")
+        return override(config, settings)
+
+    def _find_steps(self, budget: float) -> int:
+        """Return the steps that spend a budget.
+
+        Where a part of the run with a fixed number of steps costs less, such as a generator's
+        warm-up, the mean cost of a step depends on the number of steps.
+        """
+        name, step = self.row.name, self.cost(self.config)
+        require(
+            budget >= step,
+            f"{name}: its share of the budget, {budget:g}, is less than a step, {step:.3g}",
         )
-    return tuple(runs)
-
-
-def _lengthen(config: PretrainConfig, given: Container[str], steps: int) -> PretrainConfig:
-    """Return the settings of a run of a number of steps.
-
-    The warm-up of a generator that train.init_from does not have follows from them, as
-    `fit_to_start` has it.
-    """
-    settings = [f"train.steps={steps}"]
-    if config.generator.warmup_steps and "generator.warmup_steps" not in given:
-        settings.append(f"generator.warmup_steps={steps // WARMUP_SHARE}")
-    return override(config, settings)
-
-
-def _find_steps(
-    row: Row, config: PretrainConfig, given: Container[str], budget: float, cost: Cost
-) -> int:
-    """Return the steps that spend a budget.
-
-    Where a part of the run with a fixed number of steps costs less, such as a generator's warm-up,
-    the mean cost of a step depends on the number of steps.
-
-    Raises:
-        UserError: The budget is less than a step, or more than any run.
-    """
-    step = cost(row.name, config)
-    require(
-        budget >= step,
-        f"{row.name}: its share of the budget, {budget:g}, is less than a step, {step:.3g}",
-    )
-    require(
-        budget < step * MOST_STEPS,
-        f"{row.name}: a step costs {step:.3g}; a budget of {budget:g} is {MOST_STEPS:,} or more",
-    )
-    steps = 0
-    again = max(1, round(budget / step))
-    for _ in range(MOST_ROUNDS):
-        if again == steps:
-            break
-        steps = again
-        again = max(1, round(budget / cost(row.name, _lengthen(config, given, steps))))
-    return again
+        require(
+            budget < step * MOST_STEPS,
+            f"{name}: a step costs {step:.3g}; a budget of {budget:g} is {MOST_STEPS:,} or more",
+        )
+        steps, again = 0, max(1, round(budget / step))
+        for _ in range(MOST_ROUNDS):
+            if again == steps:
+                break
+            steps = again
+            again = max(1, round(budget / self.cost(self._lengthen(self.config, steps))))
+        return again
 
 
 def _slug(name: str) -> str:

@@ -1,20 +1,25 @@
 """What a suite has found: the record of each finished run, and comparisons over seeds."""
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.stats import f as fisher
+from scipy.stats import t as student
 
 from electra.checkpoints.folder import read_run_config
 from electra.checkpoints.manifest import read_manifest
 from electra.config import PretrainConfig
 from electra.errors import UserError, require
 from electra.files import read_object
-from electra.reproduce.intervals import Interval, estimate, estimate_gain
+from electra.reports.glossary import format_interval
 from electra.reproduce.plan import Plan, PlannedRun, require_same
 from electra.reproduce.suite import Row, Suite
-from electra.reproduce.work import find_digest, finetuning_folder, is_done
+from electra.reproduce.work import Setup, find_digest
 from electra.settings import from_dict, to_dict
 
 LEAST_SEEDS = 3
@@ -22,11 +27,13 @@ LEAST_SEEDS = 3
 TOO_FEW = "too few seeds"
 POINTS = 100
 """Points of a score: the paper prints shares as per cent."""
+Record = dict[str, Any]
+"""What one run cost, its scores, and where it was made; as in results.json."""
 
 
 def find_known(
     out: Path, earlier: Sequence[Path], suite: Suite, plan: Plan, data: Mapping[str, str]
-) -> tuple[dict[str, dict[str, Any]], list[str]]:
+) -> tuple[dict[str, Record], list[str]]:
     """Return the records, by run, that results already have of a plan.
 
     Their runs need not be at hand: what one machine has computed, another one completes, and what
@@ -53,9 +60,14 @@ def find_known(
             run = planned.get(record["run"])
             if run is None or not set(suite.tasks) <= set(record["scores"]):
                 continue
-            name = f"{folder / 'results.json'}: {record['run']}"
             try:
-                _require_fit(name, record, run, suite, plan, data)
+                name = f"{folder / 'results.json'}: {record['run']}"
+                require(
+                    record["shards"] == plan.shards,
+                    f"{name} is of other shards; choose another folder",
+                )
+                require_same(name, _config(record), run.config)
+                _require_same_scoring(name, record, suite, data)
             except UserError as error:
                 if folder == out:
                     raise
@@ -66,16 +78,7 @@ def find_known(
     return known, reasons
 
 
-def _require_fit(
-    name: str,
-    record: Mapping[str, Any],
-    run: PlannedRun,
-    suite: Suite,
-    plan: Plan,
-    data: Mapping[str, str],
-) -> None:
-    require(record["shards"] == plan.shards, f"{name} is of other shards; choose another folder")
-    require_same(name, _config(record), run.config)
+def _require_same_scoring(name: str, record: Record, suite: Suite, data: Mapping[str, str]) -> None:
     for task, settings in suite.finetune_settings.items():
         require(
             record["finetune"][task] == settings,
@@ -89,7 +92,7 @@ def _require_fit(
         )
 
 
-def read_all_records(out: Path) -> list[dict[str, Any]]:
+def read_all_records(out: Path) -> list[Record]:
     """Return the records of a suite's results, also those that its tables leave out.
 
     Raises:
@@ -101,7 +104,7 @@ def read_all_records(out: Path) -> list[dict[str, Any]]:
     return [*found["records"], *found.get("others", [])]  # not in results of older versions
 
 
-def read_written(out: Path) -> list[dict[str, Any]]:
+def read_written(out: Path) -> list[Record]:
     """Return all records of the results that are to be written, none if their folder is new.
 
     Raises:
@@ -114,63 +117,53 @@ def read_written(out: Path) -> list[dict[str, Any]]:
     return []
 
 
-def read_records(
-    suite: Suite, plan: Plan, runs: Path, known: Mapping[str, dict[str, Any]]
-) -> list[dict[str, Any]]:
-    """Return a record of each finished run of a plan: its cost, its scores, and where it was made.
+def read_records(setup: Setup, plan: Plan, known: Mapping[str, Record]) -> list[Record]:
+    """Return a record of each finished run of a plan.
 
     Args:
-        suite: The suite.
+        setup: The suite and its folders.
         plan: Its plan.
-        runs: The folder of all runs.
-        known: Records of runs that are not in the folder, from `find_known`.
+        known: Records of runs that are not in the folder of runs, from `find_known`.
 
     Raises:
         UserError: A file of a finished run is damaged.
     """
-    records = []
-    for run in plan.runs:
-        if not is_done(suite, run, runs):
-            if run.name in known:
-                records.append(known[run.name])
-            continue
-        results = read_object(runs / run.name / "results.json")
-        manifest = read_manifest(runs / run.name)
-        finetunings = {
-            task: read_object(finetuning_folder(runs, run, task) / "results.json")
-            for task in suite.tasks
-        }
-        records.append(
-            {
-                "run": run.name,
-                "row": run.row.name,
-                "fraction": run.fraction,
-                "seed": run.seed,
-                "steps": run.config.train.steps,
-                "tokens": results["tokens"],
-                "flops": run.flops,
-                "seconds": results["seconds"],
-                "heldout": results["heldout"],
-                "scores": {task: found["median"] for task, found in finetunings.items()},
-                "metrics": {task: found["metric"] for task, found in finetunings.items()},
-                "collapsed": [t for t, found in finetunings.items() if found["num_degenerate"]],
-                "branched_from": manifest.get("branched_from"),
-                "commits": sorted({str(each.get("commit")) for each in manifest["sessions"]}),
-                "devices": sorted({_name_machine(each) for each in manifest["sessions"]}),
-                "shards": manifest["shards"]["sha256"],
-                "config": to_dict(read_run_config(runs / run.name)),
-                "finetune": suite.finetune_settings,
-                "data": {
-                    task: find_digest(finetuning_folder(runs, run, task)) for task in suite.tasks
-                },
-            }
-        )
-    return records
+    return [
+        _read_record(setup, run) if setup.is_done(run) else known[run.name]
+        for run in plan.runs
+        if setup.is_done(run) or run.name in known
+    ]
 
 
-def keep_scores(
-    records: Sequence[dict[str, Any]], written: Sequence[Mapping[str, Any]]
-) -> list[dict[str, Any]]:
+def _read_record(setup: Setup, run: PlannedRun) -> Record:
+    folder, finetune = setup.runs / run.name, setup.suite.finetune_settings
+    results, manifest = read_object(folder / "results.json"), read_manifest(folder)
+    places = {task: setup.finetuning(run, task) for task in finetune}
+    finetunings = {task: read_object(place / "results.json") for task, place in places.items()}
+    return {
+        "run": run.name,
+        "row": run.row.name,
+        "fraction": run.fraction,
+        "seed": run.seed,
+        "steps": run.config.train.steps,
+        "tokens": results["tokens"],
+        "flops": run.flops,
+        "seconds": results["seconds"],
+        "heldout": results["heldout"],
+        "scores": {task: found["median"] for task, found in finetunings.items()},
+        "metrics": {task: found["metric"] for task, found in finetunings.items()},
+        "collapsed": [task for task, found in finetunings.items() if found["num_degenerate"]],
+        "branched_from": manifest.get("branched_from"),
+        "commits": sorted({str(each.get("commit")) for each in manifest["sessions"]}),
+        "devices": sorted({_name_machine(each) for each in manifest["sessions"]}),
+        "shards": manifest["shards"]["sha256"],
+        "config": to_dict(read_run_config(folder)),
+        "finetune": finetune,
+        "data": {task: find_digest(place) for task, place in places.items()},
+    }
+
+
+def keep_scores(records: Sequence[Record], written: Sequence[Record]) -> list[Record]:
     """Return records with the scores that the same runs had on other tasks.
 
     Args:
@@ -193,7 +186,7 @@ def keep_scores(
     return kept
 
 
-def _config(record: Mapping[str, Any]) -> PretrainConfig:
+def _config(record: Record) -> PretrainConfig:
     """Return the settings of a recorded run; an older version may have had fewer."""
     return from_dict(PretrainConfig, record["config"])
 
@@ -201,6 +194,92 @@ def _config(record: Mapping[str, Any]) -> PretrainConfig:
 def _name_machine(session: Mapping[str, Any]) -> str:
     """Return device and dtype, which is not the same on every CPU."""
     return f"{session.get('device')}, {str(session.get('dtype')).removeprefix('torch.')}"
+
+
+CONFIDENCE = 0.95
+
+
+class Interval(NamedTuple):
+    """A mean over seeds, and its 95% interval by Student's t; of a single seed, no interval."""
+
+    mean: float
+    half_width: float | None
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Return whether the whole interval lies on one side of 0."""
+        return self.half_width is not None and abs(self.mean) > self.half_width
+
+    def __str__(self) -> str:
+        return format_interval(self.mean, self.half_width)
+
+
+def estimate(values: Sequence[float]) -> Interval:
+    """Return the mean of some values and its 95% interval."""
+    mean, number = statistics.fmean(values), len(values)
+    if number < 2:
+        return Interval(mean, None)
+    quantile = float(student.ppf((1 + CONFIDENCE) / 2, number - 1))
+    return Interval(mean, quantile * statistics.stdev(values) / math.sqrt(number))
+
+
+def estimate_gain(
+    own: Mapping[int, float], base: Mapping[int, float], others: Sequence[Mapping[int, float]]
+) -> Interval:
+    """Return the mean gain over the seeds that both rows have, and its 95% interval.
+
+    This is a two-way analysis of variance: rows, and seeds as blocks. With few seeds the noise of
+    one pair of rows is known badly, so it is taken from all rows with these seeds, except those
+    that are noisier than the rest. Where the pair is alone, or one of the two is noisier, the
+    interval is that of the paired t-test.
+
+    Args:
+        own: Score by seed.
+        base: The same of the row it is compared with; has a seed of `own`.
+        others: The same of the other rows that are compared with `base`, each once. They enter the
+            noise, and only if they have all of the common seeds.
+    """
+    seeds = sorted(own.keys() & base.keys())
+    mean = statistics.fmean(own[seed] - base[seed] for seed in seeds)
+    if len(seeds) < 2:
+        return Interval(mean, None)
+    rows = [own, base, *(each for each in others if each.keys() >= set(seeds))]
+    scores = _leave_out_noisier(np.array([[row[seed] for seed in seeds] for row in rows]))
+    degrees = _count_degrees(scores)
+    quantile = float(student.ppf((1 + CONFIDENCE) / 2, degrees))
+    return Interval(mean, quantile * math.sqrt(2 * _sum_noise(scores) / degrees / len(seeds)))
+
+
+def _leave_out_noisier(scores: np.ndarray) -> np.ndarray:
+    """Return scores [rows, seeds] without rows that are noisier than the rest.
+
+    The first two are the pair that is compared; if one of them is noisier, they stay alone. An
+    F test compares what the noisiest row adds to the sum of squares with that of the rest, which is
+    independent of it. Its level is divided by the number of rows, because the noisiest is tested.
+    Two rows are too few to say that a third is noisier.
+    """
+    while len(scores) > 3:
+        without = [_sum_noise(np.delete(scores, row, axis=0)) for row in range(len(scores))]
+        noisiest = int(np.argmin(without))
+        rest = np.delete(scores, noisiest, axis=0)
+        own = (_sum_noise(scores) - _sum_noise(rest)) / (scores.shape[1] - 1)
+        others = _sum_noise(rest) / _count_degrees(rest)
+        level = (1 - CONFIDENCE) / len(scores)
+        if own <= others * fisher.isf(level, scores.shape[1] - 1, _count_degrees(rest)):
+            break
+        scores = scores[:2] if noisiest < 2 else rest
+    return scores
+
+
+def _sum_noise(scores: np.ndarray) -> float:
+    """Return the sum of squares of [rows, seeds] around the means of rows and of seeds."""
+    noise = scores - scores.mean(axis=0) - scores.mean(axis=1, keepdims=True) + scores.mean()
+    return float((noise**2).sum())
+
+
+def _count_degrees(scores: np.ndarray) -> int:
+    """Return the degrees of freedom of the noise of [rows, seeds]."""
+    return (scores.shape[0] - 1) * (scores.shape[1] - 1)
 
 
 class Cell(NamedTuple):
@@ -246,79 +325,24 @@ class Cell(NamedTuple):
         return f"{side}, {'as in' if side == expected else 'against'} the paper"
 
 
-def compare(suite: Suite, records: Sequence[dict[str, Any]]) -> list[Cell]:
+def compare(suite: Suite, records: Sequence[Record]) -> list[Cell]:
     """Return a cell for each row and fraction of which a run is finished, in the suite's order."""
-    found: dict[tuple[str, float], dict[int, dict[str, Any]]] = {}
-    for record in records:
-        found.setdefault((record["row"], record["fraction"]), {})[record["seed"]] = record
-    rows = {row.name: row for row in suite.rows}
-    scores = {
-        place: {seed: _score(suite, record) for seed, record in own.items()}
-        for place, own in found.items()
-    }
-    references = {
-        (row.name, fraction): _find_reference(suite, rows[suite.references[row.name]], fraction)
+    comparison = _Comparison(suite, records)
+    return [
+        comparison.cell(row, fraction)
         for row in suite.rows
-        for fraction in row.fractions or suite.fractions
-    }
-    cells = []
-    for row in suite.rows:
-        for fraction in sorted(row.fractions or suite.fractions):
-            place = (row.name, fraction)
-            own = found.get(place)
-            if not own:
-                continue
-            reference = references[place]
-            paper = _find_paper(row, suite, fraction)
-            base_paper = _find_paper(rows[reference[0]], suite, reference[1])
-            base = scores.get(reference, {})
-            # Scores of one row after several fractions share its noise, so each row enters once.
-            others = []
-            for other in suite.rows:
-                shares = [
-                    share
-                    for share in sorted(other.fractions or suite.fractions)
-                    if references[other.name, share] == reference and (other.name, share) in scores
-                ]
-                if shares and other.name not in (row.name, reference[0]):
-                    share = fraction if fraction in shares else shares[-1]
-                    others.append(scores[other.name, share])
-            common = own.keys() & base.keys()
-            some = next(iter(own.values()))
-            cells.append(
-                Cell(
-                    row,
-                    fraction,
-                    name_cell(*place),
-                    tuple(sorted(own)),
-                    some["flops"]["true"],
-                    some["flops"]["paper"],
-                    estimate(list(scores[place].values())),
-                    {
-                        task: estimate([POINTS * record["scores"][task] for record in own.values()])
-                        for task in suite.tasks
-                    },
-                    name_cell(*reference),
-                    estimate_gain(scores[place], base, others)
-                    if common and place != reference
-                    else None,
-                    len(common),
-                    paper,
-                    None if paper is None or base_paper is None else paper - base_paper,
-                    any(record["branched_from"] for record in own.values()),
-                )
-            )
-    return cells
+        for fraction in sorted(suite.fractions_of(row))
+        if (row.name, fraction) in comparison.found
+    ]
 
 
-def compare_further(suite: Suite, records: Sequence[dict[str, Any]]) -> list[Cell]:
+def compare_further(suite: Suite, records: Sequence[Record]) -> list[Cell]:
     """Return the cells of the rows in the suite's `orderings`, each against the row it names.
 
     The noise is that of all rows that are otherwise compared with the same reference.
     """
-    cells = []
+    cells, usual = [], suite.references
     for each in suite.orderings:
-        usual = suite.references
         rows = tuple(
             dataclasses.replace(row, against=each.against, side=each.side)
             if usual[row.name] == usual[each.row]
@@ -335,17 +359,84 @@ def name_cell(row: str, fraction: float) -> str:
     return row if fraction == 1 else f"{row} after {100 * fraction:.4g}%"
 
 
-def _find_reference(suite: Suite, reference: Row, fraction: float) -> tuple[str, float]:
-    """Return row and fraction of the cell to compare with: of the same fraction, or the largest."""
-    fractions = reference.fractions or suite.fractions
-    return reference.name, fraction if fraction in fractions else max(fractions)
+class _Comparison:
+    """The runs of a suite by row, fraction and seed, and what each is compared with."""
 
+    def __init__(self, suite: Suite, records: Sequence[Record]):
+        self.suite = suite
+        self.found: dict[tuple[str, float], dict[int, Record]] = {}
+        for record in records:
+            self.found.setdefault((record["row"], record["fraction"]), {})[record["seed"]] = record
+        self.scores = {
+            place: {seed: self._score(record) for seed, record in own.items()}
+            for place, own in self.found.items()
+        }
+        self.rows = {row.name: row for row in suite.rows}
+        self.references = {
+            (row.name, fraction): self._find_reference(row, fraction)
+            for row in suite.rows
+            for fraction in suite.fractions_of(row)
+        }
 
-def _find_paper(row: Row, suite: Suite, fraction: float) -> float | None:
-    fractions = row.fractions or suite.fractions
-    return row.paper[fractions.index(fraction)] if row.paper else None
+    def cell(self, row: Row, fraction: float) -> Cell:
+        place = row.name, fraction
+        own, reference = self.found[place], self.references[place]
+        base = self.scores.get(reference, {})
+        num_pairs = len(own.keys() & base.keys())
+        gain = None
+        if num_pairs and place != reference:
+            gain = estimate_gain(self.scores[place], base, self._others(*place))
+        paper, base_paper = self._find_paper(*place), self._find_paper(*reference)
+        some = next(iter(own.values()))
+        tasks = {
+            task: [POINTS * each["scores"][task] for each in own.values()]
+            for task in self.suite.tasks
+        }
+        return Cell(
+            row,
+            fraction,
+            name_cell(*place),
+            tuple(sorted(own)),
+            some["flops"]["true"],
+            some["flops"]["paper"],
+            estimate(list(self.scores[place].values())),
+            {task: estimate(scores) for task, scores in tasks.items()},
+            name_cell(*reference),
+            gain,
+            num_pairs,
+            paper,
+            None if paper is None or base_paper is None else paper - base_paper,
+            any(record["branched_from"] for record in own.values()),
+        )
 
+    def _score(self, record: Record) -> float:
+        """Return the mean over the suite's tasks, points; a run may have been scored on more."""
+        return POINTS * statistics.fmean(record["scores"][task] for task in self.suite.tasks)
 
-def _score(suite: Suite, record: dict[str, Any]) -> float:
-    """Return the mean over the suite's tasks, points; a run may have been scored on more."""
-    return POINTS * statistics.fmean(record["scores"][task] for task in suite.tasks)
+    def _find_reference(self, row: Row, fraction: float) -> tuple[str, float]:
+        """Return the place to compare with: of the same fraction, or else of the largest."""
+        name = self.suite.references[row.name]
+        fractions = self.suite.fractions_of(self.rows[name])
+        return name, fraction if fraction in fractions else max(fractions)
+
+    def _find_paper(self, name: str, fraction: float) -> float | None:
+        row = self.rows[name]
+        return row.paper[self.suite.fractions_of(row).index(fraction)] if row.paper else None
+
+    def _others(self, name: str, fraction: float) -> list[Mapping[int, float]]:
+        """Return the scores of the other rows that are compared with the same reference.
+
+        Scores of one row after several fractions share its noise, so each row enters once.
+        """
+        reference = self.references[name, fraction]
+        others: list[Mapping[int, float]] = []
+        for row in self.suite.rows:
+            other = row.name
+            shares = [
+                share
+                for share in self.suite.fractions_of(row)
+                if (other, share) in self.scores and self.references[other, share] == reference
+            ]
+            if shares and other not in (name, reference[0]):
+                others.append(self.scores[other, fraction if fraction in shares else max(shares)])
+        return others

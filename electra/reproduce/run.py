@@ -1,11 +1,12 @@
-"""Carrying out a plan: pre-training, fine-tuning, one process for each device; resumable anywhere.
+"""Carrying out a suite: pre-training, fine-tuning, one process for each device; resumable anywhere.
 
 A command that was interrupted goes on after the last checkpoint and the last finished fine-tuning.
 """
 
 import multiprocessing
 import time
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -14,75 +15,166 @@ from typing import NamedTuple
 
 import torch
 
-from electra.errors import UserError
+from electra.checkpoints.manifest import LOCK
+from electra.errors import UserError, did_you_mean, require, require_choice
+from electra.files import hold
 from electra.finetuning.loop import finetune
 from electra.finetuning.loop import ignore as pass_over
 from electra.pretraining.continuation import branch
 from electra.pretraining.loop import pretrain, resume
 from electra.processes import Interrupted, follow_parent
-from electra.reproduce.plan import Plan, PlannedRun, Unit, finetune_config
-from electra.reproduce.suite import Suite
-from electra.reproduce.work import Finetunings, find_work, finetuning_folder, is_done, is_pretrained
+from electra.reproduce.plan import Plan, PlannedRun, Unit, finetune_config, keep_plan, open_plan
+from electra.reproduce.records import Cell, find_known, keep_scores, read_records, read_written
+from electra.reproduce.report import write_results
+from electra.reproduce.work import (
+    Finetunings,
+    Setup,
+    Work,
+    count_finetunings,
+    digest_files,
+    estimate_seconds,
+    find_work,
+    read_tasks,
+    require_same_data,
+)
+from electra.tasks.glue import GLUE
+from electra.tasks.registry import TASKS
 
 SECONDS_BETWEEN_LOOKS = 1.0
 Show = Callable[[float, float, str], None]
 
 
-def count_devices() -> int:
-    """Return how many runs this machine computes at a time: one for each GPU, or one."""
-    return max(1, torch.cuda.device_count())
-
-
-def carry_out(
-    suite: Suite,
-    plan: Plan,
-    shards: Path,
-    data: Mapping[str, Path],
-    runs: Path,
-    finetunings: Finetunings,
-    jobs: int,
-    show: Show,
-    save: Callable[[], object],
-) -> None:
-    """Compute what is not yet finished of a plan.
+def find_tasks(tasks: Sequence[str], glue: Path | None, data: Sequence[str]) -> dict[str, Path]:
+    """Return the folder of each task.
 
     Args:
-        suite: The suite.
-        plan: Its plan.
-        shards: The shards' folder.
-        data: The folder of each task.
-        runs: The folder of all runs; exists.
-        finetunings: What the fine-tunings cost.
-        jobs: Processes that compute at a time. With several GPUs each process has its own.
-        show: Called with the TFLOPs done and in total of what was left, and what is computed now.
-        save: Called whenever the runs of a row and seed are finished.
+        tasks: The tasks of a suite.
+        glue: The folder of GLUE's tasks.
+        data: Folders of other tasks, as TASK=FOLDER.
 
     Raises:
-        UserError: A run cannot be computed. All others are finished.
-        KeyboardInterrupt: The user stopped the suite; every run is stopped at a checkpoint.
+        UserError: A task has no folder, or a folder is not there.
     """
-    waiting = [unit for unit in plan.units if not all(is_done(suite, run, runs) for run in unit)]
-    places = list(range(jobs))
-    working: dict[int, _Worker] = {}
-    watch = _Watch(suite, plan, runs, finetunings)
-    failures: list[str] = []
-    with _ended(working):
-        while waiting or working:
-            while waiting and len(working) < jobs:
-                place = next(each for each in places if each not in working)
-                working[place] = _start(suite, waiting.pop(0), shards, data, runs, place)
-            time.sleep(SECONDS_BETWEEN_LOOKS)
-            show(*watch.measure([worker.unit for worker in working.values()]))
-            for place, worker in list(working.items()):
-                if not worker.process.is_alive():
-                    del working[place]
-                    failures += worker.find_failures()
-                    save()
-    if failures:
-        raise UserError(
-            f"{failures[0]} ({len(failures)} of {len(plan.units)} rows and seeds failed, the "
-            "others are done)"
-        )
+    given = {}
+    for word in data:
+        name, equals, path = word.partition("=")
+        require(bool(equals), f"--data takes TASK=FOLDER, not {word!r}")
+        require_choice("task of --data", name, dict.fromkeys((*tasks, *TASKS)))
+        given[name] = Path(path)
+    folders = {}
+    for task in tasks:
+        folder = given.get(task, glue if task in GLUE else None)
+        need = "--glue DIR" if task in GLUE else f"--data {task}=DIR"
+        if folder is None:
+            require(task in TASKS, f"unknown task {task!r}{did_you_mean(task, TASKS)}")
+            raise UserError(f"{task} has no folder: give {need}, or other --tasks")
+        require(folder.is_dir(), f"{folder} is no folder; {task} needs {need}")
+        folders[task] = folder
+    return folders
+
+
+class Session:
+    """What one command does with a suite: compute what is not finished, and write the results.
+
+    Args:
+        setup: The suite and its folders.
+        out: The folder of the results.
+        earlier: Folders of results of other suites, whose runs of the same name are not computed.
+        jobs: Runs that are computed at a time; 0: none; None: one for each GPU, or one on a CPU.
+
+    Attributes:
+        plan: All runs of the suite.
+        left: The runs that are to be computed, by name.
+
+    Raises:
+        UserError: A folder holds another comparison, or settings do not fit together.
+    """
+
+    def __init__(
+        self, setup: Setup, out: Path, earlier: Sequence[Path] = (), jobs: int | None = None
+    ):
+        jobs = max(1, torch.cuda.device_count()) if jobs is None else jobs
+        require(jobs >= 0, f"--jobs must be >= 0, not {jobs}")
+        suite, runs = setup.suite, setup.runs
+        self.setup, self.out, self.jobs = setup, out, jobs
+        self.written = read_written(out)
+        self.plan = open_plan(suite, setup.shards, runs, jobs)
+        tasks = read_tasks(setup, self.plan)
+        digests = {task: digest_files(question) for task, question in tasks.items()}
+        require_same_data(digests, runs)
+        self.known, reasons = find_known(out, earlier, suite, self.plan, digests)
+        if reasons:
+            count = f"{len(reasons)} records of --earlier are passed over"
+            warnings.warn(f"{count}, such as {reasons[0]}", stacklevel=2)
+        self.unfinished = self.plan.without(self.known)
+        self.left = {run.name: run for run in self.unfinished.runs if not setup.is_done(run)}
+        self.finetunings: Finetunings = {}
+        if self.left and jobs:
+            self.finetunings = count_finetunings(setup, self.unfinished, tasks)
+
+    def estimate(self) -> Work:
+        """Return the time of what is left on this machine, seconds."""
+        left = {
+            name: find_work(self.setup, run, self.finetunings) for name, run in self.left.items()
+        }
+        seconds = estimate_seconds(self.unfinished, left)
+        return Work(*(each / max(1, self.jobs) for each in seconds))
+
+    def write(self, command: str) -> list[Cell]:
+        """Write the results of all runs that are finished, if any; return the comparisons.
+
+        Args:
+            command: The command that repeats the suite.
+        """
+        records = keep_scores(read_records(self.setup, self.plan, self.known), self.written)
+        found = {record["run"] for record in records}
+        others = [each for each in self.written if each["run"] not in found]
+        if not records:
+            return []  # every row has failed so far; what is written stays
+        count = len(self.plan.runs)
+        return write_results(self.out, self.setup.suite, records, others, count, command)
+
+    def carry_out(self, show: Show, save: Callable[[], object]) -> None:
+        """Compute what is left.
+
+        Args:
+            show: Called with the TFLOPs done and in total of what was left, and what is computed
+                now.
+            save: Called whenever the runs of a row and seed are finished.
+
+        Raises:
+            UserError: A run cannot be computed, and all others are finished; or another command
+                computes in the folder.
+            KeyboardInterrupt: The user stopped the suite; every run is stopped at a checkpoint.
+        """
+        self.setup.runs.mkdir(parents=True, exist_ok=True)
+        with hold(self.setup.runs / LOCK):
+            keep_plan(self.setup.suite, self.plan, self.setup.runs)
+            self._compute(show, save)
+
+    def _compute(self, show: Show, save: Callable[[], object]) -> None:
+        units = self.unfinished.units
+        waiting = [unit for unit in units if not all(map(self.setup.is_done, unit))]
+        working: dict[int, _Worker] = {}
+        watch = _Watch(self.setup, self.unfinished, self.finetunings)
+        failures: list[str] = []
+        with _ended(working):
+            while waiting or working:
+                while waiting and len(working) < self.jobs:
+                    place = min(set(range(self.jobs)) - working.keys())
+                    working[place] = _start(self.setup, waiting.pop(0), place)
+                time.sleep(SECONDS_BETWEEN_LOOKS)
+                show(*watch.measure([worker.unit for worker in working.values()]))
+                for place, worker in list(working.items()):
+                    if not worker.process.is_alive():
+                        del working[place]
+                        failures += worker.find_failures()
+                        save()
+        if failures:
+            raise UserError(
+                f"{failures[0]} ({len(failures)} of {len(units)} rows and seeds failed, the "
+                "others are done)"
+            )
 
 
 class _Worker(NamedTuple):
@@ -99,57 +191,42 @@ class _Worker(NamedTuple):
         return [f"{name} ended with exit status {status}"] if status else []
 
 
-def _start(
-    suite: Suite, unit: Unit, shards: Path, data: Mapping[str, Path], runs: Path, place: int
-) -> _Worker:
+def _start(setup: Setup, unit: Unit, place: int) -> _Worker:
+    """Start the process that computes a row and seed; with several GPUs each has its own."""
     context = multiprocessing.get_context("spawn")
     answer, worker_end = context.Pipe(duplex=False)
-    arguments = (suite, unit, shards, data, runs, place, worker_end)
-    process = context.Process(target=_compute_unit, args=arguments)
+    process = context.Process(target=_compute_unit, args=(setup, unit, place, worker_end))
     process.start()
     worker_end.close()
     return _Worker(process, answer, unit)
 
 
-def _compute_unit(
-    suite: Suite,
-    unit: Unit,
-    shards: Path,
-    data: Mapping[str, Path],
-    runs: Path,
-    place: int,
-    answer: Connection,
-) -> None:
-    """Compute the runs of a row and seed, in a process of its own."""
+def _compute_unit(setup: Setup, unit: Unit, place: int, answer: Connection) -> None:
     follow_parent()
     if torch.cuda.is_available():
         torch.cuda.set_device(place % torch.cuda.device_count())
     try:
         for run in unit:
-            compute_run(suite, run, shards, data, runs)
+            compute_run(setup, run)
     except (UserError, OSError) as error:
         answer.send(str(error))
     except Interrupted:
         pass
 
 
-def compute_run(
-    suite: Suite, run: PlannedRun, shards: Path, data: Mapping[str, Path], runs: Path
-) -> None:
+def compute_run(setup: Setup, run: PlannedRun) -> None:
     """Pre-train a run as far as it is not done, then fine-tune it on the tasks not done."""
-    folder = runs / run.name
+    folder = setup.runs / run.name
     if run.trunk and not folder.exists():
-        branch(runs / run.trunk, folder, run.config)
-    if not is_pretrained(run, runs):
+        branch(setup.runs / run.trunk, folder, run.config)
+    if not setup.is_pretrained(run):
         if folder.exists():
-            resume(folder, pass_over, shards)
+            resume(folder, pass_over, setup.shards)
         else:
-            pretrain(shards, folder, run.config, pass_over)
-    for task in suite.tasks:
-        out = finetuning_folder(runs, run, task)
-        if not out.exists():
-            config = finetune_config(suite, run.config, task)
-            finetune(folder, task, data[task], out, config, seeds=1, progress=pass_over)
+            pretrain(setup.shards, folder, run.config, pass_over)
+    for task in setup.unfinished_tasks(run):
+        config, out = finetune_config(setup.suite, run.config, task), setup.finetuning(run, task)
+        finetune(folder, task, setup.data[task], out, config, seeds=1, progress=pass_over)
 
 
 @contextmanager
@@ -167,9 +244,8 @@ def _ended(working: Mapping[int, _Worker]) -> Iterator[None]:
 class _Watch:
     """How much is done of what was left of a plan, from the files that the runs write."""
 
-    def __init__(self, suite: Suite, plan: Plan, runs: Path, finetunings: Finetunings):
-        self.suite = suite
-        self.runs = runs
+    def __init__(self, setup: Setup, plan: Plan, finetunings: Finetunings):
+        self.setup = setup
         self.finetunings = finetunings
         self.left = {run.name: self._look(run) for run in plan.runs}
         self.total = sum(self.left.values())
@@ -179,12 +255,12 @@ class _Watch:
         notes = []
         for unit in working:
             self.left |= {run.name: self._look(run) for run in unit}
-            unfinished = (run for run in unit if not is_done(self.suite, run, self.runs))
+            unfinished = (run for run in unit if not self.setup.is_done(run))
             current = next(unfinished, unit[-1])
-            note = "fine-tuning" if is_pretrained(current, self.runs) else "pre-training"
+            note = "fine-tuning" if self.setup.is_pretrained(current) else "pre-training"
             notes.append(f"{note} {current.name}")
         done = max(0.0, self.total - sum(self.left.values()))  # a resumed run may repeat steps
         return done / 1e12, self.total / 1e12, "; ".join(notes)
 
     def _look(self, run: PlannedRun) -> float:
-        return sum(find_work(self.suite, run, self.runs, self.finetunings))
+        return sum(find_work(self.setup, run, self.finetunings))

@@ -4,15 +4,16 @@ The suites of the paper's tables and figures are the files in `suites/`. A suite
 same kind of file (docs/REPRODUCE.md).
 """
 
-import dataclasses
 import math
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
-from electra.errors import UserError, did_you_mean, require
+from electra.errors import UserError, did_you_mean, require, require_choice
 from electra.files import read_text
+from electra.settings import parse_value, setting_name
 
 SUITES = Path(__file__).parent / "suites"
 SUFFIX = ".toml"
@@ -96,7 +97,7 @@ class Suite:
     """Pre-training seeds of each row."""
     tasks: tuple[str, ...] = ("cola", "sst-2", "mrpc", "sts-b", "qqp", "mnli", "qnli", "rte")
     """The score of a run is the mean of its scores on these tasks."""
-    finetune: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    finetune: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Settings of fine-tuning as field=value, by task; those of "all" are for all tasks."""
     x: str = ""
     """Label of a figure's axis on which rows have places; empty: a figure with several fractions
@@ -117,20 +118,28 @@ class Suite:
             for task in self.tasks
         }
 
+    def fractions_of(self, row: Row) -> tuple[float, ...]:
+        """Return the shares of the budget after which a row is scored."""
+        return row.fractions or self.fractions
+
     def __post_init__(self) -> None:
-        names = [row.name for row in self.rows]
-        require(len(set(names)) == len(names), f"rows must have different names, not {names}")
+        _require_distinct("the rows' names", [row.name for row in self.rows])
+        _require_distinct("tasks", self.tasks)
+        for name in self.finetune:
+            require_choice("task of finetune", name, (*self.tasks, "all"))
+        require(self.seeds >= 1, f"seeds must be >= 1, not {self.seeds}")
+        self._check_references()
+        self._check_budget()
+        for row in self.rows:
+            self._check_row(row)
+
+    def _check_references(self) -> None:
+        names, usual = [row.name for row in self.rows], self.references
         for name in (self.reference, *(row.against for row in self.rows if row.against)):
-            require(name in names, f"{name!r} is no row to compare with{did_you_mean(name, names)}")
-        require(
-            # Not read beside a budget, so that a suite of some of the rows can extend this one.
-            self.budget is not None or self.budget_of in ("", *names),
-            f"budget_of names no row: {self.budget_of!r}{did_you_mean(self.budget_of, names)}",
-        )
-        usual = self.references
+            require_choice("row to compare with", name, names)
         for each in self.orderings:
             for name in (each.row, each.against):
-                require(name in names, f"orderings: no row {name!r}{did_you_mean(name, names)}")
+                require_choice("row of orderings", name, names)
             require(
                 each.against not in (each.row, usual[each.row]),
                 f"orderings: {each.row} is compared with {usual[each.row]} anyway; name another "
@@ -140,55 +149,58 @@ class Suite:
                 usual[each.row] == usual[each.against],
                 f"orderings: {each.row} and {each.against} have different references",
             )
-        require(self.seeds >= 1, f"seeds must be >= 1, not {self.seeds}")
+
+    def _check_budget(self) -> None:
+        # budget_of is not read beside a budget, so that a suite of some of the rows can extend
+        # this one.
+        if self.budget is None and self.budget_of:
+            require_choice("row of budget_of", self.budget_of, [row.name for row in self.rows])
         budget = 1.0 if self.budget is None else self.budget
         require(0 < budget < math.inf, f"budget must be > 0 and finite, not {budget:g}")
         require(
             self.equal == "flops" or budget < MOST_STEPS,
-            f"the suite holds {self.equal} equal: the budget is a number of {self.equal}, below "
-            f"{MOST_STEPS:,}, not {budget:g}",
+            f"budget is a number of {self.equal}, below {MOST_STEPS:,}, not {budget:g}",
         )
-        require(bool(self.tasks), "tasks must name at least one task")
-        twice = [task for place, task in enumerate(self.tasks) if task in self.tasks[:place]]
-        require(not twice, f"tasks must differ; {', '.join(twice)} is named twice")
-        unknown = [name for name in self.finetune if name not in (*self.tasks, "all")]
-        require(
-            not unknown,
-            f"finetune names {', '.join(unknown)}, which is none of the suite's tasks"
-            f"{did_you_mean(unknown[0], (*self.tasks, 'all')) if unknown else ''}",
-        )
-        require(bool(self.fractions), "fractions must name at least one share of the budget")
-        for row in self.rows:
-            require(
+
+    def _check_row(self, row: Row) -> None:
+        fractions = self.fractions_of(row)
+        _require_distinct(f"{row.name}: fractions", fractions)
+        for rule_holds, message in (
+            (
                 any(char.isalnum() for char in row.name),
                 f"a row's name must have a letter or digit, not {row.name!r}",
-            )
-            fractions = row.fractions or self.fractions
-            require(
+            ),
+            (
                 all(0 < fraction <= 1 for fraction in fractions),
-                f"{row.name}: fractions must lie in (0, 1], not {', '.join(map(str, fractions))}",
-            )
-            require(
-                len(set(fractions)) == len(fractions),
-                f"{row.name}: fractions must differ, not {', '.join(map(str, fractions))}",
-            )
-            require(
+                f"{row.name}: fractions must lie in (0, 1], not {_join(fractions)}",
+            ),
+            (
                 len(row.paper) in (0, len(fractions)),
                 f"{row.name}: paper has {len(row.paper)} scores for {len(fractions)} fractions",
-            )
-            scores = ", ".join(map(str, row.paper))
-            require(
+            ),
+            (
                 all(map(math.isfinite, row.paper)),
-                f"{row.name}: the paper's scores must be numbers, not {scores}",
-            )
-            require(
+                f"{row.name}: the paper's scores must be numbers, not {_join(row.paper)}",
+            ),
+            (
                 not self.x or row.x is not None,
                 f"{row.name} has no place x on the suite's axis x, {self.x!r}",
-            )
-            require(
+            ),
+            (
                 bool(self.x) or row.x is None,
                 f"{row.name} has a place x = {row.x}, but the suite names no axis: x = LABEL",
-            )
+            ),
+        ):
+            require(rule_holds, message)
+
+
+def _require_distinct(what: str, values: Sequence[object]) -> None:
+    is_distinct = len(set(values)) == len(values) > 0
+    require(is_distinct, f"{what} must differ, and be at least one, not {_join(values) or 'none'}")
+
+
+def _join(values: Iterable[object]) -> str:
+    return ", ".join(map(str, values))
 
 
 def list_suites() -> dict[str, Suite]:
@@ -204,14 +216,13 @@ def find_suite(name: str) -> Path:
     """
     if name.endswith(SUFFIX):
         return Path(name)
-    path = SUITES / (name + SUFFIX)
-    known = [each.stem for each in sorted(SUITES.glob(f"*{SUFFIX}"))]
+    known = [path.stem for path in sorted(SUITES.glob(f"*{SUFFIX}"))]
     require(
-        path.is_file(),
+        name in known,
         f"unknown suite {name!r}{did_you_mean(name, known)}; a suite of your own is a file "
         f"NAME{SUFFIX}",
     )
-    return path
+    return SUITES / (name + SUFFIX)
 
 
 def read_suite(path: Path) -> Suite:
@@ -225,13 +236,33 @@ def read_suite(path: Path) -> Suite:
     """
     values = _read_values(path, ())
     try:
-        suite: Suite = _build(Suite, values, "")
+        suite: Suite = parse_value("the suite", values, Suite)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     return suite
 
 
+def change_suite(suite: Suite, settings: Sequence[str], **changes: Any) -> Suite:
+    """Return a suite with what a command changes of it.
+
+    Args:
+        suite: The suite.
+        settings: Settings of pre-training of all rows, above the suite's own.
+        changes: Other fields of the suite; None or () leaves a field as it is.
+
+    Raises:
+        UserError: The suite does not allow a change.
+    """
+    given = {setting_name(setting) for setting in settings}
+    kept = [setting for setting in suite.set if setting_name(setting) not in given]
+    changes = {name: value for name, value in changes.items() if value not in (None, ())}
+    tasks = (*changes.get("tasks", suite.tasks), "all")
+    finetune = {task: each for task, each in suite.finetune.items() if task in tasks}
+    return replace(suite, set=(*kept, *settings), finetune=finetune, **changes)
+
+
 def _read_values(path: Path, extended_by: tuple[Path, ...]) -> dict[str, Any]:
+    """Return the keys of a file and of those that it extends."""
     require(path.resolve() not in extended_by, f"{path} extends itself")
     try:
         values = tomllib.loads(read_text(path))
@@ -256,41 +287,3 @@ def _read_values(path: Path, extended_by: tuple[Path, ...]) -> dict[str, Any]:
             merged.pop("orderings", None)  # they are of other rows
         merged |= layer
     return merged
-
-
-def _build(kind: Any, value: Any, name: str) -> Any:
-    """Return a TOML value as the type of its field."""
-    if dataclasses.is_dataclass(kind):
-        require(isinstance(value, dict), f"{name} must be a table, not {value!r}")
-        hints = get_type_hints(kind)
-        place = f"{name}." if name else ""
-        for key in value:
-            require(key in hints, f"unknown key {place}{key}{did_you_mean(key, list(hints))}")
-        missing = [
-            field.name
-            for field in dataclasses.fields(kind)
-            if field.name not in value
-            and field.default is dataclasses.MISSING
-            and field.default_factory is dataclasses.MISSING
-        ]
-        require(not missing, f"{name or 'the suite'} lacks {', '.join(missing)}")
-        fields = {key: _build(hints[key], each, place + key) for key, each in value.items()}
-        return kind(**fields)  # type: ignore[operator]
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin is tuple:
-        require(isinstance(value, list), f"{name} must be a list, not {value!r}")
-        return tuple(_build(arguments[0], each, name) for each in value)
-    if origin is dict:
-        require(isinstance(value, dict), f"{name} must be a table, not {value!r}")
-        return {key: _build(arguments[1], each, f"{name}.{key}") for key, each in value.items()}
-    if origin is Literal:
-        choices = [each for each in arguments if each]
-        near = did_you_mean(str(value), choices)
-        require(value in arguments, f"unknown {name} {value!r}{near}")
-        return value
-    is_float = float in (kind, *arguments)
-    if is_float and type(value) is int:
-        return float(value)
-    wanted = float if is_float else kind
-    require(type(value) is wanted, f"{name} must be a {wanted.__name__}, not {value!r}")
-    return value

@@ -42,37 +42,42 @@ Finetunings = Mapping[tuple[str, str], float]
 """True FLOPs of a fine-tuning, by the name of the row and the task."""
 
 
-def finetuning_folder(runs: Path, run: PlannedRun, task: str) -> Path:
-    """Return the folder of a fine-tuning of a run."""
-    return runs / run.name / f"finetune-{task}"
+class Setup(NamedTuple):
+    """A suite, and where its shards, tasks and runs lie."""
+
+    suite: Suite
+    shards: Path
+    data: Mapping[str, Path]
+    """The folder of each task."""
+    runs: Path
+    """The folder of all runs."""
+
+    def finetuning(self, run: PlannedRun, task: str) -> Path:
+        """Return the folder of a fine-tuning of a run."""
+        return self.runs / run.name / f"finetune-{task}"
+
+    def is_pretrained(self, run: PlannedRun) -> bool:
+        """Return whether the pre-training of a run is finished."""
+        return (self.runs / run.name / "results.json").exists()
+
+    def is_done(self, run: PlannedRun) -> bool:
+        """Return whether a run and all its fine-tunings are finished."""
+        return self.is_pretrained(run) and not self.unfinished_tasks(run)
+
+    def unfinished_tasks(self, run: PlannedRun) -> list[str]:
+        """Return the tasks on which a run is not fine-tuned yet."""
+        return [task for task in self.suite.tasks if not self.finetuning(run, task).exists()]
 
 
-def is_pretrained(run: PlannedRun, runs: Path) -> bool:
-    """Return whether the pre-training of a run is finished."""
-    return (runs / run.name / "results.json").exists()
-
-
-def is_done(suite: Suite, run: PlannedRun, runs: Path) -> bool:
-    """Return whether a run and all its fine-tunings are finished."""
-    return is_pretrained(run, runs) and all(
-        finetuning_folder(runs, run, task).exists() for task in suite.tasks
-    )
-
-
-def read_tasks(suite: Suite, plan: Plan, data: Mapping[str, Path]) -> dict[str, Task]:
+def read_tasks(setup: Setup, plan: Plan) -> dict[str, Task]:
     """Return the tasks of a suite.
-
-    Args:
-        suite: The suite.
-        plan: Its plan, which has a run.
-        data: The folder of each task.
 
     Raises:
         UserError: A task cannot be read.
     """
-    config = plan.runs[0].config
+    suite, config = setup.suite, plan.runs[0].config
     return {
-        task: read_task(task, data[task], finetune_config(suite, config, task))
+        task: read_task(task, setup.data[task], finetune_config(suite, config, task))
         for task in suite.tasks
     }
 
@@ -111,7 +116,7 @@ def require_same_data(data: Mapping[str, str], runs: Path) -> None:
 
 
 def count_finetunings(
-    suite: Suite, plan: Plan, shards: Path, tasks: Mapping[str, Task]
+    setup: Setup, plan: Plan, tasks: Mapping[str, Task]
 ) -> dict[tuple[str, str], float]:
     """Return the true FLOPs of the training of each fine-tuning; evaluations are not counted.
 
@@ -119,15 +124,14 @@ def count_finetunings(
     refused here, before the pre-training.
 
     Args:
-        suite: The suite.
+        setup: The suite and its folders.
         plan: Its plan.
-        shards: The shards' folder, which has the tokenizer.
         tasks: The tasks, from `read_tasks`.
 
     Raises:
         UserError: The settings of a task do not fit it or a row's encoder.
     """
-    tokenizer = open_shards(shards, verify=False).tokenizer
+    tokenizer = open_shards(setup.shards, verify=False).tokenizer
     configs = {run.row.name: run.config for run in plan.runs}
     encoders = {name: sketch_objective(config).kept for name, config in configs.items()}
     counts = {}
@@ -137,7 +141,7 @@ def count_finetunings(
         for name, encoder in encoders.items():
             longest = configs[name].examples.sequence_length
             start = Pretrained(encoder.config, tokenizer, {}, longest, name)
-            config = finetune_config(suite, configs[name], task)
+            config = finetune_config(setup.suite, configs[name], task)
             config = fit_to_start(config, start, question, from_scratch=False)
             rows = question.family.encode(sample, tokenizer, config.sequence_length)
             if len(rows) == len(sample):  # not several windows of an example
@@ -151,23 +155,19 @@ def count_finetunings(
     return counts
 
 
-def find_work(suite: Suite, run: PlannedRun, runs: Path, finetunings: Finetunings) -> Work:
+def find_work(setup: Setup, run: PlannedRun, finetunings: Finetunings) -> Work:
     """Return the true FLOPs that are left of a run, from the files that it writes.
 
     Of a run that shares a part with another, only its own part counts. A fine-tuning counts until
     it is finished.
     """
     pretraining = 0.0
-    if not is_pretrained(run, runs):
-        steps = [each["step"] for each in read_metrics(runs / run.name / "metrics.jsonl")]
+    if not setup.is_pretrained(run):
+        steps = [each["step"] for each in read_metrics(setup.runs / run.name / "metrics.jsonl")]
         left = run.flops["true"] * (1 - max(steps, default=0) / run.config.train.steps)
         pretraining = min(run.own_flops, left)
-    finetuning = sum(
-        finetunings[run.row.name, task]
-        for task in suite.tasks
-        if not finetuning_folder(runs, run, task).exists()
-    )
-    return Work(pretraining, finetuning)
+    tasks = setup.unfinished_tasks(run)
+    return Work(pretraining, sum(finetunings[run.row.name, task] for task in tasks))
 
 
 def estimate_seconds(plan: Plan, left: Mapping[str, Work]) -> Work:
