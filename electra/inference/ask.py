@@ -58,18 +58,19 @@ def detect(
         texts: Any texts; one without tokens has no words.
         progress: Called with the number of pieces done and of all pieces.
     """
-    tokenizer = network.tokenizer
-    encoded = [tokenizer.encode_with_offsets(text) for text in texts]
-    probs: list[list[float]] = [[0.0] * len(ids) for ids, _ in encoded]
+    encoded = [network.tokenizer.encode_with_offsets(text) for text in texts]
     pieces = network.cut([ids for ids, _ in encoded])
-    for numbers in network.batches([len(piece.ids) for piece in pieces], progress):
-        batch = [pieces[number] for number in numbers]
-        logits_BL = network.head(network.encode([piece.ids for piece in batch]))
-        for piece, probs_L in zip(batch, logits_BL.sigmoid().tolist(), strict=True):
-            probs[piece.text][piece.place] = probs_L[1 : 1 + len(piece.ids)]
+    judged = network.run(
+        [piece.ids for piece in pieces],
+        lambda rows: network.head(network.encode(rows)).sigmoid().tolist(),
+        progress,
+    )
+    probs: list[list[float]] = [[] for _ in texts]
+    for piece, probs_L in zip(pieces, judged, strict=True):
+        probs[piece.text] += probs_L[1 : 1 + len(piece.ids)]
     return [
-        _join(text, ids, offsets, own, tokenizer)
-        for text, (ids, offsets), own in zip(texts, encoded, probs, strict=True)
+        _join(text, *each, own, network.tokenizer)
+        for text, each, own in zip(texts, encoded, probs, strict=True)
     ]
 
 
@@ -107,9 +108,9 @@ def fill(network: LoadedNetwork, texts: Sequence[str], top: int = 5) -> list[lis
     require(top >= 1, f"top must be >= 1, not {top}")
     names = ["the text"] if len(texts) == 1 else [f"text {n}" for n in range(1, len(texts) + 1)]
     encoded = [encode_gaps(network, *each) for each in zip(texts, names, strict=True)]
-    answers: list[list[list[Candidate]]] = [[] for _ in texts]
-    for numbers in network.batches(list(map(len, encoded))):
-        rows = [encoded[number] for number in numbers]
+
+    def answer(rows: Sequence[Sequence[int]]) -> list[list[list[Candidate]]]:
+        gaps: list[list[list[Candidate]]] = [[] for _ in rows]
         places = [
             (row, place)
             for row, ids in enumerate(rows)
@@ -117,9 +118,11 @@ def fill(network: LoadedNetwork, texts: Sequence[str], top: int = 5) -> list[lis
             if token_id == network.tokenizer.mask_id
         ]
         log_probs_MV = network.log_probs(network.encode(rows)[tuple(torch.tensor(places).T)])
-        for (row, _), gap in zip(places, list_best(network, log_probs_MV, top), strict=True):
-            answers[numbers[row]].append(gap)
-    return answers
+        for (row, _), best in zip(places, list_best(network, log_probs_MV, top), strict=True):
+            gaps[row].append(best)
+        return gaps
+
+    return network.run(encoded, answer)
 
 
 def list_best(network: LoadedNetwork, log_probs_MV: Tensor, top: int) -> list[list[Candidate]]:

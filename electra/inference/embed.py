@@ -63,13 +63,19 @@ def embed(
     Raises:
         UserError: There is no such layer.
     """
-    encoded = network.tokenizer.encode_batch(list(texts))
+    pieces = network.cut(network.tokenizer.encode_batch(list(texts)))
+
+    def pool(rows: Sequence[Sequence[int]]) -> list[tuple[np.ndarray, int]]:
+        states = _compute_states(network, rows, layer)
+        pooled = [each_LH[:1] if pooling == "cls" else each_LH for each_LH in states]
+        return [(each_LH.sum(axis=0, dtype=np.float64), len(each_LH)) for each_LH in pooled]
+
     sums = np.zeros((len(texts), network.encoder.config.hidden_size))
     counts = np.zeros((len(texts), 1))
-    for number, _, states_LH in _compute_pieces(network, encoded, layer, progress):
-        pooled_LH = states_LH[:1] if pooling == "cls" else states_LH
-        sums[number] += pooled_LH.sum(axis=0, dtype=np.float64)
-        counts[number] += len(pooled_LH)
+    found = network.run([piece.ids for piece in pieces], pool, progress)
+    for piece, (sum_H, count) in zip(pieces, found, strict=True):
+        sums[piece.text] += sum_H
+        counts[piece.text] += count
     return (sums / counts).astype(np.float32)
 
 
@@ -97,17 +103,22 @@ def embed_units(
         UserError: There is no such layer.
     """
     encoded = [network.tokenizer.encode_with_offsets(text) for text in texts]
-    rows = [ids for ids, _ in encoded]
-    size = network.encoder.config.hidden_size
-    states = [np.zeros((len(ids), size), np.float32) for ids in rows]
-    for number, place, states_LH in _compute_pieces(network, rows, layer, progress):
-        states[number][place] = states_LH[1:-1]
-    found = []
+    pieces = network.cut([ids for ids, _ in encoded])
+    found = network.run(
+        [piece.ids for piece in pieces],
+        lambda rows: [each_LH[1:-1] for each_LH in _compute_states(network, rows, layer)],
+        progress,
+    )
+    states: list[list[np.ndarray]] = [[] for _ in texts]
+    for piece, states_LH in zip(pieces, found, strict=True):
+        states[piece.text].append(states_LH)
+    answers = []
     for (ids, offsets), own in zip(encoded, states, strict=True):
         places = np.array(offsets, np.int32).reshape(-1, 2)
-        units = Units(places[:, 0], places[:, 1], own)
-        found.append(_join(units, network.tokenizer.starts_word[ids]) if unit == "word" else units)
-    return found
+        units = Units(places[:, 0], places[:, 1], np.concatenate(own))
+        starts_word = network.tokenizer.starts_word[ids]
+        answers.append(_join(units, starts_word) if unit == "word" else units)
+    return answers
 
 
 def _join(tokens: Units, starts_word: np.ndarray) -> Units:
@@ -121,19 +132,12 @@ def _join(tokens: Units, starts_word: np.ndarray) -> Units:
     return Units(tokens.starts[firsts], tokens.ends[firsts + counts - 1], states)
 
 
-def _compute_pieces(
-    network: LoadedEncoder,
-    texts: Sequence[Sequence[int]],
-    layer: int | None,
-    progress: Callable[[int, int], None],
-) -> Iterator[tuple[int, slice, np.ndarray]]:
-    """Yield each piece's text, place in it, and states (L, H), float32, with [CLS] and [SEP]."""
-    pieces = network.cut(texts)
-    for numbers in network.batches([len(piece.ids) for piece in pieces], progress):
-        batch = [pieces[number] for number in numbers]
-        states_BLH = network.encode([piece.ids for piece in batch], layer).float().cpu().numpy()
-        for piece, states_LH in zip(batch, states_BLH, strict=True):
-            yield piece.text, piece.place, states_LH[: len(piece.ids) + 2]
+def _compute_states(
+    network: LoadedEncoder, rows: Sequence[Sequence[int]], layer: int | None
+) -> list[np.ndarray]:
+    """Return the states (L, H) of each row, float32, those of [CLS] and [SEP] included."""
+    states_BLH = network.encode(rows, layer).float().cpu().numpy()
+    return [each_LH[: len(row) + 2] for row, each_LH in zip(rows, states_BLH, strict=True)]
 
 
 class _Part(NamedTuple):

@@ -3,12 +3,11 @@
 Shape suffixes: B rows, L positions, M masked positions, H hidden size, V vocabulary.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -16,11 +15,13 @@ from electra.checkpoints.checkpoint import load_parameters
 from electra.checkpoints.folder import SavedNetwork, load_pretrained
 from electra.config import EncoderConfig
 from electra.errors import require
+from electra.model.batch import Result, pad_rows, run_by_length
 from electra.model.encoder import Encoder
 from electra.model.heads import DiscriminatorHead, GeneratorHead
 from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.machine import Machine, choose_layers, prepare_machine
 
+Row = TypeVar("Row")
 BATCH_TOKENS = 4096
 """Positions of a batch, padding included."""
 
@@ -72,35 +73,35 @@ class LoadedEncoder:
         return self.encoder.states_after(layer, input_ids_BL, mask_BL)
 
     def pad(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        """Return rows of ids between [CLS] and [SEP], and which of them are no padding, (B, L)."""
+        """Return rows of ids between [CLS] and [SEP] (B, L), and True at what is no padding."""
         tokenizer = self.tokenizer
-        tensors = [torch.tensor([tokenizer.cls_id, *row, tokenizer.sep_id]) for row in rows]
-        input_ids_BL = torch.nn.utils.rnn.pad_sequence(tensors, True, tokenizer.pad_id)
-        input_ids_BL = input_ids_BL.to(self.machine.device)
-        return input_ids_BL, input_ids_BL != tokenizer.pad_id
+        whole = [[tokenizer.cls_id, *row, tokenizer.sep_id] for row in rows]
+        input_ids_BL, mask_BL, *_ = pad_rows(whole, tokenizer.pad_id).to(self.machine.device)
+        assert mask_BL is not None
+        return input_ids_BL, mask_BL
 
-    def batches(
+    def run(
         self,
-        lengths: Sequence[int],
+        rows: Sequence[Row],
+        answer: Callable[[list[Row]], Iterable[Result]],
         progress: Callable[[int, int], None] = lambda done, total: None,
-    ) -> Iterator[list[int]]:
-        """Yield the numbers of the rows of each batch; rows of similar lengths are together.
+        length: Callable[[Any], int] = len,
+    ) -> list[Result]:
+        """Return the answer to each row, in order; rows of like length are asked together.
 
         Args:
-            lengths: Length of each row, without special tokens.
-            progress: Called after each batch with the number of rows done and of all rows.
+            rows: Ids without special tokens, or what `length` gives the number of ids of.
+            answer: Returns an answer to each row of a batch.
+            progress: Called with the number of rows done and of all rows.
+            length: Returns the number of ids of a row.
         """
-        shortest_first = sorted(range(len(lengths)), key=lengths.__getitem__)
-        start = 0
-        while start < len(lengths):
-            end = start + 1
-            while end < len(lengths) and (
-                (end + 1 - start) * (lengths[shortest_first[end]] + 2) <= BATCH_TOKENS
-            ):
-                end += 1
-            yield shortest_first[start:end]
-            start = end
-            progress(start, len(lengths))
+        return run_by_length(
+            [length(row) + 2 for row in rows],
+            lambda numbers: answer([rows[number] for number in numbers]),
+            max_rows=BATCH_TOKENS,
+            max_tokens=BATCH_TOKENS,
+            progress=progress,
+        )
 
     def cut(self, texts: Sequence[Sequence[int]]) -> list[Piece]:
         """Return the pieces of the texts' ids; they begin at words unless a word is longer.

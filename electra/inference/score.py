@@ -15,6 +15,7 @@ The generator of a run is a masked language model, too.
 Shape suffixes: B rows, L positions, V vocabulary.
 """
 
+import itertools
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,6 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from electra.checkpoints.folder import SavedNetwork, read_networks
 from electra.checkpoints.manifest import find_commit
@@ -71,7 +71,7 @@ class Scorer:
         Raises:
             UserError: A sentence is too long or has no tokens; the message has its number, from 1.
         """
-        network, masks = self.network, self.predicts == "tokens"
+        network = self.network
         encoded = network.tokenizer.encode_batch(list(sentences))
         for line, (sentence, ids) in enumerate(zip(sentences, encoded, strict=True), start=1):
             require(
@@ -79,36 +79,31 @@ class Scorer:
                 f"line {line} has {len(ids)} tokens; it must have 1 to {network.max_tokens}, as "
                 f"the run's rows: {sentence[:40]!r}",
             )
-        plls = [0.0] * len(encoded)
-        # Of each row the sentence and, if one token is masked, its place.
-        asked = [(n, p) for n, ids in enumerate(encoded) for p in range(len(ids) if masks else 1)]
-        for numbers in network.batches([len(encoded[n]) for n, _ in asked], progress):
-            batch = [asked[number] for number in numbers]
-            found_B = self._ask_masked(encoded, batch) if masks else self._ask(encoded, batch)
-            for (number, _), value in zip(batch, found_B.tolist(), strict=True):
-                plls[number] += value
+        if self.predicts != "tokens":
+            plls = network.run(encoded, self._ask, progress)
+        else:
+            places = [(ids, place) for ids in encoded for place in range(len(ids))]
+            found = network.run(places, self._ask_masked, progress, lambda each: len(each[0]))
+            log_probs = iter(found)
+            plls = [sum(itertools.islice(log_probs, len(ids))) for ids in encoded]
         return list(map(Score, sentences, map(len, encoded), plls))
 
-    def _ask(self, encoded: Sequence[list[int]], batch: Sequence[tuple[int, int]]) -> Tensor:
-        """Return the sum over the tokens of each sentence (B,)."""
-        rows = [encoded[sentence] for sentence, _ in batch]
-        logit_BL = self.network.head(self.network.encode(rows)).cpu()
+    def _ask(self, rows: list[list[int]]) -> list[float]:
+        """Return the sum over the tokens of each row, without [CLS] and [SEP]."""
+        logit_BL = self.network.head(self.network.encode(rows))
         log_prob_BL = -logit_BL if self.predicts == "energy" else F.logsigmoid(-logit_BL)
-        ends_B1 = torch.tensor([[len(row) + 1] for row in rows])
-        is_token_BL = torch.arange(log_prob_BL.shape[1]) < ends_B1
-        return (log_prob_BL * is_token_BL)[:, 1:].sum(dim=1)
+        pairs = zip(log_prob_BL.cpu(), rows, strict=True)
+        return [log_prob_L[1 : 1 + len(row)].sum().item() for log_prob_L, row in pairs]
 
-    def _ask_masked(self, encoded: Sequence[list[int]], batch: Sequence[tuple[int, int]]) -> Tensor:
-        """Return log p (B,) of the token at a place of each sentence, given all others."""
-        rows = [list(encoded[sentence]) for sentence, _ in batch]
-        tokens, places = [], []
-        for row, (_, place) in zip(rows, batch, strict=True):
-            tokens.append(row[place])
-            places.append(place + 1)
-            row[place] = self.network.tokenizer.mask_id
-        hidden_BH = self.network.encode(rows)[torch.arange(len(rows)), torch.tensor(places)]
+    def _ask_masked(self, asked: list[tuple[list[int], int]]) -> list[float]:
+        """Return log p of the token at a place of each row, given all others."""
+        mask_id = self.network.tokenizer.mask_id
+        rows = [[*ids[:place], mask_id, *ids[place + 1 :]] for ids, place in asked]
+        places_B, tokens_B = torch.tensor([(place + 1, ids[place]) for ids, place in asked]).T
+        hidden_BH = self.network.encode(rows)[torch.arange(len(rows)), places_B]
         log_probs_BV = self.network.log_probs(hidden_BH)
-        return log_probs_BV.gather(1, torch.tensor(tokens).to(log_probs_BV.device)[:, None])[:, 0]
+        tokens_B1 = tokens_B[:, None].to(log_probs_BV.device)
+        return log_probs_BV.gather(1, tokens_B1)[:, 0].tolist()
 
 
 class Pairs(NamedTuple):

@@ -82,7 +82,9 @@ def choose_layer(
     first = [place[sentence] for sentence in pairs.first]
     second = [place[sentence] for sentence in pairs.second]
     ids = network.tokenizer.encode_batch(sentences)
-    pooled_PKNH = _pool_layers(network, [each[: network.max_tokens] for each in ids], progress)
+    rows = [each[: network.max_tokens] for each in ids]
+    pooled_NPKH = network.run(rows, lambda batch: _pool_layers(network, batch), progress)
+    pooled_PKNH = np.stack(pooled_NPKH, axis=2)
     scores = []
     for states_KNH, pooling in zip(pooled_PKNH, POOLINGS, strict=True):
         for layer, states_NH in enumerate(states_KNH, start=1):
@@ -104,19 +106,13 @@ def choose_layer(
 
 
 @torch.inference_mode()
-def _pool_layers(
-    network: LoadedEncoder, rows: Sequence[Sequence[int]], progress: Callable[[int, int], None]
-) -> np.ndarray:
-    """Return the states of rows of ids (P, K, N, H), float32: pooled in two ways, of all layers."""
-    num_layers, size = network.num_layers, network.encoder.config.hidden_size
+def _pool_layers(network: LoadedEncoder, rows: Sequence[Sequence[int]]) -> np.ndarray:
+    """Return the states of rows of ids (B, P, K, H), float32: pooled in two ways, of all layers."""
+    input_ids_BL, mask_BL = network.pad(rows)
+    states_KBLH = network.encoder.layer_states(network.num_layers, input_ids_BL, mask_BL).float()
     final_norm = network.encoder.final_norm
-    pooled_PKNH = np.zeros((len(POOLINGS), num_layers, len(rows), size), np.float32)
-    for numbers in network.batches(list(map(len, rows)), progress):
-        input_ids_BL, mask_BL = network.pad([rows[number] for number in numbers])
-        states_KBLH = network.encoder.layer_states(num_layers, input_ids_BL, mask_BL).float()
-        if final_norm is not None:  # an encoder that ends with a lower layer has it there
-            states_KBLH[:-1] = final_norm(states_KBLH[:-1])
-        share_BL1 = (mask_BL / mask_BL.sum(dim=1, keepdim=True))[:, :, None]
-        pooled_PKNH[0][:, numbers] = (states_KBLH * share_BL1).sum(dim=2).cpu().numpy()
-        pooled_PKNH[1][:, numbers] = states_KBLH[:, :, 0].cpu().numpy()
-    return pooled_PKNH
+    if final_norm is not None:  # an encoder that ends with a lower layer has it there
+        states_KBLH[:-1] = final_norm(states_KBLH[:-1])
+    share_BL1 = (mask_BL / mask_BL.sum(dim=1, keepdim=True))[:, :, None]
+    means_KBH = (states_KBLH * share_BL1).sum(dim=2)
+    return torch.stack([means_KBH, states_KBLH[:, :, 0]]).permute(2, 0, 1, 3).cpu().numpy()
