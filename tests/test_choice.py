@@ -129,7 +129,7 @@ def test_one_logit_a_row_and_the_loss_by_hand(pretrained, toy_tokenizer):
     assert task.family.loss(outputs, batch).item() == pytest.approx(sum(by_hand) / 3, rel=1e-5)
     best = logits[0].argmax().item()
     assert task.family.score(rows, outputs) == {"accuracy": pytest.approx(1 / 3)}
-    assert task.family.describe_collapse(rows, outputs) == f"every dev prediction is choice {best}"
+    assert task.family.describe_collapse(rows, outputs) == f"every dev prediction is '{best}'"
 
 
 def test_choices_may_be_listed_in_any_order(pretrained, toy_tokenizer):

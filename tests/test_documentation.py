@@ -91,17 +91,16 @@ def write_table(path, rows):
 def write_glue(folder, lines):
     """Every task of GLUE with test sets: 12 examples of train, 6 of the others."""
     for task in GLUE.values():
-        texts = [task.text, *([task.text_b] if task.text_b else [])]
         labels = task.labels or ("0.0", "2.5", "5.0")
         for split, stem in task.files:
             is_labelled = split.startswith(("train", "dev"))
             place = DIAGNOSTIC[0] if split == "diagnostic" else task.folders[0]
             columns = task.columns if is_labelled else ()
-            header = columns or ("index", *texts, *([task.label] if is_labelled else []))
+            header = columns or ("index", *task.texts, *([task.label] if is_labelled else []))
             rows = [] if columns else [header]
             for number in range(12 if split == "train" else 6):
                 values = dict.fromkeys(header, str(number))
-                values |= {text: lines[number + n] for n, text in enumerate(texts)}
+                values |= {text: lines[number + n] for n, text in enumerate(task.texts)}
                 values[task.label] = labels[number % len(labels)]
                 rows.append([values[name] for name in header])
             write_table(folder / place / f"{stem}.tsv", rows)

@@ -531,7 +531,7 @@ REFUSED = [
     ),
     (
         ("tags", "a.jsonl", '{"token": ["a"]}', []),
-        "a.jsonl line 1: no 'tokens'; did you mean 'token'?",
+        "a.jsonl: no column 'tokens'; did you mean 'token'?",
     ),
     (("plain", "a.txt", "x\n", []), "a.txt must be .json, .tsv, "),
     (

@@ -18,7 +18,7 @@ from electra.reports.runs import Finetuning
 from electra.reports.tokens import TokenView
 from electra.shards.prepare import prepare
 from electra.shards.store import open_shards
-from electra.tasks.conll import read_tagging_task
+from electra.tasks.tagging import read_tagging_task
 from electra.tokenizing.tokenizer import Tokenizer
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from electra.checkpoints.folder import Pretrained
-from electra.config import FinetuneConfig, TokenizerConfig
+from electra.config import FinetuneConfig, SquadConfig, TokenizerConfig
 from electra.errors import UserError
 from electra.finetuning.loop import train_seed
 from electra.finetuning.start import encode_task
@@ -24,19 +24,22 @@ from electra.tasks.squad import (
     MAX_ANSWER,
     N_BEST,
     SpanExtraction,
+    SpanQuestion,
     cover_span,
     cut_windows,
-    encode_questions,
     find_answers,
-    own_tokens,
+    read_questions,
     read_squad_task,
 )
-from electra.tasks.squad_files import SpanQuestion, read_questions
 from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.machine import Machine
 
 SQUAD_FOLDER = Path(__file__).parents[2] / "shared/data/squad"
 VOCAB_FILE = Path(__file__).parents[2] / "shared/data/vocab/bert-base-uncased.txt"
+
+
+def encode_questions(questions, tokenizer, sequence_length, *, reference):
+    return SpanExtraction(reference=reference).encode(questions, tokenizer, sequence_length)
 
 
 # --- files ---
@@ -81,7 +84,7 @@ def test_squad_files_are_read_compressed_or_not(tmp_path):
     )
     (tmp_path / "dev-v1.1.json").write_text(squad_json(entry()))
     (tmp_path / "test.json").write_text(squad_json({"id": "t", "question": "What?"}))
-    task = read_squad_task("squad", tmp_path)
+    task = read_squad_task("squad-1.1", tmp_path, SquadConfig())
     first = SpanQuestion("q1", "What was sold?", CONTEXT, ("a boat",), (20, 26))
     assert task.examples == {
         "train": [first, SpanQuestion("q2", "Who?", CONTEXT, (), None)],
@@ -108,11 +111,11 @@ def test_several_files_are_one_split_if_they_are_named(tmp_path):
     (tmp_path / "train-b.jsonl").write_text(mrqa_jsonl())
     (tmp_path / "dev.json").write_text(squad_json(entry()))
     with pytest.raises(UserError) as refusal:
-        read_squad_task("squad", tmp_path)
+        read_squad_task("squad-1.1", tmp_path, SquadConfig())
     assert str(refusal.value) == (
         f"{tmp_path} has several train files: train-a.json, train-b.jsonl; choose with squad.train"
     )
-    task = read_squad_task("squad", tmp_path, train=["train-b.jsonl", "train-a.json"])
+    task = read_squad_task("squad-1.1", tmp_path, SquadConfig(train="train-b.jsonl, train-a.json"))
     assert [question.id for question in task.examples["train"]] == ["m1", "a"]
 
 
@@ -120,10 +123,10 @@ QUESTION = "{0} question 'q1': "
 REFUSALS = [
     ("x.json", "{", "{0} is not valid JSON: "),
     ("x.json", b"\xff", "{0} is not valid JSON: "),
-    ("x.json", "[]", "{0}: [] must be a map with 'data'"),
+    ("x.json", "[]", "{0}: [] must be a dictionary of fields"),
     ("x.json", '{"data": {}}', "{0}: 'data' is {{}}; it must be a list"),
     ("x.json", '{"data": []}', "{0}: no questions; there must be at least one"),
-    ("x.json", '{"data": [{}]}', "{0} article 1: no 'paragraphs'; it must be a list"),
+    ("x.json", '{"data": [{}]}', "{0} article 1: no 'paragraphs', which must be a list"),
     (
         "x.json",
         '{"data": [{"paragraphs": [{"context": 1}]}]}',
@@ -170,13 +173,17 @@ REFUSALS = [
     ),
     ("x.json", squad_json(entry("", 3)), QUESTION + "the context has '' at answer_start 3; "),
     ("x.jsonl", "[]\n", "{0} line 1: must be a JSON object"),
-    ("x.jsonl", '\n{"context": "a"}', "{0} line 2: no 'qas'; it must be a list"),
+    ("x.jsonl", '\n{"context": "a"}', "{0} line 2: no 'qas', which must be a list"),
     (
         "x.jsonl",
         mrqa_jsonl(answers=[]),
         "{0} question 'm1': 'answers' is empty; it must have at least one",
     ),
-    ("x.jsonl", mrqa_jsonl(answers=[3]), "{0} question 'm1': the answer 3 must be text"),
+    (
+        "x.jsonl",
+        mrqa_jsonl(answers=[3]),
+        "{0} question 'm1': 'answers' is [3]; it must be a list of texts",
+    ),
     (
         "x.jsonl",
         mrqa_jsonl(detected_answers=[{"char_spans": [[20, 49]]}]),
@@ -190,7 +197,7 @@ REFUSALS = [
     ),
     ("x.json", "[" * 100_000, "{0} is JSON that is nested too deeply"),
     ("x.jsonl", "[" * 100_000, "{0} line 1: JSON that is nested too deeply"),
-    ("x.tsv", "", "{0} must be .json or .jsonl, compressed or not"),
+    ("x.tsv", "", "{0} must be .json, .jsonl, compressed or not"),
 ]
 
 
@@ -207,16 +214,16 @@ def test_files_that_do_not_fit_are_refused_in_one_line(tmp_path, name, content, 
 @pytest.mark.parametrize(
     ("files", "chosen", "message"),
     [
-        ({}, {}, "{0} has no train file; add train.json or train.jsonl, or name it with"),
-        ({"train.json"}, {}, "{0} has no dev file; add dev.json or dev.jsonl, or name it with"),
-        ({"train.json"}, {"dev": ["d.json"]}, "squad.dev: no file {0}/d.json"),
+        ({}, {}, "{0} has no train file; add train with .json, .jsonl, or name it with"),
+        ({"train.json"}, {}, "{0} has no dev file; add dev with .json, .jsonl, or name it with"),
+        ({"train.json"}, {"dev": "d.json"}, "squad.dev: no file {0}/d.json"),
     ],
 )
 def test_missing_files_are_refused(tmp_path, files, chosen, message):
     for name in files:
         (tmp_path / name).write_text(squad_json(entry()))
     with pytest.raises(UserError) as refusal:
-        read_squad_task("squad", tmp_path, **chosen)
+        read_squad_task("squad-1.1", tmp_path, SquadConfig(**chosen))
     assert str(refusal.value).startswith(message.format(tmp_path))
 
 
@@ -241,35 +248,34 @@ def test_texts_of_which_nothing_is_left_are_refused(toy_tokenizer, context, answ
 def test_windows_cover_the_text_and_overlap():
     for num_tokens in range(1, 60):
         for size, stride in ((5, 3), (8, 4), (1, 1), (70, 35)):
-            spans = cut_windows(num_tokens, size, stride)
-            assert spans[0][0] == 0
-            assert spans[-1][1] == num_tokens
-            assert all(end - start == size for start, end in spans[:-1])
-            assert all(b[0] - a[0] == stride for a, b in pairwise(spans))
+            windows = [window for window, _ in cut_windows(num_tokens, size, stride)]
+            assert windows[0].start == 0
+            assert windows[-1].stop == num_tokens
+            assert all(len(window) == size for window in windows[:-1])
+            assert all(b.start - a.start == stride for a, b in pairwise(windows))
 
 
 def test_a_token_is_owned_by_the_window_that_shows_most_around_it():
     for num_tokens in range(1, 60):
         for size, stride in ((5, 3), (8, 4), (9, 2), (1, 1)):
             spans = cut_windows(num_tokens, size, stride)
-            owned = own_tokens(spans)
             for token in range(num_tokens):
                 scores = [
-                    min(token - start, end - 1 - token) + 0.01 * (end - start)
-                    if start <= token < end
+                    min(token - tokens.start, tokens.stop - 1 - token) + 0.01 * len(tokens)
+                    if token in tokens
                     else -1
-                    for start, end in spans
+                    for tokens, _ in spans
                 ]
-                owners = [n for n, (start, end) in enumerate(owned) if start <= token < end]
+                owners = [n for n, (_, owned) in enumerate(spans) if token in owned]
                 assert owners == [scores.index(max(scores))]
 
 
 def test_a_long_text_takes_no_more_memory_than_its_tokens():
     tracemalloc.start()
-    owned = own_tokens(cut_windows(50_000, 256, 128))
+    windows = cut_windows(50_000, 256, 128)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert owned[-1][1] == 50_000
+    assert windows[-1][1].stop == 50_000
     assert peak < 5e6
 
 

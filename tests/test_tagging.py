@@ -23,10 +23,15 @@ from electra.finetuning.network import run_network
 from electra.finetuning.start import encode_task
 from electra.model.encoder import Encoder
 from electra.model.initialisation import init_weights
-from electra.tasks.conll import read_tagging_task
 from electra.tasks.family import Task
 from electra.tasks.rows import Rows, make_batch
-from electra.tasks.tagging import ENTITY_METRICS, TaggedSentence, Tagging, cut_word_windows
+from electra.tasks.tagging import (
+    ENTITY_METRICS,
+    TaggedSentence,
+    Tagging,
+    cut_word_windows,
+    read_tagging_task,
+)
 from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.machine import Machine
 
@@ -183,7 +188,7 @@ REFUSALS = [
     (
         {"train_txt": IOB2, "test_txt": IOB2},
         {},
-        "{0} has no dev file; add dev or valid or validation or val or testa with .txt,",
+        "{0} has no dev file; add dev with .txt,",
     ),
     (
         {"train_txt": IOB2, "train_jsonl": "{}"},
@@ -230,7 +235,7 @@ REFUSALS = [
     (
         {"dev_jsonl": '{"tokens": ["a"], "ner_tags": ["O"]}'},
         {},
-        "{0}/dev.jsonl line 1: no 'tags'; did you mean 'ner_tags'?",
+        "{0}/dev.jsonl: no column 'tags'; did you mean 'ner_tags'?",
     ),
     (
         {"dev_jsonl": '\n{"tokens": ["a", "b"], "tags": ["O"]}'},
@@ -240,7 +245,7 @@ REFUSALS = [
     (
         {"dev_jsonl": '{"tokens": ["a"], "tags": [0]}'},
         {},
-        "{0}/dev.jsonl line 1: 'tags' must be a list of texts, not [0]",
+        "{0}/dev.jsonl line 1: 'tags' is [0]; it must be a list of texts",
     ),
 ]
 

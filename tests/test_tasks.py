@@ -16,7 +16,7 @@ from electra.settings import override
 from electra.tasks.choice import ChoiceQuestion, MultipleChoice
 from electra.tasks.classification import Classification, Example
 from electra.tasks.family import Task
-from electra.tasks.metrics import score
+from electra.tasks.predictions import score
 from electra.tasks.registry import read_task
 from electra.tasks.rows import choose_batches, cut_pair, encode_texts, make_batch, pack_row
 from electra.tasks.tagging import TaggedSentence, Tagging
@@ -61,11 +61,11 @@ def test_pairs_are_cut_a_token_at_a_time_from_the_longer_text(room):
             assert cut_pair(size_a, size_b, room) == (kept_a, kept_b)
 
 
-def test_rows_have_special_tokens_and_fit():
-    cls, sep = 101, 102
-    assert pack_row([1, 2, 3], None, 8, cls_id=cls, sep_id=sep) == ([cls, 1, 2, 3, sep], 5)
-    assert pack_row([1, 2, 3], None, 4, cls_id=cls, sep_id=sep) == ([cls, 1, 2, sep], 4)
-    pair = pack_row([1, 2, 3, 4], [5, 6], 8, cls_id=cls, sep_id=sep)
+def test_rows_have_special_tokens_and_fit(toy_tokenizer):
+    cls, sep = toy_tokenizer.cls_id, toy_tokenizer.sep_id
+    assert pack_row([1, 2, 3], None, 8, toy_tokenizer) == ([cls, 1, 2, 3, sep], 5)
+    assert pack_row([1, 2, 3], None, 4, toy_tokenizer) == ([cls, 1, 2, sep], 4)
+    pair = pack_row([1, 2, 3, 4], [5, 6], 8, toy_tokenizer)
     assert pair == ([cls, 1, 2, 3, sep, 5, 6, sep], 5)
 
 
@@ -285,13 +285,13 @@ REFUSALS = [
     (
         {},
         [],
-        "{0} has no train file; add train.tsv (or .csv, .jsonl, .parquet), or name it with "
+        "{0} has no train file; add train with .tsv, .csv, .jsonl, .parquet, or name it with "
         "own.train",
     ),
     (
         {"train_tsv": TRAIN, "train_jsonl": "{}"},
         [],
-        "{0} has several train files: train.jsonl, train.tsv; choose one with own.train",
+        "{0} has several train files: train.jsonl, train.tsv; choose with own.train",
     ),
     ({"train_tsv": TRAIN}, ["dev=x.tsv"], "own.dev: no file {0}/x.tsv"),
     (

@@ -2,19 +2,13 @@
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from electra.errors import require
 from electra.files import read_object
-from electra.tasks.choice import MultipleChoice
-from electra.tasks.classification import Classification
 from electra.tasks.family import Constant, Family, Task
-from electra.tasks.metrics import score
-from electra.tasks.predictions import average, read_predictions
 from electra.tasks.rows import Outputs, Rows
 
 CHANCE = 0.99
@@ -112,10 +106,13 @@ def summarise(folder: Path, task: Task) -> dict[str, Any]:
         notes.append(
             f"the median is that of the seeds as drawn; with {changes} it is {spread['median']:.3f}"
         )
+    ensemble = {}
+    if len(drawn) > 1:
+        ensemble = task.family.score_ensemble([folder / f"seed-{seed}" for seed in drawn])
     return {
         **_measure_spread(task, drawn.values()),
         "with_replacements": with_replacements,
-        "ensemble": score_ensemble(folder, task, list(drawn)),
+        "ensemble": ensemble,
         "num_degenerate": sum(record["degenerate"] for record in drawn.values()),
         "notes": notes,
         "train_seconds": sum(record["train_seconds"] for record in runs),
@@ -138,17 +135,3 @@ def _measure_spread(task: Task, records: Iterable[dict[str, Any]]) -> dict[str, 
 def _name_seed(record: dict[str, Any]) -> str:
     place = f", in place of seed {record['replaces']}," if "replaces" in record else ""
     return f"seed {record['seed']}{place}"
-
-
-def score_ensemble(folder: Path, task: Task, seeds: Sequence[int]) -> dict[str, float]:
-    """Return the scores on dev of an ensemble: the mean of the seeds' probabilities or numbers.
-
-    Probabilities and numbers are those of the files, rounded. Empty for a single seed, if a seed's
-    answers are not finite, and for families without probabilities or numbers.
-    """
-    if len(seeds) < 2 or not isinstance(task.family, Classification | MultipleChoice):
-        return {}
-    together = average([read_predictions(folder / f"seed-{n}/predictions.tsv") for n in seeds])
-    if not np.isfinite(together.values).all():
-        return {}
-    return score(task.family.metrics, together.right_answers, together.answers)

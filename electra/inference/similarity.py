@@ -18,7 +18,7 @@ from electra.files import sha256_file
 from electra.inference.embed import Pooling
 from electra.inference.network import LoadedEncoder
 from electra.interop.sentence_transformers import LayerScore, Similarity
-from electra.tasks.metrics import score_spearman
+from electra.tasks.predictions import score_spearman
 from electra.text.tables import find_table, read_table
 
 COLUMNS = ("sentence1", "sentence2", "score")

@@ -11,18 +11,16 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from electra.config import EncoderConfig, FinetuneConfig
 from electra.errors import UserError, require
 from electra.model.heads import ClassifierHead, build_inner
-from electra.tasks.classification import describe_labels, read_label
-from electra.tasks.family import Constant, Family, Record, Task
-from electra.tasks.metrics import score
-from electra.tasks.predictions import predictions_name, write_labels
-from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_texts, pack_row, pad_rows
-from electra.text.tables import TableFile, find_table, read_table
+from electra.tasks.classification import Labelled, read_labels
+from electra.tasks.family import Constant, Record, Task
+from electra.tasks.inputs import choose_columns, require_format
+from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_texts, pack_rows
+from electra.text.tables import TABLE_FORMATS, TableFile, find_table, read_table
 from electra.tokenizing.tokenizer import Tokenizer
 
 
@@ -36,7 +34,7 @@ class ChoiceQuestion(NamedTuple):
 
 
 @dataclass(frozen=True)
-class MultipleChoice(Family):
+class MultipleChoice(Labelled):
     """Contexts with `num_choices` choices each; a choice is named by its number, from 0."""
 
     num_choices: int
@@ -47,7 +45,7 @@ class MultipleChoice(Family):
     @property
     def labels(self) -> tuple[str, ...]:
         """The numbers of the choices."""
-        return _numbers(self.num_choices)
+        return tuple(map(str, range(self.num_choices)))
 
     def parse(self, record: Record) -> ChoiceQuestion:
         """Return {"context": ..., "choices": [...]} as a question."""
@@ -60,6 +58,22 @@ class MultipleChoice(Family):
             record.require(text.strip() != "", f"'choices' has an empty text, choice {number}")
         return ChoiceQuestion(context, tuple(choices), None)
 
+    def read_records(
+        self, path: Path, columns: Sequence[str], trained: Sequence[str]
+    ) -> list[dict[str, Any]]:
+        """Return contexts with their choices: the rows of a table."""
+        require_format(path, TABLE_FORMATS)
+        table = read_table(path)
+        context, *rest = choose_columns(table, columns, trained[:-1])  # the last is the label's
+        begin = rest.pop(0) if self.begin else ""
+        questions = read_choice_questions(table, context, rest, begin=begin)
+        count = len(questions[0].choices)
+        require(
+            count == self.num_choices,
+            f"{path}: {count} choices a row; the model was trained on {self.num_choices}",
+        )
+        return [{"context": each.context, "choices": list(each.choices)} for each in questions]
+
     def encode(
         self, examples: Sequence[ChoiceQuestion], tokenizer: Tokenizer, sequence_length: int
     ) -> Rows:
@@ -67,31 +81,10 @@ class MultipleChoice(Family):
         contexts = encode_texts(tokenizer, [each.context for each in examples], sequence_length)
         texts = [text for question in examples for text in question.choices]
         choices = iter(encode_texts(tokenizer, texts, sequence_length))
-        rows, first_lengths, num_cut = [], [], 0
-        for context in contexts:
-            is_cut = False
-            for _ in range(self.num_choices):
-                choice = next(choices)
-                row, first_length = pack_row(
-                    context,
-                    choice,
-                    sequence_length,
-                    cls_id=tokenizer.cls_id,
-                    sep_id=tokenizer.sep_id,
-                )
-                is_cut |= len(context) + len(choice) > len(row) - 3
-                rows.append(row)
-                first_lengths.append(first_length)
-            num_cut += is_cut
-        labels = torch.tensor([-1 if q.label is None else q.label for q in examples])
-        return pad_rows(
-            rows,
-            first_lengths,
-            {"labels": labels},
-            pad_id=tokenizer.pad_id,
-            num_cut=num_cut,
-            examples=examples,
-            rows_per_item=self.num_choices,
+        pairs = [(context, next(choices)) for context in contexts for _ in range(self.num_choices)]
+        labels = torch.tensor([-1 if each.label is None else each.label for each in examples])
+        return pack_rows(
+            pairs, {"labels": labels}, tokenizer, sequence_length, examples, self.num_choices
         )
 
     def build_head(self, sizes: EncoderConfig, config: FinetuneConfig) -> nn.Module:
@@ -104,32 +97,9 @@ class MultipleChoice(Family):
         """Return a logit for each choice of each question, (B, C)."""
         return {"logits": head(states, batch.attention_mask).view(-1, self.num_choices)}
 
-    def loss(self, outputs: Outputs, batch: TaskBatch) -> Tensor:
-        """Return the mean cross-entropy over the choices, nats."""
-        return F.cross_entropy(outputs["logits"], batch.targets["labels"])
-
-    def score(self, rows: Rows, outputs: Outputs) -> dict[str, float]:
-        """Return the accuracy as a fraction; empty if the right choices are unknown."""
-        if rows.examples[0].label is None:
-            return {}
-        labels = rows.targets["labels"]
-        return score(self.metrics, labels.tolist(), outputs["logits"].argmax(dim=1).tolist())
-
     def find_constant(self, train: Rows, dev: Rows) -> Constant:
         """Return loss and scores of equal probabilities: the order of the choices means nothing."""
         return Constant(math.log(self.num_choices), {"accuracy": 1 / self.num_choices})
-
-    def describe_collapse(self, dev: Rows, outputs: Outputs) -> str | None:
-        """Return a note if the same choice is always predicted but the labels differ."""
-        taken = outputs["logits"].argmax(dim=1).unique()
-        if len(taken) > 1 or len(dev.targets["labels"].unique()) == 1:
-            return None
-        return f"every dev prediction is choice {int(taken)}"
-
-    def write_predictions(self, folder: Path, split: str, rows: Rows, outputs: Outputs) -> None:
-        """Write the right choice, the prediction and the probability of each choice."""
-        path = folder / predictions_name(split)
-        write_labels(path, self.labels, rows.targets["labels"], outputs["logits"])
 
     def facts(self) -> dict[str, Any]:
         """Return the family's name, the number of choices and the column that they begin with."""
@@ -140,13 +110,14 @@ class MultipleChoice(Family):
         """Return the family of a saved model."""
         return cls(facts["num_choices"], facts["begin"])
 
-    def describe_answers(self, rows: Rows, outputs: Outputs) -> list[dict[str, Any]]:
-        """Return the number of the predicted choice and the probability of each choice."""
-        return describe_labels(self.labels, outputs["logits"])
-
 
 def read_choice_questions(
-    table: TableFile, *, context: str, choices: Sequence[str], label: str | None, begin: str = ""
+    table: TableFile,
+    context: str,
+    choices: Sequence[str],
+    label: str | None = None,
+    *,
+    begin: str = "",
 ) -> list[ChoiceQuestion]:
     """Return a question for each row of a table.
 
@@ -165,28 +136,44 @@ def read_choice_questions(
         rows = table.lists(choices[0])
     else:
         rows = list(zip(*(table.column(column) for column in choices), strict=True))
+    count = len(rows[0])
+    for number, row in enumerate(rows):
+        if mistake := _find_mistake(row, count):
+            raise UserError(f"{table.place(number)}: {mistake}")
+    if begin:
+        starts = table.column(begin)
+        rows = [
+            tuple(f"{start} {text}" if start else text for text in row)
+            for start, row in zip(starts, rows, strict=True)
+        ]
+    labels: Sequence[Any] = [None] * len(rows)
+    if label is not None:
+        labels = read_labels(table, label, tuple(map(str, range(count))))
     contexts = table.column(context)
-    begins = table.column(begin) if begin else [""] * len(rows)
-    labels = [None] * len(rows) if label is None else table.column(label)
-    names, questions = _numbers(len(rows[0])), []
-    for number, (first, start, row, name) in enumerate(
-        zip(contexts, begins, rows, labels, strict=True)
-    ):
-        try:
-            _check_choices(row, len(names))
-            place = None if name is None else int(read_label(name, names))
-        except UserError as error:
-            raise UserError(f"{table.place(number)}: {error}") from None
-        texts = tuple(f"{start} {text}" if start else text for text in row)
-        questions.append(ChoiceQuestion(first, texts, place))
-    return questions
+    return [ChoiceQuestion(*each) for each in zip(contexts, rows, labels, strict=True)]
 
 
-def count_choices(tables: dict[str, TableFile], examples: dict[str, list[ChoiceQuestion]]) -> int:
-    """Return the number of choices of a question.
+def _find_mistake(choices: Sequence[str], count: int) -> str:
+    """Return what is wrong with the choices of a row that must have so many; "" if nothing."""
+    if count < 2:
+        return f"{count} choice; there must be two or more"
+    if len(choices) != count:
+        return f"{len(choices)} choices; it must have {count}, as the first row has"
+    empty = [number for number, text in enumerate(choices) if not text.strip()]
+    return f"choice {empty[0]} is empty; every row must have {count}" if empty else ""
+
+
+def choice_task(
+    name: str,
+    tables: dict[str, TableFile],
+    examples: dict[str, list[ChoiceQuestion]],
+    columns: Sequence[str],
+    begin: str = "",
+) -> Task:
+    """Return the task of the questions in tables.
 
     Raises:
-        UserError: The questions of a split have another number than those of train.
+        UserError: The questions of a split have another number of choices than those of train.
     """
     counts = {split: len(questions[0].choices) for split, questions in examples.items()}
     for split, count in counts.items():
@@ -195,7 +182,13 @@ def count_choices(tables: dict[str, TableFile], examples: dict[str, list[ChoiceQ
             f"{tables[split].path}: {count} choices a row; it must be {counts['train']}, as in "
             f"{tables['train'].path}",
         )
-    return counts["train"]
+    return Task(
+        name,
+        MultipleChoice(counts["train"], begin),
+        examples,
+        files=tuple(table.path for table in tables.values()),
+        columns=tuple(columns),
+    )
 
 
 def read_swag(data: Path) -> Task:
@@ -207,46 +200,25 @@ def read_swag(data: Path) -> Task:
     Raises:
         UserError: A file is missing or not as SWAG's.
     """
-    found = {
-        split: find_table(data, stem, ".csv")
-        for split, stem in (("train", "train"), ("dev", "val"), ("test", "test"))
-    }
-    for split, stem in (("train", "train"), ("dev", "val")):
-        require(found[split] is not None, f"{data} has no {stem}.csv; give SWAG's folder")
-    tables = {split: read_table(path) for split, path in found.items() if path is not None}
-    examples = {
-        split: read_choice_questions(
-            table,
-            context="sent1",
-            begin="sent2",
-            choices=_endings(table),
-            label=None if split == "test" and "label" not in table.columns else "label",
+    tables = {}
+    for split, stem in (("train", "train"), ("dev", "val"), ("test", "test")):
+        path = find_table(data, stem, ".csv")
+        require(
+            path is not None or split == "test", f"{data} has no {stem}.csv; give SWAG's folder"
         )
-        for split, table in tables.items()
-    }
-    return Task(
-        "swag",
-        MultipleChoice(count_choices(tables, examples), begin="sent2"),
-        examples,
-        files=tuple(table.path for table in tables.values()),
-        columns=("sent1", "sent2", *_endings(tables["train"]), "label"),
-    )
+        if path is not None:
+            tables[split] = read_table(path)
+    examples = {}
+    for split, table in tables.items():
+        label = None if split == "test" and "label" not in table.columns else "label"
+        examples[split] = read_choice_questions(
+            table, "sent1", _endings(table), label, begin="sent2"
+        )
+    columns = ("sent1", "sent2", *_endings(tables["train"]), "label")
+    return choice_task("swag", tables, examples, columns, begin="sent2")
 
 
 def _endings(table: TableFile) -> list[str]:
     names = [name for name in table.columns if name.startswith("ending")]
     require(len(names) > 1, f"{table.path}: no columns ending0, ending1, ...; give SWAG's folder")
     return names
-
-
-def _check_choices(choices: Sequence[str], count: int) -> None:
-    require(count > 1, f"{count} choice; there must be two or more")
-    require(
-        len(choices) == count, f"{len(choices)} choices; it must have {count}, as the first row has"
-    )
-    for number, text in enumerate(choices):
-        require(text.strip() != "", f"choice {number} is empty; every row must have {count}")
-
-
-def _numbers(count: int) -> tuple[str, ...]:
-    return tuple(map(str, range(count)))

@@ -1,12 +1,14 @@
 """Classification and regression of texts and pairs: the label is a name or a number."""
 
 import math
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -15,11 +17,95 @@ from electra.config import EncoderConfig, FinetuneConfig
 from electra.errors import UserError, did_you_mean, require
 from electra.model.heads import ClassifierHead, FeatureHead, PairHead, build_inner
 from electra.tasks.family import Constant, Family, Record
-from electra.tasks.metrics import score
-from electra.tasks.predictions import predictions_name, write_labels, write_numbers
-from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_texts, pack_row, pad_rows
-from electra.text.tables import TableFile
+from electra.tasks.inputs import TEXT, choose_columns, is_plain, read_plain, require_format
+from electra.tasks.predictions import (
+    PROB,
+    average,
+    predictions_name,
+    read_predictions,
+    score,
+    write_labels,
+    write_numbers,
+)
+from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_texts, pack_rows
+from electra.text.tables import TABLE_FORMATS, TableFile, read_table
 from electra.tokenizing.tokenizer import Tokenizer
+
+
+class Labelled(Family):
+    """A family whose every item has one label, or one number, and outputs "logits" (B, labels)."""
+
+    label_range: tuple[float, float] | None = None
+    """Smallest and largest label of a regression; None: the labels are names."""
+
+    @property
+    @abstractmethod
+    def labels(self) -> tuple[str, ...]:
+        """Names of the labels; empty for a regression."""
+
+    def decide(self, outputs: Outputs) -> Tensor:
+        """Return the most likely label of each item, or the number predicted in [0, 1]."""
+        logits = outputs["logits"]
+        return logits.argmax(dim=1) if self.labels else logits.squeeze(1)
+
+    def _unscale(self, numbers: Tensor) -> Tensor:
+        """Return numbers in [0, 1] on the scale of the labels."""
+        least, greatest = self.label_range or (0.0, 1.0)
+        return numbers * (greatest - least) + least
+
+    def loss(self, outputs: Outputs, batch: TaskBatch) -> Tensor:
+        """Return the mean cross-entropy, nats, or the mean squared error on [0, 1]."""
+        logits, labels = outputs["logits"], batch.targets["labels"]
+        if self.labels:
+            return F.cross_entropy(logits, labels)
+        return F.mse_loss(logits.squeeze(1), labels)
+
+    def score(self, rows: Rows, outputs: Outputs) -> dict[str, float]:
+        """Return the metrics as fractions; empty if the labels are unknown."""
+        if rows.examples[0].label is None:
+            return {}
+        gold = rows.targets["labels"].tolist()
+        return score(self.metrics, gold, self.decide(outputs).tolist())
+
+    def score_ensemble(self, folders: Sequence[Path]) -> dict[str, float]:
+        """Return the scores on dev of the mean of the probabilities or numbers in the files."""
+        together = average([read_predictions(each / predictions_name("dev")) for each in folders])
+        if not np.isfinite(together.values).all():
+            return {}
+        return score(self.metrics, together.right_answers, together.answers)
+
+    def describe_collapse(self, dev: Rows, outputs: Outputs) -> str | None:
+        """Return a note if all predictions are the same but the labels are not."""
+        predicted = self.decide(outputs).unique()
+        if len(predicted) > 1 or len(dev.targets["labels"].unique()) == 1:
+            return None
+        answer = repr(self.labels[int(predicted)]) if self.labels else f"{predicted.item():.3f}"
+        return f"every dev prediction is {answer}"
+
+    def write_predictions(self, folder: Path, split: str, rows: Rows, outputs: Outputs) -> None:
+        """Write label and prediction of each item, and the probability of each label."""
+        gold, path = rows.targets["labels"], folder / predictions_name(split)
+        if self.labels:
+            write_labels(path, self.labels, gold, outputs["logits"])
+        else:
+            write_numbers(path, *self._unscale(torch.stack([gold, self.decide(outputs)])))
+
+    def describe_answers(self, rows: Rows, outputs: Outputs) -> list[dict[str, Any]]:
+        """Return the `prediction` for each item, and the probability of each label."""
+        decided = self.decide(outputs)
+        if not self.labels:
+            numbers = self._unscale(decided).tolist()
+            return [{"prediction": round(number, 4)} for number in numbers]
+        names = [PROB + label for label in self.labels]
+        return [
+            {
+                "prediction": self.labels[guess],
+                **{name: round(share, 6) for name, share in zip(names, shares, strict=True)},
+            }
+            for guess, shares in zip(
+                decided.tolist(), outputs["logits"].softmax(dim=1).tolist(), strict=True
+            )
+        ]
 
 
 class Example(NamedTuple):
@@ -32,16 +118,14 @@ class Example(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Classification(Family):
+class Classification(Labelled):
     """Texts or pairs with one of `labels`, or of a regression with a number in `label_range`."""
 
     reads_features: ClassVar[bool] = True
 
     metrics: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
-    """Names of the labels; empty for a regression."""
     label_range: tuple[float, float] | None = None
-    """Smallest and largest label of a regression; None: the labels are names."""
     has_pairs: bool = False
     """Whether an example is a pair of texts."""
 
@@ -51,6 +135,25 @@ class Classification(Family):
             return Example(record.text("text_a"), record.text("text_b"), None)
         return Example(record.text("text"), None, None)
 
+    def read_records(
+        self, path: Path, columns: Sequence[str], trained: Sequence[str]
+    ) -> list[dict[str, Any]]:
+        """Return the rows of a table, or the lines of plain text that are not blank."""
+        trained = trained[:-1]  # the last is the label's
+        if is_plain(path):
+            require(
+                len(trained) == 1 and not columns,
+                f"{path} is plain text, a text a line; {' and '.join(columns or trained)} must be "
+                f"columns of a {', '.join(TABLE_FORMATS)} file",
+            )
+            return [{"text": line} for line in read_plain(path)]
+        require_format(path, (TEXT, *TABLE_FORMATS))
+        table = read_table(path)
+        examples = read_examples(table, choose_columns(table, columns, trained))
+        if not self.has_pairs:
+            return [{"text": each.text_a} for each in examples]
+        return [{"text_a": each.text_a, "text_b": each.text_b} for each in examples]
+
     def encode(
         self, examples: Sequence[Example], tokenizer: Tokenizer, sequence_length: int
     ) -> Rows:
@@ -58,24 +161,12 @@ class Classification(Family):
         firsts = encode_texts(tokenizer, [each.text_a for each in examples], sequence_length)
         pairs = [each.text_b for each in examples if each.text_b is not None]
         seconds = iter(encode_texts(tokenizer, pairs, sequence_length))
-        rows, first_lengths, num_cut = [], [], 0
-        for example, first in zip(examples, firsts, strict=True):
-            second = None if example.text_b is None else next(seconds)
-            row, first_length = pack_row(
-                first, second, sequence_length, cls_id=tokenizer.cls_id, sep_id=tokenizer.sep_id
-            )
-            num_cut += len(first) + len(second or []) > len(row) - (2 if second is None else 3)
-            rows.append(row)
-            first_lengths.append(first_length)
-        targets = {"labels": self._targets([example.label for example in examples])}
-        return pad_rows(
-            rows,
-            first_lengths,
-            targets,
-            pad_id=tokenizer.pad_id,
-            num_cut=num_cut,
-            examples=examples,
-        )
+        texts = [
+            (first, None if each.text_b is None else next(seconds))
+            for each, first in zip(examples, firsts, strict=True)
+        ]
+        targets = {"labels": self._targets([each.label for each in examples])}
+        return pack_rows(texts, targets, tokenizer, sequence_length, examples)
 
     def _targets(self, labels: Sequence[int | float | None]) -> Tensor:
         """Return labels int64, -1 if unknown; for a regression scaled to [0, 1], NaN if unknown."""
@@ -109,54 +200,17 @@ class Classification(Family):
             return {"logits": head(*rows, batch.token_type_ids)}
         return {"logits": head(*rows)}
 
-    def loss(self, outputs: Outputs, batch: TaskBatch) -> Tensor:
-        """Return the mean cross-entropy, nats, or the mean squared error on [0, 1]."""
-        logits, labels = outputs["logits"], batch.targets["labels"]
-        if self.labels:
-            return F.cross_entropy(logits, labels)
-        return F.mse_loss(logits.squeeze(1), labels)
-
-    def decide(self, outputs: Outputs) -> Tensor:
-        """Return the most likely label of each example, or the number predicted in [0, 1]."""
-        logits = outputs["logits"]
-        return logits.argmax(dim=1) if self.labels else logits.squeeze(1)
-
-    def score(self, rows: Rows, outputs: Outputs) -> dict[str, float]:
-        """Return the metrics as fractions; empty if the labels are unknown."""
-        if rows.examples[0].label is None:
-            return {}
-        labels = rows.targets["labels"]
-        return score(self.metrics, labels.tolist(), self.decide(outputs).tolist())
-
     def find_constant(self, train: Rows, dev: Rows) -> Constant:
         """Return loss and scores of always predicting train's most frequent label, or its mean."""
         labels = train.targets["labels"]
         gold = dev.targets["labels"].tolist()
-        if self.labels:
-            counts = Counter(labels.tolist())
-            shares = torch.tensor([count / len(labels) for count in counts.values()])
-            guess = [counts.most_common(1)[0][0]] * len(gold)
-            return Constant(-(shares * shares.log()).sum().item(), score(self.metrics, gold, guess))
-        guesses = [labels.mean().item()] * len(gold)
-        return Constant(labels.var(unbiased=False).item(), score(self.metrics, gold, guesses))
-
-    def describe_collapse(self, dev: Rows, outputs: Outputs) -> str | None:
-        """Return a note if all predictions are the same but the labels are not."""
-        predicted = self.decide(outputs).unique()
-        if len(predicted) > 1 or len(dev.targets["labels"].unique()) == 1:
-            return None
-        answer = repr(self.labels[int(predicted)]) if self.labels else f"{predicted.item():.3f}"
-        return f"every dev prediction is {answer}"
-
-    def write_predictions(self, folder: Path, split: str, rows: Rows, outputs: Outputs) -> None:
-        """Write label and prediction of each example; for a regression on the original scale."""
-        labels, path = rows.targets["labels"], folder / predictions_name(split)
-        if self.label_range:
-            least, greatest = self.label_range
-            pair = torch.stack([labels, self.decide(outputs)]) * (greatest - least) + least
-            write_numbers(path, *pair)
-        else:
-            write_labels(path, self.labels, labels, outputs["logits"])
+        if not self.labels:
+            guesses = [labels.mean().item()] * len(gold)
+            return Constant(labels.var(unbiased=False).item(), score(self.metrics, gold, guesses))
+        counts = Counter(labels.tolist())
+        shares = torch.tensor([count / len(labels) for count in counts.values()])
+        guesses = [counts.most_common(1)[0][0]] * len(gold)
+        return Constant(-(shares * shares.log()).sum().item(), score(self.metrics, gold, guesses))
 
     def facts(self) -> dict[str, Any]:
         """Return the family's name and its labels."""
@@ -175,68 +229,51 @@ class Classification(Family):
             has_pairs=len(facts["columns"]) > 2,  # two texts and the label
         )
 
-    def describe_answers(self, rows: Rows, outputs: Outputs) -> list[dict[str, Any]]:
-        """Return the `prediction` for each example, and the probability of each label."""
-        if self.labels:
-            return describe_labels(self.labels, outputs["logits"])
-        least, greatest = self.label_range or (0.0, 1.0)
-        numbers = self.decide(outputs) * (greatest - least) + least
-        return [{"prediction": round(number, 4)} for number in numbers.tolist()]
-
-
-def describe_labels(labels: Sequence[str], logits: Tensor) -> list[dict[str, Any]]:
-    """Return each example's most likely label as `prediction`, and prob_LABEL of each label."""
-    names = [f"prob_{label}" for label in labels]
-    guesses, probs = logits.argmax(dim=1).tolist(), logits.softmax(dim=1).tolist()
-    return [
-        {
-            "prediction": labels[guess],
-            **{name: round(share, 6) for name, share in zip(names, shares, strict=True)},
-        }
-        for guess, shares in zip(guesses, probs, strict=True)
-    ]
-
 
 def read_examples(
     table: TableFile,
-    labels: tuple[str, ...] | tuple[float, float],
-    *,
-    text: str,
-    text_b: str | None,
-    label: str | None,
+    texts: Sequence[str],
+    label: str | None = None,
+    labels: tuple[str, ...] | tuple[float, float] = (),
 ) -> list[Example]:
     """Return an example for each row of a table.
 
     Args:
         table: The rows.
-        labels: The names of the labels in order, or the smallest and the largest number.
-        text: Column of the text.
-        text_b: Column of the second text; None: single texts.
+        texts: Column of the text, or of both texts of a pair.
         label: Column of the label; None: the labels are unknown.
+        labels: The names of the labels in order, or the smallest and the largest number.
 
     Raises:
         UserError: A column is missing, or a label is none of `labels`.
     """
-    firsts = table.column(text)
-    seconds = [None] * len(firsts) if text_b is None else table.column(text_b)
-    is_number = not isinstance(labels[0], str)
-    names = [None] * len(firsts) if label is None else table.column(label, fractions=is_number)
-    examples = []
-    for number, (first, second, name) in enumerate(zip(firsts, seconds, names, strict=True)):
-        try:
-            place = None if name is None else read_label(name, labels)
-        except UserError as error:
-            raise UserError(f"{table.place(number)}: {error}") from None
-        examples.append(Example(first, second, place))
-    return examples
+    firsts, *others = [table.column(text) for text in texts]
+    seconds = others[0] if others else [None] * len(firsts)
+    read: list[int | float | None] = [None] * len(firsts)
+    if label is not None:
+        read = list(read_labels(table, label, labels))
+    return [Example(*each) for each in zip(firsts, seconds, read, strict=True)]
 
 
-def read_label(name: str, labels: tuple[str, ...] | tuple[float, float]) -> int | float:
-    """Return the index of a label in `labels`, or for a range the number.
+def read_labels(
+    table: TableFile, column: str, labels: tuple[str, ...] | tuple[float, float]
+) -> list[int | float]:
+    """Return the index in `labels` of each label of a column, or for a range the numbers.
 
     Raises:
-        UserError: The label is not among `labels`, or no number in the range.
+        UserError: A label is not among `labels`, or no number in the range.
     """
+    is_number = not isinstance(labels[0], str)
+    read = []
+    for number, name in enumerate(table.column(column, fractions=is_number)):
+        try:
+            read.append(_read_label(name, labels))
+        except UserError as error:
+            raise UserError(f"{table.place(number)}: {error}") from None
+    return read
+
+
+def _read_label(name: str, labels: tuple[str, ...] | tuple[float, float]) -> int | float:
     if isinstance(labels[0], str):
         if name not in labels:
             raise UserError(f"unknown label {name!r}{did_you_mean(name, map(str, labels))}")

@@ -1,4 +1,4 @@
-"""Records: what a user asks a fine-tuned model, as dictionaries, with checks of their fields."""
+"""What a family of tasks answers for, the records it is asked, and a labelled data set."""
 
 import reprlib
 from abc import ABC, abstractmethod
@@ -10,69 +10,59 @@ from typing import Any, ClassVar, NamedTuple, Self
 from torch import Tensor, nn
 
 from electra.config import EncoderConfig, FinetuneConfig
-from electra.errors import UserError, did_you_mean, require
+from electra.errors import did_you_mean, require
 from electra.tasks.rows import Outputs, Rows, TaskBatch
 from electra.tokenizing.tokenizer import Tokenizer
+
+KINDS = {str: "text", int: "a whole number", bool: "true or false", list: "a list"}
 
 
 @dataclass(frozen=True)
 class Record:
-    """The fields of one record. A family reads those it needs and ignores the others."""
+    """The fields of one object of a user's, such as one that a fine-tuned model is asked."""
 
-    number: int
-    """Its position among the records of a request, from 1."""
+    place: str
+    """What messages name it."""
     fields: Mapping[str, Any]
+    number: int = 0
+    """Its position among the records of a request, from 1."""
+
+    def __post_init__(self) -> None:
+        self.require(
+            isinstance(self.fields, Mapping),
+            f"{reprlib.repr(self.fields)} must be a dictionary of fields",
+        )
 
     def text(self, name: str) -> str:
-        """Return a field that is text.
-
-        Raises:
-            UserError: The field is missing or not text.
-        """
-        return self._take(name, str, "text")
+        """Return a field that is text; refuse a missing field and any other value."""
+        return self.take(name, str)
 
     def texts(self, name: str) -> list[str]:
-        """Return a field that is a list of texts.
-
-        Raises:
-            UserError: The field is missing or not a list of texts.
-        """
-        values = self._take(name, list, "a list of texts")
-        self.require(
-            all(isinstance(value, str) for value in values),
-            f"{name!r} is {reprlib.repr(values)}; it must be a list of texts",
-        )
+        """Return a field that is a list of texts; refuse a missing field and any other value."""
+        values = self.take(name, list, "a list of texts")
+        is_text = all(isinstance(value, str) for value in values)
+        self.require(is_text, f"{name!r} is {reprlib.repr(values)}; it must be a list of texts")
         return values
 
-    def require(self, rule_holds: bool, message: str) -> None:
-        """Raise UserError with the record's number and the message unless the rule holds."""
-        require(rule_holds, f"record {self.number}: {message}")
-
-    def _take(self, name: str, kind: type, rule: str) -> Any:
+    def take(self, name: str, kind: type, rule: str = "") -> Any:
+        """Return a field of a kind in KINDS; refuse a missing field and any other value."""
+        rule = rule or KINDS[kind]
         if name not in self.fields:
             near = did_you_mean(name, map(str, self.fields)) if self.fields else ""
             self.require(False, f"no {name!r}, which must be {rule}{near}")
         value = self.fields[name]
-        self.require(
-            isinstance(value, kind), f"{name!r} is {reprlib.repr(value)}; it must be {rule}"
-        )
+        fits = isinstance(value, kind) and not (kind is int and isinstance(value, bool))
+        self.require(fits, f"{name!r} is {reprlib.repr(value)}; it must be {rule}")
         return value
+
+    def require(self, rule_holds: bool, message: str) -> None:
+        """Raise UserError with the record's place and the message unless the rule holds."""
+        require(rule_holds, f"{self.place}: {message}")
 
 
 def number_records(values: Iterable[Any]) -> list[Record]:
-    """Return dictionaries as records, numbered from 1.
-
-    Raises:
-        UserError: One of the values is not a dictionary.
-    """
-    records = []
-    for number, value in enumerate(values, 1):
-        if not isinstance(value, Mapping):
-            raise UserError(
-                f"record {number}: {reprlib.repr(value)} must be a dictionary of fields"
-            )
-        records.append(Record(number, value))
-    return records
+    """Return dictionaries as records, numbered from 1; refuse any other value."""
+    return [Record(f"record {number}", value, number) for number, value in enumerate(values, 1)]
 
 
 class Constant(NamedTuple):
@@ -113,6 +103,21 @@ class Family(ABC):
         """
 
     @abstractmethod
+    def read_records(
+        self, path: Path, columns: Sequence[str], trained: Sequence[str]
+    ) -> list[dict[str, Any]]:
+        """Return the records in a file, as `parse` takes them; labels in the file are ignored.
+
+        Args:
+            path: The file, compressed or not.
+            columns: Names of the columns to read; empty: those of training.
+            trained: The columns of training, `Task.columns`.
+
+        Raises:
+            UserError: The file cannot be read, is empty or does not fit.
+        """
+
+    @abstractmethod
     def encode(self, examples: Sequence[Any], tokenizer: Tokenizer, sequence_length: int) -> Rows:
         """Return examples as rows of at most `sequence_length` tokens."""
 
@@ -150,6 +155,13 @@ class Family(ABC):
     @abstractmethod
     def write_predictions(self, folder: Path, split: str, rows: Rows, outputs: Outputs) -> None:
         """Write the predictions on a split into a folder."""
+
+    def score_ensemble(self, folders: Sequence[Path]) -> dict[str, float]:
+        """Return the scores on dev of the mean of the predictions in these folders.
+
+        Empty for families whose predictions have no mean, and if a prediction is not finite.
+        """
+        return {}
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:

@@ -17,14 +17,14 @@ class GlueTask:
     """The files of a task and their columns."""
 
     folders: tuple[str, ...]
-    """Names of the task's folder in GLUE's; lower-cased they are names of the task."""
-    metrics: tuple[str, ...]
-    text: str
-    labels: tuple[str, ...] = ()
+    """Names of the task's folder in GLUE's, as they are or in lower case; also of the task."""
+    texts: tuple[str, ...] = ("sentence1", "sentence2")
+    """Column of the text, or of both texts of a pair."""
+    label: str = "label"
+    labels: tuple[str, ...] = ("0", "1")
     label_range: tuple[float, float] | None = None
     """Smallest and largest label of a regression."""
-    text_b: str | None = None
-    label: str = "label"
+    metrics: tuple[str, ...] = ("accuracy",)
     columns: tuple[str, ...] = ()
     """Names of the columns of train and dev if these have no header."""
     epochs: int = 3
@@ -36,74 +36,45 @@ class GlueTask:
 
 GLUE = {
     "cola": GlueTask(
-        folders=("CoLA", "cola"),
-        labels=("0", "1"),
+        folders=("CoLA",),
+        texts=("sentence",),
         metrics=("mcc", "accuracy"),
-        text="sentence",
         columns=("source", "label", "mark", "sentence"),
     ),
-    "sst-2": GlueTask(
-        folders=("SST-2", "sst-2", "SST2", "sst2", "SST", "sst"),
-        labels=("0", "1"),
-        metrics=("accuracy",),
-        text="sentence",
-    ),
+    "sst-2": GlueTask(folders=("SST-2", "SST2", "SST"), texts=("sentence",)),
     "mrpc": GlueTask(
-        folders=("MRPC", "mrpc"),
-        labels=("0", "1"),
-        metrics=("accuracy", "f1"),
-        text="#1 String",
-        text_b="#2 String",
+        folders=("MRPC",),
+        texts=("#1 String", "#2 String"),
         label="Quality",
+        metrics=("accuracy", "f1"),
         is_unordered=True,
     ),
     "sts-b": GlueTask(
-        folders=("STS-B", "sts-b", "STSB", "stsb", "STS", "sts"),
+        folders=("STS-B", "STSB", "STS"),
+        label="score",
+        labels=(),
         label_range=(0.0, 5.0),
         metrics=("spearman", "pearson"),
-        text="sentence1",
-        text_b="sentence2",
-        label="score",
         epochs=10,
         is_unordered=True,
     ),
     "qqp": GlueTask(
-        folders=("QQP", "qqp"),
-        labels=("0", "1"),
-        metrics=("accuracy", "f1"),
-        text="question1",
-        text_b="question2",
+        folders=("QQP",),
+        texts=("question1", "question2"),
         label="is_duplicate",
+        metrics=("accuracy", "f1"),
     ),
     "qnli": GlueTask(
-        folders=("QNLI", "qnli"),
+        folders=("QNLI",),
+        texts=("question", "sentence"),
         labels=("entailment", "not_entailment"),
-        metrics=("accuracy",),
-        text="question",
-        text_b="sentence",
     ),
-    "rte": GlueTask(
-        folders=("RTE", "rte"),
-        labels=("entailment", "not_entailment"),
-        metrics=("accuracy",),
-        text="sentence1",
-        text_b="sentence2",
-        epochs=10,
-    ),
-    "wnli": GlueTask(
-        folders=("WNLI", "wnli"),
-        labels=("0", "1"),
-        metrics=("accuracy",),
-        text="sentence1",
-        text_b="sentence2",
-    ),
+    "rte": GlueTask(folders=("RTE",), labels=("entailment", "not_entailment"), epochs=10),
+    "wnli": GlueTask(folders=("WNLI",)),
     "mnli": GlueTask(
-        folders=("MNLI", "mnli"),
-        labels=("contradiction", "entailment", "neutral"),
-        metrics=("accuracy",),
-        text="sentence1",
-        text_b="sentence2",
+        folders=("MNLI",),
         label="gold_label",
+        labels=("contradiction", "entailment", "neutral"),
         files=(
             ("train", "train"),
             ("dev", "dev_matched"),
@@ -116,7 +87,8 @@ GLUE = {
 }
 DIAGNOSTIC = ("diagnostic", "AX", "ax")
 """Folders beside MNLI's that may hold the diagnostic set (AX)."""
-NAMES = {folder.lower(): name for name, glue_task in GLUE.items() for folder in glue_task.folders}
+NAMES = {folder.lower(): name for name, task in GLUE.items() for folder in task.folders}
+"""The task of each name that a user may type, in lower case."""
 
 
 def read_glue_task(name: str, data: Path, *, swap_pairs: bool) -> Task:
@@ -130,49 +102,40 @@ def read_glue_task(name: str, data: Path, *, swap_pairs: bool) -> Task:
     Raises:
         UserError: `data` is neither folder, or a file is not as GLUE distributes it.
     """
-    glue_task = GLUE[name]
-    folder = _find_folder(glue_task, data)
-    found = {split: _find_file(folder, stem) for split, stem in glue_task.files}
+    task = GLUE[name]
+    folder = _find_folder(task, data)
+    found = {split: _find_file(folder, stem) for split, stem in task.files}
     files = {split: path for split, path in found.items() if path is not None}
-    require("dev" in files, f"{folder} has no {dict(glue_task.files)['dev']}.tsv")
+    require("dev" in files, f"{folder} has no {dict(task.files)['dev']}.tsv")
     examples = {}
     for split, path in files.items():
         is_labelled = split.startswith(("train", "dev"))
-        examples[split] = read_examples(
-            read_table(path, glue_task.columns if is_labelled else ()),
-            glue_task.label_range or glue_task.labels,
-            text=glue_task.text,
-            text_b=glue_task.text_b,
-            label=glue_task.label if is_labelled else None,
-        )
+        table = read_table(path, task.columns if is_labelled else ())
+        label = task.label if is_labelled else None
+        examples[split] = read_examples(table, task.texts, label, task.label_range or task.labels)
     swapped = []
-    if swap_pairs and glue_task.is_unordered:  # Source: double_unordered in classification_tasks.py
+    if swap_pairs and task.is_unordered:  # Source: double_unordered in classification_tasks.py
         swapped = [Example(b, a, label) for a, b, label in examples["train"] if b is not None]
+    has_pairs = len(task.texts) > 1
     return Task(
         name,
-        Classification(
-            glue_task.metrics,
-            glue_task.labels,
-            glue_task.label_range,
-            has_pairs=glue_task.text_b is not None,
-        ),
+        Classification(task.metrics, task.labels, task.label_range, has_pairs),
         examples,
-        epochs=glue_task.epochs,
+        epochs=task.epochs,
         files=tuple(files.values()),
-        columns=tuple(
-            column for column in (glue_task.text, glue_task.text_b, glue_task.label) if column
-        ),
+        columns=(*task.texts, task.label),
         swapped_pairs=tuple(swapped),
     )
 
 
-def _find_folder(glue_task: GlueTask, data: Path) -> Path:
-    for folder in (data, *(data / name for name in glue_task.folders)):
+def _find_folder(task: GlueTask, data: Path) -> Path:
+    names = [name for folder in task.folders for name in (folder, folder.lower())]
+    for folder in (data, *(data / name for name in names)):
         if _find_file(folder, "train"):
             return folder
     raise UserError(
-        f"{data} has neither a train.tsv nor a folder {glue_task.folders[0]} with one; give GLUE's "
-        "folder or the task's"
+        f"{data} has neither a train.tsv nor a folder {names[0]} with one; give GLUE's folder or "
+        "the task's"
     )
 
 

@@ -1,7 +1,7 @@
-"""Files of predictions on a split: a line for each item, with label probabilities or a number."""
+"""Files of predictions on a split, a line for each item, and the scores of labels and numbers."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,38 +46,28 @@ def predictions_name(split: str) -> str:
 def write_labels(path: Path, labels: Sequence[str], gold: Tensor, logits: Tensor) -> None:
     """Write, for each item: its number from 0, label, prediction, and all labels' probabilities.
 
-    Args:
-        path: The file.
-        labels: Names of the labels.
-        gold: (N,) index of the right label, -1 if it is unknown.
-        logits: (N, labels).
+    `gold` (N,) has the index of the right label, -1 if it is unknown; `logits` are (N, labels).
     """
-    lines = [["index", "label", "prediction", *(PROB + label for label in labels)]]
     names = (*labels, "")  # label -1 is unknown
-    columns = gold, logits.argmax(dim=1), logits.softmax(dim=1)
-    for number, (label, guess, probs) in enumerate(
-        zip(*(column.tolist() for column in columns), strict=True)
-    ):
-        shares = (f"{prob:.6f}" for prob in probs)
-        lines.append([str(number), names[label], names[guess], *shares])
-    _write_lines(path, lines)
+    columns = gold.tolist(), logits.argmax(dim=1).tolist(), logits.softmax(dim=1).tolist()
+    rows = [
+        [names[label], names[guess], *(f"{prob:.6f}" for prob in probs)]
+        for label, guess, probs in zip(*columns, strict=True)
+    ]
+    _write(path, ["label", "prediction", *(PROB + label for label in labels)], rows)
 
 
 def write_numbers(path: Path, gold: Tensor, predicted: Tensor) -> None:
-    """Write, for each item: its number from 0, the right answer unless it is NaN, the predicted.
-
-    Args:
-        path: The file.
-        gold: (N,) numbers on any scale.
-        predicted: (N,) numbers on the same scale.
-    """
-    lines = [["index", "label", "prediction"]]
-    for number, (label, guess) in enumerate(zip(gold.tolist(), predicted.tolist(), strict=True)):
-        lines.append([str(number), "" if math.isnan(label) else f"{label:.4f}", f"{guess:.4f}"])
-    _write_lines(path, lines)
+    """Write, for each item: its number from 0, the right answer unless it is NaN, the predicted."""
+    rows = [
+        ["" if math.isnan(label) else f"{label:.4f}", f"{guess:.4f}"]
+        for label, guess in zip(gold.tolist(), predicted.tolist(), strict=True)
+    ]
+    _write(path, ["label", "prediction"], rows)
 
 
-def _write_lines(path: Path, lines: Sequence[Sequence[str]]) -> None:
+def _write(path: Path, names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    lines = [["index", *names], *([str(number), *row] for number, row in enumerate(rows))]
     path.write_text("".join("\t".join(line) + "\n" for line in lines), encoding="utf-8")
 
 
@@ -104,11 +94,46 @@ def average(predictions: Sequence[Predictions]) -> Predictions:
         UserError: The predictions are of different items or labels.
     """
     first = predictions[0]
-    for other in predictions[1:]:
-        require(
-            (first.labels, first.gold) == (other.labels, other.gold),
-            "predictions of different items or labels have no mean",
-        )
-    return Predictions(
-        first.labels, first.gold, np.mean([each.values for each in predictions], axis=0)
+    require(
+        all((each.labels, each.gold) == (first.labels, first.gold) for each in predictions),
+        "predictions of different items or labels have no mean",
     )
+    values = np.mean([each.values for each in predictions], axis=0)
+    return Predictions(first.labels, first.gold, values)
+
+
+def score(
+    metrics: Iterable[str], gold: Sequence[float], predicted: Sequence[float]
+) -> dict[str, float]:
+    """Return each metric's score by its name, as fractions.
+
+    Correlations are 0 if one side is constant. f1 is that of label 1 if only 0 and 1 occur, else the mean over labels; mcc is Matthews'
+    correlation coefficient.
+    """
+    return {metric: _score(metric, gold, predicted) for metric in metrics}
+
+
+def _score(metric: str, gold: Sequence[float], predicted: Sequence[float]) -> float:
+    """Return one score; scikit-learn and scipy are imported at the first."""
+    if metric in ("accuracy", "f1"):
+        from sklearn.metrics import accuracy_score, f1_score
+
+        if metric == "accuracy":
+            return float(accuracy_score(gold, predicted))
+        average = "binary" if set(gold) | set(predicted) <= {0, 1} else "macro"
+        return float(f1_score(gold, predicted, average=average, zero_division=0.0))
+    if len(set(gold)) == 1 or len(set(predicted)) == 1:
+        return 0.0
+    if metric == "mcc":
+        from sklearn.metrics import matthews_corrcoef
+
+        return float(matthews_corrcoef(gold, predicted))
+    from scipy import stats
+
+    correlate = {"pearson": stats.pearsonr, "spearman": stats.spearmanr}[metric]
+    return float(correlate(gold, predicted).statistic)
+
+
+def score_spearman(gold: Sequence[float], predicted: Sequence[float]) -> float:
+    """Return Spearman's rank correlation, in [-1, 1]; 0 if one side is constant."""
+    return _score("spearman", gold, predicted)

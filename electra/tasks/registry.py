@@ -1,29 +1,24 @@
-"""Tasks by the name that a user types, and families by the name in a saved model."""
+"""Tasks by the name that a user types, the user's own tasks, and families by their saved name."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from electra.config import FinetuneConfig, OwnTaskConfig
-from electra.errors import UserError, did_you_mean, require
+import numpy as np
+
+from electra.config import OWN_METRICS, FinetuneConfig, OwnTaskConfig
+from electra.errors import UserError, require, require_choice
 from electra.settings import override_from_toml
-from electra.tasks.choice import MultipleChoice, read_swag
-from electra.tasks.classification import Classification
-from electra.tasks.conll import read_tagging_task
+from electra.tasks.choice import MultipleChoice, choice_task, read_choice_questions, read_swag
+from electra.tasks.classification import Classification, Example, read_examples
 from electra.tasks.family import Family, Task
 from electra.tasks.glue import GLUE, NAMES, read_glue_task
-from electra.tasks.inputs import (
-    Records,
-    read_choice_records,
-    read_question_records,
-    read_text_records,
-    read_token_records,
-)
-from electra.tasks.own import read_own_task
+from electra.tasks.inputs import find_files
 from electra.tasks.squad import SpanExtraction, read_squad_task
-from electra.tasks.tagging import Tagging
-from electra.text.tables import require_regular
+from electra.tasks.tagging import Tagging, read_tagging_task
+from electra.text.tables import TABLE_FORMATS, TableFile, read_table, require_regular
 
 OWN = "own"
 SWAG = "swag"
@@ -31,14 +26,17 @@ TAGGING = "tagging"
 SQUAD = ("squad-1.1", "squad-2.0")
 TASKS = (*GLUE, *SQUAD, SWAG, TAGGING, OWN)
 TASK_FILE = ".toml"
-Reader = Callable[[Path, Sequence[str], dict[str, Any]], Records]
-FAMILIES: dict[str, tuple[type[Family], Reader]] = {
-    "classification": (Classification, read_text_records),
-    "choice": (MultipleChoice, read_choice_records),
-    "squad": (SpanExtraction, read_question_records),
-    "tagging": (Tagging, read_token_records),
+FAMILIES: dict[str, type[Family]] = {
+    "classification": Classification,
+    "choice": MultipleChoice,
+    "squad": SpanExtraction,
+    "tagging": Tagging,
 }
-"""Each family by the name in a saved model's facts, and the reader of its records."""
+"""Each family by the name in a saved model's facts."""
+OWN_FILES = {"train": "train", "dev": "dev|validation|valid|val", "test": "test"}
+"""Names of the files of the user's own task, without format, as regular expressions."""
+TEXT_COLUMNS = ("text", "sentence", "text_a", "sentence1")
+TEXT_B_COLUMNS = ("text_b", "sentence2")
 
 
 def read_task(name: str, data: Path, config: FinetuneConfig) -> Task:
@@ -50,38 +48,28 @@ def read_task(name: str, data: Path, config: FinetuneConfig) -> Task:
         UserError: The name is unknown, a setting is for another task, or the files are not those of
             the task.
     """
-    own, path = resolve_own(name, config).own, Path(name)
+    config, path = resolve_own(name, config), Path(name)
     if path.suffix == TASK_FILE:
-        task = _read_own(data, own)
+        task = _read_own(data, config.own)
         return dataclasses.replace(task, files=(path, *task.files))
     name = NAMES.get(name.lower(), name.lower())
-    if name not in TASKS:
-        raise UserError(f"unknown task {name!r}{did_you_mean(name, TASKS)}")
+    require_choice("task", name, TASKS)
     for section, tasks in (("squad", SQUAD), ("tagging", (TAGGING,))):
         settings = getattr(config, section)
         for key, value in vars(settings).items():
-            if name not in tasks and value != getattr(type(settings)(), key):
-                raise UserError(f"{section}.{key} is for {' and '.join(tasks)}, not for {name}")
+            is_set = value != getattr(type(settings)(), key)
+            require(
+                name in tasks or not is_set,
+                f"{section}.{key} is for {' and '.join(tasks)}, not for {name}",
+            )
     if name == OWN:
-        return _read_own(data, own)
+        return _read_own(data, config.own)
     if name == SWAG:
         return read_swag(data)
     if name == TAGGING:
-        columns = config.tagging
-        return read_tagging_task(
-            data, word_column=columns.word_column, tag_column=columns.tag_column
-        )
+        return read_tagging_task(data, **vars(config.tagging))
     if name in SQUAD:
-        squad = config.squad
-        return read_squad_task(
-            name,
-            data,
-            train=_split(squad.train),
-            dev=_split(squad.dev),
-            test=_split(squad.test),
-            head=squad.head,
-            reference=config.mode == "reference",
-        )
+        return read_squad_task(name, data, config.squad, reference=config.mode == "reference")
     return read_glue_task(name, data, swap_pairs=config.swap_pairs)
 
 
@@ -94,23 +82,16 @@ def resolve_own(name: str, config: FinetuneConfig) -> FinetuneConfig:
     """
     if name.lower() == OWN:
         return config
-    default = OwnTaskConfig()
-    is_file = Path(name).suffix == TASK_FILE
-    if is_file:
+    default = own = OwnTaskConfig()
+    if Path(name).suffix == TASK_FILE:
         require_regular(Path(name))
-    own = override_from_toml(default, Path(name)) if is_file else default
+        own = override_from_toml(default, Path(name))
     for key, value in vars(config.own).items():
-        if value not in (getattr(default, key), getattr(own, key)):
-            raise UserError(f"own.{key} is for the task {OWN!r}; {name!r} says what its files are")
+        require(
+            value in (getattr(default, key), getattr(own, key)),
+            f"own.{key} is for the task {OWN!r}; {name!r} says what its files are",
+        )
     return dataclasses.replace(config, own=own)
-
-
-def _read_own(data: Path, own: OwnTaskConfig) -> Task:
-    require(
-        own.name.lower() not in {*NAMES, *TASKS} - {OWN},
-        f"own.name {own.name!r} is the name of another task; choose one that is not",
-    )
-    return read_own_task(data, own)
 
 
 def restore_family(facts: dict[str, Any]) -> Family:
@@ -119,31 +100,127 @@ def restore_family(facts: dict[str, Any]) -> Family:
     Raises:
         UserError: The family is unknown.
     """
-    family_type, _ = _find_family(facts)
-    return family_type.from_facts(facts)
+    family = facts.get("family", "")
+    require_choice("family of tasks", family, FAMILIES)
+    return FAMILIES[family].from_facts(facts)
 
 
-def read_records(facts: dict[str, Any], path: Path, columns: Sequence[str] = ()) -> Records:
+def read_records(
+    facts: dict[str, Any], path: Path, columns: Sequence[str] = ()
+) -> list[dict[str, Any]]:
     """Return the records in a file for a saved model to answer.
 
     Args:
         facts: Those of the model.
-        path: The file, without labels; inputs.py says which formats a family reads.
+        path: The file, without labels; `Family.read_records` says which formats a family reads.
         columns: Names of the columns to read, if they are not those of training.
 
     Raises:
         UserError: The family is unknown, or the file cannot be read, is empty or does not fit.
     """
-    _, read = _find_family(facts)
-    return read(path, columns, facts)
+    return restore_family(facts).read_records(path, columns, facts["columns"])
 
 
-def _find_family(facts: dict[str, Any]) -> tuple[type[Family], Reader]:
-    family = facts.get("family", "")
-    if family not in FAMILIES:
-        raise UserError(f"unknown family of tasks {family!r}{did_you_mean(family, FAMILIES)}")
-    return FAMILIES[family]
+def _read_own(data: Path, config: OwnTaskConfig) -> Task:
+    """Return a task from a folder's train, dev and, if there is one, test file.
+
+    The labels are those of train, sorted; whole numbers are names. The range of a regression is
+    that of train; labels of the other files may be outside.
+    """
+    require(
+        config.name.lower() not in {*NAMES, *TASKS} - {OWN},
+        f"own.name {config.name!r} is the name of another task; choose one that is not",
+    )
+    tables = {}
+    for split, names in OWN_FILES.items():
+        named = getattr(config, split)
+        chosen = [] if named is None else [named]
+        for path in find_files(data, split, names, TABLE_FORMATS, chosen=chosen, setting=OWN):
+            tables[split] = read_table(path)
+    label_of = {split: config.label for split in tables}
+    if "test" in tables and config.label not in tables["test"].columns:
+        del label_of["test"]
+    texts = _choose_texts(tables["train"], config)
+    if config.kind == "choice":
+        columns = [column.strip() for column in (config.choices or "").split(",")]
+        questions = {
+            split: read_choice_questions(table, texts[0], columns, label_of.get(split))
+            for split, table in tables.items()
+        }
+        return choice_task(config.name, tables, questions, [texts[0], *columns, config.label])
+    is_regression = config.kind == "regression"
+    labels = () if is_regression else _collect_labels(tables["train"], config.label)
+    examples = {
+        split: read_examples(table, texts, label_of.get(split), labels or (-math.inf, math.inf))
+        for split, table in tables.items()
+    }
+    label_range = _find_range(tables, examples, config.label) if is_regression else None
+    metrics = OWN_METRICS[config.kind]
+    headline = config.metric or metrics[0]
+    metrics = (headline, *(metric for metric in metrics if metric != headline))
+    return Task(
+        config.name,
+        Classification(metrics, labels, label_range, has_pairs=len(texts) > 1),
+        examples,
+        files=tuple(table.path for table in tables.values()),
+        columns=(*texts, config.label),
+    )
 
 
-def _split(names: str) -> list[str]:
-    return [name.strip() for name in names.split(",") if name.strip()]
+def _choose_texts(train: TableFile, config: OwnTaskConfig) -> list[str]:
+    """Return the column of the text, or those of both texts of a pair."""
+    text, text_b = config.text, config.text_b
+    if text is None:
+        text = next((column for column in TEXT_COLUMNS if column in train.columns), "")
+        require(
+            text != "",
+            f"{train.path}: no column named {', '.join(TEXT_COLUMNS)}; choose one of "
+            f"{', '.join(train.columns)} with own.text",
+        )
+        detected = (column for column in TEXT_B_COLUMNS if column in train.columns)
+        text_b = text_b or next(detected, None)
+    return [text] if text_b is None else [text, text_b]
+
+
+def _collect_labels(train: TableFile, column: str) -> tuple[str, ...]:
+    """Return the names of a classification's labels, sorted."""
+    names = train.column(column)
+    labels = tuple(sorted(set(names)))
+    require(
+        len(labels) > 1, f"{train.path}: every {column!r} is {labels[0]!r}; two labels are needed"
+    )
+    require(
+        2 * len(labels) <= len(names),
+        f"{train.path}: {column!r} has {len(labels)} labels in {len(names)} rows; a label must "
+        "occur twice on average. Choose another column with own.label, or own.kind=regression if "
+        "it holds numbers",
+    )
+    for name in labels:
+        if name == "" or not name.isprintable():
+            place = train.place(names.index(name))
+            raise UserError(f"{place}: the label {name!r} must be printable and not empty")
+    return labels
+
+
+def _find_range(
+    tables: dict[str, TableFile], examples: dict[str, list[Example]], column: str
+) -> tuple[float, float]:
+    """Return the least and the greatest label of train, if every label can be scaled by them."""
+    numbers = [example.label for example in examples["train"] if example.label is not None]
+    least, greatest = float(min(numbers)), float(max(numbers))
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        size = np.float32(greatest) - np.float32(least)
+        require(
+            size != 0,
+            f"{tables['train'].path}: every {column!r} is {least:g} in float32; two different "
+            "numbers are needed",
+        )
+        for split, table in tables.items():
+            for number, (_, _, label) in enumerate(examples[split]):
+                if label is None or np.isfinite((np.float32(label) - np.float32(least)) / size):
+                    continue
+                raise UserError(
+                    f"{table.place(number)}: the label {label:g} is beyond float32 on the scale "
+                    f"from {least:g} to {greatest:g}"
+                )
+    return least, greatest

@@ -57,7 +57,7 @@ class Rows:
 
     def take(self, items: Tensor) -> "Rows":
         """Return the items of these numbers, without the examples."""
-        rows = self._rows_of(items)
+        rows = (items[:, None] * self.rows_per_item + torch.arange(self.rows_per_item)).flatten()
         return dataclasses.replace(
             self,
             input_ids=self.input_ids[rows],
@@ -66,10 +66,6 @@ class Rows:
             targets={name: values[items] for name, values in self.targets.items()},
             examples=(),
         )
-
-    def _rows_of(self, items: Tensor) -> Tensor:
-        numbers = torch.arange(self.rows_per_item)
-        return (items[:, None] * self.rows_per_item + numbers).flatten()
 
 
 class TaskBatch(NamedTuple):
@@ -86,28 +82,60 @@ class TaskBatch(NamedTuple):
 
 
 def pad_rows(
-    rows: Sequence[Sequence[int]],
-    first_lengths: Sequence[int],
+    rows: Sequence[tuple[Sequence[int], int]],
     targets: dict[str, Tensor],
-    *,
-    pad_id: int,
-    num_cut: int,
+    tokenizer: Tokenizer,
     examples: Sequence[Any],
+    *,
+    num_cut: int,
     rows_per_item: int = 1,
 ) -> Rows:
-    """Return rows of ids, padded to the longest, as Rows."""
-    padded = np.full((len(rows), max(map(len, rows), default=0)), pad_id, np.int32)
-    for place, row in enumerate(rows):
-        padded[place, : len(row)] = row
+    """Return rows of ids with the length of segment 0, padded to the longest, as Rows."""
+    longest = max((len(ids) for ids, _ in rows), default=0)
+    padded = np.full((len(rows), longest), tokenizer.pad_id, np.int32)
+    for place, (ids, _) in enumerate(rows):
+        padded[place, : len(ids)] = ids
     return Rows(
         torch.from_numpy(padded),
-        torch.tensor([len(row) for row in rows], dtype=torch.int64),
-        torch.tensor(first_lengths, dtype=torch.int64),
+        torch.tensor([len(ids) for ids, _ in rows], dtype=torch.int64),
+        torch.tensor([first_length for _, first_length in rows], dtype=torch.int64),
         targets,
         num_cut,
         rows_per_item,
         examples,
     )
+
+
+def pack_rows(
+    texts: Sequence[tuple[Sequence[int], Sequence[int] | None]],
+    targets: dict[str, Tensor],
+    tokenizer: Tokenizer,
+    sequence_length: int,
+    examples: Sequence[Any],
+    rows_per_item: int = 1,
+) -> Rows:
+    """Return the ids of texts and pairs, (a, None) or (a, b), as rows that are cut to fit."""
+    rows = [pack_row(first, second, sequence_length, tokenizer) for first, second in texts]
+    is_cut = [
+        len(first) + len(second or ()) > len(ids) - (2 if second is None else 3)
+        for (first, second), (ids, _) in zip(texts, rows, strict=True)
+    ]
+    num_cut = int(np.reshape(is_cut, (-1, rows_per_item)).any(axis=1).sum())
+    return pad_rows(
+        rows, targets, tokenizer, examples, num_cut=num_cut, rows_per_item=rows_per_item
+    )
+
+
+def pack_row(
+    first: Sequence[int], second: Sequence[int] | None, sequence_length: int, tokenizer: Tokenizer
+) -> tuple[list[int], int]:
+    """Return the ids of [CLS] a [SEP] (b [SEP]), cut to fit, and the length of segment 0."""
+    cls, sep = tokenizer.cls_id, tokenizer.sep_id
+    if second is None:
+        row = [cls, *first[: sequence_length - 2], sep]
+        return row, len(row)
+    size_a, size_b = cut_pair(len(first), len(second), sequence_length - 3)
+    return [cls, *first[:size_a], sep, *second[:size_b], sep], size_a + 2
 
 
 def encode_texts(tokenizer: Tokenizer, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
@@ -136,7 +164,7 @@ def encode_texts(tokenizer: Tokenizer, texts: Sequence[str], max_tokens: int) ->
 def encode_words(tokenizer: Tokenizer, words: Sequence[str], max_tokens: int) -> list[list[int]]:
     """Return the first `max_tokens` ids that each word has in running text, after a space.
 
-    The first word of a sentence is taken so, too: to the tagger it is the same word.
+    The first word of a sentence is no exception: to the tagger it is the same word.
     """
     before = " " if tokenizer.marks_spaces else ""
     return encode_texts(tokenizer, [before + word for word in words], max_tokens)
@@ -167,23 +195,6 @@ def reduce_vocabulary(splits: dict[str, Rows], vocab_size: int) -> tuple[Tensor,
     return token_ids, reduced
 
 
-def pack_row(
-    first: Sequence[int],
-    second: Sequence[int] | None,
-    sequence_length: int,
-    *,
-    cls_id: int,
-    sep_id: int,
-) -> tuple[list[int], int]:
-    """Return the ids of [CLS] a [SEP] (b [SEP]), cut to fit, and the length of segment 0."""
-    if second is None:
-        row = [cls_id, *first[: sequence_length - 2], sep_id]
-        return row, len(row)
-    size_a, size_b = cut_pair(len(first), len(second), sequence_length - 3)
-    row = [cls_id, *first[:size_a], sep_id, *second[:size_b], sep_id]
-    return row, size_a + 2
-
-
 def cut_pair(size_a: int, size_b: int, room: int) -> tuple[int, int]:
     """Return how many tokens of each text are kept when one is cut off the longer until both fit.
 
@@ -192,6 +203,34 @@ def cut_pair(size_a: int, size_b: int, room: int) -> tuple[int, int]:
     """
     kept_b = min(size_b, max(room // 2, room - size_a))
     return min(size_a, room - kept_b), kept_b
+
+
+def own_words(
+    windows: Sequence[range], begins: Sequence[int], window_weight: float = 0.0
+) -> list[int]:
+    """Return the number of the window that owns each word of a long text: the best context.
+
+    The context of a word in a window is the number of tokens on its shorter side, and
+    `window_weight` for each token of the window. Of equals the first window owns the word.
+
+    Args:
+        windows: The words of each window, which cover the text in order.
+        begins: Number of the first token of each word, and of all tokens at the end.
+        window_weight: How much a longer window counts.
+    """
+    if len(windows) == 1:
+        return [0] * len(windows[0])
+    places = np.asarray(begins)
+    most, owners = np.full(len(places) - 1, -np.inf), np.zeros(len(places) - 1, np.int64)
+    for number, words in enumerate(windows):
+        part = slice(words.start, words.stop)
+        start, stop = places[words.start], places[words.stop]
+        left, right = places[part] - start, stop - places[words.start + 1 : words.stop + 1]
+        context = np.minimum(left, right) + window_weight * (stop - start)
+        is_better = context > most[part]
+        most[part][is_better] = context[is_better]
+        owners[part][is_better] = number
+    return owners.tolist()
 
 
 def choose_batches(lengths: Tensor, batch_size: int, *, seed: int, epoch: int) -> list[Tensor]:

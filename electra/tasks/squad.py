@@ -1,11 +1,15 @@
-"""Questions as rows of token ids, and the mapping from a row's tokens to characters of the context.
+"""Questions whose answers are spans of a context, as in SQuAD 1.1 and 2.0 and in MRQA.
 
 A row is [CLS] question [SEP] window [SEP]. A context longer than a window is covered by several
 windows that overlap; each token is owned by the window that has most of the text around it, and an
 answer can begin only there. Sizes: N rows, T tokens of a context.
+
+Source: rajpurkar.github.io/SQuAD-explorer; github.com/mrqa/MRQA-Shared-Task-2019; qa_tasks.py.
 """
 
-from collections.abc import Sequence
+import json
+import reprlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -16,22 +20,185 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from electra.config import EncoderConfig, FinetuneConfig
+from electra.config import EncoderConfig, FinetuneConfig, SquadConfig
 from electra.errors import UserError, require
 from electra.files import write_json
 from electra.model.heads import UNANSWERABLE_WEIGHT, BeamSpanHead, SpanHead, build_inner, span_loss
 from electra.tasks.family import Constant, Family, Record, Task
-from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_texts, pad_rows
-from electra.tasks.squad_files import SpanQuestion, find_files, read_questions
+from electra.tasks.inputs import choose_columns, find_files, require_format
+from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_texts, own_words, pad_rows
 from electra.tasks.squad_score import score_v1, score_v2
+from electra.text.tables import TABLE_FORMATS, format_of, read_content, read_table
 from electra.tokenizing.tokenizer import Tokenizer
 
+SQUAD_2 = "squad-2.0"
+"""The task whose contexts need not hold the answer."""
+FORMATS = (".json", ".jsonl")
+COLUMNS = ("question", "context")
+"""Columns of a table of questions to answer."""
 MAX_QUESTION = 64
 """Tokens of a question; what is longer is cut. Source: configure_finetuning.py max_query_length."""
 MAX_CONTEXT_CHARS = 1_000_000
 """Characters of a context, every token of which is read: some 2,000 rows of 512 tokens."""
 DOC_STRIDE = 128
 """Tokens from one window's start to the next one's. Source: configure_finetuning.py."""
+MAX_ANSWER = 30
+"""Tokens of an answer. Source: configure_finetuning.py max_answer_length."""
+N_BEST = 20
+"""Answers kept for each question. Source: configure_finetuning.py n_best_size."""
+ROW_SPANS = 400
+"""Best spans of a row that are considered without a beam: several may have the same text."""
+REFERENCE_THRESHOLD = -2.75
+"""Source: configure_finetuning.py qa_na_threshold."""
+
+Arrays = dict[str, np.ndarray]
+Spans = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Scores, and the numbers of first and last tokens in the text."""
+
+
+class SpanQuestion(NamedTuple):
+    """A question, its context and its answers."""
+
+    id: str
+    text: str
+    context: str
+    """The text that is asked about; questions of one file share the object."""
+    answers: tuple[str, ...] | None
+    """Right answers; empty: the context holds none; None: unknown."""
+    span: tuple[int, int] | None
+    """Start and end of the first answer in the context, in characters; None without an answer."""
+
+
+def read_squad_task(name: str, data: Path, config: SquadConfig, *, reference: bool = False) -> Task:
+    """Return the task of a folder's questions.
+
+    Args:
+        name: squad-1.1, in whose dev set every question has an answer, or squad-2.0, where some
+            have none.
+        data: The folder.
+        config: The head, and the names of files in the folder that are read one after the other.
+            Unset: the file whose name begins with the split.
+        reference: As `SpanExtraction.reference`.
+
+    Raises:
+        UserError: A file is missing, is one of several, is not of its format, or is of the other
+            task.
+    """
+    files: dict[str, list[Path]] = {}
+    for split in ("train", "dev", "test"):
+        names = [each.strip() for each in getattr(config, split).split(",") if each.strip()]
+        found = find_files(data, split, f"{split}.*", FORMATS, chosen=names, setting="squad")
+        files |= {split: found} if found else {}
+    examples = {
+        split: read_questions(paths, is_labelled=split != "test") for split, paths in files.items()
+    }
+    has_none = any(question.answers == () for question in examples["dev"])
+    require(
+        has_none == (name == SQUAD_2),
+        f"{files['dev'][0]}: {'some of its questions have no' if has_none else 'all have an'} "
+        f"answer; that is the task {SQUAD_2 if has_none else 'squad-1.1'}",
+    )
+    return Task(
+        name,
+        SpanExtraction(config.head, reference, may_be_none=has_none),
+        examples,
+        epochs=2,
+        files=tuple(path for paths in files.values() for path in paths),
+        columns=(*COLUMNS, "answers"),
+    )
+
+
+def read_questions(paths: Sequence[Path], *, is_labelled: bool) -> list[SpanQuestion]:
+    """Return the questions of some files, one file after the other.
+
+    Args:
+        paths: .json files are SQuAD's, .jsonl files MRQA's; compressed or not.
+        is_labelled: Whether the answers are known; otherwise answers in the file are ignored.
+
+    Raises:
+        UserError: A file cannot be read or does not have its format, an answer is not at its
+            position, or two questions have the same id.
+    """
+    questions: list[SpanQuestion] = []
+    ids: set[str] = set()
+    for path in paths:
+        require_format(path, FORMATS)
+        is_squad = format_of(path) == ".json"
+        id_key, take_answers = ("id", _squad_answers) if is_squad else ("qid", _mrqa_answers)
+        for paragraph in _read_squad(path) if is_squad else _read_mrqa(path):
+            context = paragraph.text("context")
+            for number, values in enumerate(paragraph.take("qas", list), 1):
+                name = Record(f"{paragraph.place} question {number}", values).text(id_key)
+                asked = Record(f"{path} question {name!r}", values)
+                asked.require(name not in ids, "an id must be that of one question")
+                ids.add(name)
+                known = take_answers(asked, context) if is_labelled else (None, None)
+                questions.append(SpanQuestion(name, asked.text("question"), context, *known))
+    names = ", ".join(map(str, paths))
+    require(bool(questions), f"{names}: no questions; there must be at least one")
+    return questions
+
+
+def _read_squad(path: Path) -> Iterator[Record]:
+    """Yield each paragraph of a file of SQuAD's."""
+    try:
+        data = json.loads(read_content(path))
+    except ValueError as error:
+        raise UserError(f"{path} is not valid JSON: {error}") from None
+    except RecursionError:
+        raise UserError(f"{path} is JSON that is nested too deeply") from None
+    for number, article in enumerate(Record(str(path), data).take("data", list), 1):
+        place = f"{path} article {number}"
+        for count, paragraph in enumerate(Record(place, article).take("paragraphs", list), 1):
+            yield Record(f"{place} paragraph {count}", paragraph)
+
+
+def _read_mrqa(path: Path) -> Iterator[Record]:
+    """Yield each line but the header of a file of MRQA's."""
+    table = read_table(path)
+    for line, row in zip(table.lines, table.rows, strict=True):
+        if "header" not in row:
+            yield Record(f"{path} line {line}", row)
+
+
+Answers = tuple[tuple[str, ...], tuple[int, int] | None]
+"""The texts of the right answers, and the span of the first."""
+
+
+def _squad_answers(asked: Record, context: str) -> Answers:
+    listed = asked.take("answers", list)
+    if "is_impossible" in asked.fields and asked.take("is_impossible", bool):
+        asked.require(not listed, "is_impossible is true, so it must have no answers")
+        return (), None
+    asked.require(bool(listed), "no answers; it must have one, or is_impossible true")
+    spans = []
+    for values in listed:
+        answer = Record(asked.place, values)
+        text, start = answer.text("text"), answer.take("answer_start", int)
+        found = context[start : start + len(text)] if start >= 0 else ""
+        answer.require(
+            text.strip() != "" and found == text,
+            f"the context has {reprlib.repr(found)} at answer_start {start}; it must have the "
+            f"answer, {reprlib.repr(text)}",
+        )
+        spans.append((start, start + len(text)))
+    return tuple(answer["text"] for answer in listed), spans[0]
+
+
+def _mrqa_answers(asked: Record, context: str) -> Answers:
+    """Return the texts in `answers` and the span of the first detected answer."""
+    answers, detected = asked.texts("answers"), asked.take("detected_answers", list)
+    for name, values in (("answers", answers), ("detected_answers", detected)):
+        asked.require(bool(values), f"{name!r} is empty; it must have at least one")
+    spans = Record(asked.place, detected[0]).take("char_spans", list)
+    span: Any = spans[0] if spans else None
+    is_pair = type(span) is list and [type(end) for end in span] == [int, int]
+    asked.require(
+        is_pair and 0 <= span[0] <= span[1] < len(context),
+        f"char_spans begin with {reprlib.repr(span)}; they must begin with the numbers of two "
+        f"characters in order, each below the {len(context)} of the context",
+    )
+    return tuple(answers), (span[0], span[1] + 1)  # theirs is the last character's number
 
 
 class Window(NamedTuple):
@@ -55,37 +222,16 @@ class SpanRows(Rows):
     """(T, 2) for each question: where the characters of each token of its context begin and end."""
 
 
-def cut_windows(num_tokens: int, size: int, stride: int) -> list[tuple[int, int]]:
-    """Return first token, and the one after the last, of windows that cover a text.
+def cut_windows(num_tokens: int, size: int, stride: int) -> list[tuple[range, range]]:
+    """Return the tokens of each window of a text, and those of them that the window owns.
 
-    Source: qa_tasks.py.
+    Windows own neighbours, in order. Source: qa_tasks.py, _check_is_max_context there.
     """
-    spans = []
-    start = 0
-    while True:
-        spans.append((start, min(start + size, num_tokens)))
-        if start + size >= num_tokens:
-            return spans
-        start += stride
-
-
-def own_tokens(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the tokens that each window owns: first, and the one after the last.
-
-    A token is owned by the window with the most tokens on its poorer side, a hundredth for each
-    token of the window added; of equals by the first. These are always neighbours, and windows own
-    them in order. Source: qa_tasks.py _check_is_max_context.
-    """
-    num_tokens = spans[-1][1]
-    most, owners = np.full(num_tokens, -np.inf), np.zeros(num_tokens, np.int64)
-    for number, (start, end) in enumerate(spans):
-        tokens = np.arange(start, end)
-        poorer = np.minimum(tokens - start, end - 1 - tokens) + 0.01 * (end - start)
-        is_better = poorer > most[start:end]
-        most[start:end][is_better] = poorer[is_better]
-        owners[start:end][is_better] = number
-    ends = np.searchsorted(owners, np.arange(len(spans)), side="right")
-    return list(zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True))
+    starts = range(0, max(num_tokens - size, 0) + stride, stride)
+    windows = [range(start, min(start + size, num_tokens)) for start in starts]
+    owners = own_words(windows, range(num_tokens + 1), window_weight=0.01)
+    borders = np.searchsorted(owners, range(len(windows) + 1)).tolist()
+    return [(window, range(*borders[n : n + 2])) for n, window in enumerate(windows)]
 
 
 def cover_span(offsets: np.ndarray, start: int, end: int) -> tuple[int, int]:
@@ -96,69 +242,6 @@ def cover_span(offsets: np.ndarray, start: int, end: int) -> tuple[int, int]:
     first = np.searchsorted(offsets[:, 1], start, side="right")
     last = np.searchsorted(offsets[:, 0], end, side="left") - 1
     return int(first), int(last)
-
-
-def encode_questions(
-    questions: Sequence[SpanQuestion],
-    tokenizer: Tokenizer,
-    sequence_length: int,
-    *,
-    reference: bool,
-) -> SpanRows:
-    """Return questions as rows of at most `sequence_length` tokens.
-
-    The targets are `start` and `end`, the positions of the first answer's first and last token, and
-    `unanswerable`, 1 where the row does not hold all of that answer; start and end are 0 there. All
-    are -1 where the answer is not known.
-
-    Args:
-        questions: Those of a split.
-        tokenizer: Cuts them into tokens.
-        sequence_length: Longest row. A question keeps at most half of it; windows overlap by at
-            least half of what it leaves.
-        reference: As the released code, say that a row without the answer of an answerable question
-            is answerable.
-
-    Raises:
-        UserError: A context or an answer has no token, or a context is too long.
-    """
-    asked = {question.context: question for question in questions}
-    contexts = {context: _encode_context(asked[context], tokenizer) for context in asked}
-    max_question = min(MAX_QUESTION, sequence_length // 2)
-    texts = encode_texts(tokenizer, [question.text for question in questions], max_question + 1)
-    cls, sep = [tokenizer.cls_id], [tokenizer.sep_id]
-    rows: list[list[int]] = []
-    first_lengths: list[int] = []
-    targets: list[tuple[int, int, int]] = []
-    windows: list[Window] = []
-    for number, (question, text) in enumerate(zip(questions, texts, strict=True)):
-        context_ids, offsets = contexts[question.context]
-        answer, first = _find_answer(question, offsets), cls + text[:max_question] + sep
-        size = sequence_length - len(first) - 1
-        spans = cut_windows(len(context_ids), size, min(DOC_STRIDE, (size + 1) // 2))
-        for (start, end), (owned, owned_end) in zip(spans, own_tokens(spans), strict=True):
-            shift = len(first) - start
-            windows.append(Window(number, shift, (owned + shift, owned_end + shift)))
-            rows.append(first + context_ids[start:end] + sep)
-            first_lengths.append(len(first))
-            if question.answers is None:
-                targets.append((-1, -1, -1))
-            elif answer and start <= answer[0] <= answer[1] < end:
-                targets.append((answer[0] + shift, answer[1] + shift, 0))
-            else:
-                targets.append((0, 0, int(answer is None or not reference)))
-    named = zip(("start", "end", "unanswerable"), torch.tensor(targets).unbind(dim=1), strict=True)
-    num_cut = sum(len(text) > max_question for text in texts)
-    padded = pad_rows(
-        rows,
-        first_lengths,
-        dict(named),
-        pad_id=tokenizer.pad_id,
-        num_cut=num_cut,
-        examples=questions,
-    )
-    offsets_of = [contexts[question.context][1] for question in questions]
-    return SpanRows(**vars(padded), windows=windows, offsets=offsets_of)
 
 
 def _encode_context(question: SpanQuestion, tokenizer: Tokenizer) -> tuple[list[int], np.ndarray]:
@@ -185,18 +268,6 @@ def _find_answer(question: SpanQuestion, offsets: np.ndarray) -> tuple[int, int]
     return first, last
 
 
-MAX_ANSWER = 30
-"""Tokens of an answer. Source: configure_finetuning.py max_answer_length."""
-N_BEST = 20
-"""Answers kept for each question. Source: configure_finetuning.py n_best_size."""
-ROW_SPANS = 400
-"""Best spans of a row that are considered without a beam: several may have the same text."""
-
-Arrays = dict[str, np.ndarray]
-Spans = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Scores, and the numbers of first and last tokens in the text."""
-
-
 class SpanAnswers(NamedTuple):
     """The answers to each question, in order."""
 
@@ -211,21 +282,22 @@ class SpanAnswers(NamedTuple):
         return [answers[0][0] if answers else "" for answers in self.n_best]
 
 
-def find_answers(rows: SpanRows, outputs: Outputs) -> SpanAnswers:
+def find_answers(rows: Rows, outputs: Outputs) -> SpanAnswers:
     """Return the best answers to each question, and the odds that it has none.
 
     A span is at most MAX_ANSWER tokens long and starts where its row owns the text. Its text is cut
     from the context from its first token's first character to its last token's last.
 
     Args:
-        rows: The questions, from `encode_questions`.
-        outputs: Of a head of span_heads.py, for all rows. Of a BeamSpanHead a span's score is the
+        rows: The questions, from `SpanExtraction.encode`.
+        outputs: Of the head, for all rows. Of a BeamSpanHead a span's score is the
             log-probability of start and end, and the null odds are the least `unanswerable` of the
             question's rows. Of a SpanHead the score is the sum of the two logits, and the null odds
             are the least sum at [CLS] of the rows, less the best span's.
 
     Source: qa_metrics.py write_predictions, which puts the text together again from tokens.
     """
+    assert isinstance(rows, SpanRows)
     is_beam = "starts" in outputs
     arrays = {name: values.numpy() for name, values in outputs.items()}
     find_spans = _beam_spans if is_beam else _free_spans
@@ -286,12 +358,6 @@ def _best_texts(
     return list(best.items())
 
 
-SQUAD_2 = "squad-2.0"
-"""The task whose contexts need not hold the answer."""
-REFERENCE_THRESHOLD = -2.75
-"""Source: configure_finetuning.py qa_na_threshold."""
-
-
 @dataclass(frozen=True)
 class SpanExtraction(Family):
     """Questions whose answers are spans of a context, or that have no answer there."""
@@ -316,11 +382,66 @@ class SpanExtraction(Family):
         name = record.text("id") if "id" in record.fields else str(record.number)
         return SpanQuestion(name, record.text("question"), record.text("context"), None, None)
 
+    def read_records(
+        self, path: Path, columns: Sequence[str], trained: Sequence[str]
+    ) -> list[dict[str, Any]]:
+        """Return the questions of SQuAD's or MRQA's files, or the rows of a table.
+
+        The id of a row is that of its column `id`; without such a column, the number of its line.
+        """
+        require_format(path, (".json", *TABLE_FORMATS))
+        table = None if format_of(path) == ".json" else read_table(path)
+        if table is None or (not columns and {"header", "qas"} & set(table.columns)):
+            questions = read_questions([path], is_labelled=False)
+            asked = [(each.id, each.text, each.context) for each in questions]
+        else:
+            texts, contexts = map(table.column, choose_columns(table, columns, COLUMNS))
+            ids = table.column("id") if "id" in table.columns else map(str, table.lines)
+            asked = list(zip(ids, texts, contexts, strict=True))
+        return [dict(zip(("id", *COLUMNS), each, strict=True)) for each in asked]
+
     def encode(
         self, examples: Sequence[SpanQuestion], tokenizer: Tokenizer, sequence_length: int
     ) -> SpanRows:
-        """Return questions as rows; a context too long for one row has several."""
-        return encode_questions(examples, tokenizer, sequence_length, reference=self.reference)
+        """Return questions as rows; a context too long for one row has several.
+
+        A question keeps at most half of a row, and windows overlap by at least half of the rest.
+        The targets are `start` and `end`, the positions of the first answer's first and last token,
+        and `unanswerable`, 1 where the row does not hold all of that answer; start and end are 0
+        there. All are -1 where the answer is not known.
+
+        Raises:
+            UserError: A context or an answer has no token, or a context is too long.
+        """
+        asked = {question.context: question for question in examples}
+        contexts = {context: _encode_context(asked[context], tokenizer) for context in asked}
+        most = min(MAX_QUESTION, sequence_length // 2)
+        texts = encode_texts(tokenizer, [question.text for question in examples], most + 1)
+        cls, sep = [tokenizer.cls_id], [tokenizer.sep_id]
+        rows: list[tuple[list[int], int]] = []
+        targets: list[tuple[int, int, int]] = []
+        windows: list[Window] = []
+        for number, (question, text) in enumerate(zip(examples, texts, strict=True)):
+            context_ids, offsets = contexts[question.context]
+            answer, first = _find_answer(question, offsets), cls + text[:most] + sep
+            size = sequence_length - len(first) - 1
+            stride = min(DOC_STRIDE, (size + 1) // 2)
+            for tokens, owned in cut_windows(len(context_ids), size, stride):
+                shift = len(first) - tokens.start
+                windows.append(Window(number, shift, (owned.start + shift, owned.stop + shift)))
+                rows.append((first + context_ids[tokens.start : tokens.stop] + sep, len(first)))
+                if question.answers is None:
+                    targets.append((-1, -1, -1))
+                elif answer and answer[0] in tokens and answer[1] in tokens:
+                    targets.append((answer[0] + shift, answer[1] + shift, 0))
+                else:
+                    targets.append((0, 0, int(answer is None or not self.reference)))
+        columns = torch.tensor(targets).unbind(dim=1)
+        named = dict(zip(("start", "end", "unanswerable"), columns, strict=True))
+        num_cut = sum(len(text) > most for text in texts)
+        padded = pad_rows(rows, named, tokenizer, examples, num_cut=num_cut)
+        offsets_of = [contexts[question.context][1] for question in examples]
+        return SpanRows(**vars(padded), windows=windows, offsets=offsets_of)
 
     def build_head(self, sizes: EncoderConfig, config: FinetuneConfig) -> nn.Module:
         """Return the head named by `head`; both are without dropout, as in the released code."""
@@ -343,7 +464,7 @@ class SpanExtraction(Family):
         """Return F1 and exact match; also SQuAD 2.0's scores if some questions have no answer."""
         if rows.examples[0].answers is None:
             return {}
-        found = _find(rows, outputs)
+        found = find_answers(rows, outputs)
         gold = [question.answers or () for question in rows.examples]
         if all(gold):
             return score_v1(found.texts, gold)
@@ -362,7 +483,7 @@ class SpanExtraction(Family):
 
     def describe_collapse(self, dev: Rows, outputs: Outputs) -> str | None:
         """Return a note if all questions of dev have the same prediction."""
-        found = _find(dev, outputs)
+        found = find_answers(dev, outputs)
         may_be_none = any(question.answers == () for question in dev.examples)
         said = {
             "" if may_be_none and odds > self._threshold else text
@@ -380,7 +501,7 @@ class SpanExtraction(Family):
         unanswerable, so that the scripts can search the best threshold. In nbest.json the
         probabilities of a question's texts sum to 1.
         """
-        found = _find(rows, outputs)
+        found = find_answers(rows, outputs)
         ids = [question.id for question in rows.examples]
         prefix = "" if split == "dev" else f"{split}_"
         n_best = [_describe(answers) for answers in found.n_best]
@@ -410,7 +531,7 @@ class SpanExtraction(Family):
         The answer is the span, or "" if the null odds of SQuAD 2.0 are above the threshold;
         prob_none is the sigmoid of these odds.
         """
-        found = _find(rows, outputs)
+        found = find_answers(rows, outputs)
         return [
             {
                 "id": question.id,
@@ -428,11 +549,6 @@ class SpanExtraction(Family):
         return REFERENCE_THRESHOLD if self.reference else 0.0
 
 
-def _find(rows: Rows, outputs: Outputs) -> SpanAnswers:
-    assert isinstance(rows, SpanRows)
-    return find_answers(rows, outputs)
-
-
 def _entropy(events: Tensor) -> float:
     """Return the entropy of a 0/1 variable, nats, from its events."""
     share = events.double().mean()
@@ -447,52 +563,3 @@ def _describe(answers: Sequence[tuple[str, float]]) -> list[dict[str, Any]]:
         {"text": text, "probability": share, "score": score}
         for (text, score), share in zip(answers, shares.tolist(), strict=True)
     ]
-
-
-def read_squad_task(
-    name: str,
-    data: Path,
-    *,
-    train: Sequence[str] = (),
-    dev: Sequence[str] = (),
-    test: Sequence[str] = (),
-    head: Literal["beam", "plain"] = "beam",
-    reference: bool = False,
-) -> Task:
-    """Return the task of a folder's questions.
-
-    Args:
-        name: squad-1.1, in whose dev set every question has an answer, or squad-2.0, where some
-            have none.
-        data: The folder.
-        train: Names of files in the folder, read one after the other. Empty: the file whose name
-            begins with "train" and ends in .json (SQuAD) or .jsonl (MRQA), compressed or not.
-        dev: As for train.
-        test: As for train, but optional; answers are ignored.
-        head: As `SpanExtraction.head`.
-        reference: As `SpanExtraction.reference`.
-
-    Raises:
-        UserError: A file is missing, is one of several, is not of its format, or is of the other
-            task.
-    """
-    files = {
-        split: find_files(data, split, chosen)
-        for split, chosen in (("train", train), ("dev", dev), ("test", test))
-    }
-    examples = {
-        split: read_questions(paths, is_labelled=split != "test")
-        for split, paths in files.items()
-        if paths
-    }
-    read = tuple(path for paths in files.values() for path in paths)
-    has_unanswerable = any(question.answers == () for question in examples["dev"])
-    require(
-        has_unanswerable == (name == SQUAD_2),
-        f"{files['dev'][0]}: {'some' if has_unanswerable else 'all'} of its questions have "
-        f"{'no' if has_unanswerable else 'an'} answer; that is the task "
-        f"{SQUAD_2 if has_unanswerable else 'squad-1.1'}",
-    )
-    family = SpanExtraction(head, reference, may_be_none=has_unanswerable)
-    columns = ("question", "context", "answers")
-    return Task(name, family, examples, epochs=2, files=read, columns=columns)

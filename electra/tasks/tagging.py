@@ -1,4 +1,4 @@
-"""Entities in sequences of tags, and the counts that their scores are made of.
+"""Tagging of words: entities, chunks or parts of speech, in CoNLL's columns or JSON lines.
 
 A tag is O, or a prefix and a type such as B-PER, or a prefix alone. One set of rules reads the
 entities of every scheme, since a prefix means the same wherever it occurs:
@@ -17,7 +17,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, islice
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -27,11 +27,26 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from electra.config import EncoderConfig, FinetuneConfig
+from electra.errors import UserError, did_you_mean, require
 from electra.model.heads import FeatureHead, TaggingHead, build_inner
-from electra.tasks.family import Constant, Family, Record
-from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_words, pad_rows
+from electra.tasks.family import Constant, Family, Record, Task
+from electra.tasks.inputs import find_files, is_plain, read_plain, require_format
+from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_words, own_words, pad_rows
+from electra.text.tables import format_of, read_table, read_text_lines
 from electra.tokenizing.tokenizer import Tokenizer
 
+FILE_NAMES = {
+    "train": "train",
+    "dev": "dev|valid|validation|val|testa",
+    "test": "test|testb",
+}
+"""Names of a task's files, without format, as regular expressions."""
+JSON_LINES = ".jsonl"
+FORMATS = (".txt", ".conll", ".tsv", ".iob", JSON_LINES)
+FIELDS = ("tokens", "tags")
+"""Fields of a line of JSON."""
+DOCUMENT_START = "-DOCSTART-"
+ENTITY_METRICS = ("f1", "precision", "recall", "accuracy")
 ENTITY_TAG = re.compile(r"O|[BIESLU](-.+)?")
 
 
@@ -54,9 +69,7 @@ def find_entities(tags: Sequence[str]) -> list[Entity]:
 
     Every tag but O belongs to exactly one entity. An entity begins after O, after another type, at
     B, S or U, and after E, L, S or U. No sequence is invalid: I-PER after O begins an entity.
-
-    Args:
-        tags: Tags of any of the schemes; ENTITY_TAG matches each.
+    ENTITY_TAG matches each tag.
 
     Source: conlleval.pl startOfChunk and endOfChunk; for B after E, and for S, which it does not
     know, get_entities of seqeval, which does the same elsewhere.
@@ -77,18 +90,21 @@ def write_tags(entities: Iterable[Entity], num_words: int) -> list[str]:
     """Return the IOB2 tags of a sentence's entities."""
     tags = ["O"] * num_words
     for entity_type, start, stop in entities:
-        ending = f"-{entity_type}" if entity_type else ""
-        tags[start:stop] = [f"B{ending}"] + [f"I{ending}"] * (stop - start - 1)
+        inner = [_tag("I", entity_type)] * (stop - start - 1)
+        tags[start:stop] = [_tag("B", entity_type), *inner]
     return tags
 
 
-@dataclass(frozen=True)
-class EntityCounts:
+def _tag(prefix: str, entity_type: str) -> str:
+    return f"{prefix}-{entity_type}" if entity_type else prefix
+
+
+class EntityCounts(NamedTuple):
     """Numbers of entities; scores without entities are 0, as in conlleval."""
 
-    gold: int
-    predicted: int
-    correct: int
+    gold: int = 0
+    predicted: int = 0
+    correct: int = 0
     """Predicted entities with the type and both ends of a gold entity."""
 
     @property
@@ -111,12 +127,7 @@ class EntityCounts:
 def count_entities(
     gold: Iterable[Sequence[str]], predicted: Iterable[Sequence[str]]
 ) -> dict[str, EntityCounts]:
-    """Return the counts of each type that either side has, sorted by type.
-
-    Args:
-        gold: Tags of each sentence.
-        predicted: Predicted tags of the same sentences.
-    """
+    """Return the counts of each type that either side has, sorted by type, from their tags."""
     sides = Counter[str](), Counter[str](), Counter[str]()
     for gold_tags, predicted_tags in zip(gold, predicted, strict=True):
         golden, guessed = set(find_entities(gold_tags)), set(find_entities(predicted_tags))
@@ -130,15 +141,7 @@ def count_entities(
 
 def sum_counts(counts: Iterable[EntityCounts]) -> EntityCounts:
     """Return the counts of all types together, whose scores are micro-averages."""
-    counts = list(counts)
-    return EntityCounts(
-        sum(each.gold for each in counts),
-        sum(each.predicted for each in counts),
-        sum(each.correct for each in counts),
-    )
-
-
-ENTITY_METRICS = ("f1", "precision", "recall", "accuracy")
+    return EntityCounts(*map(sum, zip(*counts, strict=True)))
 
 
 class TaggedSentence(NamedTuple):
@@ -150,12 +153,209 @@ class TaggedSentence(NamedTuple):
     """Line of each word in its file, from 1."""
 
 
+def read_tagging_task(data: Path, *, word_column: int = 1, tag_column: int = 0) -> Task:
+    """Return a task named after a folder, from its train, dev and, if there is one, test file.
+
+    Tags name entities if one begins with B- or I-, or if each is O or a prefix alone; entities of
+    every scheme become IOB2. Other tags, such as parts of speech, are labels as they are. The
+    labels are those of train.
+    Columns are those of TaggingConfig.
+
+    Raises:
+        UserError: A file is missing, ambiguous, empty or malformed, train has one label only, or
+            dev or test has one that train lacks.
+    """
+    files = {
+        split: path
+        for split, names in FILE_NAMES.items()
+        for path in find_files(data, split, names, FORMATS)
+    }
+    splits = {split: read_sentences(path, word_column, tag_column) for split, path in files.items()}
+    labels = tuple(sorted({tag for sentence in splits["train"] for tag in sentence.tags}))
+    require(len(labels) > 1, f"{files['train']}: every tag is {labels[0]!r}; two are needed")
+    has_entities = any(tag.startswith(("B-", "I-")) for tag in labels) or all(
+        ENTITY_TAG.fullmatch(tag) for tag in labels
+    )
+    for split, path in files.items():
+        _check_tags(path, splits[split], labels, has_entities)
+    if has_entities:
+        types = sorted({type_of(tag) for tag in labels if tag != "O"})
+        labels = ("O", *(_tag(prefix, each) for each in types for prefix in "BI"))
+        for sentences in splits.values():
+            sentences[:] = [
+                each._replace(tags=write_tags(find_entities(each.tags), len(each.words)))
+                for each in sentences
+            ]
+    is_json = format_of(files["train"]) == JSON_LINES
+    return Task(
+        data.resolve().name,
+        Tagging(labels, ENTITY_METRICS if has_entities else ("accuracy",)),
+        splits,
+        files=tuple(files.values()),
+        columns=FIELDS if is_json else (str(word_column), str(tag_column or "last")),
+    )
+
+
+def _check_tags(
+    path: Path, sentences: Sequence[TaggedSentence], train: Sequence[str], has_entities: bool
+) -> None:
+    """Refuse tags that train does not have, and of entities types that it does not have."""
+    tags, types = set(train), {type_of(tag) for tag in train if tag != "O"}
+    for sentence in sentences:
+        for line, tag in zip(sentence.lines, sentence.tags, strict=True):
+            if has_entities and not ENTITY_TAG.fullmatch(tag):
+                raise UserError(
+                    f"{path} line {line}: the tag {tag!r} must be O or begin with B-, I-, E-, S-, "
+                    "L- or U-, as entities' tags do"
+                )
+            is_entity = has_entities and (tag == "O" or type_of(tag) in types)
+            if not is_entity and tag not in tags:
+                near = did_you_mean(tag, train)
+                raise UserError(f"{path} line {line}: train has no tag {tag!r}{near}")
+
+
+def read_sentences(
+    path: Path, word_column: int, tag_column: int | None, field: str = FIELDS[0]
+) -> list[TaggedSentence]:
+    """Return the sentences of a file, none of them empty.
+
+    A column file has a word a line and a blank line after each sentence. Its columns are separated
+    by tabs if its first word's line has one, else by spaces. A line that begins with -DOCSTART- is
+    no word. If the file begins with a comment, "# ..." as in CoNLL-U, so may every sentence; where
+    the word is not the first column, lines numbered 3-4 or 3.1 are no words then, but CoNLL-U's
+    notes on those around them.
+
+    A line of a .jsonl file is a sentence: {"tokens": ["A", "boat"], "tags": ["O", "O"]}.
+    Without a tag column tags are ignored, and a line of a .jsonl file may have no words.
+    """
+    if format_of(path) == JSON_LINES:
+        sentences = _read_json_lines(path, field, has_tags=tag_column is not None)
+    else:
+        sentences = _read_columns(path, word_column, tag_column)
+    has_words = any(sentence.words for sentence in sentences)
+    require(has_words, f"{path} is empty: it must have at least one word")
+    for words, tags, lines in sentences:
+        for line, word in zip(lines, words, strict=True):
+            require(word != "", f"{path} line {line}: the word must not be empty")
+        for line, tag in zip(lines, tags, strict=False):
+            if not tag or " " in tag or not tag.isprintable():
+                raise UserError(
+                    f"{path} line {line}: the tag {tag!r} must be printable, without spaces and "
+                    "not empty"
+                )
+    return sentences
+
+
+def _read_json_lines(path: Path, field: str, *, has_tags: bool) -> list[TaggedSentence]:
+    table = read_table(path)
+    words_of = table.lists(field)
+    tags_of = table.lists(FIELDS[1]) if has_tags else [()] * len(words_of)
+    sentences = []
+    for line, words, tags in zip(table.lines, words_of, tags_of, strict=True):
+        require(
+            not has_tags or len(words) == len(tags),
+            f"{path} line {line}: {len(words)} tokens and {len(tags)} tags; each token must have "
+            "one tag",
+        )
+        if words or not has_tags:
+            sentences.append(TaggedSentence(list(words), list(tags), [line] * len(words)))
+    return sentences
+
+
+def _read_columns(path: Path, word_column: int, tag_column: int | None) -> list[TaggedSentence]:
+    lines = read_text_lines(path)
+    has_comments = lines[0].startswith("# ")
+    blocks = _split_blocks(lines, has_comments)
+    if not blocks:
+        return []
+    first_number, first_line = blocks[0][0]
+    separator = "\t" if "\t" in first_line else " "
+    num_columns = len(_split_line(first_line, separator))
+    _check_columns(f"{path} line {first_number}", num_columns, word_column, tag_column)
+    has_notes = has_comments and word_column != 1
+    sentences = []
+    for block in blocks:
+        sentence = TaggedSentence([], [], [])
+        for number, line in block:
+            columns = _split_line(line, separator)
+            if len(columns) != num_columns:
+                raise UserError(
+                    f"{path} line {number}: {len(columns)} columns; it must have {num_columns}, "
+                    f"as line {first_number} has"
+                )
+            if not has_notes or columns[0].isdecimal():
+                sentence.words.append(columns[word_column - 1])
+                sentence.lines.append(number)
+                if tag_column is not None:
+                    sentence.tags.append(columns[tag_column - 1])  # of tag_column 0 the last
+        if sentence.words:
+            sentences.append(sentence)
+    return sentences
+
+
+def _split_blocks(lines: list[str], has_comments: bool) -> list[list[tuple[int, str]]]:
+    """Return the numbered lines of each sentence."""
+    blocks: list[list[tuple[int, str]]] = [[]]
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.startswith(DOCUMENT_START):
+            blocks.append([])
+        elif blocks[-1] or not has_comments or not line.startswith("#"):
+            blocks[-1].append((number, line))
+    return [block for block in blocks if block]
+
+
+def _split_line(line: str, separator: str) -> list[str]:
+    # Not split(): words of white space, such as U+00A0, are words.
+    columns = line.split(separator)
+    return columns if separator == "\t" else [column for column in columns if column]
+
+
+def _check_columns(place: str, num_columns: int, word_column: int, tag_column: int | None) -> None:
+    require(
+        num_columns >= 2 or tag_column is None,
+        f"{place}: one column; a word and its tag are needed, with a tab or spaces between them",
+    )
+    columns = (("word_column", word_column, 1), ("tag_column", tag_column or 0, 0))
+    for name, column, least in columns:
+        require(
+            least <= column <= num_columns,
+            f"{place}: {name} must lie in {least} to {num_columns}, not {column}",
+        )
+    require(
+        tag_column is None or (tag_column or num_columns) != word_column,
+        f"{place}: word_column and tag_column must differ; both are column {word_column} of "
+        f"{num_columns}",
+    )
+
+
 class WordWindow(NamedTuple):
     """The part of a sentence that is one row."""
 
     words: range
     scored: frozenset[int]
     """The words whose tags are predicted in this row; the others are context."""
+
+
+def cut_word_windows(sizes: Sequence[int], room: int) -> list[WordWindow]:
+    """Return the windows of a sentence: whole words, each scored once, where it has most context.
+
+    A row begins half a row before the end of the one before it, or later if the next word would not
+    fit otherwise. A window that has no word to score is left out.
+    Each word has 1 to `room` tokens.
+    """
+    begins = [0, *accumulate(sizes)]
+    windows, start, stop = [], 0, 0
+    while stop < len(sizes):
+        stop = bisect_right(begins, begins[start] + room) - 1
+        windows.append(range(start, stop))
+        if stop < len(sizes):
+            start = bisect_left(begins, max(begins[stop] - room // 2, begins[stop + 1] - room))
+    owners = own_words(windows, begins) if windows else []
+    scored = [
+        WordWindow(words, frozenset(word for word in words if owners[word] == number))
+        for number, words in enumerate(windows)
+    ]
+    return [window for window in scored if window.scored]
 
 
 @dataclass(frozen=True)
@@ -183,6 +383,37 @@ class Tagging(Family):
         # `encode` marks the words to answer by their tags, so every word gets an arbitrary one.
         return TaggedSentence(words, [self.labels[0]] * len(words), [])
 
+    def read_records(
+        self, path: Path, columns: Sequence[str], trained: Sequence[str]
+    ) -> list[dict[str, Any]]:
+        """Return sentences of words: columns, JSON lines, or lines of plain text split at spaces.
+
+        A .txt file is plain text unless the column of the word is named.
+        """
+        require(
+            len(columns) <= 1, f"--columns must name that of the word, not {', '.join(columns)}"
+        )
+        if is_plain(path) and not columns:
+            lines = [line.split() for line in read_plain(path)]
+            last_words = {words[-1] for words in lines}
+            require(
+                not (last_words <= set(self.labels) and any(map(str.isalnum, last_words))),
+                f"{path}: every line ends with a tag, as in a file of columns; if it is one, say "
+                "which column is the word's: --columns 1",
+            )
+            return [{"tokens": words} for words in lines]
+        require_format(path, FORMATS)
+        if format_of(path) == JSON_LINES:
+            sentences = read_sentences(path, 1, None, *columns)
+        else:
+            column = columns[0] if columns else trained[0]
+            require(
+                column.isdecimal() or not columns,
+                f"--columns of a {format_of(path)} file must be the word's number, not {column!r}",
+            )
+            sentences = read_sentences(path, int(column) if column.isdecimal() else 1, None)
+        return [{"tokens": each.words} for each in sentences]
+
     def encode(
         self, examples: Sequence[TaggedSentence], tokenizer: Tokenizer, sequence_length: int
     ) -> Rows:
@@ -200,7 +431,8 @@ class Tagging(Family):
                 vocabulary, encode_words(tokenizer, vocabulary, room + 1), strict=True
             )
         }
-        rows, targets, num_cut = [], [], 0
+        rows: list[tuple[list[int], int]] = []
+        targets, num_cut = [], 0
         for sentence in examples:
             tokens = [tokens_of[word][:room] for word in sentence.words]
             num_cut += any(len(tokens_of[word]) > room for word in sentence.words)
@@ -210,18 +442,11 @@ class Tagging(Family):
                     label = label_ids[sentence.tags[word]] if word in window.scored else -1
                     row += tokens[word]
                     labels += [label] + [-1] * (len(tokens[word]) - 1)
-                rows.append([*row, tokenizer.sep_id])
+                rows.append(([*row, tokenizer.sep_id], len(row) + 1))
                 targets.append(torch.tensor([*labels, -1]))
         no_words = torch.zeros(0, 0, dtype=torch.int64)
         labels_NL = pad_sequence(targets, True, padding_value=-1) if targets else no_words
-        return pad_rows(
-            rows,
-            [len(row) for row in rows],
-            {"labels": labels_NL},
-            pad_id=tokenizer.pad_id,
-            num_cut=num_cut,
-            examples=examples,
-        )
+        return pad_rows(rows, {"labels": labels_NL}, tokenizer, examples, num_cut=num_cut)
 
     def build_head(self, sizes: EncoderConfig, config: FinetuneConfig) -> nn.Module:
         """Return dropout and a linear layer on every position, or BiLSTMs on features."""
@@ -250,18 +475,13 @@ class Tagging(Family):
     def _decide(self, rows: Rows, outputs: Outputs) -> list[list[str]]:
         """Return the most likely tag of each word of each sentence."""
         guesses = iter(_guess(rows, outputs).tolist() if len(rows) else [])
-        return [
-            [self.labels[guess] for guess in islice(guesses, len(sentence.words))]
-            for sentence in rows.examples
-        ]
+        return [[self.labels[next(guesses)] for _ in each.words] for each in rows.examples]
 
     def _score_tags(
         self, sentences: Sequence[TaggedSentence], predicted: Sequence[Sequence[str]]
     ) -> dict[str, float]:
         gold = [sentence.tags for sentence in sentences]
-        pairs = [
-            pair for tags in zip(gold, predicted, strict=True) for pair in zip(*tags, strict=True)
-        ]
+        pairs = list(zip(chain(*gold), chain(*predicted), strict=True))
         scores = {"accuracy": sum(one == other for one, other in pairs) / len(pairs)}
         if self.metrics == ENTITY_METRICS:
             overall = sum_counts(count_entities(gold, predicted).values())
@@ -334,34 +554,3 @@ def _format_types(counts: dict[str, EntityCounts]) -> str:
         scores = f"{each.precision:.6f}\t{each.recall:.6f}\t{each.f1:.6f}"
         lines.append(f"{entity_type}\t{scores}\t{each.gold}\t{each.predicted}\t{each.correct}\n")
     return "".join(lines)
-
-
-def cut_word_windows(sizes: Sequence[int], room: int) -> list[WordWindow]:
-    """Return the windows of a sentence: whole words, each scored once, where it has most context.
-
-    A row begins half a row before the end of the one before it, or later if the next word would not
-    fit otherwise. A word's context is the tokens on its shorter side.
-
-    Args:
-        sizes: Tokens of each word, each 1 to `room`.
-        room: Tokens of a row.
-    """
-    begins = [0, *accumulate(sizes)]
-    rows, start, stop = [], 0, 0
-    while stop < len(sizes):
-        stop = bisect_right(begins, begins[start] + room) - 1
-        rows.append(range(start, stop))
-        if stop < len(sizes):
-            start = bisect_left(begins, max(begins[stop] - room // 2, begins[stop + 1] - room))
-    most, owner = [-1] * len(sizes), [0] * len(sizes)
-    for number, words in enumerate(rows):
-        for word in words:
-            left = begins[word] - begins[words.start]
-            right = begins[words.stop] - begins[word + 1]
-            if min(left, right) > most[word]:
-                most[word], owner[word] = min(left, right), number
-    windows = [
-        WordWindow(words, frozenset(word for word in words if owner[word] == number))
-        for number, words in enumerate(rows)
-    ]
-    return [window for window in windows if window.scored]
