@@ -107,8 +107,8 @@ def score(
 ) -> dict[str, float]:
     """Return each metric's score by its name, as fractions.
 
-    Correlations are 0 if one side is constant. f1 is that of label 1 if only 0 and 1 occur, else the mean over labels; mcc is Matthews'
-    correlation coefficient.
+    Correlations, of which mcc is Matthews', are 0 if one side is constant. f1 is that of label 1 if
+    only 0 and 1 occur, else the mean over labels.
     """
     return {metric: _score(metric, gold, predicted) for metric in metrics}
 
