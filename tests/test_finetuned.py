@@ -630,15 +630,10 @@ def test_the_verb_answers_a_file_or_standard_input(runs, tmp_path, capsys, monke
     assert (status, len(printed.splitlines())) == (0, 1), err
     assert "note: 1 of 1 inputs were longer than the run's rows of 24 tokens and were cut" in err
 
-    for refused, message in (
-        (out, f"{out} exists already; remove it or choose another --out"),
-        (
-            tmp_path / "out.csv",
-            f"--out {tmp_path}/out.csv must be a .jsonl or .tsv file, not '.csv'",
-        ),
-    ):
+    for refused, message in ((out, f"{out} exists already"), (tmp_path / "out.csv", "not '.csv'")):
         status, printed, err = run_command(capsys, *words, "--out", refused)
-        assert (status, printed, err.strip()) == (2, "", f"error: {message}")
+        assert (status, printed, err.count("\n")) == (2, "", 1)
+        assert message in err
 
 
 # --- transformers ---
