@@ -41,13 +41,13 @@ from electra.inference.network import LoadedEncoder
 from electra.inference.texts import read_texts
 from electra.interop.export import write_model
 from electra.interop.onnx import INPUTS, Graph, open_session, quantise, trace
-from electra.model.encoder import Encoder
+from electra.model.encoder import Encoder, choose_layers
 from electra.model.heads import ClassifierHead
 from electra.model.initialisation import init_weights
 from electra.presets import PRESETS
 from electra.reports.tables import Table, to_markdown
 from electra.tokenizing.tokenizer import Tokenizer
-from electra.training.machine import Machine, choose_layers
+from electra.training.machine import Machine
 
 LENGTH = 128
 """Tokens at which texts are cut, [CLS] and [SEP] included."""

@@ -28,8 +28,8 @@ from electra.checkpoints.manifest import find_commit
 from electra.errors import UserError, require
 from electra.files import write_json, write_text
 from electra.model.batch import Batch, find_real
+from electra.model.electra import PostNormLayer
 from electra.model.encoder import Encoder
-from electra.model.layer import PostNormLayer
 from electra.reports.tables import Table, to_markdown
 from electra.shards.examples import Examples
 from electra.shards.store import open_shards

@@ -28,8 +28,7 @@ from electra.tasks.registry import read_task
 from electra.tasks.squad import SpanExtraction
 from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.machine import Machine
-from electra.training.optimizer import ReferenceAdamW, build_optimizer
-from electra.training.seeds import step_seed
+from electra.training.optimizer import ReferenceAdamW, build_optimizer, step_seed
 
 CPU = torch.device("cpu")
 CONFIG = FinetuneConfig(

@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from electra.model import masked_lm
-from electra.model.dropout import ONE, SPREAD, Dropout, DropoutMasks, num_kept
+from electra.model.electra import PostNormLayer
 from electra.model.encoder import Encoder
 from electra.model.fused import FusedPostNormLayer
 from electra.model.initialisation import init_weights
-from electra.model.layer import PostNormLayer
+from electra.model.parts import ONE, SPREAD, Dropout, DropoutMasks, num_kept
 from electra.presets import encoder_sizes
 from electra.pretraining.loop import pretrain
 from electra.settings import override

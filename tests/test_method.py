@@ -17,7 +17,7 @@ from electra.model.batch import Batch
 from electra.model.encoder import Dropout, Encoder
 from electra.model.heads import DiscriminatorHead
 from electra.model.initialisation import init_weights
-from electra.model.softmax import loss_and_sample, loss_and_sample_plain
+from electra.model.masked_lm import loss_and_sample, loss_and_sample_plain
 from electra.presets import PRESETS, encoder_sizes
 from electra.settings import override
 

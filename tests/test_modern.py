@@ -23,12 +23,12 @@ from electra.method.flops import count_true
 from electra.method.masking import Vocabulary
 from electra.method.objective import Parts
 from electra.method.registry import build_objective
-from electra.model.dropout import DropoutMasks
 from electra.model.encoder import Encoder
 from electra.model.fused import FusedPreNormLayer
 from electra.model.heads import GeneratorHead
 from electra.model.initialisation import init_weights
-from electra.model.modern_layer import PreNormLayer, find_block, rotate
+from electra.model.modernbert import PreNormLayer, find_block, rotate
+from electra.model.parts import DropoutMasks
 from electra.presets import PRESETS
 from electra.pretraining.plan import make_rows
 from electra.settings import override

@@ -31,9 +31,9 @@ from electra.method.objective import Parts
 from electra.method.registry import build_objective, sketch_objective
 from electra.model.batch import Batch
 from electra.model.initialisation import init_weights
-from electra.model.masked_lm import FixedDistribution
-from electra.model.softmax import (
+from electra.model.masked_lm import (
     CHUNK,
+    FixedDistribution,
     log_likelihood,
     log_likelihood_plain,
     loss_and_sample_plain,

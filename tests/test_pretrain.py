@@ -33,9 +33,9 @@ from electra.checkpoints.metrics import read_metrics
 from electra.config import ExamplesConfig, OptimizerConfig, PrepareConfig
 from electra.errors import UserError
 from electra.interop.export import export
-from electra.model.encoder import Encoder
+from electra.model.electra import PostNormLayer
+from electra.model.encoder import Encoder, choose_layers
 from electra.model.fused import FusedPostNormLayer
-from electra.model.layer import PostNormLayer
 from electra.pretraining.acceleration import AcceleratedStep
 from electra.pretraining.evaluation import evaluate, heldout_batches
 from electra.pretraining.loop import pretrain, resume
@@ -48,9 +48,8 @@ from electra.settings import override
 from electra.shards.examples import BLOCK_ROWS, Examples, permute
 from electra.shards.prepare import prepare
 from electra.shards.store import Shard, open_shards
-from electra.training.machine import Machine, choose_dtype, choose_layers
-from electra.training.optimizer import build_optimizer, learning_rate_at
-from electra.training.seeds import step_seed
+from electra.training.machine import Machine, choose_dtype
+from electra.training.optimizer import build_optimizer, learning_rate_at, step_seed
 
 TWO_STAGE = ["method.scheme=two_stage", "method.sharing=none"]
 

@@ -35,8 +35,7 @@ from electra.pretraining.step import Step
 from electra.settings import override
 from electra.tokenizing.tokenizer import make_tokenizer
 from electra.training.machine import Machine, choose_dtype
-from electra.training.optimizer import build_optimizer, set_learning_rate
-from electra.training.seeds import step_seed
+from electra.training.optimizer import build_optimizer, set_learning_rate, step_seed
 
 VOCAB = 300
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

@@ -14,8 +14,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from electra.model.electra import PostNormLayer
 from electra.model.initialisation import init_weights
-from electra.model.layer import PostNormLayer
 from electra.presets import encoder_sizes
 
 pytest.importorskip("triton", reason="Triton is not installed")

@@ -36,8 +36,7 @@ from electra.errors import UserError
 from electra.files import flush_file, sha256_file, write_json
 from electra.method.objective import Objective
 from electra.settings import to_dict
-from electra.training.distributed import from_rank_0
-from electra.training.sharding import spread, whole
+from electra.training.distributed import from_rank_0, spread, whole
 
 FILES = ("model.safetensors", "optimizer.safetensors")
 STATE = "state.json"

@@ -31,14 +31,19 @@ from electra.finetuning.network import (
 )
 from electra.finetuning.results import describe_task, find_failures, finite, read_seed, summarise
 from electra.finetuning.start import TaskRows, encode_task, fit_to_start
+from electra.model.encoder import choose_layers
 from electra.settings import to_dict
 from electra.tasks.family import Task
 from electra.tasks.registry import read_task, resolve_own
 from electra.tasks.rows import Outputs, choose_batches, make_batch
 from electra.training.distributed import joined, wait_for_all
-from electra.training.machine import Machine, choose_layers, prepare_machine
-from electra.training.optimizer import build_optimizer, learning_rate_at, set_learning_rate
-from electra.training.seeds import step_seed
+from electra.training.machine import Machine, prepare_machine
+from electra.training.optimizer import (
+    build_optimizer,
+    learning_rate_at,
+    set_learning_rate,
+    step_seed,
+)
 
 LONGEST_WAIT = timedelta(days=30)
 """Time that a process waits for the seeds of the others."""

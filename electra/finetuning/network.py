@@ -12,13 +12,13 @@ from electra.checkpoints.checkpoint import load_parameters
 from electra.checkpoints.finetuned import Finetuned
 from electra.checkpoints.folder import Pretrained
 from electra.config import FinetuneConfig
-from electra.model.encoder import Encoder
+from electra.model.encoder import Encoder, choose_layers
 from electra.model.heads import FeatureHead, PairHead
 from electra.model.initialisation import draw_glorot, init_weights
 from electra.tasks.family import Family
 from electra.tasks.rows import Outputs, Rows, TaskBatch, make_batch
-from electra.training.machine import Machine, choose_layers
-from electra.training.seeds import step_seed
+from electra.training.machine import Machine
+from electra.training.optimizer import step_seed
 
 PREDICT_ROWS = 128
 """Rows of a batch of predictions."""

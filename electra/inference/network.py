@@ -16,10 +16,10 @@ from electra.checkpoints.folder import SavedNetwork, load_pretrained
 from electra.config import EncoderConfig
 from electra.errors import require
 from electra.model.batch import Result, pad_rows, run_by_length
-from electra.model.encoder import Encoder
+from electra.model.encoder import Encoder, choose_layers
 from electra.model.heads import DiscriminatorHead, GeneratorHead
 from electra.tokenizing.tokenizer import Tokenizer
-from electra.training.machine import Machine, choose_layers, prepare_machine
+from electra.training.machine import Machine, prepare_machine
 
 Row = TypeVar("Row")
 BATCH_TOKENS = 4096

@@ -32,8 +32,7 @@ from electra.method.objective import Judgement, Network, Objective, Output, Part
 from electra.model.batch import Batch
 from electra.model.encoder import Encoder
 from electra.model.heads import DiscriminatorHead
-from electra.model.masked_lm import TwoTowers
-from electra.model.softmax import log_likelihood, loss_and_sample
+from electra.model.masked_lm import TwoTowers, log_likelihood, loss_and_sample
 
 
 class Electric(Objective):

@@ -28,9 +28,8 @@ from electra.method.masking import (
 from electra.method.objective import Network, Objective, Output, Parts, describe_generator, learns
 from electra.model.batch import Batch, count_real, find_real
 from electra.model.encoder import Encoder
-from electra.model.masked_lm import FixedDistribution, MaskedLM
-from electra.model.mixed_precision import Linear
-from electra.model.softmax import log_likelihood
+from electra.model.masked_lm import FixedDistribution, MaskedLM, log_likelihood
+from electra.model.parts import Linear
 
 
 class MaskedLanguageModelling(Objective):

@@ -20,7 +20,7 @@ from electra.model.batch import Batch
 from electra.model.encoder import Embeddings, Encoder, Layer
 from electra.model.heads import DiscriminatorHead, GeneratorHead
 from electra.model.masked_lm import FixedDistribution, MaskedLM, TwoTowers
-from electra.model.modern_layer import ModernEmbeddings
+from electra.model.modernbert import ModernEmbeddings
 
 
 class Judgement(NamedTuple):

@@ -4,24 +4,24 @@ Shape suffixes: B rows of the batch, L positions, T types of segment, E embeddin
 size, N heads, K layers read as features.
 
 Parameters are float32. `compute_dtype` is the dtype of activations and matrix products: embeddings
-are looked up and normalised in float32 and cast once; mixed_precision.py casts the weights.
+are looked up and normalised in float32 and cast once; parts.py casts the weights.
 
-Source: google-research/electra model/modeling.py; of ModernBERT see modern_layer.py.
+Source: google-research/electra model/modeling.py; of ModernBERT see modernbert.py.
 """
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from electra.config import EncoderConfig
-from electra.model.dropout import Dropout, DropoutMasks
-from electra.model.layer import PostNormLayer
-from electra.model.mixed_precision import LayerNorm, Linear, runs_operations
-from electra.model.modern_layer import (
+from electra.errors import UserError, require
+from electra.model.electra import PostNormLayer
+from electra.model.fused import FusedPostNormLayer, FusedPreNormLayer
+from electra.model.modernbert import (
     ModernEmbeddings,
     Places,
     PreNormLayer,
@@ -30,6 +30,7 @@ from electra.model.modern_layer import (
     make_mask,
     make_norm,
 )
+from electra.model.parts import Dropout, DropoutMasks, LayerNorm, Linear, runs_operations
 
 Layer = PostNormLayer | PreNormLayer
 
@@ -79,8 +80,8 @@ class Encoder(nn.Module):
     Args:
         config: Architecture, sizes and dropout probabilities.
         layer: Class of the layers, of the config's architecture. None: the plain one, which is the
-            definition and can be hooked and adapted. `fused_layer.FusedPostNormLayer` and
-            `fused_modern_layer.FusedPreNormLayer` compute the same faster on a CPU.
+            definition and can be hooked and adapted. `fused.FusedPostNormLayer` and
+            `fused.FusedPreNormLayer` compute the same faster on a CPU.
         embeddings: An embedding block to share with another encoder; None makes a new one.
         compute_dtype: Dtype of activations and matrix products.
         recompute_activations: Whether layers in training keep only their input and compute the rest
@@ -276,3 +277,44 @@ class Encoder(nn.Module):
         if self.embeddings_project is not None:
             x_BLH = self.embeddings_project(x_BLH)
         return x_BLH, masks
+
+
+def choose_layers(
+    setting: Literal["auto", "plain", "fused", "triton"],
+    architecture: Literal["electra", "modernbert"],
+    device: torch.device,
+    *,
+    is_plain: bool,
+) -> type[Layer]:
+    """Return the class of the encoders' layers; "auto" is the fastest class.
+
+    Args:
+        setting: `train.layers` in pre-training, `layers` in fine-tuning.
+        architecture: Of the encoders.
+        device: Device of the networks.
+        is_plain: Whether the step is compiled or the model divided among processes, which needs
+            the plain layers on a CPU.
+
+    Raises:
+        UserError: The setting is fused, and the step needs plain layers or does not run on a CPU.
+            Or the setting is triton, and the device is a CPU, Triton is not installed, or the
+            architecture is modernbert.
+    """
+    is_modern = architecture == "modernbert"
+    if setting == "triton":
+        require(not is_modern, "layers triton: architecture modernbert has none; use plain or auto")
+        require(device.type != "cpu", "layers triton: they are for a GPU; use plain or auto")
+        try:
+            from electra.model.triton import TritonPostNormLayer
+        except ImportError:
+            raise UserError("layers triton: Triton is not installed; use plain or auto") from None
+        return TritonPostNormLayer
+    can_fuse = device.type == "cpu" and not is_plain
+    place = "a compiled step or a divided model" if is_plain else f"device {device.type}"
+    require(
+        can_fuse or setting != "fused",
+        f"layers fused: they are for a CPU, not for {place}; use plain or auto",
+    )
+    if can_fuse and setting != "plain":
+        return FusedPreNormLayer if is_modern else FusedPostNormLayer
+    return PreNormLayer if is_modern else PostNormLayer

@@ -20,9 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from electra.config import EncoderConfig
-from electra.model.dropout import DropoutMasks
-from electra.model.layer import PostNormLayer
-from electra.model.modern_layer import Places, PreNormLayer, cut, cut_with_neighbours
+from electra.model.electra import PostNormLayer
+from electra.model.modernbert import Places, PreNormLayer, cut, cut_with_neighbours
+from electra.model.parts import DropoutMasks
 
 
 class FusedPostNormLayer(PostNormLayer):

@@ -12,16 +12,16 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from electra.config import EncoderConfig, FeaturesConfig
-from electra.model.dropout import Dropout
-from electra.model.mixed_precision import LayerNorm, Linear
+from electra.model.parts import Dropout, LayerNorm, Linear
 
 
 class GeneratorHead(nn.Module):
     """The generator's output layer: hidden states to the features that the tied softmax reads.
 
-    logits = forward(h) @ table.T + bias. The product itself is left to the loss (softmax.py), which
-    needs it at the chosen positions only. Source: run_pretraining.py _get_masked_lm_output; in the
-    architecture modernbert, transformers' ModernBertForMaskedLM.
+    logits = forward(h) @ table.T + bias. The product itself is left to the loss
+    (masked_lm.py), which needs it at the chosen positions only.
+    Source: run_pretraining.py _get_masked_lm_output; in the architecture modernbert, transformers'
+    ModernBertForMaskedLM.
 
     Args:
         config: Sizes of the encoder.

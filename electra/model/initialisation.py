@@ -16,11 +16,11 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from electra.model.electra import PostNormLayer
 from electra.model.encoder import Embeddings, Encoder
 from electra.model.heads import BeamSpanHead, DiscriminatorHead, SpanHead
-from electra.model.layer import PostNormLayer
-from electra.model.mixed_precision import Linear
-from electra.model.modern_layer import PreNormLayer
+from electra.model.modernbert import PreNormLayer
+from electra.model.parts import Linear
 
 
 @torch.no_grad()

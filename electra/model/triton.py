@@ -1,6 +1,6 @@
 """Triton kernels for a GPU: attention for short rows, and products with GELU inside.
 
-Each is a torch operation with a plain definition in `layer.py`; `triton_layer.py` puts them
+Each is a torch operation with a plain definition in `electra.py`; the layer below puts them
 together. No GPU has run them yet. tests/test_triton_layer.py runs them in Triton's interpreter and
 compiles them for compute capability 9.0.
 
@@ -20,9 +20,8 @@ import triton.language as tl
 from torch import Tensor
 
 from electra.model import triton as kernels
-from electra.model.dropout import DropoutMasks
-from electra.model.layer import PostNormLayer
-from electra.model.mixed_precision import Linear
+from electra.model.electra import PostNormLayer
+from electra.model.parts import DropoutMasks, Linear
 
 LONGEST = 128
 """Longest rows of `attend`, positions: the scores of some rows stay in registers."""

@@ -23,11 +23,10 @@ from electra.method.measures import tally
 from electra.method.objective import Objective
 from electra.model.batch import Batch, find_real
 from electra.model.encoder import Encoder, find_layers
-from electra.model.mixed_precision import Linear
+from electra.model.parts import Linear
 from electra.pretraining.step import Outcome, Step
-from electra.training.distributed import from_rank_0
+from electra.training.distributed import count_parts, from_rank_0, shard
 from electra.training.machine import Machine
-from electra.training.sharding import count_parts, shard
 
 KERNELS = (
     SDPBackend.FLASH_ATTENTION,

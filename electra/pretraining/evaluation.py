@@ -14,7 +14,7 @@ from electra.model.batch import Batch, find_real
 from electra.shards.examples import Examples, permute
 from electra.shards.store import Shards
 from electra.tokenizing.tokenizer import Tokenizer
-from electra.training.seeds import step_seed
+from electra.training.optimizer import step_seed
 
 NUM_SAMPLES = 8
 """Held-out rows shown token by token in samples.json."""

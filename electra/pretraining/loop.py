@@ -58,10 +58,17 @@ from electra.settings import from_dict, to_dict
 from electra.shards.examples import Examples
 from electra.shards.store import Shards, open_shards
 from electra.tokenizing.tokenizer import Tokenizer
-from electra.training.distributed import any_rank, from_rank_0, joined
+from electra.training.distributed import (
+    any_rank,
+    count_parts,
+    from_rank_0,
+    gathered,
+    is_sharded,
+    joined,
+    spread,
+)
 from electra.training.machine import Machine, prepare_machine
 from electra.training.optimizer import learning_rate_at
-from electra.training.sharding import count_parts, gathered, is_sharded, spread
 
 
 def pretrain(

@@ -29,15 +29,15 @@ from electra.errors import UserError, require
 from electra.method.masking import Vocabulary
 from electra.method.objective import Objective, Parts
 from electra.method.registry import build_objective
-from electra.model.encoder import Embeddings, Encoder
+from electra.model.encoder import Embeddings, Encoder, choose_layers
 from electra.model.initialisation import draw_glorot, init_weights, look_at_neighbours
-from electra.model.modern_layer import ModernEmbeddings
+from electra.model.modernbert import ModernEmbeddings
 from electra.pretraining.init_from import size_generator
 from electra.pretraining.journal import Show
 from electra.shards.store import Shards, fetch_shards
 from electra.tokenizing.tokenizer import Tokenizer
-from electra.training.machine import Machine, choose_layers
-from electra.training.seeds import step_seed
+from electra.training.machine import Machine
+from electra.training.optimizer import step_seed
 
 WINDOW = 4
 """Largest distance of two tokens that co-occur. A pair at distance d counts 1 / d."""

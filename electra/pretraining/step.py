@@ -21,11 +21,9 @@ from electra.method.measures import Measures
 from electra.method.objective import Objective, Output
 from electra.model.batch import Batch
 from electra.pretraining.guard import ACCEPTED, Guard
-from electra.training.distributed import sum_over_ranks
+from electra.training.distributed import is_sharded, sum_over_ranks, whole
 from electra.training.machine import Machine
-from electra.training.optimizer import build_optimizer, set_learning_rate, update_unless
-from electra.training.seeds import step_seed
-from electra.training.sharding import is_sharded, whole
+from electra.training.optimizer import build_optimizer, set_learning_rate, step_seed, update_unless
 
 
 class Outcome(NamedTuple):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from electra.tokenizing.tokenizer import Tokenizer
-from electra.training.seeds import step_seed
+from electra.training.optimizer import step_seed
 
 CHARS_PER_TOKEN = 8
 """Characters that are tokenized at first for each token of a row; most tokens are shorter."""

@@ -13,10 +13,6 @@ import torch
 import torch.nn.functional as F
 
 from electra.errors import UserError, require
-from electra.model.encoder import Layer
-from electra.model.fused import FusedPostNormLayer, FusedPreNormLayer
-from electra.model.layer import PostNormLayer
-from electra.model.modern_layer import PreNormLayer
 from electra.processes import find_place, usable_cores
 
 CPU = torch.device("cpu")
@@ -154,47 +150,6 @@ def _cpu_multiplies_bfloat16() -> bool:
     if platform.machine() in ("x86_64", "AMD64"):
         return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-
-
-def choose_layers(
-    setting: Literal["auto", "plain", "fused", "triton"],
-    architecture: Literal["electra", "modernbert"],
-    device: torch.device,
-    *,
-    is_plain: bool,
-) -> type[Layer]:
-    """Return the class of the encoders' layers; "auto" is the fastest class.
-
-    Args:
-        setting: `train.layers` in pre-training, `layers` in fine-tuning.
-        architecture: Of the encoders.
-        device: Device of the networks.
-        is_plain: Whether the step is compiled or the model divided among processes, which needs
-            the plain layers on a CPU.
-
-    Raises:
-        UserError: The setting is fused, and the step needs plain layers or does not run on a CPU.
-            Or the setting is triton, and the device is a CPU, Triton is not installed, or the
-            architecture is modernbert.
-    """
-    is_modern = architecture == "modernbert"
-    if setting == "triton":
-        require(not is_modern, "layers triton: architecture modernbert has none; use plain or auto")
-        require(device.type != "cpu", "layers triton: they are for a GPU; use plain or auto")
-        try:
-            from electra.model.triton import TritonPostNormLayer
-        except ImportError:
-            raise UserError("layers triton: Triton is not installed; use plain or auto") from None
-        return TritonPostNormLayer
-    can_fuse = device.type == "cpu" and not is_plain
-    place = "a compiled step or a divided model" if is_plain else f"device {device.type}"
-    require(
-        can_fuse or setting != "fused",
-        f"layers fused: they are for a CPU, not for {place}; use plain or auto",
-    )
-    if can_fuse and setting != "plain":
-        return FusedPreNormLayer if is_modern else FusedPostNormLayer
-    return PreNormLayer if is_modern else PostNormLayer
 
 
 def _keep_freed_memory() -> None:

@@ -6,6 +6,7 @@ paper mentions neither (docs/DEVIATIONS.md).
 Source: section 3.1 and appendix A; optimization.py.
 """
 
+import hashlib
 from typing import Any, Literal
 
 import torch
@@ -209,3 +210,16 @@ def _tensors(optimizer: torch.optim.Optimizer) -> dict[Key, Tensor]:
                     if isinstance(value, Tensor):
                         tensors[parameter, name] = value
     return tensors
+
+
+def step_seed(seed: int, stream: str, step: int) -> int:
+    """Return a 63-bit seed: a hash of (seed, stream, step).
+
+    Args:
+        seed: Seed of the run.
+        stream: Name of the use, such as "dropout", "corruption" or "order". Different streams have
+            uncorrelated random numbers.
+        step: Number of the step, from 0.
+    """
+    digest = hashlib.blake2b(f"{seed}/{stream}/{step}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

@@ -3,7 +3,7 @@
 Shape suffixes: B rows of the batch, L positions, E embedding size, H hidden size, N heads, D size
 of a head (H = N * D), F feed-forward size.
 
-`PostNormLayer` is the definition of a layer. `fused_layer.py` computes the same faster on a CPU;
+`PostNormLayer` is the definition of a layer. `fused.py` computes the same faster on a CPU;
 an encoder is built of either class, which have the same parameters under the same names.
 
 Source: google-research/electra model/modeling.py transformer_model.
@@ -16,8 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from electra.config import EncoderConfig
-from electra.model.dropout import Dropout, DropoutMasks
-from electra.model.mixed_precision import LayerNorm, Linear
+from electra.model.parts import Dropout, DropoutMasks, LayerNorm, Linear
 
 SHARPNESS = 16.0
 """Expected score of the neighbour that a head looks at after `look_at_neighbours`, nats. The scores

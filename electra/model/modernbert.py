@@ -1,7 +1,7 @@
 """One layer of ModernBERT: pre-norm, rotary positions, a gated feed-forward, local attention.
 
 The graph is that of transformers' ModernBertModel, parameter for parameter. `PreNormLayer` is the
-definition of a layer. `fused_modern_layer.py` computes the same faster on a CPU; an encoder is
+definition of a layer. `fused.py` computes the same faster on a CPU; an encoder is
 built of either class, which have the same parameters under the same names.
 
 A layer with local attention attends to a window. In short rows all scores are computed, and the
@@ -25,8 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from electra.config import EncoderConfig
-from electra.model.dropout import Dropout, DropoutMasks
-from electra.model.mixed_precision import LayerNorm, Linear
+from electra.model.parts import Dropout, DropoutMasks, LayerNorm, Linear
 
 Sees = Literal["all", "before", "after"]
 
