@@ -260,6 +260,8 @@ MODERNBERT_ONLY = frozenset(
 
 NOT_SIZES = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
 """Fields of EncoderConfig on which trained weights do not depend."""
+SIZES_OF_GENERATOR = ("hidden_fraction", "layers_fraction", "hidden_size", "num_hidden_layers")
+"""Fields of GeneratorConfig."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -810,6 +812,11 @@ class PretrainConfig:
         return min(self.second_stage or rest, rest) if self.method.scheme == "two_stage" else rest
 
 
+def longest_warmup(steps: int) -> int:
+    """Return the longest warm-up of a schedule of so many steps, if none is set: a tenth."""
+    return steps // 10
+
+
 def require_schedule(config: PretrainConfig) -> None:
     """Refuse a run whose warm-up is as long as its schedule.
 
@@ -830,7 +837,7 @@ def require_schedule(config: PretrainConfig) -> None:
     require(
         warmup_steps < steps,
         f"optimizer.warmup_steps {warmup_steps} must be less than the {steps} {schedule}, for the "
-        f"rate to reach its peak and decay: set optimizer.warmup_steps={steps // 10}",
+        f"rate to reach its peak and decay: set optimizer.warmup_steps={longest_warmup(steps)}",
     )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from electra.checkpoints.checkpoint import find_checkpoint, run_of
 from electra.checkpoints.finetuned import is_finetuned, read_finetuned
 from electra.checkpoints.folder import is_huggingface, load_pretrained
-from electra.errors import did_you_mean, require
+from electra.errors import require
 from electra.finetuning.export import export_finetuned
 from electra.finetuning.loop import finetune as run_finetune
 from electra.finetuning.loop import ignore
@@ -30,8 +30,9 @@ from electra.inference.similarity import COLUMNS, choose_layer, read_pairs
 from electra.inference.texts import read_texts
 from electra.interop.export import export as run_export
 from electra.interop.sentence_transformers import Similarity
-from electra.presets import PRESETS, RECIPES, finetune_preset
+from electra.presets import finetune_preset
 from electra.pretraining.loop import pretrain as run_pretrain
+from electra.pretraining.resolution import resolve
 from electra.reports.runs import find_finetunings, read_finetuning
 from electra.reports.tables import finetuning_table, to_markdown
 from electra.reports.tokens import Word
@@ -183,8 +184,9 @@ def pretrain(
 ) -> dict[str, Any]:
     """Pre-train into a run folder, and return the contents of results.json.
 
-    The same call continues a run that was interrupted. A preset's warm-up is cut to a tenth of a
-    short schedule, unless it is set.
+    The same call continues a run that was interrupted, and one with more train.steps makes a run
+    longer. A preset's warm-up is cut to a tenth of a short schedule, unless it is set. With
+    train.init_from, sizes are those of that model.
 
     Args:
         shards: Folder that `electra prepare` wrote.
@@ -199,13 +201,7 @@ def pretrain(
         UserError: Folders or settings are not valid, or memory is too small.
         Interrupted: A signal stopped the run; the checkpoint is written.
     """
-    require(preset in PRESETS, f"unknown preset {preset!r}{did_you_mean(preset, PRESETS)}")
-    given = settings or {}
-    _require_choice("recipe", recipe, None, *RECIPES)
-    config = override(RECIPES[recipe][preset] if recipe else PRESETS[preset], _assign(given))
-    tenth = config.shortest_schedule // 10
-    if config.optimizer.warmup_steps > tenth and "optimizer.warmup_steps" not in given:
-        config = override(config, [f"optimizer.warmup_steps={tenth}"])
+    config = resolve(preset, recipe, _assign(settings or {}), run=Path(out))
     return run_pretrain(Path(shards), Path(out), config, show)
 
 

@@ -1,9 +1,13 @@
 """`import electra` as scripts use it; docs/LIBRARY.md is run by test_documentation.py."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 
 import electra
+from electra.checkpoints.folder import read_run_config
+from electra.cli import main
 from electra.inference.ask import detect as run_detect
 from electra.inference.ask import load_asked
 
@@ -50,6 +54,33 @@ def test_a_script_trains_answers_and_exports(toy_shards, toy_question, tmp_path)
     assert np.allclose(exported, electra.embed(electra.load(tmp_path / "run"), TEXTS), atol=1e-5)
 
 
+BRIEF = {
+    **{"examples.sequence_length": 32, "train.batch_size": 4, "train.steps": 6},
+    **{"train.evaluate_rows": 8, "train.threads": 1},
+}
+
+
+@pytest.mark.parametrize("recipe", [None, "paper"])
+@pytest.mark.parametrize("continues", [False, True])
+def test_the_library_resolves_settings_as_the_command_does(
+    run, toy_shards, tmp_path, recipe, continues
+):
+    """Warm-up, and the sizes of the model that a run begins with; a longer run keeps both."""
+    settings = BRIEF | ({"train.init_from": run} if continues else {})
+    for steps in (6, 40):
+        settings["train.steps"] = steps
+        words = [f"{name}={value}" for name, value in settings.items()]
+        words += ["--recipe", recipe] if recipe else []
+        longer = pytest.warns(UserWarning, match="steps 6 -> 40") if steps > 6 else nullcontext()
+        with longer:
+            electra.pretrain(toy_shards, tmp_path / "ours", recipe=recipe, settings=settings)
+            main(["pretrain", str(toy_shards), "--out", str(tmp_path / "theirs"), "--set", *words])
+        ours, theirs = (read_run_config(tmp_path / name) for name in ("ours", "theirs"))
+        assert ours == theirs
+        assert (ours.train.steps, ours.optimizer.warmup_steps) == (steps, 0)
+        assert not continues or ours.model.embedding_size == 32, "that of the model"
+
+
 def test_mistakes_are_user_errors(run, tmp_path):
     model = electra.load(run)
     with pytest.raises(electra.UserError, match=r"give a list of texts, as \['the queen'\]"):
@@ -66,7 +97,7 @@ def test_mistakes_are_user_errors(run, tmp_path):
         electra.encode(model, TEXTS, unit="wrd")
     with pytest.raises(electra.UserError, match=r"form must be one of .*, not 'tf'"):
         electra.export(run, tmp_path / "out", form="tf")
-    with pytest.raises(electra.UserError, match="recipe must be one of None, paper, best"):
+    with pytest.raises(electra.UserError, match="unknown recipe 'bst'; did you mean 'best'"):
         electra.pretrain("shards", tmp_path / "out", recipe="bst")
     assert issubclass(electra.Interrupted, Exception)
     with pytest.raises(electra.UserError, match="is not a finished folder of `electra finetune`"):

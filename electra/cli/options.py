@@ -6,17 +6,9 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from cyclopts import Parameter
 
-from electra.config import NOT_SIZES, PretrainConfig, require_schedule
-from electra.errors import did_you_mean, require
+from electra.errors import require
 from electra.presets import PRESETS, RECIPES
-from electra.settings import (
-    flatten,
-    override,
-    override_from_toml,
-    override_values,
-    read_toml,
-    to_dict,
-)
+from electra.settings import flatten, override, override_from_toml, to_dict
 from electra.text.streams import is_url
 
 Set = Annotated[
@@ -63,11 +55,6 @@ DryRun = Annotated[
 ]
 
 ConfigType = TypeVar("ConfigType")
-TAKEN_BY_GENERATOR = (
-    *("hidden_fraction", "layers_fraction", "hidden_size", "num_hidden_layers"),
-    "warmup_steps",
-)
-"""Fields of GeneratorConfig that train.init_from may determine."""
 
 
 def resolve(settings: ConfigType, toml: Path | None, assignments: Sequence[str]) -> ConfigType:
@@ -86,76 +73,6 @@ def repeat(
         *(["--config", str(toml)] if toml else []),
         *(["--set", *assignments] if assignments else []),
     ]
-
-
-def resolve_pretraining(
-    preset: str,
-    recipe: str | None,
-    toml: Path | None,
-    assignments: Sequence[str],
-    begun: PretrainConfig | None = None,
-) -> PretrainConfig:
-    """Return the settings of a pre-training; a preset's warm-up is cut to a tenth of a short one.
-
-    A warm-up that was set is kept, or refused. A run that was begun keeps its own, also if it is
-    made longer.
-    """
-    require(preset in PRESETS, f"unknown preset {preset!r}{did_you_mean(preset, PRESETS)}")
-    settings = RECIPES[recipe][preset] if recipe else PRESETS[preset]
-    given = {word.partition("=")[0].strip() for word in assignments}
-    if toml is not None:
-        values = read_toml(toml)
-        settings = override_values(settings, values, toml)
-        given.update(values)
-    settings = override(settings, assignments)
-    if settings.train.init_from:
-        settings = _take_sizes(settings, given, begun)
-        if not begun and "optimizer.learning_rate" not in given:
-            from electra.terminal.printing import print_note
-
-            print_note(
-                f"optimizer.learning_rate={settings.optimizer.learning_rate:g} is {preset}'s for a "
-                "run from scratch; less of what was learnt is lost with a smaller one, such as a "
-                "sixth (docs/DOMAIN.md)"
-            )
-    if begun and "optimizer.warmup_steps" not in given:
-        settings = override(settings, [f"optimizer.warmup_steps={begun.optimizer.warmup_steps}"])
-    warmup_steps, tenth = settings.optimizer.warmup_steps, settings.shortest_schedule // 10
-    if warmup_steps > tenth and not begun and "optimizer.warmup_steps" not in given:
-        from electra.terminal.printing import print_note
-
-        print_note(
-            f"optimizer.warmup_steps={tenth}, a tenth of the schedule: {preset}'s {warmup_steps:,} "
-            "are for a longer one"
-        )
-        settings = override(settings, [f"optimizer.warmup_steps={tenth}"])
-    require_schedule(settings)
-    return settings
-
-
-def _take_sizes(
-    settings: PretrainConfig, given: set[str], begun: PretrainConfig | None
-) -> PretrainConfig:
-    """Return the settings with what was not given taken from train.init_from.
-
-    A run that was begun keeps what it took: the folder need not be there any more.
-    """
-    if begun is None:
-        from electra.checkpoints.folder import read_start
-        from electra.pretraining.init_from import fit_to_start
-
-        return fit_to_start(settings, read_start(Path(settings.train.init_from)), given)
-    taken = {
-        f"{section}.{name}": value
-        for section in ("model", "generator")
-        for name, value in to_dict(begun)[section].items()
-        if value is not None
-        and (name not in NOT_SIZES if section == "model" else name in TAKEN_BY_GENERATOR)
-    }
-    taken["train.initial_weights"] = begun.train.initial_weights
-    return override(
-        settings, [f"{name}={value}" for name, value in taken.items() if name not in given]
-    )
 
 
 def refuse_existing(out: Path) -> None:

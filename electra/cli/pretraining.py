@@ -17,11 +17,11 @@ from electra.cli.options import (
     print_dry_run,
     refuse_existing,
     repeat,
-    resolve_pretraining,
 )
 from electra.config import PretrainConfig
 from electra.errors import UserError, require
 from electra.presets import PRESETS
+from electra.pretraining.resolution import resolve
 
 
 def pretrain(
@@ -68,7 +68,7 @@ def pretrain(
     from electra.reports.glossary import describe_heldout
     from electra.reports.placing import place_on_the_papers_curve
     from electra.terminal.live import Display
-    from electra.terminal.printing import command, print_done
+    from electra.terminal.printing import command, print_done, print_note
 
     given = [
         *set_,
@@ -89,23 +89,18 @@ def pretrain(
             refuse_changes(resume, None)
             return print_dry_run(settings, f"continue {resume}")
     else:
-        begun = None
-        if out is not None and (out / "config.json").exists():
-            from electra.checkpoints.folder import read_run_config
-
-            begun = read_run_config(out)
-        chosen = "tiny" if preset is None else preset
-        settings = resolve_pretraining(chosen, recipe, config, given, begun)
+        is_begun = out is not None and (out / "config.json").exists()
+        settings = resolve(preset or "tiny", recipe, given, toml=config, run=out, note=print_note)
         if dry_run and shards is None and out is None:
             return print_dry_run(settings, "pre-train with these settings")
         if shards is None or out is None:
             raise UserError("pretrain needs SHARDS and --out RUN, or --resume RUN")
-        if begun is None:
+        if not is_begun:
             refuse_existing(out)
         if dry_run:
-            if begun:
+            if is_begun:
                 refuse_changes(out, settings)
-            action = "continue" if begun else f"read the shards {shards} and write the run"
+            action = "continue" if is_begun else f"read the shards {shards} and write the run"
             return print_dry_run(settings, f"{action} {out}")
     from electra.pretraining.loop import pretrain as run_pretrain
     from electra.pretraining.loop import resume as run_resume
@@ -169,7 +164,7 @@ def plan(
     from electra.pretraining.plan import plan as run_plan
     from electra.reports.glossary import format_count, format_seconds
     from electra.terminal.live import Progress
-    from electra.terminal.printing import command, print_done, print_table
+    from electra.terminal.printing import command, print_done, print_note, print_table
 
     require(
         0 < probe_seconds < math.inf,
@@ -180,7 +175,7 @@ def plan(
         *([f"train.steps={steps}"] if steps is not None else []),
         *([f"train.init_from={init_from}"] if init_from else []),
     ]
-    settings = resolve_pretraining(preset, recipe, config, given)
+    settings = resolve(preset, recipe, given, toml=config, note=print_note)
     with Progress("timing steps", unit="seconds") as progress:
         found = run_plan(
             settings,
@@ -224,9 +219,9 @@ def flops(
     from electra.method.flops import count_parts, count_run, count_true
     from electra.method.registry import sketch_objective
     from electra.reports.glossary import format_count
-    from electra.terminal.printing import print_done, print_table
+    from electra.terminal.printing import print_done, print_note, print_table
 
-    settings = resolve_pretraining(preset, recipe, config, set_)
+    settings = resolve(preset, recipe, set_, toml=config, note=print_note)
     objective, length = sketch_objective(settings), settings.examples.sequence_length
     total = count_true(objective, length)
     rows = [

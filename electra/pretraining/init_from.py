@@ -17,14 +17,19 @@ from torch import Tensor
 
 from electra.checkpoints.checkpoint import load_parameters
 from electra.checkpoints.folder import SavedNetwork, Start, read_start
-from electra.config import NOT_SIZES, EncoderConfig, GeneratorConfig, PretrainConfig
+from electra.config import (
+    NOT_SIZES,
+    SIZES_OF_GENERATOR,
+    EncoderConfig,
+    GeneratorConfig,
+    PretrainConfig,
+)
 from electra.errors import UserError, require
-from electra.method.objective import Network, Objective
+from electra.method.objective import Objective
 from electra.shards.store import Shards
 
 Origin = Literal["init_from", "folder", "layers", "new"]
 """Where a generator's first weights come from."""
-SIZES_OF_GENERATOR = ("hidden_fraction", "layers_fraction", "hidden_size", "num_hidden_layers")
 MADE_FRACTION = 0.25
 """Layers of a generator that is made from the discriminator's, as a share of them, if the preset
 has a narrow generator. Such a generator is as wide as the discriminator."""
@@ -33,53 +38,67 @@ WARMUP_SHARE = 10
 
 
 def fit_to_start(
-    config: PretrainConfig, start: Start, given: Collection[str] | None = ()
+    config: PretrainConfig, start: Start, given: Collection[str] = ()
 ) -> PretrainConfig:
     """Return the settings with the sizes of the model that the run begins with.
+
+    Settings that were fitted before come out as they are.
 
     Args:
         config: The settings, with train.init_from.
         start: The networks in that folder.
-        given: Names of settings that the user chose, such as model.hidden_size; None: all.
+        given: Names of settings that the user chose, such as model.hidden_size. All others may
+            change.
 
     Raises:
         UserError: A chosen size contradicts the model's, or the generator's weights cannot be taken
             with these settings.
     """
-    folder, theirs = config.train.init_from, start.kept.sizes
+    weights = config.train.initial_weights
+    require(
+        "train.initial_weights" not in given or weights == "bert",
+        f"train.initial_weights {weights} is for a run from scratch, and the weights are those of "
+        f"train.init_from {config.train.init_from}: leave out the setting",
+    )
+    model = _fit_encoder(config, start, given)
+    generator, origin = _fit_generator(config, model, start, given)
+    if generator.warmup_steps is None:
+        can_rest = config.method.scheme != "two_stage" and config.method.sharing != "all"
+        is_made = origin in ("layers", "new") and can_rest
+        steps = config.train.steps // WARMUP_SHARE if is_made else 0
+        generator = dataclasses.replace(generator, warmup_steps=steps)
+    train = dataclasses.replace(config.train, initial_weights="bert")
+    return dataclasses.replace(config, model=model, generator=generator, train=train)
 
-    def is_given(name: str) -> bool:
-        return given is None or name in given
 
-    sizes = {
-        field.name: getattr(theirs, field.name)
-        for field in dataclasses.fields(EncoderConfig)
-        if field.name not in NOT_SIZES
-    }
+def _fit_encoder(config: PretrainConfig, start: Start, given: Collection[str]) -> EncoderConfig:
+    """Return the sizes of the encoder in train.init_from, with the dropout of the settings."""
+    names = [field.name for field in dataclasses.fields(EncoderConfig)]
+    sizes = {name: getattr(start.kept.sizes, name) for name in names if name not in NOT_SIZES}
     for name, value in sizes.items():
         chosen = getattr(config.model, name)
         require(
-            name == "vocab_size" or not is_given(f"model.{name}") or chosen == value,
-            f"model.{name} {chosen} contradicts train.init_from {folder}, whose encoder has "
-            f"{value}: leave the setting away",
+            name == "vocab_size" or f"model.{name}" not in given or chosen == value,
+            f"model.{name} {chosen} contradicts train.init_from {config.train.init_from}, whose "
+            f"encoder has {value}: leave out the setting",
         )
-    require(
-        not is_given("train.initial_weights") or config.train.initial_weights == "bert",
-        f"train.initial_weights {config.train.initial_weights} is for a run from scratch; the "
-        f"weights are those of train.init_from {folder}: leave the setting away",
-    )
-    model = dataclasses.replace(config.model, **sizes)
+    return dataclasses.replace(config.model, **sizes)
+
+
+def _fit_generator(
+    config: PretrainConfig, model: EncoderConfig, start: Start, given: Collection[str]
+) -> tuple[GeneratorConfig, Origin | None]:
+    """Return the generator's settings for an encoder of these sizes, and its weights' origin."""
     generator, origin = config.generator, find_origin(config, start)
-    is_chosen = any(is_given(f"generator.{name}") for name in SIZES_OF_GENERATOR)
+    is_chosen = any(f"generator.{name}" in given for name in SIZES_OF_GENERATOR)
     if origin in ("init_from", "folder"):
         saved, source = find_generator(config, start)
-        chosen_sizes = generator.encoder(model) if is_chosen else None
+        chosen = generator.encoder(model) if is_chosen else None
         generator = size_generator(generator, model, saved.sizes, source)
         require(
-            chosen_sizes in (None, generator.encoder(model)),
+            chosen in (None, generator.encoder(model)),
             f"the generator of {source} has {saved.sizes.num_hidden_layers} layers of "
-            f"{saved.sizes.hidden_size}, not those of the settings: leave the generator's sizes "
-            "away",
+            f"{saved.sizes.hidden_size}, not those of the settings: leave out its sizes",
         )
         _require_shareable(config, start.kept, saved, source)
     elif origin == "layers":
@@ -95,21 +114,11 @@ def fit_to_start(
             f"{model.hidden_size}, not {made.num_hidden_layers} of {made.hidden_size}: set "
             "generator.hidden_fraction=1 generator.layers_fraction=0.25",
         )
-    if generator.warmup_steps is None:
-        can_rest = config.method.scheme != "two_stage" and config.method.sharing != "all"
-        is_made = origin in ("layers", "new") and can_rest
-        steps = config.train.steps // WARMUP_SHARE if is_made else 0
-        generator = dataclasses.replace(generator, warmup_steps=steps)
-    train = dataclasses.replace(config.train, initial_weights="bert")
-    return dataclasses.replace(config, model=model, generator=generator, train=train)
+    return generator, origin
 
 
 def require_vocabulary(start: Start, shards: Shards) -> None:
-    """Refuse shards with another vocabulary than the model's.
-
-    Raises:
-        UserError: The vocabularies differ, or the embeddings are not one for each token.
-    """
+    """Refuse shards with another vocabulary than the model's, or embeddings not one for a token."""
     require(
         start.tokenizer.digest == shards.tokenizer.digest,
         f"train.init_from {start.source} has another vocabulary than {shards.folder}: prepare the "
@@ -126,11 +135,7 @@ def require_vocabulary(start: Start, shards: Shards) -> None:
 def size_generator(
     generator: GeneratorConfig, model: EncoderConfig, sizes: EncoderConfig, source: str
 ) -> GeneratorConfig:
-    """Return the generator's settings with the sizes of a trained one.
-
-    Raises:
-        UserError: The settings cannot express these sizes.
-    """
+    """Return the generator's settings with the sizes of a trained one; refuse other proportions."""
     generator = dataclasses.replace(
         generator, hidden_size=sizes.hidden_size, num_hidden_layers=sizes.num_hidden_layers
     )
@@ -165,11 +170,7 @@ def find_generator(config: PretrainConfig, start: Start) -> tuple[SavedNetwork, 
 
 
 def read_masked_lm(folder: str, start: Start, setting: str) -> tuple[SavedNetwork, str]:
-    """Return the masked language model of another folder, and the folder.
-
-    Raises:
-        UserError: The folder has none, or one with another vocabulary.
-    """
+    """Return the masked language model of another folder, of this vocabulary, and the folder."""
     other = read_start(Path(folder))
     if other.generator is None or len(other.generator.encoders) != 1:
         raise UserError(f"{setting} {folder} has no masked language model")
@@ -188,13 +189,13 @@ def _require_shareable(
     if sharing == "none":
         return
     prefix, what = ("embeddings.", "embeddings") if sharing == "embeddings" else ("", "weights")
-    ours, theirs = kept.encoders[0], generator.encoders[0]
-    names = [name for name in {*ours, *theirs} if name.startswith(prefix)]
+    ours, theirs = (
+        {name: tensor for name, tensor in network.encoders[0].items() if name.startswith(prefix)}
+        for network in (kept, generator)
+    )
     require(
-        all(
-            name in ours and name in theirs and torch.equal(ours[name], theirs[name])
-            for name in names
-        ),
+        ours.keys() == theirs.keys()
+        and all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items()),
         f"the generator of {source} has other {what} than the encoder of train.init_from "
         f"{config.train.init_from}, and cannot share them: set method.sharing=none",
     )
@@ -240,16 +241,13 @@ def load_start(
             if parts[f"{role} head"] == "init_from":
                 load_parameters(network.head, start.kept.head)
         elif parts[role] in ("init_from", "folder"):
-            _load_network(network, find_generator(config, start)[0])
+            saved, _ = find_generator(config, start)
+            for encoder, tensors in zip(network.encoders, saved.encoders, strict=True):
+                load_parameters(encoder, tensors)
+            load_parameters(network.head, saved.head)
         elif parts[role] == "layers":
             for encoder in network.encoders:  # with fewer layers, of the same names
                 load_parameters(encoder, start.kept.encoders[0])
-
-
-def _load_network(network: Network, saved: SavedNetwork) -> None:
-    for encoder, tensors in zip(network.encoders, saved.encoders, strict=True):
-        load_parameters(encoder, tensors)
-    load_parameters(network.head, saved.head)
 
 
 def describe_start(model: Objective, config: PretrainConfig, start: Start) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from electra.checkpoints.checkpoint import (
 )
 from electra.checkpoints.folder import Start, read_run_config, read_start
 from electra.checkpoints.manifest import LOCK, amend_session, begin_session
-from electra.config import PretrainConfig, require_schedule
+from electra.config import PretrainConfig, longest_warmup, require_schedule
 from electra.errors import UserError, require
 from electra.files import hold, new_folder, write_json
 from electra.method.flops import count_run
@@ -109,7 +109,7 @@ def pretrain(
         shards = open_shards(shards_folder, verify=machine.rank == 0)
         start = read_start(Path(train.init_from)) if train.init_from else None
         if start:
-            config = fit_to_start(config, start, given=None)
+            config = fit_to_start(config, start)
             require_vocabulary(start, shards)
         require_schedule(config)
         config = fit_to_shards(config, shards)
@@ -398,6 +398,6 @@ def _learning_rate_at(step: int, model: Objective, config: PretrainConfig) -> fl
     stage, optimizer = model.stage_at(step), config.optimizer
     first, end = (*model.stages, config.train.steps)[stage : stage + 2]
     if step < (config.generator.warmup_steps or 0):
-        warmup_steps = min(optimizer.warmup_steps, (end - first) // 10)
+        warmup_steps = min(optimizer.warmup_steps, longest_warmup(end - first))
         optimizer = dataclasses.replace(optimizer, warmup_steps=warmup_steps)
     return learning_rate_at(step - first, end - first, optimizer, config.method.mode)

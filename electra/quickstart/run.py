@@ -23,6 +23,7 @@ from electra.config import (
     PretrainConfig,
     QuickstartConfig,
     TokenizerConfig,
+    longest_warmup,
 )
 from electra.errors import require
 from electra.files import read_object
@@ -388,7 +389,7 @@ def fit_to_time(config: QuickstartConfig, shards: Shards) -> PretrainConfig:
     enough = config.min_tokens / (train.batch_size * settings.examples.sequence_length)
     allowed = min(max(config.pretrain_seconds / seconds, enough), config.max_seconds / seconds)
     steps = min(train.steps, max(MIN_STEPS, round(allowed)))
-    optimizer = dataclasses.replace(settings.optimizer, warmup_steps=steps // 10)
+    optimizer = dataclasses.replace(settings.optimizer, warmup_steps=longest_warmup(steps))
     train = dataclasses.replace(
         train,
         steps=steps,

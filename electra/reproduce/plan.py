@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from electra.checkpoints.folder import read_run_config, read_start
-from electra.config import FinetuneConfig, PretrainConfig, require_schedule
+from electra.config import FinetuneConfig, PretrainConfig, longest_warmup, require_schedule
 from electra.errors import UserError, require, require_choice
 from electra.files import read_object, write_json
 from electra.method.flops import count_run, count_true
@@ -317,7 +317,7 @@ class _PlannedRow:
         """Return the settings of a run of `own` steps; `shortest`: of runs that share a part."""
         # Runs that share a part have one warm-up, that of the shortest.
         schedule = self._lengthen(config, shortest or own).shortest_schedule
-        warmup = min(config.optimizer.warmup_steps, schedule // 10)
+        warmup = min(config.optimizer.warmup_steps, longest_warmup(schedule))
         # The last checkpoint of a shared part is kept, whatever is given.
         stable = max(1, own // 8)
         if shortest:

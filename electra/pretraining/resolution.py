@@ -1,0 +1,110 @@
+"""The settings of a run: preset, TOML, --set, and what another model or the run itself determines.
+
+Command line and library resolve settings here. Nothing here imports torch until another model is
+read, so that the settings of a run are printed at once.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from electra.config import (
+    NOT_SIZES,
+    SIZES_OF_GENERATOR,
+    PretrainConfig,
+    longest_warmup,
+    require_schedule,
+)
+from electra.errors import require_choice
+from electra.presets import PRESETS, RECIPES
+from electra.settings import override, override_values, read_toml, setting_name, to_dict
+
+
+def resolve(
+    preset: str,
+    recipe: str | None = None,
+    assignments: Sequence[str] = (),
+    *,
+    toml: Path | None = None,
+    run: Path | None = None,
+    note: Callable[[str], None] = lambda text: None,
+) -> PretrainConfig:
+    """Return the settings of a pre-training.
+
+    A preset's warm-up is cut to a tenth of a short schedule; one that was set is kept, or refused.
+    With train.init_from, sizes are those of that model. A run that was begun keeps the warm-up and
+    the sizes that it began with, also if it is made longer.
+
+    Args:
+        preset: Name of the preset.
+        recipe: paper or best; None: the preset's own.
+        assignments: Settings as `section.field=value`, which come after those of `toml`.
+        toml: A TOML file of settings.
+        run: The run folder, which may have been begun.
+        note: Called with each sentence that the user should read.
+
+    Raises:
+        UserError: A setting is unknown or wrong, or contradicts others or the model.
+    """
+    require_choice("preset", preset, PRESETS)
+    require_choice("recipe", recipe, (None, *RECIPES))
+    settings = RECIPES[recipe][preset] if recipe else PRESETS[preset]
+    given = {setting_name(each) for each in assignments}
+    if toml is not None:
+        values = read_toml(toml)
+        settings = override_values(settings, values, toml)
+        given.update(values)
+    settings = override(settings, assignments)
+    init_from, chosen = settings.train.init_from, settings.optimizer
+    if run is not None and (run / "config.json").exists():
+        from electra.checkpoints.folder import read_run_config
+
+        settings = _keep_begun(settings, read_run_config(run), given)
+    else:
+        if init_from:
+            from electra.checkpoints.folder import read_start
+            from electra.pretraining.init_from import fit_to_start
+
+            settings = fit_to_start(settings, read_start(Path(init_from)), given)
+            if "optimizer.learning_rate" not in given:
+                note(
+                    f"optimizer.learning_rate={chosen.learning_rate:g} is {preset}'s for a run "
+                    "from scratch; less of what was learnt is lost with a smaller one, such as a "
+                    "sixth (docs/DOMAIN.md)"
+                )
+        longest = longest_warmup(settings.shortest_schedule)
+        if chosen.warmup_steps > longest and "optimizer.warmup_steps" not in given:
+            settings = override(settings, [f"optimizer.warmup_steps={longest}"])
+            note(
+                f"optimizer.warmup_steps={longest}, a tenth of the schedule: {preset}'s "
+                f"{chosen.warmup_steps:,} are for a longer one"
+            )
+    require_schedule(settings)
+    return settings
+
+
+def _keep_begun(
+    settings: PretrainConfig, begun: PretrainConfig, given: Iterable[str]
+) -> PretrainConfig:
+    """Return the settings with those that a run determined when it began, unless they are given.
+
+    The model of train.init_from need not be there any more.
+    """
+    kept: dict[str, Any] = {"optimizer.warmup_steps": begun.optimizer.warmup_steps}
+    if settings.train.init_from:
+        kept["train.initial_weights"] = begun.train.initial_weights
+        kept |= {
+            f"model.{name}": value
+            for name, value in to_dict(begun.model).items()
+            if name not in NOT_SIZES
+        }
+        for name in (*SIZES_OF_GENERATOR, "warmup_steps"):
+            kept[f"generator.{name}"] = getattr(begun.generator, name)
+    return override(
+        settings,
+        [
+            f"{name}={value}"
+            for name, value in kept.items()
+            if value is not None and name not in given
+        ],
+    )
