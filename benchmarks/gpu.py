@@ -1,20 +1,22 @@
 """All that a GPU is asked, in one command, each part in its own process.
 
-    python -m benchmarks.gpu --out results/gpu [--bundle BUNDLE] [--parts NAME ...]
+    python -m benchmarks.gpu --out runs/gpu [--bundle runs/bundle] [--parts NAME ...] [--dry-run]
 
 The checks come first, the cheapest before the others: kernels against a CPU, captured steps,
 compiled steps. The measurements follow: the step of `small` at its default and with each setting,
-one line each, `base`, and the step beside the alternatives. A failed check ends the command. Any
-other part that fails or takes too long is reported, and the next part begins while time is left.
+one line each, `base`, and the step beside the alternatives. A part that fails or takes too long is
+reported, and the next part begins while time is left; a failed check is named again at the end, and
+makes the exit status 1.
 
-With --bundle, which benchmarks.gpu_bundle wrote, "install" and "prepare" need no registry, and the
-parts "pretrain" and "export" pre-train `small` with the fastest variant that a measurement in --out
-found, for the time that is left, and pack the model in pieces. "finetune" fine-tunes the model on
-the bundle's tasks, several at once. "reproduce" pre-trains ELECTRA-Small and BERT-Small at equal
-FLOPs, for --suite-seconds together, and scores them on all tasks of the bundle. If the time of a
-call ends before, the same call goes on: a pre-training from its last checkpoint, a fine-tuning from
-its beginning, so --seconds must be longer than the longest of them. Give the same --out to all
-calls.
+With --bundle, which benchmarks.gpu_bundle wrote, no registry is needed, and the parts of `SCHEDULE`
+run unless --parts names others: they fit half an hour. "reproduce" pre-trains ELECTRA-Small and
+BERT-Small at equal FLOPs with the fastest variant, for --suite-seconds together, and scores them on
+the tasks of the bundle. "pretrain", "export" and "finetune" do the same with one longer run of
+`small`, which is packed in pieces. Give the same --out to all calls, in a folder that git ignores:
+if the time of a call ends before, the same call continues, a pre-training from its last checkpoint,
+a fine-tuning from its beginning. Records, tables and logs are packed into OUT/records.tar.xz.
+
+--dry-run prints the plan, minute by minute, and the sizes of what has to be carried to the machine.
 """
 
 import argparse
@@ -24,6 +26,7 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -67,6 +70,18 @@ FINETUNINGS = {
     "sts-b": "STS-B",
 }
 """Tasks that take seconds on a GPU, and their folders."""
+SCHEDULE = [
+    *("install", "kernels", "captured", "small", "triton", "small-triton", "prepare"),
+    *("reproduce", "compiled"),
+]
+"""The parts that run with a bundle, in their order."""
+SUITE_EXTRA = 115 + 20 + 130
+"""Seconds of `reproduce` beside its pre-trainings: compiling, evaluation, fine-tuning."""
+STARTING = 90
+"""Seconds until a machine begins with the first part."""
+LOSS_TOLERANCE = 0.01
+"""Largest relative difference of the first losses of two variants that compute the same, up to the
+rounding of bfloat16 and other draws of dropout."""
 PUBLISHED_FRACTION = 0.0625
 """The smallest share of its budget after which the paper scores ELECTRA-Small."""
 SUITE = Path(__file__).parent / "one-gpu" / "table-1.toml"
@@ -78,22 +93,27 @@ class Part(NamedTuple):
     seconds: float
     command: list[str]
     is_check: bool = False
-    """Whether a failure ends the whole command."""
+    """Whether a failure makes the exit status 1."""
+    expected: float = 120
+    """Seconds that it is likely to take, for the plan."""
 
 
 def list_parts(out: Path, bundle: Path | None) -> dict[str, Part]:
     """Return the parts by name, in their order."""
 
-    def check(seconds: float, names: str, file: str = "test_step", needed: bool = True) -> Part:
+    def check(
+        seconds: float, names: str, expected: float, file: str = "test_step", needed: bool = True
+    ) -> Part:
         # Torch's own warnings are listed at the end and are not failures here.
         words = ["-q", "-p", "no:cacheprovider", "-W", "default", f"tests/{file}.py", "-k", names]
-        return Part(seconds, [PYTHON, "-m", "pytest", *words], is_check=needed)
+        command = [PYTHON, "-m", "pytest", *words]
+        return Part(seconds, command, is_check=needed, expected=expected)
 
     def step(seconds: float, name: str, preset: str, rows: int, settings: Sequence[str]) -> Part:
         size = ["--preset", preset, "--batch-size", str(rows), "--out", str(out / f"{name}.json")]
         # "yes" instead of "auto": without a compiler this part must fail, not be timed.
         settings = ["--set", "train.compile=yes", *settings]
-        return Part(seconds, [PYTHON, "-m", "benchmarks.kernels", *size, *settings])
+        return Part(seconds, [PYTHON, "-m", "benchmarks.kernels", *size, *settings], expected=70)
 
     def beside(preset: str, rows: int, repeats: int) -> Part:
         words = ["--preset", preset, "--batch-size", str(rows), "--repeats", str(repeats)]
@@ -104,12 +124,15 @@ def list_parts(out: Path, bundle: Path | None) -> dict[str, Part]:
     if bundle:
         wheels = ["--no-index", "--find-links", str(bundle / "wheels"), "--no-deps"]
         names = sorted({path.name.split("-")[0] for path in (bundle / "wheels").glob("*.whl")})
-        parts["install"] = Part(60, [PYTHON, "-m", "pip", "install", "-q", *wheels, *names])
+        install = [PYTHON, "-m", "pip", "install", "-q", *wheels, *names]
+        parts["install"] = Part(60, install, expected=6)
     parts |= {
-        "kernels": check(120, "cuda_losses"),
-        "captured": check(120, "cuda_captured_and or cuda_stages or cuda_run"),
-        "compiled": check(300, "cuda_steps or cuda_captured_steps or cuda_compiled or cuda_and"),
-        "triton": check(120, "cuda", "test_triton_layer", needed=False),
+        "kernels": check(120, "cuda_losses", 42),
+        "captured": check(120, "cuda_captured_and or cuda_stages or cuda_run", 60),
+        "compiled": check(
+            300, "cuda_steps or cuda_captured_steps or cuda_compiled or cuda_and", 150
+        ),
+        "triton": check(120, "cuda", 60, "test_triton_layer", needed=False),
         **{name: step(240, name, "small", 128, words) for name, words in VARIANTS.items()},
         **{name: step(360, name, *words) for name, words in OTHERS.items()},
         "bandwidth": step(300, "bandwidth", "small", 128, ["train.cuda_graph=false"]),
@@ -121,7 +144,7 @@ def list_parts(out: Path, bundle: Path | None) -> dict[str, Part]:
         texts = [str(path) for path in sorted(bundle.glob("*/*.txt.xz"))]
         vocabulary = ["--tokenizer", str(bundle / "vocab.txt"), "--out", str(out / "shards")]
         parts |= {
-            "prepare": Part(300, [*electra, "prepare", *texts, *vocabulary]),
+            "prepare": Part(300, [*electra, "prepare", *texts, *vocabulary], expected=42),
             "pretrain": Part(1800, [*electra, "pretrain", str(out / "shards"), "--out", run]),
             "export": Part(120, [*electra, "export", run, "--out", exported]),
         }
@@ -146,19 +169,29 @@ def list_parts(out: Path, bundle: Path | None) -> dict[str, Part]:
 def choose_variant(out: Path) -> tuple[str, float]:
     """Return the name of the fastest measured variant, and its seconds per step.
 
-    Variants with Triton's kernels take part only if their check has passed.
+    Variants with Triton's kernels take part only if their check has passed, and every variant only
+    if its first losses are those of `small`.
 
     Raises:
         SystemExit: No variant was measured.
     """
     has_passed = (out / "triton.passed").exists()
-    seconds = {
-        name: json.loads((out / f"{name}.json").read_text())["seconds_per_step"]
+    records = {
+        name: json.loads((out / f"{name}.json").read_text())
         for name, words in VARIANTS.items()
         if (out / f"{name}.json").exists() and (has_passed or "train.layers=triton" not in words)
     }
-    if not seconds:
+    if not records:
         raise SystemExit(f"error: {out} has no measured variant; run the part small first")
+    expected = next(iter(records.values()))["losses"]
+    seconds = {
+        name: record["seconds_per_step"]
+        for name, record in records.items()
+        if all(
+            math.isclose(loss, other, rel_tol=LOSS_TOLERANCE)
+            for loss, other in zip(record["losses"], expected, strict=True)
+        )
+    }
     fastest = min(seconds, key=seconds.__getitem__)
     return fastest, seconds[fastest]
 
@@ -207,11 +240,11 @@ def write_suite(out: Path, seconds: float) -> None:
 def summarise(record: dict[str, Any]) -> str:
     """Return one line for a record of benchmarks.kernels."""
     share = record["flops_per_second"] / record["peak_flops_per_second"]
-    gaps = record["gap_seconds_per_step"]
+    gaps = record.get("gap_seconds_per_step")
     attention = record["step"].get("attention", {})
     return (
-        f"{1e3 * record['seconds_per_step']:.2f} ms, "
-        f"{record['tokens_per_second'] / 1e6:.2f} Mtok/s, {record['spans_per_step']:.0f} kernels"
+        f"{1e3 * record['seconds_per_step']:.2f} ms, {record['tokens_per_second'] / 1e6:.2f} Mtok/s"
+        + (f", {record['spans_per_step']:.0f} kernels" if "kernels" in record else ", no profile")
         + (f", {1e3 * gaps:.2f} ms in gaps" if gaps is not None else "")
         + f", {share:.0%} of {record['peak_flops_per_second'] / 1e12:.0f} TFLOP/s, a copy "
         f"{record['copy_bytes_per_second'] / 1e12:.2f} TB/s, attention "
@@ -256,6 +289,37 @@ def pack_model(exported: Path, run: Path, out: Path, limit: int = 15 * 2**20) ->
             (out / name).write_bytes((run / name).read_bytes())
 
 
+def pack_records(out: Path) -> Path:
+    """Write OUT/records.tar.xz with what was measured and written, without weights and shards."""
+    packed = out / "records.tar.xz"
+    with tarfile.open(packed, "w:xz") as archive:
+        for path in sorted(out.rglob("*")):
+            is_record = path.suffix in (".json", ".jsonl", ".md", ".log", ".txt", ".toml", ".tsv")
+            if path.is_file() and is_record and "shards" not in path.relative_to(out).parts:
+                archive.add(path, path.relative_to(out))
+    return packed
+
+
+def describe_plan(parts: dict[str, Part], names: Sequence[str], bundle: Path | None) -> list[str]:
+    """Return the plan in lines: when each part begins, how long it takes, what is carried."""
+    lines, now = [], float(STARTING)
+    for group in group_parts(names):
+        expected = max(parts[name].expected for name in group)
+        limit = max(parts[name].seconds for name in group)
+        lines.append(
+            f"minute {now / 60:4.1f}: {' '.join(group)}, {expected / 60:.1f} min, at most "
+            f"{limit / 60:.1f}"
+        )
+        now += expected
+    lines.append(f"minute {now / 60:4.1f}: the end, {now / 60:.1f} min with the machine's start")
+    if bundle and bundle.is_dir():
+        for path in sorted(bundle.iterdir()):
+            files = [each for each in [path, *path.rglob("*")] if each.is_file()]
+            size = sum(each.stat().st_size for each in files)
+            lines.append(f"carried: {path}, {size / 2**20:.1f} MiB")
+    return lines
+
+
 def start_part(name: str, part: Part, out: Path) -> subprocess.Popen[bytes]:
     """Start a part, whose output goes to OUT/NAME.log."""
     environment = dict(os.environ)
@@ -298,7 +362,7 @@ def group_parts(names: Sequence[str]) -> Iterator[list[str]]:
 def report_part(name: str, status: int | str, took: float, out: Path) -> None:
     """Print the line of a measurement, or the end of another part's output."""
     record = out / f"{name}.json"
-    if not status and (name in VARIANTS or name in OTHERS) and record.exists():
+    if (name in VARIANTS or name in OTHERS) and record.exists():
         print(f"{name}: {summarise(json.loads(record.read_text()))}", flush=True)
         return
     log = out / f"{name}.log"
@@ -309,6 +373,32 @@ def report_part(name: str, status: int | str, took: float, out: Path) -> None:
 
 def main() -> None:
     """Run the parts, and print the time of each."""
+    arguments, parser = read_arguments()
+    out: Path = arguments.out
+    parts = list_parts(out, arguments.bundle)
+    if "reproduce" in parts:
+        expected = arguments.suite_seconds + SUITE_EXTRA
+        parts["reproduce"] = parts["reproduce"]._replace(expected=expected)
+    unknown = [word for word in arguments.parts or () if word not in (*parts, "finetune")]
+    if unknown:
+        parser.error(f"no part {unknown[0]!r}; choose from {', '.join(parts)}")
+    names = [
+        name
+        for word in arguments.parts or (SCHEDULE if arguments.bundle else parts)
+        for name in parts
+        if name == word or (name.startswith(f"{word}-") and word == "finetune")
+    ]
+    if arguments.dry_run:
+        return print("\n".join(describe_plan(parts, names, arguments.bundle)))
+    out.mkdir(parents=True, exist_ok=True)
+    failed = run_parts(parts, names, out, arguments.seconds, arguments.suite_seconds)
+    print(f"packed {pack_records(out)}", flush=True)
+    if failed:
+        raise SystemExit(f"error: failed checks: {', '.join(failed)}")
+
+
+def read_arguments() -> tuple[argparse.Namespace, argparse.ArgumentParser]:
+    """Return the arguments of the command line, and their parser."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -318,49 +408,45 @@ def main() -> None:
     parser.add_argument(
         "--suite-seconds",
         type=float,
-        default=720,
+        default=540,
         help="seconds of both pre-trainings of reproduce; later calls keep the first value",
     )
     parser.add_argument("--seconds", type=float, default=560, help="limit of all parts together")
-    arguments = parser.parse_args()
-    out: Path = arguments.out
-    out.mkdir(parents=True, exist_ok=True)
-    end = time.perf_counter() + arguments.seconds
-    parts = list_parts(out, arguments.bundle)
-    unknown = [word for word in arguments.parts or () if word not in (*parts, "finetune")]
-    if unknown:
-        parser.error(f"no part {unknown[0]!r}; choose from {', '.join(parts)}")
-    asked = [
-        name
-        for word in arguments.parts or parts
-        for name in parts
-        if name == word or (name.startswith(f"{word}-") and word == "finetune")
-    ]
-    for names in group_parts(asked):
+    parser.add_argument("--dry-run", action="store_true", help="print the plan, minute by minute")
+    return parser.parse_args(), parser
+
+
+def run_parts(
+    parts: dict[str, Part], names: Sequence[str], out: Path, seconds: float, suite_seconds: float
+) -> list[str]:
+    """Run parts until the time is over, and return the names of the checks that failed."""
+    end, failed = time.perf_counter() + seconds, []
+    for group in group_parts(names):
         began = time.perf_counter()
         left = end - LEAST - began
         if left < LEAST:
-            print(f"{' '.join(names)}: skipped, because no time is left", flush=True)
+            print(f"{' '.join(group)}: skipped, because no time is left", flush=True)
             continue
-        if names == ["pretrain"]:
+        if group == ["pretrain"]:
             part = parts["pretrain"]
             parts["pretrain"] = part._replace(command=[*part.command, *plan_pretraining(out, left)])
-        if names == ["reproduce"]:
-            write_suite(out, arguments.suite_seconds)
+        if group == ["reproduce"]:
+            write_suite(out, suite_seconds)
         running = {}
-        for name in names:
+        for name in group:
             print(f"{name}: {' '.join(parts[name].command)}", flush=True)
             running[name] = start_part(name, parts[name], out)
         for name, process in running.items():
-            limit = min(parts[name].seconds, end - LEAST - began)
+            limit = min(parts[name].seconds, left)
             status = end_part(process, max(1, began + limit - time.perf_counter()))
             report_part(name, status, time.perf_counter() - began, out)
+            if status and parts[name].is_check:
+                failed.append(name)
             if name == "triton" and not status:
                 (out / "triton.passed").touch()
             if name == "export" and not status:
                 pack_model(out / "exported", out / "run", out / "pieces")
-            if parts[name].is_check and status:
-                raise SystemExit(f"error: {name} failed; to run later parts, name them in --parts")
+    return failed
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-PACKAGES = ("cyclopts", "docstring-parser", "rich-rst")
+PACKAGES = ("cyclopts", "docstring-parser", "rich", "rich-rst")
 """Packages that a machine with torch may lack."""
 SLICE = 1 << 22
 """Bytes of text that are compressed at a time."""

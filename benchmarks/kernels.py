@@ -4,7 +4,7 @@
 
 On a GPU the steps are captured and replayed as in pre-training, and gaps are the time without a
 running kernel. For comparison, the device's peak rates are measured with a large matrix product and
-a large copy.
+a large copy. The time of a step is written before the profile begins, which may fail by itself.
 """
 
 import argparse
@@ -32,6 +32,11 @@ from electra.tokenizing.tokenizer import make_tokenizer
 from electra.training.machine import Machine, prepare_machine
 
 NUM_STEPS = 10
+"""Profiled steps, and on a CPU also those that are timed."""
+WARM_STEPS, TIMED_STEPS, TURNS = 50, 100, 2
+"""On a GPU: steps that raise its clocks, steps of a timing, and timings."""
+NUM_LOSSES = 5
+"""First steps whose losses are recorded: variants of one computation must agree in them."""
 NUM_SHOWN = 25
 
 
@@ -43,18 +48,30 @@ class Span(NamedTuple):
     seconds: float
 
 
-def record_steps(ours: Ours) -> tuple[list[Span], float]:
-    """Return the spans of NUM_STEPS profiled steps, and the seconds of as many other steps."""
+def time_steps(ours: Ours) -> dict[str, Any]:
+    """Return the losses of the first steps, and the seconds of a step in each timing."""
+    config, machine = ours.config, ours.machine
+    on_cuda = machine.device.type == "cuda"
+    num_warm, num_timed = (WARM_STEPS, TIMED_STEPS) if on_cuda else (WARM_UP_STEPS + 1, NUM_STEPS)
+    batches = [make_rows(config, config.train.batch_size, seed) for seed in range(NUM_STEPS)]
+    losses = [ours.step(batches[0]).item() for _ in range(NUM_LOSSES)]
+    seconds = []
+    for _ in range(TURNS):
+        for number in range(num_warm):
+            ours.step(batches[number % NUM_STEPS])
+        machine.wait()
+        began = time.perf_counter()
+        for number in range(num_timed):
+            ours.step(batches[number % NUM_STEPS])
+        machine.wait()
+        seconds.append((time.perf_counter() - began) / num_timed)
+    return {"losses": losses, "seconds": seconds}
+
+
+def profile_steps(ours: Ours) -> list[Span]:
+    """Return the spans of NUM_STEPS profiled steps."""
     config, machine = ours.config, ours.machine
     batches = [make_rows(config, config.train.batch_size, seed) for seed in range(NUM_STEPS)]
-    for batch in batches[: WARM_UP_STEPS + 1]:
-        ours.step(batch)
-    machine.wait()
-    began = time.perf_counter()
-    for batch in batches:
-        ours.step(batch)
-    machine.wait()
-    seconds = time.perf_counter() - began
     on_cuda = machine.device.type == "cuda"
     activity = ProfilerActivity.CUDA if on_cuda else ProfilerActivity.CPU
     with profile(activities=[activity], acc_events=True) as profiler:
@@ -70,7 +87,7 @@ def record_steps(ours: Ours) -> tuple[list[Span], float]:
         for event in profiler.events()
         if (event.device_type == torch.autograd.DeviceType.CUDA) == on_cuda
         and not event.is_user_annotation  # annotations cover several kernels
-    ], seconds
+    ]
 
 
 def find_gaps(spans: list[Span]) -> float:
@@ -98,12 +115,10 @@ def measure_copy(machine: Machine) -> float:
 
 
 def measure(ours: Ours) -> dict[str, Any]:
-    """Return the time per step, the time per kernel, and the device's peak rates."""
+    """Return the time of a step, its first losses, and the device's peak rates."""
     config, machine = ours.config, ours.machine
-    spans, seconds = record_steps(ours)
-    totals: dict[str, list[float]] = defaultdict(list)
-    for span in spans:
-        totals[span.name].append(span.seconds)
+    timed = time_steps(ours)
+    seconds = min(timed["seconds"])  # whatever disturbs a timing makes it longer
     length = config.examples.sequence_length
     tokens = config.train.batch_size * length
     flops = count_true(sketch_objective(config), length)
@@ -112,15 +127,28 @@ def measure(ours: Ours) -> dict[str, Any]:
         "commit": find_commit(),
         "torch": torch.__version__,
         "step": ours.do_step.describe(),
-        "seconds_per_step": seconds / NUM_STEPS,
-        "tokens_per_second": tokens * NUM_STEPS / seconds,
-        "flops_per_second": flops * tokens * NUM_STEPS / seconds,
+        "losses": timed["losses"],
+        "seconds_per_step": seconds,
+        "timings": timed["seconds"],
+        "tokens_per_second": tokens / seconds,
+        "flops_per_second": flops * tokens / seconds,
         "peak_flops_per_second": dataclasses.replace(machine, dtype=ours.dtype).measure_peak(),
         "copy_bytes_per_second": measure_copy(machine),
+    }
+
+
+def describe_spans(spans: Sequence[Span], machine: Machine) -> dict[str, Any]:
+    """Return the time per kernel of profiled steps; nothing if the profiler saw none."""
+    if not spans:
+        return {}
+    totals: dict[str, list[float]] = defaultdict(list)
+    for span in spans:
+        totals[span.name].append(span.seconds)
+    return {
         "spans_per_step": len(spans) / NUM_STEPS,
         "busy_seconds_per_step": sum(span.seconds for span in spans) / NUM_STEPS,
         # Operations on a CPU are nested, so gaps are not defined.
-        "gap_seconds_per_step": find_gaps(spans) / NUM_STEPS
+        "gap_seconds_per_step": find_gaps(list(spans)) / NUM_STEPS
         if machine.device.type == "cuda"
         else None,
         "kernels": [
@@ -136,8 +164,18 @@ def measure(ours: Ours) -> dict[str, Any]:
 
 def describe(record: dict[str, Any]) -> str:
     """Return a record as Markdown: configuration, time per step, and the longest kernels."""
-    busy, gap = record["busy_seconds_per_step"], record["gap_seconds_per_step"]
     share = record["flops_per_second"] / record["peak_flops_per_second"]
+    lines = [
+        f"{record['device']}, torch {record['torch']}, preset {record['preset']}, "
+        f"{' '.join(record['settings'])}, commit {record['commit']}",
+        f"{1e3 * record['seconds_per_step']:.4g} ms per step, "
+        f"{record['tokens_per_second']:,.0f} tokens/s, {share:.1%} of "
+        f"{record['peak_flops_per_second'] / 1e12:.4g} TFLOP/s; a copy moves "
+        f"{record['copy_bytes_per_second'] / 1e9:.4g} GB/s.",
+    ]
+    if "kernels" not in record:
+        return "\n\n".join([*lines, "There is no profile of this step."])
+    busy, gap = record["busy_seconds_per_step"], record["gap_seconds_per_step"]
     rows = [
         [
             kernel["name"][:80],
@@ -147,19 +185,13 @@ def describe(record: dict[str, Any]) -> str:
         ]
         for kernel in record["kernels"][:NUM_SHOWN]
     ]
+    runs = f"{record['spans_per_step']:,.0f} runs per step, {1e3 * busy:.4g} ms busy"
+    headers = ["kernel or operation", "runs per step", "us per step", "share"]
     return "\n\n".join(
         [
-            f"{record['device']}, torch {record['torch']}, preset {record['preset']}, "
-            f"{' '.join(record['settings'])}, commit {record['commit']}",
-            f"{1e3 * record['seconds_per_step']:.4g} ms per step, "
-            f"{record['tokens_per_second']:,.0f} tokens/s, {share:.1%} of "
-            f"{record['peak_flops_per_second'] / 1e12:.4g} TFLOP/s; a copy moves "
-            f"{record['copy_bytes_per_second'] / 1e9:.4g} GB/s. "
-            f"{record['spans_per_step']:,.0f} runs per step, {1e3 * busy:.4g} ms busy"
-            + ("." if gap is None else f", {1e3 * gap:.4g} ms in gaps."),
-            to_markdown(
-                Table(["kernel or operation", "runs per step", "us per step", "share"], rows)
-            ),
+            *lines,
+            runs + ("." if gap is None else f", {1e3 * gap:.4g} ms in gaps."),
+            to_markdown(Table(headers, rows)),
         ]
     )
 
@@ -186,11 +218,20 @@ def main() -> None:
     variant = Plain if arguments.plain else Ours
     ours = variant(config, make_tokenizer(config.model.vocab_size), machine)
     record = measure(ours) | {"preset": arguments.preset, "settings": settings}
-    text = describe(record)
-    if arguments.out:
-        write_json(arguments.out, record)
-        write_text(arguments.out.with_suffix(".md"), text + "\n")
-    print(text)
+    write_record(record, arguments.out)
+    try:
+        record |= describe_spans(profile_steps(ours), machine)
+    except Exception as error:  # without CUPTI or its rights: the time of a step is written
+        print(f"no profile: {type(error).__name__}: {error}")
+    write_record(record, arguments.out)
+    print(describe(record))
+
+
+def write_record(record: dict[str, Any], out: Path | None) -> None:
+    """Write the record and its table, if there is a file to write."""
+    if out:
+        write_json(out, record)
+        write_text(out.with_suffix(".md"), describe(record) + "\n")
 
 
 if __name__ == "__main__":

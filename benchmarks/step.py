@@ -84,10 +84,11 @@ class Ours:
         self.do_step = prepare_step(self.model, self.config, machine)
         self.num_done = 0
 
-    def step(self, batch: Batch) -> None:
-        """Do one optimizer step."""
-        self.do_step(self.num_done, batch, 1e-4)
+    def step(self, batch: Batch) -> Tensor:
+        """Do one optimizer step, and return its loss, on the device."""
+        outcome = self.do_step(self.num_done, batch, 1e-4)
         self.num_done += 1
+        return torch.stack([output.loss for output in outcome.outputs]).sum()
 
     @torch.no_grad()
     def losses(self, batch: Batch, draw: Draw, sampled_BS: Tensor) -> tuple[float, float]:

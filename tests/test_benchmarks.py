@@ -5,6 +5,8 @@ import json
 import lzma
 import re
 import shutil
+import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -105,7 +107,7 @@ def test_what_a_gpu_is_asked_can_be_parsed(toy_text, tmp_path, capsys):
         (folder / "train.tsv").write_text("rows")
     gpu_bundle.write_bundle([toy_text], data, toy_text, bundle, limit=1 << 20)
     out.mkdir()
-    (out / "small-unmasked.json").write_text('{"seconds_per_step": 0.01}')
+    (out / "small-unmasked.json").write_text('{"seconds_per_step": 0.01, "losses": [1]}')
     parts = gpu.list_parts(out, bundle)
     for name, part in parts.items():
         module, words = part.command[2], part.command[3:]
@@ -136,8 +138,11 @@ def test_what_a_gpu_is_asked_can_be_parsed(toy_text, tmp_path, capsys):
 
 
 def test_a_gpu_pretrains_with_the_fastest_right_variant(tmp_path):
-    for name, seconds in (("small", 0.008), ("small-triton", 0.006), ("small-wide", 0.001)):
-        (tmp_path / f"{name}.json").write_text(f'{{"seconds_per_step": {seconds}}}')
+    seconds = {"small": 8, "small-triton": 6, "small-wide": 1, "small-autotune": 2}
+    for name, each in seconds.items():
+        losses = [45.0, 45.0 if name != "small-autotune" else 46.0]
+        record = {"seconds_per_step": each / 1000, "losses": losses}
+        (tmp_path / f"{name}.json").write_text(json.dumps(record))
     assert gpu.choose_variant(tmp_path) == ("small", 0.008)  # the kernels are not yet checked
     (tmp_path / "triton.passed").touch()
     assert gpu.choose_variant(tmp_path) == ("small-triton", 0.006)
@@ -150,7 +155,7 @@ def test_a_gpu_reproduces_as_much_of_table_1_as_the_time_allows(tmp_path, toy_sh
     for folder, seconds, fraction in (("short", 1000, 0.045), ("long", 1500, 0.0625)):
         out = tmp_path / folder
         out.mkdir()
-        (out / "small-unmasked.json").write_text('{"seconds_per_step": 0.01}')
+        (out / "small-unmasked.json").write_text('{"seconds_per_step": 0.01, "losses": [1]}')
         gpu.write_suite(out, seconds)
         suite = read_suite(out / "table-1.toml")
         plan = make_plan(suite, open_shards(toy_shards))
@@ -162,6 +167,56 @@ def test_a_gpu_reproduces_as_much_of_table_1_as_the_time_allows(tmp_path, toy_sh
         assert bool(suite.rows[0].paper) == (fraction == 0.0625)  # the paper's score is of this one
         gpu.write_suite(out, seconds / 2)
         assert read_suite(out / "table-1.toml") == suite  # a later call goes on
+
+
+def test_half_an_hour_is_planned_minute_by_minute(tmp_path, monkeypatch, capsys):
+    (tmp_path / "bundle" / "0").mkdir(parents=True)
+    (tmp_path / "bundle" / "0" / "text-0.txt.xz").write_bytes(bytes(3 << 20))
+    words = ["gpu", "--out", str(tmp_path / "gpu"), "--bundle", str(tmp_path / "bundle")]
+    monkeypatch.setattr("sys.argv", [*words, "--dry-run"])
+    gpu.main()
+    *plan, end, carried = capsys.readouterr().out.splitlines()
+    starts = [float(line.split()[1].rstrip(":")) for line in [*plan, end]]
+    takes = [float(line.split(", ")[1].split()[0]) for line in plan]
+    for start, took, after in zip(starts, takes, starts[1:], strict=False):
+        assert after == pytest.approx(start + took, abs=0.11)
+    assert starts[-1] <= 27
+    assert [line.split()[2].rstrip(",") for line in plan] == gpu.SCHEDULE
+    assert carried == f"carried: {tmp_path / 'bundle' / '0'}, 3.0 MiB"
+    assert not (tmp_path / "gpu").exists()
+
+
+def test_a_failed_check_ends_nothing_else(tmp_path, capsys):
+    """It is told at the end; what was written is packed."""
+    words = {"kernels": "raise SystemExit(3)", "captured": "print('fine')"}
+    parts = {
+        name: gpu.Part(60, [sys.executable, "-c", code], is_check=True)
+        for name, code in words.items()
+    }
+    assert gpu.run_parts(parts, list(parts), tmp_path, 120, 60) == ["kernels"]
+    assert "captured: done" in capsys.readouterr().out
+    with tarfile.open(gpu.pack_records(tmp_path)) as archive:
+        assert archive.getnames() == ["captured.log", "kernels.log"]
+
+
+def test_a_step_is_timed_without_a_profiler(tmp_path, monkeypatch, capsys):
+    """Its time is written before the profile, which fails where a GPU's counters are closed."""
+
+    def fail(ours):
+        raise RuntimeError("no CUPTI")
+
+    monkeypatch.setattr(kernels, "profile_steps", fail)
+    out = tmp_path / "tiny.json"
+    small = ["model.num_hidden_layers=1", "model.vocab_size=64", "examples.sequence_length=16"]
+    words = ["kernels", "--preset", "tiny", "--batch-size", "2", "--out", str(out)]
+    monkeypatch.setattr("sys.argv", [*words, "--set", *small])
+    kernels.main()
+    record = json.loads(out.read_text())
+    assert len(record["losses"]) == kernels.NUM_LOSSES
+    assert record["seconds_per_step"] == min(record["timings"]) > 0
+    assert "kernels" not in record
+    assert "There is no profile of this step." in out.with_suffix(".md").read_text()
+    assert "no profile: RuntimeError: no CUPTI" in capsys.readouterr().out
 
 
 def test_fine_tunings_run_at_once():
