@@ -36,7 +36,7 @@ from electra.errors import UserError, require
 from electra.files import write_json, write_text
 from electra.finetuning.loop import train_seed
 from electra.finetuning.network import build_network, keep_tokens
-from electra.finetuning.start import TaskRows, encode_task
+from electra.finetuning.start import Job, TaskRows, encode_task
 from electra.model.encoder import Encoder
 from electra.model.heads import ClassifierHead
 from electra.model.initialisation import init_weights
@@ -79,11 +79,8 @@ class Ours:
         asked = [self.task.examples["train"][item] for item in items[: len(dev)].tolist()]
         dev = dataclasses.replace(dev, examples=asked)
         rows = self.rows._replace(splits={"train": train, "dev": dev})
-        run = train_seed(
-            *(self.pretrained, self.task, rows, self.config, self.machine),
-            seed=0,
-            progress=lambda record: None,
-        )
+        job = Job(self.pretrained, self.task, self.config)
+        run = train_seed(job, rows, self.machine, seed=0, progress=lambda record: None)
         return run.record["train_seconds"]
 
     def loss(self, items: Tensor) -> float:

@@ -15,7 +15,7 @@ from electra.errors import UserError
 from electra.finetuning.export import export_finetuned
 from electra.finetuning.loop import finetune, train_seed
 from electra.finetuning.network import build_network, keep_tokens, load_network, run_network
-from electra.finetuning.start import encode_task, fit_to_start
+from electra.finetuning.start import Job, encode_task, fit_to_start
 from electra.model.encoder import Encoder
 from electra.presets import FINETUNE_PRESETS, PRESETS
 from electra.settings import from_dict, override
@@ -84,7 +84,7 @@ def test_the_head_learns_and_the_encoder_stays(name, combine, pretrained, data):
     config = dataclasses.replace(CONFIG, features=features, weight_decay=0.1, epochs=4)
     task = read_task(name, data[name], config)
     rows = encode_task(task, pretrained, config)
-    run = train_seed(pretrained, task, rows, config, Machine(), seed=0, progress=ignore)
+    run = train_seed(Job(pretrained, task, config), rows, Machine(), seed=0, progress=ignore)
     for key, tensor in run.model.encoder.state_dict().items():
         assert torch.equal(tensor, pretrained.tensors[key]), key
     fresh = build_network(

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from electra.checkpoints.folder import load_pretrained
 from electra.config import EncoderConfig, FinetuneConfig
 from electra.errors import UserError
+from electra.finetuning.folder import summarise
 from electra.finetuning.loop import finetune, train_seed
 from electra.finetuning.network import (
     TaskNetwork,
@@ -17,8 +18,7 @@ from electra.finetuning.network import (
     restore_tokens,
     run_network,
 )
-from electra.finetuning.results import summarise
-from electra.finetuning.start import encode_task, fit_to_start
+from electra.finetuning.start import Job, encode_task, fit_to_start
 from electra.model.encoder import Encoder
 from electra.model.heads import PairHead
 from electra.presets import FINETUNE_PRESETS, PRESETS, encoder_sizes, finetune_preset
@@ -142,7 +142,7 @@ def test_training_the_tokens_in_use_is_training_them_all(pretrained, task, rows)
     )
     config = dataclasses.replace(CONFIG, epochs=1)
     few, many = (
-        train_seed(pretrained, task, each, config, Machine(), seed=0, progress=ignore)
+        train_seed(Job(pretrained, task, config), each, Machine(), seed=0, progress=ignore)
         for each in (rows, all_rows)
     )
     assert len(rows.token_ids) < len(whole)
@@ -222,7 +222,7 @@ def test_in_reference_mode_the_loss_is_the_batchs_sum(pretrained, task, rows, mo
 
         monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", note)
         config = dataclasses.replace(CONFIG, epochs=1, mode=mode)
-        train_seed(pretrained, task, rows, config, Machine(), seed=0, progress=ignore)
+        train_seed(Job(pretrained, task, config), rows, Machine(), seed=0, progress=ignore)
     assert norms["reference"][0] == pytest.approx(CONFIG.batch_size * norms["paper"][0], rel=1e-4)
 
 
@@ -246,7 +246,7 @@ def test_presets_are_table_7_and_follow_the_encoders_width():
 def test_a_seed_is_repeatable_and_another_differs(pretrained, task, rows):
     config = dataclasses.replace(CONFIG, epochs=1)
     one, same, other = (
-        train_seed(pretrained, task, rows, config, Machine(), seed=seed, progress=ignore)
+        train_seed(Job(pretrained, task, config), rows, Machine(), seed=seed, progress=ignore)
         for seed in (0, 0, 1)
     )
     assert torch.equal(one.outputs["dev"]["logits"], same.outputs["dev"]["logits"])
@@ -259,9 +259,8 @@ def test_a_seed_is_repeatable_and_another_differs(pretrained, task, rows):
 def test_it_learns_what_can_be_learnt(pretrained, task, rows):
     seen = []
     config = dataclasses.replace(CONFIG, epochs=4)
-    run = train_seed(
-        pretrained, task, rows, config, Machine(), seed=0, from_scratch=True, progress=seen.append
-    )
+    job = Job(pretrained, task, config, from_scratch=True)
+    run = train_seed(job, rows, Machine(), seed=0, progress=seen.append)
     assert run.record["scores"]["accuracy"] > 0.97  # the majority guess has about 0.75
     assert run.record["scores"]["mcc"] > 0.9
     assert run.record["other_scores"]["test"]["accuracy"] > 0.9
@@ -276,18 +275,11 @@ def test_the_epoch_that_counts_is_the_last_unless_best_is_asked_for(pretrained, 
     wrong = dataclasses.replace(train, targets={"labels": 1 - train.targets["labels"]})
     rows = rows._replace(splits=rows.splits | {"train": wrong})
     config = dataclasses.replace(CONFIG, epochs=3, learning_rate=1e-3)
-    last = train_seed(pretrained, task, rows, config, Machine(), seed=1, progress=ignore)
-    best = train_seed(
-        pretrained,
-        task,
-        rows,
-        dataclasses.replace(config, keep_epoch="best"),
-        Machine(),
-        seed=1,
-        progress=ignore,
-    )
+    last = train_seed(Job(pretrained, task, config), rows, Machine(), seed=1, progress=ignore)
+    keeps_best = Job(pretrained, task, dataclasses.replace(config, keep_epoch="best"))
+    best = train_seed(keeps_best, rows, Machine(), seed=1, progress=ignore)
     config = dataclasses.replace(config, score_epochs="last")
-    once = train_seed(pretrained, task, rows, config, Machine(), seed=1, progress=ignore)
+    once = train_seed(Job(pretrained, task, config), rows, Machine(), seed=1, progress=ignore)
     assert once.record["epochs"] == last.record["epochs"][-1:]
     assert once.record["scores"] == last.record["scores"]
     with pytest.raises(UserError, match=r"keep_epoch best needs the score of every epoch"):
@@ -507,7 +499,7 @@ def test_what_does_not_fit_is_refused_and_nothing_written(start, data, tmp_path)
     if not torch.cuda.is_available():
         refuse("this torch sees no CUDA device", device="cuda")
     out.mkdir()
-    with pytest.raises(UserError, match="out exists already; remove it or choose another --out"):
+    with pytest.raises(UserError, match="out exists already"):
         finetune(start, "own", data, out, CONFIG, seeds=1, progress=ignore)
 
 
@@ -539,10 +531,10 @@ def test_settings_out_of_range_are_refused(field, value, message):
 def test_dropout_and_order_do_not_depend_on_earlier_random_numbers(pretrained, task, rows):
     config = dataclasses.replace(CONFIG, epochs=1)
     torch.manual_seed(1)
-    one = train_seed(pretrained, task, rows, config, Machine(), seed=0, progress=ignore)
+    one = train_seed(Job(pretrained, task, config), rows, Machine(), seed=0, progress=ignore)
     torch.manual_seed(step_seed(5, "anything", 2))
     torch.rand(7)
-    two = train_seed(pretrained, task, rows, config, Machine(), seed=0, progress=ignore)
+    two = train_seed(Job(pretrained, task, config), rows, Machine(), seed=0, progress=ignore)
     assert torch.equal(one.outputs["dev"]["logits"], two.outputs["dev"]["logits"])
 
 

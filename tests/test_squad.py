@@ -14,7 +14,7 @@ from electra.checkpoints.folder import Pretrained
 from electra.config import FinetuneConfig, SquadConfig, TokenizerConfig
 from electra.errors import UserError
 from electra.finetuning.loop import train_seed
-from electra.finetuning.start import encode_task
+from electra.finetuning.start import Job, encode_task
 from electra.model.encoder import Encoder
 from electra.model.heads import span_loss
 from electra.model.initialisation import init_weights
@@ -559,7 +559,8 @@ def test_a_small_encoder_learns_to_answer(toy_tokenizer, tmp_path, head, with_no
         threads=1,
     )
     rows = encode_task(task, start, config)
-    run = train_seed(start, task, rows, config, Machine(), seed=0, progress=lambda record: None)
+    job = Job(start, task, config)
+    run = train_seed(job, rows, Machine(), seed=0, progress=lambda record: None)
     outputs, scores = run.outputs["dev"], run.record["scores"]
     assert not run.record["degenerate"]
     assert scores["exact"] > 0.9

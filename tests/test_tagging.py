@@ -20,7 +20,7 @@ from electra.config import FinetuneConfig
 from electra.errors import UserError
 from electra.finetuning.loop import train_seed
 from electra.finetuning.network import run_network
-from electra.finetuning.start import encode_task
+from electra.finetuning.start import Job, encode_task
 from electra.model.encoder import Encoder
 from electra.model.initialisation import init_weights
 from electra.tasks.family import Task
@@ -501,9 +501,8 @@ def test_it_learns_from_sentences_longer_than_a_row(pretrained, toy_text):
     )
     rows = encode_task(task, pretrained, config)
     assert len(rows.splits["dev"]) > 2 * len(task.examples["dev"])
-    run = train_seed(
-        pretrained, task, rows, config, Machine(), seed=0, progress=lambda record: None
-    )
+    job = Job(pretrained, task, config)
+    run = train_seed(job, rows, Machine(), seed=0, progress=lambda record: None)
     assert run.record["scores"]["f1"] > 0.95
     assert not run.record["degenerate"]
     outputs = run_network(run.model, rows.splits["dev"], CPU)

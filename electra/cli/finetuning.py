@@ -15,7 +15,6 @@ from electra.cli.options import (
     refuse_folder_in_the_way,
     resolve,
 )
-from electra.errors import require
 
 
 def finetune(
@@ -67,8 +66,8 @@ def finetune(
     """
     from electra.checkpoints.folder import load_pretrained
     from electra.finetuning.grid import combine, search, tabulate
-    from electra.finetuning.loop import RESEED
     from electra.finetuning.loop import finetune as run_finetune
+    from electra.finetuning.loop import require_seeds
     from electra.presets import finetune_preset
     from electra.reports.runs import read_finetuning
     from electra.reports.tables import finetuning_table
@@ -82,7 +81,7 @@ def finetune(
     combinations = combine(preset, set_, grid)  # without a grid it is one
     settings = next(iter(combinations.values()))
     refuse_existing(out)
-    require(1 <= seeds <= RESEED, f"seeds must lie in 1 to {RESEED}, not {seeds}")
+    require_seeds(seeds)
     if dry_run:
         from electra.tasks.registry import read_task, resolve_own
 

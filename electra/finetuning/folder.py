@@ -1,7 +1,8 @@
-"""The folder of a fine-tuning: begun under a lock, and a folder in it for each seed."""
+"""The folder of a fine-tuning: begun under a lock, with a folder for each seed and results.json."""
 
-import shutil
-from collections.abc import Iterator
+import math
+import statistics
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
@@ -10,43 +11,54 @@ from typing import Any
 
 from electra.checkpoints.checkpoint import write_tensors
 from electra.checkpoints.manifest import LOCK, begin_session, find_commit
-from electra.config import FinetuneConfig
 from electra.errors import require
-from electra.files import hold, read_object, write_hashes, write_json
+from electra.files import hold, new_folder, read_object, write_hashes, write_json
 from electra.finetuning.network import TaskNetwork
-from electra.finetuning.start import TaskRows
+from electra.finetuning.start import Job, TaskRows
 from electra.settings import to_dict
-from electra.tasks.family import Task
-from electra.tasks.rows import Outputs
-from electra.tokenizing.tokenizer import Tokenizer
+from electra.tasks.family import Constant, Family, Task
+from electra.tasks.rows import Outputs, Rows
 from electra.training.distributed import wait_for_all
 from electra.training.machine import Machine
 
-
-@dataclass(frozen=True)
-class SeedRun:
-    """The result of one seed."""
-
-    model: TaskNetwork
-    outputs: dict[str, Outputs]
-    """By split, without train: the outputs of the selected epoch."""
-    record: dict[str, Any]
-    """Content of results.json: scores of the selected epoch, every epoch, speed, failures."""
+CHANCE = 0.99
+"""A run has learnt nothing if its last steps have more than this share of the loss of the best
+constant answer."""
+SEED_KEYS = (
+    *("seed", "scores", "degenerate", "notes"),
+    *("train_seconds", "examples_per_second", "commit"),
+)
+"""Keys of every seed's results.json."""
 
 
 @contextmanager
-def begin_folder(out: Path, settings: dict[str, Any], machine: Machine) -> Iterator[Path]:
-    """Yield `<out>.incomplete`, new or begun with the same settings, and rename it at the end.
+def begin_shared_folder(out: Path, settings: dict[str, Any], machine: Machine) -> Iterator[Path]:
+    """Yield `<out>.incomplete` to all processes, and rename it when all of them have left it.
 
-    After an error the folder stays, and another call continues there.
+    Process 0 begins and renames it; each process reads the results of the others. After an error
+    the folder stays, and another call with the same settings continues there.
 
     Raises:
         UserError: The folder was begun with other settings, was not written by a fine-tuning, or is
             in use by another process.
     """
+    if machine.rank == 0:
+        with _begin_folder(out, settings, machine) as folder:
+            wait_for_all(machine)
+            yield folder
+            wait_for_all(machine)
+    else:
+        wait_for_all(machine)
+        yield out.with_name(out.name + ".incomplete")
+        wait_for_all(machine)
+    wait_for_all(machine)
+
+
+@contextmanager
+def _begin_folder(out: Path, settings: dict[str, Any], machine: Machine) -> Iterator[Path]:
+    """Yield `<out>.incomplete`, new or begun with the same settings, and rename it at the end."""
     folder = out.with_name(out.name + ".incomplete")
-    settings_path = folder / "config.json"
-    lock = folder / LOCK
+    settings_path, lock = folder / "config.json", folder / LOCK
     is_ours = settings_path.exists() or lock.exists() or not any(folder.glob("*"))
     require(is_ours, f"{folder} is in the way; remove it or choose another --out")
     folder.mkdir(parents=True, exist_ok=True)
@@ -73,64 +85,153 @@ def begin_folder(out: Path, settings: dict[str, Any], machine: Machine) -> Itera
         (out / LOCK).unlink()
 
 
-@contextmanager
-def begin_shared_folder(out: Path, settings: dict[str, Any], machine: Machine) -> Iterator[Path]:
-    """Yield the folder of `begin_folder` to all processes; process 0 begins and renames it.
+@dataclass(frozen=True)
+class SeedRun:
+    """The result of one seed."""
 
-    It is renamed when all of them have left it, since each reads the results of the others.
+    model: TaskNetwork
+    outputs: dict[str, Outputs]
+    """By split, without train: the outputs of the selected epoch."""
+    record: dict[str, Any]
+    """Content of results.json: scores of the selected epoch, every epoch, speed, failures."""
+
+
+def write_seed(folder: Path, run: SeedRun, job: Job, rows: TaskRows) -> None:
+    """Write the folder of a seed: model, predictions, results."""
+    family = job.task.family
+    with new_folder(folder) as incomplete:
+        model = incomplete / "model"
+        model.mkdir()
+        job.pretrained.tokenizer.save(model / "tokenizer")
+        write_tensors(model / "model.safetensors", dict(run.model.named_parameters()))
+        facts = {
+            "task": job.task.name,
+            **family.facts(),
+            "sequence_length": job.config.sequence_length,
+            "longest_row": job.longest_row,
+            "pooling": job.config.pooling,
+            "encoder": to_dict(run.model.encoder.config),
+        }
+        write_json(model / "config.json", facts)
+        write_hashes(model)
+        for split, outputs in run.outputs.items():
+            family.write_predictions(incomplete, split, rows.splits[split], outputs)
+        write_json(incomplete / "results.json", {**run.record, "commit": find_commit()})
+
+
+def find_failures(
+    family: Family, dev: Rows, outputs: Outputs, last_loss: float, constant: Constant
+) -> dict[str, Any]:
+    """Return whether a run collapsed ("degenerate"), and notes that say why.
+
+    `outputs` are those for dev, `last_loss` is the mean over the last steps of training.
     """
-    if machine.rank == 0:
-        with begin_folder(out, settings, machine) as folder:
-            wait_for_all(machine)
-            yield folder
-            wait_for_all(machine)
-    else:
-        wait_for_all(machine)
-        yield out.with_name(out.name + ".incomplete")
-        wait_for_all(machine)
-    wait_for_all(machine)
+    notes = [family.describe_collapse(dev, outputs)]
+    if not math.isfinite(last_loss):
+        notes.append("the loss is no longer finite")
+    elif last_loss > CHANCE * constant.loss:
+        notes.append(
+            f"the loss ends at {last_loss:.3f}, that of a constant answer is {constant.loss:.3f}"
+        )
+    notes = [note for note in notes if note]
+    return {"degenerate": bool(notes), "notes": notes}
 
 
-def write_seed(
-    out: Path,
-    seed: int,
-    run: SeedRun,
-    task: Task,
-    rows: TaskRows,
-    tokenizer: Tokenizer,
-    config: FinetuneConfig,
-    longest_row: int,
-) -> None:
-    """Write `<out>/seed-N`: model, predictions, results.
+def finite(value: float) -> float | None:
+    """Return the value, or None if it is NaN or infinite, which JSON cannot represent."""
+    return value if math.isfinite(value) else None
 
-    Args:
-        out: The folder of the fine-tuning.
-        seed: The number N.
-        run: The result of the seed.
-        task: The task that the model answers.
-        rows: The rows of the predictions.
-        tokenizer: The tokenizer of the encoder.
-        config: The settings.
-        longest_row: Longest rows that the encoder was trained on, tokens.
-    """
-    folder = out / f"seed-{seed}"
-    incomplete = folder.with_name(folder.name + ".incomplete")
-    shutil.rmtree(incomplete, ignore_errors=True)
-    model = incomplete / "model"
-    model.mkdir(parents=True)
-    tokenizer.save(model / "tokenizer")
-    write_tensors(model / "model.safetensors", dict(run.model.named_parameters()))
-    facts = {
+
+def describe_job(job: Job, rows: TaskRows, start: Path, machine: Machine) -> dict[str, Any]:
+    """Return the facts of a fine-tuning, and the scores of the best constant answer."""
+    task, splits = job.task, rows.splits
+    constant = task.family.find_constant(splits["train"], splits["dev"])
+    return {
         "task": task.name,
+        "metric": task.family.headline,
         **task.family.facts(),
-        "sequence_length": config.sequence_length,
-        "longest_row": longest_row,
-        "pooling": config.pooling,
-        "encoder": to_dict(run.model.encoder.config),
+        "columns": list(task.columns),
+        "num_examples": {split: len(examples) for split, examples in task.examples.items()},
+        "num_items": {split: len(each) for split, each in splits.items()},
+        "num_cut": {split: each.num_cut for split, each in splits.items()},
+        "majority": constant.scores,
+        "start": str(start),
+        "source": job.pretrained.source,
+        "after": "" if job.from_scratch else job.pretrained.after,
+        "from_scratch": job.from_scratch,
+        "keep_epoch": job.config.keep_epoch,
+        "config": to_dict(job.config),
+        "device": machine.name,
     }
-    write_json(model / "config.json", facts)
-    write_hashes(model)
-    for split, outputs in run.outputs.items():
-        task.family.write_predictions(incomplete, split, rows.splits[split], outputs)
-    write_json(incomplete / "results.json", {**run.record, "commit": find_commit()})
-    incomplete.rename(folder)
+
+
+def read_results(path: Path, keys: Iterable[str], advice: str) -> dict[str, Any]:
+    """Return a results.json, all of whose keys are there.
+
+    Raises:
+        UserError: The file is missing or damaged; the message ends with the advice.
+    """
+    record = read_object(path)
+    missing = [key for key in keys if key not in record]
+    require(not missing, f"{path} lacks {', '.join(missing)}; remove {path.parent} to {advice}")
+    return record
+
+
+def read_seed(path: Path) -> dict[str, Any]:
+    """Return a finished seed's results.json; refuse a missing or damaged file."""
+    return read_results(path, SEED_KEYS, "run the seed again")
+
+
+def summarise(folder: Path, task: Task) -> dict[str, Any]:
+    """Return the statistics of the headline metric over the seeds as drawn.
+
+    Collapsed seeds count. "with_replacements" has the same statistics with each collapsed seed
+    replaced by its last replacement, which is a selection; None if no seed was replaced. Time and
+    speed cover all runs. "ensemble" is of the seeds as drawn; empty for a single one.
+    """
+    runs = [read_seed(path) for path in folder.glob("seed-*[0-9]/results.json")]
+    runs.sort(key=lambda record: record["seed"])
+    drawn = {record["seed"]: record for record in runs if "replaces" not in record}
+    others = {record["seed"]: record for record in runs if "replaces" in record}
+    notes = [
+        f"{_name_seed(record)} collapsed: {'; '.join(record['notes'])}"
+        for record in runs
+        if record["notes"]
+    ]
+    with_replacements = None
+    if others:
+        last = {record["replaces"]: seed for seed, record in others.items()}
+        standing = {seed: last.get(seed, seed) for seed in drawn}
+        spread = _measure_spread(task, [(drawn | others)[seed] for seed in standing.values()])
+        with_replacements = {**spread, "seeds": {str(n): other for n, other in standing.items()}}
+        changes = ", ".join(f"seed {other} in place of {n}" for n, other in sorted(last.items()))
+        notes.append(
+            f"the median is that of the seeds as drawn; with {changes} it is {spread['median']:.3f}"
+        )
+    together = [folder / f"seed-{seed}" for seed in drawn]
+    return {
+        **_measure_spread(task, drawn.values()),
+        "with_replacements": with_replacements,
+        "ensemble": task.family.score_ensemble(together) if len(drawn) > 1 else {},
+        "num_degenerate": sum(record["degenerate"] for record in drawn.values()),
+        "notes": notes,
+        "train_seconds": sum(record["train_seconds"] for record in runs),
+        "examples_per_second": statistics.median(r["examples_per_second"] for r in runs),
+        "commit": " and ".join(sorted({str(record["commit"]) for record in runs})),
+        "seeds": {str(seed): record for seed, record in drawn.items()},
+        "replacements": {str(seed): record for seed, record in others.items()},
+    }
+
+
+def _measure_spread(task: Task, records: Iterable[dict[str, Any]]) -> dict[str, float | None]:
+    values = [record["scores"][task.family.headline] for record in records]
+    return {
+        "median": statistics.median(values),
+        "mean": statistics.mean(values),
+        "std": statistics.stdev(values) if len(values) > 1 else None,
+    }
+
+
+def _name_seed(record: dict[str, Any]) -> str:
+    place = f", in place of seed {record['replaces']}," if "replaces" in record else ""
+    return f"seed {record['seed']}{place}"

@@ -6,6 +6,7 @@ run again continues with the combinations and seeds that are not finished. The p
 torchrun started share the combinations.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -14,13 +15,12 @@ from typing import Any
 from electra.checkpoints.folder import load_pretrained
 from electra.config import FinetuneConfig
 from electra.errors import require
-from electra.files import read_object, sha256_file, write_json
-from electra.finetuning.folder import begin_shared_folder
-from electra.finetuning.loop import LONGEST_WAIT, RESEED, Progress, finetune, ignore
-from electra.finetuning.start import fit_to_start
+from electra.files import refuse_existing, write_json
+from electra.finetuning.folder import begin_shared_folder, read_results
+from electra.finetuning.loop import LONGEST_WAIT, Progress, ignore, require_seeds, train_seeds
+from electra.finetuning.start import read_job
 from electra.reports.tables import Table
 from electra.settings import override, to_dict
-from electra.tasks.registry import read_task
 from electra.training.distributed import joined, wait_for_all
 from electra.training.machine import prepare_machine
 
@@ -85,47 +85,31 @@ def search(
     Raises:
         UserError: As for `finetune`, before the first run.
     """
-    require(not out.exists(), f"{out} exists already; remove it or choose another --out")
-    require(1 <= seeds <= RESEED, f"seeds must lie in 1 to {RESEED}, not {seeds}")
-    pretrained = load_pretrained(start)
-    headlines = set()
+    refuse_existing(out)
+    require_seeds(seeds)
+    pretrained, headlines = load_pretrained(start), set()
     for config in combinations.values():
-        question = read_task(task, data, config)
-        fit_to_start(config, pretrained, question, from_scratch)
-        headlines.add(question.family.headline)
+        job = read_job(pretrained, task, data, config, from_scratch=from_scratch)
+        headlines.add(job.task.family.headline)
     require(
         len(headlines) == 1,
         f"--grid: scores of one metric can be compared, not of {' and '.join(sorted(headlines))}",
     )
     machine = prepare_machine(config.device, config.precision, config.threads)
-    settings = {
-        "task": question.name,
-        "start": pretrained.source,
-        "from_scratch": from_scratch,
-        "seeds": seeds,
-        "files": {str(path): sha256_file(path) for path in question.files},
-        "grid": {name: to_dict(config) for name, config in combinations.items()},
-    }
+    grid = {name: to_dict(config) for name, config in combinations.items()}
+    settings = {**job.settings(), "seeds": seeds, "grid": grid}
+    del settings["config"]
     if machine.rank > 0:
         progress = ignore
     with joined(machine, LONGEST_WAIT), begin_shared_folder(out, settings, machine) as folder:
         numbered = list(enumerate(combinations.items()))
         for number, (name, config) in numbered[machine.rank :: machine.num_ranks]:
-
-            def tell(
-                record: dict[str, Any], before: int = number * seeds, name: str = name
-            ) -> None:
-                run = before + record.get("seed", 0)
-                progress({**record, "combination": name, "run": run})
-
             if not (folder / name).exists():
-                finetune(
-                    *(start, task, data, folder / name, config),
-                    seeds=seeds,
-                    from_scratch=from_scratch,
-                    progress=tell,
-                    spread=False,
-                )
+                job = read_job(pretrained, task, data, config, from_scratch=from_scratch)
+                each = prepare_machine(config.device, config.precision, config.threads)
+                alone = dataclasses.replace(each, rank=0, num_ranks=1)
+                tell = _number_runs(progress, name, number * seeds)
+                train_seeds(job, start, folder / name, alone, seeds, tell)
         wait_for_all(machine)
         results = _compare(folder, list(combinations))
         if machine.rank == 0:
@@ -133,27 +117,30 @@ def search(
         return results
 
 
+def _number_runs(progress: Progress, name: str, before: int) -> Progress:
+    """Return a function that tells of a combination, before whose first seed were so many."""
+    return lambda record: progress(
+        {**record, "combination": name, "run": before + record.get("seed", 0)}
+    )
+
+
 def _compare(folder: Path, names: Sequence[str]) -> dict[str, Any]:
     """Return the scores of the combinations, best first; equal scores keep their order."""
-    of_all = ("task", "metric", "start", "source", "from_scratch", "device", "seeds")
-    of_each = ("combination", "median", "std", "with_replacements", "num_degenerate", "commit")
-    found = []
-    for name in names:
-        path = folder / name / "results.json"
-        results = {"combination": name, **read_object(path)}
-        missing = [key for key in (*of_all, *of_each) if key not in results]
-        require(
-            not missing,
-            f"{path} lacks {', '.join(missing)}; remove {path.parent} to run it again",
-        )
-        found.append(results)
+    of_all = ("task", "metric", "start", "source", "from_scratch", "device")
+    of_each = ("median", "std", "with_replacements", "num_degenerate", "commit")
+    keys = (*of_all, *of_each, "seeds")
+    found = [
+        {"combination": name, **read_results(folder / name / "results.json", keys, "run it again")}
+        for name in names
+    ]
     found.sort(key=lambda each: each["median"], reverse=True)
+    best = found[0]
     return {
-        **{key: found[0][key] for key in of_all if key != "seeds"},
-        "num_seeds": len(found[0]["seeds"]),
-        "best": found[0]["combination"],
+        **{key: best[key] for key in of_all},
+        "num_seeds": len(best["seeds"]),
+        "best": best["combination"],
         "notes": [CHOSEN_ON_DEV],
-        "combinations": [{key: each.get(key) for key in of_each} for each in found],
+        "combinations": [{key: each[key] for key in ("combination", *of_each)} for each in found],
     }
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -12,6 +12,7 @@ from electra.checkpoints.checkpoint import load_parameters
 from electra.checkpoints.finetuned import Finetuned
 from electra.checkpoints.folder import Pretrained
 from electra.config import FinetuneConfig
+from electra.model.batch import split_by_length
 from electra.model.encoder import Encoder, choose_layers
 from electra.model.heads import FeatureHead, PairHead
 from electra.model.initialisation import draw_glorot, init_weights
@@ -134,11 +135,13 @@ def run_network(
         progress: Called with the number of items done and of all items.
     """
     model.eval()
-    if not len(rows):
-        return {}
+    lengths, on_cpu = rows.item_lengths.tolist() if len(rows) else [], device.type == "cpu"
+    max_items = max(1, PREDICT_ROWS // rows.rows_per_item)
+    max_tokens = PREDICT_TOKENS // rows.rows_per_item if on_cpu else None
     collected: Outputs = {}
     num_done = 0
-    for items in _split_by_length(rows, device):
+    for numbers in split_by_length(lengths, max_items, max_tokens):
+        items = torch.tensor(numbers)
         for name, values in model(make_batch(rows, items, device)).items():
             if name not in collected:  # the first batch has the longest rows
                 fill = -math.inf if values.is_floating_point() else -1
@@ -149,20 +152,6 @@ def run_network(
         num_done += len(items)
         progress(num_done, len(rows))
     return collected
-
-
-def _split_by_length(rows: Rows, device: torch.device) -> Iterator[Tensor]:
-    """Yield the numbers of the items of each batch, the longest first."""
-    lengths = rows.item_lengths
-    longest_first = lengths.argsort(descending=True, stable=True)
-    while len(longest_first):
-        num_rows = PREDICT_ROWS
-        if device.type == "cpu":
-            longest = int(lengths[longest_first[0]])
-            num_rows = min(num_rows, PREDICT_TOKENS // longest)
-        num_items = max(1, num_rows // rows.rows_per_item)
-        yield longest_first[:num_items]
-        longest_first = longest_first[num_items:]
 
 
 @torch.no_grad()

@@ -1,7 +1,9 @@
 """The start of a fine-tuning: settings resolved for encoder and task, and the task's rows."""
 
 import dataclasses
-from typing import NamedTuple
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,9 +11,53 @@ from torch import Tensor
 from electra.checkpoints.folder import Pretrained
 from electra.config import FinetuneConfig
 from electra.errors import require
+from electra.files import sha256_file
 from electra.presets import finetune_preset
+from electra.settings import to_dict
 from electra.tasks.family import Task
+from electra.tasks.registry import read_task, resolve_own
 from electra.tasks.rows import Rows, reduce_vocabulary
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the seeds of a fine-tuning have in common."""
+
+    pretrained: Pretrained
+    """The encoder to start from."""
+    task: Task
+    config: FinetuneConfig
+    """The settings, resolved by `fit_to_start`."""
+    from_scratch: bool = False
+    """Whether to draw the encoder's weights instead of taking the pre-trained ones."""
+
+    @property
+    def longest_row(self) -> int:
+        """Longest rows that the encoder was trained on in the end, tokens."""
+        return (self.config if self.from_scratch else self.pretrained).sequence_length
+
+    def settings(self) -> dict[str, Any]:
+        """Return all that decides the results of a seed."""
+        return {
+            "task": self.task.name,
+            "start": self.pretrained.source,
+            "from_scratch": self.from_scratch,
+            "files": {str(path): sha256_file(path) for path in self.task.files},
+            "config": to_dict(self.config),
+        }
+
+
+def read_job(
+    pretrained: Pretrained, task: str, data: Path, config: FinetuneConfig, *, from_scratch: bool
+) -> Job:
+    """Return the fine-tuning of an encoder on the task of this name.
+
+    Raises:
+        UserError: The task's files or the settings do not fit.
+    """
+    config = resolve_own(task, config)
+    read = read_task(task, data, config)
+    return Job(pretrained, read, fit_to_start(config, pretrained, read, from_scratch), from_scratch)
 
 
 class TaskRows(NamedTuple):
@@ -49,61 +95,42 @@ def fit_to_start(
     Raises:
         UserError: Rows would be longer than those that the encoder was trained on, its tokenizer
             has more tokens than its embedding table, it has fewer layers than are named, or
-            layers are to begin anew that have no pre-trained weights.
+            settings do not go together.
     """
+    source, layers, reset = pretrained.source, config.features.layers, config.reset_layers
     num_tokens, vocab_size = pretrained.tokenizer.vocab_size, pretrained.encoder.vocab_size
     require(
         num_tokens <= vocab_size,
-        f"{pretrained.source}: the tokenizer has {num_tokens} tokens, the encoder {vocab_size}",
+        f"{source}: the tokenizer has {num_tokens} tokens, the encoder {vocab_size}",
     )
-    longest = pretrained.sequence_length
+    longest, most = pretrained.sequence_length, pretrained.encoder.num_hidden_layers
     length = config.sequence_length or min(task.family.longest_row, longest)
     require(
         length <= longest,
-        f"sequence_length {length} is more than the {longest} tokens that {pretrained.source} was "
-        "trained on; positions beyond them were never trained",
+        f"sequence_length {length} is more than the {longest} tokens that {source} was trained on; "
+        "positions beyond them were never trained",
     )
-    most = pretrained.encoder.num_hidden_layers
+    for name, value in (("reset_layers", reset), ("features.layers", layers)):
+        require(value <= most, f"{name} {value} is more than the {most} layers of {source}")
     require(
-        config.reset_layers <= most,
-        f"reset_layers {config.reset_layers} is more than the {most} layers of {pretrained.source}",
+        not (from_scratch and reset),
+        f"reset_layers {reset} is for pre-trained weights; from scratch all layers begin anew: set "
+        "reset_layers=0",
     )
-    require(
-        not (from_scratch and config.reset_layers),
-        f"reset_layers {config.reset_layers} is for pre-trained weights; from scratch all layers "
-        "begin anew: set reset_layers=0",
+    decay = config.layer_lr_decay
+    if layers:
+        require(
+            task.family.reads_features,
+            f"features.layers is for classification and tagging, not for {task.name}",
+        )
+        usual = finetune_preset(pretrained.encoder).layer_lr_decay
+        advice = f"is for an encoder that learns; with features.layers {layers} it does not: set"
+        require(reset == 0, f"reset_layers {reset} {advice} reset_layers=0")
+        require(decay in (1, usual), f"layer_lr_decay {decay} {advice} layer_lr_decay=1")
+        decay = 1.0
+    return dataclasses.replace(
+        config,
+        sequence_length=length,
+        epochs=config.epochs or task.epochs,
+        layer_lr_decay=decay,
     )
-    config = fit_features(config, pretrained, task)
-    return dataclasses.replace(config, sequence_length=length, epochs=config.epochs or task.epochs)
-
-
-def fit_features(config: FinetuneConfig, pretrained: Pretrained, task: Task) -> FinetuneConfig:
-    """Return the config without settings that have no meaning for a frozen encoder.
-
-    Raises:
-        UserError: The family's head cannot read features, `features.layers` is more than the layers
-            of the encoder, or settings are for an encoder that learns.
-    """
-    layers, most = config.features.layers, pretrained.encoder.num_hidden_layers
-    if not layers:
-        return config
-    require(
-        config.reset_layers == 0,
-        f"reset_layers {config.reset_layers} is for an encoder that learns; with features.layers "
-        f"{layers} it does not: set reset_layers=0",
-    )
-    require(
-        task.family.reads_features,
-        f"features.layers is for classification and tagging, not for {task.name}",
-    )
-    require(
-        layers <= most,
-        f"features.layers {layers} is more than the {most} layers of {pretrained.source}",
-    )
-    usual = finetune_preset(pretrained.encoder).layer_lr_decay
-    require(
-        config.layer_lr_decay in (1, usual),
-        f"layer_lr_decay {config.layer_lr_decay} is for an encoder that learns; with "
-        f"features.layers {layers} it does not: set layer_lr_decay=1",
-    )
-    return dataclasses.replace(config, layer_lr_decay=1.0)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from electra.errors import UserError, require
-from electra.files import read_object
+from electra.files import new_file, read_object, refuse_existing
 from electra.tasks.glue import GLUE
 from electra.tasks.predictions import Predictions, average, predictions_name, read_predictions
 
@@ -68,7 +68,7 @@ def submit(
             same task, the number of predictions is not that of the test set's rows, or a test set
             has no predictions.
     """
-    require(not out.exists(), f"{out} exists already; remove it or choose another --out")
+    refuse_existing(out)
     finished = _read_results(folders)
     answers, missing = [], []
     for name, (task, split) in SUBMISSION_FILES.items():
@@ -139,11 +139,9 @@ def _format(predictions: Predictions, label_range: tuple[float, float] | None) -
 
 def _write_zip(out: Path, answers: Sequence[SubmissionFile]) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
-    incomplete = out.with_name(out.name + ".incomplete")
-    with zipfile.ZipFile(incomplete, "w", zipfile.ZIP_DEFLATED) as archive:
+    with new_file(out) as incomplete, zipfile.ZipFile(incomplete, "w") as archive:
         for each in answers:
             rows = (f"{number}\t{answer}\n" for number, answer in enumerate(each.predictions))
             entry = zipfile.ZipInfo(each.name, EPOCH)
             entry.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(entry, "index\tprediction\n" + "".join(rows))
-    incomplete.replace(out)
