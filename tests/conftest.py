@@ -1,6 +1,8 @@
 """Fixtures: the smallest real things of each kind, made once."""
 
 import dataclasses
+import io
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,28 @@ def pytest_addoption(parser):
     parser.addoption(
         "--write-golden", action="store_true", help="write tests/golden/ anew instead of comparing"
     )
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def open_terminal(monkeypatch):
+    """Return what makes both streams a terminal; in the test, as pytest sets them before it."""
+
+    def open_terminal(columns=80):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.setenv("TERM", "xterm-256color")
+        for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+            monkeypatch.delenv(name, raising=False)
+        screen = Terminal()
+        monkeypatch.setattr(sys, "stdout", screen)
+        monkeypatch.setattr(sys, "stderr", screen)
+        return screen
+
+    return open_terminal
 
 
 @pytest.fixture(scope="session")

@@ -29,12 +29,12 @@ from electra.pretraining.plan import make_rows, measure_activations, time_run
 from electra.pretraining.start import build_model, count_tokens, fit_to_shards
 from electra.processes import Interrupted
 from electra.reports.curves import find_panels
-from electra.reports.lines import domains_line
 from electra.reports.page import write_page
 from electra.reports.runs import read_runs
 from electra.settings import override
 from electra.shards.prepare import prepare
 from electra.shards.store import open_shards
+from electra.terminal.live import domains_line
 from electra.tokenizing.tokenizer import Tokenizer, make_tokenizer
 from electra.training.machine import Machine
 

@@ -12,7 +12,8 @@ from electra.cli import app
 from electra.cli.serving import serve
 
 ROOT = Path(electra.__file__).parent.parent
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = SETTINGS["project"]
 ARTEFACTS = (ROOT / "docs" / "ARTEFACTS.md").read_text()
 DOCKERFILE = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
 
@@ -26,8 +27,16 @@ def test_extras_that_are_named_exist():
     for path in (ROOT / "Dockerfile", ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
         for names in re.findall(r"pip install[^`\n]*\[([\w,-]+)\]", path.read_text()):
             assert set(names.split(",")) <= extras, path.name
-    listed = re.search(r"What not everybody needs are extras:.*?\n\n", ARTEFACTS, re.DOTALL)[0]
+    listed = re.search(r"Optional features are installed as extras:.*?\n\n", ARTEFACTS, re.DOTALL)[0]
     assert set(re.findall(r"`([a-z-]+)`", listed)) == extras - {"dev"}
+
+
+def test_a_wheel_has_every_file_of_the_package():
+    patterns = SETTINGS["tool"]["setuptools"]["package-data"]["electra"]
+    named = {path for pattern in patterns for path in (ROOT / "electra").glob(pattern)}
+    files = {path for path in (ROOT / "electra").rglob("*") if path.is_file()}
+    others = {path for path in files if path.suffix not in (".py", ".pyc")}
+    assert named == others
 
 
 def test_the_command_is_where_the_package_says():

@@ -7,26 +7,40 @@ import sys
 from html.parser import HTMLParser
 
 import pytest
+from rich.text import Text
 
 from electra.errors import UserError
+from electra.interop.card import describe_run
 from electra.presets import PRESETS
-from electra.reports.averages import PROTOCOLS, average_glue
-from electra.reports.curves import PANELS, draw_svg, find_panels
-from electra.reports.glossary import format_count, format_interval, format_seconds
+from electra.reports.curves import draw_svg, find_panels
+from electra.reports.glossary import (
+    GLOSSARY,
+    Metric,
+    describe_heldout,
+    format_count,
+    format_interval,
+    format_seconds,
+    list_panels,
+)
 from electra.reports.page import write_page
-from electra.reports.placing import place_on_the_papers_curve
-from electra.reports.runs import Finetuning, read_finetuning, read_runs
-from electra.reports.tables import (
+from electra.reports.runs import (
+    PROTOCOLS,
+    Finetuning,
+    average_glue,
     facts_table,
     finetuning_table,
     heldout_table,
+    place_on_the_papers_curve,
     pretraining_table,
-    to_markdown,
+    read_finetuning,
+    read_runs,
 )
+from electra.reports.tables import Table, to_latex, to_markdown
 from electra.reports.tokens import TokenView, describe
 from electra.reproduce.report import write_results
 from electra.reproduce.suite import Row, Suite
 from electra.settings import to_dict
+from electra.terminal.live import Display
 from tools.claims import describe_gains, describe_mark, mark_table
 from tools.readme import BEGIN, END, update_readme
 
@@ -283,8 +297,16 @@ def test_a_run_without_held_out_records_has_dashes(run_folder, tmp_path):
 
 
 def test_markdown_cells_cannot_break_the_table():
-    table = to_markdown(pretraining_table([])._replace(headers=["a|b", "c"], rows=[["x\ny", "<3"]]))
+    table = to_markdown(Table(["a|b", "c"], [["x\ny", "<3"]]))
     assert table == "| a\\|b | c |\n| --- | --- |\n| x y | &lt;3 |"
+
+
+def test_latex_escapes():
+    text = to_latex(Table(["a_b"], [["50% & 1 ± 2"], ["-0.6"], ["1.50e+09"]]), "x")
+    assert r"a\_b" in text
+    assert r"50\% \& 1 $\pm$ 2" in text
+    assert "$-$0.6" in text
+    assert r"$1.50 \cdot 10^{9}$" in text
 
 
 def test_counts_and_times():
@@ -356,7 +378,7 @@ def test_the_page_is_one_whole_file_that_asks_nobody(run_folder, tmp_path):
 
 
 def test_the_same_run_gives_the_same_curves(run_folder):
-    first, second = (draw_svg(PANELS[1], read_runs([run_folder])) for _ in range(2))
+    first, second = (draw_svg(list_panels()[1], read_runs([run_folder])) for _ in range(2))
     assert first == second
 
 
@@ -364,6 +386,38 @@ def test_the_page_does_not_praise_what_was_not_learnt(run_folder, tmp_path):
     write_records(run_folder, [record("heldout", 50, disc_loss=0.3864)])
     write_page(tmp_path / "page.html", read_runs([run_folder]))
     assert "it has learnt nothing yet" in (tmp_path / "page.html").read_text()
+
+
+def test_a_new_metric_is_one_record(run, run_folder, tmp_path, monkeypatch, capsys, open_terminal):
+    """Display, log, report and card read the glossary."""
+    new = Metric(
+        "luck", "share", ".2f", "What chance gave.", ("good", "luck", 4), "generator", "Fortune",
+        heldout=True, summary=True,
+    )  # fmt: skip
+    monkeypatch.setitem(GLOSSARY, "luck", new)
+    records = [record("train", 50, luck=0.11), record("heldout", 50, luck=0.22)]
+
+    def show():
+        with Display(steps=100) as display:
+            for each in records:
+                display.show(each)
+
+    show()
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split()[-1] for line in lines[3:]] == ["luck", "0.11", "0.22"], lines
+    terminal = open_terminal()
+    show()
+    assert "luck 0.11 0.22" in " ".join(Text.from_ansi(terminal.getvalue()).plain.split())
+    write_records(run_folder, records)
+    write_page(tmp_path / "page.html", read_runs([run_folder]))
+    page = Tags((tmp_path / "page.html").read_text())
+    for text in ("Fortune", "luck (share)", "0.22", "What chance gave."):
+        assert text in page.text
+    assert describe_heldout(records[1])["luck"] == "0.22"
+    card = tmp_path / "card"
+    shutil.copytree(run, card)
+    write_records(card, records)
+    assert ("held-out luck", "0.2200") in describe_run(card, 50)
 
 
 def test_hostile_text_stays_text(tmp_path):
@@ -389,7 +443,7 @@ def test_hostile_text_stays_text(tmp_path):
 
 def test_curves_are_drawn_in_the_colours_of_the_page(run_folder):
     runs = read_runs([run_folder])
-    svg = draw_svg(PANELS[1], runs)
+    svg = draw_svg(list_panels()[1], runs)
     assert "var(--curve-0)" in svg
     assert "var(--curve-1)" in svg
     assert "disc_loss (nats)" in svg
@@ -400,7 +454,7 @@ def test_curves_are_drawn_in_the_colours_of_the_page(run_folder):
 @pytest.mark.parametrize("records", [[record("train", 50)], [record("heldout", 50)]])
 def test_a_run_of_one_record_can_be_drawn(run_folder, records):
     write_records(run_folder, records)
-    for panel in PANELS[1], PANELS[-1]:
+    for panel in list_panels()[1], list_panels()[-1]:
         draw_svg(panel, read_runs([run_folder]))
 
 

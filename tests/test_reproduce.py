@@ -27,7 +27,6 @@ from electra.method.registry import sketch_objective
 from electra.presets import PRESETS
 from electra.pretraining.continuation import branch
 from electra.pretraining.loop import pretrain, resume
-from electra.reports.tables import Table
 from electra.reproduce.plan import keep_plan, make_plan, open_plan
 from electra.reproduce.records import (
     compare,
@@ -43,7 +42,6 @@ from electra.reproduce.report import (
     describe_devices,
     draw,
     tabulate,
-    to_latex,
     write_results,
 )
 from electra.reproduce.suite import Ordering, Row, Suite, find_suite, list_suites, read_suite
@@ -842,11 +840,3 @@ def test_the_interval_of_a_gain_pools_the_rows_noise():
     # A row without one of the seeds does not enter, and a single seed has no interval.
     assert estimate_gain(own, base, [{0: 1.0}]) == alone
     assert estimate_gain({0: 3.0}, base, others).half_width is None
-
-
-def test_latex_escapes():
-    text = to_latex(Table(["a_b"], [["50% & 1 ± 2"], ["-0.6"], ["1.50e+09"]]), "x")
-    assert r"a\_b" in text
-    assert r"50\% \& 1 $\pm$ 2" in text
-    assert "$-$0.6" in text
-    assert r"$1.50 \cdot 10^{9}$" in text

@@ -2,7 +2,6 @@ import io
 import sys
 from contextlib import suppress
 
-import pytest
 from rich.cells import cell_len
 from rich.text import Text
 
@@ -44,28 +43,6 @@ ONLY_TRAIN = (
     "grad_norm",
 )
 HELDOUT = {k: v for k, v in TRAIN.items() if k not in ONLY_TRAIN} | {"part": "heldout"}
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-@pytest.fixture
-def open_terminal(monkeypatch):
-    """Return what makes both streams a terminal; in the test, as pytest sets them before it."""
-
-    def open_terminal(columns=80):
-        monkeypatch.setenv("COLUMNS", str(columns))
-        monkeypatch.setenv("TERM", "xterm-256color")
-        for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
-            monkeypatch.delenv(name, raising=False)
-        screen = Terminal()
-        monkeypatch.setattr(sys, "stdout", screen)
-        monkeypatch.setattr(sys, "stderr", screen)
-        return screen
-
-    return open_terminal
 
 
 def strip(text):

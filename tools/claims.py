@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from electra.reports.runs import Finetuning
-from electra.reports.tables import Table, differs, format_score, pair_finetunings
+from electra.reports.runs import Finetuning, pair_finetunings
+from electra.reports.tables import Table
 
 BERT_TINY: Mapping[str, float] = {
     "sst-2": 0.832,
@@ -36,7 +36,7 @@ def describe_gains(finetunings: Sequence[Finetuning]) -> list[str]:
         assert pretrained
         assert scratch
         gain = pretrained.median - scratch.median
-        kind = "same" if not differs(pretrained, scratch) else "helps" if gain > 0 else "hurts"
+        kind = "same" if not pretrained.differs(scratch) else "helps" if gain > 0 else "hurts"
         seeds = ", one seed" if None in (pretrained.std, scratch.std) else ""
         gains[kind].append((gain, f"{pretrained.task} ({gain:+.3f} {pretrained.metric}{seeds})"))
     named = {
@@ -62,8 +62,8 @@ def mark_table(finetunings: Sequence[Finetuning]) -> Table:
             [
                 pretrained.label,
                 pretrained.metric,
-                format_score(pretrained),
-                format_score(scratch),
+                pretrained.score,
+                scratch.score if scratch else "-",
                 f"{mark:.3f}",
                 "above" if pretrained.median > mark else "below",
                 STAND_INS.get(pretrained.task, "GLUE's own train and dev sets"),

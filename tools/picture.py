@@ -8,9 +8,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from electra.reports.glossary import format_count, format_metric, format_seconds
-from electra.reports.runs import Finetuning, Run
-from electra.reports.tables import pair_finetunings
+from electra.reports.runs import Finetuning, Run, pair_finetunings
 
 WIDTH = 860
 TOP = 84
@@ -89,10 +87,8 @@ def _line(kind: str, x1: float, y1: float, x2: float, y2: float) -> str:
 def _draw_curves(run: Run, bottom: float) -> list[str]:
     """Return the panel of the discriminator's held-out loss and the constant predictor's loss."""
     left, right = CURVE
-    last = run.last_train
-    cost = f"{format_metric('step', last.get('step'))} steps"
-    if "tokens" in last and "seconds" in last:
-        cost += f", {format_count(last['tokens'])} tokens, {format_seconds(last['seconds'])}"
+    steps, tokens, seconds = run.cost
+    cost = f"{steps} steps, {tokens} tokens, {seconds}"
     parts = [
         _text(20, 30, "Pre-training", "title"),
         _text(20, 50, "discriminator's loss on held-out text, nats", "muted"),

@@ -6,16 +6,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from electra.errors import UserError, require
-from electra.files import read_object
+from electra.files import read_object, write_text
 from electra.reports.glossary import format_interval
-from electra.reports.runs import Finetuning, Run, read_finetuning, read_runs, replace_text
-from electra.reports.tables import (
-    Table,
+from electra.reports.runs import (
+    Finetuning,
+    Run,
     finetuning_table,
     format_commit,
     pretraining_table,
-    to_markdown,
+    read_finetuning,
+    read_runs,
 )
+from electra.reports.tables import Table, to_markdown
 from tools.claims import describe_gains, describe_mark, mark_table
 from tools.picture import draw_results
 
@@ -88,7 +90,7 @@ def update_readme(readme_path: Path, results_folder: Path) -> list[Path]:
     }
     texts[picture_path] = draw_results(shown.run, shown.finetunings)
     for path, text in texts.items():
-        replace_text(path, text)
+        write_text(path, text)
     return list(texts)
 
 

@@ -69,8 +69,7 @@ def finetune(
     from electra.finetuning.loop import finetune as run_finetune
     from electra.finetuning.loop import require_seeds
     from electra.presets import finetune_preset
-    from electra.reports.runs import read_finetuning
-    from electra.reports.tables import finetuning_table
+    from electra.reports.runs import finetuning_table, read_finetuning
     from electra.terminal.live import Progress, show_finetuning
     from electra.terminal.printing import command, print_done, print_note, print_table
 

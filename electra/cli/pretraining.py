@@ -66,7 +66,7 @@ def pretrain(
         time limit. The exit status is then 0.
     """
     from electra.reports.glossary import describe_heldout
-    from electra.reports.placing import place_on_the_papers_curve
+    from electra.reports.runs import place_on_the_papers_curve
     from electra.terminal.live import Display
     from electra.terminal.printing import command, print_done, print_note
 

@@ -45,14 +45,14 @@ def report(
     ]
     require(bool(runs), "report needs at least one run folder of `electra pretrain`")
     if out.suffix == ".md":
-        from electra.reports.runs import replace_text
-        from electra.reports.tables import write_tables
+        from electra.files import write_text
+        from electra.reports.runs import write_tables
 
         require(
             not out.exists() or out.read_text("utf-8", "replace").startswith("| "),
             f"{out} is there and does not begin with a table; choose another --out",
         )
-        replace_text(out, write_tables(read_runs(runs), finetunings))
+        write_text(out, write_tables(read_runs(runs), finetunings))
         return print_done(f"wrote {out}")
     export_it = command("export", runs[0], "--out", "exported")
     write_page(

@@ -15,6 +15,7 @@ from electra.config import EncoderConfig
 from electra.files import read_object
 from electra.interop.onnx import NUM_SHAPES, SUSPECTED, Agreement, Kind
 from electra.interop.sentence_transformers import Similarity
+from electra.reports.glossary import summarise
 
 Facts = list[tuple[str, str]]
 """Names and values of a table."""
@@ -151,11 +152,7 @@ def describe_run(run: Path, step: int) -> Facts:
             facts.append(("floating-point operations", f"{last['flops']:.3e}"))
         facts.append(("training time", f"{last['seconds'] / 3600:.2f} h"))
     for last in heldout:
-        facts += [
-            (f"held-out {name}", f"{last[name]:.4f}")
-            for name in ("disc_loss", "constant_disc_loss", "disc_auc", "mlm_loss", "mlm_accuracy")
-            if last.get(name) is not None
-        ]
+        facts += [(f"held-out {name}", f"{value:.4f}") for name, value in summarise(last).items()]
     return [*facts, ("seed", str(manifest.get("seed", "?"))), *_describe_machines(sessions)]
 
 

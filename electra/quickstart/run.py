@@ -46,8 +46,14 @@ from electra.quickstart.questions import (
     write_passages,
 )
 from electra.reports.page import write_page
-from electra.reports.runs import Finetuning, read_finetuning, read_runs, read_samples
-from electra.reports.tables import differs, finetuning_table, heldout_table
+from electra.reports.runs import (
+    Finetuning,
+    finetuning_table,
+    heldout_table,
+    read_finetuning,
+    read_runs,
+    read_samples,
+)
 from electra.reports.tokens import Sentence, count_least_trusted
 from electra.settings import flatten, to_dict
 from electra.shards.prepare import prepare
@@ -188,7 +194,7 @@ def describe_gain(pretrained: Finetuning, scratch: Finetuning) -> str:
     """
     gain = pretrained.median - scratch.median
     spread = (pretrained.std or 0.0) + (scratch.std or 0.0)
-    if not differs(pretrained, scratch):
+    if not pretrained.differs(scratch):
         verdict = "makes no difference beyond the spread of the seeds"
     else:
         verdict = "pays" if gain > 0 else "hurts"

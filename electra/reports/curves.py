@@ -5,7 +5,7 @@ import io
 import math
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import matplotlib
 import numpy as np
@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter
 
-from electra.reports.glossary import GLOSSARY
+from electra.reports.glossary import GLOSSARY, Panel, list_panels
 from electra.reports.runs import MetricsRecord, Run
 
 # The colours of Okabe and Ito, distinguishable for colour-blind readers.
@@ -52,55 +52,13 @@ STYLE: dict[Any, Any] = {
 }
 
 
-class Panel(NamedTuple):
-    """The metrics in one pair of axes, and a caption on what to look for."""
-
-    title: str
-    metrics: tuple[str, ...]
-    caption: str
-
-
-PANELS = (
-    Panel("Generator's loss", ("mlm_loss",), "Falls while the generator learns the language."),
-    Panel(
-        "Discriminator's loss",
-        ("disc_loss", "constant_disc_loss"),
-        "The gap below the dashed line is what the discriminator has learnt.",
-    ),
-    Panel(
-        "Discriminator on old and new text",
-        ("old_disc_loss", "new_disc_loss"),
-        "Held-out rows whose replaced tokens stay the same. A rise means that it has become worse.",
-    ),
-    Panel("Discriminator's AUC", ("disc_auc",), "0.5 is chance, 1 is perfect."),
-    Panel(
-        "Generator's accuracy",
-        ("mlm_accuracy", "sampled_accuracy"),
-        "Of the most probable token, and of the sampled token.",
-    ),
-    Panel("Replaced rate", ("replaced_rate",), "Falls as the generator's samples get better."),
-    Panel("Restoring loss", ("restore_loss",), "Falls while the encoder learns."),
-    Panel("Generator's entropy", ("generator_entropy",), "Near 0, all samples are the same token."),
-    Panel("Learning rate", ("learning_rate",), "Warm-up, then linear decay to 0."),
-    Panel("Speed", ("tokens_per_second",), "A dip means that the machine had other work."),
-    Panel("Gradient norm", ("grad_norm",), "A lasting rise is a sign of divergence."),
-)
-
-HELDOUT_ONLY = ("old_disc_loss",)
-"""First metrics of panels without training records."""
-
-
 def find_panels(runs: Sequence[Run]) -> list[Panel]:
     """Return the panels for which at least one run has values."""
+    records = [record for run in runs for record in (*run.train, *run.heldout)]
     return [
         panel
-        for panel in PANELS
-        if any(
-            record.get(name) is not None
-            for name in panel.metrics
-            for run in runs
-            for record in (*run.train, *run.heldout)
-        )
+        for panel in list_panels()
+        if any(record.get(name) is not None for name in panel.metrics for record in records)
     ]
 
 
@@ -150,7 +108,7 @@ def _draw(axes: Axes, panel: Panel, runs: Sequence[Run]) -> None:
                 axes.plot(
                     *points, marker="o", linestyle=joined, color=colour, markerfacecolor="none"
                 )
-                if not train and panel.metrics[0] in HELDOUT_ONLY:
+                if not any(metric in record for each in runs for record in each.train):
                     key = Line2D([], [], color=colour, linestyle=style if is_alone else "-")
                     keys[metric if is_alone else run.name] = key
     if len(runs) > 1 and len(panel.metrics) > 1:

@@ -1,11 +1,11 @@
-"""Every metric of a run: name, unit, number format and meaning."""
+"""Every metric of a run: one record, from which displays, tables, curves and cards read."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 
 class Metric(NamedTuple):
-    """Description of one key of metrics.jsonl."""
+    """Description of one key of metrics.jsonl. A new metric is a record here, and nothing else."""
 
     label: str
     unit: str
@@ -13,10 +13,20 @@ class Metric(NamedTuple):
     spec: str
     """Format specification of a value."""
     meaning: str
-    """Explanation for a newcomer."""
+    """Explanation for a newcomer, in the report's glossary."""
+    column: tuple[str, str, int] | None = None
+    """Its column in log lines: the two lines of the header, and the width in characters."""
+    network: Literal["", "generator", "discriminator", "encoder", "text"] = ""
+    """The block of the live display; "text": below that of the discriminator or encoder."""
+    panel: str = ""
+    """Title of the report's curves with this metric; metrics of one title share their axes."""
+    heldout: bool = False
+    """Whether it is in the report's table of the held-out part."""
+    summary: bool = False
+    """Whether it is among the few in the last line of a command and in a model card."""
 
 
-GLOSSARY = {
+GLOSSARY: dict[str, Metric] = {
     "mlm_loss": Metric(
         "generator's loss",
         "nats",
@@ -25,6 +35,11 @@ GLOSSARY = {
         "probability of the original token, on average. Uniform guessing among V tokens costs "
         "log(V), about 10.3 for V = 30,522. A loss lower by 0.69 means that the original token is "
         "twice as probable.",
+        column=("mlm", "loss", 6),
+        network="generator",
+        panel="Generator's loss",
+        heldout=True,
+        summary=True,
     ),
     "mlm_accuracy": Metric(
         "generator's accuracy",
@@ -33,6 +48,11 @@ GLOSSARY = {
         "Share of the masked tokens for which the generator's most probable token is the original "
         "one. BERT's MLM shows one masked token in ten unchanged, and a network that copies it is "
         "right there: its accuracy is up to 0.1 higher than that of an equally good generator.",
+        column=("mlm", "acc", 5),
+        network="generator",
+        panel="Generator's accuracy",
+        heldout=True,
+        summary=True,
     ),
     "sampled_accuracy": Metric(
         "sampled accuracy",
@@ -42,6 +62,10 @@ GLOSSARY = {
         "generator samples from its probabilities instead of taking the most probable token, so "
         "this is lower than mlm_accuracy. A sample that equals the original token counts as "
         "original, not as replaced.",
+        column=("drawn", "acc", 5),
+        network="generator",
+        panel="Generator's accuracy",
+        heldout=True,
     ),
     "replaced_rate": Metric(
         "replaced rate",
@@ -50,15 +74,24 @@ GLOSSARY = {
         "Share of all tokens that differ from the original text: the masked tokens without those "
         "whose sample equals the original. The rate falls as the generator improves, and the "
         "discriminator's task gets harder.",
+        column=("repl", "rate", 5),
+        network="text",
+        panel="Replaced rate",
+        heldout=True,
     ),
     "disc_loss": Metric(
         "discriminator's loss",
         "nats",
         ".4f",
-        "Cross-entropy of the discriminator over all tokens, each either replaced or original. "
-        "The value alone says little, because few tokens are replaced. Compare it with "
+        "Cross-entropy of the discriminator over all tokens, each either replaced or original. The "
+        "value alone says little, because few tokens are replaced. Compare it with "
         "constant_disc_loss: a lower disc_loss means that the discriminator has learnt something, "
         "an equal one that the discriminator has learnt nothing.",
+        column=("disc", "loss", 6),
+        network="discriminator",
+        panel="Discriminator's loss",
+        heldout=True,
+        summary=True,
     ),
     "constant_disc_loss": Metric(
         "constant predictor's loss",
@@ -66,6 +99,11 @@ GLOSSARY = {
         ".4f",
         "Loss of the best predictor that ignores the text: the predicted probability of every "
         "token is the replaced rate. A useful discriminator has a lower disc_loss.",
+        column=("const", "loss", 6),
+        network="discriminator",
+        panel="Discriminator's loss",
+        heldout=True,
+        summary=True,
     ),
     "disc_auc": Metric(
         "discriminator's AUC",
@@ -74,14 +112,22 @@ GLOSSARY = {
         "Area under the ROC curve: the probability that the discriminator gives a random replaced "
         "token a higher score than a random original token. 0.5 is chance, 1 is perfect. Unlike "
         "disc_loss, the AUC does not depend on the replaced rate.",
+        column=("disc", "auc", 5),
+        network="discriminator",
+        panel="Discriminator's AUC",
+        heldout=True,
+        summary=True,
     ),
     "old_disc_loss": Metric(
         "discriminator's loss, old text",
         "nats",
         ".4f",
         "In continued pre-training: disc_loss on held-out rows of the text that the first weights "
-        "were trained on. The replaced tokens of these rows stay the same throughout the run, so "
-        "a rise means that the discriminator has become worse there.",
+        "were trained on. The replaced tokens of these rows stay the same throughout the run, so a "
+        "rise means that the discriminator has become worse there.",
+        network="discriminator",
+        panel="Discriminator on old and new text",
+        heldout=True,
     ),
     "new_disc_loss": Metric(
         "discriminator's loss, new text",
@@ -89,12 +135,21 @@ GLOSSARY = {
         ".4f",
         "In continued pre-training: the same on held-out rows of the new text, where it should "
         "fall.",
+        network="discriminator",
+        panel="Discriminator on old and new text",
+        heldout=True,
     ),
     "old_disc_auc": Metric(
-        "discriminator's AUC, old text", "", ".3f", "The AUC on the same rows as old_disc_loss."
+        "discriminator's AUC, old text",
+        "",
+        ".3f",
+        "The AUC on the same rows as old_disc_loss.",
     ),
     "new_disc_auc": Metric(
-        "discriminator's AUC, new text", "", ".3f", "The AUC on the same rows as new_disc_loss."
+        "discriminator's AUC, new text",
+        "",
+        ".3f",
+        "The AUC on the same rows as new_disc_loss.",
     ),
     "old_loss": Metric(
         "total loss, old text",
@@ -102,6 +157,7 @@ GLOSSARY = {
         ".3f",
         "In continued pre-training by another objective than RTD: the loss on the text that the "
         "first weights were trained on.",
+        heldout=True,
     ),
     "restore_loss": Metric(
         "restoring loss",
@@ -111,6 +167,10 @@ GLOSSARY = {
         "tokens, given the text with the generator's samples. replace_mlm predicts the masked "
         "positions only. all_tokens_mlm predicts all positions, most of which only need copying. "
         "So values of different objectives cannot be compared.",
+        network="encoder",
+        panel="Restoring loss",
+        heldout=True,
+        summary=True,
     ),
     "restore_accuracy": Metric(
         "restoring accuracy",
@@ -118,6 +178,8 @@ GLOSSARY = {
         ".3f",
         "Share of the masked positions for which the encoder's most probable token is the original "
         "one.",
+        network="encoder",
+        heldout=True,
     ),
     "policy_loss": Metric(
         "policy loss",
@@ -139,6 +201,8 @@ GLOSSARY = {
         ".3f",
         "For adversarial training: mean entropy of the generator's probabilities. Near 0 the "
         "generator always samples the same token, and the discriminator's task becomes easy.",
+        panel="Generator's entropy",
+        heldout=True,
     ),
     "loss": Metric(
         "total loss",
@@ -153,6 +217,8 @@ GLOSSARY = {
         "",
         ".2e",
         "Step size of the optimizer: rises during warm-up, then decays linearly to 0.",
+        column=("learn", "rate", 6),
+        panel="Learning rate",
     ),
     "grad_norm": Metric(
         "gradient norm",
@@ -160,23 +226,82 @@ GLOSSARY = {
         ".2f",
         "L2 norm of the gradient of both networks together, before clipping. A steady norm is "
         "good; a lasting rise is the first sign of divergence.",
+        column=("grad", "norm", 4),
+        panel="Gradient norm",
     ),
     "tokens_per_second": Metric(
         "speed",
         "tokens/s",
         ",.0f",
         "Training tokens per second, without padding.",
+        panel="Speed",
     ),
-    "step": Metric("step", "optimizer steps", ",d", "Weight updates so far."),
+    "step": Metric(
+        "step",
+        "optimizer steps",
+        ",d",
+        "Weight updates so far.",
+    ),
     "tokens": Metric(
         "tokens",
         "tokens",
         ",d",
         "Training tokens so far, without padding. A token read twice counts twice.",
     ),
-    "seconds": Metric("time", "s", ",.1f", "Training time, without evaluation."),
+    "seconds": Metric(
+        "time",
+        "s",
+        ",.1f",
+        "Training time, without evaluation.",
+    ),
 }
-"""The metrics by key, in the order of the page's glossary."""
+"""The metrics by key, in the order of tables and of the report's glossary."""
+
+CAPTIONS = {
+    "Generator's loss": "Falls while the generator learns the language.",
+    "Discriminator's loss": "The gap below the dashed line is what the discriminator has learnt.",
+    "Discriminator on old and new text": "Held-out rows whose replaced tokens stay the same. A "
+    "rise means that it has become worse.",
+    "Discriminator's AUC": "0.5 is chance, 1 is perfect.",
+    "Generator's accuracy": "Of the most probable token, and of the sampled token.",
+    "Replaced rate": "Falls as the generator's samples get better.",
+    "Restoring loss": "Falls while the encoder learns.",
+    "Generator's entropy": "Near 0, all samples are the same token.",
+    "Learning rate": "Warm-up, then linear decay to 0.",
+    "Speed": "A dip means that the machine had other work.",
+    "Gradient norm": "A lasting rise is a sign of divergence.",
+}
+"""What to look for in the report's curves, by title, in their order; others follow without."""
+
+
+class Panel(NamedTuple):
+    """The metrics in one pair of axes, and a caption on what to look for."""
+
+    title: str
+    metrics: tuple[str, ...]
+    caption: str
+
+
+def list_panels() -> list[Panel]:
+    """Return the panels of the report's curves."""
+    titles = dict.fromkeys((*CAPTIONS, *filter(None, (each.panel for each in GLOSSARY.values()))))
+    return [
+        Panel(
+            title,
+            tuple(name for name, each in GLOSSARY.items() if each.panel == title),
+            CAPTIONS.get(title, ""),
+        )
+        for title in titles
+    ]
+
+
+def summarise(record: Mapping[str, float | None]) -> dict[str, float]:
+    """Return the few most important metrics that a held-out record has."""
+    return {
+        name: value
+        for name, metric in GLOSSARY.items()
+        if metric.summary and (value := record.get(name)) is not None
+    }
 
 
 def format_metric(name: str, value: float | None) -> str:
@@ -185,13 +310,8 @@ def format_metric(name: str, value: float | None) -> str:
 
 
 def describe_heldout(record: Mapping[str, float | None]) -> dict[str, str]:
-    """Return the most important held-out metrics, formatted, for the end of a run."""
-    names = (
-        ("disc_loss", "constant_disc_loss", "disc_auc", "mlm_accuracy")
-        if "disc_loss" in record
-        else ("restore_loss", "mlm_loss", "mlm_accuracy")
-    )
-    return {name: format_metric(name, record[name]) for name in names if name in record}
+    """Return `summarise`, formatted, for the end of a run."""
+    return {name: format_metric(name, value) for name, value in summarise(record).items()}
 
 
 def format_count(count: float) -> str:

@@ -1,9 +1,13 @@
-"""Readers for the files of runs and fine-tunings; for the formats see docs/ARTEFACTS.md."""
+"""Runs and fine-tunings, read from their files (docs/ARTEFACTS.md), and the tables of them.
+
+Only the GLUE averages are computed; all other numbers are those in the files.
+"""
 
 import json
 import re
+import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +16,11 @@ from electra.checkpoints.manifest import read_manifest
 from electra.checkpoints.metrics import read_metrics
 from electra.errors import UserError, require
 from electra.files import read_object, read_text
+from electra.reports.glossary import GLOSSARY, format_count, format_metric, format_seconds
+from electra.reports.tables import Table, to_markdown
 from electra.reports.tokens import Sentence, TokenView, suspect_as_many
 
-PARTS = ("train", "heldout")
+UNKNOWN = "not recorded"
 MetricsRecord = Mapping[str, Any]
 
 
@@ -45,6 +51,16 @@ class Run:
     def last_heldout(self) -> MetricsRecord:
         """Return the last held-out record; empty if nothing was held out."""
         return self.heldout[-1] if self.heldout else {}
+
+    @property
+    def cost(self) -> tuple[str, str, str]:
+        """Return steps, tokens and time so far, formatted; "-" for what is not recorded."""
+        last = self.last_train
+        return (
+            format_metric("step", last.get("step")),
+            format_count(last["tokens"]) if "tokens" in last else "-",
+            format_seconds(last["seconds"]) if "seconds" in last else "-",
+        )
 
 
 @dataclass(frozen=True)
@@ -84,6 +100,26 @@ class Finetuning:
         """Name of the task in tables."""
         return f"{self.task} after {self.after}" if self.after else self.task
 
+    @property
+    def score(self) -> str:
+        """Return the median over the seeds, and the standard deviation for several seeds.
+
+        If collapsed seeds were replaced, their number follows in brackets, with the median that
+        includes the replacements if the results have one.
+        """
+        spread = "" if self.std is None else f" ± {self.std:.3f}"
+        score = f"{self.median:.3f}{spread}"
+        if not self.num_replaced:
+            return score
+        replaced = f"{self.num_replaced} of {len(self.seeds)} replaced"
+        if self.replaced_median is not None:
+            replaced = f"{self.replaced_median:.3f} with {replaced}"
+        return f"{score} ({replaced})"
+
+    def differs(self, other: "Finetuning") -> bool:
+        """Return whether two medians differ by more than their two standard deviations together."""
+        return abs(self.median - other.median) > (self.std or 0.0) + (other.std or 0.0)
+
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
     """Return the runs in these folders, named by folder, or by path if folder names repeat.
@@ -99,15 +135,14 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
 
 
 def _read_run(folder: Path, name: str) -> Run:
-    require(folder.is_dir(), f"{folder} is not a run folder; see electra pretrain")
     path = folder / "metrics.jsonl"
     require(path.is_file(), f"{folder} is not a run folder: it has no metrics.jsonl")
     by_step = {(record["step"], record["part"]): record for record in read_metrics(path)}
     require(bool(by_step), f"{path} holds no record: the run has not logged anything yet")
-    records = [by_step[key] for key in sorted(by_step)]
-    train, heldout = ([r for r in records if r["part"] == part] for part in PARTS)
-    config = read_object(folder / "config.json")
-    return Run(name, config, read_manifest(folder), train, heldout)
+    parts: dict[str, list[MetricsRecord]] = {"train": [], "heldout": []}
+    for place in sorted(by_step):
+        parts[place[1]].append(by_step[place])
+    return Run(name, read_object(folder / "config.json"), read_manifest(folder), **parts)
 
 
 def read_finetuning(path: Path) -> Finetuning:
@@ -146,6 +181,29 @@ def read_finetuning(path: Path) -> Finetuning:
         raise UserError(f"{path} is not a fine-tuning's results: {error}") from None
 
 
+def _count_replaced(values: Mapping[str, Any]) -> int:
+    """Return the number of collapsed seeds that were replaced.
+
+    Old results have no "with_replacements". There the record of a replaced seed is that of its
+    replacement, whose number is in "drawn_as".
+    """
+    standing = (values.get("with_replacements") or {}).get("seeds", {})
+    if "with_replacements" not in values:
+        standing = {seed: each.get("drawn_as", seed) for seed, each in values["seeds"].items()}
+    return sum(str(other) != seed for seed, other in standing.items())
+
+
+def _collect_scores(seeds: Iterable[Mapping[str, Any]]) -> dict[str, tuple[float, ...]]:
+    collected: dict[str, list[float]] = {}
+    for record in seeds:
+        scores = dict(record.get("scores", {}))
+        for split, others in record.get("other_scores", {}).items():
+            scores |= {f"{split} {metric}": value for metric, value in others.items()}
+        for name, value in scores.items():
+            collected.setdefault(name, []).append(float(value))
+    return {name: tuple(values) for name, values in collected.items()}
+
+
 def find_finetunings(run: Path, step: int) -> list[Path]:
     """Return the folders beside a run, of fine-tunings that began with its weights at a step.
 
@@ -167,31 +225,6 @@ def find_finetunings(run: Path, step: int) -> list[Path]:
     return found
 
 
-def _count_replaced(values: Mapping[str, Any]) -> int:
-    """Return the number of collapsed seeds that were replaced.
-
-    Old results have no "with_replacements". There the record of a replaced seed is that of its
-    replacement, whose number is in "drawn_as".
-    """
-    if "with_replacements" not in values:
-        return sum(
-            str(record.get("drawn_as", seed)) != seed for seed, record in values["seeds"].items()
-        )
-    standing = (values["with_replacements"] or {}).get("seeds", {})
-    return sum(str(other) != seed for seed, other in standing.items())
-
-
-def _collect_scores(seeds: Iterable[Mapping[str, Any]]) -> dict[str, tuple[float, ...]]:
-    collected: dict[str, list[float]] = {}
-    for record in seeds:
-        scores = dict(record.get("scores", {}))
-        for split, others in record.get("other_scores", {}).items():
-            scores |= {f"{split} {metric}": value for metric, value in others.items()}
-        for name, value in scores.items():
-            collected.setdefault(name, []).append(float(value))
-    return {name: tuple(values) for name, values in collected.items()}
-
-
 def read_samples(run: Path) -> list[Sentence]:
     """Return the sentences of a run's samples.json; empty before the run has finished.
 
@@ -210,16 +243,289 @@ def read_samples(run: Path) -> list[Sentence]:
     return suspect_as_many(rows)
 
 
-def replace_text(path: Path, text: str) -> None:
-    """Write a text file atomically: a reader sees the old content or the new content.
+def write_tables(runs: Sequence[Run], finetunings: Sequence[Finetuning]) -> str:
+    """Return Markdown: runs and their held-out measures, where they come from, and scores."""
+    tables = [pretraining_table(runs), domains_table(runs), facts_table(runs)]
+    if finetunings:
+        tables.append(finetuning_table(finetunings))
+    return "\n\n".join(to_markdown(table) for table in tables if table.rows) + "\n"
+
+
+def heldout_table(runs: Sequence[Run]) -> Table:
+    """Return the last held-out metrics, one column per run."""
+    rows = [
+        [name, *(format_metric(name, run.last_heldout.get(name)) for run in runs)]
+        for name, metric in GLOSSARY.items()
+        if metric.heldout
+        and any(name in record for run in runs for record in (run.last_train, run.last_heldout))
+    ]
+    return Table(["on the held-out part", *(run.name for run in runs)], rows)
+
+
+def pretraining_table(runs: Sequence[Run]) -> Table:
+    """Return the cost and the last held-out metrics of each run, one row per run."""
+    metrics = ["mlm_accuracy", "disc_loss", "constant_disc_loss", "disc_auc"]
+    rows = [
+        [run.name, *run.cost]
+        + [format_metric(name, run.last_heldout.get(name)) for name in metrics]
+        for run in runs
+    ]
+    return Table(["run", "steps", "tokens", "time", *metrics], rows)
+
+
+def domains_table(runs: Sequence[Run]) -> Table:
+    """Return the losses of continued runs on old and new text, one row per evaluation."""
+    metrics = [
+        name
+        for name in ("old_disc_loss", "old_disc_auc", "new_disc_loss", "new_disc_auc")
+        if any(name in record for run in runs for record in run.heldout)
+    ]
+    rows = [
+        [run.name, format_metric("step", record["step"])]
+        + [format_metric(name, record.get(name)) for name in metrics]
+        for run in runs
+        for record in run.heldout
+        if any(name in record for name in metrics)
+    ]
+    return Table(["continued run", "step", *metrics], rows)
+
+
+def finetuning_table(finetunings: Sequence[Finetuning]) -> Table:
+    """Return the scores of each task: pre-trained, from scratch and the majority guess.
+
+    The last rows are the GLUE averages whose tasks are complete.
+    """
+    rows = []
+    for (encoder, task, metric), pair in pair_finetunings(finetunings).items():
+        both = [each for each in pair if each]
+        majority = both[0].majority
+        rows.append(
+            [
+                encoder,
+                task,
+                metric,
+                *(each.score if each else "-" for each in pair),
+                "-" if majority is None else f"{majority:.3f}",
+                count_seeds(both),
+            ]
+        )
+    headers = ["encoder", "task", "metric", "pre-trained", "from scratch", "majority guess"]
+    return Table([*headers, "seeds"], rows + average_rows(finetunings))
+
+
+def count_seeds(pair: Sequence[Finetuning]) -> str:
+    """Return the number of seeds of two fine-tunings; both numbers if they differ."""
+    return " and ".join(dict.fromkeys(str(len(each.seeds)) for each in pair))
+
+
+def pair_finetunings(
+    finetunings: Sequence[Finetuning],
+) -> dict[tuple[str, str, str], tuple[Finetuning | None, Finetuning | None]]:
+    """Return the pairs (pre-trained, from scratch) by (encoder, label of the task, metric).
 
     Raises:
-        UserError: The file cannot be written.
+        UserError: Two fine-tunings have the same key and the same start.
     """
-    temporary = path.with_name(path.name + ".incomplete")
-    try:
-        temporary.write_text(text, encoding="utf-8", newline="\n")
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise UserError(f"cannot write {path}: {error.strerror}") from None
+    found: dict[tuple[str, str, str], dict[bool, Finetuning]] = {}
+    for finetuning in finetunings:
+        key = finetuning.encoder, finetuning.label, finetuning.metric
+        starts = found.setdefault(key, {})
+        require(
+            finetuning.from_scratch not in starts,
+            f"two fine-tunings of {finetuning.encoder} on {finetuning.label} are of the same kind "
+            f"(from_scratch {finetuning.from_scratch}); report one of them",
+        )
+        starts[finetuning.from_scratch] = finetuning
+    return {key: (starts.get(False), starts.get(True)) for key, starts in found.items()}
+
+
+Protocol = Mapping[str, tuple[str, ...]]
+"""The metrics of each task. A task's score is their mean.
+
+A metric is one of dev, or one of another split after the name of the split."""
+
+SITE: Protocol = {
+    "cola": ("mcc",),
+    "sst-2": ("accuracy",),
+    "mrpc": ("f1", "accuracy"),
+    "sts-b": ("pearson", "spearman"),
+    "qqp": ("f1", "accuracy"),
+    "mnli": ("accuracy", "dev_mismatched accuracy"),
+    "qnli": ("accuracy",),
+    "rte": ("accuracy",),
+}
+HEADLINES: Protocol = {task: ("accuracy",) for task in SITE} | {
+    "cola": ("mcc",),
+    "sts-b": ("spearman",),
+}
+PROTOCOLS: dict[str, Protocol] = {
+    "GLUE site's metrics, 9 tasks": {**SITE, "wnli": ("accuracy",)},
+    "GLUE site's metrics, 8 tasks, no WNLI": SITE,
+    "ELECTRA paper's metrics, 8 tasks, no WNLI": HEADLINES,
+}
+"""The protocols, under their names in tables.
+
+Sources: the leaderboard of gluebenchmark.com, where a task with two metrics counts as their mean
+and MNLI as the mean of matched and mismatched; section 3.1 of the paper, with one metric per task.
+"""
+
+
+def average_glue(finetunings: Iterable[Finetuning], protocol: Protocol) -> float | None:
+    """Return the mean over tasks of the median over seeds; None if a task or a metric is missing.
+
+    Args:
+        finetunings: Fine-tunings of one encoder, one per task. Tasks outside GLUE, and those that
+            began with the weights of another task, do not count.
+        protocol: One of PROTOCOLS.
+    """
+    scores = {each.task: each.scores for each in finetunings if not each.after}
+    medians = []
+    for task, metrics in protocol.items():
+        values = [scores.get(task, {}).get(metric, ()) for metric in metrics]
+        if not all(values):
+            return None
+        medians.append(
+            statistics.median(statistics.mean(seed) for seed in zip(*values, strict=True))
+        )
+    return statistics.mean(medians)
+
+
+def average_rows(finetunings: Sequence[Finetuning]) -> list[list[str]]:
+    """Return a row of `finetuning_table` for each GLUE average whose tasks are complete."""
+    rows = []
+    for encoder in dict.fromkeys(each.encoder for each in finetunings):
+        own = [each for each in finetunings if each.encoder == encoder]
+        for name, protocol in PROTOCOLS.items():
+            starts = [
+                average_glue((each for each in own if each.from_scratch == scratch), protocol)
+                for scratch in (False, True)
+            ]
+            if starts != [None, None]:
+                cells = ("-" if value is None else f"{value:.3f}" for value in starts)
+                rows.append([encoder, "GLUE average", name, *cells, "-", "-"])
+    return rows
+
+
+def facts_table(runs: Sequence[Run]) -> Table:
+    """Return the settings and the environment of each run, one column per run."""
+    facts = [_list_facts(run) for run in runs]
+    rows = [[name, *(column[name] for column in facts)] for name in facts[0]]
+    return Table(["", *(run.name for run in runs)], rows)
+
+
+def _list_facts(run: Run) -> dict[str, str]:
+    model, train = _section_of(run, "model"), _section_of(run, "train")
+    last = run.last_train
+    versions = (
+        {"electra": session.get("electra", UNKNOWN), **session.get("packages", {})}
+        for session in run.manifest["sessions"]
+    )
+    packages = (", ".join(f"{name} {each}" for name, each in one.items()) for one in versions)
+    return {
+        "objective": _describe_objective(run),
+        "encoder": f"{model('num_hidden_layers')} layers, width {model('hidden_size')}, "
+        f"{model('num_attention_heads')} heads",
+        "generator": _describe_generator(run),
+        "first weights": _describe_first_weights(run),
+        "vocabulary": f"{model('vocab_size')} tokens",
+        "batch": f"{train('batch_size')} rows of {_section_of(run, 'examples')('sequence_length')} "
+        "tokens",
+        "masked": f"{_section_of(run, 'method')('mask_prob')} of the tokens",
+        "steps": f"{format_metric('step', last.get('step'))} of {train('steps')}",
+        "text read": f"{last['tokens']:,} tokens" if "tokens" in last else UNKNOWN,
+        "operations": f"{last['flops']:.2e} FLOPs" if "flops" in last else UNKNOWN,
+        "on the paper's curve": _find_place(run),
+        "time": format_seconds(last["seconds"]) if "seconds" in last else UNKNOWN,
+        "device": " and ".join(map(str, run.tell("device"))) or UNKNOWN,
+        "dtype": " and ".join(map(str, run.tell("dtype"))).replace("torch.", "") or UNKNOWN,
+        "seed": str(run.manifest.get("seed", UNKNOWN)),
+        "commit": " and ".join(map(format_commit, run.tell("commit"))) or UNKNOWN,
+        "packages": " and ".join(dict.fromkeys(packages)),
+    }
+
+
+def _section_of(run: Run, name: str) -> Callable[[str], str]:
+    """Return a function from a field of one section of the run's configuration to its text."""
+    section = run.config.get(name) or {}
+
+    def read(key: str) -> str:
+        value = section.get(key, "?")
+        return f"{value:,}" if isinstance(value, int) else str(value)
+
+    return read
+
+
+def _describe_objective(run: Run) -> str:
+    method = run.config.get("method", {})  # old runs have no "objective"; they are RTD
+    usual = {"scheme": "joint", "mode": "paper"}
+    words = [method[key] for key in usual if method.get(key, usual[key]) != usual[key]]
+    return ", ".join([method.get("objective", "rtd"), *words])
+
+
+def _describe_generator(run: Run) -> str:
+    generator = run.config.get("generator", {})
+    if run.config.get("method", {}).get("objective") == "mlm":
+        return "none"
+    if generator.get("kind", "network") != "network":
+        return str(generator["kind"])
+    read = _section_of(run, "generator")
+    width, layers = (generator.get(key) for key in ("hidden_size", "num_hidden_layers"))
+    wide = f"width {width}" if width else f"{read('hidden_fraction')} of the width"
+    deep = f"{layers} layers" if layers else f"{read('layers_fraction')} of the layers"
+    return f"{wide}, {deep}"
+
+
+def _describe_first_weights(run: Run) -> str:
+    if start := run.manifest.get("init_from"):
+        return str(start.get("source", UNKNOWN))
+    initial = _section_of(run, "train")("initial_weights")
+    return "random, as in the paper" if initial == "bert" else f"random, with {initial}"
+
+
+def format_commit(commit: object) -> str:
+    """Return the first ten characters of a commit, and the mark of uncommitted changes, if any."""
+    if not commit:
+        return UNKNOWN
+    name, plus, changes = str(commit).partition("+")
+    return f"{name[:10]}{plus}{changes}"
+
+
+def _find_place(run: Run) -> str:
+    """Return where the run stands now among the paper's points of FLOPs and scores."""
+    planned, steps = run.tell("flops"), run.config.get("train", {}).get("steps")
+    done = run.last_train.get("step")
+    if not planned or not done or not steps:
+        return UNKNOWN
+    return place_on_the_papers_curve(planned[-1]["paper"] * done / steps)
+
+
+PAPER = (
+    (8.9e16, 74.1, "ELECTRA-Small after 6.25% of its training"),
+    (1.8e17, 76.0, "ELECTRA-Small after 12.5%"),
+    (3.6e17, 77.7, "ELECTRA-Small after 25%"),
+    (7.1e17, 79.0, "ELECTRA-Small after 50%"),
+    (1.4e18, 79.9, "ELECTRA-Small"),
+    (6.4e19, 85.1, "ELECTRA-Base"),
+    (7.1e20, 89.0, "ELECTRA-Large after 400k steps"),
+    (3.1e21, 89.5, "ELECTRA-Large"),
+)
+"""FLOPs by the paper's count, GLUE dev in points, and the model. Source: tables 1 and 2."""
+
+
+def place_on_the_papers_curve(flops: float) -> str:
+    """Return in words which of the paper's points a run has passed, and which is the next.
+
+    Args:
+        flops: Operations so far, by the paper's count (`count_as_the_paper`).
+    """
+    passed = [point for point in PAPER if point[0] <= flops]
+    following = [point for point in PAPER if point[0] > flops]
+    spent = f"{flops:.1e} FLOPs by the paper's count"
+    if not passed:
+        needed, score, name = following[0]
+        return f"{spent}: 1/{needed / flops:,.0f} of {name}, which had GLUE {score}"
+    text = f"{spent}: past {passed[-1][2]}, which had GLUE {passed[-1][1]}"
+    if following:
+        needed, score, name = following[0]
+        text += f"; {flops / needed:.0%} of {name} ({score})"
+    return text

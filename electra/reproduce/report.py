@@ -1,25 +1,25 @@
 """The files of a suite's results: records, tables in Markdown and LaTeX, figures, one HTML page."""
 
 import io
-import re
 from collections.abc import Sequence
 from dataclasses import asdict
-from html import escape
 from pathlib import Path
 from typing import Any
 
 import matplotlib
+from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from electra.files import write_json, write_text
 from electra.reports.curves import COLOURS, STYLE
 from electra.reports.glossary import format_count
-from electra.reports.page import frame_page
-from electra.reports.tables import Table, to_html, to_markdown
+from electra.reports.page import render_page
+from electra.reports.tables import Table, to_latex, to_markdown
 from electra.reproduce.records import (
     LEAST_SEEDS,
     TOO_FEW,
     Cell,
+    Record,
     compare,
     compare_further,
     name_cell,
@@ -28,6 +28,15 @@ from electra.reproduce.suite import Suite
 
 MARKERS = "osD^vP"
 UNITS = {"flops": "true FLOPs", "steps": "steps", "seconds": "seconds of training"}
+VERDICTS = {
+    "as in the paper": "Holds here",
+    "against the paper": "Does not hold here",
+    "not separable": "Cannot be told at this budget",
+    TOO_FEW: f"Fewer than {LEAST_SEEDS} seeds, no winner is named",
+    "higher": "Differs here, and the paper tells no order",
+    "lower": "Differs here, and the paper tells no order",
+}
+"""What is said of the cells with a verdict, in this order."""
 LEGEND_COLUMNS = 3
 SHIFT = 0.01
 """Distance of two lines' points at one place, as a share of the axis, so that both are visible."""
@@ -36,8 +45,8 @@ SHIFT = 0.01
 def write_results(
     out: Path,
     suite: Suite,
-    records: Sequence[dict[str, Any]],
-    others: Sequence[dict[str, Any]],
+    records: Sequence[Record],
+    others: Sequence[Record],
     num_runs: int,
     command: str,
 ) -> list[Cell]:
@@ -58,44 +67,37 @@ def write_results(
     cells = compare(suite, records)
     compared = [*cells, *compare_further(suite, records)]
     out.mkdir(parents=True, exist_ok=True)
-    table, by_task = tabulate(suite, compared), tabulate_tasks(suite, cells)
-    settings, trace = tabulate_settings(suite), trace_runs(records)
+    content = {
+        "suite": asdict(suite),
+        "command": command,
+        "num_runs": num_runs,
+        "comparisons": list_comparisons(compared),
+        "records": list(records),
+        "others": list(others),
+    }
+    write_json(out / "results.json", content)
+    title = suite.title
     lead = [
         *describe(suite, compared, len(records), num_runs),
         *describe_collapses(suite, records),
         *describe_devices(compared, records),
     ]
-    write_json(
-        out / "results.json",
-        {
-            "suite": asdict(suite),
-            "command": command,
-            "num_runs": num_runs,
-            "comparisons": list_comparisons(compared),
-            "records": list(records),
-            "others": list(others),
-        },
+    table, by_task = tabulate(suite, compared), tabulate_tasks(suite, cells)
+    settings, runs = tabulate_settings(suite), trace_runs(records)
+    parts = [
+        *(f"# {title}", *lead, to_markdown(table), "![figure](figure.png)"),
+        *("## Scores by task", to_markdown(by_task), "## Settings", to_markdown(settings)),
+        *("Written by", f"```sh\n{command}\n```", "## Runs", to_markdown(runs)),
+    ]
+    write_text(out / "README.md", "\n\n".join(parts) + "\n")
+    latex = to_latex(table, title) + to_latex(by_task, f"{title}: scores by task")
+    write_text(out / "table.tex", latex)
+    tables = {"table": table, "by_task": by_task, "settings": settings, "runs": runs}
+    figure = Markup(draw(suite, cells, out))
+    page = render_page(
+        "suite.html", title=title, lead=lead, figure=figure, command=command, **tables
     )
-    write_text(
-        out / "README.md",
-        f"# {suite.title}\n\n"
-        + "\n\n".join(lead)
-        + f"\n\n{to_markdown(table)}\n\n![figure](figure.png)\n\n"
-        + f"## Scores by task\n\n{to_markdown(by_task)}\n\n"
-        + f"## Settings\n\n{to_markdown(settings)}\n\nWritten by\n\n```sh\n{command}\n```\n\n"
-        + f"## Runs\n\n{to_markdown(trace)}\n",
-    )
-    tables = to_latex(table, suite.title) + to_latex(by_task, f"{suite.title}: scores by task")
-    write_text(out / "table.tex", tables)
-    svg = draw(suite, cells, out)
-    paragraphs = "\n".join(f"<p>{escape(text)}</p>" for text in lead)
-    body = (
-        f"<header><h1>{escape(suite.title)}</h1>\n{paragraphs}</header>\n{to_html(table)}\n"
-        f"<figure>{svg}</figure>\n<h2>Scores by task</h2>\n{to_html(by_task)}\n"
-        f"<h2>Settings</h2>\n{to_html(settings)}\n<h2>Runs</h2>\n{to_html(trace)}\n"
-        f"<h2>Command</h2>\n<pre>{escape(command)}</pre>"
-    )
-    write_text(out / "index.html", frame_page(suite.title, body))
+    write_text(out / "index.html", page)
     return compared
 
 
@@ -120,7 +122,6 @@ def list_comparisons(cells: Sequence[Cell]) -> list[dict[str, Any]]:
 
 def describe(suite: Suite, cells: Sequence[Cell], num_done: int, num_runs: int) -> list[str]:
     """Return what the paper says, what was compared, and which of its orderings hold here."""
-    paragraphs = [f"The paper: {suite.paper}"]
     here = (
         f"Here: recipe {suite.recipe}; all rows have the same budget, in {UNITS[suite.equal]}. "
         f"A score is the mean of {len(suite.tasks)} tasks on dev, in points, with the 95% interval "
@@ -135,42 +136,27 @@ def describe(suite: Suite, cells: Sequence[Cell], num_done: int, num_runs: int) 
             " Rows marked * share the stable part of the longest run of their row and seed, and "
             "have a decay of their own."
         )
-    paragraphs.append(here)
-    groups = {
-        "Holds here": [c for c in cells if c.verdict.endswith("as in the paper")],
-        "Does not hold here": [c for c in cells if c.verdict.endswith("against the paper")],
-        "Cannot be told at this budget": [c for c in cells if c.verdict == "not separable"],
-        f"Fewer than {LEAST_SEEDS} seeds, no winner is named": [
-            c for c in cells if c.verdict == TOO_FEW
-        ],
-        "Differs here, and the paper tells no order": [
-            c for c in cells if c.verdict in ("higher", "lower")
-        ],
-    }
-    for title, members in groups.items():
-        if members:
-            named = "; ".join(
-                f"{cell.name} against {cell.against} ({cell.gain})" for cell in members
-            )
-            paragraphs.append(f"{title}: {named}.")
-    return paragraphs
+    groups: dict[str, list[str]] = {title: [] for title in VERDICTS.values()}
+    for cell in cells:
+        verdict = cell.verdict.rpartition(", ")[2]
+        if verdict in VERDICTS:
+            named = f"{cell.name} against {cell.against} ({cell.gain})"
+            groups[VERDICTS[verdict]].append(named)
+    found = [f"{title}: {'; '.join(named)}." for title, named in groups.items() if named]
+    return [f"The paper: {suite.paper}", here, *found]
 
 
-def describe_collapses(suite: Suite, records: Sequence[dict[str, Any]]) -> list[str]:
+def describe_collapses(suite: Suite, records: Sequence[Record]) -> list[str]:
     """Return how many fine-tunings of each task answer all examples alike, if any do."""
     # Not in records of older versions.
     collapsed = [task for record in records for task in record.get("collapsed", ())]
-    named = [
-        f"{task} {collapsed.count(task)} of {len(records)}"
-        for task in suite.tasks
-        if task in collapsed
-    ]
-    if not named:
-        return []
-    return [f"Fine-tunings that collapsed to a constant answer, and count: {', '.join(named)}."]
+    counts = {task: collapsed.count(task) for task in suite.tasks if task in collapsed}
+    named = ", ".join(f"{task} {count} of {len(records)}" for task, count in counts.items())
+    collapse = "Fine-tunings that collapsed to a constant answer, and count"
+    return [f"{collapse}: {named}."] if named else []
 
 
-def describe_devices(cells: Sequence[Cell], records: Sequence[dict[str, Any]]) -> list[str]:
+def describe_devices(cells: Sequence[Cell], records: Sequence[Record]) -> list[str]:
     """Return which compared runs of one seed are from different devices or dtypes, if any are."""
     devices = {
         (name_cell(record["row"], record["fraction"]), record["seed"]): record["devices"]
@@ -181,41 +167,33 @@ def describe_devices(cells: Sequence[Cell], records: Sequence[dict[str, Any]]) -
         seeds = [
             str(seed)
             for seed in cell.seeds
-            if (cell.against, seed) in devices
-            and devices[cell.against, seed] != devices[cell.name, seed]
+            if devices.get((cell.against, seed)) not in (None, devices[cell.name, seed])
         ]
         if seeds:
             named.append(f"{cell.name} and {cell.against} (seeds {', '.join(seeds)})")
-    if not named:
-        return []
-    return [
-        "Perhaps not computed alike, since the recorded devices or dtypes differ: "
-        f"{'; '.join(named)}."
-    ]
+    differ = "Perhaps not computed alike, since the recorded devices or dtypes differ"
+    return [f"{differ}: {'; '.join(named)}."] if named else []
 
 
 def tabulate(suite: Suite, cells: Sequence[Cell]) -> Table:
     """Return the comparisons: a line for each cell, and the published rows of other systems."""
-    has_paper = any(cell.paper is not None for cell in cells) or bool(suite.published)
     headers = ["", "seeds", "true FLOPs", "score", "gain", "over", "verdict"]
-    if has_paper:
-        headers += ["paper: score", "paper: gain"]
-    rows = []
-    for cell in cells:
-        line = [
+    rows = [
+        [
             _name_line(cell),
             str(len(cell.seeds)),
             f"{cell.flops:.2e}",
             str(cell.score),
-            "-" if cell.gain is None else _name_gain(cell),
-            "-" if cell.gain is None else cell.against,
+            *(["-", "-"] if cell.gain is None else [_name_gain(cell), cell.against]),
             cell.verdict,
         ]
-        if has_paper:
-            line += [
-                "-" if value is None else f"{value:.1f}" for value in (cell.paper, cell.paper_gain)
-            ]
-        rows.append(line)
+        for cell in cells
+    ]
+    if suite.published or any(cell.paper is not None for cell in cells):
+        headers += ["paper: score", "paper: gain"]
+        for row, cell in zip(rows, cells, strict=True):
+            printed = (cell.paper, cell.paper_gain)
+            row += ["-" if value is None else f"{value:.1f}" for value in printed]
     for other in suite.published:
         name = f"{other.name} ({other.source}; {other.flops:.1e} FLOPs by the paper's count)"
         rows.append([name, *"------", f"{other.paper:.1f}", "-"])
@@ -252,7 +230,7 @@ def _name_line(cell: Cell) -> str:
     return cell.name + (" *" if cell.shared else "")
 
 
-def trace_runs(records: Sequence[dict[str, Any]]) -> Table:
+def trace_runs(records: Sequence[Record]) -> Table:
     """Return the table of all runs: what each cost, and the commit and device that made it."""
     rows = [
         [
@@ -269,39 +247,6 @@ def trace_runs(records: Sequence[dict[str, Any]]) -> Table:
     ]
     headers = ["run", "seed", "steps", "tokens", "true FLOPs", "paper's FLOPs", "commit", "device"]
     return Table(headers, rows)
-
-
-def to_latex(table: Table, caption: str) -> str:
-    """Return the table for LaTeX with the package booktabs."""
-    lines = [
-        " & ".join(map(_escape_latex, cells)) + r" \\" for cells in (table.headers, *table.rows)
-    ]
-    columns = "l" + "r" * (len(table.headers) - 1)
-    return "\n".join(
-        [
-            r"\begin{table}",
-            r"\centering",
-            rf"\begin{{tabular}}{{{columns}}}",
-            r"\toprule",
-            lines[0],
-            r"\midrule",
-            *lines[1:],
-            r"\bottomrule",
-            r"\end{tabular}",
-            rf"\caption{{{_escape_latex(caption)}}}",
-            r"\end{table}",
-            "",
-        ]
-    )
-
-
-def _escape_latex(text: str) -> str:
-    special = {"\\": r"\textbackslash{}", "±": r"$\pm$", "~": r"\textasciitilde{}"}
-    special |= {char: f"\\{char}" for char in "&%$#_{}"}
-    special["^"] = r"\textasciicircum{}"
-    escaped = "".join(special.get(char, char) for char in text)
-    signed = re.sub(r"^-(?=\d)", "$-$", escaped)
-    return re.sub(r"([\d.]+)e\+0*(\d+)", r"$\1 \\cdot 10^{\2}$", signed)
 
 
 def draw(suite: Suite, cells: Sequence[Cell], out: Path) -> str:

@@ -19,20 +19,20 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from electra.reports.glossary import format_count, format_metric, format_seconds
-from electra.reports.lines import domains_line, header_lines, record_line
+from electra.reports.glossary import GLOSSARY, format_count, format_metric, format_seconds
 from electra.terminal.printing import open_console, print_note, printable
 
 SECONDS_BETWEEN_REFRESHES = 0.1
 SECONDS_BETWEEN_LINES = 10.0
 LINES_BETWEEN_HEADERS = 20
 MAX_WIDTH = 100
+# The columns of a log line before those of the metrics: key, two lines of the header, width.
+COLUMNS = (
+    ("step", "", "step", 7),
+    ("tokens_per_second", "token", "per s", 5),
+    ("seconds_left", "time", "left", 7),
+)
 COMPILING = "The first steps compile the networks, which takes a minute or two."
-
-GENERATOR_ROWS = ("mlm_loss", "mlm_accuracy", "sampled_accuracy")
-DISCRIMINATOR_ROWS = ("disc_loss", "constant_disc_loss", "disc_auc", "replaced_rate")
-DOMAIN_ROWS = ("old_disc_loss", "new_disc_loss")
-RESTORER_ROWS = ("restore_loss", "restore_accuracy", "replaced_rate")
 
 
 class _Screen:
@@ -70,7 +70,9 @@ class _Screen:
             self.live.stop()
 
     def print_line(self, line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
+        """Print a line of a log; on a terminal nothing."""
+        if not self.live:
+            print(line, file=sys.stderr, flush=True)
 
 
 class Display:
@@ -79,8 +81,7 @@ class Display:
     def __init__(self, *, steps: int, title: str = "Pre-training") -> None:
         self._steps = steps
         self._title = printable(title)
-        self._train: Mapping[str, Any] = {}
-        self._heldout: Mapping[str, Any] = {}
+        self._last: dict[str, Mapping[str, Any]] = {"train": {}, "heldout": {}}
         self._has_begun = False
         self._num_lines = 0
         self._told = -math.inf
@@ -96,31 +97,37 @@ class Display:
         """Show a record: redraw the panel on a terminal, print a line of numbers elsewhere."""
         if not self._has_begun:
             self._begin()
-        if record["part"] == "compiling":
-            if self._screen.live:
-                self._screen.draw(Text(COMPILING, "dim"))
-            else:
-                self._screen.print_line(f"# {COMPILING}")
-            return
-        if record["part"] == "fetching":
+        part = record["part"]
+        if part == "compiling":
+            self._tell(COMPILING)
+        elif part == "fetching":
             text = f"fetching shards: {record['done']:,} of {record['total']:,} files"
-            if self._screen.live:
-                self._screen.draw(Text(text, "dim"))
-            elif time.monotonic() > self._told + SECONDS_BETWEEN_LINES:
+            if self._screen.live or time.monotonic() > self._told + SECONDS_BETWEEN_LINES:
                 self._told = time.monotonic()
-                self._screen.print_line(f"# {text}")
-            return
-        if record["part"] == "alarm":
+                self._tell(text)
+        elif part == "alarm":
             print_note(f"step {record['step']:,}: {record['text']}")
-            return
-        self._num_lines += 1
-        if self._screen.live:
-            if record["part"] == "heldout":
-                self._heldout = record
+        else:
+            self._last[part] = record
+            self._num_lines += 1
+            if self._screen.live:
+                self._screen.draw(self._panel())
             else:
-                self._train = record
-            self._screen.draw(self._panel())
-            return
+                self._print_record(record)
+
+    def _begin(self) -> None:
+        self._has_begun = True
+        self._screen.start()
+        self._screen.print_line(f"# {self._title}: {self._steps:,} steps.")
+        self._screen.print_line(
+            "# Learning: disc loss falls below const loss, that of a constant prediction."
+        )
+
+    def _tell(self, text: str) -> None:
+        self._screen.draw(Text(text, "dim"))
+        self._screen.print_line(f"# {text}")
+
+    def _print_record(self, record: Mapping[str, Any]) -> None:
         if self._num_lines % LINES_BETWEEN_HEADERS == 1:
             for line in header_lines():
                 self._screen.print_line(line)
@@ -128,68 +135,108 @@ class Display:
         if line := domains_line(record):
             self._screen.print_line(line)
 
-    def _begin(self) -> None:
-        self._has_begun = True
-        self._screen.start()
-        if not self._screen.live:
-            self._screen.print_line(f"# {self._title}: {self._steps:,} steps.")
-            self._screen.print_line(
-                "# Learning: disc loss falls below const loss, that of a constant prediction."
-            )
-
     def _panel(self) -> Panel:
-        train = self._train
-        generator = self._measures("generator", GENERATOR_ROWS)
-        restores = "restore_loss" in train
-        discriminator = (
-            self._measures("encoder", RESTORER_ROWS)
-            if restores
-            else self._measures(
-                "discriminator",
-                (*DISCRIMINATOR_ROWS, *(name for name in DOMAIN_ROWS if name in self._heldout)),
-            )
-        )
+        """Return the progress, and the metrics of the networks beside or below each other."""
+        train, heldout = self._last["train"], self._last["heldout"]
+        step = max(train.get("step", 0), heldout.get("step", 0))
+        facts = [f"step {step:,} of {self._steps:,}"]
+        if train:
+            facts.append(f"{format_seconds(train['seconds_left'])} left")
+            facts.append(f"{format_count(train['tokens_per_second'])} tokens/s")
+        judge = "encoder" if "restore_loss" in train else "discriminator"
+        networks = [self._measures("generator"), self._measures(judge, "text")]
+        body: RenderableType = Group(networks[0], Text(), networks[1])
         if self._screen.width >= 78:
-            measures = Table.grid(expand=True)
-            measures.add_row(generator, Text("   "), discriminator)
-            body: RenderableType = measures
-        else:
-            body = Group(generator, Text(), discriminator)
+            body = Table.grid(expand=True)
+            body.add_row(networks[0], Text("   "), networks[1])
         bottom = [f"{n} {format_metric(n, train.get(n))}" for n in ("learning_rate", "grad_norm")]
-        if self._heldout:
-            bottom.append(f"held-out at step {self._heldout['step']:,}")
+        if heldout:
+            bottom.append(f"held-out at step {heldout['step']:,}")
+        lines = (
+            _bar(facts, step, self._steps),
+            Text(),
+            body,
+            Text(),
+            Text(" · ".join(bottom), "dim"),
+        )
         return Panel(
-            Group(self._progress(), Text(), body, Text(), Text(" · ".join(bottom), "dim")),
+            Group(*lines),
             title=Text(self._title, style="bold"),
             title_align="left",
             box=box.ROUNDED,
             border_style="dim",
         )
 
-    def _progress(self) -> RenderableType:
-        step = max(self._train.get("step", 0), self._heldout.get("step", 0))
-        facts = [f"step {step:,} of {self._steps:,}"]
-        if self._train:
-            facts.append(f"{format_seconds(self._train['seconds_left'])} left")
-            facts.append(f"{format_count(self._train['tokens_per_second'])} tokens/s")
-        return _bar(facts, step, self._steps)
-
-    def _measures(self, title: str, names: Sequence[str]) -> Table:
-        """Return one network's metrics: of the last training record, and of the last held-out."""
+    def _measures(self, *networks: str) -> Table:
+        """Return the metrics of networks: of the last training record, and the last held-out."""
         table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="")
-        table.add_column(Text(title, style="bold"), min_width=18)
+        table.add_column(Text(networks[0], style="bold"), min_width=18)
         table.add_column(Text("train", style="dim"), justify="right", min_width=6)
         table.add_column(Text("held-out", style="dim"), justify="right", min_width=8)
-        for name in names:
-            label = "constant predictor" if name == "constant_disc_loss" else name
-            cells = [Text(label)]
-            for part in (self._train, self._heldout):
+        parts = self._last["train"], self._last["heldout"]
+        for name, metric in sorted(GLOSSARY.items(), key=lambda item: item[1].network == "text"):
+            # Old and new text are told apart in the held-out part of some runs only.
+            is_shown = any(name in part for part in parts) or metric.column
+            if metric.network not in networks or not is_shown:
+                continue
+            is_constant = name == "constant_disc_loss"
+            cells = [Text("constant predictor" if is_constant else name)]
+            for part in parts:
                 loss, constant = part.get("disc_loss"), part.get("constant_disc_loss")
                 is_good = name == "disc_loss" and loss and constant and loss < constant
-                style = "bold green" if is_good else ""
-                cells.append(Text(format_metric(name, part.get(name)), style))
-            table.add_row(*cells, style="dim" if name == "constant_disc_loss" else "")
+                cells.append(
+                    Text(format_metric(name, part.get(name)), "bold green" if is_good else "")
+                )
+            table.add_row(*cells, style="dim" if is_constant else "")
         return table
+
+
+def _columns() -> list[tuple[str, str, str, int]]:
+    measured = [(name, *each.column) for name, each in GLOSSARY.items() if each.column]
+    return [*COLUMNS, *measured]
+
+
+def header_lines() -> list[str]:
+    """Return the two header lines of the columns of a log. Each begins with "#"."""
+    return [
+        "#" + " ".join(f"{column[number]:>{column[3]}}" for column in _columns())[1:]
+        for number in (1, 2)
+    ]
+
+
+def record_line(record: Mapping[str, Any]) -> str:
+    """Return the log line of a record: aligned columns, "-" for a missing value.
+
+    A held-out record has no remaining time; its column says "heldout".
+    """
+    return " ".join(f"{_cell(name, record):>{width}}" for name, _, _, width in _columns())
+
+
+SHORT: dict[str, Callable[[Any], str]] = {
+    "step": str,
+    "tokens_per_second": format_count,
+    "seconds_left": format_seconds,
+    "learning_rate": lambda rate: f"{rate:.1e}".replace("e-0", "e-"),
+    "grad_norm": lambda norm: f"{norm:.2f}"[:4].rstrip("."),
+}
+"""What a value looks like in a log line if that is not the metric's usual format."""
+
+
+def _cell(name: str, record: Mapping[str, Any]) -> str:
+    if name == "seconds_left" and record["part"] == "heldout":
+        return "heldout"
+    value = record.get(name)
+    return SHORT[name](value) if name in SHORT and value is not None else format_metric(name, value)
+
+
+def domains_line(record: Mapping[str, Any]) -> str:
+    """Return the losses of a continued run's domains, beside each other; empty without any."""
+    losses = [
+        f"{domain} text {format_metric(f'{domain}_disc_loss', record[f'{domain}_disc_loss'])}"
+        for domain in ("old", "new")
+        if f"{domain}_disc_loss" in record
+    ]
+    return f"# disc loss on rows that stay the same: {', '.join(losses)}" if losses else ""
 
 
 class Progress:
@@ -241,11 +288,9 @@ class Progress:
             facts.append(format_seconds(seconds))
         if note:
             facts.append(note)
-        if self._screen.live:
-            self._screen.draw(_bar(facts, done, total))
-        else:
-            share = f" {done / total:4.0%}" if total else ""
-            self._screen.print_line(f"{facts[0]}{share}  {' | '.join(facts[1:])}")
+        self._screen.draw(_bar(facts, done, total))
+        share = f" {done / total:4.0%}" if total else ""
+        self._screen.print_line(f"{facts[0]}{share}  {' | '.join(facts[1:])}")
 
     def _amount(self, done: float, total: float | None) -> str:
         # Of a small amount that is not counted in whole numbers, whole units say little.

@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as RuledTable
 from rich.text import Text
 
 from electra.processes import find_place
+from electra.reports.tables import Table
 from electra.reports.tokens import Sentence, TokenView, Word, describe
 
 
@@ -83,31 +84,28 @@ def print_plan(settings: Mapping[str, object], action: str) -> None:
 
 def print_table(rows: Sequence[Sequence[object]], headers: Sequence[str]) -> None:
     """Print a table: ruled on a terminal, plain columns elsewhere. Numbers are right-aligned."""
-    console = open_console()
-    cells = [[printable(str(cell)) for cell in row] for row in rows]
-    is_number = [
-        bool(cells) and all(row[column][:1] in "0123456789.-+" for row in cells)
-        for column in range(len(headers))
-    ]
-    if sys.stdout.isatty():
-        table = Table(box=box.ROUNDED, border_style="dim", header_style="bold")
-        for header, right in zip(headers, is_number, strict=True):
-            table.add_column(Text(header), justify="right" if right else "left", overflow="fold")
-        for row in cells:
-            table.add_row(*map(Text, row))
-        console.print(table)
-        return
-    cells = [list(headers), *cells]
-    widths = [max(cell_len(row[column]) for row in cells) for column in range(len(headers))]
-    cells.insert(1, ["-" * width for width in widths])
-    for row in cells:
-        padded = [
-            " " * (width - cell_len(cell)) + cell
-            if right
-            else cell + " " * (width - cell_len(cell))
-            for cell, width, right in zip(row, widths, is_number, strict=True)
-        ]
-        print("  ".join(padded).rstrip(), flush=True)
+    table = Table(headers, [[printable(str(cell)) for cell in row] for row in rows])
+    if not sys.stdout.isatty():
+        return print_lines(_align(table))
+    ruled = RuledTable(box=box.ROUNDED, border_style="dim", header_style="bold")
+    for header, right in zip(headers, table.is_number, strict=True):
+        ruled.add_column(Text(header), justify="right" if right else "left", overflow="fold")
+    for row in table.rows:
+        ruled.add_row(*map(Text, row))
+    open_console().print(ruled)
+
+
+def _align(table: Table) -> list[str]:
+    """Return the lines of a table in plain columns, for a file or another program."""
+    widths = [max(map(cell_len, column)) for column in zip(table.headers, *table.rows, strict=True)]
+    lines = []
+    for line in (table.headers, ["-" * width for width in widths], *table.rows):
+        cells = []
+        for cell, width, right in zip(line, widths, table.is_number, strict=True):
+            gap = " " * (width - cell_len(cell))
+            cells.append(gap + cell if right else cell + gap)
+        lines.append("  ".join(cells).rstrip())
+    return lines
 
 
 def print_tokens(sentence: Sentence) -> None:
