@@ -1,28 +1,29 @@
 """All settings of all commands: frozen dataclasses.
 
-A setting is one field of one dataclass. The string below a field gives meaning, unit and source.
-This module does not import torch, so `--help` and `--dry-run` answer at once. settings.py reads and
-overrides settings.
+A setting is one field of one dataclass. Its type has the bounds, and the string below it gives
+meaning, unit and source; `needs` and `rules` say what holds across fields. This module does not
+import torch, so `--help` and `--dry-run` answer at once. settings.py checks, reads and overrides
+settings.
 
 Table 6 and Table 7 are tables of the ELECTRA paper's appendix.
 """
 
 import dataclasses
-import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
-from electra.errors import did_you_mean, require
+from electra.errors import require, require_choice
+from electra.settings import AtLeast, Needs, Order, Settings, Within
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenizerConfig:
+class TokenizerConfig(Settings):
     """Settings of `electra tokenizer`."""
 
     kind: Literal["wordpiece", "bpe", "unigram"] = "wordpiece"
     """BERT's WordPiece; byte-level BPE, as GPT-2's, to which no character is unknown; or Unigram,
     as SentencePiece's."""
-    vocab_size: int = 30_522
+    vocab_size: Annotated[int, AtLeast(64)] = 30_522
     """Entries of the vocabulary, including the five special tokens. Source: BERT's uncased English
     vocabulary."""
     lowercase: bool | None = None
@@ -34,20 +35,16 @@ class TokenizerConfig:
     BERT."""
     split_ideographs: bool | None = None
     """Whether each Chinese character is a word of its own; wordpiece only. Unset: true."""
-    min_frequency: int = 2
+    min_frequency: Annotated[int, AtLeast(1)] = 2
     """Number of occurrences from which a pair of word pieces is merged; not for unigram."""
     text_field: str = "text"
     """The field of a .jsonl record, or the column of a table, that holds the text."""
     encoding: str = "utf-8"
     """Encoding of the text, as in `electra prepare`."""
 
-    def __post_init__(self) -> None:
-        require(self.vocab_size >= 64, f"vocab_size must be at least 64, not {self.vocab_size}")
-        require(self.min_frequency >= 1, f"min_frequency must be >= 1, not {self.min_frequency}")
-        require(
-            self.split_ideographs is None or self.kind == "wordpiece",
-            f"split_ideographs is a setting of wordpiece; kind={self.kind} has none",
-        )
+    needs = (
+        Needs("split_ideographs=True|False", "kind=wordpiece", "the others split no ideographs"),
+    )
 
     @property
     def lowers_case(self) -> bool:
@@ -61,7 +58,7 @@ class TokenizerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrepareConfig:
+class PrepareConfig(Settings):
     """Settings of `electra prepare`: reading text, and writing shards."""
 
     border: Literal["auto", "blank", "line", "file"] = "auto"
@@ -73,18 +70,18 @@ class PrepareConfig:
     encoding: str = "utf-8"
     """Encoding of the text, such as euc_kr, shift_jis, gb18030, latin_1 or utf-16; detect: told for
     each file, and said."""
-    heldout_prob: float = 0.005
+    heldout_prob: Annotated[float, Within("[0, 1)")] = 0.005
     """Share of the documents held out for evaluation, chosen by a hash of their text. So a document
     stays held out when the corpus grows or is reordered, and so do its duplicates."""
     duplicates: Literal["keep", "exact", "near"] = "keep"
     """Which duplicates of earlier documents are dropped: none, those with the same text, or also
     those of which most runs of five tokens are the same (the extra near-duplicates). Those with the
     same text are counted in any case."""
-    min_chars: int = 0
+    min_chars: Annotated[int, AtLeast(0)] = 0
     """Characters below which a document is dropped."""
-    max_chars: int = 0
+    max_chars: Annotated[int, AtLeast(0)] = 0
     """Characters above which a document is dropped; 0: no limit."""
-    max_repetition: float = 1.0
+    max_repetition: Annotated[float, Within("[0, 1]")] = 1.0
     """Share of a document's runs of ten tokens that repeat an earlier run, above which the document
     is dropped. 1: no limit."""
     languages: str = ""
@@ -92,36 +89,21 @@ class PrepareConfig:
     Empty: all."""
     write_dropped: bool = False
     """Whether dropped documents are written to dropped.jsonl in the shards folder."""
-    shard_tokens: int = 1 << 26
+    shard_tokens: Annotated[int, AtLeast(1)] = 1 << 26
     """Most tokens of a shard. A shard ends with the document that reaches this size, or with its
     task."""
-    task_bytes: int = 1 << 25
+    task_bytes: Annotated[int, AtLeast(1)] = 1 << 25
     """Text of one task, bytes. A compressed file is taken for four times its size. A task is the
     unit that is not begun again after an interrupt, and gives a shard of its own."""
-    workers: int = 0
+    workers: Annotated[int, AtLeast(0)] = 0
     """Processes that do tasks at the same time; 0: one per available core, or with Ray as many as
     the cluster has room for. Does not change the result."""
     seed: int = 0
     """Seed of the choice of held-out documents."""
 
-    def __post_init__(self) -> None:
-        require(
-            0 <= self.heldout_prob < 1, f"heldout_prob must lie in [0, 1), not {self.heldout_prob}"
-        )
-        for name in ("min_chars", "max_chars", "workers"):
-            value = getattr(self, name)
-            require(value >= 0, f"{name} must be >= 0, not {value}")
-        for name in ("shard_tokens", "task_bytes"):
-            value = getattr(self, name)
-            require(value >= 1, f"{name} must be >= 1, not {value}")
-        require(
-            0 <= self.max_repetition <= 1,
-            f"max_repetition must lie in [0, 1], not {self.max_repetition}",
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
-class EncoderConfig:
+class EncoderConfig(Settings):
     """Architecture and sizes of one encoder. Source: Table 6.
 
     Names are those of Hugging Face's ElectraConfig, and of its ModernBertConfig for what only that
@@ -132,45 +114,45 @@ class EncoderConfig:
     """electra: layers as in BERT, which the paper has. modernbert: the graph of Hugging Face's
     ModernBertModel: norms before attention and feed-forward, rotary positions, a gated
     feed-forward, local attention in most layers. The presets modern-... have it."""
-    vocab_size: int = 30_522
+    vocab_size: Annotated[int, AtLeast(1)] = 30_522
     """Entries of the vocabulary. Pre-training takes the value from the shards."""
-    embedding_size: int
+    embedding_size: Annotated[int, AtLeast(1)]
     """Width of the embeddings. A linear layer projects them to `hidden_size` if the two differ.
     modernbert: they may not differ."""
-    hidden_size: int
+    hidden_size: Annotated[int, AtLeast(1)]
     """Width of the hidden states."""
-    num_hidden_layers: int
+    num_hidden_layers: Annotated[int, AtLeast(1)]
     """Number of transformer layers."""
-    num_attention_heads: int
+    num_attention_heads: Annotated[int, AtLeast(1)]
     """Attention heads per layer; must divide `hidden_size`."""
-    intermediate_size: int
+    intermediate_size: Annotated[int, AtLeast(1)]
     """Width inside the feed-forward layer."""
-    max_position_embeddings: int = 512
+    max_position_embeddings: Annotated[int, AtLeast(1)] = 512
     """Longest row, tokens."""
-    type_vocab_size: int = 2
+    type_vocab_size: Annotated[int, AtLeast(1)] = 2
     """Number of segments. modernbert: it has no segment embeddings; leave it at 2."""
-    hidden_dropout_prob: float = 0.1
+    hidden_dropout_prob: Annotated[float, Within("[0, 1)")] = 0.1
     """Dropout probability of the embeddings and of the outputs of attention and feed-forward.
     modernbert: of the embeddings and inside the feed-forward (its embedding_dropout and
     mlp_dropout)."""
-    attention_probs_dropout_prob: float = 0.1
+    attention_probs_dropout_prob: Annotated[float, Within("[0, 1)")] = 0.1
     """Dropout probability of the attention probabilities. modernbert: and of the attention output
     (its attention_dropout)."""
-    layer_norm_eps: float = 1e-12
+    layer_norm_eps: Annotated[float, Within("[0, inf)")] = 1e-12
     """Added to the variance in layer norms (ModernBertConfig: norm_eps)."""
-    initializer_range: float = 0.02
+    initializer_range: Annotated[float, Within("[0, inf)")] = 0.02
     """Standard deviation of the normal distribution of initial weights, truncated at two standard
     deviations. modernbert: divided by sqrt(2 num_hidden_layers) where a layer adds its result to
     the hidden states."""
-    local_attention: int = 128
+    local_attention: Annotated[int, AtLeast(2)] = 128
     """modernbert: width of the window of local attention, tokens. A token attends to itself and
     local_attention / 2 tokens on either side."""
-    global_attn_every_n_layers: int = 3
+    global_attn_every_n_layers: Annotated[int, AtLeast(1)] = 3
     """modernbert: every n-th layer, the first included, attends to the whole row, the others to the
     window. 1: all layers attend to the whole row."""
-    global_rope_theta: float = 160_000.0
+    global_rope_theta: Annotated[float, Within("(0, inf)")] = 160_000.0
     """modernbert: base of the rotary positions in layers that attend to the whole row."""
-    local_rope_theta: float = 10_000.0
+    local_rope_theta: Annotated[float, Within("(0, inf)")] = 10_000.0
     """modernbert: base of the rotary positions in layers with local attention."""
     norm_bias: bool = False
     """modernbert: whether layer norms have a bias."""
@@ -182,64 +164,26 @@ class EncoderConfig:
     """modernbert: whether the inner linear map of the generator's head, and of heads of
     fine-tuning, has a bias."""
 
-    def __post_init__(self) -> None:
-        for name in (
-            "vocab_size",
-            "embedding_size",
-            "hidden_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "intermediate_size",
-            "max_position_embeddings",
-            "type_vocab_size",
-        ):
-            require(getattr(self, name) >= 1, f"{name} must be >= 1, not {getattr(self, name)}")
-        require(
-            self.hidden_size % self.num_attention_heads == 0,
-            f"hidden_size {self.hidden_size} must be a multiple of num_attention_heads "
-            f"{self.num_attention_heads}",
-        )
-        for name in ("layer_norm_eps", "initializer_range"):
-            value = getattr(self, name)
-            require(0 <= value < math.inf, f"{name} must be >= 0 and finite, not {value}")
-        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
-            value = getattr(self, name)
-            require(0 <= value < 1, f"{name} must lie in [0, 1), not {value}")
+    needs = (
+        Needs("architecture=modernbert", "type_vocab_size=2", "it has no segments, and ignores it"),
+    )
+
+    def check(self) -> None:
+        """Check what the table cannot say."""
+        heads, hidden_size = self.num_attention_heads, self.hidden_size
+        divides = hidden_size % heads == 0
+        self.must("hidden_size", divides, f"be a multiple of num_attention_heads {heads}")
         if self.architecture == "electra":
-            for field_ in dataclasses.fields(self):
-                value = getattr(self, field_.name)
-                require(
-                    field_.name not in MODERNBERT_ONLY or value == field_.default,
-                    f"{field_.name} {value} is for architecture modernbert; electra has "
-                    f"{field_.default}",
-                )
+            for each in dataclasses.fields(self):
+                is_unused = getattr(self, each.name) == each.default
+                if each.name in MODERNBERT_ONLY:
+                    self.must(each.name, is_unused, f"be {each.default} in architecture electra")
             return
-        require(
-            self.embedding_size == self.hidden_size,
-            f"embedding_size {self.embedding_size} must be hidden_size {self.hidden_size}: the "
-            "architecture modernbert has no layer between embeddings and hidden states",
-        )
-        require(
-            self.type_vocab_size == 2,
-            f"type_vocab_size {self.type_vocab_size} is for architecture electra; modernbert has "
-            "no segment embeddings: leave it at 2",
-        )
-        require(
-            self.local_attention >= 2 and self.local_attention % 2 == 0,
-            f"local_attention must be even and >= 2, not {self.local_attention}",
-        )
-        require(
-            self.global_attn_every_n_layers >= 1,
-            f"global_attn_every_n_layers must be >= 1, not {self.global_attn_every_n_layers}",
-        )
-        for name in ("global_rope_theta", "local_rope_theta"):
-            value = getattr(self, name)
-            require(0 < value < math.inf, f"{name} must be > 0 and finite, not {value}")
-        require(
-            self.head_size % 2 == 0,
-            f"rotary positions need heads of an even size, not {self.head_size}: set "
-            "num_attention_heads",
-        )
+        is_wide, how = self.embedding_size == hidden_size, f"be hidden_size {hidden_size}"
+        self.must("embedding_size", is_wide, f"{how} in architecture modernbert")
+        self.must("local_attention", self.local_attention % 2 == 0, "be even")
+        how = "give heads of an even size, for rotary positions"
+        self.must("num_attention_heads", self.head_size % 2 == 0, how)
 
     @property
     def head_size(self) -> int:
@@ -265,17 +209,17 @@ SIZES_OF_GENERATOR = ("hidden_fraction", "layers_fraction", "hidden_size", "num_
 
 
 @dataclass(frozen=True, kw_only=True)
-class GeneratorConfig:
+class GeneratorConfig(Settings):
     """Kind and size of the generator. Source: section 3.2, Table 6."""
 
-    hidden_fraction: float = 0.25
+    hidden_fraction: Annotated[float, Within("(0, 1]")] = 0.25
     """Hidden size, feed-forward width and number of heads, as a share of the discriminator's. The
     head size is the discriminator's; the generator has at least one head."""
-    layers_fraction: float = 1.0
+    layers_fraction: Annotated[float, Within("(0, 1]")] = 1.0
     """Number of layers, as a share of the discriminator's."""
-    hidden_size: int = 0
+    hidden_size: Annotated[int, AtLeast(0)] = 0
     """Hidden size; 0: computed from `hidden_fraction`."""
-    num_hidden_layers: int = 0
+    num_hidden_layers: Annotated[int, AtLeast(0)] = 0
     """Number of layers; 0: computed from `layers_fraction`."""
     kind: Literal["network", "frozen", "uniform", "unigram"] = "network"
     """network: a trained generator, as in the paper. frozen: the generator of another run, not
@@ -284,7 +228,7 @@ class GeneratorConfig:
     frozen_run: str = ""
     """frozen: run folder of the generator or the masked language model. The size is taken from this
     run."""
-    temperature: float = 1.0
+    temperature: Annotated[float, Within("(0, inf)")] = 1.0
     """Divides the logits before sampling. Values above 1 make the samples more diverse."""
     disallow_correct: bool = False
     """Whether the original token is excluded from sampling."""
@@ -295,50 +239,22 @@ class GeneratorConfig:
     start_folder: str = ""
     """start=folder: a run or a Hugging Face folder of a masked language model. The size is taken
     from it."""
-    warmup_steps: int | None = None
+    warmup_steps: Annotated[int | None, AtLeast(0)] = None
     """First steps, in which the generator is trained alone: the discriminator is at rest, and so
     are shared embeddings. The learning rate has a schedule of its own, and warms up again for the
     steps that follow. Unset: a tenth of train.steps if train.init_from is set and the generator
     does not begin with trained weights of a generator, else 0."""
 
-    def __post_init__(self) -> None:
-        for name in ("hidden_fraction", "layers_fraction"):
-            value = getattr(self, name)
-            require(0 < value <= 1, f"generator.{name} must lie in (0, 1], not {value}")
-        for name in ("hidden_size", "num_hidden_layers"):
-            require(
-                getattr(self, name) >= 0,
-                f"generator.{name} must be >= 0, not {getattr(self, name)}",
-            )
-        require(
-            0 < self.temperature < math.inf,
-            f"generator.temperature must be > 0 and finite, not {self.temperature}",
-        )
-        require(
-            (self.kind == "frozen") == bool(self.frozen_run),
-            "generator.kind=frozen and generator.frozen_run=RUN go together; "
-            f"now they are {self.kind} and {self.frozen_run or 'unset'}",
-        )
-        require(
-            (self.start == "folder") == bool(self.start_folder),
-            "generator.start=folder and generator.start_folder=FOLDER go together; "
-            f"now they are {self.start} and {self.start_folder or 'unset'}",
-        )
-        for name, unset in (("start", "auto"), ("warmup_steps", None)):
-            value = getattr(self, name)
-            require(
-                self.kind == "network" or value in (unset, 0),
-                f"generator.{name} {value} is of a generator that learns, not of kind {self.kind}",
-            )
-        require(
-            (self.warmup_steps or 0) >= 0,
-            f"generator.warmup_steps must be >= 0, not {self.warmup_steps}",
-        )
-        require(
-            self.kind in ("network", "frozen") or self.temperature == 1,
-            f"generator.temperature {self.temperature} has no meaning for kind {self.kind}; leave "
-            "it at 1",
-        )
+    section = "generator."
+    needs = (
+        Needs("kind=frozen", "frozen_run"),
+        Needs("frozen_run", "kind=frozen"),
+        Needs("start=folder", "start_folder"),
+        Needs("start_folder", "start=folder"),
+        Needs("start!=auto", "kind=network", "the others do not learn"),
+        Needs("warmup_steps", "kind=network", "the others do not learn"),
+        Needs("temperature!=1", "kind=network|frozen", "the others have no logits"),
+    )
 
     def encoder(self, discriminator: EncoderConfig) -> EncoderConfig:
         """Return the generator's sizes for a discriminator.
@@ -386,7 +302,7 @@ SCHEMES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class MethodConfig:
+class MethodConfig(Settings):
     """Objective and training method. Source: sections 2, 3.2 and 3.5, Table 6."""
 
     mode: Literal["paper", "reference"] = "paper"
@@ -403,13 +319,13 @@ class MethodConfig:
     """rtd: how generator and discriminator are trained. joint: together. two_stage: first the
     generator, then the discriminator. adversarial: the generator maximises the discriminator's
     loss, by policy gradient."""
-    generator_steps: int = 0
+    generator_steps: Annotated[int, AtLeast(0)] = 0
     """two_stage: steps of the first stage, which trains the generator. The learning rate warms up
     again in the second stage. 0: half of all steps."""
     sharing: Literal["none", "embeddings", "all"] = "embeddings"
     """Parameters that the two networks share. embeddings: the embedding block (tokens, positions,
     segments, layer norm). all: the whole encoder; both networks must have the same sizes."""
-    mask_prob: float = 0.15
+    mask_prob: Annotated[float, Within("(0, 1)")] = 0.15
     """Share of a row's real tokens that are masked. Source: 0.15 for Small and Base, 0.25 for Large
     (Table 6)."""
     mask_unit: Literal["token", "whole_word", "span"] = "token"
@@ -419,56 +335,33 @@ class MethodConfig:
     token, 10% the original token. 85/15: as in the released code, 85% [MASK], 15% the original
     token. auto: in paper mode 80/10/10 for the objective mlm, which is BERT's (section 3.5), and
     mask for the others; 85/15 in reference mode."""
-    disc_weight: float = 50.0
+    disc_weight: Annotated[float, Within("[0, inf)")] = 50.0
     """Lambda, the weight of the discriminator's loss."""
 
-    def __post_init__(self) -> None:
-        require(0 < self.mask_prob < 1, f"mask_prob must lie in (0, 1), not {self.mask_prob}")
-        require(
-            0 <= self.disc_weight < math.inf,
-            f"disc_weight must be >= 0 and finite, not {self.disc_weight}",
-        )
-        require(
-            self.objective in OBJECTIVES,
-            f"method.objective cannot be {self.objective!r}"
-            f"{did_you_mean(self.objective, OBJECTIVES)}",
-        )
-        require(
-            self.mode == "paper" or self.mask_unit == "token",
-            f"method.mode reference masks tokens; mask_unit {self.mask_unit} needs mode paper",
-        )
-        known = [objective for objective, scheme in SCHEMES if scheme == self.scheme]
-        require(
-            self.scheme == "joint" or self.objective in known,
-            f"method.scheme {self.scheme} is a way of training {' or '.join(known)}, not "
-            f"{self.objective}",
-        )
-        require(
-            self.scheme != "two_stage" or self.sharing == "none",
-            f"method.scheme two_stage freezes the generator, and shared parameters cannot be both "
-            f"frozen and trained: set method.sharing=none, not "
-            f"{self.sharing}",
-        )
-        require(
-            self.scheme != "adversarial" or self.sharing != "all",
-            "method.scheme adversarial needs two networks, and with method.sharing all there is "
-            "only one encoder: choose embeddings or none",
-        )
-        require(
-            self.generator_steps == 0 or self.scheme == "two_stage",
-            f"method.generator_steps {self.generator_steps} needs method.scheme=two_stage",
-        )
+    section = "method."
+    needs = (
+        Needs("mode=reference", "mask_unit=token"),
+        Needs("generator_steps", "scheme=two_stage"),
+        Needs("scheme=two_stage", "sharing=none", "it freezes one network and trains the other"),
+        Needs("scheme=adversarial", "sharing!=all", "its two networks have opposite losses"),
+    )
+
+    def check(self) -> None:
+        """Check what the table cannot say."""
+        require_choice("method.objective", self.objective, OBJECTIVES)
+        is_known = self.scheme == "joint" or (self.objective, self.scheme) in SCHEMES
+        self.must("scheme", is_known, f"be joint for method.objective {self.objective}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExamplesConfig:
+class ExamplesConfig(Settings):
     """Settings of the rows that are read from the shards. Source: build_pretraining_dataset.py."""
 
-    sequence_length: int = 128
+    sequence_length: Annotated[int, AtLeast(8)] = 128
     """Row length, tokens, including [CLS] and [SEP]."""
-    single_segment_prob: float = 0.1
+    single_segment_prob: Annotated[float, Within("[0, 1]")] = 0.1
     """Share of rows with one segment instead of two."""
-    short_prob: float = 0.05
+    short_prob: Annotated[float, Within("[0, 1]")] = 0.05
     """Share of rows whose length is drawn uniformly from [5, sequence_length]. All other rows are
     full."""
     attend: Literal["row", "document"] = "row"
@@ -476,78 +369,53 @@ class ExamplesConfig:
     the row. Consider document if documents are short and unrelated. It saves no time, and on a GPU
     it rules out the attention kernel without a mask, which is faster."""
 
-    def __post_init__(self) -> None:
-        require(
-            self.sequence_length >= 8, f"sequence_length must be >= 8, not {self.sequence_length}"
-        )
-        for name in ("single_segment_prob", "short_prob"):
-            value = getattr(self, name)
-            require(0 <= value <= 1, f"{name} must lie in [0, 1], not {value}")
+    section = "examples."
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizerConfig:
+class OptimizerConfig(Settings):
     """AdamW or Muon, and the learning rate's schedule. Source: section 3.1, Table 6."""
 
-    learning_rate: float = 5e-4
+    learning_rate: Annotated[float, Within("(0, inf)")] = 5e-4
     """Peak learning rate."""
-    warmup_steps: int = 10_000
+    warmup_steps: Annotated[int, AtLeast(0)] = 10_000
     """Steps of linear warm-up from 0 to the peak. If the setting is not given, and the preset's
     value exceeds a tenth of the run or of its shorter stage, the value is this tenth."""
-    decay_fraction: float = 1.0
+    decay_fraction: Annotated[float, Within("(0, 1]")] = 1.0
     """Last part of the schedule, in which the rate decays linearly to 0. Before it the rate stays
     at the peak (warm-up, stable, decay). 1: decay begins when warm-up ends, as in the paper. Less
     than 1: up to the decay, runs of every length are the same run. Source: Hu et al. 2024
     (MiniCPM), section 4."""
-    generator_rate: float = 1.0
+    generator_rate: Annotated[float, Within("(0, inf)")] = 1.0
     """Learning rate of the parameters that only the generator has, as a multiple of the rate of all
     others; shared embeddings have the rate of the others. The code of DeBERTaV3 (He et al. 2021)
     has an option for two rates."""
-    weight_decay: float = 0.01
+    weight_decay: Annotated[float, Within("[0, inf)")] = 0.01
     """Decoupled weight decay, multiplied by the learning rate. Biases and layer norms have none."""
-    adam_beta1: float = 0.9
+    adam_beta1: Annotated[float, Within("[0, 1)")] = 0.9
     """Decay of Adam's first moment per step."""
-    adam_beta2: float = 0.999
+    adam_beta2: Annotated[float, Within("[0, 1)")] = 0.999
     """Decay of Adam's second moment per step."""
-    adam_epsilon: float = 1e-6
+    adam_epsilon: Annotated[float, Within("(0, inf)")] = 1e-6
     """Added to the denominator of Adam's update."""
-    max_grad_norm: float = 1.0
+    max_grad_norm: Annotated[float, Within("(0, inf]")] = 1.0
     """Maximum global norm of the gradient of both networks; inf: no clipping."""
     matrices: Literal["adamw", "muon"] = "adamw"
     """Optimizer of the matrices in layers and heads. muon: momentum updates, made orthogonal, at
     the same learning rate (training/muon.py). All other parameters have AdamW."""
 
-    def __post_init__(self) -> None:
-        for name in ("learning_rate", "generator_rate", "adam_epsilon"):
-            value = getattr(self, name)
-            require(0 < value < math.inf, f"{name} must be > 0 and finite, not {value}")
-        require(self.warmup_steps >= 0, f"warmup_steps must be >= 0, not {self.warmup_steps}")
-        require(
-            0 < self.decay_fraction <= 1,
-            f"decay_fraction must lie in (0, 1], not {self.decay_fraction}; 1: no stable part",
-        )
-        require(
-            0 <= self.weight_decay < math.inf,
-            f"weight_decay must be >= 0 and finite, not {self.weight_decay}",
-        )
-        for name in ("adam_beta1", "adam_beta2"):
-            value = getattr(self, name)
-            require(0 <= value < 1, f"{name} must lie in [0, 1), not {value}")
-        require(
-            self.max_grad_norm > 0,
-            f"max_grad_norm must be > 0, not {self.max_grad_norm}; inf does not clip",
-        )
+    section = "optimizer."
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig:
+class TrainConfig(Settings):
     """Length, batches, logging, checkpoints and hardware of a pre-training run."""
 
-    steps: int
+    steps: Annotated[int, AtLeast(1)]
     """Optimizer steps."""
-    batch_size: int
+    batch_size: Annotated[int, AtLeast(1)]
     """Rows per optimizer step."""
-    accumulation: int = 1
+    accumulation: Annotated[int, AtLeast(1)] = 1
     """Micro-batches per optimizer step (gradient accumulation). Use more than 1 if the rows of a
     step do not fit into memory. The step is the same except for rounding and dropout."""
     sharding: Literal["none", "full", "hybrid"] = "none"
@@ -559,7 +427,7 @@ class TrainConfig:
     recompute_activations: bool = False
     """Activation checkpointing: each layer saves only its input, and recomputes its activations in
     the backward pass. Saves memory, and takes a sixth to a third more time."""
-    seed: int = 0
+    seed: Annotated[int, AtLeast(0)] = 0
     """Seed of initial weights, row order, masked positions, sampled tokens and dropout."""
     init_from: str = ""
     """Continued pre-training: a run, one of its checkpoints, or a Hugging Face folder, as `electra
@@ -579,23 +447,23 @@ class TrainConfig:
     embeddings start as a factor of the tokens' mutual information, counted in some seconds. Meant
     for short runs. The architecture modernbert has no position embeddings to find adjacent tokens
     by: neighbours is refused, and cooccurrence leaves the first layer as it is."""
-    log_every: int = 50
+    log_every: Annotated[int, AtLeast(1)] = 50
     """Steps between two records of metrics.jsonl."""
-    evaluate_every: int = 10_000
+    evaluate_every: Annotated[int, AtLeast(1)] = 10_000
     """Steps between two evaluations on held-out rows. The last step is always evaluated."""
-    evaluate_rows: int = 1024
+    evaluate_rows: Annotated[int, AtLeast(0)] = 1024
     """Held-out rows of an evaluation, at most; 0: no evaluation."""
-    save_every: int = 10_000
+    save_every: Annotated[int, AtLeast(1)] = 10_000
     """Steps between two checkpoints. The last step always writes a checkpoint."""
-    keep_checkpoints: int = 2
+    keep_checkpoints: Annotated[int, AtLeast(1)] = 2
     """Number of newest checkpoints to keep; older checkpoints are removed."""
-    keep_every: int = 0
+    keep_every: Annotated[int, AtLeast(0)] = 0
     """Every keep_every-th checkpoint is kept as well: those at multiples of keep_every * save_every
     steps. 0: none."""
-    profile_step: int = 0
+    profile_step: Annotated[int, AtLeast(0)] = 0
     """Step after which torch's profiler records 3 steps, in a file trace.json.gz of the run folder,
     which https://ui.perfetto.dev opens; 0: no profile."""
-    spike_sigmas: float = 6.0
+    spike_sigmas: Annotated[float, Within("(0, inf]")] = 6.0
     """A step is skipped if the logarithm of its gradient norm exceeds the mean of the last 128 by
     this many of their standard deviations, after the warm-up of the learning rate; inf: never. A
     normal variable exceeds 6 once in 10^9 steps, and clipping bounds what smaller deviations can
@@ -605,7 +473,7 @@ class TrainConfig:
     hardware multiplies bfloat16 natively, else float32."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device to train on. auto: cuda if a CUDA device is available, else cpu."""
-    threads: int = 0
+    threads: Annotated[int, AtLeast(0)] = 0
     """CPU threads; 0: one per available core."""
     check_memory: bool = True
     """Whether to refuse a run if the estimated memory of a step exceeds the free memory."""
@@ -629,30 +497,16 @@ class TrainConfig:
     torch.compile. triton: the same layers with attention over short rows and feed-forward as Triton
     kernels, for a CUDA device. auto: fused on a CPU without torch.compile, else plain."""
 
-    def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "log_every", "evaluate_every", "save_every"):
-            require(getattr(self, name) >= 1, f"{name} must be >= 1, not {getattr(self, name)}")
-        for name in ("evaluate_rows", "threads", "keep_every", "profile_step"):
-            require(getattr(self, name) >= 0, f"{name} must be >= 0, not {getattr(self, name)}")
-        require(0 <= self.seed < 2**63, f"seed must lie in 0 to 2^63 - 1, not {self.seed}")
-        require(
-            1 <= self.accumulation <= self.batch_size,
-            f"train.accumulation must lie in 1 to batch_size {self.batch_size}, not "
-            f"{self.accumulation}",
-        )
-        require(
-            self.keep_checkpoints >= 1,
-            f"keep_checkpoints must be >= 1, not {self.keep_checkpoints}",
-        )
-        for name in ("also_evaluate", "evaluate_with"):
-            require(
-                not getattr(self, name) or bool(self.init_from),
-                f"train.{name} is for a run with train.init_from, whose weights may become worse",
-            )
-        require(
-            self.spike_sigmas > 0,
-            f"spike_sigmas must be > 0, not {self.spike_sigmas}; inf skips no spike",
-        )
+    section = "train."
+    needs = (
+        Needs("also_evaluate", "init_from", "it shows whether trained weights become worse"),
+        Needs("evaluate_with", "init_from", "it shows whether trained weights become worse"),
+        Order("accumulation", "at most", "batch_size"),
+    )
+
+    def check(self) -> None:
+        """Check what the table cannot say."""
+        self.must("seed", self.seed < 2**63, "be less than 2^63")
 
     @property
     def micro_batch_size(self) -> int:
@@ -661,7 +515,7 @@ class TrainConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainConfig:
+class PretrainConfig(Settings):
     """All settings of `electra pretrain`."""
 
     model: EncoderConfig
@@ -672,127 +526,65 @@ class PretrainConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     train: TrainConfig
 
-    def __post_init__(self) -> None:
-        require(
-            self.examples.sequence_length <= self.model.max_position_embeddings,
-            f"examples.sequence_length {self.examples.sequence_length} must not exceed "
-            f"model.max_position_embeddings {self.model.max_position_embeddings}",
-        )
-        require(
-            self.model.type_vocab_size >= 2,
-            "model.type_vocab_size must be >= 2, since a row has two segments, not "
-            f"{self.model.type_vocab_size}",
-        )
-        method, generator = self.method, self.generator
-        require(
-            method.mode == "paper" or self.optimizer.matrices == "adamw",
-            "method.mode reference has the released code's Adam for all parameters; "
-            f"optimizer.matrices {self.optimizer.matrices} needs mode paper: set "
-            "optimizer.matrices=adamw",
-        )
-        require(
-            method.mode == "paper" or self.optimizer.decay_fraction == 1,
-            "method.mode reference has the released code's schedule, which decays from the first "
-            f"step on: set optimizer.decay_fraction=1, not {self.optimizer.decay_fraction}",
-        )
-        require(
-            self.train.sharding == "none" or self.optimizer.matrices == "adamw",
-            f"train.sharding {self.train.sharding} divides the matrices that optimizer.matrices "
-            f"{self.optimizer.matrices} needs whole: set optimizer.matrices=adamw",
-        )
-        sizes = generator.encoder(self.model)
-        require(
-            generator.kind != "frozen" or method.sharing == "none",
-            "generator.kind frozen cannot share parameters with the discriminator, which is "
-            f"trained: set method.sharing=none, not {method.sharing}",
-        )
-        require(
-            method.sharing != "all" or sizes == self.model,
-            f"method.sharing all needs networks of equal size, not {sizes.hidden_size} x "
-            f"{sizes.num_hidden_layers} beside {self.model.hidden_size} x "
-            f"{self.model.num_hidden_layers}: set generator.hidden_fraction=1 "
-            "generator.layers_fraction=1",
-        )
-        require(
-            generator.kind == "network" or (method.scheme == "joint" and method.sharing != "all"),
-            f"generator.kind {generator.kind} does not learn: it goes with method.scheme joint, "
-            "and with method.sharing embeddings or none",
-        )
-        require(
-            generator.start == "auto" or (bool(self.train.init_from) and method.objective != "mlm"),
-            f"generator.start {generator.start} is for an objective with a generator, and for a "
-            "run with train.init_from",
-        )
-        if self.optimizer.generator_rate != 1:
-            is_apart = generator.kind == "network" and method.sharing != "all"
-            require(
-                is_apart and method.objective != "mlm" and method.scheme == "joint",
-                f"optimizer.generator_rate {self.optimizer.generator_rate} needs a generator that "
-                "learns beside the discriminator (method.scheme joint), with parameters of its "
-                "own: set optimizer.generator_rate=1",
-            )
-            require(
-                method.mode == "paper",
-                "method.mode reference has one learning rate: set optimizer.generator_rate=1",
-            )
-        if generator.warmup_steps:
-            require(
-                method.objective != "mlm" and method.scheme != "two_stage",
-                f"generator.warmup_steps {generator.warmup_steps} needs an objective with a "
-                "generator, and a scheme other than two_stage, whose first stage is the same: set "
-                "method.generator_steps",
-            )
-            require(
-                method.sharing != "all",
-                f"generator.warmup_steps {generator.warmup_steps} needs two networks, of which one "
-                "can rest: set method.sharing=embeddings or none",
-            )
-        for name, value in (
-            ("method.generator_steps", method.generator_steps),
-            ("generator.warmup_steps", generator.warmup_steps or 0),
-        ):
-            require(
-                value < self.train.steps,
-                f"{name} {value} must be less than train.steps {self.train.steps}",
-            )
-        if self.model.architecture == "modernbert":
-            self._require_modernbert(sizes)
-        if self.train.initial_weights != "bert" and generator.kind == "network":
-            for encoder in (self.model, self.generator.encoder(self.model)):
-                require(
-                    encoder.hidden_size >= encoder.embedding_size,
-                    f"train.initial_weights {self.train.initial_weights} needs both networks at "
-                    f"least as wide as the embeddings: hidden_size {encoder.hidden_size} is less "
-                    f"than embedding_size {encoder.embedding_size}; set "
-                    f"generator.hidden_fraction=1 or model.embedding_size={encoder.hidden_size}",
-                )
+    needs = (
+        Order("examples.sequence_length", "at most", "model.max_position_embeddings"),
+        Order("method.generator_steps", "less than", "train.steps"),
+        Order("generator.warmup_steps", "less than", "train.steps"),
+        Needs("method.mode=reference", "optimizer.matrices=adamw"),
+        Needs("method.mode=reference", "optimizer.decay_fraction=1"),
+        Needs("method.mode=reference", "optimizer.generator_rate=1"),
+        Needs("method.mode=reference", "model.architecture=electra"),
+        Needs("train.sharding!=none", "optimizer.matrices=adamw", "Muon needs whole matrices"),
+        Needs("generator.kind=frozen", "method.sharing=none", "shared parameters are trained"),
+        Needs("generator.kind!=network", "method.scheme=joint", "it does not learn"),
+        Needs("generator.kind!=network", "method.sharing!=all", "it does not learn"),
+        Needs("generator.start!=auto", "train.init_from"),
+        Needs("generator.start!=auto", "method.objective!=mlm", "mlm has no generator"),
+        Needs("generator.warmup_steps", "method.objective!=mlm", "mlm has no generator"),
+        Needs("generator.warmup_steps", "method.sharing!=all", "one of two networks rests"),
+        Needs(
+            "generator.warmup_steps",
+            "method.scheme!=two_stage",
+            "its first stage is the same, of method.generator_steps",
+        ),
+        Needs("optimizer.generator_rate!=1", "generator.kind=network"),
+        Needs("optimizer.generator_rate!=1", "method.objective!=mlm", "mlm has no generator"),
+        Needs("optimizer.generator_rate!=1", "method.scheme=joint"),
+        Needs("optimizer.generator_rate!=1", "method.sharing!=all", "one network has one rate"),
+        Needs(
+            "train.initial_weights=neighbours",
+            "model.architecture=electra",
+            "modernbert has no position embeddings; cooccurrence needs none",
+        ),
+    )
 
-    def _require_modernbert(self, generator: EncoderConfig) -> None:
-        """Refuse what the architecture modernbert has no place for.
-
-        Args:
-            generator: Sizes of the generator.
-        """
-        method, hidden_size = self.method, self.model.hidden_size
-        require(
-            method.mode == "paper",
-            "method.mode reference follows the released code, which has no model.architecture "
-            "modernbert: set method.mode=paper",
+    def check(self) -> None:
+        """Check what the table cannot say."""
+        model, sharing, starts = self.model, self.method.sharing, self.train.initial_weights
+        self.must("model.type_vocab_size", model.type_vocab_size >= 2, "be >= 2, for two segments")
+        generator = self.generator.encoder(model)
+        self.must(
+            "generator.hidden_fraction",
+            sharing != "all" or generator == model,
+            "be 1, as generator.layers_fraction, for method.sharing all: networks of one size",
         )
-        has_generator = method.objective != "mlm" and self.generator.kind == "network"
-        require(
-            not has_generator
-            or method.sharing != "embeddings"
-            or generator.hidden_size == hidden_size,
-            f"method.sharing embeddings needs a generator as wide as the model ({hidden_size}, not "
-            f"{generator.hidden_size}), since the architecture modernbert has no layer between "
-            "embeddings and hidden states: set generator.hidden_fraction=1 and, for a small "
-            "generator, generator.layers_fraction=0.25",
+        if self.generator.kind != "network":
+            return
+        is_modern = (model.architecture, sharing) == ("modernbert", "embeddings")
+        self.must(
+            "generator.hidden_fraction",
+            not is_modern
+            or self.method.objective == "mlm"
+            or generator.hidden_size == model.hidden_size,
+            "be 1 for method.sharing embeddings in architecture modernbert; a generator with "
+            "generator.layers_fraction=0.25 is small too",
         )
-        require(
-            self.train.initial_weights != "neighbours",
-            "train.initial_weights neighbours needs position embeddings, which the architecture "
-            "modernbert has not: set train.initial_weights=cooccurrence or bert",
+        narrow = min(model.hidden_size, generator.hidden_size)
+        self.must(
+            "model.embedding_size",
+            starts == "bert" or model.embedding_size <= narrow,
+            f"be at most {narrow} for train.initial_weights {starts}, the hidden size of the "
+            "narrower network: set one of them, or generator.hidden_fraction=1",
         )
 
     @property
@@ -850,7 +642,7 @@ OWN_METRICS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnTaskConfig:
+class OwnTaskConfig(Settings):
     """Settings of the user's own task: kind, files, columns and headline metric.
 
     The settings are given as `--task own --set own.field=value`, or as `--task FILE.toml`, a file
@@ -885,30 +677,22 @@ class OwnTaskConfig:
     """Headline metric. Unset: the first metric of the kind in OWN_METRICS. All metrics of the kind
     are reported."""
 
-    def __post_init__(self) -> None:
-        is_choice = self.kind == "choice"
-        require(
-            self.name != "" and self.name.isprintable(),
-            f"own.name must be printable and not empty, not {self.name!r}",
-        )
-        require(
-            is_choice == (self.choices is not None),
-            f"own.choices goes with own.kind choice and with no other; kind is {self.kind}, "
-            f"choices {self.choices or 'none'}",
-        )
-        require(
-            not (is_choice and self.text_b),
-            f"own.text_b {self.text_b!r} is of pairs; the choices go with own.text alone",
-        )
-        require(
-            self.metric is None or self.metric in OWN_METRICS[self.kind],
-            f"own.metric {self.metric} is not measured of a {self.kind}"
-            f"{did_you_mean(str(self.metric), OWN_METRICS[self.kind])}",
-        )
+    section = "own."
+    needs = (
+        Needs("kind=choice", "choices"),
+        Needs("choices", "kind=choice"),
+        Needs("text_b", "kind!=choice", "the choices go with own.text alone"),
+    )
+
+    def check(self) -> None:
+        """Check what the table cannot say."""
+        if self.metric:
+            require_choice(f"own.metric of a {self.kind}", self.metric, OWN_METRICS[self.kind])
+        self.must("name", self.name.isprintable() and self.name != "", "be printable, not empty")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SquadConfig:
+class SquadConfig(Settings):
     """Files and head of `electra finetune --task squad-1.1` and `--task squad-2.0`."""
 
     train: str = ""
@@ -925,82 +709,75 @@ class SquadConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaggingConfig:
+class TaggingConfig(Settings):
     """Columns of the files of `electra finetune --task tagging`."""
 
-    word_column: int = 1
+    word_column: Annotated[int, AtLeast(1)] = 1
     """Number of the word's column, from 1."""
-    tag_column: int = 0
+    tag_column: Annotated[int, AtLeast(0)] = 0
     """Number of the tag's column, from 1; 0: the last column."""
 
-    def __post_init__(self) -> None:
-        require(self.word_column >= 1, f"word_column must be >= 1, not {self.word_column}")
-        require(self.tag_column >= 0, f"tag_column must be >= 0, not {self.tag_column}")
+    section = "tagging."
 
 
 @dataclass(frozen=True, kw_only=True)
-class FeaturesConfig:
+class FeaturesConfig(Settings):
     """Feature-based training: BiLSTMs are trained on the hidden states of a frozen encoder.
 
     Source: BERT's feature-based approach (Devlin et al. 2019, section 5.3), which works best with
     `layers` 4.
     """
 
-    layers: int = 0
+    layers: Annotated[int, AtLeast(0)] = 0
     """Number of top layers whose hidden states are features; 0: the encoder is fine-tuned."""
     combine: Literal["concat", "sum"] = "concat"
     """concat: the layers' hidden states are concatenated. sum: learnt weighted sum of the layers'
     hidden states, as in ELMo."""
-    lstm_size: int = 0
+    lstm_size: Annotated[int, AtLeast(0)] = 0
     """Units of a BiLSTM per direction; 0: the encoder's hidden size, as in BERT (768)."""
-    lstm_layers: int = 2
+    lstm_layers: Annotated[int, AtLeast(1)] = 2
     """Number of stacked BiLSTMs."""
 
-    def __post_init__(self) -> None:
-        for name, least in (("layers", 0), ("lstm_size", 0), ("lstm_layers", 1)):
-            value = getattr(self, name)
-            require(value >= least, f"features.{name} must be >= {least}, not {value}")
-        for field_ in dataclasses.fields(self):
-            value = getattr(self, field_.name)
-            require(
-                self.layers > 0 or value == field_.default,
-                f"features.{field_.name} {value} is for an encoder that is read, not fine-tuned: "
-                "set features.layers, to 4 as BERT has it",
-            )
+    section = "features."
+    needs = (
+        Needs("combine!=concat", "layers", "4, as BERT has it"),
+        Needs("lstm_size", "layers", "4, as BERT has it"),
+        Needs("lstm_layers!=2", "layers", "4, as BERT has it"),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinetuneConfig:
+class FinetuneConfig(Settings):
     """All settings of `electra finetune`. Source: Table 7; FINETUNE_PRESETS has the presets."""
 
-    learning_rate: float = 3e-4
+    learning_rate: Annotated[float, Within("(0, inf)")] = 3e-4
     """Peak learning rate of the head; lower layers have lower rates."""
-    layer_lr_decay: float = 0.8
+    layer_lr_decay: Annotated[float, Within("(0, 1]")] = 0.8
     """Learning rate of a layer divided by the learning rate of the layer above."""
-    warmup_fraction: float = 0.1
+    warmup_fraction: Annotated[float, Within("[0, 1)")] = 0.1
     """Share of the steps with linear warm-up from 0. Linear decay to 0 follows."""
-    weight_decay: float = 0.0
+    weight_decay: Annotated[float, Within("[0, inf)")] = 0.0
     """Decoupled weight decay, multiplied by the learning rate. Source: Table 7 has 0, the released
     code 0.01."""
-    max_grad_norm: float = 1.0
+    max_grad_norm: Annotated[float, Within("(0, inf]")] = 1.0
     """Maximum global norm of the gradient; inf: no clipping."""
     mode: Literal["paper", "reference"] = "paper"
     """reference: as in the released code, the loss is the sum over the batch instead of the mean,
     Adam has no bias correction, decay runs during warm-up, and each layer's learning rate is scaled
     once more (the top layer's by layer_lr_decay squared). The released code's weight_decay is 0.01.
     """
-    batch_size: int = 32
+    batch_size: Annotated[int, AtLeast(1)] = 32
     """Examples per optimizer step."""
-    train_examples: int = 0
+    train_examples: Annotated[int, AtLeast(0)] = 0
     """Number of training examples to use, drawn at random, the same for every seed; 0: all."""
-    epochs: int = 0
+    epochs: Annotated[int, AtLeast(0)] = 0
     """Passes over train. 0: the task's default, which is 10 for GLUE's RTE and STS-B, 2 for SQuAD,
     and 3 for all other tasks."""
-    sequence_length: int = 0
+    sequence_length: Annotated[int, AtLeast(0)] = 0
     """Longest row, tokens, including special tokens. Longer texts are truncated; in SQuAD and
     tagging they are split into several rows. 0: 512 for SQuAD, 256 for tagging, 128 for all other
     tasks, and at most the row length of the pre-training."""
-    dropout_prob: float = 0.1
+    dropout_prob: Annotated[float, Within("[0, 1)")] = 0.1
     """Dropout probability in the encoder and before the classifier. Replaces the pre-training's."""
     pooling: Literal["cls", "mean", "segments"] = "cls"
     """Hidden states that the classifier reads. cls: that of [CLS], as in the paper. mean: the mean
@@ -1009,11 +786,11 @@ class FinetuneConfig:
     and in multiple choice, as mean.
     Use segments for a small or briefly trained encoder: no pre-training loss trains the hidden
     state of [CLS] directly, and few examples do not teach attention to compare two texts."""
-    reseeds: int = 2
+    reseeds: Annotated[int, AtLeast(0)] = 2
     """Maximum number of replacements of a seed whose run collapses, each with another seed. The
     results are those of the original seeds. The median with replacements is reported separately.
     The default in a grid is 0."""
-    reset_layers: int = 0
+    reset_layers: Annotated[int, AtLeast(0)] = 0
     """Top layers that begin with new weights instead of the pre-trained ones. The last layer of a
     small discriminator tells above all whether a token was replaced. Source: Zhang et al. 2021,
     "Revisiting Few-sample BERT Fine-tuning" (section 5)."""
@@ -1034,130 +811,87 @@ class FinetuneConfig:
     """As in pre-training."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """As in pre-training."""
-    threads: int = 0
+    threads: Annotated[int, AtLeast(0)] = 0
     """CPU threads; 0: one for each core this process may use."""
     layers: Literal["auto", "plain", "fused"] = "auto"
     """As in pre-training."""
 
-    def __post_init__(self) -> None:
-        require(
-            0 < self.learning_rate < math.inf,
-            f"learning_rate must be > 0 and finite, not {self.learning_rate}",
-        )
-        require(
-            0 < self.layer_lr_decay <= 1,
-            f"layer_lr_decay must lie in (0, 1], not {self.layer_lr_decay}",
-        )
-        for name in ("warmup_fraction", "dropout_prob"):
-            value = getattr(self, name)
-            require(0 <= value < 1, f"{name} must lie in [0, 1), not {value}")
-        require(
-            0 <= self.weight_decay < math.inf,
-            f"weight_decay must be >= 0 and finite, not {self.weight_decay}",
-        )
-        require(
-            self.max_grad_norm > 0,
-            f"max_grad_norm must be > 0, not {self.max_grad_norm}; inf does not clip",
-        )
-        require(self.batch_size >= 1, f"batch_size must be >= 1, not {self.batch_size}")
-        require(
-            self.keep_epoch == "last" or self.score_epochs == "all",
-            "keep_epoch best needs the score of every epoch: set score_epochs=all, not "
-            f"{self.score_epochs}",
-        )
-        require(
-            self.sequence_length == 0 or self.sequence_length >= 8,
-            f"sequence_length must be 0 or >= 8, not {self.sequence_length}",
-        )
-        for name in ("train_examples", "epochs", "reset_layers", "reseeds", "threads"):
-            require(getattr(self, name) >= 0, f"{name} must be >= 0, not {getattr(self, name)}")
+    needs = (Needs("keep_epoch=best", "score_epochs=all"),)
+
+    def check(self) -> None:
+        """Check what the table cannot say."""
+        self.must("sequence_length", not 0 < self.sequence_length < 8, "be 0 or >= 8")
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuickstartConfig:
+class QuickstartConfig(Settings):
     """Settings of all steps of `electra quickstart`, sized for some minutes."""
 
     tokenizer: TokenizerConfig
     prepare: PrepareConfig
     pretrain: PretrainConfig
     finetune: FinetuneConfig
-    max_chars: int = 15_000_000
+    max_chars: Annotated[int, AtLeast(1)] = 15_000_000
     """Characters of the packages' documentation that are read; pre-training reads less than that in
     some minutes. Texts named with --text are read whole."""
-    pretrain_seconds: int = 120
+    pretrain_seconds: Annotated[int, AtLeast(1)] = 120
     """Time for pre-training, seconds. The number of steps is what this machine computes in the
     time, at most `pretrain.train.steps`."""
-    min_tokens: int = 1_500_000
+    min_tokens: Annotated[int, AtLeast(0)] = 1_500_000
     """Tokens that pre-training reads at least, on a slow or busy machine in a longer time."""
-    max_seconds: int = 360
+    max_seconds: Annotated[int, AtLeast(1)] = 360
     """Longest time for pre-training, seconds, estimated from the first steps."""
-    num_packages: int = 8
+    num_packages: Annotated[int, AtLeast(2)] = 8
     """Number of classes: the task is to name the Python package that a text comes from."""
-    num_labelled: int = 160
+    num_labelled: Annotated[int, AtLeast(1)] = 160
     """Labelled texts for fine-tuning, twenty per package. Few labels, because labels are expensive,
     and pre-training helps most if labels are few."""
-    num_passages: int = 300
+    num_passages: Annotated[int, AtLeast(2)] = 300
     """Labelled passages for the question which punctuation mark follows a word."""
-    num_asked: int = 400
+    num_asked: Annotated[int, AtLeast(1)] = 400
     """Texts or passages in the dev set."""
-    seeds: int = 3
+    seeds: Annotated[int, AtLeast(1)] = 3
     """Fine-tunings with each learning rate, with and without pre-training; the median is
     reported."""
     learning_rates: str = "0.0005,0.001"
     """Learning rates of fine-tuning, separated by commas. Pre-trained and from scratch, the best on
     dev is reported."""
 
-    def __post_init__(self) -> None:
-        for name, least in (
-            ("max_chars", 1),
-            ("pretrain_seconds", 1),
-            ("min_tokens", 0),
-            ("max_seconds", self.pretrain_seconds),
-            ("num_packages", 2),
-            ("num_labelled", 2 * self.num_packages),  # each label twice, the rule of `own` tasks
-            ("num_passages", 2),
-            ("num_asked", self.num_packages),
-            ("seeds", 1),
-        ):
-            value = getattr(self, name)
-            require(value >= least, f"{name} must be at least {least}, not {value}")
+    needs = (
+        Order("pretrain_seconds", "at most", "max_seconds"),
+        Order("num_packages", "at most", "num_asked"),
+    )
+
+    def check(self) -> None:
+        """Check what the table cannot say."""
+        # Each label twice, the rule of `own` tasks.
+        is_enough = self.num_labelled >= 2 * self.num_packages
+        self.must("num_labelled", is_enough, f"be at least twice num_packages {self.num_packages}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeConfig:
+class ServeConfig(Settings):
     """Limits of `electra serve`; a request beyond them is refused with one line."""
 
-    threads: int = 0
+    threads: Annotated[int, AtLeast(0)] = 0
     """CPU threads that compute; 0: one per available core."""
-    batch_items: int = 64
+    batch_items: Annotated[int, AtLeast(1)] = 64
     """Texts or records that are computed together at most; 1: one at a time. Does not change the
     answers beyond rounding."""
-    max_body_bytes: int = 1 << 20
+    max_body_bytes: Annotated[int, AtLeast(1)] = 1 << 20
     """Size of a request's body, bytes. Status 413."""
-    max_texts: int = 64
+    max_texts: Annotated[int, AtLeast(1)] = 64
     """Texts or records of a request. Status 422."""
-    max_chars: int = 20_000
+    max_chars: Annotated[int, AtLeast(1)] = 20_000
     """Characters of a text or a record. Status 422."""
-    max_requests: int = 256
+    max_requests: Annotated[int, AtLeast(1)] = 256
     """Requests at a time; further ones have status 429 and a time after which to try again."""
-    max_waiting_chars: int = 2_000_000
+    max_waiting_chars: Annotated[int, AtLeast(1)] = 2_000_000
     """Characters of all texts that wait to be computed. Status 429, likewise."""
-    max_seconds: float = 30.0
+    max_seconds: Annotated[float, Within("(0, inf)")] = 30.0
     """Time for receiving a request (status 408), and for computing its answer (status 503),
     seconds."""
-    stop_seconds: float = 10.0
+    stop_seconds: Annotated[float, Within("(0, inf)")] = 10.0
     """Time for the requests in progress when the service is stopped, seconds."""
 
-    def __post_init__(self) -> None:
-        require(self.threads >= 0, f"threads must be >= 0, not {self.threads}")
-        for name in ("batch_items", "max_body_bytes", "max_texts", "max_chars", "max_requests"):
-            value = getattr(self, name)
-            require(value >= 1, f"{name} must be >= 1, not {value}")
-        require(
-            self.max_waiting_chars >= self.max_chars,
-            f"max_waiting_chars={self.max_waiting_chars} must be at least max_chars="
-            f"{self.max_chars}: otherwise a text within the limit would never be taken",
-        )
-        for name in ("max_seconds", "stop_seconds"):
-            value = getattr(self, name)
-            require(0 < value < math.inf, f"{name} must be positive and finite, not {value}")
+    needs = (Order("max_chars", "at most", "max_waiting_chars"),)

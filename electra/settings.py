@@ -1,17 +1,123 @@
-"""Settings from `section.field=value`, from TOML, and to and from JSON."""
+"""What holds for settings, and settings from `section.field=value`, from TOML, to and from JSON."""
 
 import dataclasses
 import math
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
+from operator import attrgetter
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from electra.errors import UserError, did_you_mean, require
 
 ConfigType = TypeVar("ConfigType")
+
+
+class Within(NamedTuple):
+    """The numbers that a field may have, as an annotation: Annotated[float, Within("[0, 1)")]."""
+
+    interval: str
+
+    def holds(self, number: float) -> bool:
+        """Return whether the number lies in the interval; NaN lies in none."""
+        least, most = map(float, self.interval[1:-1].split(","))
+        is_above = number >= least if self.interval[0] == "[" else number > least
+        return is_above and (number <= most if self.interval[-1] == "]" else number < most)
+
+    def __str__(self) -> str:
+        return f"in {self.interval}"
+
+
+class AtLeast(NamedTuple):
+    """The least number that a field may have, as an annotation: Annotated[int, AtLeast(1)]."""
+
+    least: int
+
+    def holds(self, number: float) -> bool:
+        """Return whether the number is large enough; NaN is not."""
+        return number >= self.least
+
+    def __str__(self) -> str:
+        return f">= {self.least}"
+
+
+class Needs(NamedTuple):
+    """A rule across fields: what one setting needs of another.
+
+    Both are written as for --set, such as "kind=bpe|unigram" for two values, or "kind!=bpe". The
+    name alone stands for any value but the empty one, 0 and false.
+    """
+
+    when: str
+    then: str
+    why: str = ""
+
+    def check(self, settings: "Settings") -> None:
+        """Raise UserError unless the rule holds."""
+        (name, value, is_so), (_, other, holds) = map(settings.look_up, (self.when, self.then))
+        then = settings.section + self.then.replace("!=", " other than ").replace("|", " or ")
+        instead = f", not {other}" if "=" in self.then else ""
+        why = f": {self.why}" if self.why else ""
+        require(holds or not is_so, f"{name} {value} needs {then}{instead}{why}")
+
+
+class Order(NamedTuple):
+    """A rule across fields: one number is "at most" or "less than" another."""
+
+    name: str
+    how: Literal["at most", "less than"]
+    other: str
+
+    def check(self, settings: "Settings") -> None:
+        """Raise UserError unless the rule holds."""
+        number, limit = (attrgetter(each)(settings) or 0 for each in (self.name, self.other))
+        holds = number < limit if self.how == "less than" else number <= limit
+        settings.must(self.name, holds, f"be {self.how} {settings.section}{self.other} {limit}")
+
+
+class Settings:
+    """Settings whose bounds and rules across fields are checked when they are made."""
+
+    section: ClassVar[str] = ""
+    """What stands before a field's name in --set, such as "train."."""
+    needs: ClassVar[tuple[Needs | Order, ...]] = ()
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            for bounds in getattr(field.type, "__metadata__", ()):
+                self.must(field.name, value is None or bounds.holds(value), f"be {bounds}")
+        for rule in self.needs:
+            rule.check(self)
+        self.check()
+
+    def check(self) -> None:
+        """Raise UserError where a rule across fields does not hold that `needs` cannot say."""
+
+    def must(self, name: str, holds: bool, how: str) -> None:
+        """Raise UserError unless a setting is as it must be."""
+        require(holds, f"{self.section}{name} must {how}, not {attrgetter(name)(self)!r}")
+
+    def look_up(self, condition: str) -> tuple[str, str, bool]:
+        """Return a setting's name and value, and whether a condition of `Needs` holds."""
+        name, sign, values = re.split("(!?=|$)", condition, maxsplit=1)
+        value = attrgetter(name)(self)
+        word = f"{value:g}" if isinstance(value, float) else str(value)
+        holds = (word in values.split("|")) == (sign == "=") if sign else bool(value)
+        return self.section + name, word, holds
 
 
 def setting_name(assignment: str) -> str:
@@ -93,7 +199,7 @@ def from_dict(config_type: type[ConfigType], values: Mapping[str, Any]) -> Confi
         UserError: A value does not have its field's type.
         KeyError, TypeError, AttributeError: The dictionaries are not from `to_dict`.
     """
-    hints = get_type_hints(config_type)
+    hints = _types(config_type)
     arguments = {}
     for name, value in values.items():
         if dataclasses.is_dataclass(hints[name]):
@@ -126,7 +232,7 @@ def _replace(config: ConfigType, values: Mapping[str, Any], prefix: str = "") ->
 
     All values of a dataclass change together, so its checks see the final values only.
     """
-    hints = get_type_hints(type(config))
+    hints = _types(type(config))
     changes: dict[str, Any] = {}
     inside: dict[str, dict[str, Any]] = {}
     for name, value in values.items():
@@ -138,7 +244,7 @@ def _replace(config: ConfigType, values: Mapping[str, Any], prefix: str = "") ->
                 f"unknown {what} {key!r} in {prefix + name!r}{did_you_mean(key, hints)}"
             )
         if dataclasses.is_dataclass(hints[key]):
-            fields = ", ".join(get_type_hints(hints[key]))
+            fields = ", ".join(_types(hints[key]))
             require(bool(rest), f"{prefix + name!r} is a section; set one of its fields: {fields}")
             inside.setdefault(key, {})[rest] = value
         else:
@@ -200,7 +306,7 @@ def parse_value(name: str, value: Any, hint: Any) -> Any:
 
 
 def _parse_table(name: str, table: dict[str, Any], kind: Any) -> Any:
-    hints, missing = get_type_hints(kind), dataclasses.MISSING
+    hints, missing = _types(kind), dataclasses.MISSING
     for key in table:
         require(key in hints, f"{name}: unknown key {key!r}{did_you_mean(key, hints)}")
     lacking = [
@@ -210,6 +316,12 @@ def _parse_table(name: str, table: dict[str, Any], kind: Any) -> Any:
     ]
     require(not lacking, f"{name} lacks {', '.join(lacking)}")
     return kind(**{key: parse_value(key, each, hints[key]) for key, each in table.items()})
+
+
+def _types(kind: type) -> dict[str, Any]:
+    """Return the type of each field of a dataclass, without bounds."""
+    hints = get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
 def _words(hint: type) -> str:

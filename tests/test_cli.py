@@ -13,7 +13,6 @@ import pytest
 
 from electra.cli import entry, main
 from electra.presets import PRESETS
-from electra.settings import override, override_from_toml
 
 SMALL = [
     "model.hidden_size=64",
@@ -132,50 +131,10 @@ def test_mistakes_are_one_line_with_status_2(capsys, chain, toy_text, tmp_path):
         (["pretran", shards], r"Unknown command \"pretran\". Did you mean \"pretrain\"\?"),
         (["pretrain", shards, "--uot", out], r"--uot.*Did you mean --out\?"),
         (["pretrain", shards, "--out", out, "--preset", "smal"], r"did you mean 'small'\?"),
+        (["pretrain", shards, "--out", out, "--set", "train.stpes=3"], r"did you mean 'steps'\?"),
         (
-            ["pretrain", shards, "--out", out, "--set", "train.stpes=3"],
-            r"unknown field 'stpes' in 'train.stpes'; did you mean 'steps'\?",
-        ),
-        (
-            ["pretrain", shards, "--out", out, "--set", "trian.steps=3"],
-            r"unknown section 'trian' in 'trian.steps'; did you mean 'train'\?",
-        ),
-        (
-            ["pretrain", shards, "--out", out, "--set", "train.steps=many"],
-            r"train.steps must be a whole number, not 'many'",
-        ),
-        *(
-            (
-                ["pretrain", shards, "--out", out, "--set", f"{name}={value}"],
-                rf"{name.split('.')[1]} must be .*, not '?{value}",
-            )
-            for name, value in [
-                ("model.num_attention_heads", 0),
-                ("model.num_attention_heads", -1),
-                ("model.hidden_size", 0),
-                ("model.num_hidden_layers", -2),
-                ("model.max_position_embeddings", 0),
-                ("model.type_vocab_size", 0),
-                ("model.type_vocab_size", 1),
-                ("model.layer_norm_eps", "nan"),
-                ("model.initializer_range", "inf"),
-                ("method.disc_weight", "inf"),
-                ("method.disc_weight", "nan"),
-                ("generator.temperature", "inf"),
-                ("generator.temperature", "nan"),
-                ("train.seed", "1e400"),
-                ("train.seed", "nan"),
-                ("train.seed", "0.5"),
-            ]
-        ),
-        (
-            ["pretrain", shards, "--out", out, "--set", "train.device=cdua"],
-            r"train.device cannot be 'cdua'; did you mean 'cuda'\?",
-        ),
-        (["pretrain", shards, "--out", out, "--set", "train.steps"], r"takes section.field=value"),
-        (
-            ["pretrain", shards, "--out", out, "--set", "examples.sequence_length=600"],
-            r"examples.sequence_length 600 must not exceed model.max_position_embeddings 512",
+            ["pretrain", shards, "--out", out, "--set", "model.hidden_size=0"],
+            r"hidden_size must be >= 1",
         ),
         (["pretrain", shards], r"needs SHARDS and --out RUN"),
         (["pretrain", folder / "run", "--out", out], r"is not the manifest of a shards folder"),
@@ -524,17 +483,6 @@ def test_settings_from_toml_then_from_set(capsys, chain, tmp_path):
     status, _, err = run(capsys, *words, "--dry-run")
     assert status == 2
     assert "is not valid TOML" in err
-
-
-@pytest.mark.parametrize(
-    ("word", "number"),
-    [("1e6", 10**6), ("2.0", 2), (str(2**53 + 1), 2**53 + 1), (str(2**63 - 1), 2**63 - 1)],
-)
-def test_whole_numbers_are_read_exactly(tmp_path, word, number):
-    toml = tmp_path / "recipe.toml"
-    toml.write_text(f"[train]\nseed = {word}\n")
-    assert override(PRESETS["tiny"], [f"train.seed={word}"]).train.seed == number
-    assert override_from_toml(PRESETS["tiny"], toml).train.seed == number
 
 
 @pytest.mark.parametrize(

@@ -127,20 +127,6 @@ def test_settings_are_recorded_and_the_folder_gives_its_predictions(start, data,
         export_finetuned(read_finetuned(out), tmp_path / "exported")
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (["features.layers=-1"], "features.layers must be >= 0, not -1"),
-        (["features.layers=4", "features.lstm_size=-1"], "features.lstm_size must be >= 0, not -1"),
-        (["features.layers=4", "features.combine=mean"], "features.combine cannot be 'mean'"),
-        (["features.combine=sum"], "features.combine sum is for an encoder that is read"),
-    ],
-)
-def test_settings_that_mean_nothing_are_refused(settings, message):
-    with pytest.raises(UserError, match=message):
-        override(FinetuneConfig(), settings)
-
-
 def test_what_does_not_fit_the_start_or_the_task_is_refused(pretrained, data):
     task = read_task("own", data["own"], CONFIG)
     small = dataclasses.replace(pretrained, encoder=PRESETS["small"].model)

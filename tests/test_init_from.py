@@ -109,24 +109,11 @@ def test_sizes_are_those_of_the_start(folders, toy_config):
         (["generator.start=layers", "generator.hidden_fraction=0.5"], "takes the lower of 2"),
         (["generator.hidden_fraction=0.5"], "not those of the settings"),
         (["generator.start=folder", "generator.start_folder=none"], "neither a run"),
-        (["generator.start=folder"], "go together"),
-        (["generator.kind=unigram", "generator.warmup_steps=2"], "of a generator that learns"),
-        (["method.objective=mlm", "generator.warmup_steps=2"], "needs an objective with a generat"),
-        (["method.sharing=all", "generator.layers_fraction=1", "generator.start=new",
-          "generator.warmup_steps=2"], "needs two networks"),
-        (["generator.warmup_steps=8"], "must be less than train.steps 8"),
-        (["generator.warmup_steps=-1"], "must be >= 0"),
     ],
 )  # fmt: skip
 def test_contradictions_are_refused(folders, toy_config, settings, says):
     with pytest.raises(UserError, match=says):
         continued(toy_config, folders / "run", *settings)
-
-
-def test_what_belongs_to_continued_runs_is_refused_elsewhere(toy_config):
-    for setting in ("generator.start=layers", "train.also_evaluate=x", "train.evaluate_with=x"):
-        with pytest.raises(UserError, match=r"with train\.init_from"):
-            override(toy_config, [setting])
 
 
 def test_folders_that_do_not_fit_are_refused(folders, toy_shards, toy_config, tmp_path):

@@ -322,22 +322,3 @@ def test_true_count_is_that_of_torch(settings, length):
     assert count_true(objective, length) == pytest.approx(
         counter.get_total_flops() / tokens, rel=0.01
     )
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (["model.embedding_size=128"], "embedding_size 128 must be hidden_size 256"),
-        (["generator.hidden_fraction=0.25"], "needs a generator as wide as the model"),
-        (["method.mode=reference", "optimizer.matrices=adamw"], "no model.architecture modernbert"),
-        (["train.initial_weights=neighbours"], "neighbours needs position embeddings"),
-        (["model.type_vocab_size=3"], "no segment embeddings: leave it at 2"),
-        (["model.local_attention=33"], "local_attention must be even and >= 2, not 33"),
-        (["model.global_attn_every_n_layers=0"], "must be >= 1, not 0"),
-        (["model.num_attention_heads=256"], "heads of an even size, not 1"),
-        (["model.architecture=electra", "model.norm_bias=true"], "for architecture modernbert"),
-    ],
-)
-def test_what_has_no_place_is_refused(settings, message):
-    with pytest.raises(UserError, match=message):
-        override(PRESETS["modern-mini"], settings)

@@ -141,7 +141,7 @@ def test_what_cannot_be_a_quickstart_leaves_nothing(capsys, texts, tmp_path, mon
         (["--text", "-"], "quickstart reads the text several times; save - as a file first"),
         (["--text", tmp_path / "pipe"], "quickstart reads the text several times"),
         ([], "this Python has no documentation to read; name text with --text"),
-        (["--text", texts, "--set", "num_packages=1"], "num_packages must be at least 2, not 1"),
+        (["--text", texts, "--set", "num_packages=1"], "num_packages must be >= 2, not 1"),
     ):
         status, _, err = run(capsys, *words, "--out", out)
         assert (status, len(err.splitlines())) == (2, 1), err

@@ -185,7 +185,6 @@ def test_a_run_in_reference_mode(toy_shards, toy_config, tmp_path):
     [
         (["method.objective=replace_mlm"], "the released code has no replace_mlm"),
         (["method.scheme=adversarial"], "the released code has no adversarial"),
-        (["method.mask_unit=span"], "mask_unit span needs mode paper"),
     ],
 )
 def test_what_the_released_code_does_not_have(settings, says):

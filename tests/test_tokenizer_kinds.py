@@ -350,8 +350,6 @@ def test_tokens_without_signs_of_words_are_refused(tmp_path):
     for kind in KINDS:
         with pytest.raises(UserError, match="no text to train"):
             Tokenizer.train(["", " "], TokenizerConfig(kind=kind, vocab_size=300))
-    with pytest.raises(UserError, match="split_ideographs is a setting of wordpiece; kind=bpe has"):
-        TokenizerConfig(kind="bpe", split_ideographs=True)
     with pytest.raises(UserError, match="min_frequency is a setting of wordpiece and bpe"):
         Tokenizer.train(LINES, TokenizerConfig(kind="unigram", min_frequency=3))
 

@@ -9,7 +9,7 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import torch
 from torch import Tensor
@@ -667,12 +667,13 @@ def config_from_huggingface(values: Mapping[str, Any]) -> EncoderConfig:
         value = values.get(name, _FIXED.get(name))
         require(value == expected, f"{name} must be {expected!r}, not {value!r}")
     sizes: dict[str, Any] = {}
+    hints = get_type_hints(EncoderConfig)
     for field in dataclasses.fields(EncoderConfig):
         if field.name == "architecture" or field.name in MODERNBERT_ONLY:
             continue
         value = values.get(field.name, _DEFAULT_SIZES.get(field.name, field.default))
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if field.type is int:
+        if hints[field.name] is int:
             fits, rule = (
                 isinstance(value, int) and is_number and value >= 1,
                 "a whole number from 1",
