@@ -21,7 +21,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from electra.errors import require
+from electra.files import new_file, refuse_existing
 from electra.processes import follow_parent, usable_cores
 
 STANDARD_LIBRARY = "python"
@@ -94,12 +94,10 @@ def write_jsonl(docstrings: Iterable[Docstring], path: str | Path) -> None:
         UserError: The file exists already.
     """
     path = Path(path)
-    require(not path.exists(), f"{path} exists already; remove it or choose another name")
-    incomplete = path.with_name(f"{path.name}.incomplete")
-    with incomplete.open("w", encoding="utf-8", newline="\n") as file:
-        for docstring in docstrings:
-            file.write(json.dumps(docstring._asdict(), ensure_ascii=False) + "\n")
-    incomplete.rename(path)
+    refuse_existing(path)
+    lines = (json.dumps(each._asdict(), ensure_ascii=False) + "\n" for each in docstrings)
+    with new_file(path) as incomplete, incomplete.open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines(lines)
 
 
 def _list_modules() -> Iterator[tuple[Path, str, str]]:

@@ -1,8 +1,4 @@
-"""Fine-tunings from pre-trained weights and from scratch, several at a time.
-
-An encoder of the quickstart's size computes faster in several processes of one thread than in one
-process of several threads.
-"""
+"""Every command once: corpus, vocabulary, shards, pre-training, fine-tuning, export, report."""
 
 import dataclasses
 import itertools
@@ -40,7 +36,6 @@ from electra.quickstart.questions import (
     MIN_WORDS,
     WINDOW_WORDS,
     PackageQuestion,
-    PunctuationQuestion,
     package_question,
     punctuation_question,
     write_passages,
@@ -55,7 +50,7 @@ from electra.reports.runs import (
     read_samples,
 )
 from electra.reports.tokens import Sentence, count_least_trusted
-from electra.settings import flatten, to_dict
+from electra.settings import differences
 from electra.shards.prepare import prepare
 from electra.shards.store import Shards, open_shards
 from electra.terminal.live import Display, Progress
@@ -73,12 +68,224 @@ from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.machine import prepare_machine
 
 REFRESH_SECONDS = 0.2
-_records: SimpleQueue[tuple[int, float]]
-"""In a worker: where it tells which comparison has done how many runs."""
+NUM_SUSPECTS = 10
+PROBE_SECONDS = 2.0
+MIN_STEPS = 100
+SHOWN_TOKENS = 40
+"""Tokens of the sample on the terminal."""
+MAX_PASSAGES = 20_000
+"""Most lines per file in the question."""
+MAX_GROUP, MIN_GROUPS = 20, 20
+"""Most neighbouring lines in a group, and fewest groups per file.
+
+A group belongs to train or to test as a whole."""
+
+
+def quickstart(text: Sequence[str], out: Path, config: QuickstartConfig) -> None:
+    """Run all steps, print them, and write their results into the folder `out`.
+
+    Args:
+        text: The user's files; if empty, the documentation of the installed packages.
+        out: The folder to write; must not exist.
+        config: The settings of all steps.
+
+    Raises:
+        UserError: There is no text, or a file is damaged or can be read only once.
+    """
+    began = time.perf_counter()
+    corpus, question = _find_corpus(text, out, config)
+    tokenizer = _train_tokenizer(corpus, out, config)
+    shards = _prepare(corpus, tokenizer, out, config)
+    tasks = _write_questions(question, shards, out, config)
+    settings = fit_to_time(config, shards)
+    samples = _pretrain(settings, shards, out)
+    finetunings = compare(*_plan_comparisons(out, tasks, settings, config)) if tasks else []
+    export(out / "run", out / "exported")
+    next_command = f"electra pretrain {out}/shards --out longer-run --set train.steps=20000"
+    _report(out, shards, samples, finetunings, next_command)
+    minutes = (time.perf_counter() - began) / 60
+    print_done(f"wrote {out} in {minutes:.1f} minutes", next_command)
+
+
+def _find_corpus(
+    text: Sequence[str], out: Path, config: QuickstartConfig
+) -> tuple[list[str], PackageQuestion | None]:
+    """Make the folder; return the files of the corpus, and a question where a text is from."""
+    if text:
+        sources = find_sources(text)
+        if sources.passed_over:
+            print_note(name_passed_over(sources.passed_over))
+        corpus, what, question = list(text), "files", _ask_about_files(sources.files, config)
+        out.mkdir(parents=True)
+    else:
+        print_step("corpus: the documentation of Python and its packages (parsed, never run)")
+        with Progress("reading", unit="texts") as progress:
+            docstrings = list(_show_count(harvest(config.max_chars), progress))
+        require(bool(docstrings), "this Python has no documentation to read; name text with --text")
+        corpus, what = [str(out / "corpus.jsonl")], "packages"
+        question = package_question(docstrings, config.num_packages, config.prepare.seed)
+        out.mkdir(parents=True)
+        write_jsonl(docstrings, out / "corpus.jsonl")
+    print_step(
+        f"question: which of {len(question.packages)} {what} does a text come from?"
+        if question
+        else f"no question of {what}: it needs two {what} with a few lines of at least {MIN_WORDS} "
+        "words"
+    )
+    return corpus, question
+
+
+def _ask_about_files(files: Sequence[Path], config: QuickstartConfig) -> PackageQuestion | None:
+    """Return the question which of the largest files a line is from, or None with too few lines."""
+    for file in files:
+        require(
+            file.is_file(), f"quickstart reads the text several times; save {file} as a file first"
+        )
+    largest = sorted(files, key=lambda file: file.stat().st_size, reverse=True)
+    above = Path(os.path.commonpath([file.absolute().parent for file in files]))
+    passages = []
+    for file in largest[: config.num_packages]:
+        # Labels must be printable. The split depends on them, so they name no folder above.
+        label = str(file.absolute().relative_to(above))
+        name = "".join(char if char.isprintable() else "\ufffd" for char in label)
+        lines = list(itertools.islice(_stream_lines([file], config.prepare), MAX_PASSAGES))
+        # Groups keep neighbouring lines together in train or test; small files have small groups.
+        group = min(MAX_GROUP, max(1, len(lines) // MIN_GROUPS))
+        passages += [
+            Docstring(package=name, module=str(number // group), name="", text=line)
+            for number, line in enumerate(lines)
+        ]
+    return package_question(passages, config.num_packages, config.prepare.seed)
+
+
+def _stream_lines(files: Sequence[Path], config: PrepareConfig) -> Iterator[str]:
+    for document in read_documents(
+        files, border=config.border, text_field=config.text_field, counts=TextCounts()
+    ):
+        yield from document
+
+
+def _show_count(items: Iterable[Any], progress: Progress) -> Iterator[Any]:
+    for number, item in enumerate(items, start=1):
+        progress.update(number, None)
+        yield item
+
+
+def _train_tokenizer(corpus: Sequence[str], out: Path, config: QuickstartConfig) -> Tokenizer:
+    words, changed = shlex.join(corpus), set_words(TokenizerConfig(), config.tokenizer)
+    print_step(f"electra tokenizer {words} --out {out}/tokenizer{changed}")
+    with Progress("vocabulary", unit="lines") as progress:
+        lines = _stream_lines(find_sources(corpus).files, config.prepare)
+        tokenizer = Tokenizer.train(_show_count(lines, progress), config.tokenizer)
+    tokenizer.save(out / "tokenizer")
+    return tokenizer
+
+
+def _prepare(
+    corpus: Sequence[str], tokenizer: Tokenizer, out: Path, config: QuickstartConfig
+) -> Shards:
+    words, changed = shlex.join(corpus), set_words(PrepareConfig(), config.prepare)
+    print_step(f"electra prepare {words} --tokenizer {out}/tokenizer --out {out}/shards{changed}")
+    with Progress("preparing", unit="bytes") as progress:
+        manifest = prepare(
+            corpus,
+            tokenizer,
+            out / "shards",
+            config.prepare,
+            lambda done, total, tokens: progress.update(done, total, f"{tokens:,} tokens"),
+        )
+    if number := manifest["text"]["files_of_lines"]:
+        print_note(f"files with few blank lines or none, each line a document: {number}")
+    return open_shards(out / "shards")
+
+
+def _write_questions(
+    question: PackageQuestion | None, shards: Shards, out: Path, config: QuickstartConfig
+) -> dict[str, str]:
+    """Write the folder of each question; return the name of its task, by folder."""
+    tasks = {}
+    if question:
+        tasks["package"] = "own"
+        folder = out / "package"
+        folder.mkdir()
+        train, dev = question.train[: config.num_labelled], question.test[: config.num_asked]
+        for name, part in (("train", train), ("dev", dev)):
+            lines = [json.dumps(each._asdict(), ensure_ascii=False) + "\n" for each in part]
+            (folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+    marks = punctuation_question(shards, config.num_passages, config.num_asked, config.prepare.seed)
+    if marks:
+        tasks["punctuation"] = "tagging"
+        folder = out / "punctuation"
+        folder.mkdir()
+        write_passages(marks.train, folder / "train.txt")
+        write_passages(marks.test, folder / "dev.txt")
+        print_step(
+            "question: which punctuation mark follows a word? "
+            f"({len(marks.train)} labelled passages of the held-out text)"
+        )
+    else:
+        print_step(
+            f"no question of punctuation: the held-out text holds fewer than {MIN_PASSAGES} "
+            f"passages of {WINDOW_WORDS} words with a mark"
+        )
+    return tasks
+
+
+def fit_to_time(config: QuickstartConfig, shards: Shards) -> PretrainConfig:
+    """Return the pre-training settings with the number of steps for this machine.
+
+    A few steps are timed, with several numbers of threads unless the settings have one. Threads
+    wait for each other, so that one thread too many on a busy machine takes many times as long. A
+    machine that reads less than `min_tokens` in `pretrain_seconds` takes longer, up to
+    `max_seconds`. Warm-up and evaluation scale with the number of steps.
+    """
+    settings = fit_to_shards(config.pretrain, shards)
+    train = settings.train
+    cores = usable_cores()
+    choices = {train.threads} if train.threads else {cores, max(1, cores - 1), -(-cores // 2), 1}
+    machine = prepare_machine(train.device, train.precision, train.threads)
+    model = build_model(settings, shards.tokenizer, machine, count_tokens(shards))
+    taken = {}
+    for threads in sorted(choices, reverse=True):
+        machine = prepare_machine(train.device, train.precision, threads)
+        taken[threads] = time_step(model, settings, machine, PROBE_SECONDS)
+    threads, seconds = min(taken.items(), key=lambda pair: pair[1])
+    enough = config.min_tokens / (train.batch_size * settings.examples.sequence_length)
+    allowed = min(max(config.pretrain_seconds / seconds, enough), config.max_seconds / seconds)
+    steps = min(train.steps, max(MIN_STEPS, round(allowed)))
+    optimizer = dataclasses.replace(settings.optimizer, warmup_steps=longest_warmup(steps))
+    train = dataclasses.replace(
+        train,
+        steps=steps,
+        log_every=50,
+        evaluate_every=-(-steps // 4),  # rounded up: no evaluation just before the last
+        save_every=steps,
+        threads=threads,
+    )
+    return dataclasses.replace(settings, optimizer=optimizer, train=train)
+
+
+def _pretrain(settings: PretrainConfig, shards: Shards, out: Path) -> list[Sentence]:
+    """Pre-train, and print and return samples of held-out text."""
+    changed = set_words(fit_to_shards(PRESETS["tiny"], shards), settings)
+    print_step(f"electra pretrain {out}/shards --out {out}/run{changed}")
+    with Display(steps=settings.train.steps) as display:
+        pretrain(out / "shards", out / "run", settings, display.show)
+    samples = read_samples(out / "run")
+    if samples:
+        print_step(
+            "a held-out text, with the generator's samples and the discriminator's probabilities"
+        )
+        print_tokens(samples[0][:SHOWN_TOKENS])
+    return samples
 
 
 class Comparison(NamedTuple):
-    """One question, asked from one start."""
+    """One question, asked from one start.
+
+    An encoder of the quickstart's size computes faster in several processes of one thread than in
+    one process of several threads.
+    """
 
     run: Path
     """The pre-training."""
@@ -96,6 +303,43 @@ class Comparison(NamedTuple):
     def combinations(self) -> dict[str, FinetuneConfig]:
         """Settings of each learning rate, by name."""
         return combine(self.config, (), [self.grid])
+
+
+def _plan_comparisons(
+    out: Path, questions: dict[str, str], settings: PretrainConfig, config: QuickstartConfig
+) -> tuple[list[Comparison], int]:
+    """Print the command of each comparison; return them and how many run at a time.
+
+    Each start has its own best of the same learning rates.
+    """
+    grid = f"learning_rate={config.learning_rates}"
+    threads = config.finetune.threads or settings.train.threads
+    num_workers = max(1, min(threads, 2 * len(questions)))
+    finetune = dataclasses.replace(config.finetune, threads=threads // num_workers)
+    comparisons = []
+    for (name, task), from_scratch in itertools.product(questions.items(), (False, True)):
+        start = "scratch" if from_scratch else "pretrained"
+        own = finetune.own
+        if task == "own":  # the name of another task is that of its folder
+            own = dataclasses.replace(own, name=name)
+        comparison = Comparison(
+            run=out / "run",
+            task=task,
+            data=out / name,
+            out=out / f"{name}-{start}",
+            config=dataclasses.replace(finetune, own=own),
+            grid=grid,
+            seeds=config.seeds,
+            from_scratch=from_scratch,
+        )
+        comparisons.append(comparison)
+        flag = " --from-scratch" if from_scratch else ""
+        flag += set_words(finetune_preset(settings.model), comparison.config)
+        print_step(
+            f"electra finetune {out}/run --task {task} --data {comparison.data} "
+            f"--out {comparison.out} --seeds {config.seeds} --grid {grid}{flag}"
+        )
+    return comparisons, num_workers
 
 
 def compare(comparisons: Sequence[Comparison], num_workers: int) -> list[Finetuning]:
@@ -150,6 +394,10 @@ def _search(number: int, comparison: Comparison, show: Callable[[int, float], No
     )
 
 
+_records: SimpleQueue[tuple[int, float]]
+"""In a worker: where it tells which comparison has done how many runs."""
+
+
 def _begin(records: SimpleQueue[tuple[int, float]]) -> None:
     global _records
     follow_parent()
@@ -165,7 +413,41 @@ def _read_best(out: Path) -> Finetuning:
     return read_finetuning(out / results["best"] / "results.json")
 
 
-NUM_SUSPECTS = 10
+def _report(
+    out: Path,
+    shards: Shards,
+    samples: Sequence[Sentence],
+    finetunings: Sequence[Finetuning],
+    next_command: str,
+) -> None:
+    """Write the report, and print its tables and what they say in words."""
+    runs = read_runs([out / "run"])
+    files = {
+        str(out / "report.html"): "the report: curves, scores and samples in one file",
+        str(out / "run"): "the run: checkpoints, metrics.jsonl, settings",
+        str(out / "exported"): "the encoder for transformers (the generator in generator/)",
+        str(out / "shards"): "the prepared corpus, for any sequence length",
+    }
+    write_page(
+        out / "report.html",
+        runs,
+        finetunings=finetunings,
+        sentences=samples,
+        files=files,
+        next_command=next_command,
+    )
+    print_step("results")
+    for table in (heldout_table(runs), finetuning_table(finetunings)):
+        if table.rows:
+            print_table(table.rows, table.headers)
+    print_table(list(files.items()), ["path", "content"])
+    verdicts = []
+    if samples:
+        counts = count_tokens(shards).tolist()
+        tokens = shards.tokenizer.tokens(range(len(counts)))
+        verdicts.append(describe_learnt(samples, dict(zip(tokens, counts, strict=True))))
+    pairs = zip(finetunings[::2], finetunings[1::2], strict=True)
+    print_lines([*verdicts, *(describe_gain(*pair) for pair in pairs)])
 
 
 def describe_learnt(samples: Sequence[Sentence], frequency_of: Mapping[str, float]) -> str:
@@ -205,276 +487,10 @@ def describe_gain(pretrained: Finetuning, scratch: Finetuning) -> str:
     )
 
 
-PROBE_SECONDS = 2.0
-MIN_STEPS = 100
-SHOWN_TOKENS = 40
-"""Tokens of the sample on the terminal."""
-MAX_PASSAGES = 20_000
-"""Most lines per file in the question."""
-MAX_GROUP, MIN_GROUPS = 20, 20
-"""Most neighbouring lines in a group, and fewest groups per file.
-
-A group belongs to train or to test as a whole."""
-
-
-def quickstart(text: Sequence[str], out: Path, config: QuickstartConfig) -> None:
-    """Run all steps, print them, and write their results into the folder `out`.
-
-    Args:
-        text: The user's files; if empty, the documentation of the installed packages.
-        out: The folder to write; must not exist.
-        config: The settings of all steps.
-
-    Raises:
-        UserError: There is no text, or a file is damaged or can be read only once.
-    """
-    began = time.perf_counter()
-    corpus = list(text) or [str(out / "corpus.jsonl")]
-    if text:
-        sources = find_sources(text)
-        if sources.passed_over:
-            print_note(name_passed_over(sources.passed_over))
-        question = _ask_about_files(sources.files, config)
-        out.mkdir(parents=True)
-    else:
-        print_step("corpus: the documentation of Python and its packages (parsed, never run)")
-        with Progress("reading", unit="texts") as progress:
-            docstrings = list(_show_count(harvest(config.max_chars), progress))
-        require(bool(docstrings), "this Python has no documentation to read; name text with --text")
-        question = package_question(docstrings, config.num_packages, config.prepare.seed)
-        out.mkdir(parents=True)
-        write_jsonl(docstrings, out / "corpus.jsonl")
-    print_step(_describe_question(question, "files" if text else "packages"))
-
-    words = shlex.join(corpus)
-    changed = set_words(TokenizerConfig(), config.tokenizer)
-    print_step(f"electra tokenizer {words} --out {out}/tokenizer{changed}")
-    with Progress("vocabulary", unit="lines") as progress:
-        texts = find_sources(corpus).files
-        lines = _show_count(_stream_lines(texts, config.prepare), progress)
-        tokenizer = Tokenizer.train(lines, config.tokenizer)
-    tokenizer.save(out / "tokenizer")
-
-    changed = set_words(PrepareConfig(), config.prepare)
-    print_step(f"electra prepare {words} --tokenizer {out}/tokenizer --out {out}/shards{changed}")
-    with Progress("preparing", unit="bytes") as progress:
-        manifest = prepare(
-            corpus,
-            tokenizer,
-            out / "shards",
-            config.prepare,
-            lambda done, total, tokens: progress.update(done, total, f"{tokens:,} tokens"),
-        )
-    if number := manifest["text"]["files_of_lines"]:
-        print_note(f"files with few blank lines or none, each line a document: {number}")
-
-    shards = open_shards(out / "shards")
-    questions = {}
-    if question:
-        questions["package"] = "own"
-        _write_question(out / "package", question, config)
-    if marks := punctuation_question(
-        shards, config.num_passages, config.num_asked, config.prepare.seed
-    ):
-        questions["punctuation"] = "tagging"
-        print_step(
-            "question: which punctuation mark follows a word? "
-            f"({len(marks.train)} labelled passages of the held-out text)"
-        )
-        _write_passages(out / "punctuation", marks)
-    else:
-        print_step(
-            f"no question of punctuation: the held-out text holds fewer than {MIN_PASSAGES} "
-            f"passages of {WINDOW_WORDS} words with a mark"
-        )
-    settings = fit_to_time(config, shards)
-    changed = set_words(fit_to_shards(PRESETS["tiny"], shards), settings)
-    print_step(f"electra pretrain {out}/shards --out {out}/run{changed}")
-    with Display(steps=settings.train.steps) as display:
-        pretrain(out / "shards", out / "run", settings, display.show)
-    samples = read_samples(out / "run")
-    if samples:
-        print_step(
-            "a held-out text, with the generator's samples and the discriminator's probabilities"
-        )
-        print_tokens(samples[0][:SHOWN_TOKENS])
-
-    comparisons, num_workers = _plan_comparisons(out, questions, settings, config)
-    finetunings = compare(comparisons, num_workers) if comparisons else []
-
-    runs = read_runs([out / "run"])
-    export(out / "run", out / "exported")
-    files = {
-        str(out / "report.html"): "the report: curves, scores and samples in one file",
-        str(out / "run"): "the run: checkpoints, metrics.jsonl, settings",
-        str(out / "exported"): "the encoder for transformers (the generator in generator/)",
-        str(out / "shards"): "the prepared corpus, for any sequence length",
-    }
-    next_command = f"electra pretrain {out}/shards --out longer-run --set train.steps=20000"
-    write_page(
-        out / "report.html",
-        runs,
-        finetunings=finetunings,
-        sentences=samples,
-        files=files,
-        next_command=next_command,
-    )
-    print_step("results")
-    for table in (heldout_table(runs), finetuning_table(finetunings)):
-        if table.rows:
-            print_table(table.rows, table.headers)
-    print_table([[path, what] for path, what in files.items()], ["path", "content"])
-    verdicts = [
-        describe_gain(*pair) for pair in zip(finetunings[::2], finetunings[1::2], strict=True)
-    ]
-    if samples:
-        counts = count_tokens(shards).tolist()
-        tokens = shards.tokenizer.tokens(range(len(counts)))
-        verdicts.insert(0, describe_learnt(samples, dict(zip(tokens, counts, strict=True))))
-    print_lines(verdicts)
-    minutes = (time.perf_counter() - began) / 60
-    print_done(f"wrote {out} in {minutes:.1f} minutes", next_command)
-
-
-def _plan_comparisons(
-    out: Path, questions: dict[str, str], settings: PretrainConfig, config: QuickstartConfig
-) -> tuple[list[Comparison], int]:
-    """Print the command of each comparison; return them and how many run at a time.
-
-    Each start has its own best of the same learning rates.
-    """
-    grid = f"learning_rate={config.learning_rates}"
-    threads = config.finetune.threads or settings.train.threads
-    num_workers = max(1, min(threads, 2 * len(questions)))
-    finetune = dataclasses.replace(config.finetune, threads=threads // num_workers)
-    comparisons = []
-    for (name, task), from_scratch in itertools.product(questions.items(), (False, True)):
-        start = "scratch" if from_scratch else "pretrained"
-        own = finetune.own
-        if task == "own":  # the name of another task is that of its folder
-            own = dataclasses.replace(own, name=name)
-        comparison = Comparison(
-            run=out / "run",
-            task=task,
-            data=out / name,
-            out=out / f"{name}-{start}",
-            config=dataclasses.replace(finetune, own=own),
-            grid=grid,
-            seeds=config.seeds,
-            from_scratch=from_scratch,
-        )
-        comparisons.append(comparison)
-        flag = " --from-scratch" if from_scratch else ""
-        flag += set_words(finetune_preset(settings.model), comparison.config)
-        print_step(
-            f"electra finetune {out}/run --task {task} --data {comparison.data} "
-            f"--out {comparison.out} --seeds {config.seeds} --grid {grid}{flag}"
-        )
-    return comparisons, num_workers
-
-
-def fit_to_time(config: QuickstartConfig, shards: Shards) -> PretrainConfig:
-    """Return the pre-training settings with the number of steps for this machine.
-
-    A few steps are timed, with several numbers of threads unless the settings have one. Threads
-    wait for each other, so that one thread too many on a busy machine takes many times as long. A
-    machine that reads less than `min_tokens` in `pretrain_seconds` takes longer, up to
-    `max_seconds`. Warm-up and evaluation scale with the number of steps.
-    """
-    settings = fit_to_shards(config.pretrain, shards)
-    train = settings.train
-    cores = usable_cores()
-    choices = {train.threads} if train.threads else {cores, max(1, cores - 1), -(-cores // 2), 1}
-    machine = prepare_machine(train.device, train.precision, train.threads)
-    model = build_model(settings, shards.tokenizer, machine, count_tokens(shards))
-    taken = {}
-    for threads in sorted(choices, reverse=True):
-        machine = prepare_machine(train.device, train.precision, threads)
-        taken[threads] = time_step(model, settings, machine, PROBE_SECONDS)
-    threads, seconds = min(taken.items(), key=lambda pair: pair[1])
-    enough = config.min_tokens / (train.batch_size * settings.examples.sequence_length)
-    allowed = min(max(config.pretrain_seconds / seconds, enough), config.max_seconds / seconds)
-    steps = min(train.steps, max(MIN_STEPS, round(allowed)))
-    optimizer = dataclasses.replace(settings.optimizer, warmup_steps=longest_warmup(steps))
-    train = dataclasses.replace(
-        train,
-        steps=steps,
-        log_every=50,
-        evaluate_every=-(-steps // 4),  # rounded up: no evaluation just before the last
-        save_every=steps,
-        threads=threads,
-    )
-    return dataclasses.replace(settings, optimizer=optimizer, train=train)
-
-
 def set_words(default: Any, settings: Any) -> str:
     """Return " --set name=value ..." with the settings that differ from the default, or ""."""
-    before = dict(flatten(to_dict(default)))
     changes = [
         f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}"
-        for name, value in flatten(to_dict(settings))
-        if value != before[name]
+        for name, (_, value) in differences(default, settings).items()
     ]
     return f" --set {' '.join(changes)}" if changes else ""
-
-
-def _show_count(items: Iterable[Any], progress: Progress) -> Iterator[Any]:
-    for number, item in enumerate(items, start=1):
-        progress.update(number, None)
-        yield item
-
-
-def _stream_lines(files: Sequence[Path], config: PrepareConfig) -> Iterator[str]:
-    for document in read_documents(
-        files, border=config.border, text_field=config.text_field, counts=TextCounts()
-    ):
-        yield from document
-
-
-def _ask_about_files(files: Sequence[Path], config: QuickstartConfig) -> PackageQuestion | None:
-    """Return the question which of the largest files a line is from, or None with too few lines.
-
-    Raises:
-        UserError: A file can be read only once, or is damaged.
-    """
-    for file in files:
-        require(
-            file.is_file(), f"quickstart reads the text several times; save {file} as a file first"
-        )
-    largest = sorted(files, key=lambda file: file.stat().st_size, reverse=True)
-    above = Path(os.path.commonpath([file.absolute().parent for file in files]))
-    passages = []
-    for file in largest[: config.num_packages]:
-        # Labels must be printable. The split depends on them, so they name no folder above.
-        label = str(file.absolute().relative_to(above))
-        name = "".join(char if char.isprintable() else "\ufffd" for char in label)
-        lines = list(itertools.islice(_stream_lines([file], config.prepare), MAX_PASSAGES))
-        # Groups keep neighbouring lines together in train or test; small files have small groups.
-        group = min(MAX_GROUP, max(1, len(lines) // MIN_GROUPS))
-        passages += [
-            Docstring(package=name, module=str(number // group), name="", text=line)
-            for number, line in enumerate(lines)
-        ]
-    return package_question(passages, config.num_packages, config.prepare.seed)
-
-
-def _describe_question(question: PackageQuestion | None, what: str) -> str:
-    if question:
-        return f"question: which of {len(question.packages)} {what} does a text come from?"
-    return (
-        f"no question of {what}: it needs two {what} with a few lines of at least {MIN_WORDS} words"
-    )
-
-
-def _write_question(folder: Path, question: PackageQuestion, config: QuickstartConfig) -> None:
-    folder.mkdir()
-    train, dev = question.train[: config.num_labelled], question.test[: config.num_asked]
-    for name, part in (("train", train), ("dev", dev)):
-        lines = [json.dumps(each._asdict(), ensure_ascii=False) + "\n" for each in part]
-        (folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
-
-
-def _write_passages(folder: Path, question: PunctuationQuestion) -> None:
-    folder.mkdir()
-    write_passages(question.train, folder / "train.txt")
-    write_passages(question.test, folder / "dev.txt")
