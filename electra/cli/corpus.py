@@ -305,11 +305,15 @@ def inspect(
     json
         Print one JSON object.
     """
-    from electra.reports.inspection import report_shards, report_text
+    from electra.reports.inspection import (
+        describe_shards,
+        describe_text,
+        report_shards,
+        report_text,
+    )
     from electra.shards.store import open_shards
-    from electra.terminal.inspection import print_shards_report, print_text_report
     from electra.terminal.live import Progress
-    from electra.terminal.printing import print_lines
+    from electra.terminal.printing import print_lines, print_sections
     from electra.text.documents import TextCounts, read_documents
     from electra.text.streams import is_url, locate
     from electra.tokenizing.tokenizer import Tokenizer
@@ -328,7 +332,7 @@ def inspect(
             found = report_shards(shards, lambda done, total: progress.update(done, total))
         if json:
             return print_lines([dumps(found, ensure_ascii=False)])
-        return print_shards_report(shards, found)
+        return print_sections(describe_shards(shards, found))
     loaded = Tokenizer.load(folder / "tokenizer" if is_shards else folder)
     settings = resolve(TokenizerConfig(), None, set_)
     files = find_text(text, settings.encoding)
@@ -342,7 +346,7 @@ def inspect(
     report = report_text(loaded, (line for document in documents for line in document))
     if json:
         return print_lines([dumps(report.as_json(), ensure_ascii=False)])
-    print_text_report(loaded, report)
+    print_sections(describe_text(loaded, report))
 
 
 def find_text(text: Sequence[str], encoding: str) -> Sequence[Path]:

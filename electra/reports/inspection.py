@@ -3,7 +3,8 @@
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from electra.config import ExamplesConfig, MethodConfig
 from electra.errors import require
 from electra.method.masking import Masking, Vocabulary
+from electra.reports.tables import Table
 from electra.shards.examples import Examples
 from electra.shards.store import Shard, Shards
 from electra.tokenizing.tokenizer import Tokenizer
@@ -23,6 +25,10 @@ SAMPLE_CHARS = 10_000_000
 NUM_LONGEST = 10
 NUM_SAMPLES = 5
 MAX_SAMPLE_CHARS = 200
+SHOWN_CHARS, SHOWN_TOKENS = 24, 12
+COUNTED = ("shards", "tokens", "documents", "lines")
+Sections = dict[str, Table | list[str]]
+"""What is printed under each headline; the first has none."""
 SAMPLED_DOCUMENTS = 2000
 """Documents of each part whose scripts are counted, at equal distances."""
 
@@ -44,15 +50,27 @@ class Share:
     """Combining marks that normalisation removes, after decomposition: accents, and in some scripts
     vowels."""
 
+    def add(self, count: int, word: str, ids: Sequence[int], tokenizer: Tokenizer) -> None:
+        """Count a word that occurs `count` times."""
+        marks = unicodedata.normalize("NFD", word) if tokenizer.strip_accents else ""
+        self.words += count
+        self.characters += count * len(word)
+        self.bytes += count * len(word.encode("utf-8", "replace"))
+        self.tokens += count * len(ids)
+        self.unknown += count * ids.count(tokenizer.unk_id)
+        self.split += count * (len(ids) > 1)
+        self.marks_removed += count * sum(unicodedata.category(char) == "Mn" for char in marks)
+
     def row(self) -> dict[str, float]:
         """Return the counts, and their ratios as fractions."""
+        words, tokens = max(self.words, 1), max(self.tokens, 1)
         return {
             **asdict(self),
-            "tokens_per_word": self.tokens / max(self.words, 1),
-            "characters_per_token": self.characters / max(self.tokens, 1),
-            "bytes_per_token": self.bytes / max(self.tokens, 1),
-            "unknown_share": self.unknown / max(self.tokens, 1),
-            "split_share": self.split / max(self.words, 1),
+            "tokens_per_word": self.tokens / words,
+            "characters_per_token": self.characters / tokens,
+            "bytes_per_token": self.bytes / tokens,
+            "unknown_share": self.unknown / tokens,
+            "split_share": self.split / words,
         }
 
 
@@ -104,36 +122,72 @@ def report_text(tokenizer: Tokenizer, lines: Iterable[str]) -> TextReport:
     scripts: dict[str, Share] = defaultdict(Share)
     lengths: list[tuple[int, str]] = []
     strange: Counter[str] = Counter()
-    words = list(counts)
     before = " " if tokenizer.marks_spaces else ""
+    words = list(counts.items())
     for first in range(0, len(words), 4096):
         part = words[first : first + 4096]
-        texts = [before + (break_words(word) if tokenizer.is_bert else word) for word in part]
-        for word, ids in zip(part, tokenizer.encode_batch(texts), strict=True):
-            count = counts[word]
-            num_unknown = ids.count(tokenizer.unk_id)
-            marks = unicodedata.normalize("NFD", word) if tokenizer.strip_accents else ""
-            for share in (scripts[script_of_word(word)], report.total):
-                share.words += count
-                share.characters += count * len(word)
-                share.bytes += count * len(word.encode("utf-8", "replace"))
-                share.tokens += count * len(ids)
-                share.unknown += count * num_unknown
-                share.split += count * (len(ids) > 1)
-                share.marks_removed += count * sum(
-                    unicodedata.category(char) == "Mn" for char in marks
-                )
-            lengths.append((len(ids), word))
-            if num_unknown:
+        texts = [before + (break_words(word) if tokenizer.is_bert else word) for word, _ in part]
+        for (word, count), ids in zip(part, tokenizer.encode_batch(texts), strict=True):
+            scripts[script_of_word(word)].add(count, word, ids, tokenizer)
+            lengths.append((-len(ids), word))
+            if tokenizer.unk_id in ids:
                 for char in set(word):
                     if tokenizer.unk_id in tokenizer.encode(char):
                         strange[char] += count
+    report.total = Share(*map(sum, zip(*map(astuple, scripts.values()), strict=True)))
     report.scripts = dict(sorted(scripts.items(), key=lambda item: -item[1].words))
-    for _, word in sorted(lengths, key=lambda each: (-each[0], each[1]))[:NUM_LONGEST]:
+    for _, word in sorted(lengths)[:NUM_LONGEST]:
         shown = word[:MAX_SAMPLE_CHARS]
         report.longest.append((shown, tokenizer.tokens(tokenizer.encode(before + shown))))
     report.unknown = sorted(strange.items(), key=lambda item: (-item[1], item[0]))[:NUM_LONGEST]
     return report
+
+
+def describe_text(tokenizer: Tokenizer, report: TextReport) -> Sections:
+    """Return what `report_text` found, to be printed."""
+    case = "lower-cased" if tokenizer.lowercase else "cased"
+    marks = "combining marks removed" if tokenizer.strip_accents else "combining marks kept"
+    kept = {
+        "words": "words are remembered",
+        "spaced words": "words with the space before them are remembered",
+        "lines": "nothing is remembered, since ids may depend on a word's neighbours",
+    }[tokenizer.independence]
+    headers = (
+        *("script", "words", "tokens a word", "characters a token", "bytes a token"),
+        *("split words", "unknown tokens", "marks removed"),
+    )
+    formats = {
+        **{"words": ",", "tokens_per_word": ".2f", "characters_per_token": ".2f"},
+        **{"bytes_per_token": ".2f", "split_share": ".1%", "unknown_share": ".2%"},
+        "marks_removed": ",",
+    }
+    rows = [
+        [name, *(format(share.row()[key], spec) for key, spec in formats.items())]
+        for name, share in (*report.scripts.items(), ("all", report.total))
+    ]
+    longest = [
+        [
+            str(len(tokens)),
+            word if len(word) <= SHOWN_CHARS else f"{word[:SHOWN_CHARS]}...",
+            " ".join(tokens[:SHOWN_TOKENS]),
+        ]
+        for word, tokens in report.longest
+    ]
+    sections: Sections = {
+        "": [
+            f"{tokenizer.kind}, {tokenizer.vocab_size:,} tokens, {case}, {marks}; {kept}; special "
+            f"tokens {' '.join(tokenizer.special_tokens)}"
+        ],
+        "By script": Table(headers, rows),
+        "Words of the most tokens": Table(("tokens", "word", "its first tokens"), longest),
+    }
+    if report.unknown:
+        strange = [[char, f"U+{ord(char):04X}", str(count)] for char, count in report.unknown]
+        sections["Characters outside the vocabulary"] = Table(
+            ("character", "code", "words"), strange
+        )
+    samples = [[text, f"    {' '.join(tokens)}"] for text, tokens in report.samples]
+    return sections | {"Samples": list(chain.from_iterable(samples))}
 
 
 def report_shards(
@@ -184,6 +238,42 @@ def report_shards(
     report["samples"] = report["samples"][:NUM_SAMPLES]
     report["row"] = render_row(shards)
     return report
+
+
+def describe_shards(shards: Shards, report: dict[str, Any]) -> Sections:
+    """Return what `report_shards` found, to be printed."""
+    parts = report["parts"]
+    counts = [
+        [name, *(f"{part[key]:,}" for key in COUNTED), f"{part['unknown_share']:.3%}"]
+        for name, part in parts.items()
+    ]
+    lengths = [
+        [f"{unit}s of {name}", *(f"{length:,}" for length in part[f"{unit}_lengths"])]
+        for name, part in parts.items()
+        for unit in ("document", "line")
+    ]
+    scripts = {
+        name: ", ".join(f"{script} {share:.1%}" for script, share in [*part["scripts"].items()][:8])
+        for name, part in parts.items()
+    }
+    row = {
+        segment: " ".join(
+            f"[{each['token']}]" if each["masked"] else each["token"]
+            for each in report["row"]
+            if each["segment"] == segment
+        )
+        for segment in (0, 1)
+    }
+    return {
+        "": [f"{shards.folder}: every file matches its sha256; digest {shards.digest[:16]}"],
+        "Parts": Table(("part", *COUNTED, "unknown"), counts),
+        "Lengths in tokens": Table(("", "least", "25%", "median", "75%", "greatest"), lengths),
+        "Scripts of sampled documents": [f"{name}: {text}" for name, text in scripts.items()],
+        "Documents, decoded": report["samples"],
+        "A row of pre-training: [masked] tokens, a line for each segment": [
+            f"{segment}: {tokens}" for segment, tokens in row.items() if tokens
+        ],
+    }
 
 
 def render_row(shards: Shards, step: int = 0) -> list[dict[str, Any]]:

@@ -95,6 +95,18 @@ def print_table(rows: Sequence[Sequence[object]], headers: Sequence[str]) -> Non
     open_console().print(ruled)
 
 
+def print_sections(sections: Mapping[str, Table | Sequence[str]]) -> None:
+    """Print tables and lines, each under its headline."""
+    for title, content in sections.items():
+        if title:
+            print_step(title)
+        if isinstance(content, Table):
+            print_table(content.rows, content.headers)
+            continue
+        for line in content:
+            print_done(line)
+
+
 def _align(table: Table) -> list[str]:
     """Return the lines of a table in plain columns, for a file or another program."""
     widths = [max(map(cell_len, column)) for column in zip(table.headers, *table.rows, strict=True)]
