@@ -33,7 +33,13 @@ SECTIONS: dict[str, list[str]] = {
     + ["REPRODUCE.md", "GPUS.md", "RELIABILITY.md", "TROUBLE.md"],
     "Reference": ["ARTEFACTS.md", "verbs.md", "settings.md", "LIBRARY.md", "ARCHITECTURES.md"],
     "Results": [],
-    "How it is built": ["ARCHITECTURE.md", "OBJECTIVES.md", "DEVIATIONS.md", "PERFORMANCE.md"]
+    "How it is built": [
+        "ARCHITECTURE.md",
+        "EXTENDING.md",
+        "OBJECTIVES.md",
+        "DEVIATIONS.md",
+        "PERFORMANCE.md",
+    ]
     + ["CONTRIBUTING.md", "CHANGELOG.md"],
 }
 LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
