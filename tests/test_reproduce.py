@@ -126,24 +126,52 @@ def test_a_short_run_that_branches_off_is_the_run_by_itself(toy_suite, toy_shard
         branch(tmp_path / "trunk", tmp_path / "other", linear)
 
 
+@pytest.fixture
+def words(toy_suite, toy_shards, toy_question, tmp_path):
+    """Return the words of a command about the toy suite."""
+
+    def words(*more, out="out", runs="runs", data=toy_question):
+        places = ["--shards", toy_shards, "--data", f"own={data}", "--runs", tmp_path / runs]
+        given = ["reproduce", toy_suite, *places, "--out", tmp_path / out, *more]
+        return list(map(str, given))
+
+    return words
+
+
+@pytest.fixture
+def refusal(words, capsys):
+    """Return what a command about the toy suite says that is refused."""
+
+    def refusal(*more, **places):
+        with pytest.raises(SystemExit):
+            main(words(*more, **places))
+        return capsys.readouterr().err
+
+    return refusal
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default:.*of --earlier are passed over")
 def test_a_suite_from_its_file_to_its_page(
-    toy_suite, toy_shards, toy_question, tmp_path, capsys, monkeypatch
+    toy_suite, toy_question, words, refusal, tmp_path, capsys, monkeypatch
 ):
     more = TOY.replace('["own"]', '["own", "cola"]').replace("all =", 'cola = ["epochs=9"]\nall =')
     toy_suite.write_text(more)  # of its tasks one is asked for
-    words = ["reproduce", str(toy_suite), "--shards", str(toy_shards), "--data"]
-    words += [f"own={toy_question}", "--runs", str(tmp_path / "runs"), "--out"]
-    words += [str(tmp_path / "out"), "--seeds", "1", "--tasks", "own", "--jobs", "2"]
-    main([*words, "--dry-run", "--set", "train.evaluate_rows=4"])  # above the suite's own value
-    out = capsys.readouterr().out
-    assert re.search(r"4 of 4 runs are left: about .*s of pre-training and .*s of fine-tuning", out)
-    assert not (tmp_path / "runs").exists()
-    with pytest.raises(SystemExit):
-        main([*words[:-1], "0"])
-    assert "nothing was written: no run of" in capsys.readouterr().err
-    assert not (tmp_path / "runs").exists()
+    runs, out = tmp_path / "runs", tmp_path / "out"
+    one = ("--seeds", 1, "--tasks", "own", "--jobs", 2)
+    none = (*one[:-1], 0)
+
+    def said(*given, **places):
+        main(words(*given, **places))
+        return capsys.readouterr()
+
+    def files():
+        return {path.name: path.read_bytes() for path in out.iterdir()}
+
+    plan = said(*one, "--dry-run", "--set", "train.evaluate_rows=4").out  # above the suite's own
+    assert re.search(r"4 of 4 runs are left: about .*s of pre-training and .*of fine-tuning", plan)
+    assert "nothing was written: no run of" in refusal(*none)
+    assert not runs.exists()
     written = []
 
     def count_and_write(out, suite, records, *rest):
@@ -151,123 +179,96 @@ def test_a_suite_from_its_file_to_its_page(
         return write_results(out, suite, records, *rest)
 
     monkeypatch.setattr("electra.reproduce.run.write_results", count_and_write)
-    main(words)
+    said(*one)
     assert len(written) == 3, "after each of the two rows, and at the end"
-    first = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    first = files()
     assert set(first) == {
         "results.json", "README.md", "table.tex", "figure.png", "figure.svg", "index.html"
     }  # fmt: skip
     records = json.loads(first["results.json"])["records"]
     assert len(records) == 4
     for record in records:
-        scores = json.loads(
-            (tmp_path / "runs" / record["run"] / "finetune-own" / "results.json").read_text()
-        )
+        scores = json.loads((runs / record["run"] / "finetune-own/results.json").read_text())
         assert record["scores"]["own"] == scores["median"]
-    readme = first["README.md"].decode()
-    assert "ELECTRA after 50% *" in readme
+    assert "ELECTRA after 50% *" in first["README.md"].decode()
     # Nothing is left to do: the same command writes the same files.
-    main(words)
-    again = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
-    assert again == first
+    said(*one)
+    assert files() == first
     # Nor does --jobs 0 begin what a further seed would be.
-    two_seeds = [{"1": "2", "2": "0"}.get(word, word) for word in words]
-    main(two_seeds)
-    assert len(read_all_records(tmp_path / "out")) == 4
-    assert "4 of 8 runs" in (tmp_path / "out" / "README.md").read_text()
-    main(words)
+    said("--seeds", 2, *none[2:])
+    assert len(read_all_records(out)) == 4
+    assert "4 of 8 runs" in (out / "README.md").read_text()
+    said(*one)
     # The results alone are enough: on a machine without the runs nothing is left to do, either.
-    words[words.index("--runs") + 1] = str(tmp_path / "elsewhere")
-    main([*words, "--dry-run"])
-    assert "all 4 runs are done" in capsys.readouterr().out
-    main(words)
-    again = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
-    assert again["table.tex"] == first["table.tex"]
-    assert json.loads(again["results.json"])["records"] == records
+    assert "all 4 runs are done" in said(*one, "--dry-run", runs="elsewhere").out
+    said(*one, runs="elsewhere")
+    assert files()["table.tex"] == first["table.tex"]
+    assert json.loads(files()["results.json"])["records"] == records
     # Another suite with rows of the same names takes them from there.
-    second = [word.replace(str(tmp_path / "out"), str(tmp_path / "second")) for word in words]
-    main([*second, "--earlier", str(tmp_path / "out"), "--dry-run"])
-    assert "all 4 runs are done" in capsys.readouterr().out
+    second = {"runs": "elsewhere", "out": "second"}
+    earlier = (*one, "--earlier", out, "--dry-run")
+    assert "all 4 runs are done" in said(*earlier, **second).out
     # What does not fit there is computed anew.
     toy_suite.write_text(more.replace("3e10", "4e10"))
-    main([*second, "--earlier", str(tmp_path / "out"), "--dry-run"])
-    output = capsys.readouterr()
+    output = said(*earlier, **second)
     assert "4 of 4 runs are left" in output.out
     assert "note: 4 records of --earlier are passed over, such as " in output.err
     toy_suite.write_text(more)
     # Records that are scored on other files are passed over, and are refused in --out.
-    shutil.copytree(toy_question, tmp_path / "other")
-    with (tmp_path / "other" / "train.tsv").open("a") as file:
+    other = tmp_path / "other"
+    shutil.copytree(toy_question, other)
+    with (other / "train.tsv").open("a") as file:
         file.write("\nthe queen slept\twoman")
-    other = {f"own={toy_question}": f"own={tmp_path / 'other'}"}
-    main([*(other.get(w, w) for w in second), "--earlier", str(tmp_path / "out"), "--dry-run"])
-    output = capsys.readouterr()
+    output = said(*earlier, **second, data=other)
     assert "4 of 4 runs are left" in output.out
-    assert "electra-1-seed-0 was scored on other files of own" in output.err
-    with pytest.raises(SystemExit):
-        main([*(other.get(w, w) for w in words)])
-    assert "electra-1-seed-0 was scored on other files of own" in capsys.readouterr().err
+    scored = "electra-1-seed-0 was scored on other files of own"
+    assert scored in output.err
+    assert scored in refusal(*one, runs="elsewhere", data=other)
     # A command that finds nothing of its rows leaves the results as they are.
     others = more.replace('name = "', 'x = 1\nname = "other ')
     toy_suite.write_text(others.replace('= "BERT"', '= "other BERT"\nx = "width"', 1))
-    with pytest.raises(SystemExit):
-        main([*words[:-1], "0"])
-    assert "nothing was written: no run of" in capsys.readouterr().err
-    assert json.loads((tmp_path / "out" / "results.json").read_text())["records"] == records
-    toy_suite.write_text(more)
+    assert "nothing was written: no run of" in refusal(*none, runs="elsewhere")
+    assert json.loads(files()["results.json"])["records"] == records
     # Rows that a command leaves out stay in the file.
     first_row, _ = more.rsplit("[[rows]]", 1)
     toy_suite.write_text(first_row.replace('reference = "BERT"', 'reference = "ELECTRA"'))
-    main(words)
-    assert [each["row"] for each in read_all_records(tmp_path / "out")].count("BERT") == 2
-    assert "BERT" not in (tmp_path / "out" / "table.tex").read_text()
+    said(*one, runs="elsewhere")
+    assert [each["row"] for each in read_all_records(out)].count("BERT") == 2
+    assert "BERT" not in (out / "table.tex").read_text()
     toy_suite.write_text(more)
-    main([*words, "--dry-run"])
-    assert "all 4 runs are done" in capsys.readouterr().out
+    assert "all 4 runs are done" in said(*one, "--dry-run", runs="elsewhere").out
+    # Results, and a folder of runs, belong to one comparison.
     toy_suite.write_text(TOY.replace("3e10", "4e10"))
-    with pytest.raises(SystemExit):
-        main(words)
-    assert "results.json: electra-1-seed-0 was begun with " in capsys.readouterr().err
-    words[words.index("--runs") + 1] = str(tmp_path / "runs")
-    # A folder of runs belongs to one comparison.
-    toy_suite.write_text(TOY.replace("3e10", "4e10"))
-    with pytest.raises(SystemExit):
-        main(words)
-    assert "train.steps=" in capsys.readouterr().err
+    begun = "results.json: electra-1-seed-0 was begun with "
+    assert begun in refusal(*one, runs="elsewhere")
+    assert "train.steps=" in refusal(*one)
     toy_suite.write_text(TOY.replace("epochs=1", "epochs=2"))
-    with pytest.raises(SystemExit):
-        main(words)
-    assert "has fine-tunings of own with epochs=1 " in capsys.readouterr().err
+    assert "has fine-tunings of own with epochs=1 " in refusal(*one)
     # Seeds that are scored on other examples cannot be added.
     toy_suite.write_text(more)
-    with pytest.raises(SystemExit):
-        main([*({"1": "2", **other}.get(w, w) for w in words)])
-    assert "own has other files than " in capsys.readouterr().err
+    assert "own has other files than " in refusal("--seeds", 2, *one[2:], data=other)
 
 
 @pytest.mark.slow
-def test_a_killed_suite_ends_with_the_same_table(toy_suite, toy_shards, toy_question, tmp_path):
+def test_a_killed_suite_ends_with_the_same_table(words, tmp_path):
     def command(name):
-        words = ["reproduce", str(toy_suite), "--shards", str(toy_shards), "--data"]
-        words += [f"own={toy_question}", "--runs", str(tmp_path / name), "--seeds", "1", "--out"]
-        return [sys.executable, "-m", "electra", *words, str(tmp_path / f"{name}-out")]
+        given = words("--seeds", 1, runs=name, out=f"{name}-out")
+        return [sys.executable, "-m", "electra", *given]
 
     subprocess.run(command("whole"), check=True, capture_output=True)
-    begun = (
+    for pattern in (
         "electra-1-seed-0/metrics.jsonl",
         "electra-1-seed-0/finetune*",
         "bert-1*/metrics.jsonl",
-    )
-    for pattern in begun:
+    ):
         process = subprocess.Popen(
-            command("killed"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            command("killed"), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
         while not list((tmp_path / "killed").glob(pattern)):
             assert process.poll() is None
             time.sleep(0.02)
         process.send_signal(signal.SIGKILL)
-        process.wait()
-        time.sleep(2)  # its worker ends after it
+        process.communicate()  # until its worker has ended, too, and closed the pipe
     subprocess.run(command("killed"), check=True, capture_output=True)
     tables = [(tmp_path / f"{name}-out" / "table.tex").read_text() for name in ("whole", "killed")]
     assert tables[0] == tables[1]
@@ -275,16 +276,11 @@ def test_a_killed_suite_ends_with_the_same_table(toy_suite, toy_shards, toy_ques
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_suite_that_is_stopped_leaves_checkpoints(
-    toy_suite, toy_shards, toy_question, tmp_path, number
-):
+def test_a_suite_that_is_stopped_leaves_checkpoints(words, tmp_path, number):
     """A terminal and a queue signal all processes of a suite, which signals its runs, too."""
-    words = ["reproduce", str(toy_suite), "--shards", str(toy_shards), "--data"]
-    words += [f"own={toy_question}", "--runs", str(tmp_path / "runs"), "--out"]
-    words += [str(tmp_path / "out"), "--budget", "1e13", "--jobs", "2", "--set"]
-    words += ["train.log_every=1"]
+    given = words("--budget", 1e13, "--jobs", 2, "--set", "train.log_every=1")
     process = subprocess.Popen(
-        [sys.executable, "-m", "electra", *words],
+        [sys.executable, "-m", "electra", *given],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         start_new_session=True,
@@ -302,21 +298,12 @@ def test_a_suite_that_is_stopped_leaves_checkpoints(
 
 
 @pytest.mark.slow
-def test_a_row_that_fails_does_not_keep_the_others_back(
-    toy_suite, toy_shards, toy_question, start, tmp_path, capsys
-):
+def test_a_row_that_fails_does_not_keep_the_others_back(toy_suite, refusal, start, tmp_path):
     sets = ["model.num_hidden_layers=2", f"train.init_from={start}", "train.also_evaluate=nowhere"]
     broken = f'[[rows]]\nname = "broken"\nset = {json.dumps(sets)}\n'
-    toy_suite.write_text(
-        TOY.replace("[0.5, 1.0]", "[1.0]").replace("[[rows]]", broken + "[[rows]]", 1)
-    )
-    text = toy_suite.read_text().replace("paper = [70, 80]\n", "").replace("paper = [60, 75]\n", "")
-    toy_suite.write_text(text)
-    words = ["reproduce", str(toy_suite), "--shards", str(toy_shards), "--data"]
-    words += [f"own={toy_question}", "--runs", str(tmp_path / "runs"), "--out"]
-    with pytest.raises(SystemExit):
-        main([*words, str(tmp_path / "out")])
-    assert "(2 of 6 rows and seeds failed, the others are done)" in capsys.readouterr().err
+    text = TOY.replace("[0.5, 1.0]", "[1.0]").replace("[[rows]]", broken + "[[rows]]", 1)
+    toy_suite.write_text(re.sub(r"paper = \[.*\n", "", text))
+    assert "(2 of 6 rows and seeds failed, the others are done)" in refusal()
     rows = [each["run"] for each in read_all_records(tmp_path / "out")]
     assert rows == ["electra-1-seed-0", "bert-1-seed-0", "electra-1-seed-1", "bert-1-seed-1"]
 
@@ -359,54 +346,28 @@ def test_the_work_that_is_left(toy_suite, toy_shards, toy_question, tmp_path):
     assert find_work(setup, branched, counts) == (branched.flops["true"] / 2, finetuning)
 
 
-def test_a_task_that_cannot_be_read_is_refused_before_the_pre_training(
-    toy_suite, toy_shards, tmp_path, capsys
-):
+def test_what_is_refused_before_the_pre_training(toy_suite, refusal, tmp_path):
     (tmp_path / "empty").mkdir()
-    words = ["reproduce", str(toy_suite), "--shards", str(toy_shards), "--data"]
-    words += [f"own={tmp_path / 'empty'}", "--runs", str(tmp_path / "runs"), "--out"]
-    with pytest.raises(SystemExit):
-        main([*words, str(tmp_path / "out")])
-    assert str(tmp_path / "empty") in capsys.readouterr().err
-    assert not (tmp_path / "runs").exists()
-
-
-def test_more_examples_than_the_task_has_are_refused_before_the_pre_training(
-    toy_suite, toy_shards, toy_question, tmp_path, capsys
-):
+    assert str(tmp_path / "empty") in refusal(data=tmp_path / "empty")
     toy_suite.write_text(TOY.replace("epochs=1", "train_examples=100000"))
-    words = ["reproduce", str(toy_suite), "--shards", str(toy_shards), "--data"]
-    words += [f"own={toy_question}", "--runs", str(tmp_path / "runs"), "--out"]
-    with pytest.raises(SystemExit):
-        main([*words, str(tmp_path / "out")])
-    assert "train_examples 100000 is more than the " in capsys.readouterr().err
+    assert "train_examples 100000 is more than the " in refusal()
     assert not (tmp_path / "runs").exists()
 
 
-def test_files_of_others_are_not_overwritten(toy_suite, toy_shards, toy_question, tmp_path, capsys):
-    out = tmp_path / "project"
-    out.mkdir()
-    (out / "README.md").write_text("mine")
-    words = ["reproduce", str(toy_suite), "--shards", str(toy_shards), "--data"]
-    words += [f"own={toy_question}", "--runs", str(tmp_path / "runs"), "--out"]
-    for place in (out, out / "README.md"):
-        with pytest.raises(SystemExit):
-            main([*words, str(place), "--dry-run"])
-        assert f"{place} holds no results of a suite" in capsys.readouterr().err
-    assert (out / "README.md").read_text() == "mine"
+def test_files_of_others_are_not_overwritten(refusal, tmp_path):
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "README.md").write_text("mine")
+    for place in ("project", "project/README.md"):
+        told = refusal("--dry-run", out=place)
+        assert f"{tmp_path / place} holds no results of a suite" in told
+    assert (tmp_path / "project" / "README.md").read_text() == "mine"
 
 
-def test_a_folder_of_runs_is_filled_by_one_command_at_a_time(
-    toy_suite, toy_shards, toy_question, tmp_path, capsys
-):
-    runs = tmp_path / "runs"
-    runs.mkdir()
-    words = ["reproduce", str(toy_suite), "--shards", str(toy_shards), "--data"]
-    words += [f"own={toy_question}", "--runs", str(runs), "--out", str(tmp_path / "out")]
-    with hold(runs / "lock"), pytest.raises(SystemExit):
-        main(words)
-    assert "is in use by " in capsys.readouterr().err
-    assert not list(runs.glob("*"))
+def test_a_folder_of_runs_is_filled_by_one_command_at_a_time(refusal, tmp_path):
+    (tmp_path / "runs").mkdir()
+    with hold(tmp_path / "runs" / "lock"):
+        assert "is in use by " in refusal()
+    assert not list((tmp_path / "runs").glob("*"))
 
 
 def test_timings_of_refused_settings_are_not_kept(toy_suite, toy_shards, tmp_path):
@@ -599,48 +560,58 @@ def test_settings_of_fine_tuning_may_change_until_there_is_one(toy_suite, toy_sh
         open_plan(suite, toy_shards, tmp_path, 1)
 
 
-def test_a_line_of_a_figure_has_the_scores_after_one_share_of_the_budget(tmp_path, monkeypatch):
-    rows = (Row(name="narrow", x=0.5), Row(name="wide", x=1.0))
-    suite = Suite(
-        title="t", paper="p", reference="wide", tasks=("own",), rows=rows, x="width",
-        fractions=(0.5, 1.0),
-    )  # fmt: skip
-    records = [
-        {**record(row, 0, score), "fraction": fraction}
-        for row, fraction, score in (
-            ("narrow", 0.5, 0.1), ("narrow", 1.0, 0.2), ("wide", 0.5, 0.3), ("wide", 1.0, 0.4),
-        )
-    ]  # fmt: skip
-    lines = {}
+def suite_of(*rows, reference="b", **changes):
+    """Return a suite of rows, which are named or whole."""
+    rows = tuple(row if isinstance(row, Row) else Row(name=row) for row in rows)
+    return Suite(title="t", paper="p", reference=reference, tasks=("own",), rows=rows, **changes)
 
-    def note(self, x, y, *rest, **settings):
-        lines[settings["label"]] = (pytest.approx(list(x), abs=0.005), pytest.approx(list(y)))
-        return errorbar(self, x, y, *rest, **settings)
+
+def record(row, seed, score, fraction=1.0):
+    flops = {"true": 1e9 * fraction, "paper": 1.0}
+    facts = {"row": row, "fraction": fraction, "seed": seed, "flops": flops, "branched_from": None}
+    return {**facts, "scores": {"own": score}}
+
+
+@pytest.fixture
+def drawn(tmp_path, monkeypatch):
+    """Return the places and scores of each series of points of a suite's figure, by its label."""
+    series = {}
+
+    def note(self, x, y, *rest, label="", **settings):
+        series[label or len(series)] = (x, y)
+        return errorbar(self, x, y, *rest, label=label, **settings)
 
     errorbar = Axes.errorbar
     monkeypatch.setattr(Axes, "errorbar", note)
-    draw(suite, compare(suite, records), tmp_path)
-    assert lines == {
-        "after 50%": ([0.5, 1.0], [10, 30]),
-        "whole budget": ([0.5, 1.0], [20, 40]),
+
+    def drawn(suite, records):
+        series.clear()
+        draw(suite, compare(suite, records), tmp_path)
+        return series
+
+    return drawn
+
+
+def test_a_line_of_a_figure_has_the_scores_after_one_share_of_the_budget(drawn):
+    rows = (Row(name="narrow", x=0.5), Row(name="wide", x=1.0))
+    suite = suite_of(*rows, reference="wide", x="width", fractions=(0.5, 1.0))
+    scores = {("narrow", 0.5): 0.1, ("narrow", 1.0): 0.2, ("wide", 0.5): 0.3, ("wide", 1.0): 0.4}
+    lines = drawn(suite, [record(row, 0, score, share) for (row, share), score in scores.items()])
+    near = {
+        label: (pytest.approx(x, abs=0.005), pytest.approx(y)) for label, (x, y) in lines.items()
     }
+    assert near == {"after 50%": ([0.5, 1.0], [10, 30]), "whole budget": ([0.5, 1.0], [20, 40])}
 
 
-@pytest.mark.parametrize(
-    ("fractions", "label"), [((0.5,), "score, points; mean"), ((0.5, 1.0), "true")]
-)
-def test_rows_at_one_share_of_the_budget_are_dots(tmp_path, monkeypatch, fractions, label):
-    rows = (Row(name="a"), Row(name="b"))
-    suite = Suite(
-        title="t", paper="p", reference="a", tasks=("own",), rows=rows, fractions=(0.5, 1.0)
-    )
-    records = [
-        {**record(row.name, 0, 0.5), "fraction": fraction} for row in rows for fraction in fractions
-    ]
-    labels = []
-    monkeypatch.setattr(Axes, "set_xlabel", lambda self, text: labels.append(text))
-    draw(suite, compare(suite, records), tmp_path)
-    assert labels[0].startswith(label)
+def test_rows_are_dots_at_one_share_of_the_budget_and_else_lines_side_by_side(drawn):
+    suite = suite_of("a", "b", fractions=(0.1, 1.0))
+    records = [record(row, 0, 0.5, share) for row in ("a", "b") for share in (0.1, 1.0)]
+    assert drawn(suite, records[::2]) == {0: (50.0, 0), 1: (50.0, 1)}
+    lines = drawn(suite, records)
+    (a, _), (b, _) = lines["a"], lines["b"]
+    assert a[0] < 1e8 < b[0]
+    assert a[1] < 1e9 < b[1]
+    assert [*a, *b] == pytest.approx([1e8, 1e9, 1e8, 1e9], rel=0.02)
 
 
 def test_scores_of_other_tasks_are_kept():
@@ -661,12 +632,9 @@ def test_scores_of_other_tasks_are_kept():
 
 
 def test_runs_that_were_not_computed_alike_are_told():
-    rows = (Row(name="a"), Row(name="b"))
-    suite = Suite(title="t", paper="p", reference="b", tasks=("own",), rows=rows)
+    suite = suite_of("a", "b")
     records = [
-        record(row.name, seed, 0.5) | {"devices": ["CPU, float32"]}
-        for row in rows
-        for seed in (0, 1)
+        record(row, seed, 0.5) | {"devices": ["CPU, float32"]} for row in "ab" for seed in (0, 1)
     ]
     cells = compare(suite, records)
     assert describe_devices(cells, records) == []
@@ -676,18 +644,14 @@ def test_runs_that_were_not_computed_alike_are_told():
 
 
 def test_a_gain_of_fewer_seeds_than_the_score_says_so():
-    rows = (Row(name="a"), Row(name="b"))
-    suite = Suite(title="t", paper="p", reference="b", tasks=("own",), rows=rows)
+    suite = suite_of("a", "b")
     records = [record("a", 0, 0.5), record("a", 1, 0.6), record("b", 0, 0.4)]
-    lines = tabulate(suite, compare(suite, records)).rows
-    assert "10.0 (1 of the seeds)" in lines[0]
+    assert "10.0 (1 of the seeds)" in tabulate(suite, compare(suite, records)).rows[0]
 
 
 def test_a_row_enters_the_noise_of_a_gain_once():
-    rows = (Row(name="base", fractions=(1.0,)), Row(name="own"), Row(name="other"))
-    suite = Suite(
-        title="t", paper="p", reference="base", tasks=("own",), rows=rows, fractions=(0.5, 1.0)
-    )
+    base = Row(name="base", fractions=(1.0,))
+    suite = suite_of(base, "own", "other", reference="base", fractions=(0.5, 1.0))
     generator = np.random.default_rng(0)
     scores = {
         (name, share): generator.normal(size=3)
@@ -695,7 +659,7 @@ def test_a_row_enters_the_noise_of_a_gain_once():
         for share in ((1.0,) if name == "base" else (0.5, 1.0))
     }
     records = [
-        {**record(name, seed, scores[name, share][seed] / 100), "fraction": share}
+        record(name, seed, scores[name, share][seed] / 100, share)
         for name, share in scores
         for seed in range(3)
     ]
@@ -710,35 +674,6 @@ def test_a_row_enters_the_noise_of_a_gain_once():
         assert cell.gain == pytest.approx(wanted)
 
 
-def test_lines_over_flops_stand_side_by_side(tmp_path, monkeypatch):
-    rows = (Row(name="a"), Row(name="b"))
-    suite = Suite(
-        title="t", paper="p", reference="a", tasks=("own",), rows=rows, fractions=(0.1, 1.0)
-    )
-    records = [
-        {
-            **record(row.name, 0, 0.5),
-            "fraction": fraction,
-            "flops": {"true": 1e9 * fraction, "paper": 1.0},
-        }
-        for row in rows
-        for fraction in (0.1, 1.0)
-    ]
-    places = []
-
-    def note(self, x, *rest, **settings):
-        places.append(x)
-        return errorbar(self, x, *rest, **settings)
-
-    errorbar = Axes.errorbar
-    monkeypatch.setattr(Axes, "errorbar", note)
-    draw(suite, compare(suite, records), tmp_path)
-    a, b = places
-    assert a[0] < 1e8 < b[0]
-    assert a[1] < 1e9 < b[1]
-    assert [*a, *b] == pytest.approx([1e8, 1e9, 1e8, 1e9], rel=0.02)
-
-
 def test_collapsed_fine_tunings_are_told(toy_suite):
     suite = read_suite(toy_suite)
     records = [record("BERT", 0, 0.5) | {"collapsed": ["own"]}, record("BERT", 1, 0.6)]
@@ -746,44 +681,27 @@ def test_collapsed_fine_tunings_are_told(toy_suite):
     assert describe_collapses(suite, records[1:]) == []
 
 
-def record(row, seed, score):
-    flops = {"true": 1.0, "paper": 1.0}
-    facts = {"row": row, "fraction": 1.0, "seed": seed, "flops": flops, "branched_from": None}
-    return {**facts, "scores": {"own": score}}
-
-
 def test_gains_are_paired_and_judged():
-    suite = Suite(
-        title="",
-        paper="",
-        reference="base",
-        tasks=("own",),
-        rows=(
-            Row(name="base", paper=(50.0,)),
-            Row(name="above", paper=(60.0,)),
-            Row(name="below", paper=(60.0,)),
-            Row(name="near", paper=(60.0,)),
-            Row(name="silent"),
-            Row(name="told", side="higher"),
-        ),
-    )
-    base, noise = (0.5, 0.6, 0.7), (0.001, -0.001, 0.0)
-    records = []
-    for seed, (score, little) in enumerate(zip(base, noise, strict=True)):
-        records.append(record("base", seed, score))
-        records.append(record("above", seed, score + 0.1 + little))
-        records.append(record("below", seed, score - 0.1 + little))
-        records.append(record("near", seed, score + 10 * little))
-        records.append(record("silent", seed, score - 0.1 + little))
-        records.append(record("told", seed, score + 0.1 + little))
+    papers = {"base": 50.0, "above": 60.0, "below": 60.0, "near": 60.0}
+    rows = [Row(name=name, paper=(score,)) for name, score in papers.items()]
+    suite = suite_of(*rows, "silent", Row(name="told", side="higher"), reference="base")
+    gains = {"base": (0, 0), "above": (0.1, 1), "below": (-0.1, 1), "near": (0, 10)}
+    gains |= {"silent": (-0.1, 1), "told": (0.1, 1)}
+    records = [
+        record(name, seed, score + gain + share * little)
+        for seed, (score, little) in enumerate(((0.5, 0.001), (0.6, -0.001), (0.7, 0.0)))
+        for name, (gain, share) in gains.items()
+    ]
     cells = {cell.name: cell for cell in compare(suite, records)}
     # The seeds' common spread of ten points does not hide a gain within a seed.
-    assert cells["above"].verdict == "higher, as in the paper"
-    assert cells["below"].verdict == "lower, against the paper"
-    assert cells["near"].verdict == "not separable"
-    assert cells["base"].verdict == "-"
-    assert cells["silent"].verdict == "lower"
-    assert cells["told"].verdict == "higher, as in the paper"
+    assert {name: cell.verdict for name, cell in cells.items()} == {
+        "base": "-",
+        "above": "higher, as in the paper",
+        "below": "lower, against the paper",
+        "near": "not separable",
+        "silent": "lower",
+        "told": "higher, as in the paper",
+    }
     told = describe(suite, list(cells.values()), 3, 3)
     assert told[-1].startswith("Differs here, and the paper tells no order: silent against base")
     assert cells["above"].gain.mean == pytest.approx(10)

@@ -88,11 +88,7 @@ def harvest(max_chars: float = math.inf) -> Iterator[Docstring]:
 
 
 def write_jsonl(docstrings: Iterable[Docstring], path: str | Path) -> None:
-    """Write documentation as a .jsonl file for `prepare`, one record per line.
-
-    Raises:
-        UserError: The file exists already.
-    """
+    """Write documentation as a .jsonl file for `prepare`, one record per line."""
     path = Path(path)
     refuse_existing(path)
     lines = (json.dumps(each._asdict(), ensure_ascii=False) + "\n" for each in docstrings)

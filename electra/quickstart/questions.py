@@ -83,11 +83,6 @@ def package_question(
     """Return the question about the packages with the most texts, or None for fewer than two.
 
     A package needs MIN_TRAIN_TEXTS texts in train and MIN_TEST_TEXTS texts in test.
-
-    Args:
-        docstrings: The texts and their packages.
-        num_packages: Largest number of packages.
-        seed: Seed of the split and of the order.
     """
     by_package: dict[str, list[Docstring]] = defaultdict(list)
     for docstring in docstrings:

@@ -343,12 +343,7 @@ def _plan_comparisons(
 
 
 def compare(comparisons: Sequence[Comparison], num_workers: int) -> list[Finetuning]:
-    """Run all comparisons, and return the best fine-tuning of each.
-
-    Args:
-        comparisons: What to fine-tune. Each computes with the threads of its settings.
-        num_workers: Comparisons that run at a time.
-    """
+    """Run all comparisons, and return the best fine-tuning of each."""
     total = sum(each.seeds * len(each.combinations) for each in comparisons)
     done = [0.0] * len(comparisons)
     with Progress("fine-tuning", unit="runs") as progress:
@@ -451,12 +446,7 @@ def _report(
 
 
 def describe_learnt(samples: Sequence[Sentence], frequency_of: Mapping[str, float]) -> str:
-    """Return a sentence on the tokens that the discriminator trusts least, beside a unigram guess.
-
-    Args:
-        samples: The held-out rows of a run.
-        frequency_of: Occurrences of each token in the training text.
-    """
+    """Return a sentence on the tokens that the discriminator trusts least, beside the rarest."""
     rarity = [
         [view._replace(prob_replaced=-frequency_of[view.token]) for view in row] for row in samples
     ]

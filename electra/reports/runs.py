@@ -321,11 +321,7 @@ def count_seeds(pair: Sequence[Finetuning]) -> str:
 def pair_finetunings(
     finetunings: Sequence[Finetuning],
 ) -> dict[tuple[str, str, str], tuple[Finetuning | None, Finetuning | None]]:
-    """Return the pairs (pre-trained, from scratch) by (encoder, label of the task, metric).
-
-    Raises:
-        UserError: Two fine-tunings have the same key and the same start.
-    """
+    """Return the pairs (pre-trained, from scratch) by (encoder, label of the task, metric)."""
     found: dict[tuple[str, str, str], dict[bool, Finetuning]] = {}
     for finetuning in finetunings:
         key = finetuning.encoder, finetuning.label, finetuning.metric
@@ -515,8 +511,7 @@ PAPER = (
 def place_on_the_papers_curve(flops: float) -> str:
     """Return in words which of the paper's points a run has passed, and which is the next.
 
-    Args:
-        flops: Operations so far, by the paper's count (`count_as_the_paper`).
+    The operations so far are counted as the paper does (`count_as_the_paper`).
     """
     passed = [point for point in PAPER if point[0] <= flops]
     following = [point for point in PAPER if point[0] > flops]

@@ -148,11 +148,7 @@ def _read_begun(runs: Path) -> dict[str, Any]:
 
 
 def require_same(place: str, begun: PretrainConfig, planned: PretrainConfig) -> None:
-    """Refuse a run that was begun with other settings than those of the plan.
-
-    Raises:
-        UserError: A setting differs that is neither how the run is computed nor what it writes.
-    """
+    """Refuse a run that was begun with other settings than those of the plan."""
     named = ", ".join(
         f"{name}={before}, not {after}"
         for name, (before, after) in differences(begun, planned).items()
@@ -162,11 +158,7 @@ def require_same(place: str, begun: PretrainConfig, planned: PretrainConfig) -> 
 
 
 def finetune_config(suite: Suite, config: PretrainConfig, task: str) -> FinetuneConfig:
-    """Return the settings of the fine-tuning of a run on a task.
-
-    Raises:
-        UserError: A setting of the suite is wrong.
-    """
+    """Return the settings of the fine-tuning of a run on a task."""
     # A collapsed seed counts, so that all rows have the same seeds.
     settings = ["reseeds=0", f"threads={config.train.threads}", *suite.finetune_settings[task]]
     return override(finetune_preset(config.model), settings)
@@ -234,11 +226,7 @@ def _find_budget(suite: Suite, name: str, rows: Mapping[str, "_PlannedRow"]) -> 
 
 
 class _PlannedRow:
-    """A row of a suite: its settings before the steps follow from the budget.
-
-    Raises:
-        UserError: A setting is wrong or not free.
-    """
+    """A row of a suite: its settings before the steps follow from the budget."""
 
     def __init__(self, suite: Suite, row: Row, shards: Shards, jobs: int):
         self.suite, self.row = suite, row
@@ -286,11 +274,7 @@ class _PlannedRow:
         return count_true(sketch_objective(config), length) * config.train.batch_size * length
 
     def plan(self, seed: int, budget: float) -> Unit:
-        """Return the runs of a seed, the longest first.
-
-        Raises:
-            UserError: The budget is too small or too large.
-        """
+        """Return the runs of a seed, the longest first."""
         fractions = sorted(self.suite.fractions_of(self.row), reverse=True)
         config = override(self.config, [f"train.seed={seed}"])
         is_joint = config.method.scheme == "joint" and not config.generator.warmup_steps

@@ -34,24 +34,11 @@ Record = dict[str, Any]
 def find_known(
     out: Path, earlier: Sequence[Path], suite: Suite, plan: Plan, data: Mapping[str, str]
 ) -> tuple[dict[str, Record], list[str]]:
-    """Return the records, by run, that results already have of a plan.
+    """Return the records, by run, that results already have of a plan, and why others do not fit.
 
     Their runs need not be at hand: what one machine has computed, another one completes, and what
-    one suite has computed, others need not.
-
-    Args:
-        out: The folder of the suite's own results.
-        earlier: Folders of results of other suites. Their runs of the same name may be others.
-        suite: The suite.
-        plan: Its plan.
-        data: Digest of the files of each task.
-
-    Returns:
-        The records, and why others of `earlier` are passed over.
-
-    Raises:
-        UserError: A run of the plan has other shards, settings or files of a task in the suite's
-            own results.
+    one suite has computed, others need not. Records of `earlier` that are of other shards, settings
+    or files of a task are passed over; in the suite's own results, they are refused.
     """
     planned = {run.name: run for run in plan.runs}
     known, reasons = {}, []
@@ -93,11 +80,7 @@ def _require_same_scoring(name: str, record: Record, suite: Suite, data: Mapping
 
 
 def read_all_records(out: Path) -> list[Record]:
-    """Return the records of a suite's results, also those that its tables leave out.
-
-    Raises:
-        UserError: The folder holds no results of a suite.
-    """
+    """Return the records of a suite's results, also those that its tables leave out."""
     path = out / "results.json"
     found = read_object(path)
     require("suite" in found, f"{path} is not of a suite; choose another folder")
@@ -105,11 +88,7 @@ def read_all_records(out: Path) -> list[Record]:
 
 
 def read_written(out: Path) -> list[Record]:
-    """Return all records of the results that are to be written, none if their folder is new.
-
-    Raises:
-        UserError: The folder holds something else.
-    """
+    """Return all records of the results that are to be written, none if their folder is new."""
     if (out / "results.json").exists():
         return read_all_records(out)
     is_new = not out.exists() or (out.is_dir() and not any(out.iterdir()))
@@ -118,16 +97,7 @@ def read_written(out: Path) -> list[Record]:
 
 
 def read_records(setup: Setup, plan: Plan, known: Mapping[str, Record]) -> list[Record]:
-    """Return a record of each finished run of a plan.
-
-    Args:
-        setup: The suite and its folders.
-        plan: Its plan.
-        known: Records of runs that are not in the folder of runs, from `find_known`.
-
-    Raises:
-        UserError: A file of a finished run is damaged.
-    """
+    """Return a record of each finished run of a plan."""
     return [
         _read_record(setup, run) if setup.is_done(run) else known[run.name]
         for run in plan.runs
@@ -164,12 +134,7 @@ def _read_record(setup: Setup, run: PlannedRun) -> Record:
 
 
 def keep_scores(records: Sequence[Record], written: Sequence[Record]) -> list[Record]:
-    """Return records with the scores that the same runs had on other tasks.
-
-    Args:
-        records: The records of the suite's tasks.
-        written: The records that the results had.
-    """
+    """Return records with the scores that the same runs had on other tasks."""
     before = {record["run"]: record for record in written}
     kept = []
     for record in records:
@@ -231,13 +196,8 @@ def estimate_gain(
     This is a two-way analysis of variance: rows, and seeds as blocks. With few seeds the noise of
     one pair of rows is known badly, so it is taken from all rows with these seeds, except those
     that are noisier than the rest. Where the pair is alone, or one of the two is noisier, the
-    interval is that of the paired t-test.
-
-    Args:
-        own: Score by seed.
-        base: The same of the row it is compared with; has a seed of `own`.
-        others: The same of the other rows that are compared with `base`, each once. They enter the
-            noise, and only if they have all of the common seeds.
+    interval is that of the paired t-test. The scores are by seed; `others` are those of the other
+    rows that are compared with `base`, which enter if they have all of the common seeds.
     """
     seeds = sorted(own.keys() & base.keys())
     mean = statistics.fmean(own[seed] - base[seed] for seed in seeds)

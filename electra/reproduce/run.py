@@ -121,11 +121,7 @@ class Session:
         return Work(*(each / max(1, self.jobs) for each in seconds))
 
     def write(self, command: str) -> list[Cell]:
-        """Write the results of all runs that are finished, if any; return the comparisons.
-
-        Args:
-            command: The command that repeats the suite.
-        """
+        """Write the results of all runs that are finished, if any; return the comparisons."""
         records = keep_scores(read_records(self.setup, self.plan, self.known), self.written)
         found = {record["run"] for record in records}
         others = [each for each in self.written if each["run"] not in found]

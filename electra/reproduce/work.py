@@ -70,11 +70,7 @@ class Setup(NamedTuple):
 
 
 def read_tasks(setup: Setup, plan: Plan) -> dict[str, Task]:
-    """Return the tasks of a suite.
-
-    Raises:
-        UserError: A task cannot be read.
-    """
+    """Return the tasks of a suite."""
     suite, config = setup.suite, plan.runs[0].config
     return {
         task: read_task(task, setup.data[task], finetune_config(suite, config, task))
@@ -97,15 +93,7 @@ def _digest(digests: Iterable[str]) -> str:
 
 
 def require_same_data(data: Mapping[str, str], runs: Path) -> None:
-    """Refuse tasks whose files are not those that the runs in a folder are scored on.
-
-    Args:
-        data: Digest of the files of each task.
-        runs: The folder of all runs.
-
-    Raises:
-        UserError: A fine-tuning has read other files.
-    """
+    """Refuse tasks whose files are not those that the runs in a folder are scored on."""
     for task, digest in data.items():
         for place in find_finetunings(runs, task):
             require(
@@ -122,14 +110,6 @@ def count_finetunings(
 
     The mean length of a task's rows is that of a sample. Settings that do not fit a task are
     refused here, before the pre-training.
-
-    Args:
-        setup: The suite and its folders.
-        plan: Its plan.
-        tasks: The tasks, from `read_tasks`.
-
-    Raises:
-        UserError: The settings of a task do not fit it or a row's encoder.
     """
     tokenizer = open_shards(setup.shards, verify=False).tokenizer
     configs = {run.row.name: run.config for run in plan.runs}
@@ -175,10 +155,6 @@ def estimate_seconds(plan: Plan, left: Mapping[str, Work]) -> Work:
 
     A FLOP of a fine-tuning is taken to last as long as one of its row's pre-training, which is
     timed. Evaluations are not in it.
-
-    Args:
-        plan: The plan.
-        left: The work that is left, in true FLOPs, by run.
     """
     timed = dict(plan.step_seconds)
     pretraining = finetuning = 0.0
