@@ -28,9 +28,9 @@ import torch
 import transformers
 from torch import Tensor
 
-from electra.checkpoints.folder import Pretrained
+from electra.checkpoints.folder import SavedModel, SavedNetwork
 from electra.checkpoints.manifest import find_commit
-from electra.checkpoints.names import config_to_huggingface, encoder_to_huggingface
+from electra.checkpoints.names import ELECTRA
 from electra.config import FinetuneConfig
 from electra.errors import UserError, require
 from electra.files import write_json, write_text
@@ -67,7 +67,7 @@ class Ours:
 
     name = "ours"
 
-    def __init__(self, pretrained: Pretrained, task: Task, rows: TaskRows, config: FinetuneConfig):
+    def __init__(self, pretrained: SavedModel, task: Task, rows: TaskRows, config: FinetuneConfig):
         self.pretrained, self.task, self.rows, self.config = pretrained, task, rows, config
         self.machine = prepare_machine(config.device, config.precision, config.threads)
         self.dtype = self.machine.dtype
@@ -183,9 +183,8 @@ def build_classifier(ours: Ours) -> Any:
         from_scratch=False,
     )
     sizes, dense = network.encoder.config, cast(ClassifierHead, network.head).dense
-    values = config_to_huggingface(
-        sizes, "ElectraForSequenceClassification", ours.pretrained.tokenizer.pad_id
-    ) | {"num_labels": dense.out_features}
+    name, tokenizer = "ElectraForSequenceClassification", ours.pretrained.tokenizer
+    values = ELECTRA.write_config(sizes, name, tokenizer) | {"num_labels": dense.out_features}
     model = transformers.ElectraForSequenceClassification(transformers.ElectraConfig(**values))
     weight, bias = dense.weight.detach(), dense.bias.detach()
     head = {
@@ -194,7 +193,7 @@ def build_classifier(ours: Ours) -> Any:
         "classifier.out_proj.weight": weight,
         "classifier.out_proj.bias": bias - SHIFT * weight.sum(dim=1),
     }
-    model.load_state_dict(encoder_to_huggingface(network.encoder.state_dict()) | head)
+    model.load_state_dict(ELECTRA.to_theirs(network.encoder.state_dict()) | head)
     return model
 
 
@@ -237,7 +236,9 @@ def build_variants(
     sizes = dataclasses.replace(PRESETS[preset].model, vocab_size=tokenizer.vocab_size)
     encoder = Encoder(sizes)
     init_weights(encoder, sizes.initializer_range, torch.Generator().manual_seed(0))
-    pretrained = Pretrained(sizes, tokenizer, encoder.state_dict(), 128, "random weights")
+    pretrained = SavedModel(
+        SavedNetwork("", sizes, (encoder.state_dict(),)), tokenizer, 128, "random weights"
+    )
     tokenizer.save(folder / "tokenizer")
     ours = Ours(pretrained, task, encode_task(task, pretrained, config), config)
     whole = task.encode(tokenizer, config.sequence_length)["train"]

@@ -29,17 +29,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from electra.checkpoints.folder import SavedNetwork
 from electra.checkpoints.manifest import find_commit
-from electra.checkpoints.names import (
-    classification_head,
-    config_to_huggingface,
-    encoder_to_huggingface,
-)
 from electra.config import EncoderConfig
 from electra.files import write_json, write_text
 from electra.inference.network import LoadedEncoder
 from electra.inference.texts import read_texts
-from electra.interop.export import write_model
+from electra.interop.export import Outgoing, describe_labels, write_plain
 from electra.interop.onnx import INPUTS, Graph, open_session, quantise, trace
 from electra.model.encoder import Encoder, choose_layers
 from electra.model.heads import ClassifierHead
@@ -79,16 +75,18 @@ def build(folder: Path, sizes: EncoderConfig, tokenizer: Tokenizer, threads: int
     with torch.no_grad():
         classifier.dense.weight.copy_(weight)
         classifier.dense.bias.zero_()
-    head = classification_head(weight, torch.zeros(len(CLASSES)), CLASSES)
     parameters = {name: each.detach() for name, each in encoder.named_parameters()}
-    tokenizer.write(folder, max_length=LENGTH)
-    config = config_to_huggingface(sizes, head.architecture, tokenizer.pad_id) | head.settings
-    tensors = encoder_to_huggingface(parameters) | head.tensors
-    write_model(folder, "random weights", config, tensors)
+    head = {name: each.detach() for name, each in classifier.named_parameters()}
+    network = SavedNetwork("", sizes, (parameters,), head)
+    outgoing = Outgoing(
+        *(network, "SequenceClassification", classifier, tokenizer, LENGTH, "random weights"),
+        settings=describe_labels(CLASSES),
+    )
+    write_plain(folder, outgoing, LENGTH)
     graph = Graph(sizes, parameters, "SequenceClassification", classifier)
     trace(folder / "model.onnx", graph, tokenizer)
     quantise(folder / "model.onnx", folder / "model_int8.onnx")
-    network = LoadedEncoder(
+    loaded = LoadedEncoder(
         encoder=encoder, tokenizer=tokenizer, max_tokens=LENGTH - 2, machine=Machine()
     )
     theirs = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
@@ -102,13 +100,13 @@ def build(folder: Path, sizes: EncoderConfig, tokenizer: Tokenizer, threads: int
 
     @torch.inference_mode()
     def ask_torch(texts: Sequence[str]) -> np.ndarray:
-        return (network.encode(cut(texts))[:, 0] @ weight.T).numpy()
+        return (loaded.encode(cut(texts))[:, 0] @ weight.T).numpy()
 
     def ask_onnx(path: Path) -> Ask:
         session = open_session(path, threads)
 
         def ask(texts: Sequence[str]) -> np.ndarray:
-            input_ids_BL, mask_BL = network.pad(cut(texts))
+            input_ids_BL, mask_BL = loaded.pad(cut(texts))
             rows = input_ids_BL, mask_BL.long(), torch.zeros_like(input_ids_BL)
             inputs = {name: each.numpy() for name, each in zip(INPUTS, rows, strict=True)}
             return session.run(None, inputs)[0]

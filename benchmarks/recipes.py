@@ -219,7 +219,7 @@ def find_rows(
         incomplete = path.with_name(f"{path.name}.{os.getpid()}")
         write_tensors(incomplete, {name: tensor.int() for name, tensor in ids.items()})
         incomplete.replace(path)
-    ids = read_tensors(path)
+    ids = dict(read_tensors(path))
     require(
         torch.equal(ids["original"], torch.cat(original).int()),
         f"{path} has rows of other shards than {shards_folder}",

@@ -35,7 +35,7 @@ import torch
 from safetensors.torch import save_file
 
 from electra.checkpoints.manifest import find_commit
-from electra.checkpoints.names import config_to_huggingface, encoder_to_huggingface
+from electra.checkpoints.names import ELECTRA
 from electra.config import ServeConfig, TokenizerConfig
 from electra.errors import require
 from electra.files import write_json, write_text
@@ -117,8 +117,7 @@ async def load(port: int, path: str, bodies: Sequence[Any], clients: int, second
 
 def make_models(folder: Path, texts: Sequence[str], preset: str, tokens: int) -> None:
     """Write a fine-tuning with two labels, `tuned`, and its export, `exported`."""
-    from electra.checkpoints.finetuned import read_finetuned
-    from electra.finetuning.export import export_finetuned
+    from electra.interop.export import export
 
     torch.manual_seed(0)
     tokenizer = Tokenizer.train(texts, TokenizerConfig(vocab_size=tokens, min_frequency=1))
@@ -126,8 +125,8 @@ def make_models(folder: Path, texts: Sequence[str], preset: str, tokens: int) ->
     sizes = override(PRESETS[preset], [f"model.vocab_size={tokenizer.vocab_size}"]).model
     encoder = Encoder(sizes)
     init_weights(encoder, 0.1, torch.Generator().manual_seed(0))
-    write_json(folder / "start/config.json", config_to_huggingface(sizes, "ElectraModel", 0))
-    save_file(encoder_to_huggingface(encoder.state_dict()), folder / "start/model.safetensors")
+    write_json(folder / "start/config.json", ELECTRA.write_config(sizes, "ElectraModel", tokenizer))
+    save_file(ELECTRA.to_theirs(encoder.state_dict()), folder / "start/model.safetensors")
     for split, part in (("train", texts[:32]), ("dev", texts[:16])):
         rows = [" ".join(text.split()) + f"\t{len(text) % 2}" for text in part]
         (folder / "task").mkdir(exist_ok=True)
@@ -140,7 +139,7 @@ def make_models(folder: Path, texts: Sequence[str], preset: str, tokens: int) ->
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    export_finetuned(read_finetuned(folder / "tuned"), folder / "exported")
+    export(folder / "tuned", folder / "exported")
 
 
 class PipelineModel:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from electra.checkpoints.checkpoint import load_parameters, run_of
-from electra.checkpoints.folder import read_networks
+from electra.checkpoints.folder import read_pretrained, read_run_config
 from electra.checkpoints.manifest import find_commit
 from electra.errors import UserError, require
 from electra.files import write_json, write_text
@@ -85,12 +85,13 @@ def main() -> None:
     shards = open_shards(arguments.shards)
     results: list[dict[str, Any]] = []
     for folder in arguments.runs:
-        networks = read_networks(folder)
+        networks = read_pretrained(folder)
         architecture = networks.kept.sizes.architecture
         require(architecture == "electra", f"{folder} is a {architecture}, not an electra")
         encoder = Encoder(networks.kept.sizes).eval()
         load_parameters(encoder, networks.kept.encoders[0])
-        examples = Examples(shards.heldout, shards.tokenizer, networks.config.examples, seed=0)
+        config = read_run_config(networks.folder).examples
+        examples = Examples(shards.heldout, shards.tokenizer, config, seed=0)
         batch = examples.rows(np.arange(min(arguments.rows, len(examples))))
         for number, each in enumerate(measure_states(encoder, batch), start=1):
             results.append(

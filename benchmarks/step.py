@@ -39,17 +39,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from electra.checkpoints.manifest import find_commit
-from electra.checkpoints.names import (
-    DISCRIMINATOR_HEAD,
-    GENERATOR_HEAD,
-    config_to_huggingface,
-    config_to_modernbert,
-    encoder_to_huggingface,
-    encoder_to_modernbert,
-    head_to_huggingface,
-    network_head,
-    network_to_modernbert,
-)
+from electra.checkpoints.names import ARCHITECTURES, ELECTRA
 from electra.config import PretrainConfig
 from electra.files import write_json, write_text
 from electra.method.flops import count_true
@@ -147,28 +137,24 @@ class Loop:
         self.is_modern = sizes.architecture == "modernbert"
         encoders = model.discriminator.state_dict(), model.generator.encoder.state_dict()
         heads = model.discriminator_head.state_dict(), model.generator.head.state_dict()
+        names, tokenizer = ARCHITECTURES[sizes.architecture], make_tokenizer(sizes.vocab_size)
+        name = names.class_name("MaskedLM")
+        self.generator = self._build(
+            name,
+            names.write_config(small, name, tokenizer),
+            names.to_theirs(encoders[1], heads[1], "MaskedLM"),
+        )
+        name = names.class_name("PreTraining")
+        values = names.write_config(sizes, name, tokenizer)
+        judge = ELECTRA.to_theirs({}, heads[0], "PreTraining")
         if self.is_modern:
-            tokenizer = make_tokenizer(sizes.vocab_size)
-            self.discriminator = self._build(
-                ModernDiscriminator, config_to_modernbert(sizes, "ModernBertModel", tokenizer),
-                encoder_to_modernbert(encoders[0], "base_model.")
-                | head_to_huggingface(heads[0], DISCRIMINATOR_HEAD),
-            )  # fmt: skip
-            head = network_head("tokens", heads[1])
-            values, tensors = network_to_modernbert(small, encoders[1], head, tokenizer)
-            self.generator = self._build(head.architecture, values, tensors)
+            tensors = names.to_theirs(encoders[0])
+            tensors = {f"base_model.{name}": each for name, each in tensors.items()} | judge
+            self.discriminator = self._build(ModernDiscriminator, values, tensors)
             self.features, self.softmax = self.generator.head, self.generator.decoder
         else:
-            self.discriminator = self._build(
-                "ElectraForPreTraining", config_to_huggingface(sizes, "ElectraForPreTraining", 0),
-                encoder_to_huggingface(encoders[0])
-                | head_to_huggingface(heads[0], DISCRIMINATOR_HEAD),
-            )  # fmt: skip
-            self.generator = self._build(
-                "ElectraForMaskedLM", config_to_huggingface(small, "ElectraForMaskedLM", 0),
-                encoder_to_huggingface(encoders[1])
-                | head_to_huggingface(heads[1], GENERATOR_HEAD),
-            )  # fmt: skip
+            tensors = names.to_theirs(encoders[0]) | judge
+            self.discriminator = self._build(name, values, tensors)
             self.features = self.generator.generator_predictions
             self.softmax = self.generator.generator_lm_head
         self.generator.base_model.embeddings = self.discriminator.base_model.embeddings

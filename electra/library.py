@@ -13,10 +13,8 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from electra.checkpoints.checkpoint import find_checkpoint, run_of
-from electra.checkpoints.finetuned import is_finetuned, read_finetuned
-from electra.checkpoints.folder import is_huggingface, load_pretrained
+from electra.checkpoints.folder import is_finetuned, is_huggingface, read_finetuned, read_sizes
 from electra.errors import require
-from electra.finetuning.export import export_finetuned
 from electra.finetuning.loop import finetune as run_finetune
 from electra.finetuning.loop import ignore
 from electra.inference.ask import Candidate, load_asked
@@ -231,9 +229,7 @@ def finetune(
     Raises:
         UserError: Folders, files or settings do not fit together.
     """
-    config = override(
-        finetune_preset(load_pretrained(Path(start)).encoder), _assign(settings or {})
-    )
+    config = override(finetune_preset(read_sizes(Path(start))), _assign(settings or {}))
     return run_finetune(
         *(Path(start), task, Path(data), Path(out), config),
         seeds=seeds,
@@ -295,13 +291,11 @@ def export(
     if is_finetuned(run):
         require(not is_similarity, f"the form {form} is not for {run}, a fine-tuning")
         require(not scores, f"scores are for a run; {run}, a fine-tuning, has its own")
-        finetuned = read_finetuned(run, seed)
-        written = export_finetuned(finetuned, folder, form=classes, onnx=onnx, int8_text=text)
-        return Exported(written, None)
-    require(seed is None, f"a seed is for a folder of `electra finetune`, which {run} is not")
+    else:
+        require(seed is None, f"a seed is for a folder of `electra finetune`, which {run} is not")
     found = [Path(path) for path in scores]
     rows = [read_finetuning(path / "results.json") for path in found]
-    if not is_huggingface(run):
+    if not is_finetuned(run) and not is_huggingface(run):
         beside = find_finetunings(run_of(run), find_checkpoint(run)[0])
         for row in [read_finetuning(path / "results.json") for path in beside]:
             if not any((row.label, row.from_scratch) == (r.label, r.from_scratch) for r in rows):
@@ -312,6 +306,7 @@ def export(
         similarity = choose_layer(load_encoder(run), pairs, progress)
     written = run_export(
         *(run, folder),
+        seed=seed,
         form=classes,
         similarity=similarity,
         onnx=onnx,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from electra.checkpoints.names import config_to_huggingface, encoder_to_huggingface
+from electra.checkpoints.names import ELECTRA
 from electra.config import PrepareConfig, PretrainConfig, TokenizerConfig
 from electra.files import write_json
 from electra.model.encoder import Encoder
@@ -89,8 +89,8 @@ def start(toy_tokenizer, tmp_path_factory) -> Path:
     )
     encoder = Encoder(sizes)
     init_weights(encoder, 0.1, torch.Generator().manual_seed(0))
-    write_json(folder / "config.json", config_to_huggingface(sizes, "ElectraModel", 0))
-    save_file(encoder_to_huggingface(encoder.state_dict()), folder / "model.safetensors")
+    write_json(folder / "config.json", ELECTRA.write_config(sizes, "ElectraModel", toy_tokenizer))
+    save_file(ELECTRA.to_theirs(encoder.state_dict()), folder / "model.safetensors")
     return folder
 
 

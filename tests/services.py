@@ -4,7 +4,7 @@ import sys
 from contextlib import contextmanager
 
 from benchmarks.serve import start_server
-from electra.checkpoints.folder import find_network
+from electra.checkpoints.folder import read_pretrained
 from electra.inference.network import load_network
 from electra.training.machine import Machine
 
@@ -28,4 +28,6 @@ def served(*words, verb="serve", limits=()):
 
 def load_alone(folder, predicts):
     """The network of a folder that predicts "tokens" or "replaced", on one thread in float32."""
-    return load_network(*find_network(folder, predicts), Machine())
+    model = read_pretrained(folder)
+    facts = model.tokenizer, model.sequence_length
+    return load_network(model.network(predicts), *facts, Machine())

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from electra.checkpoints.folder import load_pretrained
+from electra.checkpoints.folder import read_model
 from electra.config import FinetuneConfig
 from electra.errors import UserError
 from electra.finetuning.loop import finetune
@@ -53,7 +53,7 @@ def toy(examples, **splits) -> Task:
 
 @pytest.fixture(scope="module")
 def pretrained(start):
-    return load_pretrained(start)
+    return read_model(start)
 
 
 def build(pretrained, task):

@@ -7,15 +7,14 @@ import pytest
 import torch
 from transformers import ElectraConfig, ElectraModel
 
-from electra.checkpoints.finetuned import read_finetuned
-from electra.checkpoints.folder import load_pretrained
-from electra.checkpoints.names import config_to_huggingface, encoder_to_huggingface
+from electra.checkpoints.folder import read_finetuned, read_model
+from electra.checkpoints.names import ELECTRA
 from electra.config import FinetuneConfig
 from electra.errors import UserError
-from electra.finetuning.export import export_finetuned
 from electra.finetuning.loop import finetune, train_seed
 from electra.finetuning.network import build_network, keep_tokens, load_network, run_network
 from electra.finetuning.start import Job, encode_task, fit_to_start
+from electra.interop.export import export
 from electra.model.encoder import Encoder
 from electra.presets import FINETUNE_PRESETS, PRESETS
 from electra.settings import from_dict, override
@@ -40,7 +39,7 @@ def ignore(record):
 
 @pytest.fixture(scope="module")
 def pretrained(start):
-    return load_pretrained(start)
+    return read_model(start)
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +58,9 @@ def data(toy_text, toy_question, tmp_path_factory):
 def test_features_are_the_states_of_transformers_top_layers(pretrained):
     encoder = Encoder(pretrained.encoder).eval()
     encoder.load_state_dict(pretrained.tensors)
-    values = config_to_huggingface(pretrained.encoder, "ElectraModel", 0)
+    values = ELECTRA.write_config(pretrained.encoder, "ElectraModel", pretrained.tokenizer)
     theirs = ElectraModel(ElectraConfig(**values)).eval()
-    tensors = encoder_to_huggingface(encoder.state_dict())
+    tensors = ELECTRA.to_theirs(encoder.state_dict())
     theirs.load_state_dict({k.removeprefix("electra."): v for k, v in tensors.items()})
     rng = torch.Generator().manual_seed(0)
     ids = torch.randint(pretrained.encoder.vocab_size, (4, 9), generator=rng)
@@ -117,14 +116,14 @@ def test_settings_are_recorded_and_the_folder_gives_its_predictions(start, data,
     assert saved == CONFIG
     task = read_task("own", data["own"], saved)
     model = load_network(read_finetuned(out), task.family, Machine())
-    rows = encode_task(task, load_pretrained(start), saved)
+    rows = encode_task(task, read_model(start), saved)
     keep_tokens(model, rows.token_ids)
     probs = run_network(model, rows.splits["dev"], CPU)["logits"].softmax(dim=1)
     lines = (out / "seed-0/predictions.tsv").read_text().splitlines()[1:]
     written = torch.tensor([[float(cell) for cell in line.split("\t")[3:]] for line in lines])
     torch.testing.assert_close(written, probs, atol=1e-5, rtol=0)
     with pytest.raises(UserError, match="transformers has no class that reads features, and torch"):
-        export_finetuned(read_finetuned(out), tmp_path / "exported")
+        export(out, tmp_path / "exported")
 
 
 def test_what_does_not_fit_the_start_or_the_task_is_refused(pretrained, data):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from electra.checkpoints.folder import load_pretrained
+from electra.checkpoints.folder import read_model
 from electra.config import EncoderConfig, FinetuneConfig
 from electra.errors import UserError
 from electra.finetuning.folder import summarise
@@ -59,7 +59,7 @@ def data(toy_text, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pretrained(start):
-    return load_pretrained(start)
+    return read_model(start)
 
 
 @pytest.fixture(scope="module")

@@ -14,17 +14,16 @@ import torch
 import torch.nn.functional as F
 import transformers
 
-from electra.checkpoints.finetuned import read_finetuned
-from electra.checkpoints.folder import load_pretrained
-from electra.checkpoints.names import classification_head
+from electra.checkpoints.folder import read_finetuned, read_model
+from electra.checkpoints.names import expand_classifier
 from electra.cli import main
 from electra.config import FinetuneConfig
 from electra.errors import UserError
 from electra.files import write_json
-from electra.finetuning.export import export_finetuned
 from electra.finetuning.loop import finetune
 from electra.finetuning.network import load_network
 from electra.inference.predict import Answers, list_json, list_rows, load_model, write_answers
+from electra.interop.export import describe_finetuned, export, write_plain
 from electra.settings import override
 from electra.tasks.family import number_records
 from electra.tasks.registry import read_records, restore_family
@@ -580,7 +579,7 @@ def test_a_flipped_bit_in_a_fine_tuned_model_is_refused(runs, tmp_path, name):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    for read in (lambda run: read_finetuned(run).tokenizer, load_pretrained):
+    for read in (lambda run: read_finetuned(run).tokenizer, read_model):
         with pytest.raises(UserError, match=f"{path} is damaged: it does not match its sha256 in"):
             read(run)
     (path.parent / "electra.json").unlink()  # of an older electra
@@ -664,8 +663,7 @@ def logits_of_rows(run, path):
 
 
 def test_a_classifier_exports_and_its_pipeline_answers_alike(runs, sentences, tmp_path):
-    model = read_finetuned(runs / "texts")
-    assert export_finetuned(model, tmp_path / "hf") == "ElectraForSequenceClassification"
+    assert export(runs / "texts", tmp_path / "hf") == "ElectraForSequenceClassification"
     theirs = load(transformers.AutoModelForSequenceClassification, tmp_path / "hf")
     outputs, inputs = logits_of_rows(runs / "texts", runs / "texts-data" / "dev.tsv")
     with torch.inference_mode():
@@ -686,7 +684,8 @@ def test_a_regression_exports_and_its_pipeline_answers_in_its_range(runs, tmp_pa
     path = runs / "numbers-data" / "dev.tsv"
     outputs, inputs = logits_of_rows(runs / "numbers", path)
     for name, each, factor, least in (("hf", model, 5, 0), ("shifted", shifted, 3, -1)):
-        assert export_finetuned(each, tmp_path / name)
+        (tmp_path / name).mkdir()
+        write_plain(tmp_path / name, describe_finetuned(each))
         theirs = load(transformers.AutoModelForSequenceClassification, tmp_path / name)
         assert theirs.config.problem_type == "regression"
         expected = outputs["logits"] * factor + least
@@ -702,7 +701,7 @@ def test_a_regression_exports_and_its_pipeline_answers_in_its_range(runs, tmp_pa
 
 
 def test_a_tagger_exports_and_its_pipeline_answers_alike(runs, sentences, tmp_path):
-    assert export_finetuned(read_finetuned(runs / "tags"), tmp_path / "hf")
+    assert export(runs / "tags", tmp_path / "hf")
     theirs = load(transformers.AutoModelForTokenClassification, tmp_path / "hf")
     (tmp_path / "in.txt").write_text("\n".join(sentences[:30]))
     outputs, inputs = logits_of_rows(runs / "tags", tmp_path / "in.txt")
@@ -733,7 +732,7 @@ def test_a_tagger_exports_and_its_pipeline_answers_alike(runs, sentences, tmp_pa
 
 
 def test_plain_spans_export_and_their_best_span_is_ours(runs, tmp_path):
-    assert export_finetuned(read_finetuned(runs / "plain"), tmp_path / "hf")
+    assert export(runs / "plain", tmp_path / "hf")
     theirs = load(transformers.AutoModelForQuestionAnswering, tmp_path / "hf")
     outputs, inputs = logits_of_rows(runs / "plain", runs / "plain-data" / "dev.json")
     with torch.inference_mode():
@@ -761,8 +760,7 @@ def test_plain_spans_export_and_their_best_span_is_ours(runs, tmp_path):
 
 
 def test_a_choice_is_transformers_multiple_choice_without_summary(runs, tmp_path):
-    model = read_finetuned(runs / "choices")
-    assert export_finetuned(model, tmp_path / "hf") == "ElectraForMultipleChoice"
+    assert export(runs / "choices", tmp_path / "hf") == "ElectraForMultipleChoice"
     theirs = load(transformers.AutoModelForMultipleChoice, tmp_path / "hf")
     outputs, inputs = logits_of_rows(runs / "choices", runs / "choices-data" / "dev.tsv")
     inputs = {name: values.unflatten(0, (-1, 3)) for name, values in inputs.items()}
@@ -776,11 +774,10 @@ def test_pairs_of_gelu_units_are_a_linear_layer(num_labels, size):
     states = torch.randn(500, size, generator=rng) * torch.randn(size, generator=rng).exp()
     weight = torch.randn(num_labels, size, generator=rng) / size**0.5
     bias = torch.randn(num_labels, generator=rng)
-    labels = [str(number) for number in range(num_labels)]
-    tensors = classification_head(weight, bias, labels).tensors
-    parts = [tensors[f"classifier.{name}"] for name in ("dense.weight", "dense.bias")]
+    tensors = expand_classifier(weight, bias)
+    parts = [tensors[f"inner.{name}"] for name in ("weight", "bias")]
     inner = F.gelu(F.linear(states, *parts))
-    parts = [tensors[f"classifier.{name}"] for name in ("out_proj.weight", "out_proj.bias")]
+    parts = [tensors[f"dense.{name}"] for name in ("weight", "bias")]
     expected = F.linear(states.double(), weight.double(), bias.double())
     assert expected.abs().max() > 3
     torch.testing.assert_close(F.linear(inner, *parts).double(), expected, atol=1e-5, rtol=0)
@@ -788,12 +785,12 @@ def test_pairs_of_gelu_units_are_a_linear_layer(num_labels, size):
 
 def test_more_labels_than_pairs_of_units_are_refused():
     with pytest.raises(UserError, match="32 hidden units can hold at most 16 labels of ours, not"):
-        classification_head(torch.ones(17, 32), torch.ones(17), ["x"] * 17)
+        expand_classifier(torch.ones(17, 32), torch.ones(17))
 
 
 @pytest.mark.parametrize("name", ["texts", "choices"])
 def test_an_exported_classifier_can_be_trained_further(runs, tmp_path, name):
-    export_finetuned(read_finetuned(runs / name), tmp_path / "hf")
+    export(runs / name, tmp_path / "hf")
     theirs = {
         "texts": transformers.AutoModelForSequenceClassification,
         "choices": transformers.AutoModelForMultipleChoice,
@@ -830,7 +827,7 @@ def test_what_transformers_has_no_class_for_is_refused(runs, tmp_path):
     with pytest.raises(
         UserError, match="no class with a beam head, which searches; fine-tune with"
     ):
-        export_finetuned(read_finetuned(runs / "beam"), tmp_path / "hf")
+        export(runs / "beam", tmp_path / "hf")
     assert not list(tmp_path.iterdir())
 
 
@@ -854,14 +851,13 @@ def run_card(folder, monkeypatch):
 )
 def test_a_head_without_a_class_lies_beside_the_encoder(runs, tmp_path, name, record, monkeypatch):
     """The card's lines give the answers of `predict`."""
-    model = read_in_float32(runs / name)
-    assert export_finetuned(model, tmp_path / "hf") == "ElectraModel"
+    assert export(runs / name, tmp_path / "hf") == "ElectraModel"
     load(transformers.AutoModel, tmp_path / "hf")
     _, names = run_card(tmp_path / "hf", monkeypatch)
     if name == "mean-choices":
         record["ending2"] = "another one"  # three choices, as in training
     table = write_table(tmp_path / "in.tsv", list(record), [list(record.values())])
-    (answer,) = ask(model, table).records
+    (answer,) = ask(read_in_float32(runs / name), table).records
     if name == "pairs":
         assert names["logits"].tolist() == pytest.approx([answer["prediction"]], abs=1e-3)
         assert names["model"].config.id2label == {0: "score"}
@@ -879,8 +875,7 @@ def test_a_head_without_a_class_lies_beside_the_encoder(runs, tmp_path, name, re
 def test_onnx_holds_the_whole_fine_tuned_network(runs, tmp_path, name):
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    model = read_in_float32(runs / name)
-    export_finetuned(model, tmp_path / "hf", onnx=True)
+    export(runs / name, tmp_path / "hf", onnx=True)
     data = {"pairs": "numbers-data/dev.tsv", "texts": "texts-data/dev.tsv"}
     data |= {"tags": "tags-data/dev.conll", "plain": "plain-data/dev.json"}
     outputs, inputs = logits_of_rows(runs / name, runs / data.get(name, "choices-data/dev.tsv"))
@@ -908,7 +903,7 @@ def test_the_card_of_every_head_has_its_scores_and_code_that_runs(
     runs, tmp_path, name, monkeypatch
 ):
     model = read_finetuned(runs / name)
-    architecture = export_finetuned(model, tmp_path / "hf")
+    architecture = export(runs / name, tmp_path / "hf")
     card = (tmp_path / "hf" / "README.md").read_text()
     results = json.loads((runs / name / "results.json").read_text())
     settings = json.loads((runs / name / "config.json").read_text())
@@ -919,7 +914,7 @@ def test_the_card_of_every_head_has_its_scores_and_code_that_runs(
     code, _ = run_card(tmp_path / "hf", monkeypatch)
     assert architecture in code
     with pytest.raises(UserError, match="BERT has no projection of embeddings"):
-        export_finetuned(model, tmp_path / "bert", form="bert")
+        export(runs / name, tmp_path / "bert", form="bert")
     assert [path.name for path in tmp_path.iterdir()] == ["hf"]
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from electra.checkpoints.folder import read_networks, read_start
+from electra.checkpoints.folder import read_pretrained
 from electra.cli import main
 from electra.config import PrepareConfig
 from electra.errors import UserError
@@ -228,10 +228,10 @@ def test_modernbert_is_an_encoder_and_a_generator(modernbert, transformers, tmp_
 def test_rotary_positions_of_longer_rows_turn_more_slowly(modernbert, transformers, tmp_path):
     """The slowest pair turns as far over the longest row as before; the network is theirs."""
     model, folder = modernbert
-    old = read_start(folder).kept.sizes
+    old = read_pretrained(folder).kept.sizes
     number = 4 * old.max_position_embeddings
     import_model(folder, tmp_path / "start", positions=number)
-    new = read_start(tmp_path / "start").kept.sizes
+    new = read_pretrained(tmp_path / "start").kept.sizes
     assert new.max_position_embeddings == number
     assert new.local_rope_theta == old.local_rope_theta
     width = old.hidden_size // old.num_attention_heads
@@ -253,7 +253,7 @@ def test_what_does_not_fit_modernbert_is_refused(modernbert, tmp_path):
     weights = load_file(folder / "model.safetensors")
     less = {name: each for name, each in weights.items() if "layers.2.mlp.Wo" not in name}
     save_file(less, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(UserError, match=r"the weights lack layers\.2\.mlp\.Wo\.weight"):
+    with pytest.raises(UserError, match=r"the weights lack .*layers\.2\.mlp\.Wo\.weight"):
         import_model(folder, tmp_path / "out")
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     (tmp_path / "short.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n")
@@ -279,10 +279,10 @@ def test_modernbert_is_continued_with_a_made_generator(
     prepare([str(toy_text)], tokenizer, tmp_path / "shards", PrepareConfig(heldout_prob=0.1), None)
     settings = [f"train.init_from={start}", "train.steps=6", "optimizer.warmup_steps=1"]
     config = override(toy_config, [*settings, "generator.warmup_steps=2"])
-    config = fit_to_start(config, read_start(start))
+    config = fit_to_start(config, read_pretrained(start))
     assert config.model.architecture == "modernbert"
     pretrain(tmp_path / "shards", tmp_path / "run", config, lambda record: None)
-    networks = read_networks(tmp_path / "run")
+    networks = read_pretrained(tmp_path / "run")
     assert networks.kept.sizes.architecture == "modernbert"
     assert networks.generator.sizes.num_hidden_layers == 2
     manifest = json.loads((tmp_path / "run/manifest.json").read_text())
@@ -302,7 +302,7 @@ def test_a_run_of_modernbert_is_imported_and_continued(
         "optimizer.warmup_steps=1",
     ]
     settings += ["generator.start=layers"]
-    config = fit_to_start(override(toy_config, settings), read_start(tmp_path / "start"))
+    config = fit_to_start(override(toy_config, settings), read_pretrained(tmp_path / "start"))
     pretrain(toy_shards, tmp_path / "run", config, lambda record: None)
     export(tmp_path / "run", tmp_path / "exported")
     found = import_model(tmp_path / "exported", tmp_path / "again", None,
@@ -313,10 +313,10 @@ def test_a_run_of_modernbert_is_imported_and_continued(
             if (tmp_path / "exported" / place / name).exists():
                 expected = (tmp_path / "exported" / place / name).read_bytes()
                 assert (tmp_path / "again" / place / name).read_bytes() == expected
-    again = read_start(tmp_path / "again")
+    again = read_pretrained(tmp_path / "again")
     assert (again.kept.predicts, again.generator.predicts) == ("replaced", "tokens")
     assert "discriminator_head.safetensors" in again.sha256
-    expected = read_networks(tmp_path / "run").kept.head
+    expected = read_pretrained(tmp_path / "run").kept.head
     assert all(torch.equal(again.kept.head[name], each) for name, each in expected.items())
     settings[0] = f"train.init_from={tmp_path / 'again'}"
     config = fit_to_start(override(toy_config, settings[:-1]), again)
@@ -365,7 +365,7 @@ def test_what_is_no_model_is_refused(bert, tmp_path, monkeypatch):
     del weights["bert.encoder.layer.1.output.dense.bias"], weights["cls.predictions.bias"]
     weights.pop("cls.predictions.decoder.bias", None)
     save_file(weights, folder / "model.safetensors")
-    with pytest.raises(UserError, match=r"lack 'electra\.encoder\.layer\.1\.output\.dense\.bias'"):
+    with pytest.raises(UserError, match=r"lack .*encoder\.layer\.1\.output\.dense\.bias"):
         import_model(folder, tmp_path / "out")
     settings = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**settings, "model_type": "gpt2"}))
@@ -490,9 +490,9 @@ def test_an_extended_folder_is_continued(bert, extended, toy_text, toy_config, t
     prepare([str(toy_text)], tokenizer, tmp_path / "shards", PrepareConfig(heldout_prob=0.1), None)
     settings = ["examples.sequence_length=64", f"train.init_from={tmp_path / 'start'}"]
     config = override(toy_config, [*settings, "train.steps=4", "optimizer.warmup_steps=1"])
-    config = fit_to_start(config, read_start(tmp_path / "start"))
+    config = fit_to_start(config, read_pretrained(tmp_path / "start"))
     pretrain(tmp_path / "shards", tmp_path / "run", config, lambda record: None)
-    sizes = read_networks(tmp_path / "run").kept.sizes
+    sizes = read_pretrained(tmp_path / "run").kept.sizes
     assert (sizes.vocab_size, sizes.max_position_embeddings) == (tokenizer.vocab_size, 64)
 
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from electra.checkpoints.checkpoint import find_checkpoint
-from electra.checkpoints.folder import read_networks, read_start
+from electra.checkpoints.folder import read_pretrained, read_run_config
 from electra.checkpoints.manifest import read_manifest
 from electra.checkpoints.metrics import read_metrics
 from electra.cli import main
@@ -63,12 +63,12 @@ def continued(toy_config, start, *settings):
         toy_config, [*SHORT, "optimizer.warmup_steps=1", f"train.init_from={start}", *settings]
     )
     given = {word.partition("=")[0] for word in settings}
-    return fit_to_start(config, read_start(start), given)
+    return fit_to_start(config, read_pretrained(start), given)
 
 
 def begin(config, shards):
     """The objective of a continued run at its first step."""
-    start, shards = read_start(Path(config.train.init_from)), open_shards(shards)
+    start, shards = read_pretrained(Path(config.train.init_from)), open_shards(shards)
     config = fit_to_shards(config, shards)
     counts = count_tokens(shards)
     model = build_model(config, shards.tokenizer, Machine(), counts)
@@ -81,8 +81,8 @@ def begin(config, shards):
 
 def test_sizes_are_those_of_the_start(folders, toy_config):
     other = override(PRESETS["small"], ["train.steps=100", f"train.init_from={folders / 'alone'}"])
-    config = fit_to_start(other, read_start(folders / "alone"))
-    theirs = read_networks(folders / "run").config
+    config = fit_to_start(other, read_pretrained(folders / "alone"))
+    theirs = read_run_config(folders / "run")
     dropout = other.model.hidden_dropout_prob
     assert config.model == dataclasses.replace(
         theirs.model, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout
@@ -92,7 +92,7 @@ def test_sizes_are_those_of_the_start(folders, toy_config):
     assert config.generator.encoder(config.model).num_hidden_layers == 1
     assert config.generator.warmup_steps == 10
     whole = override(other, [f"train.init_from={folders / 'run'}"])
-    config = fit_to_start(whole, read_start(folders / "run"))
+    config = fit_to_start(whole, read_pretrained(folders / "run"))
     assert config.generator.encoder(config.model) == dataclasses.replace(
         theirs.generator.encoder(theirs.model),
         hidden_dropout_prob=dropout,
@@ -144,7 +144,7 @@ def test_folders_that_do_not_fit_are_refused(folders, toy_shards, toy_config, tm
 
 
 def test_a_run_goes_on_with_both_networks(folders, toy_shards, toy_config):
-    networks = read_networks(folders / "run")
+    networks = read_pretrained(folders / "run")
     for start in ("run", "export"):
         model, config, found = begin(continued(toy_config, folders / start), toy_shards)
         assert set(describe_parts(model, config, found).values()) == {"init_from"}
@@ -187,7 +187,7 @@ def test_a_generator_is_that_of_another_folder_or_new(folders, toy_shards, toy_c
     config = continued(toy_config, folders / "alone", "generator.start=folder", other)
     assert config.generator.warmup_steps == 0
     model, config, found = begin(config, toy_shards)
-    saved = read_networks(folders / "run").generator
+    saved = read_pretrained(folders / "run").generator
     assert torch.equal(model.generator.head.dense.weight, saved.head["dense.weight"])
     assert describe_parts(model, config, found)["generator head"] == "folder"
     config = continued(toy_config, folders / "run", "generator.start=new")
@@ -215,11 +215,11 @@ def test_every_objective_continues(folders, toy_shards, toy_config, tmp_path, se
     """Their encoder begins with the discriminator's weights, and what is written can be read."""
     config = continued(toy_config, folders / "run", f"train.also_evaluate={toy_shards}", *settings)
     model, _, _ = begin(config, toy_shards)
-    expected = read_networks(folders / "run").kept.encoders[0]
+    expected = read_pretrained(folders / "run").kept.encoders[0]
     for name, parameter in model.kept.named_parameters():
         assert torch.equal(parameter, expected[name]), name
     pretrain(toy_shards, tmp_path / "run", config, ignore)
-    assert read_networks(tmp_path / "run").step == 8
+    assert read_pretrained(tmp_path / "run").step == 8
     heldout = [r for r in read_metrics(tmp_path / "run/metrics.jsonl") if r["part"] == "heldout"]
     assert heldout[0]["step"] == 0
     assert {"old_loss", "old_disc_loss"} & heldout[-1].keys()
@@ -472,13 +472,13 @@ def test_the_command_continues_a_continued_run(folders, toy_shards, tmp_path, mo
     printed = capsys.readouterr()
     assert "continued from the weights of start: 20 steps" in printed.err
     assert "old text" in printed.err
-    config = read_networks(tmp_path / "run").config
+    config = read_run_config(tmp_path / "run")
     assert (config.model.hidden_size, config.generator.warmup_steps) == (128, 2)
     assert config.train.initial_weights == "bert"
     shutil.rmtree(tmp_path / "start")
     main([*words, "train.steps=24"])
     assert "goes on with other settings: train.steps 20 -> 24" in capsys.readouterr().err
-    assert read_networks(tmp_path / "run").config.generator.warmup_steps == 2
+    assert read_run_config(tmp_path / "run").generator.warmup_steps == 2
     with pytest.raises(SystemExit):
         main([*words, "train.steps=26", "generator.warmup_steps=3"])
     assert "was begun with generator.warmup_steps=2, not 3" in capsys.readouterr().err

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from electra.checkpoints.folder import load_pretrained
+from electra.checkpoints.folder import read_model
 from electra.config import FinetuneConfig
 from electra.errors import UserError
 from electra.files import write_json
@@ -47,14 +47,14 @@ def test_the_encoder_is_that_of_the_best_seed_on_dev(best, first, start, toy_que
     for seed, record in results["seeds"].items():
         record["scores"] = {"accuracy": 0.9 if seed == best else 0.8, "f1": 1 / (1 + int(seed))}
     write_json(folder / "results.json", results)
-    pretrained = load_pretrained(folder)
+    pretrained = read_model(folder)
     tensors = load_file(folder / f"seed-{best}/model/model.safetensors")
     kept = {name.removeprefix("encoder."): t for name, t in tensors.items() if "head" not in name}
     assert pretrained.tensors.keys() == kept.keys()
     assert all(torch.equal(pretrained.tensors[name], kept[name]) for name in kept)
     assert pretrained.source == f"{folder} at seed {best}, fine-tuned on own"
     assert pretrained.sequence_length == 32
-    before = load_pretrained(start)
+    before = read_model(start)
     assert pretrained.tokenizer.digest == before.tokenizer.digest
     moved = "layers.0.output.weight"
     assert not torch.equal(pretrained.tensors[moved], before.tensors[moved])
@@ -67,7 +67,7 @@ def test_the_encoder_is_that_of_the_best_seed_on_dev(best, first, start, toy_que
 
 
 def test_top_layers_begin_anew_if_asked(first, toy_question):
-    pretrained = load_pretrained(first)
+    pretrained = read_model(first)
     config = dataclasses.replace(CONFIG, reset_layers=1)
     family = read_task("own", toy_question, config).family
     model, other = (
@@ -94,14 +94,14 @@ def test_fine_tuning_goes_on_from_it_and_says_so(first, start, toy_question, tmp
     assert second["median"] > plain["median"] + 0.05
     assert second["start"] == str(first)
     assert (second["after"], plain["after"]) == ("own", "")
-    assert second["source"] == load_pretrained(first).source
+    assert second["source"] == read_model(first).source
     assert json.loads((tmp_path / "second/config.json").read_text())["start"] == second["source"]
 
 
 def test_an_encoder_from_scratch_knows_only_the_rows_it_had(first, start, toy_question, tmp_path):
     out = tmp_path / "scratch"
     finetune(start, "own", toy_question, out, CONFIG, seeds=1, from_scratch=True, progress=ignore)
-    assert load_pretrained(out).sequence_length == 16
+    assert read_model(out).sequence_length == 16
     longer = dataclasses.replace(CONFIG, sequence_length=24)
     with pytest.raises(
         UserError, match=r"sequence_length 24 is more than the 16 tokens that .*own"
@@ -110,7 +110,7 @@ def test_an_encoder_from_scratch_knows_only_the_rows_it_had(first, start, toy_qu
 
 
 def test_tokens_that_the_first_task_lacked_are_handed_on_as_they_were(first, start, toy_question):
-    before, after = load_pretrained(start), load_pretrained(first)
+    before, after = read_model(start), read_model(first)
     token_ids = encode_task(read_task("own", toy_question, CONFIG), before, CONFIG).token_ids
     is_used = torch.zeros(before.tokenizer.vocab_size, dtype=torch.bool)
     is_used[token_ids] = True
@@ -124,7 +124,7 @@ def test_tokens_that_the_first_task_lacked_are_handed_on_as_they_were(first, sta
 def test_folders_that_cannot_be_started_from_are_refused(first, start, toy_question, tmp_path):
     def refuse(folder, message):
         with pytest.raises(UserError, match=message) as refusal:
-            load_pretrained(folder)
+            read_model(folder)
         assert "\n" not in str(refusal.value)
 
     half = tmp_path / "half.incomplete"
@@ -140,4 +140,4 @@ def test_folders_that_cannot_be_started_from_are_refused(first, start, toy_quest
     arguments = start, "own", toy_question, out
     best = search(*arguments, combinations, seeds=1, progress=ignore)["best"]
     refuse(out, f"holds several fine-tunings; take one of them: {out}/{best}")
-    assert load_pretrained(out / best).source == f"{out}/{best} at seed 0, fine-tuned on own"
+    assert read_model(out / best).source == f"{out}/{best} at seed 0, fine-tuned on own"

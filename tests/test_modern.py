@@ -9,14 +9,7 @@ import torch.nn.functional as F
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
-from electra.checkpoints.names import (
-    config_from_huggingface,
-    config_to_modernbert,
-    encoder_from_modernbert,
-    encoder_to_modernbert,
-    network_head,
-    network_to_modernbert,
-)
+from electra.checkpoints.names import MODERNBERT
 from electra.config import EncoderConfig
 from electra.errors import UserError
 from electra.method.flops import count_true
@@ -77,7 +70,9 @@ def draw(module, std=0.2):
 
 
 def convert(sizes, encoder, predicts, head):
-    return network_to_modernbert(sizes, encoder, network_head(predicts, head), TOKENIZER)
+    kind = "MaskedLM" if predicts == "tokens" else "PreTraining"
+    values = MODERNBERT.write_config(sizes, MODERNBERT.class_name(kind), TOKENIZER)
+    return values, MODERNBERT.to_theirs(encoder, head, kind)
 
 
 def build_theirs(architecture, values, tensors):
@@ -154,24 +149,24 @@ def test_logits_and_gradients_are_those_of_transformers(sizes, layer, length):
 @pytest.mark.parametrize("sizes", [SIZES, WITH_BIASES], ids=["no-biases", "biases"])
 def test_names_and_sizes_round_trip(sizes):
     encoder = draw(Encoder(sizes))
-    for prefix in ("", "model."):
-        theirs = encoder_to_modernbert(encoder.state_dict(), prefix)
-        back = encoder_from_modernbert(theirs, sizes.num_hidden_layers)
+    for kind in ("", "MaskedLM"):
+        theirs = MODERNBERT.to_theirs(encoder.state_dict(), {}, kind)
+        back = MODERNBERT.read_encoder(theirs, sizes)
         assert back.keys() == encoder.state_dict().keys()
         assert all(torch.equal(back[name], each) for name, each in encoder.state_dict().items())
-    values = config_to_modernbert(sizes, "ModernBertModel", TOKENIZER)
-    assert config_from_huggingface(values) == sizes
+    values = MODERNBERT.write_config(sizes, "ModernBertModel", TOKENIZER)
+    assert MODERNBERT.read_config(values) == sizes
     # As the newest transformers writes it: lists and tables in place of numbers.
     config = transformers.ModernBertConfig(**values)
     assert config.layer_types == [
         "sliding_attention" if sizes.is_local(layer) else "full_attention" for layer in range(4)
     ]
-    assert config_from_huggingface(config.to_dict()) == sizes
+    assert MODERNBERT.read_config(config.to_dict()) == sizes
 
 
 def test_missing_fields_have_transformers_defaults():
-    found = config_from_huggingface({"model_type": "modernbert"})
-    assert found == config_from_huggingface(transformers.ModernBertConfig().to_dict())
+    found = MODERNBERT.read_config({"model_type": "modernbert"})
+    assert found == MODERNBERT.read_config(transformers.ModernBertConfig().to_dict())
     assert (found.hidden_size, found.num_hidden_layers, found.layer_norm_eps) == (768, 22, 1e-5)
 
 
@@ -179,10 +174,10 @@ def test_missing_fields_have_transformers_defaults():
     ("change", "message"),
     [
         ({"hidden_activation": "silu"}, "hidden_activation must be 'gelu', not 'silu'"),
-        ({"hidden_size": "768"}, "hidden_size must be a whole number, not '768'"),
+        ({"hidden_size": "768"}, "hidden_size must be a whole number from 1, not '768'"),
         ({"norm_bias": 1}, "norm_bias must be true or false, not 1"),
         ({"mlp_dropout": 0.1}, "embedding_dropout 0.0 and mlp_dropout 0.1 must be the same"),
-        ({"norm_eps": None}, "norm_eps must be a number, not None"),
+        ({"norm_eps": None}, "norm_eps must be a number from 0, not None"),
         (
             {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]},
             "layer_types must be full_attention in every n-th layer",
@@ -195,7 +190,7 @@ def test_missing_fields_have_transformers_defaults():
 )
 def test_a_model_that_our_encoder_is_not_is_refused(change, message):
     with pytest.raises(UserError, match=message):
-        config_from_huggingface({"model_type": "modernbert", **change})
+        MODERNBERT.read_config({"model_type": "modernbert", **change})
 
 
 # The layers

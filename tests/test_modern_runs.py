@@ -14,12 +14,9 @@ from safetensors.torch import load_file
 
 import electra
 from electra.checkpoints.checkpoint import list_checkpoints
-from electra.checkpoints.finetuned import Finetuned, read_finetuned
-from electra.checkpoints.folder import find_network, load_pretrained
-from electra.checkpoints.names import network_to_modernbert
-from electra.config import FeaturesConfig, FinetuneConfig
+from electra.checkpoints.folder import read_finetuned, read_model, read_pretrained
+from electra.config import FinetuneConfig
 from electra.errors import UserError
-from electra.finetuning.export import convert_head, export_finetuned, require_exportable
 from electra.finetuning.loop import finetune
 from electra.inference import similarity
 from electra.inference.network import load_encoder
@@ -27,16 +24,7 @@ from electra.inference.predict import load_model
 from electra.inference.similarity import Pairs, choose_layer
 from electra.interop.export import export
 from electra.model.encoder import Encoder
-from electra.model.heads import (
-    ClassifierHead,
-    DiscriminatorHead,
-    GeneratorHead,
-    PairHead,
-    SpanHead,
-    TaggingHead,
-    build_inner,
-)
-from electra.model.initialisation import init_weights
+from electra.model.heads import DiscriminatorHead, GeneratorHead
 from electra.presets import PRESETS, modern_sizes
 from electra.pretraining.loop import pretrain, resume
 from electra.settings import override
@@ -90,9 +78,9 @@ def load_theirs(kind, folder):
 
 def load_ours(found):
     encoder = Encoder(found.sizes).eval()
-    encoder.load_state_dict(found.encoders[0])
+    encoder.load_state_dict(dict(found.encoders[0]))
     head = (GeneratorHead if found.predicts == "tokens" else DiscriminatorHead)(found.sizes)
-    head.load_state_dict(found.head)
+    head.load_state_dict(dict(found.head))
     return encoder, head
 
 
@@ -126,14 +114,14 @@ def test_a_resumed_run_is_the_same_run(folder, toy_shards, config, tmp_path):
 
 def test_transformers_loads_both_networks_of_a_run(folder):
     encoded, real = encode(folder / "hf")
-    found, _, _ = find_network(folder / "run", "replaced")
+    found = read_pretrained(folder / "run").kept
     encoder, _ = load_ours(found)
     theirs = load_theirs(transformers.AutoModel, folder / "hf")
     assert type(theirs).__name__ == "ModernBertModel"
     states = encoder(encoded["input_ids"], real)
     torch.testing.assert_close(theirs(**encoded).last_hidden_state[real], states[real], **TOLERANCE)
 
-    found, _, _ = find_network(folder / "run", "tokens")
+    found = read_pretrained(folder / "run").generator
     encoder, head = load_ours(found)
     theirs = load_theirs(transformers.AutoModelForMaskedLM, folder / "hf" / "generator")
     logits = head(encoder(encoded["input_ids"], real)) @ encoder.embeddings.tokens.weight.T
@@ -143,10 +131,10 @@ def test_transformers_loads_both_networks_of_a_run(folder):
 
 
 def test_an_exported_folder_is_read_back(folder):
-    for predicts in ("replaced", "tokens"):
-        expected, tokenizer, _ = find_network(folder / "run", predicts)
-        found, again, _ = find_network(folder / "hf", predicts)
-        assert (found.sizes, again.digest) == (expected.sizes, tokenizer.digest)
+    saved, again = read_pretrained(folder / "run"), read_pretrained(folder / "hf")
+    assert again.tokenizer.digest == saved.tokenizer.digest
+    for found, expected in ((again.kept, saved.kept), (again.generator, saved.generator)):
+        assert (found.sizes, found.predicts) == (expected.sizes, expected.predicts)
         for ours, theirs in (
             (found.encoders[0], expected.encoders[0]),
             (found.head, expected.head),
@@ -161,11 +149,11 @@ def test_a_folder_that_transformers_wrote_is_read(folder, tmp_path):
     model = transformers.AutoModel.from_pretrained(folder / "hf")
     model.save_pretrained(tmp_path / "again")
     transformers.AutoTokenizer.from_pretrained(folder / "hf").save_pretrained(tmp_path / "again")
-    expected, found = load_pretrained(folder / "hf"), load_pretrained(tmp_path / "again")
+    expected, found = read_model(folder / "hf"), read_model(tmp_path / "again")
     assert found.encoder == expected.encoder
     assert all(torch.equal(found.tensors[name], each) for name, each in expected.tensors.items())
     with pytest.raises(UserError, match="has no discriminator"):
-        find_network(tmp_path / "again", "replaced")
+        read_pretrained(tmp_path / "again").network("replaced")
 
 
 def test_the_page_says_how_to_use_the_discriminators_head(folder, monkeypatch, capsys):
@@ -176,16 +164,10 @@ def test_the_page_says_how_to_use_the_discriminators_head(folder, monkeypatch, c
     names = {}
     exec(compile(lines, "ARCHITECTURES.md", "exec"), names)
     assert "0." in capsys.readouterr().out
-    found, _, _ = find_network(folder / "run", "replaced")
+    found = read_pretrained(folder / "run").kept
     encoder, head = load_ours(found)
     ids = names["encoded"]["input_ids"]
     torch.testing.assert_close(names["logits"], head(encoder(ids)), **TOLERANCE)
-
-
-def test_bert_has_not_this_graph(folder, tmp_path):
-    with pytest.raises(UserError, match="BERT has learned positions and norms after"):
-        export(folder / "run", tmp_path / "out", form="bert")
-    assert not (tmp_path / "out").exists()
 
 
 def test_an_exported_folder_is_exported_again(folder, tmp_path):
@@ -207,7 +189,7 @@ def test_the_card_names_the_class_and_its_lines_use_the_head(folder, monkeypatch
     monkeypatch.chdir(folder)
     names = {}
     exec(lines, names)
-    found, _, _ = find_network(folder / "run", "replaced")
+    found = read_pretrained(folder / "run").kept
     encoder, head = load_ours(found)
     probs = head(encoder(names["inputs"]["input_ids"])).sigmoid()
     torch.testing.assert_close(names["probs"], probs, **TOLERANCE)
@@ -215,7 +197,7 @@ def test_the_card_names_the_class_and_its_lines_use_the_head(folder, monkeypatch
 
 def test_groups_of_the_optimizer(folder, config):
     """Muon takes query, key, value, feed-forward and gate apart; norms have no weight decay."""
-    found, _, _ = find_network(folder / "run", "replaced")
+    found = read_pretrained(folder / "run").kept
     encoder, _ = load_ours(found)
     names = {parameter: name for name, parameter in encoder.named_parameters()}
     optimizer = build_optimizer(encoder, config.optimizer, layer_lr_decay=0.5)
@@ -231,81 +213,6 @@ def test_groups_of_the_optimizer(folder, config):
     assert facts["embeddings.tokens.weight"] == (0, True, 0.0625)
     assert facts["embeddings.norm.weight"] == (0, False, 0.0625)
     assert facts["final_norm.weight"] == (0, False, 1.0)
-
-
-# Fine-tuned heads
-
-HEADS = {
-    "classification": (lambda sizes: ClassifierHead(64, 3, 0.1, "cls", build_inner(sizes)), "cls"),
-    "mean": (lambda sizes: ClassifierHead(64, 3, 0.1, "mean", build_inner(sizes)), "mean"),
-    "choice": (lambda sizes: ClassifierHead(64, 1, 0.1, "mean", build_inner(sizes)), "segments"),
-    "tagging": (lambda sizes: TaggingHead(64, 3, 0.1, build_inner(sizes)), "cls"),
-    "squad": (lambda sizes: SpanHead(64, build_inner(sizes)), "cls"),
-}
-
-
-def convert(head, sizes, family, pooling, kind="plain"):
-    """The head of a fine-tuned model, as transformers' class has it."""
-    facts = {"family": family, "labels": ["a", "b", "c"], "label_range": None, "head": kind}
-    finetuned = Finetuned(Path("run"), 0, facts, sizes, FinetuneConfig(pooling=pooling))
-    return convert_head(finetuned, head.state_dict())
-
-
-@pytest.mark.parametrize("name", HEADS)
-@pytest.mark.parametrize("has_biases", [False, True])
-def test_heads_are_those_of_transformers_classes(name, has_biases, folder):
-    pretrained = load_pretrained(folder / "hf")
-    sizes = dataclasses.replace(pretrained.encoder, classifier_bias=has_biases)
-    build, pooling = HEADS[name]
-    family = "classification" if name == "mean" else name
-    head = build(sizes).eval()
-    init_weights(head, 0.2, torch.Generator().manual_seed(0))
-    encoder = Encoder(sizes).eval()
-    encoder.load_state_dict(pretrained.tensors)
-    converted = convert(head, sizes, family, pooling)
-    config, tensors = network_to_modernbert(
-        sizes, pretrained.tensors, converted, pretrained.tokenizer
-    )
-    kind = getattr(transformers, converted.architecture)
-    theirs = kind(transformers.ModernBertConfig(**config)).eval()
-    theirs.load_state_dict(tensors)
-    encoded, real = encode(folder / "hf")
-    states = encoder(encoded["input_ids"], real)
-    if family == "squad":
-        types = torch.where(real, 1, 0)
-        output, ours = theirs(**encoded), head(states, types)
-        allowed = ours["start_logits"].isfinite()
-        for which in ("start_logits", "end_logits"):
-            torch.testing.assert_close(output[which][allowed], ours[which][allowed], **TOLERANCE)
-        return
-    if family == "choice":
-        output = theirs(**{key: value[None] for key, value in encoded.items()}).logits
-        torch.testing.assert_close(output, head(states, real).view(1, 2), **TOLERANCE)
-        return
-    logits = head(states) if family == "tagging" else head(states, real)
-    expected = theirs(**encoded).logits
-    if family == "tagging":
-        logits, expected = logits[real], expected[real]
-    torch.testing.assert_close(expected, logits, **TOLERANCE)
-    assert theirs.config.id2label == {0: "a", 1: "b", 2: "c"}
-
-
-def test_what_transformers_classes_cannot_hold_lies_beside_or_is_refused(folder):
-    sizes = load_pretrained(folder / "hf").encoder
-    head = PairHead(128, 3, 0.1)
-    found = convert(head, sizes, "classification", "segments")
-    assert (found.architecture, found.tensors) == ("ModernBertModel", {})
-    assert found.beside.keys() == head.state_dict().keys()
-    for facts, settings, message in (
-        ({"family": "squad", "head": "beam"}, FinetuneConfig(), "no class with a beam head"),
-        (
-            {"family": "tagging"},
-            FinetuneConfig(features=FeaturesConfig(layers=2)),
-            "no class that reads features",
-        ),
-    ):
-        with pytest.raises(UserError, match=message):
-            require_exportable(Finetuned(Path("run"), 0, facts, sizes, settings))
 
 
 @pytest.fixture(scope="module")
@@ -327,7 +234,7 @@ def pairs(folder, toy_text, tmp_path_factory):
 def test_a_head_of_pairs_lies_beside_the_encoder(pairs, tmp_path, monkeypatch):
     """The card's lines give the answer of `predict`."""
     model = read_finetuned(pairs / "run")
-    assert export_finetuned(model, tmp_path / "hf") == "ModernBertModel"
+    assert export(pairs / "run", tmp_path / "hf") == "ModernBertModel"
     card = (tmp_path / "hf" / "README.md").read_text()
     assert "the head is in `head.safetensors`, used as here:" in card
     code = card.partition("```python\n")[2].partition("```")[0]
@@ -343,7 +250,7 @@ def test_onnx_holds_a_head_of_pairs(pairs, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     model = read_finetuned(pairs / "run")
-    export_finetuned(model, tmp_path / "hf", onnx=True)
+    export(pairs / "run", tmp_path / "hf", onnx=True)
     encode = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
     encoded = encode(["a text", "the queen sold"], ["another", "a boat ."], padding=True)
     session = onnxruntime.InferenceSession(tmp_path / "hf" / "onnx" / "model.onnx")
@@ -378,8 +285,7 @@ def tagger(folder, toy_text, tmp_path_factory):
 
 def test_a_token_classification_pipeline_finds_the_entities(tagger, tmp_path):
     """From an exported folder, with no code of ours."""
-    model = read_finetuned(tagger / "run")
-    assert export_finetuned(model, tmp_path / "hf") == "ModernBertForTokenClassification"
+    assert export(tagger / "run", tmp_path / "hf") == "ModernBertForTokenClassification"
     results = json.loads((tagger / "run" / "results.json").read_text())
     assert results["median"] > 0.9
     pipeline = transformers.pipeline(
@@ -407,7 +313,7 @@ def test_sentence_transformers_embeds_up_to_a_layer(folder, toy_text, tmp_path, 
     model = library.SentenceTransformer(str(tmp_path / "st"), device="cpu")
     vectors = model.encode(TEXTS, convert_to_tensor=True)
     encoded, real = encode(folder / "hf")
-    found, _, _ = find_network(folder / "run", "replaced")
+    found = read_pretrained(folder / "run").kept
     ours, _ = load_ours(found)
     states = ours.states_after(layer, encoded["input_ids"], real)
     if layer < 3:
@@ -429,7 +335,7 @@ def test_sentence_transformers_embeds_with_an_exported_folder(folder):
     model = sentence_transformers.SentenceTransformer(str(folder / "hf"), device="cpu")
     vectors = model.encode(TEXTS, convert_to_tensor=True)
     encoded, real = encode(folder / "hf")
-    found, _, _ = find_network(folder / "run", "replaced")
+    found = read_pretrained(folder / "run").kept
     encoder, _ = load_ours(found)
     states = encoder(encoded["input_ids"], real) * real[:, :, None]
     expected = states.sum(dim=1) / real.sum(dim=1, keepdim=True)

@@ -15,13 +15,8 @@ from scipy import stats
 from torch.utils.flop_counter import FlopCounterMode
 
 import electra
-from electra.checkpoints.folder import load_pretrained
-from electra.checkpoints.names import (
-    GENERATOR_HEAD,
-    config_to_huggingface,
-    encoder_to_huggingface,
-    head_to_huggingface,
-)
+from electra.checkpoints.folder import read_model
+from electra.checkpoints.names import ELECTRA
 from electra.config import OBJECTIVES, SCHEMES
 from electra.errors import UserError
 from electra.interop.export import export
@@ -303,11 +298,10 @@ def test_masked_only(batch):
 
 def test_mlm_is_that_of_transformers(batch):
     model = build("method.objective=mlm", "method.shown_at_mask=mask")
-    config = config_to_huggingface(SIZES, "ElectraForMaskedLM", pad_id=PAD)
+    config = ELECTRA.write_config(SIZES, "ElectraForMaskedLM", make_tokenizer(SIZES.vocab_size))
     theirs = transformers.ElectraForMaskedLM(transformers.ElectraConfig(**config)).eval()
     theirs.load_state_dict(
-        encoder_to_huggingface(model.mlm.encoder.state_dict())
-        | head_to_huggingface(model.mlm.head.state_dict(), GENERATOR_HEAD),
+        ELECTRA.to_theirs(model.mlm.encoder.state_dict(), model.mlm.head.state_dict(), "MaskedLM"),
         strict=False,
     )
     draw, counts = draw_for(model, batch)
@@ -321,7 +315,7 @@ def test_mlm_is_that_of_transformers(batch):
     torch.testing.assert_close(output.loss, expected, **CLOSE)
     output.loss.backward()
     expected.backward()
-    ours = encoder_to_huggingface({n: p.grad for n, p in model.mlm.encoder.named_parameters()})
+    ours = ELECTRA.to_theirs({n: p.grad for n, p in model.mlm.encoder.named_parameters()})
     for name, gradient in ours.items():
         torch.testing.assert_close(gradient, theirs.get_parameter(name).grad, **CLOSE)
 
@@ -667,7 +661,7 @@ def test_example_of_a_new_objective(batch, toy_shards, toy_config, tmp_path, mon
         toy_shards, tmp_path / "run", override(toy_config, [setting]), lambda record: None
     )
     assert results["heldout"]["disc_loss"] > 0
-    start = load_pretrained(tmp_path / "run")
+    start = read_model(tmp_path / "run")
     assert start.encoder.hidden_size == toy_config.model.hidden_size
     export(tmp_path / "run", tmp_path / "exported")
     theirs = transformers.ElectraForPreTraining.from_pretrained(tmp_path / "exported")

@@ -10,16 +10,8 @@ import torch.nn.functional as F
 import transformers
 from safetensors.torch import load_file
 
-from electra.checkpoints.folder import load_pretrained
-from electra.checkpoints.names import (
-    DISCRIMINATOR_HEAD,
-    GENERATOR_HEAD,
-    config_from_huggingface,
-    config_to_huggingface,
-    encoder_from_huggingface,
-    encoder_to_huggingface,
-    head_to_huggingface,
-)
+from electra.checkpoints.folder import read_model
+from electra.checkpoints.names import ELECTRA
 from electra.config import MODERNBERT_ONLY, EncoderConfig
 from electra.errors import UserError
 from electra.files import write_json
@@ -28,6 +20,7 @@ from electra.model.encoder import Encoder
 from electra.model.heads import DiscriminatorHead, GeneratorHead
 from electra.model.initialisation import init_weights
 from electra.pretraining.loop import pretrain
+from electra.tokenizing.tokenizer import make_tokenizer
 from electra.training.machine import Machine
 
 SIZES = EncoderConfig(
@@ -57,7 +50,7 @@ def rows():
 
 
 def build_theirs(architecture, config, tensors):
-    values = config_to_huggingface(config, architecture, pad_id=0)
+    values = ELECTRA.write_config(config, architecture, make_tokenizer(config.vocab_size))
     model = getattr(transformers, architecture)(transformers.ElectraConfig(**values))
     unused = model.load_state_dict(tensors, strict=False)
     assert not unused.unexpected_keys
@@ -96,8 +89,7 @@ def test_discriminator(sizes, rows):
     theirs = build_theirs(
         "ElectraForPreTraining",
         sizes,
-        encoder_to_huggingface(encoder.state_dict())
-        | head_to_huggingface(head.state_dict(), DISCRIMINATOR_HEAD),
+        ELECTRA.to_theirs(encoder.state_dict(), head.state_dict(), "PreTraining"),
     )
     labels = torch.randint(2, ids.shape, generator=torch.Generator().manual_seed(2))
     logits = head(encoder(ids, real, types))
@@ -109,8 +101,7 @@ def test_discriminator(sizes, rows):
     loss.backward()
     output.loss.backward()
     assert_same_gradients(
-        encoder_to_huggingface(gradients(encoder))
-        | head_to_huggingface(gradients(head), DISCRIMINATOR_HEAD),
+        ELECTRA.to_theirs(gradients(encoder), gradients(head), "PreTraining"),
         theirs,
     )
 
@@ -121,8 +112,7 @@ def test_generator(sizes, rows):
     theirs = build_theirs(
         "ElectraForMaskedLM",
         sizes,
-        encoder_to_huggingface(encoder.state_dict())
-        | head_to_huggingface(head.state_dict(), GENERATOR_HEAD),
+        ELECTRA.to_theirs(encoder.state_dict(), head.state_dict(), "MaskedLM"),
     )
     chosen = real & (torch.rand(ids.shape, generator=torch.Generator().manual_seed(3)) < 0.3)
     hidden = encoder(ids, real, types)
@@ -139,25 +129,25 @@ def test_generator(sizes, rows):
     F.cross_entropy(logits[chosen], ids[chosen]).backward()
     output.loss.backward()
     assert_same_gradients(
-        encoder_to_huggingface(gradients(encoder))
-        | head_to_huggingface(gradients(head), GENERATOR_HEAD),
+        ELECTRA.to_theirs(gradients(encoder), gradients(head), "MaskedLM"),
         theirs,
     )
 
 
 def test_names_round_trip(sizes):
     encoder, _ = build_ours(sizes, DiscriminatorHead)
-    theirs = encoder_to_huggingface(encoder.state_dict())
-    back = encoder_from_huggingface(theirs, sizes.num_hidden_layers)
+    theirs = ELECTRA.to_theirs(encoder.state_dict())
+    back = ELECTRA.read_encoder(theirs, sizes)
     assert set(back) == set(encoder.state_dict())
     assert all(torch.equal(back[name], value) for name, value in encoder.state_dict().items())
-    values = config_to_huggingface(sizes, "ElectraForPreTraining", pad_id=0)
-    assert config_from_huggingface(values) == sizes
+    tokenizer = make_tokenizer(sizes.vocab_size)
+    values = ELECTRA.write_config(sizes, "ElectraForPreTraining", tokenizer)
+    assert ELECTRA.read_config(values) == sizes
 
 
 def test_missing_fields_have_transformers_defaults():
     theirs = transformers.ElectraConfig()
-    ours = config_from_huggingface({"model_type": "electra"})
+    ours = ELECTRA.read_config({"model_type": "electra"})
     for name, value in dataclasses.asdict(ours).items():
         if name != "architecture" and name not in MODERNBERT_ONLY:
             assert value == getattr(theirs, name), name
@@ -179,7 +169,7 @@ def test_a_model_that_our_encoder_is_not_is_refused(start, tmp_path, field, valu
     values = json.loads((folder / "config.json").read_text())
     write_json(folder / "config.json", values | {field: value})
     with pytest.raises(UserError, match=f"hf: {field} {message}"):
-        load_pretrained(folder)
+        read_model(folder)
 
 
 @pytest.fixture(scope="module")
@@ -244,10 +234,10 @@ def test_a_flipped_bit_in_an_exported_folder_is_refused(exported, tmp_path, name
     assert facts["source"] == f"{exported / 'run'} at step 12"
     for part in ("hf", "hf/generator"):
         folder = shutil.copytree(exported / part, tmp_path / part.replace("/", "-"))
-        before = load_pretrained(folder)
+        before = read_model(folder)
         flip_bit(folder / name)
         with pytest.raises(UserError) as refusal:
-            load_pretrained(folder)
+            read_model(folder)
         advice = (
             f"{folder / name} is damaged: it does not match its sha256 in {folder}/electra.json"
         )
@@ -255,7 +245,7 @@ def test_a_flipped_bit_in_an_exported_folder_is_refused(exported, tmp_path, name
         assert str(refusal.value).endswith(f"changed on purpose, remove {folder / 'electra.json'}")
         assert "\n" not in str(refusal.value)
         shutil.copy(exported / part / name, folder / name)
-        assert load_pretrained(folder).tokenizer.digest == before.tokenizer.digest
+        assert read_model(folder).tokenizer.digest == before.tokenizer.digest
 
 
 def test_a_folder_that_transformers_saved_over_is_read_without_hashes(exported, tmp_path):
@@ -265,16 +255,16 @@ def test_a_folder_that_transformers_saved_over_is_read_without_hashes(exported, 
         model.electra.embeddings.LayerNorm.bias += 1
     model.save_pretrained(folder)
     with pytest.raises(UserError, match=r"changed on purpose, remove .*electra\.json$"):
-        load_pretrained(folder)
+        read_model(folder)
     (folder / "electra.json").unlink()
-    found = load_pretrained(folder).tensors["embeddings.norm.bias"]
+    found = read_model(folder).tensors["embeddings.norm.bias"]
     assert torch.equal(found, model.electra.embeddings.LayerNorm.bias)
 
 
 def test_a_flipped_bit_in_a_runs_tokenizer_is_refused(exported, tmp_path):
     run = shutil.copytree(exported / "run", tmp_path / "run")
     flip_bit(run / "tokenizer" / "tokenizer.json")
-    for read in (load_pretrained, lambda run: export(run, tmp_path / "again")):
+    for read in (read_model, lambda run: export(run, tmp_path / "again")):
         with pytest.raises(UserError, match=r"tokenizer/tokenizer\.json is damaged"):
             read(run)
     assert not (tmp_path / "again").exists()
@@ -289,7 +279,7 @@ def test_json_that_is_damaged_is_refused_in_one_line(exported, tmp_path, name):
     for damage in (whole[:-9], b"[]", b'"\xff"', b"", b"{}"):
         (folder / name).write_bytes(damage)
         with pytest.raises(UserError, match=rf"{name}") as refusal:
-            load_pretrained(folder)
+            read_model(folder)
         assert "\n" not in str(refusal.value)
 
 

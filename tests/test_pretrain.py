@@ -27,7 +27,7 @@ from electra.checkpoints.checkpoint import (
     load_parameters,
     write_checkpoint,
 )
-from electra.checkpoints.folder import load_pretrained, read_networks
+from electra.checkpoints.folder import read_model, read_pretrained
 from electra.checkpoints.manifest import amend_session, read_manifest
 from electra.checkpoints.metrics import read_metrics
 from electra.config import ExamplesConfig, OptimizerConfig, PrepareConfig
@@ -494,7 +494,7 @@ def test_every_objective_runs(toy_shards, toy_config, tmp_path, settings, measur
     for folder, name in folders:
         _, info = getattr(transformers, name).from_pretrained(folder, output_loading_info=True)
         assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    pretrained = load_pretrained(tmp_path / "run")
+    pretrained = read_model(tmp_path / "run")
     load_parameters(Encoder(pretrained.encoder), pretrained.tensors)
 
 
@@ -510,7 +510,7 @@ def test_a_frozen_generator_is_that_of_the_other_run(toy_shards, toy_config, tmp
     settings = ["generator.kind=frozen", f"generator.frozen_run={tmp_path / 'first'}"]
     config = override(toy_config, [*settings, "method.sharing=none"])
     assert_continues(toy_shards, config, tmp_path)
-    expected = read_networks(tmp_path / "first").masked_lm
+    expected = read_pretrained(tmp_path / "first").masked_lm
     _, tensors = final_tensors(tmp_path / "whole")
     for part, parameters in (("encoder", expected.encoders[0]), ("head", expected.head)):
         assert parameters

@@ -21,7 +21,7 @@ from services import load_alone, served
 
 from benchmarks.serve import Client, read_memory, start_server
 from electra.checkpoints.checkpoint import list_checkpoints
-from electra.checkpoints.finetuned import read_finetuned
+from electra.checkpoints.folder import read_finetuned
 from electra.cli import main
 from electra.errors import UserError
 from electra.inference.ask import detect, fill

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from electra.checkpoints.folder import Pretrained
+from electra.checkpoints.folder import SavedModel, SavedNetwork
 from electra.config import FinetuneConfig, SquadConfig, TokenizerConfig
 from electra.errors import UserError
 from electra.finetuning.loop import train_seed
@@ -547,7 +547,8 @@ def test_a_small_encoder_learns_to_answer(toy_tokenizer, tmp_path, head, with_no
     )
     encoder = Encoder(sizes)
     init_weights(encoder, 0.1, torch.Generator().manual_seed(0))
-    start = Pretrained(sizes, toy_tokenizer, encoder.state_dict(), 32, "random weights")
+    saved = SavedNetwork("", sizes, (encoder.state_dict(),))
+    start = SavedModel(saved, toy_tokenizer, 32, "random weights")
     config = FinetuneConfig(
         learning_rate=2e-3,
         layer_lr_decay=1.0,

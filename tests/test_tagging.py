@@ -14,8 +14,8 @@ from seqeval.metrics import accuracy_score
 from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
 from transformers import ElectraConfig, ElectraForTokenClassification
 
-from electra.checkpoints.folder import load_pretrained
-from electra.checkpoints.names import config_to_huggingface, encoder_to_huggingface
+from electra.checkpoints.folder import read_model
+from electra.checkpoints.names import ELECTRA
 from electra.config import FinetuneConfig
 from electra.errors import UserError
 from electra.finetuning.loop import train_seed
@@ -460,7 +460,7 @@ def test_predictions_are_lines_that_conlleval_reads(toy_tokenizer, tmp_path):
 
 @pytest.fixture(scope="module")
 def pretrained(start):
-    return load_pretrained(start)
+    return read_model(start)
 
 
 def test_the_head_is_that_of_transformers_token_classifier(pretrained):
@@ -469,11 +469,11 @@ def test_the_head_is_that_of_transformers_token_classifier(pretrained):
     init_weights(head, 0.1, torch.Generator().manual_seed(1))
     encoder = Encoder(pretrained.encoder).eval()
     encoder.load_state_dict(pretrained.tensors)
-    config = config_to_huggingface(pretrained.encoder, "ElectraForTokenClassification", 0)
+    name = "ElectraForTokenClassification"
+    config = ELECTRA.write_config(pretrained.encoder, name, pretrained.tokenizer)
     theirs = ElectraForTokenClassification(ElectraConfig(**config, num_labels=3)).eval()
-    tensors = {f"classifier.{name}": tensor for name, tensor in head.state_dict().items()}
-    tensors = {name.replace("dense.", ""): tensor for name, tensor in tensors.items()}
-    theirs.load_state_dict(encoder_to_huggingface(encoder.state_dict()) | tensors)
+    tensors = ELECTRA.to_theirs(encoder.state_dict(), head.state_dict(), "TokenClassification")
+    theirs.load_state_dict(tensors)
     batch = make_batch(task.encode(pretrained.tokenizer, 16)["dev"], torch.tensor([0]), CPU)
     with torch.inference_mode():
         ours = task.family.answer(head, encoder(batch.input_ids, None, None), batch)["logits"]

@@ -10,6 +10,7 @@
 
 A damaged checkpoint is skipped. When the run is resumed, the checkpoint is renamed
 `step-00001000.damaged`. It is removed when a checkpoint of the same or a later step is saved.
+`Saver` writes in a thread, while the next steps are computed.
 
 Row order, masked positions, sampled tokens and dropout are functions of (seed, step). A checkpoint
 therefore needs no state besides weights, moments, the last gradient norms and the step.
@@ -22,13 +23,13 @@ import re
 import shutil
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -40,10 +41,82 @@ from electra.training.distributed import from_rank_0, spread, whole
 
 FILES = ("model.safetensors", "optimizer.safetensors")
 STATE = "state.json"
-
-
 State = dict[str, dict[str, Tensor]]
 """Tensors in host memory, by the name of the checkpoint's file and their name in the file."""
+
+
+class Weights(Mapping[str, Tensor]):
+    """Tensors by name, each read when it is asked for."""
+
+    def __init__(self, names: Iterable[str], read: Callable[[str], Tensor]):
+        self.names = dict.fromkeys(names)
+        self.read = read
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self.names:
+            raise KeyError(name)
+        return self.read(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+def read_tensors(path: Path) -> Weights:
+    """Return the tensors of a safetensors file, of which only the header is read now.
+
+    Raises:
+        UserError: The file is missing, truncated or not a safetensors file.
+    """
+    try:
+        file = safe_open(path, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"cannot read {path}: {error}") from None
+    return Weights(file.keys(), file.get_tensor)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write a safetensors file, readable for whom the user's umask says.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    path.touch()
+    mode = path.stat().st_mode  # save_file leaves a file that only its owner can read
+    contiguous = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    try:
+        save_file(contiguous, path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        code = re.search(r"\(os error (\d+)\)", str(error))
+        if not code:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from None
+    path.chmod(mode)
+
+
+@torch.no_grad()
+def load_parameters(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copy tensors into the model's parameters of the same names.
+
+    Raises:
+        UserError: A parameter is missing among the tensors or has another shape.
+    """
+    _require_parameters(tensors, model)
+    for name, parameter in model.named_parameters():
+        parameter.copy_(tensors[name])
+
+
+def _require_parameters(tensors: Mapping[str, Tensor], model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if name not in tensors:
+            raise UserError(f"the checkpoint lacks {name!r}")
+        if tensors[name].shape != parameter.shape:
+            raise UserError(
+                f"{name!r} is {tuple(tensors[name].shape)} in the checkpoint, "
+                f"{tuple(parameter.shape)} in the model"
+            )
 
 
 def copy_state(
@@ -79,6 +152,90 @@ def copy_state(
             if is_first:
                 state[file][name] = found.to("cpu", copy=True)
     return state
+
+
+def read_state(folder: Path) -> State:
+    """Return the tensors of a verified checkpoint."""
+    return {name: load_file(folder / name) for name in FILES}
+
+
+def load_state(
+    state: State | None,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    guard: Mapping[str, Tensor],
+) -> None:
+    """Copy weights into the model, moments into the optimizer, and the guard's memory.
+
+    The processes of a step call this together.
+
+    Args:
+        state: From `read_state`, on process 0; None on the others.
+        model: The objective.
+        optimizer: The optimizer of the objective's parameters.
+        guard: The guard's memory. A checkpoint of an older version leaves it empty.
+
+    Raises:
+        UserError: A parameter is missing in the state or has another shape.
+    """
+    weights, others = (state[name] for name in FILES) if state else ({}, {})
+    parameters = dict(model.named_parameters())
+    if state:
+        _require_parameters(weights, model)
+    for name, parameter in parameters.items():
+        spread(weights.get(name), parameter)
+    keys = from_rank_0(
+        [
+            [key, list(value.shape), str(value.dtype).removeprefix("torch.")]
+            for key, value in others.items()
+        ]
+    )
+    for key, shape, dtype in keys:
+        moment, name = key.split("/", 1)
+        if moment == "guard":
+            target = guard[name]
+        else:
+            parameter = parameters[name]
+            target = (
+                torch.empty_like(parameter, requires_grad=False)
+                if list(parameter.shape) == shape
+                else torch.empty(shape, dtype=getattr(torch, dtype), device=parameter.device)
+            )
+            optimizer.state[parameter][moment] = target
+        spread(others.get(key), target)
+
+
+def describe_networks(objective: Objective) -> dict[str, Any]:
+    """Return the description of an objective's networks for state.json.
+
+    Returns:
+        "kept": role of the network that pre-training returns. "networks": for each role the output
+        of the head ("predicts"), the encoders' "sizes", and the places of the parameters of
+        "encoders" and "head". A place maps a module of the network to the module's name in the
+        objective. For example {"": "generator.encoder", "embeddings": "discriminator.embeddings"}
+        is an encoder at generator.encoder, with the shared embeddings at discriminator.embeddings.
+    """
+    names = {module: name for name, module in objective.named_modules()}
+
+    def locate(module: nn.Module) -> dict[str, str]:
+        places = {"": names[module]}
+        for place, part in module.named_modules():
+            parent, _, leaf = place.rpartition(".")
+            if place and names[part] != f"{names[module.get_submodule(parent)]}.{leaf}":
+                places[place] = names[part]
+        return places
+
+    kept, networks = "", {}
+    for role, network in objective.networks.items():
+        if objective.kept in network.encoders:
+            kept = role
+        networks[role] = {
+            "predicts": network.predicts,
+            "sizes": to_dict(network.encoders[0].config),
+            "encoders": [locate(encoder) for encoder in network.encoders],
+            "head": locate(network.head),
+        }
+    return {"kept": kept, "networks": networks}
 
 
 def write_checkpoint(
@@ -213,144 +370,6 @@ def _set_aside(folder: Path) -> None:
     aside = folder.with_name(folder.name + ".damaged")
     shutil.rmtree(aside, ignore_errors=True)
     folder.rename(aside)
-
-
-def describe_networks(objective: Objective) -> dict[str, Any]:
-    """Return the description of an objective's networks for state.json.
-
-    Returns:
-        "kept": role of the network that pre-training returns. "networks": for each role the output
-        of the head ("predicts"), the encoders' "sizes", and the places of the parameters of
-        "encoders" and "head". A place maps a module of the network to the module's name in the
-        objective. For example {"": "generator.encoder", "embeddings": "discriminator.embeddings"}
-        is an encoder at generator.encoder, with the shared embeddings at discriminator.embeddings.
-    """
-    names = {module: name for name, module in objective.named_modules()}
-
-    def locate(module: nn.Module) -> dict[str, str]:
-        places = {"": names[module]}
-        for place, part in module.named_modules():
-            parent, _, leaf = place.rpartition(".")
-            if place and names[part] != f"{names[module.get_submodule(parent)]}.{leaf}":
-                places[place] = names[part]
-        return places
-
-    kept, networks = "", {}
-    for role, network in objective.networks.items():
-        if objective.kept in network.encoders:
-            kept = role
-        networks[role] = {
-            "predicts": network.predicts,
-            "sizes": to_dict(network.encoders[0].config),
-            "encoders": [locate(encoder) for encoder in network.encoders],
-            "head": locate(network.head),
-        }
-    return {"kept": kept, "networks": networks}
-
-
-def read_state(folder: Path) -> State:
-    """Return the tensors of a verified checkpoint."""
-    return {name: load_file(folder / name) for name in FILES}
-
-
-def load_state(
-    state: State | None,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    guard: Mapping[str, Tensor],
-) -> None:
-    """Copy weights into the model, moments into the optimizer, and the guard's memory.
-
-    The processes of a step call this together.
-
-    Args:
-        state: From `read_state`, on process 0; None on the others.
-        model: The objective.
-        optimizer: The optimizer of the objective's parameters.
-        guard: The guard's memory. A checkpoint of an older version leaves it empty.
-
-    Raises:
-        UserError: A parameter is missing in the state or has another shape.
-    """
-    weights, others = (state[name] for name in FILES) if state else ({}, {})
-    parameters = dict(model.named_parameters())
-    if state:
-        _require_parameters(weights, model)
-    for name, parameter in parameters.items():
-        spread(weights.get(name), parameter)
-    keys = from_rank_0(
-        [
-            [key, list(value.shape), str(value.dtype).removeprefix("torch.")]
-            for key, value in others.items()
-        ]
-    )
-    for key, shape, dtype in keys:
-        moment, name = key.split("/", 1)
-        if moment == "guard":
-            target = guard[name]
-        else:
-            parameter = parameters[name]
-            target = (
-                torch.empty_like(parameter, requires_grad=False)
-                if list(parameter.shape) == shape
-                else torch.empty(shape, dtype=getattr(torch, dtype), device=parameter.device)
-            )
-            optimizer.state[parameter][moment] = target
-        spread(others.get(key), target)
-
-
-def _require_parameters(tensors: Mapping[str, Tensor], model: nn.Module) -> None:
-    for name, parameter in model.named_parameters():
-        if name not in tensors:
-            raise UserError(f"the checkpoint lacks {name!r}")
-        if tensors[name].shape != parameter.shape:
-            raise UserError(
-                f"{name!r} is {tuple(tensors[name].shape)} in the checkpoint, "
-                f"{tuple(parameter.shape)} in the model"
-            )
-
-
-@torch.no_grad()
-def load_parameters(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Copy tensors into the model's parameters of the same names.
-
-    Raises:
-        UserError: A parameter is missing among the tensors or has another shape.
-    """
-    _require_parameters(tensors, model)
-    for name, parameter in model.named_parameters():
-        parameter.copy_(tensors[name])
-
-
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file.
-
-    Raises:
-        UserError: The file is missing, truncated or not a safetensors file.
-    """
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"cannot read {path}: {error}") from None
-
-
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write a safetensors file, readable for whom the user's umask says.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
-    path.touch()
-    mode = path.stat().st_mode  # save_file leaves a file that only its owner can read
-    contiguous = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    try:
-        save_file(contiguous, path, metadata={"format": "pt"})
-    except SafetensorError as error:
-        code = re.search(r"\(os error (\d+)\)", str(error))
-        if not code:
-            raise
-        raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from None
-    path.chmod(mode)
 
 
 Write = Callable[[], object]

@@ -1,145 +1,79 @@
-"""Read a pre-trained encoder from a run folder, a Hugging Face folder or a fine-tuning."""
+"""The one reader of model folders: a run, a checkpoint, a Hugging Face folder, a fine-tuning.
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+Names and sizes are read from headers and JSON files, each tensor when it is used.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from torch import Tensor
 
-from electra.checkpoints.checkpoint import FILES, find_checkpoint, read_tensors, run_of
-from electra.checkpoints.finetuned import Finetuned, is_finetuned, read_finetuned
-from electra.checkpoints.names import (
-    DISCRIMINATOR_FILE,
-    DISCRIMINATOR_HEAD,
-    GENERATOR_HEAD,
-    config_from_huggingface,
-    encoder_from_huggingface,
-    head_from_huggingface,
-    masked_lm_from_modernbert,
-    read_discriminator,
+from electra.checkpoints.checkpoint import (
+    FILES,
+    STATE,
+    Weights,
+    find_checkpoint,
+    read_tensors,
+    run_of,
 )
-from electra.config import EncoderConfig, PretrainConfig
+from electra.checkpoints.names import ARCHITECTURES, DISCRIMINATOR_FILE, Architecture
+from electra.config import EncoderConfig, FinetuneConfig, PretrainConfig
 from electra.errors import UserError, require
 from electra.files import check_hashes, read_object, sha256_file
 from electra.settings import from_dict
 from electra.tokenizing.tokenizer import Tokenizer
 
-
-@dataclass(frozen=True)
-class Pretrained:
-    """A pre-trained encoder with its tokenizer, the start of a fine-tuning."""
-
-    encoder: EncoderConfig
-    """Sizes of the encoder."""
-    tokenizer: Tokenizer
-    tensors: dict[str, Tensor]
-    """The encoder's parameters, under our names."""
-    sequence_length: int
-    """Longest row of the pre-training, tokens. Embeddings of later positions are not trained."""
-    source: str
-    """Folder with step, or with seed and task, for manifests."""
-    after: str = ""
-    """The task that the weights were fine-tuned on since; empty: none."""
-
-
-def load_pretrained(folder: Path) -> Pretrained:
-    """Return the pre-trained encoder in a folder.
-
-    Args:
-        folder: One of three kinds. A run folder, or one of its checkpoints: the encoder that the
-            pre-training returns, in RTD the discriminator. A Hugging Face folder: the encoder of
-            the model. A folder of `electra finetune`: the encoder of the seed with the best
-            headline metric on dev.
-
-    Raises:
-        UserError: The folder is none of these kinds, or is damaged.
-    """
-    check_hashes(folder)
-    config_path = run_of(folder) / "config.json"
-    require(
-        config_path.is_file(),
-        f"{folder} is neither a run of `electra pretrain` nor a Hugging Face folder nor one of "
-        "`electra finetune`: it has no config.json",
-    )
-    if is_finetuned(folder):
-        return _encoder_of(read_finetuned(folder))
-    values = read_object(config_path)
-    if "model_type" in values:
-        return _read_huggingface(folder, values)
-    networks = read_networks(folder)
-    return Pretrained(
-        networks.kept.sizes,
-        networks.tokenizer,
-        networks.kept.encoders[0],
-        networks.config.examples.sequence_length,
-        networks.source,
-    )
-
-
-def _read_huggingface(folder: Path, values: Mapping[str, Any]) -> Pretrained:
-    """Return the encoder of a Hugging Face folder.
-
-    Args:
-        folder: The folder.
-        values: Contents of the folder's config.json.
-    """
-    theirs = read_tensors(folder / "model.safetensors")
-    try:
-        encoder = config_from_huggingface(values)
-        tensors = encoder_from_huggingface(theirs, encoder.num_hidden_layers)
-    except UserError as error:
-        raise UserError(f"{folder}: {error}") from None
-    return Pretrained(
-        encoder, Tokenizer.load(folder), tensors, encoder.max_position_embeddings, str(folder)
-    )
-
-
-def _encoder_of(finetuned: Finetuned) -> Pretrained:
-    """Return the encoder of a fine-tuned model, to fine-tune on another task."""
-    facts = finetuned.facts
-    return Pretrained(
-        finetuned.encoder,
-        finetuned.tokenizer,
-        tensors_below("encoder.", finetuned.tensors),
-        facts.get("longest_row", finetuned.config.sequence_length),
-        f"{finetuned.run} at seed {finetuned.seed}, fine-tuned on {facts['task']}",
-        after=facts["task"],
-    )
+Predicts = Literal["tokens", "replaced"]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class SavedNetwork:
-    """One network of a checkpoint."""
+    """One network of a folder."""
 
-    predicts: Literal["tokens", "replaced", "energy"]
-    """As in `method.objective.Network`."""
+    predicts: Literal["tokens", "replaced", "energy", ""]
+    """As in `method.objective.Network`; empty: a bare encoder, or one with the head of a task."""
     sizes: EncoderConfig
     """Sizes of each encoder."""
-    encoders: tuple[dict[str, Tensor], ...]
+    encoders: tuple[Mapping[str, Tensor], ...]
     """Parameters of each encoder, shared ones included, under the names in `Encoder`."""
-    head: dict[str, Tensor]
+    head: Mapping[str, Tensor] = field(default_factory=dict)
     """Parameters of the head, under the names in the head's class; empty if there is none."""
 
 
 @dataclass(frozen=True)
-class SavedNetworks:
-    """The networks of a run's newest intact checkpoint, or of the one that was named."""
+class SavedModel:
+    """The networks in a folder with their tokenizer: what another training begins with."""
 
-    run: Path
-    config: PretrainConfig
-    """The settings of the run."""
-    tokenizer: Tokenizer
-    step: int
     kept: SavedNetwork
-    """The network that pre-training returns."""
-    generator: SavedNetwork | None
-    """The generator; None if the objective has no generator network."""
+    """The network that pre-training returns; of a fine-tuning, with the head of the task."""
+    tokenizer: Tokenizer
+    sequence_length: int
+    """Longest row of the pre-training, tokens. Embeddings of later positions are not trained."""
+    source: str
+    """Folder with step, or with seed and task, for manifests."""
+    folder: Path = Path()
+    """The folder; of a checkpoint, its run."""
+    generator: SavedNetwork | None = None
+    """The generator beside the network that is kept; None: there is none."""
+    step: int | None = None
+    """Step of the checkpoint of a run."""
+    after: str = ""
+    """The task that the weights were fine-tuned on since; empty: none."""
+    files: Mapping[str, Path] = field(default_factory=dict)
+    """The files of weights."""
 
     @property
-    def source(self) -> str:
-        """Run and step, for manifests."""
-        return f"{self.run} at step {self.step}"
+    def encoder(self) -> EncoderConfig:
+        """Sizes of the encoder that is kept."""
+        return self.kept.sizes
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Parameters of the encoder that is kept."""
+        return self.kept.encoders[0]
 
     @property
     def masked_lm(self) -> SavedNetwork | None:
@@ -148,67 +82,65 @@ class SavedNetworks:
         is_one = network.predicts == "tokens" and len(network.encoders) == 1
         return network if is_one else None
 
+    @property
+    def sha256(self) -> dict[str, str]:
+        """The sha256 of each file of weights, by its name in the folder."""
+        return {name: sha256_file(path) for name, path in self.files.items()}
 
-def read_networks(run: Path) -> SavedNetworks:
-    """Return the networks of a run's newest intact checkpoint, or of one of its checkpoints.
+    def network(self, predicts: Predicts) -> SavedNetwork:
+        """Return the discriminator ("replaced") or the masked language model ("tokens").
 
-    Args:
-        run: A run folder, or the folder of a checkpoint in it.
-
-    Raises:
-        UserError: `run` is not a run folder or has no intact checkpoint, or state.json does not
-            describe the networks.
-    """
-    config = read_run_config(run_of(run))
-    step, checkpoint = find_checkpoint(run)
-    tensors = read_tensors(checkpoint / FILES[0])
-    state = read_object(checkpoint / "state.json")
-
-    def take(places: Mapping[str, str]) -> dict[str, Tensor]:
-        return {
-            f"{place}.{name}" if place else name: tensor
-            for place, prefix in places.items()
-            for name, tensor in tensors_below(f"{prefix}.", tensors).items()
-        }
-
-    def read(role: str) -> SavedNetwork:
-        network = state["networks"][role]
-        return SavedNetwork(
-            network["predicts"],
-            from_dict(EncoderConfig, network["sizes"]),
-            tuple(take(places) for places in network["encoders"]),
-            take(network["head"]),
-        )
-
-    try:
-        generator = read("generator") if "generator" in state["networks"] else None
-        kept = read(state["kept"])
-    except (KeyError, TypeError, AttributeError) as error:
-        raise UserError(
-            f"{checkpoint / 'state.json'} does not say which networks there are ({error!r}): the "
-            "run is of an older version of electra, or the file is damaged"
-        ) from None
-    words = Tokenizer.load(run_of(run) / "tokenizer")
-    return SavedNetworks(run_of(run), config, words, step, kept, generator)
+        Raises:
+            UserError: There is no such network.
+        """
+        found = self.masked_lm if predicts == "tokens" else self.kept
+        if found is None or found.predicts != predicts:
+            has = f"a network that predicts {self.kept.predicts}" if self.kept.predicts else "none"
+            wanted = "discriminator" if predicts == "replaced" else "generator"
+            raise UserError(f"{self.source} has no {wanted}, but {has}")
+        return found
 
 
 @dataclass(frozen=True)
-class Start:
-    """The networks in a folder, with which another pre-training can begin."""
+class Finetuned(SavedModel):
+    """The model of one seed of a finished fine-tuning."""
 
-    kept: SavedNetwork
-    """The encoder that pre-training returns; of a Hugging Face folder the model."""
-    generator: SavedNetwork | None
-    """The generator or the masked language model, which may be `kept`; None: there is none."""
-    tokenizer: Tokenizer
-    source: str
-    """Folder, with the step of a run."""
-    sha256: dict[str, str]
-    """The sha256 of each file of weights, by its name in the folder."""
+    seed: int = 0
+    facts: dict[str, Any] = field(default_factory=dict)
+    """"task", "family", "columns", and the arguments of `Family.from_facts`."""
+    config: FinetuneConfig = field(default_factory=FinetuneConfig)
+    """The resolved settings of the fine-tuning."""
 
 
-def read_start(folder: Path) -> Start:
-    """Return the networks of a run or a Hugging Face folder of ELECTRA.
+def read_model(folder: Path) -> SavedModel:
+    """Return the model in a folder.
+
+    Args:
+        folder: A run folder or one of its checkpoints, a Hugging Face folder of ELECTRA or
+            ModernBERT, or a folder of `electra finetune`: the model of its best seed.
+
+    Raises:
+        UserError: The folder is none of these, or is damaged.
+    """
+    check_hashes(folder)
+    return read_finetuned(folder) if is_finetuned(folder) else read_pretrained(folder)
+
+
+def read_sizes(folder: Path) -> EncoderConfig:
+    """Return the sizes of the encoder in a folder, as `read_model` has them; no weights are read.
+
+    Raises:
+        UserError: The folder holds no model, or its config.json is damaged.
+    """
+    if is_finetuned(folder):
+        return read_finetuned(folder).encoder
+    if is_huggingface(folder):
+        return _read_sizes(folder)[1]
+    return read_run_config(run_of(folder)).model
+
+
+def read_pretrained(folder: Path) -> SavedModel:
+    """Return the pre-trained networks in a folder: the newest intact ones of a run.
 
     Args:
         folder: A run folder, one of its checkpoints, or a Hugging Face folder. Its generator may
@@ -218,122 +150,23 @@ def read_start(folder: Path) -> Start:
         UserError: The folder is neither, or is damaged.
     """
     check_hashes(folder)
-    path = run_of(folder) / "config.json"
     require(
-        path.is_file() and not is_finetuned(folder),
+        (run_of(folder) / "config.json").is_file() and not is_finetuned(folder),
         f"{folder} is neither a run of `electra pretrain` nor a Hugging Face folder",
     )
-    values = read_object(path)
-    if "model_type" not in values:
-        networks = read_networks(folder)
-        kept, generator = networks.kept, networks.generator
-        checkpoint = Path("checkpoints") / f"step-{networks.step:08d}"
-        weights = checkpoint / FILES[0]
-        digest = read_object(networks.run / checkpoint / "state.json")["sha256"][FILES[0]]
-        words, source = networks.tokenizer, networks.source
-    else:
-        pretrained = _read_huggingface(folder, values)
-        weights = Path("model.safetensors")
-        digest = sha256_file(folder / weights)
-        theirs, architecture = read_tensors(folder / weights), pretrained.encoder.architecture
-        judges = _find_head(folder, theirs, architecture, "replaced")
-        fills = None if judges else _find_head(folder, theirs, architecture, "tokens")
-        predicts: Literal["tokens", "replaced"] = "tokens" if fills else "replaced"
-        head = judges or fills or {}
-        kept = SavedNetwork(predicts, pretrained.encoder, (pretrained.tensors,), head)
-        generator, words, source = None, pretrained.tokenizer, str(folder)
-    sha256 = {weights.as_posix(): digest}
-    if (folder / DISCRIMINATOR_FILE).is_file():
-        sha256[DISCRIMINATOR_FILE] = sha256_file(folder / DISCRIMINATOR_FILE)
-    if (folder / "generator" / "config.json").is_file():
-        inside = read_start(folder / "generator")
-        generator = inside.generator
-        sha256 |= {f"generator/{name}": each for name, each in inside.sha256.items()}
-    if generator is None and kept.predicts == "tokens":
-        generator = kept
-    return Start(kept, generator, words, source, sha256)
+    return _read_huggingface(folder) if is_huggingface(folder) else _read_run(folder)
 
 
-def find_network(
-    folder: Path, predicts: Literal["tokens", "replaced"]
-) -> tuple[SavedNetwork, Tokenizer, int]:
-    """Return a folder's discriminator or masked language model, its tokenizer and its row length.
-
-    Args:
-        folder: A run folder, one of its checkpoints, or a Hugging Face folder of ELECTRA or
-            ModernBERT. The masked language model of a Hugging Face folder may lie in its folder
-            `generator`, as `electra export` writes it.
-        predicts: replaced: the discriminator. tokens: the generator, or the run's own network if
-            that is a masked language model.
-
-    Raises:
-        UserError: The folder has no such network, or is damaged.
-    """
-    check_hashes(folder)
-    path = run_of(folder) / "config.json"
-    require(
-        path.is_file() and not is_finetuned(folder),
-        f"{folder} is neither a run of `electra pretrain` nor a Hugging Face folder",
-    )
-    wanted = "discriminator" if predicts == "replaced" else "generator"
-    values = read_object(path)
-    if "model_type" not in values:
-        networks = read_networks(folder)
-        found = networks.masked_lm if predicts == "tokens" else networks.kept
-        require(
-            found is not None and found.predicts == predicts,
-            f"{folder} was trained with method.objective={networks.config.method.objective}, which "
-            f"has no {wanted}",
-        )
-        assert found
-        return found, networks.tokenizer, networks.config.examples.sequence_length
-    inside = folder / "generator"
-    if predicts == "tokens" and inside.is_dir():
-        return find_network(inside, predicts)
-    pretrained = _read_huggingface(folder, values)
-    theirs = read_tensors(folder / "model.safetensors")
-    head = _find_head(folder, theirs, pretrained.encoder.architecture, predicts)
-    require(head is not None, f"{folder} has no {wanted}: its weights lack the output layer")
-    assert head is not None
-    network = SavedNetwork(predicts, pretrained.encoder, (pretrained.tensors,), head)
-    return network, pretrained.tokenizer, pretrained.sequence_length
-
-
-def _find_head(
-    folder: Path,
-    theirs: Mapping[str, Tensor],
-    architecture: str,
-    predicts: Literal["tokens", "replaced"],
-) -> dict[str, Tensor] | None:
-    """Return the parameters of a Hugging Face folder's head; None if it has no such head.
-
-    Args:
-        folder: The folder.
-        theirs: Contents of its model.safetensors.
-        architecture: That of its encoder.
-        predicts: What the head predicts.
-    """
-    if architecture == "electra":
-        names = DISCRIMINATOR_HEAD if predicts == "replaced" else GENERATOR_HEAD
-        return head_from_huggingface(theirs, names)
-    return (
-        read_discriminator(folder) if predicts == "replaced" else masked_lm_from_modernbert(theirs)
-    )
+def is_finetuned(folder: Path) -> bool:
+    """Return whether a folder was written by `electra finetune`, finished or not."""
+    path = folder / "config.json"
+    return path.is_file() and "task" in read_object(path)
 
 
 def is_huggingface(folder: Path) -> bool:
     """Return whether a folder holds a model of transformers, as `electra import` writes it."""
     path = folder / "config.json"
     return path.is_file() and "model_type" in read_object(path)
-
-
-def tensors_below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors whose names begin with `prefix`, with the prefix removed."""
-    return {
-        name.removeprefix(prefix): value
-        for name, value in tensors.items()
-        if name.startswith(prefix)
-    }
 
 
 def read_run_config(run: Path) -> PretrainConfig:
@@ -350,7 +183,203 @@ def read_run_config(run: Path) -> PretrainConfig:
         f"{path} is not the config of a run, but of "
         f"{'a fine-tuning' if 'task' in values else 'another model'}",
     )
+    return _parse(lambda: from_dict(PretrainConfig, values), f"{path} is not the config of a run")
+
+
+def read_finetuned(run: Path, seed: int | None = None) -> Finetuned:
+    """Return the model of one seed.
+
+    Args:
+        run: A finished folder of `electra finetune`.
+        seed: The seed. None: the seed with the best headline metric on dev, among all seeds and the
+            replacements of collapsed seeds.
+
+    Raises:
+        UserError: `run` is not a finished folder of `electra finetune`, does not have the seed, or
+            the model is damaged.
+    """
+    require(
+        is_finetuned(run) and (run / "results.json").is_file(),
+        f"{run} is not a finished folder of `electra finetune`: it must have a config.json with a "
+        "task, and a results.json",
+    )
+    results = read_object(run / "results.json")
+    require(
+        "best" not in results,
+        f"{run} holds several fine-tunings; take one of them: {run}/{results.get('best')}",
+    )
+    headlines, columns, config = _parse(
+        lambda: (
+            {
+                int(number): record["scores"][results["metric"]]
+                for number, record in (results["seeds"] | results.get("replacements", {})).items()
+            },
+            results["columns"],
+            from_dict(FinetuneConfig, read_object(run / "config.json")["config"]),
+        ),
+        f"{run} is not a folder that `electra finetune` wrote",
+    )
+    if seed is None:
+        seed = max(headlines, key=lambda number: headlines[number])
+    require(
+        seed in headlines, f"{run} has no seed {seed}; choose from {', '.join(map(str, headlines))}"
+    )
+    folder = run / f"seed-{seed}" / "model"
+    check_hashes(folder)
+    facts = read_object(folder / "config.json")
+    sizes, task = _parse(
+        lambda: (from_dict(EncoderConfig, facts["encoder"]), str(facts["task"])),
+        f"{folder / 'config.json'} is not the config of a fine-tuned model",
+    )
+    files = {"model.safetensors": folder / "model.safetensors"}
+    tensors = read_tensors(files["model.safetensors"])
+    parts = (below("encoder.", tensors), below("head.", tensors))
+    return Finetuned(
+        SavedNetwork("", sizes, parts[:1], parts[1]),
+        Tokenizer.load(folder / "tokenizer"),
+        facts.get("longest_row", config.sequence_length),
+        f"{run} at seed {seed}, fine-tuned on {task}",
+        folder=run,
+        after=task,
+        files=files,
+        seed=seed,
+        facts={**facts, "columns": columns},
+        config=config,
+    )
+
+
+def below(prefix: str, tensors: Mapping[str, Tensor]) -> Weights:
+    """Return the tensors whose names begin with `prefix`, with the prefix removed."""
+    names = (name.removeprefix(prefix) for name in tensors if name.startswith(prefix))
+    return Weights(names, lambda name: tensors[prefix + name])
+
+
+def find_networks(
+    architecture: Architecture,
+    sizes: EncoderConfig,
+    theirs: Mapping[str, Tensor],
+    judge: Mapping[str, Tensor] | None = None,
+) -> dict[str, SavedNetwork]:
+    """Return the networks that transformers' tensors hold, by what they predict.
+
+    Args:
+        architecture: Their names.
+        sizes: Sizes of the encoder.
+        theirs: The tensors.
+        judge: The discriminator's head, if it lies in a file of its own.
+
+    Returns:
+        "replaced" and "tokens" if they have such a head, "" if they have neither.
+
+    Raises:
+        UserError: A parameter of the encoder is missing.
+    """
+    encoders = (architecture.read_encoder(theirs, sizes),)
+    heads = {
+        "replaced": judge or architecture.read_head("PreTraining", theirs, sizes),
+        "tokens": architecture.read_head("MaskedLM", theirs, sizes),
+    }
+    names: tuple[Predicts, ...] = ("replaced", "tokens")
+    found = {name: SavedNetwork(name, sizes, encoders, heads[name] or {}) for name in names}
+    return {name: found[name] for name in names if heads[name]} or {
+        "": SavedNetwork("", sizes, encoders)
+    }
+
+
+def _read_huggingface(folder: Path) -> SavedModel:
+    """Return the networks of a Hugging Face folder of ELECTRA or ModernBERT."""
+    architecture, sizes = _read_sizes(folder)
+    files = {"model.safetensors": folder / "model.safetensors"}
+    if (folder / DISCRIMINATOR_FILE).is_file():
+        files[DISCRIMINATOR_FILE] = folder / DISCRIMINATOR_FILE
+    judge = read_tensors(files[DISCRIMINATOR_FILE]) if len(files) > 1 else None
+    theirs = read_tensors(files["model.safetensors"])
     try:
-        return from_dict(PretrainConfig, values)
+        networks = find_networks(architecture, sizes, theirs, judge)
+    except UserError as error:
+        raise UserError(f"{folder}: {error}") from None
+    kept = next(iter(networks.values()))
+    generator = networks.get("tokens") if kept.predicts == "replaced" else None
+    if (folder / "generator" / "config.json").is_file():
+        check_hashes(folder / "generator")
+        inside = _read_huggingface(folder / "generator")
+        generator = inside.masked_lm
+        files |= {f"generator/{name}": path for name, path in inside.files.items()}
+    return SavedModel(
+        kept,
+        Tokenizer.load(folder),
+        sizes.max_position_embeddings,
+        str(folder),
+        folder=folder,
+        generator=generator,
+        files=files,
+    )
+
+
+def _read_sizes(folder: Path) -> tuple[Architecture, EncoderConfig]:
+    """Return the names and the sizes that config.json of a Hugging Face folder says."""
+    values = read_object(folder / "config.json")
+    kind = values.get("model_type")
+    require(
+        kind in ARCHITECTURES and kind != "bert",
+        f"{folder}: model_type must be electra or modernbert, not {kind!r}; `electra import` reads "
+        "bert",
+    )
+    try:
+        return ARCHITECTURES[str(kind)], ARCHITECTURES[str(kind)].read_config(values)
+    except UserError as error:
+        raise UserError(f"{folder}: {error}") from None
+
+
+def _read_run(folder: Path) -> SavedModel:
+    """Return the networks of a run's newest intact checkpoint, or of the one that is named."""
+    run = run_of(folder)
+    config = read_run_config(run)
+    step, checkpoint = find_checkpoint(folder)
+    tensors = read_tensors(checkpoint / FILES[0])
+    state = read_object(checkpoint / STATE)
+
+    def take(places: Mapping[str, str]) -> Weights:
+        names = {
+            f"{place}.{name}" if place else name: f"{prefix}.{name}"
+            for place, prefix in places.items()
+            for name in below(f"{prefix}.", tensors)
+        }
+        return Weights(names, lambda name: tensors[names[name]])
+
+    def read(role: str) -> SavedNetwork:
+        network = state["networks"][role]
+        return SavedNetwork(
+            network["predicts"],
+            from_dict(EncoderConfig, network["sizes"]),
+            tuple(take(places) for places in network["encoders"]),
+            take(network["head"]),
+        )
+
+    kept, generator = _parse(
+        lambda: (
+            read(state["kept"]),
+            read("generator") if "generator" in state["networks"] else None,
+        ),
+        f"{checkpoint / STATE} does not say which networks there are: the run is of an older "
+        "version of electra, or the file is damaged",
+    )
+    return SavedModel(
+        kept,
+        Tokenizer.load(run / "tokenizer"),
+        config.examples.sequence_length,
+        f"{run} at step {step}",
+        folder=run,
+        generator=generator,
+        step=step,
+        files={(checkpoint / FILES[0]).relative_to(run).as_posix(): checkpoint / FILES[0]},
+    )
+
+
+def _parse(read: Callable[[], T], refusal: str) -> T:
+    """Return what `read` makes of a file's values; if they have another form, refuse the file."""
+    try:
+        return read()
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} is not the config of a run: {error}") from None
+        reason = str(error) if isinstance(error, UserError) else repr(error)
+        raise UserError(f"{refusal}: {reason}") from None

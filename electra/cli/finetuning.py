@@ -64,7 +64,7 @@ def finetune(
         Settings as field=value,value. Every combination is fine-tuned into a folder of its own in
         OUT, and the one with the best score on dev is chosen.
     """
-    from electra.checkpoints.folder import load_pretrained
+    from electra.checkpoints.folder import read_sizes
     from electra.finetuning.grid import combine, search, tabulate
     from electra.finetuning.loop import finetune as run_finetune
     from electra.finetuning.loop import require_seeds
@@ -73,7 +73,7 @@ def finetune(
     from electra.terminal.live import Progress, show_finetuning
     from electra.terminal.printing import command, print_done, print_note, print_table
 
-    preset = finetune_preset(load_pretrained(start).encoder)
+    preset = finetune_preset(read_sizes(start))
     if grid:  # it compares seeds as they are drawn
         preset = dataclasses.replace(preset, reseeds=0)
     preset = resolve(preset, config, ())

@@ -140,8 +140,12 @@ def export(
         on dev.
     """
     from electra.checkpoints.checkpoint import run_of
-    from electra.checkpoints.finetuned import is_finetuned, read_finetuned
-    from electra.checkpoints.folder import is_huggingface, read_run_config
+    from electra.checkpoints.folder import (
+        is_finetuned,
+        is_huggingface,
+        read_finetuned,
+        read_run_config,
+    )
 
     is_similarity = as_ == "sentence-transformers"
     require(

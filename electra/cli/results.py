@@ -99,7 +99,7 @@ def predict(
         The columns to read, if they are not named as in training: that of the text, of both texts,
         or of question and context. Of CoNLL's columns, the number of the word's, from 1.
     """
-    from electra.checkpoints.finetuned import read_finetuned
+    from electra.checkpoints.folder import read_finetuned
     from electra.inference.predict import ANSWER_FORMATS, list_json, load_model, write_answers
     from electra.inference.texts import check_answer_file
     from electra.tasks.registry import read_records

@@ -12,7 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from electra.checkpoints.folder import load_pretrained
+from electra.checkpoints.folder import read_model
 from electra.config import FinetuneConfig
 from electra.errors import require
 from electra.files import refuse_existing, write_json
@@ -87,7 +87,7 @@ def search(
     """
     refuse_existing(out)
     require_seeds(seeds)
-    pretrained, headlines = load_pretrained(start), set()
+    pretrained, headlines = read_model(start), set()
     for config in combinations.values():
         job = read_job(pretrained, task, data, config, from_scratch=from_scratch)
         headlines.add(job.task.family.headline)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from electra.checkpoints.checkpoint import load_parameters
-from electra.checkpoints.folder import load_pretrained
+from electra.checkpoints.folder import read_model
 from electra.config import FinetuneConfig, OptimizerConfig
 from electra.errors import require
 from electra.files import refuse_existing, write_json
@@ -90,7 +90,7 @@ def finetune(
     """
     refuse_existing(out)
     require_seeds(seeds)
-    job = read_job(load_pretrained(start), task, data, config, from_scratch=from_scratch)
+    job = read_job(read_model(start), task, data, config, from_scratch=from_scratch)
     machine = prepare_machine(config.device, config.precision, config.threads)
     return train_seeds(job, start, out, machine, seeds, progress)
 

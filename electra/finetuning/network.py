@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from electra.checkpoints.checkpoint import load_parameters
-from electra.checkpoints.finetuned import Finetuned
-from electra.checkpoints.folder import Pretrained
+from electra.checkpoints.folder import Finetuned, SavedModel
 from electra.config import FinetuneConfig
 from electra.model.batch import split_by_length
 from electra.model.encoder import Encoder, choose_layers
@@ -51,7 +50,7 @@ class TaskNetwork(nn.Module):
 
 
 def build_network(
-    pretrained: Pretrained,
+    pretrained: SavedModel,
     family: Family,
     config: FinetuneConfig,
     *,
@@ -89,7 +88,7 @@ def build_network(
         kept = sizes.num_hidden_layers - config.reset_layers
         reset = tuple(f"layers.{number}." for number in range(kept, sizes.num_hidden_layers))
         fresh = {name: each for name, each in encoder.named_parameters() if name.startswith(reset)}
-        load_parameters(encoder, pretrained.tensors | fresh)
+        load_parameters(encoder, {**pretrained.tensors, **fresh})
     return TaskNetwork(encoder, head, family)
 
 
@@ -112,7 +111,8 @@ def load_network(finetuned: Finetuned, family: Family, machine: Machine) -> Task
     encoder = Encoder(finetuned.encoder, layer=layer, compute_dtype=machine.dtype)
     head = family.build_head(finetuned.encoder, config)
     model = TaskNetwork(encoder, head, family)
-    load_parameters(model, finetuned.tensors)
+    load_parameters(encoder, finetuned.tensors)
+    load_parameters(head, finetuned.kept.head)
     return model.to(machine.device)
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from electra.checkpoints.folder import Pretrained
+from electra.checkpoints.folder import SavedModel
 from electra.config import FinetuneConfig
 from electra.errors import require
 from electra.files import sha256_file
@@ -23,7 +23,7 @@ from electra.tasks.rows import Rows, reduce_vocabulary
 class Job:
     """What the seeds of a fine-tuning have in common."""
 
-    pretrained: Pretrained
+    pretrained: SavedModel
     """The encoder to start from."""
     task: Task
     config: FinetuneConfig
@@ -48,7 +48,7 @@ class Job:
 
 
 def read_job(
-    pretrained: Pretrained, task: str, data: Path, config: FinetuneConfig, *, from_scratch: bool
+    pretrained: SavedModel, task: str, data: Path, config: FinetuneConfig, *, from_scratch: bool
 ) -> Job:
     """Return the fine-tuning of an encoder on the task of this name.
 
@@ -67,7 +67,7 @@ class TaskRows(NamedTuple):
     splits: dict[str, Rows]
 
 
-def encode_task(task: Task, pretrained: Pretrained, config: FinetuneConfig) -> TaskRows:
+def encode_task(task: Task, pretrained: SavedModel, config: FinetuneConfig) -> TaskRows:
     """Return the rows of a task, those of train reduced to `train_examples` items if it is set.
 
     Raises:
@@ -88,7 +88,7 @@ def require_examples(count: int, most: int, task: Task) -> None:
 
 
 def fit_to_start(
-    config: FinetuneConfig, pretrained: Pretrained, task: Task, from_scratch: bool
+    config: FinetuneConfig, pretrained: SavedModel, task: Task, from_scratch: bool
 ) -> FinetuneConfig:
     """Return the config with unset values taken from the encoder and the task.
 

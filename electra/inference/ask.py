@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from electra.checkpoints.folder import find_network
+from electra.checkpoints.folder import read_pretrained
 from electra.errors import require
 from electra.inference.network import LoadedNetwork, load_network
 from electra.reports.tokens import Word
@@ -40,7 +40,8 @@ def load_asked(folder: Path, predicts: Literal["replaced", "tokens"]) -> LoadedN
     Raises:
         UserError: The folder has no such network, or is damaged.
     """
-    return load_network(*find_network(folder, predicts), prepare_machine("auto", "float32", 0))
+    model, machine = read_pretrained(folder), prepare_machine("auto", "float32", 0)
+    return load_network(model.network(predicts), model.tokenizer, model.sequence_length, machine)
 
 
 @torch.inference_mode()

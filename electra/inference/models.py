@@ -5,9 +5,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from electra.checkpoints.checkpoint import find_checkpoint, list_checkpoints, run_of
-from electra.checkpoints.finetuned import is_finetuned, read_finetuned
-from electra.checkpoints.folder import find_network, read_run_config
+from electra.checkpoints.checkpoint import list_checkpoints, run_of
+from electra.checkpoints.folder import (
+    is_finetuned,
+    read_finetuned,
+    read_pretrained,
+    read_run_config,
+)
 from electra.checkpoints.metrics import read_metrics
 from electra.errors import UserError, require
 from electra.files import read_object
@@ -100,19 +104,20 @@ class PretrainedModel:
         Raises:
             UserError: The folder has neither a discriminator nor a generator, or is damaged.
         """
-        step = find_checkpoint(self.folder)[0] if self.is_run else None
+        model = read_pretrained(self.folder)
+        facts = model.tokenizer, model.sequence_length, self.machine
         found: list[LoadedNetwork | None] = []
         refusals = []
         kinds: tuple[Literal["replaced", "tokens"], ...] = ("replaced", "tokens")
         for predicts in kinds:
             try:
-                found.append(load_network(*find_network(self.folder, predicts), self.machine))
+                found.append(load_network(model.network(predicts), *facts))
             except UserError as error:
                 found.append(None)
                 refusals.append(error)
         if len(refusals) == len(kinds):
             raise refusals[0]
-        self.networks = Networks(step, *found)
+        self.networks = Networks(model.step, *found)
 
     def is_outdated(self) -> bool:
         """Return whether the run has a newer checkpoint than the networks in memory."""

@@ -3,7 +3,7 @@
 Shape suffixes: B rows, L positions, M masked positions, H hidden size, V vocabulary.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from electra.checkpoints.checkpoint import load_parameters
-from electra.checkpoints.folder import SavedNetwork, load_pretrained
+from electra.checkpoints.folder import SavedNetwork, read_model
 from electra.config import EncoderConfig
 from electra.errors import require
 from electra.model.batch import Result, pad_rows, run_by_length
@@ -145,12 +145,12 @@ def load_encoder(folder: Path) -> LoadedEncoder:
 
     Args:
         folder: A run folder, one of its checkpoints, a Hugging Face folder, or a folder of
-            `electra finetune`; as for `load_pretrained`.
+            `electra finetune`; as for `read_model`.
 
     Raises:
         UserError: The folder is none of these, or is damaged.
     """
-    pretrained = load_pretrained(folder)
+    pretrained = read_model(folder)
     machine = prepare_machine("auto", "float32", 0)
     return LoadedEncoder(
         encoder=_build_encoder(pretrained.encoder, pretrained.tensors, machine),
@@ -183,7 +183,9 @@ def load_network(
     )
 
 
-def _build_encoder(sizes: EncoderConfig, tensors: dict[str, Tensor], machine: Machine) -> Encoder:
+def _build_encoder(
+    sizes: EncoderConfig, tensors: Mapping[str, Tensor], machine: Machine
+) -> Encoder:
     layer = choose_layers("auto", sizes.architecture, machine.device, is_plain=False)
     encoder = Encoder(sizes, layer=layer, compute_dtype=machine.dtype).eval()
     load_parameters(encoder, tensors)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from electra.checkpoints.finetuned import Finetuned
+from electra.checkpoints.folder import Finetuned
 from electra.files import write_text
 from electra.finetuning.network import TaskNetwork, load_network, run_network
 from electra.tasks.family import number_records

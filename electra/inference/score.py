@@ -25,7 +25,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from electra.checkpoints.folder import SavedNetwork, read_networks
+from electra.checkpoints.checkpoint import run_of
+from electra.checkpoints.folder import SavedNetwork, read_pretrained, read_run_config
 from electra.checkpoints.manifest import find_commit
 from electra.errors import require
 from electra.files import write_text
@@ -162,8 +163,8 @@ def load_scorer(run: Path, network: Literal["kept", "generator"] = "kept") -> Sc
         UserError: `run` is not a run folder, has no intact checkpoint, or has no network that
             scores.
     """
-    networks = read_networks(run)
-    config, objective = networks.config, networks.config.method.objective
+    config, networks = read_run_config(run_of(run)), read_pretrained(run)
+    objective = config.method.objective
     saved: SavedNetwork | None = networks.kept
     if network == "generator":
         saved = networks.masked_lm if networks.generator else None
@@ -174,6 +175,7 @@ def load_scorer(run: Path, network: Literal["kept", "generator"] = "kept") -> Sc
         "probabilities of tokens given all others",
     )
     assert saved
+    assert saved.predicts
     train = config.train
     machine = prepare_machine(
         "cpu" if train.device == "cpu" else "auto", train.precision, train.threads

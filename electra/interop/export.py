@@ -1,27 +1,30 @@
 """Export to folders that other programs load without this package.
 
-From a pre-training run, or a Hugging Face folder of ELECTRA or ModernBERT:
+Of a pre-training run, or a Hugging Face folder of ELECTRA or ModernBERT:
 OUT/                ElectraForPreTraining: the discriminator with its head; or ElectraForMaskedLM if
                     the objective has no discriminator
 OUT/generator/      ElectraForMaskedLM: the generator, if there is one
 
-For the architecture modernbert these are ModernBertModel, with the discriminator's head in
-discriminator_head.safetensors, and ModernBertForMaskedLM.
+Of a fine-tuning:
+OUT/                ElectraForSequenceClassification, ElectraForTokenClassification,
+                    ElectraForQuestionAnswering or ElectraForMultipleChoice
 
-Models of a fine-tuning are those of finetuning/export.py.
+For the architecture modernbert the names begin with ModernBert. Where transformers has no class
+with a head, OUT is the encoder, and the head lies in a file beside it: of a discriminator in
+discriminator_head.safetensors, else in head.safetensors. The card has the lines that use both. An
+ONNX file (onnx.py) holds the network with its head in either case.
 
 Each folder holds config.json, model.safetensors, the tokenizer, and electra.json with the model's
 source and the sha256 of the files. The commands of this package check the sha256 on reading. OUT
 also has README.md, the model card (card.py).
 
 The form "bert" writes the classes of BERT instead, for programs that know BERT and not ELECTRA;
-"sentence-transformers" the encoder up to one layer, and how its states are pooled. OUT/onnx/ is
-written on request (onnx.py).
+"sentence-transformers" the encoder up to one layer, and how its states are pooled.
 """
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,48 +32,47 @@ from torch import Tensor, nn
 
 from electra.checkpoints.checkpoint import load_parameters, write_tensors
 from electra.checkpoints.folder import (
-    Pretrained,
+    Finetuned,
+    SavedModel,
     SavedNetwork,
-    find_network,
-    is_huggingface,
-    load_pretrained,
-    read_networks,
+    is_finetuned,
+    read_finetuned,
+    read_pretrained,
 )
 from electra.checkpoints.manifest import find_commit
 from electra.checkpoints.names import (
+    ARCHITECTURES,
     DISCRIMINATOR_FILE,
-    DISCRIMINATOR_HEAD,
-    GENERATOR_HEAD,
+    ELECTRA,
     HEAD_FILE,
-    HuggingFaceHead,
-    config_to_huggingface,
-    encoder_to_huggingface,
-    head_to_huggingface,
-    network_head,
-    network_to_modernbert,
-    to_bert,
+    Kind,
+    expand_classifier,
 )
-from electra.config import EncoderConfig
 from electra.errors import require
 from electra.files import new_folder, read_object, write_hashes, write_json, write_text
-from electra.interop.card import Card, describe_run, write_card
-from electra.interop.onnx import Graph, Kind, list_inputs, write_onnx
+from electra.interop.card import describe_finetuning, describe_run, write_card
+from electra.interop.onnx import Graph, list_inputs, write_onnx
 from electra.interop.sentence_transformers import Similarity, cut_layers, write_pooling
 from electra.model.heads import DiscriminatorHead, GeneratorHead
+from electra.tasks.registry import restore_family
 from electra.tokenizing.tokenizer import MODEL_MAX_LENGTH, Tokenizer
 from electra.version import __version__
 
 Form = Literal["huggingface", "bert"]
+KINDS: dict[str, Kind] = {
+    "classification": "SequenceClassification",
+    "tagging": "TokenClassification",
+    "squad": "QuestionAnswering",
+    "choice": "MultipleChoice",
+}
+"""What a family of tasks answers."""
 
 
 @dataclass(frozen=True)
-class Model:
-    """A network, and its class in transformers."""
+class Outgoing:
+    """A network with what its folder tells of it."""
 
-    sizes: EncoderConfig
-    encoder: Mapping[str, Tensor]
-    """The encoder's parameters, under our names."""
-    head: HuggingFaceHead
+    network: SavedNetwork
     kind: Kind
     module: nn.Module | None
     """The head itself, with its parameters; None: there is none."""
@@ -78,77 +80,97 @@ class Model:
     length: int
     """Longest row of the training, tokens."""
     source: str
+    has_class: bool = True
+    """Whether transformers' class of the kind has such a head."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The head's fields of config.json."""
 
     @property
     def graph(self) -> Graph:
         """The whole network."""
-        is_number = self.head.settings.get("problem_type") == "regression"
-        return Graph(self.sizes, self.encoder, self.kind, self.module, is_number=is_number)
+        is_number = self.settings.get("problem_type") == "regression"
+        network = self.network
+        encoder = network.encoders[0]
+        return Graph(network.sizes, encoder, self.kind, self.module, is_number=is_number)
 
 
 def export(
-    run: Path,
+    source: Path,
     out: Path,
     *,
+    seed: int | None = None,
     form: Form = "huggingface",
     similarity: Similarity | None = None,
     onnx: bool = False,
     int8_text: Sequence[str] = (),
     scores: str = "",
 ) -> str:
-    """Write the networks of a run, from its newest intact checkpoint, and return their class.
+    """Write the folder of a model, and return its class in transformers.
+
+    The class, or the encoder and its head, compute the same outputs as the model in float32. The
+    tokenizer truncates texts to the sequence length of a fine-tuning.
 
     Args:
-        run: A run folder, one of its checkpoints, or a Hugging Face folder as `electra import`
-            writes it.
+        source: A run folder, one of its checkpoints, a Hugging Face folder as `electra import`
+            writes it, or a folder of `electra finetune`.
         out: The folder to write; must not exist.
+        seed: Of a fine-tuning, the seed; None: the best on dev.
         form: huggingface: the classes of ELECTRA, with the generator. bert: those of BERT.
         similarity: Layer and pooling of a folder for sentence-transformers; takes the place of
             `form`.
-        onnx: Whether to write onnx/model.onnx, too.
-        int8_text: Lines of real text: write onnx/model_int8.onnx, too, compared on them.
-        scores: Table of the fine-tunings that began with these weights, for the card.
+        onnx: Whether to write onnx/model.onnx as well.
+        int8_text: Lines of real text: write onnx/model_int8.onnx as well, compared on them.
+        scores: Table of the fine-tunings that began with these weights, for the card of a run.
 
     Raises:
-        UserError: `run` is no such folder or has no intact checkpoint, `out` exists, the form has
-            no class for the networks, or a file does not agree with the network.
+        UserError: `source` is no such folder or is damaged, `out` exists, the form has no class for
+            the network, or a file does not agree with it.
     """
-    generator: SavedNetwork | None = None
-    if is_huggingface(run):
-        kept, tokenizer, length = _read_folder(run)
-        source, facts = str(run), [("source", f"`{run.name}`")]
-        if isinstance(kept, SavedNetwork) and kept.predicts == "replaced":
-            inside = run / "generator"
-            generator = find_network(inside, "tokens")[0] if inside.is_dir() else None
+    model: SavedModel
+    if is_finetuned(source):
+        model = read_finetuned(source, seed)
+        outgoing, generator = describe_finetuned(model), None
+        facts, scores = describe_finetuning(model)
     else:
-        networks = read_networks(run)
-        kept, tokenizer = networks.kept, networks.tokenizer
-        length = networks.config.examples.sequence_length
-        source, facts = networks.source, describe_run(networks.run, networks.step)
-        if networks.generator and networks.masked_lm is networks.generator:
-            generator = networks.generator
-
-    model = describe(kept, tokenizer, length, source)
-    if similarity:
-        model = _truncate(model, similarity)
-    card = Card(out.name, model.kind, model.sizes, facts, scores=scores)
-    with new_folder(out) as folder:
-        architecture = write_export(
-            *(folder, model, card, form),
-            max_length=length if similarity else MODEL_MAX_LENGTH,
-            similarity=similarity,
-            onnx=onnx,
-            int8_text=int8_text,
+        model = read_pretrained(source)
+        kept = _choose_network(model) if model.step is None else model.kept
+        facts = (
+            [("source", f"`{source.name}`")]
+            if model.step is None
+            else describe_run(model.folder, model.step)
         )
+        outgoing = describe(kept, model.tokenizer, model.sequence_length, model.source)
+        generator = model.masked_lm if model.generator and kept.predicts else None
+    if similarity:
+        network = cut_layers(outgoing.network, similarity.layer)
+        outgoing = dataclasses.replace(outgoing, network=network, kind="", module=None)
+    with new_folder(out) as folder:
+        config, has_limit = write_network(folder, outgoing, form), model.after or similarity
+        limit = outgoing.length if has_limit else MODEL_MAX_LENGTH
+        _write_tokenizer(folder, outgoing, limit)
+        (name,) = config["architectures"]
+        if similarity:
+            write_pooling(folder, outgoing.network.sizes.hidden_size, outgoing.length, similarity)
+        agreements = []
+        if onnx or int8_text:
+            agreements = write_onnx(folder, outgoing.graph, outgoing.tokenizer, int8_text)
+            write_hashes(folder / "onnx", source=outgoing.source, electra=__version__)
+        card = write_card(
+            *(out.name, name, (outgoing.kind, outgoing.network.sizes, outgoing.module)),
+            *(outgoing.length, facts, scores),
+            similarity=similarity,
+            agreements=agreements,
+        )
+        write_text(folder / "README.md", card)
+        _sign(folder, outgoing.source)
         if generator and form == "huggingface" and not similarity:
             (folder / "generator").mkdir()
-            write_plain(folder / "generator", describe(generator, tokenizer, length, source))
-    return architecture
+            facts_of_it = model.tokenizer, model.sequence_length, model.source
+            write_plain(folder / "generator", describe(generator, *facts_of_it))
+    return str(name)
 
 
-def describe(
-    network: SavedNetwork | Pretrained, tokenizer: Tokenizer, length: int, source: str
-) -> Model:
+def describe(network: SavedNetwork, tokenizer: Tokenizer, length: int, source: str) -> Outgoing:
     """Return a pre-trained network, or an encoder without a head, as transformers has it.
 
     Args:
@@ -157,123 +179,149 @@ def describe(
         length: Longest row of its training, tokens.
         source: Folder with step, for manifests.
     """
-    if isinstance(network, Pretrained):
-        head = _no_head(network.encoder)
-        facts = tokenizer, length, source
-        return Model(network.encoder, network.tensors, head, "", None, *facts)
+    if not network.predicts:
+        return Outgoing(network, "", None, tokenizer, length, source)
     is_generator = network.predicts == "tokens"
     module = (GeneratorHead if is_generator else DiscriminatorHead)(network.sizes)
     load_parameters(module, network.head)
     kind: Kind = "MaskedLM" if is_generator else "PreTraining"
-    if network.sizes.architecture == "modernbert":
-        head = network_head(network.predicts, network.head)
-    else:
-        names = GENERATOR_HEAD if is_generator else DISCRIMINATOR_HEAD
-        tensors = head_to_huggingface(network.head, names)
-        head = HuggingFaceHead(f"ElectraFor{kind}", tensors, {})
-    facts = tokenizer, length, source
-    return Model(network.sizes, network.encoders[0], head, kind, module, *facts)
+    return Outgoing(network, kind, module, tokenizer, length, source)
 
 
-def _read_folder(folder: Path) -> tuple[SavedNetwork | Pretrained, Tokenizer, int]:
-    """Return the network of a Hugging Face folder: discriminator, generator or bare encoder."""
-    (architecture,) = read_object(folder / "config.json").get("architectures") or ["ElectraModel"]
-    if architecture == "ElectraForPreTraining" or (folder / DISCRIMINATOR_FILE).is_file():
-        return find_network(folder, "replaced")
-    if architecture in ("ElectraForMaskedLM", "ModernBertForMaskedLM"):
-        return find_network(folder, "tokens")
-    is_bare = architecture in ("ElectraModel", "ModernBertModel")
-    require(
-        is_bare and not (folder / HEAD_FILE).is_file(),
-        f"{folder} holds a fine-tuned {architecture}; export the folder of its fine-tuning",
-    )
-    pretrained = load_pretrained(folder)
-    return pretrained, pretrained.tokenizer, pretrained.sequence_length
+def describe_finetuned(model: Finetuned) -> Outgoing:
+    """Return a fine-tuned network as the class in transformers has it that has its layers.
 
-
-def _no_head(sizes: EncoderConfig) -> HuggingFaceHead:
-    name = "ModernBertModel" if sizes.architecture == "modernbert" else "ElectraModel"
-    return HuggingFaceHead(name, {}, {})
-
-
-def convert(model: Model) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return config.json and the tensors of the class."""
-    head = model.head
-    if model.sizes.architecture == "modernbert":
-        return network_to_modernbert(model.sizes, model.encoder, head, model.tokenizer)
-    config = config_to_huggingface(model.sizes, head.architecture, model.tokenizer.pad_id)
-    return config | head.settings, encoder_to_huggingface(model.encoder) | head.tensors
-
-
-def _truncate(model: Model, similarity: Similarity) -> Model:
-    sizes, encoder = cut_layers(model.sizes, model.encoder, similarity.layer)
-    return dataclasses.replace(
-        model, sizes=sizes, encoder=encoder, head=_no_head(sizes), kind="", module=None
-    )
-
-
-def write_export(
-    folder: Path,
-    model: Model,
-    card: Card,
-    form: Form,
-    *,
-    max_length: int,
-    similarity: Similarity | None = None,
-    onnx: bool,
-    int8_text: Sequence[str],
-) -> str:
-    """Write all files of an export's main folder, and return the class.
-
-    Args:
-        folder: The folder, empty.
-        model: The network.
-        card: What its card says.
-        form: As in `export`.
-        max_length: Tokens to which transformers truncates.
-        similarity: As in `export`.
-        onnx: As in `export`.
-        int8_text: As in `export`.
+    Raises:
+        UserError: The head is no function of one pass over a row: a BiLSTM on features, or the
+            beam of SQuAD.
     """
-    config, tensors = convert(model)
-    beside = model.head.beside
-    if form == "bert":
-        config, tensors, judge = to_bert(config, tensors)
-        beside = judge or beside
-    has_segments = "token_type_ids" in list_inputs(model.sizes, model.module)
-    model.tokenizer.write(folder, max_length=max_length, has_segments=has_segments)
+    facts, config, sizes = model.facts, model.config, model.encoder
+    family, pooling, labels = facts["family"], config.pooling, facts.get("labels") or []
+    require(
+        not config.features.layers,
+        f"{model.folder}: transformers has no class that reads features, and torch's exporter no "
+        "BiLSTM over rows of several lengths; use electra predict",
+    )
+    require(
+        family != "squad" or facts["head"] == "plain",
+        f"{model.folder}: transformers has no class with a {facts.get('head')} head, which "
+        "searches; fine-tune with --set squad.head=plain to export, or use electra predict",
+    )
+    head = dict(model.kept.head)
+    if facts.get("label_range"):  # the class gives numbers in the range of the labels
+        least, greatest = facts["label_range"]
+        head["dense.weight"] = head["dense.weight"] * (greatest - least)
+        head["dense.bias"] = head["dense.bias"] * (greatest - least) + least
+        labels = facts["columns"][-1:]
+    is_modern = sizes.architecture == "modernbert"
+    is_classifier = family in ("classification", "choice")
+    fits = "inner.dense.weight" in head if is_modern else pooling == "cls"
+    has_class = fits or not is_classifier
+    settings: dict[str, Any] = {}
+    if has_class and is_modern:
+        settings["classifier_dropout"] = 0.0 if family == "squad" else config.dropout_prob
+        if is_classifier:  # of a single text, and in multiple choice, segments is the mean
+            settings["classifier_pooling"] = "cls" if pooling == "cls" else "mean"
+    elif has_class and family == "choice":
+        # The class has a summary layer before the linear one: the state of [CLS], unchanged.
+        settings = {
+            "summary_type": "first",
+            "summary_use_proj": False,
+            "summary_activation": "linear",  # no activation
+        }
+    if family in ("classification", "tagging"):
+        settings |= describe_labels(labels, is_of_rows=family == "classification")
+    module = restore_family(facts).build_head(sizes, config)
+    load_parameters(module, head)
+    return Outgoing(
+        SavedNetwork("", sizes, model.kept.encoders, head),
+        KINDS[family],
+        module,
+        model.tokenizer,
+        config.sequence_length,
+        f"{model.folder} at seed {model.seed}",
+        has_class,
+        settings,
+    )
+
+
+def describe_labels(labels: Sequence[str], *, is_of_rows: bool = True) -> dict[str, Any]:
+    """Return a classifier's fields of config.json; one label of rows is the name of a number."""
+    names = {
+        "id2label": {str(place): label for place, label in enumerate(labels)},
+        "label2id": {label: place for place, label in enumerate(labels)},
+    }
+    kind = "regression" if len(labels) == 1 else "single_label_classification"
+    return {"problem_type": kind, **names} if is_of_rows else names
+
+
+def _choose_network(model: SavedModel) -> SavedNetwork:
+    """Return the network that a Hugging Face folder says it holds: its class is written again."""
+    values = read_object(model.folder / "config.json")
+    (name,) = values.get("architectures") or ["ElectraModel"]
+    if name.endswith("ForPreTraining") or DISCRIMINATOR_FILE in model.files:
+        return model.network("replaced")
+    if name.endswith("ForMaskedLM"):
+        return model.network("tokens")
+    require(
+        name.endswith("Model") and not (model.folder / HEAD_FILE).is_file(),
+        f"{model.folder} holds a fine-tuned {name}; export the folder of its fine-tuning",
+    )
+    return SavedNetwork("", model.encoder, model.kept.encoders)
+
+
+def convert(
+    outgoing: Outgoing, form: Form = "huggingface"
+) -> tuple[dict[str, Any], dict[str, Tensor], Mapping[str, Tensor]]:
+    """Return config.json and the tensors of the class, and those of a head that lies beside it.
+
+    Raises:
+        UserError: BERT has no such graph, or no class with such a head.
+    """
+    sizes, head = outgoing.network.sizes, outgoing.network.head
+    require(
+        form != "bert" or sizes.architecture == "electra",
+        "BERT has learned positions and norms after its layers' parts, modernbert rotary positions "
+        "and norms before them: export without --as bert, for all that have ModernBERT",
+    )
+    architecture = ARCHITECTURES["bert" if form == "bert" else sizes.architecture]
+    kind = outgoing.kind if outgoing.has_class else ""
+    name = architecture.class_name(kind)
+    config = architecture.write_config(sizes, name, outgoing.tokenizer) | dict(outgoing.settings)
+    has_head = kind in architecture.heads
+    require(
+        has_head or kind in ("", "PreTraining"),
+        f"BERT has no class with the head of {ELECTRA.class_name(kind)}: its own reads a pooler "
+        "with tanh; export without --as bert, or with --onnx",
+    )
+    beside = {} if has_head else head
+    if kind == "SequenceClassification" and architecture is ELECTRA:
+        head = expand_classifier(head["dense.weight"], head["dense.bias"])
+    return config, architecture.to_theirs(outgoing.network.encoders[0], head, kind), beside
+
+
+def write_network(folder: Path, outgoing: Outgoing, form: Form = "huggingface") -> dict[str, Any]:
+    """Write config.json and the weights into an existing folder, and return config.json."""
+    config, tensors, beside = convert(outgoing, form)
     write_json(folder / "config.json", config)
     write_tensors(folder / "model.safetensors", tensors)
     if beside:
-        name = DISCRIMINATOR_FILE if model.kind == "PreTraining" else HEAD_FILE
+        name = DISCRIMINATOR_FILE if outgoing.kind == "PreTraining" else HEAD_FILE
         write_tensors(folder / name, beside)
-    if similarity:
-        write_pooling(folder, model.sizes.hidden_size, model.length, similarity)
-    (architecture,) = config["architectures"]
-    agreements = []
-    if onnx or int8_text:
-        agreements = write_onnx(folder, model.graph, model.tokenizer, int8_text)
-        write_hashes(folder / "onnx", source=model.source, electra=__version__)
-    write_text(
-        folder / "README.md", write_card(card, architecture, model.length, similarity, agreements)
-    )
-    write_hashes(folder, source=model.source, electra=__version__, commit=find_commit())
-    return architecture
+    return config
 
 
-def write_plain(folder: Path, model: Model, max_length: int = MODEL_MAX_LENGTH) -> None:
+def write_plain(folder: Path, outgoing: Outgoing, max_length: int = MODEL_MAX_LENGTH) -> None:
     """Write a network into an existing folder, without a card."""
-    has_segments = model.sizes.architecture == "electra"
-    model.tokenizer.write(folder, max_length=max_length, has_segments=has_segments)
-    if model.head.beside:
-        write_tensors(folder / DISCRIMINATOR_FILE, model.head.beside)
-    write_model(folder, model.source, *convert(model))
+    write_network(folder, outgoing)
+    _write_tokenizer(folder, outgoing, max_length)
+    _sign(folder, outgoing.source)
 
 
-def write_model(
-    folder: Path, source: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
-) -> None:
-    """Write config.json, model.safetensors and electra.json into a folder with a tokenizer."""
-    write_json(folder / "config.json", config)
-    write_tensors(folder / "model.safetensors", tensors)
+def _write_tokenizer(folder: Path, outgoing: Outgoing, max_length: int) -> None:
+    has_segments = "token_type_ids" in list_inputs(outgoing.network.sizes, outgoing.module)
+    outgoing.tokenizer.write(folder, max_length=max_length, has_segments=has_segments)
+
+
+def _sign(folder: Path, source: str) -> None:
     write_hashes(folder, source=source, electra=__version__, commit=find_commit())

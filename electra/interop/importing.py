@@ -1,13 +1,14 @@
 """Other people's weights as Hugging Face folders of ELECTRA or ModernBERT, which every verb reads.
 
-Read are TensorFlow checkpoints of google-research/electra (tensorbundle.py), and Hugging Face
-folders of ELECTRA, BERT and ModernBERT: safetensors, whole or in parts, or pytorch_model.bin, of
-which only tensors are read. Names are turned into those of transformers' ELECTRA classes; those of
-ModernBERT stay.
+Read are TensorFlow checkpoints of google-research/electra (tensorflow.py), and Hugging Face folders
+of ELECTRA, BERT and ModernBERT: safetensors, whole or in parts, or pytorch_model.bin, of which only
+tensors are read. BERT's pooler and its next-sentence head have no place here and are left over.
 
-BERT's encoder is ELECTRA's with embeddings as wide as the hidden states, and its masked language
-model is a generator, as ModernBERT's is. Its pooler and its next-sentence head have no place here
-and are left over.
+More tokens and longer rows can be made. New rows of the embeddings and of the generator's output
+bias are the means of the pieces that a new token replaces, so that a text in new tokens means at
+first about what it meant in old ones (Hewitt 2021, "Initializing new word embeddings", uses the
+mean of all tokens). New positions repeat the old ones (as in Longformer: Beltagy et al. 2020,
+section 5) or lie between them; rotary ones turn more slowly.
 """
 
 import dataclasses
@@ -18,49 +19,22 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from electra.checkpoints.checkpoint import read_tensors
-from electra.checkpoints.folder import Pretrained, SavedNetwork, tensors_below
-from electra.checkpoints.names import (
-    DISCRIMINATOR_FILE,
-    DISCRIMINATOR_HEAD,
-    GENERATOR_HEAD,
-    config_from_huggingface,
-    encoder_from_huggingface,
-    encoder_to_huggingface,
-    encoder_to_modernbert,
-    head_from_huggingface,
-    head_to_huggingface,
-    masked_lm_from_modernbert,
-    network_head,
-    read_discriminator,
-)
+from electra.checkpoints.checkpoint import Weights, read_tensors
+from electra.checkpoints.folder import SavedNetwork, below, find_networks
+from electra.checkpoints.names import ARCHITECTURES, DISCRIMINATOR_FILE, ELECTRA, Architecture
 from electra.config import EncoderConfig
 from electra.errors import UserError, require
 from electra.files import new_folder, read_object
 from electra.interop.export import describe, write_plain
-from electra.interop.extend import (
-    POSITIONS,
-    TOKENS,
-    PositionRows,
-    extend_positions,
-    extend_vocabulary,
-    find_pieces,
-    rescale_rotary,
-)
 from electra.interop.tensorflow import find_bundle, read_bundle
 from electra.tokenizing.tokenizer import MODEL_MAX_LENGTH, Tokenizer
 
 HEAD_SIZE = 64
 """Width of an attention head in all models of google-research/electra; their checkpoints do not
 say it."""
-_FROM_BERT = {
-    "bert.": "electra.",
-    "cls.predictions.transform.": "generator_predictions.",
-    "cls.predictions.bias": "generator_lm_head.bias",
-}
-"""Beginnings of BERT's names, and what takes their place."""
 _FROM_TENSORFLOW = {
     "bert/": "electra/",
     "generator/": "electra/",
@@ -69,6 +43,17 @@ _FROM_TENSORFLOW = {
     "cls/predictions/output_bias": "generator_predictions/output_bias",
 }
 """Beginnings of TensorFlow's names, in models of ELECTRA and BERT, and what takes their place."""
+GENERATOR, JUDGE = "generator:", "discriminator:"
+"""Before the names of a generator that shares its checkpoint with a discriminator, and of a
+discriminator's head in a file of its own."""
+TOKENS = "embeddings.tokens.weight"
+POSITIONS = "embeddings.positions.weight"
+OUTPUT_BIAS = "bias"
+"""Names in `Encoder` and `GeneratorHead`."""
+
+PositionRows = Literal["interpolate", "repeat"]
+"""interpolate: a row of old length takes as many steps through the old positions as the new length
+has. repeat: the old positions one after the other, again and again."""
 
 
 class Imported(NamedTuple):
@@ -114,11 +99,10 @@ def import_model(
     words = Tokenizer.load(tokenizer or folder)
     extended = Tokenizer.load(extend) if extend else words
     pieces = find_pieces(words, extended) if extend else None
-    networks: dict[str, _Network] = {}
-    left: list[str] = []
+    networks: dict[str, SavedNetwork] = {}
+    origins: dict[str, Path] = {}
     for path, found in sources.items():
-        unused = dict(found.names)
-        for role, network in _split(path, found).items():
+        for role, network in _find_roles(path, found).items():
             if generator and (role == "generator") != (path is generator):
                 continue
             require(
@@ -127,58 +111,60 @@ def import_model(
                 f"{words.vocab_size:,} tokens; name the right one by --tokenizer",
             )
             if pieces:
-                encoder = extend_vocabulary(network.encoder, pieces)
-                network = network.grow(encoder, extend_vocabulary(network.head, pieces))
-            if positions and POSITIONS in network.encoder:
-                encoder = extend_positions(network.encoder, positions, position_rows)
-                network = network.grow(encoder, network.head)
-            elif positions:
-                longer = rescale_rotary(network.sizes, positions, position_rows)
-                network = network._replace(sizes=longer)
-            networks[role] = network
-            unused = {name: each for name, each in unused.items() if name not in network.used}
-        left += [*unused.values(), *found.others]
+                network = _extend_vocabulary(network, pieces)
+            if positions:
+                network = _extend_positions(network, positions, position_rows)
+            networks[role], origins[role] = network, path
     total = sum(len(found.tensors) + len(found.others) for found in sources.values())
     require(bool(networks), f"{source}: 0 of {total} tensors can be used: no encoder of ELECTRA")
     with new_folder(out) as written:
         for role, network in networks.items():
-            place = written
-            if role == "generator":
-                place = written / "generator"
-                place.mkdir()
-            origin = str(generator if generator and role == "generator" else source)
+            place = written / ("generator" if role == "generator" else "")
+            place.mkdir(exist_ok=True)
             longest = network.sizes.max_position_embeddings
-            facts = extended, longest, origin
-            model = describe(network.as_saved(role, extended), *facts)
-            write_plain(place, model, positions or MODEL_MAX_LENGTH)
+            outgoing = describe(network, extended, longest, str(origins[role]))
+            write_plain(place, outgoing, positions or MODEL_MAX_LENGTH)
+    left = [
+        each
+        for found in sources.values()
+        for each in [*(found.names[n] for n in found.names if n not in found.used), *found.others]
+    ]
     sizes = {role: network.sizes for role, network in networks.items()}
     num_new = extended.vocab_size - words.vocab_size
     return Imported(sizes, total - len(left), total, left, num_new)
 
 
 class _Source(NamedTuple):
+    """The weights of a source."""
+
+    architecture: Architecture
     tensors: dict[str, Tensor]
-    """Under the names of transformers' ELECTRA or ModernBERT classes; those of a generator that
-    shares its checkpoint with a discriminator begin with "generator:", and those of a discriminator
-    beside ModernBERT with "discriminator:"."""
+    """Under the names of the architecture; those of another network begin with GENERATOR, JUDGE."""
     names: dict[str, str]
     """Their names in the source."""
     others: list[str]
     """Names of what is no weight."""
     config: dict[str, Any] | None
     """Contents of config.json; None: there is none."""
+    used: set[str]
+    """Names of the tensors that were read."""
+
+    def read(self, name: str) -> Tensor:
+        """Return a tensor, and note that it was used."""
+        self.used.add(name)
+        return self.tensors[name]
 
 
 def _read(path: Path) -> _Source:
     base = find_bundle(path)
     if base:
         theirs, others = read_bundle(base)
-        pairs = {name: _from_tensorflow(name) for name in theirs}
+        names = {_from_tensorflow(name): name for name in theirs}
         tensors = {
             ours: theirs[name].T.contiguous() if name.endswith("/kernel") else theirs[name]
-            for name, ours in pairs.items()
+            for ours, name in names.items()
         }
-        return _Source(tensors, {ours: name for name, ours in pairs.items()}, others, None)
+        return _Source(ELECTRA, tensors, names, others, None, set())
     config = path / "config.json"
     require(
         config.is_file(),
@@ -188,28 +174,22 @@ def _read(path: Path) -> _Source:
     values = read_object(config)
     kind = values.get("model_type")
     require(
-        kind in ("electra", "bert", "modernbert"),
+        kind in ARCHITECTURES,
         f"{config}: model_type must be electra, bert or modernbert, not {kind!r}",
     )
-    theirs = _read_weights(path)
-    rename = _from_modernbert if kind == "modernbert" else _from_huggingface
-    pairs = {name: rename(name) for name in theirs}
-    if kind == "modernbert":
-        judge = read_discriminator(path) or {}
-        theirs |= {f"{DISCRIMINATOR_FILE}: {name}": each for name, each in judge.items()}
-        pairs |= {f"{DISCRIMINATOR_FILE}: {name}": f"discriminator:{name}" for name in judge}
-    if kind == "bert":
-        values = {**values, "model_type": "electra", "embedding_size": values.get("hidden_size")}
-    floats = {
-        ours: theirs[name].float()
-        for name, ours in pairs.items()
-        if theirs[name].is_floating_point()
-    }
-    others = [name for name in theirs if not theirs[name].is_floating_point()]
-    return _Source(floats, {ours: name for name, ours in pairs.items()}, others, values)
+    weights = dict(_read_weights(path))
+    names = {_from_huggingface(name): name for name in weights}
+    if (path / DISCRIMINATOR_FILE).is_file():
+        for name, each in read_tensors(path / DISCRIMINATOR_FILE).items():
+            names[JUDGE + name] = f"{DISCRIMINATOR_FILE}: {name}"
+            weights[names[JUDGE + name]] = each
+    others = [name for name, each in weights.items() if not each.is_floating_point()]
+    names = {ours: name for ours, name in names.items() if name not in others}
+    tensors = {ours: weights[name].float() for ours, name in names.items()}
+    return _Source(ARCHITECTURES[str(kind)], tensors, names, others, values, set())
 
 
-def _read_weights(folder: Path) -> dict[str, Tensor]:
+def _read_weights(folder: Path) -> Mapping[str, Tensor]:
     """Return the tensors of a Hugging Face folder under the names there."""
     index = folder / "model.safetensors.index.json"
     if (folder / "model.safetensors").is_file():
@@ -220,7 +200,7 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
         assert isinstance(places, dict)
         tensors: dict[str, Tensor] = {}
         for part in sorted({Path(str(name)).name for name in places.values()}):
-            tensors |= read_tensors(folder / part)
+            tensors.update(read_tensors(folder / part))
         lacking = sorted(set(places) - set(tensors))
         require(
             not lacking, f"{folder} lacks {len(lacking)} tensors of its index, as {lacking[:1]}"
@@ -240,7 +220,7 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
         isinstance(loaded, Mapping) and all(isinstance(each, Tensor) for each in loaded.values()),
         f"{path} does not hold tensors by name",
     )
-    return dict(loaded)
+    return loaded
 
 
 def _from_tensorflow(name: str) -> str:
@@ -259,105 +239,46 @@ def _from_tensorflow(name: str) -> str:
 
 
 def _from_huggingface(name: str) -> str:
-    """Return the name of a tensor of ELECTRA or BERT as transformers' ELECTRA classes have it."""
-    if name.startswith(("embeddings", "encoder.")):  # of a model without a head
-        name = f"electra.{name}"
-    for theirs, ours in _FROM_BERT.items():
-        if name.startswith(theirs):
-            name = ours + name.removeprefix(theirs)
+    """Return a tensor's name without what older versions of transformers wrote."""
     name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)
     return re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name)
 
 
-def _from_modernbert(name: str) -> str:
-    """Return the name of a tensor as transformers' ModernBERT classes with a head have it."""
-    is_bare = name.startswith(("embeddings.", "layers.", "final_norm."))
-    return f"model.{name}" if is_bare else name
-
-
-class _Network(NamedTuple):
-    sizes: EncoderConfig
-    encoder: dict[str, Tensor]
-    """Parameters of the encoder, under our names."""
-    head: dict[str, Tensor]
-    """Those of its head; empty: there is none."""
-    used: set[str]
-    """Their names in the source's `tensors`."""
-
-    def grow(self, encoder: dict[str, Tensor], head: dict[str, Tensor]) -> "_Network":
-        """Return the network with more tokens or positions."""
-        sizes = dataclasses.replace(self.sizes, vocab_size=len(encoder[TOKENS]))
-        if POSITIONS in encoder:
-            sizes = dataclasses.replace(sizes, max_position_embeddings=len(encoder[POSITIONS]))
-        return _Network(sizes, encoder, head, self.used)
-
-    def as_saved(self, role: str, tokenizer: Tokenizer) -> SavedNetwork | Pretrained:
-        """Return the network as it would be read from a folder."""
-        if role == "encoder":
-            longest = self.sizes.max_position_embeddings
-            return Pretrained(self.sizes, tokenizer, self.encoder, longest, "")
-        predicts: Literal["tokens", "replaced"] = "tokens" if role == "generator" else "replaced"
-        return SavedNetwork(predicts, self.sizes, (self.encoder,), self.head)
-
-
-def _split(path: Path, found: _Source) -> dict[str, _Network]:
-    """Return the networks in a source by role."""
-    if found.config is not None and found.config.get("model_type") == "modernbert":
-        return _split_modernbert(path, found)
-    own = {name: each for name, each in found.tensors.items() if not name.startswith("generator:")}
-    theirs = {
-        name.removeprefix("generator:"): each
-        for name, each in found.tensors.items()
-        if name.startswith("generator:")
-    }
-    masked_lm = head_from_huggingface(found.tensors, GENERATOR_HEAD)
-    judge = head_from_huggingface(found.tensors, DISCRIMINATOR_HEAD)
-    parts: dict[str, tuple[dict[str, Tensor], dict[str, Tensor], Mapping[str, str]]] = {}
-    if not (masked_lm and not theirs and _is_generator(found)):
-        parts["discriminator" if judge else "encoder"] = own, judge or {}, DISCRIMINATOR_HEAD
-    if masked_lm:
-        # Embeddings that a checkpoint does not hold twice are shared.
-        embeddings = {n: each for n, each in own.items() if n.startswith("electra.embeddings.")}
-        parts["generator"] = (embeddings | theirs) if theirs else own, masked_lm, GENERATOR_HEAD
-    networks = {}
-    for role, (tensors, head, names) in parts.items():
-        try:
-            sizes = _read_sizes(tensors, found.config)
-            encoder = encoder_from_huggingface(tensors, sizes.num_hidden_layers)
-        except UserError as error:
-            raise UserError(f"{path}, {role}: {error}") from None
-        used = {*encoder_to_huggingface(encoder), *head_to_huggingface(head, names)}
-        used |= {f"generator:{name}" for name in used} if role == "generator" else set()
-        networks[role] = _Network(sizes, encoder, head, used)
-    return networks
-
-
-def _split_modernbert(path: Path, found: _Source) -> dict[str, _Network]:
-    """Return the networks in a folder of ModernBERT by role."""
+def _find_roles(path: Path, found: _Source) -> dict[str, SavedNetwork]:
+    """Return the networks in a source by role: discriminator, encoder without a head, generator."""
+    inner = below(GENERATOR, Weights(found.tensors, found.read))
+    own = Weights([name for name in found.tensors if ":" not in name], found.read)
+    judge = below(JUDGE, Weights(found.tensors, found.read))
+    architecture = found.architecture
     try:
-        sizes = config_from_huggingface(found.config or {})
-        encoder = encoder_from_huggingface(found.tensors, sizes.num_hidden_layers)
+        networks = find_networks(architecture, _read_sizes(own, found.config), own, judge)
+        if inner:  # embeddings that a checkpoint does not hold twice are shared
+            shared = [name for name in own if not name.startswith("electra.encoder.")]
+            parts = {**dict.fromkeys(shared, own), **dict.fromkeys(inner, inner)}
+            both = Weights(parts, lambda name: parts[name][name])
+            sizes = _read_sizes(both, found.config)
+            networks["tokens"] = find_networks(architecture, sizes, both)["tokens"]
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
-    theirs = {*encoder_to_modernbert(encoder, "model.")}
-    masked_lm = masked_lm_from_modernbert(found.tensors)
-    judge = tensors_below("discriminator:", found.tensors)
-    used = theirs | {f"discriminator:{name}" for name in judge}
-    networks = {"discriminator" if judge else "encoder": _Network(sizes, encoder, judge, used)}
-    if masked_lm:
-        used = theirs | {*network_head("tokens", masked_lm).tensors}
-        networks["generator"] = _Network(sizes, encoder, masked_lm, used)
-    return networks
-
-
-def _is_generator(found: _Source) -> bool:
-    """Return whether a masked language model is an ELECTRA generator; BERT's is an encoder, too."""
-    return not any(name.startswith(("cls.", "cls/")) for name in found.names.values())
+    # BERT's masked language model, and ModernBERT's, is an encoder as well.
+    is_generator = architecture is ELECTRA and not any(
+        name.startswith("cls/") for name in found.names.values()
+    )
+    roles = {}
+    if "replaced" in networks:
+        roles["discriminator"] = networks["replaced"]
+    elif inner or "tokens" not in networks or not is_generator:
+        sizes = _read_sizes(own, found.config)
+        roles["encoder"] = SavedNetwork("", sizes, (architecture.read_encoder(own, sizes),))
+    if "tokens" in networks:
+        roles["generator"] = networks["tokens"]
+    return roles
 
 
 def _read_sizes(tensors: Mapping[str, Tensor], config: Mapping[str, Any] | None) -> EncoderConfig:
+    """Return an encoder's sizes, from config.json or else from the shapes of ELECTRA's tensors."""
     if config is not None:
-        return config_from_huggingface(config)
+        return ARCHITECTURES[config["model_type"]].read_config(config)
     layers = {
         int(name.split(".")[3]) for name in tensors if name.startswith("electra.encoder.layer.")
     }
@@ -383,3 +304,87 @@ def _read_sizes(tensors: Mapping[str, Tensor], config: Mapping[str, Any] | None)
         max_position_embeddings=shape("electra.embeddings.position_embeddings.weight")[0],
         type_vocab_size=shape("electra.embeddings.token_type_embeddings.weight")[0],
     )
+
+
+def find_pieces(old: Tokenizer, new: Tokenizer) -> list[list[int]]:
+    """Return the old ids whose mean each new token begins with, in the order of the new ids.
+
+    An old token has its own id. A new one has those of the pieces that stood in its place
+    (`Tokenizer.spell`).
+
+    Raises:
+        UserError: The new vocabulary lacks an old token, is of another kind, or normalises text in
+            another way.
+    """
+    for name in ("kind", "lowercase", "strip_accents"):
+        ours, theirs = getattr(old, name), getattr(new, name)
+        require(
+            ours == theirs,
+            f"the extended tokenizer has {name} {theirs}, the model's {ours}: a text would have "
+            "other tokens in both",
+        )
+    lacking = sorted({*old.tokens_by_id} - {*new.tokens_by_id})
+    require(
+        not lacking,
+        f"the extended tokenizer lacks {len(lacking):,} tokens of the model's, as {lacking[:1]}; "
+        "`electra tokenizer --extend` keeps all of them",
+    )
+    ids = {token: index for index, token in enumerate(old.tokens_by_id)}
+    return [[ids[token]] if token in ids else old.spell(token) for token in new.tokens_by_id]
+
+
+def _extend_vocabulary(network: SavedNetwork, pieces: list[list[int]]) -> SavedNetwork:
+    """Return a network with a row for each token: the mean of its pieces, from `find_pieces`."""
+
+    def extend(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        extended = dict(tensors)
+        for name in {TOKENS, OUTPUT_BIAS} & tensors.keys():
+            old = tensors[name]
+            rows = [old[each[0]] if len(each) == 1 else old[each].mean(dim=0) for each in pieces]
+            extended[name] = torch.stack(rows)
+        return extended
+
+    return SavedNetwork(
+        network.predicts,
+        dataclasses.replace(network.sizes, vocab_size=len(pieces)),
+        (extend(network.encoders[0]),),
+        extend(network.head),
+    )
+
+
+def _extend_positions(network: SavedNetwork, number: int, how: PositionRows) -> SavedNetwork:
+    """Return a network that reads longer rows.
+
+    Rotary positions turn more slowly. The base of the global layers grows with the length to the
+    power d / (d - 2), where d is the width of a head: the slowest pair of dimensions then turns as
+    far over the longest row as before, and the fastest one as far over one token. Windows and base
+    of local layers stay.
+
+    Raises:
+        UserError: There are more positions already, or rotary ones were to be repeated.
+
+    Source: "NTK-aware" interpolation, section 3.1 of Peng et al. 2023 (YaRN).
+    """
+    sizes, tensors = network.sizes, dict(network.encoders[0])
+    most = sizes.max_position_embeddings
+    is_learned = POSITIONS in tensors
+    require(
+        is_learned or how == "interpolate",
+        f"--position-rows {how} is for learned positions; rotary ones are rescaled: leave it out",
+    )
+    require(
+        number >= most,
+        f"--positions {number} is less than the {most} of the model; more can be made, not fewer",
+    )
+    longer = dataclasses.replace(sizes, max_position_embeddings=number)
+    if is_learned:
+        old = tensors[POSITIONS]
+        if how == "repeat":
+            rows = old[torch.arange(number) % len(old)]
+        else:
+            rows = F.interpolate(old.T[None], number, mode="linear", align_corners=True)[0].T
+        tensors[POSITIONS] = rows.contiguous()
+    else:
+        factor = (number / most) ** (sizes.head_size / (sizes.head_size - 2))
+        longer = dataclasses.replace(longer, global_rope_theta=sizes.global_rope_theta * factor)
+    return dataclasses.replace(network, sizes=longer, encoders=(tensors,))

@@ -1,14 +1,14 @@
-"""A network as one function of its inputs: encoder and head, what an ONNX file holds.
+"""ONNX: a network, encoder and head, as one function of its inputs; written, and compared.
 
 Shape suffixes: B rows of the batch, C choices of a row, L positions, H hidden size.
 """
 
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,23 +16,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from electra.checkpoints.checkpoint import load_parameters
+from electra.checkpoints.names import Kind
 from electra.config import EncoderConfig
 from electra.errors import import_extra, require
+from electra.model.batch import pad_rows
 from electra.model.encoder import Encoder
 from electra.model.heads import ClassifierHead, GeneratorHead, PairHead, SpanHead
 from electra.tokenizing.tokenizer import Tokenizer
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-Kind = Literal[
-    "",
-    "PreTraining",
-    "MaskedLM",
-    "SequenceClassification",
-    "TokenClassification",
-    "QuestionAnswering",
-    "MultipleChoice",
-]
-"""What a network answers, as the names of transformers' classes end; empty: hidden states."""
 
 
 def list_inputs(sizes: EncoderConfig, head: nn.Module | None) -> tuple[str, ...]:
@@ -68,6 +60,16 @@ class Graph(nn.Module):
         self.is_pair = isinstance(head, PairHead)
         self.inputs = list_inputs(sizes, head)
         self.eval().requires_grad_(False)
+
+    @property
+    def is_per_token(self) -> bool:
+        """Whether there is an output at every token."""
+        return self.kind not in ("SequenceClassification", "MultipleChoice")
+
+    @property
+    def longest(self) -> int:
+        """Longest row of a comparison, tokens."""
+        return min(self.encoder.config.max_position_embeddings, MAX_LENGTH)
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -123,6 +125,12 @@ TEXT_ROWS = 16
 TEXT_LENGTH = 128
 
 
+LOW = -1e30
+"""Stands for minus infinity, whose difference from itself is no number."""
+Rows = tuple[Tensor, Tensor, Tensor]
+"""Inputs of a graph: ids, mask and segments, int64."""
+
+
 class Agreement(NamedTuple):
     """How well a file agrees with the network in torch; for the card."""
 
@@ -132,10 +140,7 @@ class Agreement(NamedTuple):
 
 
 def write_onnx(
-    folder: Path,
-    graph: Graph,
-    tokenizer: Tokenizer,
-    text: Sequence[str] = (),
+    folder: Path, graph: Graph, tokenizer: Tokenizer, text: Sequence[str] = ()
 ) -> list[Agreement]:
     """Write onnx/model.onnx, and onnx/model_int8.onnx if a text is given, into a folder.
 
@@ -159,12 +164,8 @@ def write_onnx(
         f"{path.name} differs by up to {difference:.1e} from the network in torch; it must be "
         f"{TOLERANCE:.0e} at most",
     )
-    facts = {
-        "difference": difference,
-        "longest": _longest(graph),
-        "inputs": graph.inputs,
-        "outputs": graph.outputs,
-    }
+    facts: dict[str, Any] = {"difference": difference, "longest": graph.longest}
+    facts |= {"inputs": graph.inputs, "outputs": graph.outputs}
     found = [Agreement("onnx/model.onnx", facts)]
     if text:
         path = path.with_name("model_int8.onnx")
@@ -182,39 +183,11 @@ def write_onnx(
 
 
 def compare_shapes(path: Path, graph: Graph) -> float:
-    """Return the greatest difference from the network, over NUM_SHAPES shapes with padding.
-
-    Their lengths go from the shortest row to the longest one, or to MAX_LENGTH.
-    """
-    session, rng = open_session(path), torch.Generator().manual_seed(0)
-    sizes, worst = graph.encoder.config, np.float32(0)
-    shortest, longest = 2 if graph.is_pair else 1, _longest(graph)
-    for number in range(NUM_SHAPES):
-        length = round(shortest * (longest / shortest) ** (number / (NUM_SHAPES - 1)))
-        shape: tuple[int, ...] = (1 + number % 5, length)
-        if graph.kind == "MultipleChoice":
-            shape = (1 + number % 3, 1 + number % 4, length)
-        ids = torch.randint(sizes.vocab_size, shape, generator=rng)
-        ends = torch.full(shape[:-1], length)
-        if number % 2:  # rows that end early
-            ends = torch.randint(shortest, length + 1, shape[:-1], generator=rng)
-        place = torch.arange(length)
-        mask = (place < ends[..., None]).long()
-        types = torch.randint(sizes.type_vocab_size, shape, generator=rng)
-        if graph.is_pair:  # both texts have tokens
-            starts = 1 + (torch.rand(shape[:-1], generator=rng) * (ends - 1)).long()
-            types = (place >= starts[..., None]) * mask
-        rows = ids, mask, types
-        for ours, theirs in zip(_run(graph, rows), _run_onnx(session, rows), strict=True):
-            difference = np.abs(ours - theirs)
-            if _is_per_token(graph):
-                difference = difference[mask.numpy().astype(bool)]
-            worst = np.maximum(worst, difference.max())
+    """Return the greatest difference from the network, over NUM_SHAPES shapes with padding."""
+    worst = np.float32(0)
+    for ours, theirs in _run_both(path, graph, _draw_rows(graph)):
+        worst = np.maximum(worst, np.abs(ours - theirs).max())
     return float(worst)
-
-
-def _longest(graph: Graph) -> int:
-    return min(graph.encoder.config.max_position_embeddings, MAX_LENGTH)
 
 
 def compare_text(
@@ -231,36 +204,26 @@ def compare_text(
         "decisions", their number, "agreement", the share of equal ones, and of a discriminator
         "agreement_ranked" and "suspected", the share that the network suspects.
     """
-    session = open_session(path)
-    ours: list[np.ndarray] = []
-    theirs: list[np.ndarray] = []
-    for rows in _make_rows(graph, tokenizer, text):
-        counted = rows[1].numpy().astype(bool)
-        if graph.kind == "MaskedLM":
-            counted &= rows[0].numpy() == tokenizer.mask_id
-        for found, outputs in ((ours, _run(graph, rows)), (theirs, _run_onnx(session, rows))):
-            for values in outputs:
-                if graph.kind == "QuestionAnswering":
-                    found.append(np.where(counted, values, -np.inf).argmax(axis=-1))
-                elif _is_per_token(graph):
-                    found.append(_decide(graph, values[counted]))
-                else:
-                    found.append(_decide(graph, values))
-    a, b = np.concatenate(ours), np.concatenate(theirs)
+    is_choice = graph.kind not in ("", "PreTraining") and not graph.is_number
+    only = tokenizer.mask_id if graph.kind == "MaskedLM" else None
+    pairs = [
+        [each.argmax(axis=-1) if is_choice else each for each in pair]
+        for pair in _run_both(path, graph, _make_rows(graph, tokenizer, text), only)
+    ]
+    a, b = (np.concatenate(each) for each in zip(*pairs, strict=True))
     facts: dict[str, Any] = {"decisions": len(a)}
+    same = a == b
     if graph.kind == "PreTraining":
         threshold = np.quantile(a, 1 - SUSPECTED)
-        facts["agreement"] = float(((a > 0) == (b > 0)).mean())
+        same = (a > 0) == (b > 0)
         facts["agreement_ranked"] = float(((a > threshold) == (b > threshold)).mean())
         facts["suspected"] = float((a > 0).mean())
     elif not graph.kind:
         norms = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
-        facts["agreement"] = float(((a * b).sum(axis=-1) / norms >= COSINE).mean())
+        same = (a * b).sum(axis=-1) / norms >= COSINE
     elif graph.is_number:
-        facts["agreement"] = float((np.abs(a - b) <= NEAR * np.ptp(a)).mean())
-    else:
-        facts["agreement"] = float((a == b).mean())
-    return facts
+        same = np.abs(a - b) <= NEAR * np.ptp(a)
+    return facts | {"agreement": float(same.mean())}
 
 
 def open_session(path: Path, threads: int = 0) -> Any:
@@ -272,29 +235,53 @@ def open_session(path: Path, threads: int = 0) -> Any:
     return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
 
-def _decide(graph: Graph, values: np.ndarray) -> np.ndarray:
-    """Return decisions; where they need a threshold or are none, the values."""
-    is_choice = graph.kind not in ("", "PreTraining") and not graph.is_number
-    return values.argmax(axis=-1) if is_choice else values
-
-
-def _is_per_token(graph: Graph) -> bool:
-    return graph.kind not in ("SequenceClassification", "MultipleChoice")
-
-
-Rows = tuple[Tensor, Tensor, Tensor]
-
-
 @torch.inference_mode()
-def _run(graph: Graph, rows: Rows) -> list[np.ndarray]:
-    outputs = graph(*rows)
-    return [each.numpy() for each in (outputs if isinstance(outputs, tuple) else (outputs,))]
+def _run_both(
+    path: Path, graph: Graph, batches: Iterable[Rows], only: int | None = None
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield each output of the network and of the file for each batch, without padding.
 
-
-def _run_onnx(session: Any, rows: Rows) -> list[np.ndarray]:
+    Outputs at tokens stand in one row, at those with the id `only` if it is given; the logits of an
+    answer's start or end keep their place.
+    """
+    session = open_session(path)
     read = {each.name for each in session.get_inputs()}
-    pairs = zip(INPUTS, rows, strict=True)
-    return session.run(None, {name: each.numpy() for name, each in pairs if name in read})
+    for rows in batches:
+        named = zip(INPUTS, rows, strict=True)
+        theirs = session.run(None, {name: each.numpy() for name, each in named if name in read})
+        outputs = graph(*rows)
+        ours = outputs if isinstance(outputs, tuple) else (outputs,)
+        counted = rows[1].numpy().astype(bool)
+        if only is not None:
+            counted &= rows[0].numpy() == only
+        for pair in zip((each.numpy() for each in ours), theirs, strict=True):
+            if graph.kind == "QuestionAnswering":
+                pair = np.where(counted, pair[0], LOW), np.where(counted, pair[1], LOW)
+            elif graph.is_per_token:
+                pair = pair[0][counted], pair[1][counted]
+            yield pair
+
+
+def _draw_rows(graph: Graph) -> Iterator[Rows]:
+    """Yield random rows whose lengths go from the shortest to the longest; every other one ends."""
+    rng, sizes = torch.Generator().manual_seed(0), graph.encoder.config
+    shortest = 2 if graph.is_pair else 1
+    for number in range(NUM_SHAPES):
+        length = round(shortest * (graph.longest / shortest) ** (number / (NUM_SHAPES - 1)))
+        shape: tuple[int, ...] = (1 + number % 5, length)
+        if graph.kind == "MultipleChoice":
+            shape = (1 + number % 3, 1 + number % 4, length)
+        ids = torch.randint(sizes.vocab_size, shape, generator=rng)
+        ends = torch.full(shape[:-1], length)
+        if number % 2:  # rows that end early
+            ends = torch.randint(shortest, length + 1, shape[:-1], generator=rng)
+        place = torch.arange(length)
+        mask = (place < ends[..., None]).long()
+        types = torch.randint(sizes.type_vocab_size, shape, generator=rng)
+        if graph.is_pair:  # both texts have tokens
+            starts = 1 + (torch.rand(shape[:-1], generator=rng) * (ends - 1)).long()
+            types = (place >= starts[..., None]) * mask
+        yield ids, mask, types
 
 
 def _make_rows(graph: Graph, tokenizer: Tokenizer, text: Sequence[str]) -> Iterator[Rows]:
@@ -305,32 +292,27 @@ def _make_rows(graph: Graph, tokenizer: Tokenizer, text: Sequence[str]) -> Itera
     longest = min(TEXT_LENGTH, graph.encoder.config.max_position_embeddings) - 3
     is_pair = graph.is_pair or graph.kind in ("QuestionAnswering", "MultipleChoice")
     lines = [ids[: longest // 2 if is_pair else longest] for ids in tokenizer.encode_batch(text)]
-    items = []
-    for number, ids in enumerate(lines):
-        row = [tokenizer.cls_id, *ids, tokenizer.sep_id]
+    rows, types = [], []
+    for number, own in enumerate(lines):
+        row = [tokenizer.cls_id, *own, tokenizer.sep_id]
         if graph.kind == "MaskedLM":
             row[3:-1:7] = [tokenizer.mask_id] * len(row[3:-1:7])
         other = [*lines[(number + 1) % len(lines)], tokenizer.sep_id] if is_pair else []
-        items.append((row + other, [0] * len(row) + [1] * len(other)))
+        rows.append(row + other)
+        types.append([0] * len(row) + [1] * len(other))
     num_tokens = 0
-    for first in range(0, len(items), TEXT_ROWS):
-        batch = items[first : first + TEXT_ROWS]
+    for first in range(0, len(rows), TEXT_ROWS):
+        size = min(TEXT_ROWS, len(rows) - first)
         if graph.kind == "MultipleChoice":
-            batch = batch[: len(batch) // 4 * 4]
-        if not batch or num_tokens >= MAX_TOKENS:
+            size = size // 4 * 4
+        if not size or num_tokens >= MAX_TOKENS:
             return
-        num_tokens += sum(len(row) for row, _ in batch)
-        padded = [
-            nn.utils.rnn.pad_sequence([torch.tensor(each) for each in column], True, value)
-            for column, value in (
-                ([row for row, _ in batch], tokenizer.pad_id),
-                ([[1] * len(row) for row, _ in batch], 0),
-                ([types for _, types in batch], 0),
-            )
-        ]
-        if graph.kind == "MultipleChoice":
-            padded = [each.view(-1, 4, each.shape[-1]) for each in padded]
-        yield padded[0], padded[1], padded[2]
+        part = slice(first, first + size)
+        num_tokens += sum(map(len, rows[part]))
+        ids, mask, segments, _ = pad_rows(rows[part], tokenizer.pad_id, types[part])
+        assert mask is not None
+        shape = (-1, 4, ids.shape[1]) if graph.kind == "MultipleChoice" else ids.shape
+        yield ids.view(shape), mask.long().view(shape), segments.view(shape)
 
 
 def trace(path: Path, graph: Graph, tokenizer: Tokenizer) -> None:

@@ -5,14 +5,13 @@ The files have the fields that all versions of sentence-transformers and other s
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from torch import Tensor
 
-from electra.config import EncoderConfig
+from electra.checkpoints.folder import SavedNetwork
 from electra.errors import import_extra, require
 from electra.files import write_json
 
@@ -59,13 +58,12 @@ class Similarity(NamedTuple):
         )
 
 
-def cut_layers(
-    sizes: EncoderConfig, tensors: Mapping[str, Tensor], num_layers: int
-) -> tuple[EncoderConfig, dict[str, Tensor]]:
-    """Return sizes and parameters of the encoder's first layers."""
+def cut_layers(network: SavedNetwork, num_layers: int) -> SavedNetwork:
+    """Return the encoder's first layers, without a head."""
+    tensors, sizes = network.encoders[0], network.sizes
     above = tuple(f"layers.{layer}." for layer in range(num_layers, sizes.num_hidden_layers))
-    kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(above)}
-    return dataclasses.replace(sizes, num_hidden_layers=num_layers), kept
+    kept = {name: tensors[name] for name in tensors if not name.startswith(above)}
+    return SavedNetwork("", dataclasses.replace(sizes, num_hidden_layers=num_layers), (kept,))
 
 
 def write_pooling(folder: Path, size: int, length: int, similarity: Similarity) -> None:

@@ -12,6 +12,7 @@ core/protobuf/tensor_bundle.proto.
 
 import struct
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from electra.errors import UserError, require
+from electra.errors import UserError, import_extra, require
 
 FOOTER = 48
 """Bytes of the footer: two handles, filled up to 40 bytes, and the magic number."""
@@ -33,16 +34,13 @@ VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 
 
 class Entry(NamedTuple):
-    """Where a tensor lies."""
+    """Number of a tensor's dtype, its shape, and where its bytes lie in the data files."""
 
     dtype: int
-    """TensorFlow's number of the dtype."""
     shape: tuple[int, ...]
     shard: int
-    """Number of the data file."""
     offset: int
     size: int
-    """Bytes."""
     checksum: int
 
 
@@ -84,9 +82,11 @@ def read_bundle(base: Path) -> tuple[dict[str, Tensor], list[str]]:
             ELECTRA checkpoint has; or the package google-crc32c is not installed.
     """
     index = Path(f"{base}.index")
-    content = _read(index)
+    _checksum(b"")  # refused here without the package, not as a damaged file
     try:
-        entries, num_shards = _read_index(content)
+        entries, num_shards = _read_index(index.read_bytes())
+    except OSError as error:
+        raise UserError(f"cannot read {index}: {error.strerror}") from None
     except (ValueError, IndexError, struct.error) as error:
         raise UserError(f"{index} is damaged, or is no checkpoint: {error}") from None
     tensors, others = {}, []
@@ -95,136 +95,105 @@ def read_bundle(base: Path) -> tuple[dict[str, Tensor], list[str]]:
         if entry.dtype not in FLOATS or name.rpartition("/")[2] in ("adam_m", "adam_v"):
             others.append(name)
             continue
+        path = Path(f"{base}.data-{entry.shard:05}-of-{num_shards:05}")
         if entry.shard not in shards:
-            path = Path(f"{base}.data-{entry.shard:05}-of-{num_shards:05}")
             require(path.is_file(), f"{path} is missing: it holds tensors of {index.name}")
             shards[entry.shard] = np.memmap(path, mode="r")
         raw = shards[entry.shard][entry.offset : entry.offset + entry.size].tobytes()
         dtype = FLOATS[entry.dtype]
+        num_bytes = dtype.itemsize * int(np.prod(entry.shape, dtype=np.int64))
         require(
-            len(raw) == entry.size == dtype.itemsize * int(np.prod(entry.shape, dtype=np.int64))
-            and _mask(_checksum(raw)) == entry.checksum,
-            f"{base}.data-{entry.shard:05}-of-{num_shards:05}: {name} is damaged",
+            len(raw) == entry.size == num_bytes and _checksum(raw) == entry.checksum,
+            f"{path}: {name} is damaged",
         )
         values = np.frombuffer(raw, dtype).reshape(entry.shape).astype(np.float32)
         tensors[name] = torch.from_numpy(values)
     return tensors, others
 
 
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
-
-
 def _checksum(content: bytes) -> int:
-    try:
-        import google_crc32c
-    except ImportError:
-        raise UserError(
-            "reading a TensorFlow checkpoint needs google-crc32c: pip install 'electra[tensorflow]'"
-        ) from None
-    return int(google_crc32c.value(content))
-
-
-def _mask(checksum: int) -> int:
-    """Return a checksum as files hold it."""
-    return ((checksum >> 15 | checksum << 17) + 0xA282EAD8) & 0xFFFFFFFF
+    """Return the CRC-32C of some bytes as files hold it: rotated, and a constant added."""
+    crc32c = import_extra("google_crc32c", "tensorflow", "reading a TensorFlow checkpoint")
+    value = int(crc32c.value(content))
+    return ((value >> 15 | value << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def _read_index(content: bytes) -> tuple[dict[str, Entry], int]:
     """Return the entry of each tensor, and the number of data files."""
     footer = content[-FOOTER:]
-    _expect(len(footer) == FOOTER, "the file is too short")
-    _expect(struct.unpack("<Q", footer[40:])[0] == MAGIC, "the magic number is wrong")
-    place = _skip_handle(footer, 0)
+    require(len(footer) == FOOTER, "the file is too short")
+    require(struct.unpack("<Q", footer[40:])[0] == MAGIC, "the magic number is wrong")
+    handles = BytesIO(footer)
+    _read_varint(handles), _read_varint(handles)  # where a block of TensorFlow's own lies
     entries: dict[str, Entry] = {}
     num_shards = 0
-    for _, handle in _read_block(content, footer, place):
-        for key, value in _read_block(content, handle, 0):
+    for _, handle in _read_block(content, handles):
+        for key, value in _read_block(content, BytesIO(handle)):
             if key:
                 entries[key.decode("utf-8")] = _read_entry(value)
                 continue
             header = _read_message(value)
-            _expect(header.get(2, [0])[0] == 0, "the numbers are big-endian")
+            require(header.get(2, [0])[0] == 0, "the numbers are big-endian")
             num_shards = header.get(1, [0])[0]
-    _expect(num_shards > 0, "the header is missing")
+    require(num_shards > 0, "the header is missing")
     return entries, num_shards
 
 
-def _read_block(content: bytes, handle: bytes, place: int) -> Iterator[tuple[bytes, bytes]]:
+def _read_block(content: bytes, handle: BytesIO) -> Iterator[tuple[bytes, bytes]]:
     """Yield key and value of each entry of the block to which a handle points."""
-    offset, place = _read_varint(handle, place)
-    size, _ = _read_varint(handle, place)
+    offset, size = _read_varint(handle), _read_varint(handle)
     block = content[offset : offset + size]
     trailer = content[offset + size : offset + size + TRAILER]
-    _expect(len(trailer) == TRAILER, "a block ends outside the file")
+    require(len(trailer) == TRAILER, "a block ends outside the file")
     compression, checksum = struct.unpack("<BI", trailer)
-    _expect(_mask(_checksum(block + trailer[:1])) == checksum, "a block has another checksum")
-    _expect(compression == 0, "a block is compressed, which TensorFlow does not do here")
-    _expect(len(block) >= 4, "a block is too short")
+    require(_checksum(block + trailer[:1]) == checksum, "a block has another checksum")
+    require(compression == 0, "a block is compressed, which TensorFlow does not do here")
+    require(len(block) >= 4, "a block is too short")
     (num_restarts,) = struct.unpack("<I", block[-4:])
     end = len(block) - 4 * (num_restarts + 1)
-    place, key = 0, b""
-    while place < end:
-        shared, place = _read_varint(block, place)
-        own, place = _read_varint(block, place)
-        length, place = _read_varint(block, place)
-        key = key[:shared] + block[place : place + own]
-        place += own
-        yield key, block[place : place + length]
-        place += length
-
-
-def _skip_handle(footer: bytes, place: int) -> int:
-    _, place = _read_varint(footer, place)
-    return _read_varint(footer, place)[1]
+    stream, key = BytesIO(block), b""
+    while stream.tell() < end:
+        shared, own, length = (_read_varint(stream) for _ in range(3))
+        key = key[:shared] + stream.read(own)
+        yield key, stream.read(length)
 
 
 def _read_entry(content: bytes) -> Entry:
     fields = _read_message(content)
-    _expect(7 not in fields, "a tensor is saved in slices")
+    require(7 not in fields, "a tensor is saved in slices")
     dims = _read_message(fields[2][0]).get(2, []) if 2 in fields else []
     shape = tuple(_read_message(dim).get(1, [0])[0] for dim in dims)
-    number = {field: fields.get(field, [0])[0] for field in (1, 3, 4, 5, 6)}
-    return Entry(number[1], shape, number[3], number[4], number[5], number[6])
+    dtype, shard, offset, size, checksum = (fields.get(n, [0])[0] for n in (1, 3, 4, 5, 6))
+    return Entry(dtype, shape, shard, offset, size, checksum)
 
 
 def _read_message(content: bytes) -> dict[int, list[Any]]:
     """Return the values of a protocol buffer by field number; nested messages as bytes."""
     fields: dict[int, list[Any]] = {}
-    place = 0
-    while place < len(content):
-        tag, place = _read_varint(content, place)
+    stream = BytesIO(content)
+    while stream.tell() < len(content):
+        tag = _read_varint(stream)
         value: Any
         if tag & 7 == VARINT:
-            value, place = _read_varint(content, place)
-        elif tag & 7 == BYTES:
-            length, place = _read_varint(content, place)
-            value, place = content[place : place + length], place + length
+            value = _read_varint(stream)
         else:
-            _expect(tag & 7 in (FIXED32, FIXED64), "an unknown wire type")
-            length = 4 if tag & 7 == FIXED32 else 8
-            value = int.from_bytes(content[place : place + length], "little")
-            place += length
-        _expect(place <= len(content), "a value ends outside its message")
+            sizes = {FIXED64: 8, FIXED32: 4}
+            require(tag & 7 in (BYTES, *sizes), "an unknown wire type")
+            length = sizes[tag & 7] if tag & 7 in sizes else _read_varint(stream)
+            value = stream.read(length)
+            require(len(value) == length, "a value ends outside its message")
+        if tag & 7 in (FIXED64, FIXED32):
+            value = int.from_bytes(value, "little")
         fields.setdefault(tag >> 3, []).append(value)
     return fields
 
 
-def _read_varint(content: bytes, place: int) -> tuple[int, int]:
-    """Return a number of seven bits a byte, and the place after it."""
+def _read_varint(stream: BytesIO) -> int:
+    """Return a number of seven bits a byte."""
     value = 0
     for shift in range(0, 70, 7):
-        byte = content[place]
-        place += 1
+        byte = stream.read(1)[0]
         value |= (byte & 127) << shift
         if byte < 128:
-            return value, place
-    raise ValueError("a number is too long")
-
-
-def _expect(holds: bool, message: str) -> None:
-    if not holds:
-        raise ValueError(message)
+            return value
+    raise UserError("a number is too long")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from electra.checkpoints.checkpoint import load_parameters, read_tensors, write_tensors
-from electra.checkpoints.folder import read_start
+from electra.checkpoints.folder import read_pretrained
 from electra.config import PretrainConfig
 from electra.errors import require
 from electra.method.masking import Counts, Draw, predict_masked
@@ -91,7 +91,7 @@ class DomainLosses:
         self.first = 0 if self.config.train.evaluate_with else self.config.second_stage
         self.corrupt_ids: dict[str, Tensor] = {}
         if self.batches and first_step >= self.first and self.path.exists():
-            self.corrupt_ids = read_tensors(self.path)
+            self.corrupt_ids = dict(read_tensors(self.path))
 
     def measure(self, done: int) -> dict[str, Any]:
         """Return the measures of each domain; names begin with new_ and old_.
@@ -168,7 +168,7 @@ class DomainLosses:
         if not train.evaluate_with:
             assert isinstance(self.model, ReplacedTokenDetection)
             return self.model.generator
-        start = read_start(Path(train.init_from))
+        start = read_pretrained(Path(train.init_from))
         saved, _ = read_masked_lm(train.evaluate_with, start, "train.evaluate_with")
         encoder = Encoder(saved.sizes, compute_dtype=self.machine.dtype)
         masked_lm = MaskedLM(encoder, GeneratorHead(saved.sizes))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from electra.checkpoints.checkpoint import load_parameters
-from electra.checkpoints.folder import SavedNetwork, Start, read_start
+from electra.checkpoints.folder import SavedModel, SavedNetwork, read_pretrained
 from electra.config import (
     NOT_SIZES,
     SIZES_OF_GENERATOR,
@@ -38,7 +38,7 @@ WARMUP_SHARE = 10
 
 
 def fit_to_start(
-    config: PretrainConfig, start: Start, given: Collection[str] = ()
+    config: PretrainConfig, start: SavedModel, given: Collection[str] = ()
 ) -> PretrainConfig:
     """Return the settings with the sizes of the model that the run begins with.
 
@@ -71,7 +71,9 @@ def fit_to_start(
     return dataclasses.replace(config, model=model, generator=generator, train=train)
 
 
-def _fit_encoder(config: PretrainConfig, start: Start, given: Collection[str]) -> EncoderConfig:
+def _fit_encoder(
+    config: PretrainConfig, start: SavedModel, given: Collection[str]
+) -> EncoderConfig:
     """Return the sizes of the encoder in train.init_from, with the dropout of the settings."""
     names = [field.name for field in dataclasses.fields(EncoderConfig)]
     sizes = {name: getattr(start.kept.sizes, name) for name in names if name not in NOT_SIZES}
@@ -86,7 +88,7 @@ def _fit_encoder(config: PretrainConfig, start: Start, given: Collection[str]) -
 
 
 def _fit_generator(
-    config: PretrainConfig, model: EncoderConfig, start: Start, given: Collection[str]
+    config: PretrainConfig, model: EncoderConfig, start: SavedModel, given: Collection[str]
 ) -> tuple[GeneratorConfig, Origin | None]:
     """Return the generator's settings for an encoder of these sizes, and its weights' origin."""
     generator, origin = config.generator, find_origin(config, start)
@@ -117,7 +119,7 @@ def _fit_generator(
     return generator, origin
 
 
-def require_vocabulary(start: Start, shards: Shards) -> None:
+def require_vocabulary(start: SavedModel, shards: Shards) -> None:
     """Refuse shards with another vocabulary than the model's, or embeddings not one for a token."""
     require(
         start.tokenizer.digest == shards.tokenizer.digest,
@@ -149,7 +151,7 @@ def size_generator(
     return generator
 
 
-def find_origin(config: PretrainConfig, start: Start) -> Origin | None:
+def find_origin(config: PretrainConfig, start: SavedModel) -> Origin | None:
     """Return where the generator's weights come from; None: no generator learns."""
     if config.method.objective == "mlm" or config.generator.kind != "network":
         return None
@@ -157,28 +159,30 @@ def find_origin(config: PretrainConfig, start: Start) -> Origin | None:
     if chosen != "auto":
         return chosen
     num_encoders = 2 if config.method.objective == "electric" else 1
-    has_one = start.generator is not None and len(start.generator.encoders) == num_encoders
+    generator = start.generator or start.masked_lm
+    has_one = generator is not None and len(generator.encoders) == num_encoders
     return "init_from" if has_one else "layers"
 
 
-def find_generator(config: PretrainConfig, start: Start) -> tuple[SavedNetwork, str]:
+def find_generator(config: PretrainConfig, start: SavedModel) -> tuple[SavedNetwork, str]:
     """Return the trained generator that the run begins with, and its folder."""
     if config.generator.start == "folder":
         return read_masked_lm(config.generator.start_folder, start, "generator.start_folder")
-    assert start.generator is not None
-    return start.generator, config.train.init_from
+    generator = start.generator or start.masked_lm
+    assert generator is not None
+    return generator, config.train.init_from
 
 
-def read_masked_lm(folder: str, start: Start, setting: str) -> tuple[SavedNetwork, str]:
+def read_masked_lm(folder: str, start: SavedModel, setting: str) -> tuple[SavedNetwork, str]:
     """Return the masked language model of another folder, of this vocabulary, and the folder."""
-    other = read_start(Path(folder))
-    if other.generator is None or len(other.generator.encoders) != 1:
+    other = read_pretrained(Path(folder))
+    if other.masked_lm is None:
         raise UserError(f"{setting} {folder} has no masked language model")
     require(
         other.tokenizer.digest == start.tokenizer.digest,
         f"{setting} {folder} has another vocabulary than {start.source}",
     )
-    return other.generator, folder
+    return other.masked_lm, folder
 
 
 def _require_shareable(
@@ -201,7 +205,7 @@ def _require_shareable(
     )
 
 
-def describe_parts(model: Objective, config: PretrainConfig, start: Start) -> dict[str, str]:
+def describe_parts(model: Objective, config: PretrainConfig, start: SavedModel) -> dict[str, str]:
     """Return the origin of the first weights of each network and each head, for manifests."""
     parts = {}
     for role, network in model.networks.items():
@@ -221,7 +225,7 @@ def describe_parts(model: Objective, config: PretrainConfig, start: Start) -> di
 
 @torch.no_grad()
 def load_start(
-    model: Objective, config: PretrainConfig, start: Start, frequencies_V: Tensor
+    model: Objective, config: PretrainConfig, start: SavedModel, frequencies_V: Tensor
 ) -> None:
     """Copy the weights that a continued run begins with into the objective.
 
@@ -250,7 +254,7 @@ def load_start(
                 load_parameters(encoder, start.kept.encoders[0])
 
 
-def describe_start(model: Objective, config: PretrainConfig, start: Start) -> dict[str, Any]:
+def describe_start(model: Objective, config: PretrainConfig, start: SavedModel) -> dict[str, Any]:
     """Return what manifest.json says of the weights that the run began with."""
     found: dict[str, Any] = {
         "folder": config.train.init_from,
@@ -259,6 +263,6 @@ def describe_start(model: Objective, config: PretrainConfig, start: Start) -> di
         "parts": describe_parts(model, config, start),
     }
     if config.generator.start == "folder":
-        other = read_start(Path(config.generator.start_folder))
+        other = read_pretrained(Path(config.generator.start_folder))
         found["generator"] = {"source": other.source, "sha256": other.sha256}
     return found

@@ -23,7 +23,7 @@ from electra.checkpoints.checkpoint import (
     read_state,
     set_damaged_aside,
 )
-from electra.checkpoints.folder import Start, read_run_config, read_start
+from electra.checkpoints.folder import SavedModel, read_pretrained, read_run_config
 from electra.checkpoints.manifest import LOCK, amend_session, begin_session
 from electra.config import PretrainConfig, longest_warmup, require_schedule
 from electra.errors import UserError, require
@@ -107,7 +107,7 @@ def pretrain(
         exists = f"{run} exists already and is no run folder; choose another --out"
         require(machine.rank > 0 or not run.exists(), exists)
         shards = open_shards(shards_folder, verify=machine.rank == 0)
-        start = read_start(Path(train.init_from)) if train.init_from else None
+        start = read_pretrained(Path(train.init_from)) if train.init_from else None
         if start:
             config = fit_to_start(config, start)
             require_vocabulary(start, shards)
@@ -195,7 +195,7 @@ def _resume(
         require_equal_shares(config, machine)
         start = None
         if begun_from and from_rank_0(not list_checkpoints(run)):
-            start = read_start(Path(config.train.init_from))
+            start = read_pretrained(Path(config.train.init_from))
             require(
                 start.sha256 == begun_from["sha256"],
                 f"train.init_from {config.train.init_from} does not hold the weights that {run} "
@@ -242,7 +242,7 @@ def _writing(run: Path) -> Iterator[None]:
 
 
 def _build(
-    config: PretrainConfig, shards: Shards, machine: Machine, run: Path, start: Start | None
+    config: PretrainConfig, shards: Shards, machine: Machine, run: Path, start: SavedModel | None
 ) -> Objective:
     """Return the initialised objective, on the device.
 

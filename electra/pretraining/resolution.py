@@ -62,10 +62,10 @@ def resolve(
         settings = _keep_begun(settings, read_run_config(run), given)
     else:
         if init_from:
-            from electra.checkpoints.folder import read_start
+            from electra.checkpoints.folder import read_pretrained
             from electra.pretraining.init_from import fit_to_start
 
-            settings = fit_to_start(settings, read_start(Path(init_from)), given)
+            settings = fit_to_start(settings, read_pretrained(Path(init_from)), given)
             if "optimizer.learning_rate" not in given:
                 note(
                     f"optimizer.learning_rate={chosen.learning_rate:g} is {preset}'s for a run "

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from electra.checkpoints.checkpoint import load_parameters
-from electra.checkpoints.folder import SavedNetwork, read_networks
+from electra.checkpoints.folder import SavedNetwork, read_pretrained
 from electra.config import PretrainConfig
 from electra.errors import UserError, require
 from electra.method.masking import Vocabulary
@@ -180,7 +180,7 @@ def load_frozen(model: Objective, config: PretrainConfig) -> None:
 
 def _read_generator(run: Path) -> SavedNetwork:
     """Return the masked language model of another run."""
-    found = read_networks(run).masked_lm
+    found = read_pretrained(run).masked_lm
     if found is None:
         raise UserError(f"generator.frozen_run {run} has no generator network")
     return found

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from electra.checkpoints.folder import read_run_config, read_start
+from electra.checkpoints.folder import read_pretrained, read_run_config
 from electra.config import FinetuneConfig, PretrainConfig, longest_warmup, require_schedule
 from electra.errors import UserError, require, require_choice
 from electra.files import read_object, write_json
@@ -258,7 +258,7 @@ class _PlannedRow:
         try:
             config = override(config, row.set)
             if config.train.init_from:
-                start = read_start(Path(config.train.init_from))
+                start = read_pretrained(Path(config.train.init_from))
                 config = fit_to_start(config, start, self.given)
             return fit_to_shards(config, shards)
         except UserError as error:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from electra.checkpoints.folder import Pretrained
+from electra.checkpoints.folder import SavedModel, SavedNetwork
 from electra.checkpoints.metrics import read_metrics
 from electra.errors import require
 from electra.files import read_object, sha256_file
@@ -120,7 +120,7 @@ def count_finetunings(
         sample = train[:: -(-len(train) // SAMPLE)]
         for name, encoder in encoders.items():
             longest = configs[name].examples.sequence_length
-            start = Pretrained(encoder.config, tokenizer, {}, longest, name)
+            start = SavedModel(SavedNetwork("", encoder.config, ({},)), tokenizer, longest, name)
             config = finetune_config(setup.suite, configs[name], task)
             config = fit_to_start(config, start, question, from_scratch=False)
             rows = question.family.encode(sample, tokenizer, config.sequence_length)

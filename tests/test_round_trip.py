@@ -1,0 +1,213 @@
+"""Every body, with every head, in every format: written, computed elsewhere alike, read back."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from electra.checkpoints.checkpoint import read_tensors
+from electra.checkpoints.folder import Finetuned, SavedNetwork, read_model
+from electra.checkpoints.names import DISCRIMINATOR_FILE, HEAD_FILE
+from electra.config import FeaturesConfig, FinetuneConfig
+from electra.errors import UserError
+from electra.interop import onnx
+from electra.interop.export import KINDS, describe, describe_finetuned, write_network, write_plain
+from electra.model.encoder import Encoder
+from electra.model.heads import DiscriminatorHead, GeneratorHead
+from electra.model.initialisation import init_weights
+from electra.presets import encoder_sizes, modern_sizes
+from electra.tasks.registry import restore_family
+
+transformers = pytest.importorskip("transformers")
+
+FORMATS = (
+    *(("electra", "huggingface"), ("electra", "bert"), ("modernbert", "huggingface")),
+    ("modernbert with biases", "huggingface"),
+)
+FAMILIES = {kind: family for family, kind in KINDS.items()}
+PRETRAINING = {"": None, "PreTraining": DiscriminatorHead, "MaskedLM": GeneratorHead}
+CASES = [*((kind, "cls") for kind in (*PRETRAINING, *FAMILIES)), ("SequenceClassification", "mean")]
+CASES += [("SequenceClassification", "segments"), ("MultipleChoice", "mean")]
+FACTS = {
+    **{"labels": ["a", "b", "c"], "label_range": None, "columns": ["one", "two", "label"]},
+    **{"num_choices": 3, "begin": "", "head": "plain", "null_threshold": 0.0, "task": "own"},
+}
+
+
+def make_sizes(body, embedding_size=32, positions=16, vocab_size=120):
+    options = {"vocab_size": vocab_size, "max_position_embeddings": positions}
+    if body == "electra":
+        return encoder_sizes(64, 2, embedding_size, **options)
+    names = ("norm_bias", "attention_bias", "mlp_bias", "classifier_bias")
+    options |= dict.fromkeys(names, body.endswith("biases"))
+    return dataclasses.replace(modern_sizes(64, 3), local_attention=8, **options)
+
+
+def draw(module, std=0.2):
+    """Weights ten times as large as usual, so that differences show; biases and norms as well."""
+    rng = torch.Generator().manual_seed(1)
+    init_weights(module, std, rng)
+    tensors = {name: each.detach() for name, each in module.named_parameters()}
+    for each in tensors.values():
+        if each.dim() == 1:
+            each += 0.1 * torch.randn(each.shape, generator=rng)
+    return tensors
+
+
+def make_outgoing(kind, pooling, sizes, tokenizer, **settings):
+    """A network with random weights."""
+    encoder = (draw(Encoder(sizes)),)
+    if kind in PRETRAINING:
+        predicts = {"PreTraining": "replaced", "MaskedLM": "tokens"}.get(kind, "")
+        head = draw(PRETRAINING[kind](sizes)) if kind else {}
+        return describe(SavedNetwork(predicts, sizes, encoder, head), tokenizer, 16, "random")
+    facts = {**FACTS, "family": FAMILIES[kind]} | settings
+    config = FinetuneConfig(pooling=pooling)
+    head = draw(restore_family(facts).build_head(sizes, config))
+    network = SavedNetwork("", sizes, encoder, head)
+    return describe_finetuned(Finetuned(network, tokenizer, 16, "", facts=facts, config=config))
+
+
+def make_inputs(kind, vocab_size=120):
+    rng = torch.Generator().manual_seed(1)
+    shape = (2, 3, 9) if kind == "MultipleChoice" else (3, 9)
+    ids = torch.randint(5, vocab_size, shape, generator=rng)
+    mask = torch.ones_like(ids)
+    mask[..., -1, 6:] = 0
+    return ids * mask, mask, torch.tensor([0, 0, 0, 0, 1, 1, 1, 1, 1]).expand(shape) * mask
+
+
+def read_outputs(found):
+    return [each for name, each in found.items() if name.endswith(("logits", "hidden_state"))]
+
+
+@torch.no_grad()
+def assert_same_outputs(outgoing, theirs, beside):
+    """The class in transformers, or its states and the head beside it, answer as our network."""
+    graph, rows = outgoing.graph, make_inputs(outgoing.kind)
+    ours = graph(*rows)
+    ours = list(ours) if isinstance(ours, tuple) else [ours]
+    names = ("input_ids", "attention_mask", "token_type_ids")
+    inputs = dict(zip(names, rows, strict=True))
+    if theirs.config.model_type == "modernbert":
+        del inputs["token_type_ids"]
+    if beside and outgoing.kind == "MultipleChoice":
+        inputs = {name: each.flatten(0, 1) for name, each in inputs.items()}
+    expected = read_outputs(theirs(**inputs))
+    if beside:
+        outgoing.module.load_state_dict(dict(beside))
+        head = outgoing.module.eval()
+        (states,), mask = expected, inputs["attention_mask"].bool()
+        if graph.is_pair:
+            kept = {name: inputs[name] for name in ("token_type_ids",) if name in inputs}
+            words = theirs.embeddings(inputs["input_ids"], **kept)
+            expected = [head(torch.cat([states, words], dim=-1), mask, rows[2])]
+        elif outgoing.kind == "PreTraining":
+            expected = [head(states)]
+        else:
+            expected = [head(states, mask).view(ours[0].shape)]
+    for found, each in zip(ours, expected, strict=True):
+        assert found.abs().max() > 0.1
+        real = rows[1].bool() if graph.is_per_token else slice(None)
+        torch.testing.assert_close(found[real], each[real], atol=3e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("body", "form"), FORMATS)
+@pytest.mark.parametrize(("kind", "pooling"), CASES)
+def test_round_trip(kind, pooling, body, form, toy_tokenizer, tmp_path):
+    sizes = make_sizes(body, 64 if form == "bert" else 32)
+    outgoing = make_outgoing(kind, pooling, sizes, toy_tokenizer)
+    if form == "bert" and pooling == "cls" and kind in ("SequenceClassification", "MultipleChoice"):
+        with pytest.raises(UserError, match=f"no class with the head of ElectraFor{kind}"):
+            write_network(tmp_path, outgoing, form)
+        return
+    if form == "bert":
+        write_network(tmp_path, outgoing, form)
+    else:
+        write_plain(tmp_path, outgoing)
+    paths = [tmp_path / name for name in (HEAD_FILE, DISCRIMINATOR_FILE)]
+    beside = next((dict(read_tensors(path)) for path in paths if path.exists()), {})
+    prefix = {"electra": "Electra"}.get(body, "ModernBert") if form == "huggingface" else "Bert"
+    has_class = not beside and kind
+    name = f"{prefix}For{kind}" if has_class else f"{prefix}Model"
+    options = {"add_pooling_layer": False} if name == "BertModel" else {}
+    theirs, info = getattr(transformers, name).from_pretrained(
+        tmp_path, output_loading_info=True, **options
+    )
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    is_lost = kind == "PreTraining" and prefix != "Electra"
+    assert bool(beside) == (is_lost or not outgoing.has_class)
+    if "Classification" in kind:
+        assert theirs.config.id2label == {0: "a", 1: "b", 2: "c"}
+    assert_same_outputs(outgoing, theirs.eval(), beside)
+    if form == "huggingface":
+        found = read_model(tmp_path)
+        assert found.encoder == sizes
+        assert_same_tensors(found.tensors, outgoing.network.encoders[0])
+        if outgoing.network.predicts:
+            assert found.kept.predicts == outgoing.network.predicts
+            assert_same_tensors(found.kept.head, outgoing.network.head)
+
+
+def assert_same_tensors(ours, theirs):
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(each, theirs[name]) for name, each in ours.items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("body", ["electra", "modernbert"])
+@pytest.mark.parametrize(("kind", "pooling"), CASES)
+def test_onnx_agrees(kind, pooling, body, toy_tokenizer, toy_text, tmp_path):
+    """In float32 over 20 shapes, and another network is noticed; in int8 beyond chance.
+
+    The weights are random, so that many decisions are as good as ties.
+    """
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    sizes = make_sizes(body, 32, 64, toy_tokenizer.vocab_size)
+    graph = make_outgoing(kind, pooling, sizes, toy_tokenizer).graph
+    text = [line for line in toy_text.read_text().splitlines() if line][:200]
+    (found,) = onnx.write_onnx(tmp_path, graph, toy_tokenizer)
+    assert found.facts["difference"] <= 1e-4
+    path = tmp_path / "onnx" / "model.onnx"
+    onnx.quantise(path, tmp_path / "int8.onnx")
+    agreement = onnx.compare_text(tmp_path / "int8.onnx", graph, toy_tokenizer, text)
+    assert agreement["agreement"] >= 0.8
+    assert agreement["decisions"] > 40
+    with torch.no_grad():
+        graph.encoder.layers[0].output.weight[3] += 1
+    assert onnx.compare_shapes(path, graph) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("facts", "settings", "message"),
+    [
+        ({"family": "squad", "head": "beam"}, {}, "no class with a beam head"),
+        (
+            {"family": "tagging"},
+            {"features": FeaturesConfig(layers=2)},
+            "no class that reads features",
+        ),
+    ],
+)
+def test_heads_that_no_class_can_hold_are_refused(facts, settings, message, toy_tokenizer):
+    network = SavedNetwork("", make_sizes("modernbert"), ({},))
+    config = FinetuneConfig(**settings)
+    with pytest.raises(UserError, match=message):
+        describe_finetuned(
+            Finetuned(network, toy_tokenizer, 16, "", facts={**FACTS, **facts}, config=config)
+        )
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("modernbert", "BERT has learned positions and norms after"),
+        ("electra", "embedding_size 32 must be hidden_size 64, as in base"),
+    ],
+)
+def test_graphs_that_bert_has_not_are_refused(body, message, toy_tokenizer, tmp_path):
+    outgoing = make_outgoing("PreTraining", "cls", make_sizes(body), toy_tokenizer)
+    with pytest.raises(UserError, match=message):
+        write_network(tmp_path, outgoing, "bert")
+    assert not list(tmp_path.iterdir())
