@@ -26,7 +26,7 @@ from electra.config import PrepareConfig
 from electra.errors import UserError
 from electra.processes import usable_cores
 from electra.shards.prepare import prepare
-from electra.text.documents import TextCounts, read_documents
+from electra.text.documents import Reader
 from electra.text.sources import find_sources
 from electra.tokenizing.tokenizer import Tokenizer
 
@@ -66,22 +66,19 @@ def measure(files: Sequence[str], folder: str, *, repeats: int, workers: int) ->
     with tempfile.TemporaryDirectory() as copy:
         tokenizer.save(Path(copy) / "t")
         backend = tokenizers.Tokenizer.from_file(str(Path(copy) / "t" / "tokenizer.json"))
-    counts = TextCounts()
-    documents = read_documents(
-        find_sources(files).files, border="blank", text_field="text", counts=counts
-    )
-    lines = [line for document in documents for line in document]
+    reader = Reader()
+    lines = [line for document in reader.read(find_sources(files).files) for line in document]
     os.environ["RAYON_NUM_THREADS"] = str(workers)
     runs: dict[str, list[tuple[float, int]]] = {"prepare": [], "tokenizers": []}
     for _ in range(repeats):
         runs["tokenizers"].append(time_tokenizers(lines, backend))
         runs["prepare"].append(time_prepare(files, tokenizer, workers))
-    rows = {name: _summarise(found, counts.text_bytes) for name, found in runs.items()}
+    rows = {name: _summarise(found, reader.counts.text_bytes) for name, found in runs.items()}
     seconds = {name: row["seconds"]["median"] for name, row in rows.items()}
     return {
         "benchmark": "prepare",
         "files": [Path(name).name for name in files],
-        "text": vars(counts),
+        "text": vars(reader.counts),
         "vocab_size": tokenizer.vocab_size,
         "cores": workers,
         "repeats": repeats,

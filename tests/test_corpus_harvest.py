@@ -18,7 +18,7 @@ from electra.quickstart.harvest import (
     write_jsonl,
 )
 from electra.quickstart.questions import MASK, package_question
-from electra.text.documents import TextCounts, read_documents
+from electra.text.documents import Reader
 
 MODULE = '''
 """The first module of a package that must never be imported by the harvest."""
@@ -154,8 +154,7 @@ def test_jsonl_is_what_prepare_reads(found, tmp_path):
     write_jsonl(found[:200], path)
     record = json.loads(path.read_text(encoding="utf-8").splitlines()[0])
     assert record == found[0]._asdict()
-    documents = read_documents([path], border="blank", text_field="text", counts=TextCounts())
-    words = [" ".join(" ".join(document).split()) for document in documents]
+    words = [" ".join(" ".join(document).split()) for document in Reader().read([path])]
     assert words == [" ".join(docstring.text.split()) for docstring in found[:200]]
     with pytest.raises(UserError, match=r"docs\.jsonl exists already"):
         write_jsonl(found[:1], path)

@@ -20,14 +20,12 @@ from hypothesis import strategies as st
 from electra.config import PrepareConfig, TokenizerConfig
 from electra.errors import UserError
 from electra.files import UNFINISHED
-from electra.shards import engines, merging
-from electra.shards import pieces as tasks_module
+from electra.shards import merging, pieces
 from electra.shards import prepare as prepare_module
 from electra.shards.pieces import hash_documents, heldout_limit
 from electra.shards.prepare import finish, prepare, prepare_share
 from electra.shards.store import PARTS, ShardWriter, open_shards
-from electra.text.documents import TextCounts, read_documents
-from electra.text.sources import find_sources
+from electra.text.documents import Reader
 from electra.tokenizing import words as encoder_module
 from electra.tokenizing.tokenizer import Tokenizer, tokens_dtype
 from electra.tokenizing.vocabulary import break_words
@@ -74,7 +72,7 @@ def text_file(tmp_path):
 
 @pytest.fixture
 def small_batches(monkeypatch):
-    monkeypatch.setattr(tasks_module, "BATCH_CHARS", 2000)
+    monkeypatch.setattr(pieces, "BATCH_CHARS", 2000)
     monkeypatch.setattr(merging, "PART_TOKENS", 300)
 
 
@@ -114,11 +112,7 @@ def test_tokens_in_are_tokens_in_the_shards(
     manifest = prepare(
         [str(text_file)], tokenizer, tmp_path / "out", config(shard_tokens=shard_tokens)
     )
-    counts = TextCounts()
-    documents = read_documents(
-        find_sources([str(text_file)]).files, border="blank", text_field="text", counts=counts
-    )
-    documents = list(documents)
+    documents = list(Reader().read([text_file]))
     expected = [
         tokenizer.encode_batch([break_words(line) for line in lines]) for lines in documents
     ]
@@ -141,7 +135,7 @@ def test_tokens_in_are_tokens_in_the_shards(
         index for lines in expected for line in lines for index in line if index == tokenizer.unk_id
     ]
     assert manifest["unk_tokens"] == len(unknown) == text_file.read_text().count("\u0416")
-    assert manifest["text"]["documents"] == counts.documents == 300
+    assert manifest["text"]["documents"] == len(documents) == 300
     assert manifest["source_files"] == ["corpus.txt"]
     assert (
         shards.digest == hashlib.sha256((tmp_path / "out/manifest.json").read_bytes()).hexdigest()
@@ -336,9 +330,9 @@ def test_a_killed_worker_is_replaced(tokenizer, text_file, tmp_path):
 
 
 def test_a_task_that_always_dies_is_a_clear_error(tokenizer, text_file, tmp_path, monkeypatch):
-    monkeypatch.setattr(engines, "_do_in_worker", die)
+    monkeypatch.setattr(pieces, "_prepare_in_worker", die)
     with pytest.raises(
-        UserError, match=r"the process of task \d \(.*corpus.txt, bytes .* killed 3 times"
+        UserError, match=r"the process of piece \d \(.*corpus.txt, bytes .* killed 3 times"
     ):
         prepare([str(text_file)], tokenizer, tmp_path / "out", config(workers=2, task_bytes=20_000))
     assert [path.name for path in tmp_path.iterdir()] == ["corpus.txt"]
@@ -392,7 +386,7 @@ def test_a_killed_run_leaves_no_process_and_goes_on(tokenizer, text_file, tmp_pa
     assert folder_digests(tmp_path / "out") == folder_digests(tmp_path / "clean")
 
 
-@pytest.mark.parametrize("step", ["merge_tasks", "move_shards", "_complete", "rename"])
+@pytest.mark.parametrize("step", ["merge_pieces", "move_shards", "_complete", "rename"])
 def test_an_interrupt_in_the_last_step(tokenizer, text_file, tmp_path, monkeypatch, step):
     text_file.write_text(make_text(100) + "\n\n" + make_text(50))
     settings = config(task_bytes=2000, duplicates="exact", write_dropped=True)
@@ -451,11 +445,11 @@ def interrupt_now(*state):
 def test_shares_of_tasks_give_the_same_bytes(tokenizer, text_file, tmp_path):
     arguments = [str(text_file)], tokenizer, tmp_path / "out", config(task_bytes=3000)
     with pytest.raises(
-        UserError, match=r"[\d]+ of [\d]+ tasks are missing .*: 0, 1, 2, .*--finish"
+        UserError, match=r"[\d]+ of [\d]+ pieces are missing .*: 0, 1, 2, .*--finish"
     ):
         finish(*arguments)
     done = [prepare_share(*arguments, (number, 4)) for number in (3, 1, 0)]
-    with pytest.raises(UserError, match="tasks are missing"):
+    with pytest.raises(UserError, match="pieces are missing"):
         finish(*arguments)
     done.append(prepare_share(*arguments, (2, 4)))
     assert len(list((tmp_path / "out.incomplete/tasks").iterdir())) == sum(done) > 8
@@ -515,7 +509,7 @@ def test_refusals_of_prepare(tokenizer, text_file, tmp_path):
         prepare([str(text_file)], tokenizer, tmp_path / "out", config(shard_tokens=1 << 40))
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"text": "alpha"}\n{"txt": "beta"}')
-    with pytest.raises(UserError, match="line 2: no field 'text'"):
+    with pytest.raises(UserError, match="line 2: no column 'text'"):
         prepare([str(bad)], tokenizer, tmp_path / "out", config(workers=2))
     assert not list(tmp_path.glob("out*"))
     (tmp_path / "out").mkdir()

@@ -15,12 +15,11 @@ from electra.config import ExamplesConfig, PrepareConfig, TokenizerConfig
 from electra.errors import UserError
 from electra.pretraining.loop import pretrain
 from electra.shards.examples import MIXED_ROWS, Examples
-from electra.shards.pieces import list_tasks
+from electra.shards.pieces import list_pieces
 from electra.shards.prepare import prepare
 from electra.shards.store import VERIFIED, open_shards
-from electra.text import documents, ranges
-from electra.text.documents import TextCounts, read_documents, read_range
-from electra.text.ranges import close_last
+from electra.text import documents
+from electra.text.documents import Reader, close_last
 from electra.tokenizing.tokenizer import Tokenizer
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa"]
@@ -31,14 +30,13 @@ def tokenizer():
     return Tokenizer.train([" ".join(WORDS)] * 5, TokenizerConfig(vocab_size=80))
 
 
-def read_ranges(path, borders, border):
-    counts = TextCounts()
-    reading = {"border": border, "text_field": "text", "counts": counts}
+def read_ranges(path, borders, border="blank"):
+    reader = Reader(border=border)
     found = []
     for start, stop in itertools.pairwise([*borders, None]):
-        found += read_range(path, start, stop, **reading)
+        found += reader.read_range(path, start, stop)
     close_last()
-    return found, counts
+    return found, reader.counts
 
 
 @settings(max_examples=150, deadline=None)
@@ -59,8 +57,8 @@ def test_ranges_are_the_file(tmp_path_factory, text, borders, border, suffix):
 def check_ranges(tmp_path_factory, text, borders, border, suffix):
     path = tmp_path_factory.mktemp("ranges") / f"a.txt{suffix}"
     path.write_bytes(lzma.compress(text.encode()) if suffix else text.encode())
-    whole = TextCounts()
-    expected = list(read_documents([path], border=border, text_field="text", counts=whole))
+    reader = Reader(border=border)
+    expected, whole = list(reader.read([path])), reader.counts
     found, counts = read_ranges(path, [0, *borders], border)
     assert found == expected
     assert (counts.documents, counts.files_of_lines) == (whole.documents, whole.files_of_lines)
@@ -69,7 +67,7 @@ def check_ranges(tmp_path_factory, text, borders, border, suffix):
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_documents_without_borders_are_cut_but_not_lost(tmp_path, monkeypatch, suffix):
-    monkeypatch.setattr(ranges, "WINDOW", 50)
+    monkeypatch.setattr(documents, "WINDOW", 50)
     for text in ("ab cde " * 100, "x\ny " * 100, "é" * 300, "x" * 300):
         path = tmp_path / f"a.txt{suffix}"
         path.write_bytes(gzip.compress(text.encode()) if suffix else text.encode())
@@ -85,21 +83,21 @@ def test_records_in_ranges(tmp_path):
     found, _ = read_ranges(path, [0, 100, 101, 700], "blank")
     assert found == [[f"alpha {n}"] for n in range(50)]
     path.write_text(path.read_text() + "{}\n")
-    with pytest.raises(UserError, match=r"line \d+ after byte 700: no field 'text'"):
+    with pytest.raises(UserError, match=r"line \d+ after byte 700: no column 'text'"):
         read_ranges(path, [0, 700], "blank")
 
 
 @pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"])
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_giant_records_are_not_cut(tmp_path, monkeypatch, suffix, newline):
-    monkeypatch.setattr(ranges, "WINDOW", 50)
-    monkeypatch.setattr(ranges, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(documents, "WINDOW", 50)
+    monkeypatch.setattr(documents, "BLOCK_BYTES", 64)
     path = tmp_path / f"a.jsonl{suffix}"
     sizes = [1, 400, 2, 30, 301, 90, 3, 1000, 5]
     text = "".join(json.dumps({"text": "ab " * size}) + newline for size in sizes)
     path.write_bytes(gzip.compress(text.encode()) if suffix else text.encode())
     expected, _ = read_ranges(path, [0], "blank")
-    assert [len(document[0]) for document in expected] == [3 * size - 1 for size in sizes]
+    assert [len(" ".join(document)) for document in expected] == [3 * size - 1 for size in sizes]
     for step in (1, 7, 90, 1234):
         found, counts = read_ranges(path, range(0, len(text), step), "blank")
         assert found == expected, step
@@ -128,8 +126,8 @@ def table(tmp_path_factory):
 @settings(max_examples=60, deadline=None)
 @given(borders=st.sets(st.integers(1, 80_000), max_size=12).map(sorted))
 def test_row_groups_in_ranges_are_the_table(table, borders):
-    whole = TextCounts()
-    expected = list(read_documents([table], border="blank", text_field="text", counts=whole))
+    reader = Reader()
+    expected, whole = list(reader.read([table])), reader.counts
     assert len(expected) == 500
     found, counts = read_ranges(table, [0, *borders], "blank")
     assert found == expected
@@ -138,18 +136,19 @@ def test_row_groups_in_ranges_are_the_table(table, borders):
 
 def test_a_large_table_is_several_tasks(table, tokenizer, tmp_path):
     settings = {"task_bytes": 10_000, "heldout_prob": 0.1}
-    tasks = list_tasks([table], PrepareConfig(**settings), "tokenizer")
+    tasks = list_pieces([table], PrepareConfig(**settings), "tokenizer")
     assert len(tasks) == -(-table.stat().st_size // 10_000) > 5
     content = {}
     for workers in (1, 2):
         out = tmp_path / str(workers)
         manifest = prepare([str(table)], tokenizer, out, PrepareConfig(workers=workers, **settings))
         assert manifest["text"]["documents"] == 500
+        assert manifest["text"]["source_bytes"] == table.stat().st_size
         content[workers] = {path.name: path.read_bytes() for path in out.glob("*-*")}
     assert content[1] == content[2]
     packed = tmp_path / "a.parquet.gz"  # whose row groups cannot be reached
     packed.write_bytes(gzip.compress(table.read_bytes()))
-    assert len(list_tasks([packed], PrepareConfig(**settings), "tokenizer")) == 1
+    assert len(list_pieces([packed], PrepareConfig(**settings), "tokenizer")) == 1
 
 
 def test_tasks_stay_when_the_corpus_grows(tmp_path):
@@ -157,18 +156,18 @@ def test_tasks_stay_when_the_corpus_grows(tmp_path):
     for number, path in enumerate(paths):
         path.write_text("x" * (2500 if number == 3 else 300))
     settings = PrepareConfig(task_bytes=1000)
-    tasks = list_tasks(paths, settings, "tokenizer")
-    assert [len(task.pieces) for task in tasks] == [3, 1, 1, 1, 3, 1]
-    assert [(t.pieces[0].start, t.pieces[0].stop) for t in tasks[1:4]] == [
+    tasks = list_pieces(paths, settings, "tokenizer")
+    assert [len(piece.ranges) for piece in tasks] == [3, 1, 1, 1, 3, 1]
+    assert [(t.ranges[0].start, t.ranges[0].stop) for t in tasks[1:4]] == [
         (0, 1000),
         (1000, 2000),
         (2000, None),
     ]
     assert sum(task.source_bytes for task in tasks) == 2500 + 7 * 300
-    fewer = list_tasks(paths[:-1], settings, "tokenizer")
+    fewer = list_pieces(paths[:-1], settings, "tokenizer")
     assert [task.digest for task in fewer] == [task.digest for task in tasks[: len(fewer)]]
     paths[3].write_text("y" * 2500)
-    changed = list_tasks(paths, settings, "tokenizer")
+    changed = list_pieces(paths, settings, "tokenizer")
     assert [a.digest == b.digest for a, b in zip(tasks, changed, strict=True)] == [
         True,
         *[False] * 3,

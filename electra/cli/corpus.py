@@ -65,7 +65,7 @@ def tokenizer(
     from electra.reports.glossary import format_count
     from electra.terminal.live import Progress
     from electra.terminal.printing import command, print_done
-    from electra.text.documents import TextCounts, read_documents
+    from electra.text.documents import Reader
     from electra.tokenizing.extend import extend as extend_tokenizer
     from electra.tokenizing.tokenizer import Tokenizer
 
@@ -96,20 +96,14 @@ def tokenizer(
     files = find_text(text, settings.encoding)
     if dry_run:
         return print_dry_run(settings, f"read {_describe(files)} and write the tokenizer {out}")
-    counts = TextCounts()
+    reader = Reader(text_field=settings.text_field, encoding=settings.encoding)
+    counts = reader.counts
     sample: list[str] = []
     with Progress("vocabulary", unit="characters") as progress:
 
         def lines() -> Iterator[str]:
-            documents = read_documents(
-                files,
-                border="blank",
-                text_field=settings.text_field,
-                counts=counts,
-                encoding=settings.encoding,
-            )
             room = SAMPLE_CHARS
-            for document in documents:
+            for document in reader.read(files):
                 progress.update(counts.characters, None)
                 if room > 0:
                     sample.extend(document)
@@ -210,7 +204,7 @@ def prepare(
     require(not (share and finish), "--task and --finish are two steps; name one of them")
     require(
         engine == "local" or not (share or finish),
-        "--engine ray does all tasks and the last step; leave out --task and --finish",
+        "--engine ray does the whole preparation; leave out --task and --finish",
     )
     files = find_text(text, settings.encoding)
     loaded = Tokenizer.load(tokenizer)
@@ -234,11 +228,11 @@ def prepare(
     except KeyboardInterrupt:
         incomplete = preparation.incomplete_folder(out)
         if incomplete.exists():
-            print_note(f"{incomplete} holds the finished tasks; the same command goes on there")
+            print_note(f"{incomplete} holds the finished pieces; the same command goes on there")
         raise
     if share:
         print_done(
-            f"tasks of share {task}: {number:,}",
+            f"pieces of share {task}: {number:,}",
             command(
                 *("prepare", *text, "--tokenizer", tokenizer, "--out", out),
                 *(*repeat(set_, config), "--finish"),
@@ -314,7 +308,7 @@ def inspect(
     from electra.shards.store import open_shards
     from electra.terminal.live import Progress
     from electra.terminal.printing import print_lines, print_sections
-    from electra.text.documents import TextCounts, read_documents
+    from electra.text.documents import Reader
     from electra.text.streams import is_url, locate
     from electra.tokenizing.tokenizer import Tokenizer
 
@@ -336,14 +330,9 @@ def inspect(
     loaded = Tokenizer.load(folder / "tokenizer" if is_shards else folder)
     settings = resolve(TokenizerConfig(), None, set_)
     files = find_text(text, settings.encoding)
-    documents = read_documents(
-        files,
-        border="blank",
-        text_field=settings.text_field,
-        counts=TextCounts(),
-        encoding=settings.encoding,
-    )
-    report = report_text(loaded, (line for document in documents for line in document))
+    reader = Reader(text_field=settings.text_field, encoding=settings.encoding)
+    lines = (line for document in reader.read(files) for line in document)
+    report = report_text(loaded, lines)
     if json:
         return print_lines([dumps(report.as_json(), ensure_ascii=False)])
     print_sections(describe_text(loaded, report))

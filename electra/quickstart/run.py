@@ -62,7 +62,7 @@ from electra.terminal.printing import (
     print_table,
     print_tokens,
 )
-from electra.text.documents import TextCounts, read_documents
+from electra.text.documents import Reader
 from electra.text.sources import find_sources, name_passed_over
 from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.machine import prepare_machine
@@ -159,9 +159,7 @@ def _ask_about_files(files: Sequence[Path], config: QuickstartConfig) -> Package
 
 
 def _stream_lines(files: Sequence[Path], config: PrepareConfig) -> Iterator[str]:
-    for document in read_documents(
-        files, border=config.border, text_field=config.text_field, counts=TextCounts()
-    ):
+    for document in Reader(border=config.border, text_field=config.text_field).read(files):
         yield from document
 
 

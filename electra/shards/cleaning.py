@@ -1,8 +1,8 @@
 """What a preparation can drop: documents by length, repetition and language, and duplicates.
 
-Nothing is dropped unless a setting asks for it. Filters judge a document by itself, so they belong
-to the tasks. Duplicates are found among all documents, when all tasks are done. Of equal or nearly
-equal documents the first one of the corpus is kept.
+Nothing is dropped unless a setting asks for it. Filters judge a document by itself, in its piece.
+Duplicates are found among all documents, when all pieces are done. Of equal or nearly equal
+documents the first one of the corpus is kept.
 
 Near duplicates: the sets of five consecutive tokens of two documents have a Jaccard similarity of
 at least SIMILARITY, as estimated by MinHash (the library rensa). Candidates are documents that
@@ -39,27 +39,26 @@ HASHES_AT_ONCE = 1 << 24
 
 
 class Filters:
-    """The filters of the settings, and how many documents each has dropped."""
+    """The filters of the settings, and how many documents each has dropped.
+
+    Attributes:
+        dropped: Numbers of dropped documents by reason.
+        aside: The file for dropped documents, if they are to be written.
+
+    Raises:
+        UserError: The library of a filter is not installed.
+    """
 
     def __init__(self, config: PrepareConfig) -> None:
-        """Load the model of the languages, if a setting names some.
-
-        Raises:
-            UserError: The library of a filter is not installed, or does not know a language.
-        """
         self.config = config
+        self.aside: IO[str] | None = None
         self.dropped: Counter[str] = Counter()
         self.languages = {name.strip() for name in config.languages.split(",") if name.strip()}
         if self.languages:
             self.langid = import_extra("py3langid", "languages", "the setting languages")
 
-    def judge_text(self, text: str, aside: IO[str] | None) -> bool:
-        """Return whether a document is dropped by its length or language.
-
-        Args:
-            text: The document.
-            aside: File for dropped documents.
-        """
+    def judge_text(self, text: str) -> bool:
+        """Return whether a document is dropped by its length or language."""
         config, reason = self.config, ""
         if len(text) < config.min_chars:
             reason = "too short"
@@ -70,24 +69,22 @@ class Filters:
             if language not in self.languages:
                 reason = f"language {language}"
         if reason:
-            self._drop(text, reason, aside)
+            self._drop(text, reason)
         return bool(reason)
 
-    def judge_tokens(
-        self, batch: TokenBatch, texts: Sequence[str], aside: IO[str] | None
-    ) -> np.ndarray:
+    def judge_tokens(self, batch: TokenBatch, texts: Sequence[str]) -> np.ndarray:
         """Return which documents of a batch are dropped for their repetition (D,)."""
         is_dropped = np.zeros(len(texts), bool)
         if self.config.max_repetition < 1:
             is_dropped = measure_repetition(batch) > self.config.max_repetition
             for number in np.flatnonzero(is_dropped).tolist():
-                self._drop(texts[number], "repetition", aside)
+                self._drop(texts[number], "repetition")
         return is_dropped
 
-    def _drop(self, text: str, reason: str, aside: IO[str] | None) -> None:
+    def _drop(self, text: str, reason: str) -> None:
         self.dropped[reason] += 1
-        if aside:
-            write_dropped(aside, text, reason)
+        if self.aside:
+            write_dropped(self.aside, text, reason)
 
 
 def write_dropped(file: IO[str], text: str, reason: str) -> None:
@@ -122,10 +119,7 @@ def sign_documents(batch: TokenBatch) -> np.ndarray:
 def _hash_runs(batch: TokenBatch, length: int, *, whole: bool) -> tuple[np.ndarray, np.ndarray]:
     """Return the hash of the run of tokens at each place, and its document, both (N,).
 
-    Args:
-        batch: The documents.
-        length: Tokens of a run.
-        whole: Whether to leave out the runs that the end of the document cuts.
+    With `whole`, runs that the end of the document cuts are left out.
     """
     num_tokens = len(batch.tokens)
     documents = np.repeat(np.arange(len(batch.document_lengths)), batch.document_lengths)
@@ -145,8 +139,7 @@ def _hash_runs(batch: TokenBatch, length: int, *, whole: bool) -> tuple[np.ndarr
 def find_repeats(files: Sequence[Path]) -> np.ndarray:
     """Return which documents have the same hash as one before, as booleans (N,).
 
-    Args:
-        files: The files of the documents' hashes, in the order of the corpus.
+    `files` hold the documents' hashes, in the order of the corpus.
     """
     firsts = np.cumsum([0, *(path.stat().st_size // 8 for path in files)])
     is_repeat = np.zeros(firsts[-1], bool)
@@ -169,9 +162,7 @@ def find_near_duplicates(files: Sequence[Path]) -> np.ndarray:
     """Return which documents are near duplicates of one before, as booleans (N,).
 
     Documents that are linked by pairs of near duplicates form a group, of which the first is kept.
-
-    Args:
-        files: The files of the documents' signatures, in the order of the corpus.
+    `files` hold the documents' signatures, in the order of the corpus.
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components

@@ -1,7 +1,7 @@
 """The last step of a preparation: duplicates, the held-out part and the manifest.
 
-The folders of the tasks are only read, so that the step can be done again after an interrupt. Most
-shards of the tasks become shards of the train part as they are. Written anew are those of which
+The folders of the pieces are only read, so that the step can be done again after an interrupt. Most
+shards of the pieces become shards of the train part as they are. Written anew are those of which
 documents are dropped, and the held-out part.
 """
 
@@ -16,16 +16,16 @@ import numpy as np
 
 from electra.config import PrepareConfig
 from electra.errors import require
-from electra.files import read_object, write_json
+from electra.files import read_object, write_json, write_text
 from electra.shards.cleaning import find_near_duplicates, find_repeats, write_dropped
 from electra.shards.pieces import (
-    Task,
+    RECORD,
+    Piece,
     hash_documents,
     heldout_limit,
-    read_pieces,
+    read_texts,
     select,
     sum_records,
-    task_folder,
 )
 from electra.shards.store import (
     COLUMNS,
@@ -43,28 +43,28 @@ from electra.text.streams import replace_surrogates
 from electra.tokenizing.tokenizer import Tokenizer, tokens_dtype
 from electra.tokenizing.words import TokenBatch
 
-TASKS = "tasks"
-"""The folder of the folders of all tasks."""
+PIECES = "tasks"
+"""The folder of the folders of all pieces."""
 MOVES = "moves.json"
-"""The files of the tasks that become shards, and their names as shards."""
+"""The files of the pieces that become shards, and their names as shards."""
 DROPPED = "dropped.jsonl"
 PART_TOKENS = 1 << 22
 """Tokens of a shard that are in memory at a time, or those of a larger document."""
 
 
-def merge_tasks(
+def merge_pieces(
     folder: Path,
-    tasks: Sequence[Task],
+    pieces: Sequence[Piece],
     tokenizer: Tokenizer,
     config: PrepareConfig,
     sources: Sources,
 ) -> None:
-    """Write the manifest, the held-out part and what differs from the shards of the tasks.
+    """Write the manifest, the held-out part and what differs from the shards of the pieces.
 
-    The shards of the tasks are not touched, so that this can be done again after an interrupt.
+    The shards of the pieces are not touched, so that this can be done again after an interrupt.
     """
-    places = [task_folder(folder / TASKS, task) for task in tasks]
-    records = [read_object(place / "task.json") for place in places]
+    places = [piece.place(folder / PIECES) for piece in pieces]
+    records = [read_object(place / RECORD) for place in places]
     text, dropped, num_unknown = sum_records(records)
     is_dropped, num_repeats = _find_duplicates(places, config, dropped)
     split = _Split(places, is_dropped, config)
@@ -75,45 +75,30 @@ def merge_tasks(
     entries: list[dict[str, Any]] = []
     with ShardWriter(folder, "heldout", **sizes) as heldout:
         for shard in _list_shards(places, records, is_dropped, config):
-            is_heldout = split.choose(shard)
-            is_train = shard.is_kept & ~is_heldout
-            source, entry = shard.place / shard.entry["name"], shard.entry
-            if not is_train.all():
+            is_heldout, entry = split.choose(shard), shard.entry
+            if is_heldout.any() or not shard.is_kept.all():
                 with ShardWriter(shard.place, f"rest-{entry['name']}", **sizes) as rest:
-                    for inside, batch in _read_shard(source, tokens_dtype(tokenizer.vocab_size)):
-                        is_kept, is_chosen = shard.is_kept[inside], is_heldout[inside]
-                        is_lost = np.repeat(~is_kept, batch.document_lengths)
-                        lost = batch.tokens[is_lost]
-                        num_unknown -= int(np.count_nonzero(lost == tokenizer.unk_id))
-                        if split.divides and is_kept.any():
-                            batch = _split_document(select(batch, is_kept), config.heldout_prob)
-                            is_kept, is_chosen = np.array([True, True]), np.array([False, True])
-                        heldout.write(*select(batch, is_chosen))
-                        rest.write(*select(batch, is_kept & ~is_chosen))
+                    num_unknown -= _divide(shard, is_heldout, split, rest, heldout, tokenizer)
                     remaining = rest.finish()["shards"]
                 if not remaining:
                     continue
                 (entry,) = remaining
-                source = shard.place / entry["name"]
             name = shard_name("train", len(entries))
             entries.append({**entry, "name": name})
-            before = source.relative_to(folder).as_posix()
+            before = (shard.place / entry["name"]).relative_to(folder).as_posix()
             moves += [(f"{before}.{column}", f"{name}.{column}") for column in COLUMNS]
         parts = {"train": describe_part(entries), "heldout": heldout.finish()}
     if config.write_dropped:
-        _write_dropped(folder / DROPPED, tasks, places, is_dropped, config.seed, tokenizer.names)
-    files = sources.files
-    text |= {
-        "files": len(files),
-        "source_bytes": sum({p: p.size for task in tasks for p in task.pieces}.values()),
-    }
+        _write_dropped(folder / DROPPED, pieces, places, is_dropped, config.seed, tokenizer.names)
+    sizes_of = {each.path: each.size for piece in pieces for each in piece.ranges}
+    text |= {"files": len(sources.files), "source_bytes": sum(sizes_of.values())}
     manifest = {
         "format": FORMAT,
         "version": VERSION,
         "dtype": tokens_dtype(tokenizer.vocab_size),
         "vocab_size": tokenizer.vocab_size,
         "tokenizer_digest": tokenizer.digest,
-        "source_files": [replace_surrogates(path.name) for path in files],
+        "source_files": [replace_surrogates(path.name) for path in sources.files],
         "passed_over": len(sources.passed_over),
         "text": text,
         "unk_tokens": num_unknown,
@@ -126,13 +111,11 @@ def merge_tasks(
     }
     write_json(folder / MOVES, moves)
     content = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
-    temporary = folder / "manifest.json.incomplete"
-    temporary.write_text(content, encoding="utf-8", newline="\n")
-    temporary.replace(folder / "manifest.json")
+    write_text(folder / "manifest.json", content)
 
 
 def move_shards(folder: Path) -> None:
-    """Move the shards of the tasks to their places, and remove the rest of the tasks.
+    """Move the shards of the pieces to their places, and remove the rest of the pieces.
 
     This can be begun again after an interrupt, since every step may have been done before.
     """
@@ -140,7 +123,7 @@ def move_shards(folder: Path) -> None:
         for before, after in json.loads((folder / MOVES).read_text(encoding="utf-8")):
             if (folder / before).exists():
                 (folder / before).replace(folder / after)
-    shutil.rmtree(folder / TASKS, ignore_errors=True)
+    shutil.rmtree(folder / PIECES, ignore_errors=True)
     (folder / MOVES).unlink(missing_ok=True)
 
 
@@ -163,28 +146,36 @@ def _find_duplicates(
 ) -> tuple[np.ndarray, int]:
     """Return which documents are dropped as duplicates (N,), and how many repeat an earlier one.
 
-    Args:
-        places: The folders of the tasks.
-        config: The settings.
-        dropped: Gets the numbers of dropped documents.
+    `dropped` gets the numbers of dropped documents.
     """
     is_repeat = find_repeats([place / "hashes" for place in places])
     num_repeats = int(np.count_nonzero(is_repeat))
-    is_dropped = is_repeat if config.duplicates != "keep" else np.zeros_like(is_repeat)
-    if config.duplicates != "keep":
-        dropped["duplicate"] = num_repeats
+    if config.duplicates == "keep":
+        return np.zeros_like(is_repeat), num_repeats
+    dropped["duplicate"] = num_repeats
     if config.duplicates == "near":
         is_near = find_near_duplicates([place / "signatures" for place in places])
         dropped["near duplicate"] = int(np.count_nonzero(is_near & ~is_repeat))
-        is_dropped = is_repeat | is_near
-    return is_dropped, num_repeats
+        is_repeat |= is_near
+    return is_repeat, num_repeats
 
 
-class _TaskShard(NamedTuple):
-    """A shard of a task, and its documents."""
+def _read_hashes(
+    places: Sequence[Path], is_dropped: np.ndarray
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield the hashes of each piece's documents (D,), and which of these are dropped (D,)."""
+    first = 0
+    for place in places:
+        hashes = np.fromfile(place / "hashes", "<u8")
+        yield hashes, is_dropped[first : first + len(hashes)]
+        first += len(hashes)
+
+
+class _PieceShard(NamedTuple):
+    """A shard of a piece, and its documents."""
 
     place: Path
-    """The folder of the task."""
+    """The folder of the piece."""
     entry: dict[str, Any]
     hashes: np.ndarray
     is_kept: np.ndarray
@@ -195,19 +186,16 @@ def _list_shards(
     records: Sequence[dict[str, Any]],
     is_dropped: np.ndarray,
     config: PrepareConfig,
-) -> Iterator[_TaskShard]:
-    """Yield the shards of all tasks in the order of the text, those of both parts."""
-    first = 0
-    for place, record in zip(places, records, strict=True):
-        hashes = np.fromfile(place / "hashes", "<u8")
-        is_kept = ~is_dropped[first : first + len(hashes)]
-        first += len(hashes)
+) -> Iterator[_PieceShard]:
+    """Yield the shards of all pieces in the order of the text, those of both parts."""
+    found = _read_hashes(places, is_dropped)
+    for place, record, (hashes, is_gone) in zip(places, records, found, strict=True):
         is_heldout = hashes < heldout_limit(config.heldout_prob)
         for part, is_part in zip(PARTS, (~is_heldout, is_heldout), strict=True):
             documents = np.flatnonzero(is_part)
             for entry in record["parts"][part]["shards"]:
                 inside, documents = np.split(documents, [entry["num_documents"]])
-                yield _TaskShard(place, entry, hashes[inside], is_kept[inside])
+                yield _PieceShard(place, entry, hashes[inside], ~is_gone[inside])
 
 
 class _Split:
@@ -221,15 +209,14 @@ class _Split:
     def __init__(
         self, places: Sequence[Path], is_dropped: np.ndarray, config: PrepareConfig
     ) -> None:
+        self.heldout_prob = config.heldout_prob
         self.limit = heldout_limit(config.heldout_prob)
         self.rule = "documents chosen by a hash of (seed, text)"
         self.divides = self.takes_first = False
-        num_documents = num_heldout = first = 0
+        num_documents = num_heldout = 0
         least, most = np.uint64(2**64 - 1), np.uint64(0)
-        for place in places:
-            hashes = np.fromfile(place / "hashes", "<u8")
-            kept = hashes[~is_dropped[first : first + len(hashes)]]
-            first += len(hashes)
+        for hashes, is_gone in _read_hashes(places, is_dropped):
+            kept = hashes[~is_gone]
             if len(kept):
                 least, most = min(least, kept.min()), max(most, kept.max())
             num_documents += len(kept)
@@ -239,17 +226,16 @@ class _Split:
         if num_heldout in (0, num_documents):
             self.limit = np.uint64(0)
             if num_documents == 1:
-                self.divides = True
+                self.divides, self.rule = True, "the end of the only document"
             elif least == most:
                 self.takes_first, self.rule = True, "the first of equal documents"
             else:
                 self.limit = least + np.uint64(1)
                 self.rule = "the document with the smallest hash of (seed, text)"
 
-    def choose(self, shard: _TaskShard) -> np.ndarray:
+    def choose(self, shard: _PieceShard) -> np.ndarray:
         """Return which documents of a shard are held out (D,); called for all shards in turn."""
         if self.divides:
-            self.rule = "the end of the only document"
             return shard.is_kept
         is_heldout = shard.is_kept & (shard.hashes < self.limit)
         if self.takes_first and shard.is_kept.any():
@@ -258,12 +244,31 @@ class _Split:
         return is_heldout
 
 
-def _read_shard(source: Path, dtype: str) -> Iterator[tuple[slice, TokenBatch]]:
-    """Yield the content of a shard of a task, about PART_TOKENS at a time.
+def _divide(
+    shard: _PieceShard,
+    is_heldout: np.ndarray,
+    split: _Split,
+    rest: ShardWriter,
+    heldout: ShardWriter,
+    tokenizer: Tokenizer,
+) -> int:
+    """Write the kept documents of a shard to the two parts, and return how many [UNK] are lost."""
+    num_lost = 0
+    dtype = tokens_dtype(tokenizer.vocab_size)
+    for inside, batch in _read_shard(shard.place / shard.entry["name"], dtype):
+        is_kept, is_chosen = shard.is_kept[inside], is_heldout[inside]
+        lost = batch.tokens[np.repeat(~is_kept, batch.document_lengths)]
+        num_lost += int(np.count_nonzero(lost == tokenizer.unk_id))
+        if split.divides and is_kept.any():
+            batch = _split_document(select(batch, is_kept), split.heldout_prob)
+            is_kept, is_chosen = np.array([True, True]), np.array([False, True])
+        heldout.write(*select(batch, is_chosen))
+        rest.write(*select(batch, is_kept & ~is_chosen))
+    return num_lost
 
-    Yields:
-        The numbers of some documents, and these documents.
-    """
+
+def _read_shard(source: Path, dtype: str) -> Iterator[tuple[slice, TokenBatch]]:
+    """Yield the numbers of some documents of a shard, and these documents of about PART_TOKENS."""
     documents = np.fromfile(f"{source}.documents", OFFSET_DTYPE).astype(np.int64)
     first = 0
     while first < len(documents):
@@ -302,23 +307,20 @@ def _split_document(
 
 def _write_dropped(
     path: Path,
-    tasks: Sequence[Task],
+    pieces: Sequence[Piece],
     places: Sequence[Path],
     is_dropped: np.ndarray,
     seed: int,
     names: Sequence[str] | None,
 ) -> None:
     """Write the documents that filters dropped, and the duplicates, which are read again."""
-    first = 0
+    found = _read_hashes(places, is_dropped)
     with path.open("w", encoding="utf-8", newline="\n") as file:
-        for task, place in zip(tasks, places, strict=True):
+        for piece, place, (hashes, is_gone) in zip(pieces, places, found, strict=True):
             with (place / "dropped").open(encoding="utf-8") as filtered:
                 shutil.copyfileobj(filtered, file)
-            hashes = np.fromfile(place / "hashes", "<u8")
-            is_gone = is_dropped[first : first + len(hashes)]
-            first += len(hashes)
             # Of the texts that are read again, those without a hash here were dropped by a filter.
-            texts = read_pieces(task, TextCounts(), names) if is_gone.any() else iter(())
+            texts = read_texts(piece, TextCounts(), names) if is_gone.any() else iter(())
             number = 0
             for text in texts:
                 if number < len(hashes) and hash_documents([text], seed)[0] == hashes[number]:

@@ -1,44 +1,52 @@
-"""The tasks of a preparation: parts of the text, each of which gives shards by itself.
+"""Pieces of a preparation: parts of the text, each of which gives shards by itself.
 
-The list of tasks follows from the names and sizes of the files and from the settings. When files
-are added at its end, all tasks but the last stay the same. A task is a function of its text alone,
-so any process on any machine can do it, twice or at the same time as another one.
+The list of pieces follows from the names and sizes of the files and from the settings. When files
+are added at its end, all pieces but the last stay the same. What a piece gives is a function of its
+text alone, so any process on any machine can prepare it, twice or at the same time as another one.
+Both engines, processes of this machine and a Ray cluster, prepare the pieces that are missing, and
+begin a piece again if its process is killed.
 
-The folder of a finished task holds the shards of its documents, as in a shards folder, and
+The folder of a finished piece holds the shards of its documents, as in a shards folder, and
 
     hashes       uint64 of each document, in the order of the text: equal documents, equal hashes
     signatures   uint32 (128) of each document, for near duplicates only
     dropped      JSON lines: the documents that a filter dropped, if they are to be written
-    task.json    the task's digest, counts, and the sha256 of each of these files
+    task.json    the piece's digest, counts, and the sha256 of each of these files
 """
 
 import hashlib
 import json
+import multiprocessing
+import os
 import shutil
 import uuid
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from electra.config import PrepareConfig
-from electra.errors import UserError
+from electra.errors import UserError, import_extra
 from electra.files import read_object, sha256_file, write_json
-from electra.shards.cleaning import SIGNATURE_SIZE, Filters, sign_documents
+from electra.processes import follow_parent, usable_cores
+from electra.shards.cleaning import Filters, sign_documents
 from electra.shards.store import PARTS, ShardWriter
-from electra.text.documents import PlainBorder, TextCounts, range_border, read_range
+from electra.text.documents import PlainBorder, Reader, TextCounts, close_last
 from electra.text.streams import compression_of, is_dataset, is_url
+from electra.tokenizing.tokenizer import Tokenizer
 from electra.tokenizing.vocabulary import group_texts
-from electra.tokenizing.words import LineEncoder, TokenBatch, WordEncoder
+from electra.tokenizing.words import LineEncoder, TokenBatch, WordEncoder, make_encoder
 
 EXPANSION = 4
-"""Bytes of text in a byte of a compressed file, as assumed for the list of tasks."""
+"""Bytes of text in a byte of a compressed file, as assumed for the list of pieces."""
 BATCH_CHARS = 1 << 20
-SETTINGS_OF_TASKS = (
+SETTINGS_OF_PIECES = (
     "border",
     "text_field",
     "encoding",
@@ -52,11 +60,22 @@ SETTINGS_OF_TASKS = (
     "languages",
     "write_dropped",
 )
-"""The settings that change the result of a task."""
+"""The settings that change the result of a piece."""
+RECORD = "task.json"
+MAX_ATTEMPTS = 3
+"""Times that a piece is begun whose process is killed."""
+RAY_CPUS = 0.9
+"""Cores that Ray reserves for a piece. A little less than one, so that the program that waits for
+the pieces, or another one, finds room on a full cluster."""
+RAY_PIECES = 16
+"""Most pieces in one call of Ray: ranges of one compressed file are best read in turn."""
+
+Record = dict[str, Any]
+Encoder = WordEncoder | LineEncoder
 
 
 @dataclass(frozen=True)
-class Piece:
+class FileRange:
     """A file, or a range of its content."""
 
     path: Path
@@ -69,13 +88,18 @@ class Piece:
     border: PlainBorder | None = None
     """Of a range of plain text: where its documents end. None: as the settings say."""
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether this is the whole file."""
+        return self.start == 0 and self.stop is None
+
 
 @dataclass(frozen=True)
-class Task:
+class Piece:
     """The documents of some small files or of a range of a large one."""
 
     number: int
-    pieces: tuple[Piece, ...]
+    ranges: tuple[FileRange, ...]
     source_bytes: int
     """Share of the files on disk; of a range by its length."""
     config: PrepareConfig
@@ -84,59 +108,67 @@ class Task:
     @property
     def digest(self) -> str:
         """The sha256 of all that the result depends on; for files, size and time of change."""
-        pieces = [[str(p.path), p.size, p.modified, p.start, p.stop] for p in self.pieces]
+        ranges = [[str(r.path), r.size, r.modified, r.start, r.stop] for r in self.ranges]
         settings = asdict(self.config)
-        facts = [self.tokenizer_digest, pieces, [settings[name] for name in SETTINGS_OF_TASKS]]
+        facts = [self.tokenizer_digest, ranges, [settings[name] for name in SETTINGS_OF_PIECES]]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
     @property
     def compressed(self) -> Path | None:
-        """The compressed file that the task is a range of. Such tasks are best done in turn."""
-        piece = self.pieces[0]
-        is_range = piece.start > 0 or piece.stop is not None
-        return piece.path if is_range and compression_of(piece.path) else None
+        """The compressed file that the piece is a range of. Such pieces are best done in turn."""
+        first = self.ranges[0]
+        return first.path if not first.is_whole and compression_of(first.path) else None
+
+    def place(self, folder: Path) -> Path:
+        """Return the folder of this piece in the folder of all pieces."""
+        return folder / f"{self.number:06d}"
 
     def __str__(self) -> str:
-        piece = self.pieces[0]
-        if len(self.pieces) > 1:
-            return f"task {self.number} ({len(self.pieces)} files from {piece.path})"
-        if piece.start == 0 and piece.stop is None:
-            return f"task {self.number} ({piece.path})"
-        end = "the end" if piece.stop is None else f"{piece.stop:,}"
-        return f"task {self.number} ({piece.path}, bytes {piece.start:,} to {end})"
+        first = self.ranges[0]
+        what = str(first.path)
+        if len(self.ranges) > 1:
+            what = f"{len(self.ranges)} files from {what}"
+        elif not first.is_whole:
+            end = "the end" if first.stop is None else f"{first.stop:,}"
+            what += f", bytes {first.start:,} to {end}"
+        return f"piece {self.number} ({what})"
 
 
-def list_tasks(files: Iterable[Path], config: PrepareConfig, tokenizer_digest: str) -> list[Task]:
-    """Return the tasks of a corpus: ranges of large files, and groups of small ones."""
-    groups: list[tuple[int, tuple[Piece, ...]]] = []
-    small: list[Piece] = []
+def list_pieces(files: Iterable[Path], config: PrepareConfig, tokenizer_digest: str) -> list[Piece]:
+    """Return the pieces of a corpus: ranges of large files, and groups of small ones."""
+    groups: list[tuple[int, tuple[FileRange, ...]]] = []
+    small: list[FileRange] = []
     room = config.task_bytes
+    reader = Reader(border=config.border, encoding=config.encoding)
+
+    def end_group() -> None:
+        if small:
+            groups.append((sum(each.size for each in small), tuple(small)))
+            small.clear()
+
     for path in files:
         size, modified = _look_at(path)
-        whole = Piece(path, size, modified)
         text_bytes = size * (EXPANSION if compression_of(path) else 1)
         is_large = text_bytes > config.task_bytes
-        if small and (is_large or text_bytes > room):
-            groups.append((sum(piece.size for piece in small), tuple(small)))
-            small, room = [], config.task_bytes
+        if is_large or text_bytes > room:
+            end_group()
+            room = config.task_bytes
         if not is_large:
-            small.append(whole)
+            small.append(FileRange(path, size, modified))
             room -= text_bytes
-        elif (unit := range_border(path, config.border, config.encoding)) is None:
-            groups.append((size, (whole,)))
+        elif (unit := reader.range_border(path)) is None:
+            groups.append((size, (FileRange(path, size, modified),)))
         else:
             number = -(-text_bytes // config.task_bytes)
             borders = [index * config.task_bytes for index in range(number)]
             shares = np.diff(np.linspace(0, size, number + 1).astype(np.int64)).tolist()
+            border = None if unit in ("record", "group") else cast(PlainBorder, unit)
             for share, start, stop in zip(shares, borders, [*borders[1:], None], strict=True):
-                border = None if unit == "record" or unit == "group" else unit
-                piece = Piece(path, size, modified, start, stop, border)
-                groups.append((share, (piece,)))
-    if small:
-        groups.append((sum(piece.size for piece in small), tuple(small)))
+                groups.append((share, (FileRange(path, size, modified, start, stop, border),)))
+    end_group()
     return [
-        Task(number, pieces, share, config, tokenizer_digest)
-        for number, (share, pieces) in enumerate(groups)
+        Piece(number, ranges, share, config, tokenizer_digest)
+        for number, (share, ranges) in enumerate(groups)
     ]
 
 
@@ -148,23 +180,21 @@ def _look_at(path: Path) -> tuple[int, int]:
     return status.st_size, int(status.st_mtime * 1e9) if is_url(path) else status.st_mtime_ns
 
 
-def task_folder(folder: Path, task: Task) -> Path:
-    """Return the folder of a finished task."""
-    return folder / f"{task.number:06d}"
+# One piece
 
 
-def read_task(folder: Path, task: Task, *, verify: bool = True) -> dict[str, Any] | None:
-    """Return the record of a task if it is finished, and of this text and these settings.
+def read_piece(folder: Path, piece: Piece, *, verify: bool = True) -> Record | None:
+    """Return the record of a piece if it is finished, and of this text and these settings.
 
     Args:
-        folder: The folder of all tasks.
-        task: The task.
+        folder: The folder of all pieces.
+        piece: The piece.
         verify: Whether to compare the sha256 of each file.
     """
-    place = task_folder(folder, task)
+    place = piece.place(folder)
     try:
-        record = read_object(place / "task.json")
-        is_done = record["task"] == task.digest
+        record = read_object(place / RECORD)
+        is_done = record["task"] == piece.digest
         files = {place / name: digest for name, digest in record["sha256"].items()}
         is_whole = all(path.is_file() for path in files) and (
             not verify or all(sha256_file(path) == digest for path, digest in files.items())
@@ -174,110 +204,93 @@ def read_task(folder: Path, task: Task, *, verify: bool = True) -> dict[str, Any
     return record if is_done and is_whole else None
 
 
-def prepare_task(task: Task, encoder: WordEncoder | LineEncoder, folder: Path) -> dict[str, Any]:
-    """Write the folder of a task, unless it is finished already, and return its record.
-
-    Args:
-        task: The task.
-        encoder: Encodes documents with the tokenizer of the task.
-        folder: The folder of all tasks.
+def prepare_piece(piece: Piece, encoder: Encoder, folder: Path) -> Record:
+    """Write the folder of a piece, unless it is finished already, and return its record.
 
     Raises:
         UserError: A file is damaged, or a record lacks the field.
     """
-    if record := read_task(folder, task):
+    if record := read_piece(folder, piece):
         return record
-    place = task_folder(folder, task)
+    place = piece.place(folder)
     incomplete = folder / f"{place.name}.{uuid.uuid4().hex}.incomplete"
     incomplete.mkdir(parents=True)
     try:
-        record = _write_task(task, encoder, incomplete)
+        record = _write_piece(piece, encoder, incomplete)
         shutil.rmtree(place, ignore_errors=True)  # of another text, of other settings, or damaged
         try:
             incomplete.rename(place)
         except OSError:
-            # Another process has finished the same task in the meantime.
-            if read_task(folder, task, verify=False) is None:
+            # Another process has finished the same piece in the meantime.
+            if read_piece(folder, piece, verify=False) is None:
                 raise
     finally:
         shutil.rmtree(incomplete, ignore_errors=True)
     return record
 
 
-def _write_task(task: Task, encoder: WordEncoder | LineEncoder, folder: Path) -> dict[str, Any]:
-    config, counts = task.config, TextCounts()
+def _write_piece(piece: Piece, encoder: Encoder, folder: Path) -> Record:
+    config, counts, filters = piece.config, TextCounts(), Filters(piece.config)
     num_unknown = 0
-    filters = Filters(config)
+    sizes = {"vocab_size": encoder.tokenizer.vocab_size, "shard_tokens": config.shard_tokens}
     with ExitStack() as stack:
-        vocab_size, shard_tokens = encoder.tokenizer.vocab_size, config.shard_tokens
-        writers = [
-            stack.enter_context(
-                ShardWriter(folder, part, vocab_size=vocab_size, shard_tokens=shard_tokens)
-            )
-            for part in PARTS
-        ]
-        hashes = stack.enter_context((folder / "hashes").open("wb"))
-        aside = None
+        open_file = stack.enter_context
+        writers = [open_file(ShardWriter(folder, part, **sizes)) for part in PARTS]
+        hashes = open_file((folder / "hashes").open("wb"))
         if config.write_dropped:
-            aside = stack.enter_context(
-                (folder / "dropped").open("w", encoding="utf-8", newline="\n")
-            )
-        signatures = None
+            dropped = (folder / "dropped").open("w", encoding="utf-8", newline="\n")
+            filters.aside = open_file(dropped)
         if config.duplicates == "near":
-            signatures = stack.enter_context((folder / "signatures").open("wb"))
-        for texts in group_texts(read_pieces(task, counts, encoder.tokenizer.names), BATCH_CHARS):
-            kept = [text for text in texts if not filters.judge_text(text, aside)]
+            signatures = open_file((folder / "signatures").open("wb"))
+        for texts in group_texts(read_texts(piece, counts, encoder.tokenizer.names), BATCH_CHARS):
+            kept = [text for text in texts if not filters.judge_text(text)]
             if not kept:
                 continue
             batch = encoder.encode_documents(kept)
             num_unknown += batch.num_unknown
-            is_kept = batch.document_lengths > 0
-            is_kept &= ~filters.judge_tokens(batch, kept, aside)
+            is_kept = (batch.document_lengths > 0) & ~filters.judge_tokens(batch, kept)
             hashes_D = hash_documents(kept, config.seed)
             is_heldout = hashes_D < heldout_limit(config.heldout_prob)
             for writer, is_part in zip(writers, (~is_heldout, is_heldout), strict=True):
                 writer.write(*select(batch, is_part & is_kept))
             hashes.write(hashes_D[is_kept].astype("<u8").tobytes())
-            if signatures:
-                signed = sign_documents(batch)[is_kept]
-                assert signed.shape[1:] == (SIGNATURE_SIZE,)
-                signatures.write(signed.astype("<u4").tobytes())
+            if config.duplicates == "near":
+                signatures.write(sign_documents(batch)[is_kept].astype("<u4").tobytes())
         parts = dict(zip(PARTS, [writer.finish() for writer in writers], strict=True))
     record = {
-        "task": task.digest,
+        "task": piece.digest,
         "text": asdict(counts),
         "unk_tokens": num_unknown,
         "dropped": dict(sorted(filters.dropped.items())),
         "parts": parts,
         "sha256": {path.name: sha256_file(path) for path in sorted(folder.iterdir())},
     }
-    write_json(folder / "task.json", record)
+    write_json(folder / RECORD, record)
     return record
 
 
-def read_pieces(
-    task: Task, counts: TextCounts, names: Sequence[str] | None = None
+def read_texts(
+    piece: Piece, counts: TextCounts, names: Sequence[str] | None = None
 ) -> Iterator[str]:
-    """Yield the documents of a task, each with its lines joined by line feeds.
+    """Yield the documents of a piece, each with its lines joined by line feeds.
 
     Args:
-        task: The task.
+        piece: The piece.
         counts: Updated while reading.
-        names: As for `read_documents`.
+        names: As for `Reader`.
     """
-    for piece in task.pieces:
-        is_auto = task.config.border == "auto"
-        counts.files_of_lines += is_auto and piece.border == "line" and piece.start == 0
-        for lines in read_range(
-            piece.path,
-            piece.start,
-            piece.stop,
-            border=piece.border or task.config.border,
-            text_field=task.config.text_field,
-            counts=counts,
-            encoding=task.config.encoding,
+    config = piece.config
+    for part in piece.ranges:
+        is_lined = config.border == "auto" and part.border == "line"
+        counts.files_of_lines += is_lined and part.start == 0
+        reader = Reader(
+            border=part.border or config.border,
+            text_field=config.text_field,
+            encoding=config.encoding,
             names=names,
-        ):
+            counts=counts,
+        )
+        for lines in reader.read_range(part.path, part.start, part.stop):
             yield "\n".join(lines)
 
 
@@ -309,11 +322,206 @@ def select(batch: TokenBatch, is_chosen: np.ndarray) -> tuple[np.ndarray, np.nda
     )
 
 
-def sum_records(records: Sequence[dict[str, Any]]) -> tuple[dict[str, int], dict[str, int], int]:
-    """Return the sums over tasks: counts of the text, dropped documents by reason, [UNK]."""
+def sum_records(records: Sequence[Record]) -> tuple[dict[str, int], dict[str, int], int]:
+    """Return the sums over pieces: counts of the text, dropped documents by reason, [UNK]."""
     text: Counter[str] = Counter()
     dropped: Counter[str] = Counter()
     for record in records:
         text.update(record["text"])
         dropped.update(record["dropped"])
     return dict(text), dict(dropped), sum(record["unk_tokens"] for record in records)
+
+
+# Engines
+
+
+def _group(pieces: Iterable[Piece], most: float) -> Iterator[list[Piece]]:
+    """Yield single pieces, and ranges of one compressed file together."""
+    group: list[Piece] = []
+    for piece in pieces:
+        follows = group and piece.compressed and piece.compressed == group[-1].compressed
+        if group and not (follows and len(group) < most):
+            yield group
+            group = []
+        group.append(piece)
+    if group:
+        yield group
+
+
+def run_here(
+    pieces: Sequence[Piece],
+    tokenizer: Tokenizer,
+    folder: Path,
+    workers: int,
+    tell: Callable[[Piece, Record], None],
+) -> None:
+    """Prepare the pieces with processes of this machine.
+
+    Args:
+        pieces: The pieces.
+        tokenizer: The tokenizer.
+        folder: The folder of all pieces.
+        workers: Number of processes; 0: one per available core. A single one is this process.
+        tell: Called with each piece that is done, and its record.
+
+    Raises:
+        UserError: A file is damaged, or a process was killed again and again.
+    """
+    workers = min(workers or usable_cores(), len(pieces))
+    if workers <= 1:
+        encoder = make_encoder(tokenizer)
+        try:
+            for piece in pieces:
+                tell(piece, prepare_piece(piece, encoder, folder))
+        finally:
+            close_last()
+        return
+    queue = _Queue(pieces)
+    pools = [_start_pool(tokenizer, folder) for _ in range(workers)]
+    kills: Counter[int] = Counter()
+    pending: dict[Future[Record], tuple[int, Piece]] = {}
+
+    def begin(worker: int, piece: Piece | None) -> None:
+        if piece is not None:
+            pending[pools[worker].submit(_prepare_in_worker, piece)] = worker, piece
+
+    try:
+        for worker in range(workers):
+            begin(worker, queue.take(worker))
+        while pending:
+            for future in wait(pending, return_when=FIRST_COMPLETED).done:
+                worker, piece = pending.pop(future)
+                try:
+                    record = future.result()
+                except BrokenProcessPool:
+                    kills[piece.number] += 1
+                    if kills[piece.number] == MAX_ATTEMPTS:
+                        cause = f"possibly for lack of memory; try fewer workers than {workers}"
+                        raise _killed(piece, cause) from None
+                    pools[worker].shutdown()
+                    pools[worker] = _start_pool(tokenizer, folder)
+                    begin(worker, piece)
+                else:
+                    begin(worker, queue.take(worker))
+                    tell(piece, record)
+    finally:
+        for pool in pools:
+            pool.shutdown(cancel_futures=True)
+
+
+def _killed(piece: Piece, cause: str) -> UserError:
+    return UserError(
+        f"the process of {piece} was killed {MAX_ATTEMPTS} times, {cause}; finished pieces are kept"
+    )
+
+
+def _start_pool(tokenizer: Tokenizer, folder: Path) -> ProcessPoolExecutor:
+    """Return a pool of one process. The death of a process breaks its pool and no other."""
+    return ProcessPoolExecutor(
+        1,
+        # A forked process can hang if its parent had threads, as torch and tokenizers have.
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_start_worker,
+        initargs=(tokenizer, folder),
+    )
+
+
+class _Queue:
+    """Pieces for workers. The ranges of a compressed file go to one worker, as long as it can be.
+
+    A worker that has nothing left takes the second half of what the busiest one has before it.
+    """
+
+    def __init__(self, pieces: Iterable[Piece]) -> None:
+        self.free = deque(map(deque, _group(pieces, float("inf"))))
+        self.taken: dict[int, deque[Piece]] = {}
+
+    def take(self, worker: int) -> Piece | None:
+        mine = self.taken.get(worker)
+        if not mine and self.free:
+            mine = self.taken[worker] = self.free.popleft()
+        if not mine and self.taken:
+            longest = max(self.taken.values(), key=len)
+            half = [longest.pop() for _ in range(-(-len(longest) // 2))]
+            mine = self.taken[worker] = deque(reversed(half))
+        return mine.popleft() if mine else None
+
+
+_worker: tuple[Encoder, Path]
+
+
+def _start_worker(tokenizer: Tokenizer, folder: Path) -> None:
+    global _worker
+    follow_parent()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    _worker = make_encoder(tokenizer), folder
+
+
+def _prepare_in_worker(piece: Piece) -> Record:
+    return prepare_piece(piece, *_worker)
+
+
+def run_on_ray(
+    pieces: Sequence[Piece],
+    tokenizer: Tokenizer,
+    folder: Path,
+    workers: int,
+    tell: Callable[[Piece, Record], None],
+) -> None:
+    """Prepare the pieces on a Ray cluster: of RAY_ADDRESS, else one that runs here, else a new one.
+
+    All machines must see the text and the folder under the same names. For the arguments see
+    `run_here`; with `workers` 0, as many processes as the cluster has room for.
+
+    Raises:
+        UserError: Ray is missing, a file is damaged, or processes were killed again and again.
+    """
+    ray = import_extra("ray", "ray", "--engine ray")
+    # Without this, Ray warns that a later version will treat tasks without a GPU differently.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    is_ours = not ray.is_initialized()
+    if is_ours:
+        try:
+            ray.init(log_to_driver=False, logging_level="ERROR", include_dashboard=False)
+        except Exception as error:
+            raise UserError(f"Ray did not start: {str(error).splitlines()[0]}") from error
+    try:
+        call = ray.remote(num_cpus=RAY_CPUS, max_retries=MAX_ATTEMPTS - 1)(_prepare_on_ray)
+        shared = ray.put(tokenizer)
+        groups = deque(_group(pieces, RAY_PIECES))
+        room = workers or max(1, int(ray.cluster_resources().get("CPU", 1) / RAY_CPUS))
+        pending: dict[Any, list[Piece]] = {}
+        while groups or pending:
+            # A few more than there is room for, so that no process waits for the next one.
+            while groups and len(pending) < (workers or 2 * room):
+                group = groups.popleft()
+                pending[call.remote(group, shared, str(folder.absolute()))] = group
+            done, _ = ray.wait(list(pending), num_returns=1, timeout=10)
+            for reference in done:
+                group = pending.pop(reference)
+                for piece, record in zip(group, _get(ray, reference, group[0]), strict=True):
+                    tell(piece, record)
+    finally:
+        if is_ours:
+            ray.shutdown()
+
+
+def _get(ray: Any, reference: Any, first: Piece) -> list[Record]:
+    """Return what a call on Ray returned; its error becomes ours."""
+    try:
+        return ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        cause = error.cause
+        raise (cause if isinstance(cause, UserError | OSError) else error) from None
+    except ray.exceptions.RayError as error:
+        raise _killed(first, str(error).splitlines()[0]) from None
+
+
+_encoders: dict[str, Encoder] = {}
+
+
+def _prepare_on_ray(group: list[Piece], tokenizer: Tokenizer, folder: str) -> list[Record]:
+    encoder = _encoders.get(tokenizer.digest)
+    if encoder is None:
+        encoder = _encoders[tokenizer.digest] = make_encoder(tokenizer)
+    return [prepare_piece(piece, encoder, Path(folder)) for piece in group]

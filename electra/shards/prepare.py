@@ -1,12 +1,12 @@
-"""From text to token shards: a list of tasks, ways to do them, and the last step.
+"""From text to token shards: a list of pieces, ways to prepare them, and the last step.
 
-    list_tasks   the corpus in parts (tasks.py)
-    run_here     the tasks in processes of this machine, or run_on_ray, or a share of them for each
-                 job of a queue (engines.py): each task writes a folder of its own
-    merge_tasks  duplicates, the held-out part and the manifest (merging.py)
+    list_pieces   the corpus in parts (pieces.py)
+    run_here      the pieces in processes of this machine, or run_on_ray, or a share of them for
+                  each job of a queue: each piece writes a folder of its own
+    merge_pieces  duplicates, the held-out part and the manifest (merging.py)
 
 Everything lies in `<out>.incomplete` until the last step. A preparation that was interrupted goes
-on with the same command: finished tasks whose hashes are right are not done again. The shards are
+on with the same command: finished pieces whose hashes are right are not done again. The shards are
 the same bytes for every way, number of processes and interruption.
 """
 
@@ -23,9 +23,16 @@ from typing import Any, Literal
 from electra.config import PrepareConfig
 from electra.errors import UserError, require
 from electra.files import UNFINISHED, hold, read_object
-from electra.shards.engines import run_here, run_on_ray
-from electra.shards.merging import TASKS, list_shards, merge_tasks, move_shards
-from electra.shards.pieces import SETTINGS_OF_TASKS, Task, list_tasks, read_task
+from electra.shards.merging import PIECES, list_shards, merge_pieces, move_shards
+from electra.shards.pieces import (
+    RECORD,
+    SETTINGS_OF_PIECES,
+    Piece,
+    list_pieces,
+    read_piece,
+    run_here,
+    run_on_ray,
+)
 from electra.shards.store import MAX_SHARD_TOKENS
 from electra.text.sources import find_sources
 from electra.text.streams import STDIN, is_url, locate, read_bytes, send
@@ -38,7 +45,7 @@ TellProgress = Callable[[int, int | None, int], None]
 PLAN = "plan.json"
 """The settings of an unfinished preparation."""
 MAX_NAMED = 8
-"""Missing tasks that a message names."""
+"""Missing pieces that a message names."""
 
 
 def prepare(
@@ -52,7 +59,7 @@ def prepare(
 ) -> dict[str, Any]:
     """Write the shards folder `out` and return its manifest.
 
-    After an error or an interrupt, `<out>.incomplete` holds the finished tasks, and the same call
+    After an error or an interrupt, `<out>.incomplete` holds the finished pieces, and the same call
     goes on. If none is finished, nothing is left.
 
     Args:
@@ -61,7 +68,7 @@ def prepare(
         out: The folder to write; must not exist. A URL is written last, from `NAME.incomplete` in
             the current folder, the manifest after all other files.
         config: Document borders, held-out share, what is dropped, sizes and number of workers.
-        progress: Called with each finished task.
+        progress: Called with each finished piece.
         engine: "local": processes of this machine. "ray": a Ray cluster.
 
     Raises:
@@ -73,12 +80,12 @@ def prepare(
     with _begin(out, tokenizer, config) as folder, hold(folder / UNFINISHED):
         if not _is_merged(folder, out):
             files = _copy_pipes(sources.files, folder, progress)
-            tasks = list_tasks(files, config, tokenizer.digest)
-            _run(tasks, tokenizer, folder, config, engine, progress)
+            pieces = list_pieces(files, config, tokenizer.digest)
+            _run(pieces, tokenizer, folder, config, engine, progress)
             try:
-                merge_tasks(folder, tasks, tokenizer, config, sources)
+                merge_pieces(folder, pieces, tokenizer, config, sources)
             except UserError:
-                shutil.rmtree(folder / TASKS)  # the same tasks would be refused again
+                shutil.rmtree(folder / PIECES)  # the same pieces would be refused again
                 raise
         return _complete(folder, out)
 
@@ -91,7 +98,7 @@ def prepare_share(
     share: tuple[int, int],
     progress: TellProgress | None = None,
 ) -> int:
-    """Do a share of the tasks of a preparation, and return its number of tasks.
+    """Do a share of the pieces of a preparation, and return its number of pieces.
 
     Any number of processes on any machines can do shares at the same time; `finish` is the last
     step. The machines must see the text and `out` under the same names.
@@ -102,7 +109,7 @@ def prepare_share(
         out: The folder that `finish` will write.
         config: As for `prepare`.
         share: The number of the share, from 0, and how many shares there are.
-        progress: Called with each finished task.
+        progress: Called with each finished piece.
 
     Raises:
         UserError: As for `prepare`, or the text is not in files.
@@ -111,34 +118,34 @@ def prepare_share(
     _require_files(files)
     number, num_shares = share
     with _begin(out, tokenizer, config, is_shared=True) as folder:
-        tasks = list_tasks(files, config, tokenizer.digest)
-        first, stop = (len(tasks) * place // num_shares for place in (number, number + 1))
-        _run(tasks[first:stop], tokenizer, folder, config, "local", progress)
+        pieces = list_pieces(files, config, tokenizer.digest)
+        first, stop = (len(pieces) * place // num_shares for place in (number, number + 1))
+        _run(pieces[first:stop], tokenizer, folder, config, "local", progress)
     return stop - first
 
 
 def finish(
     paths: Sequence[str], tokenizer: Tokenizer, out: str | Path, config: PrepareConfig
 ) -> dict[str, Any]:
-    """Write the shards folder from the tasks that `prepare_share` did, and return its manifest.
+    """Write the shards folder from the pieces that `prepare_share` did, and return its manifest.
 
     Raises:
-        UserError: A task is missing, or its text was changed since.
+        UserError: A piece is missing, or its text was changed since.
     """
     sources, out = find_sources(paths, config.encoding), locate(out)
     _require_files(sources.files)
     with _begin(out, tokenizer, config, is_shared=True) as folder, hold(folder / UNFINISHED):
         if not _is_merged(folder, out):
-            tasks = list_tasks(sources.files, config, tokenizer.digest)
-            missing = [str(t.number) for t in tasks if not read_task(folder / TASKS, t)]
+            pieces = list_pieces(sources.files, config, tokenizer.digest)
+            missing = [str(p.number) for p in pieces if not read_piece(folder / PIECES, p)]
             names = ", ".join(missing[:MAX_NAMED]) + (", ..." if len(missing) > MAX_NAMED else "")
             require(
                 not missing,
-                f"{len(missing):,} of {len(tasks):,} tasks are missing or were done with another "
+                f"{len(missing):,} of {len(pieces):,} pieces are missing or were done with another "
                 f"text: {names}; run their shares again, or the command without --finish, which "
                 "does them here",
             )
-            merge_tasks(folder, tasks, tokenizer, config, sources)
+            merge_pieces(folder, pieces, tokenizer, config, sources)
         return _complete(folder, out)
 
 
@@ -146,7 +153,7 @@ def _require_files(files: Sequence[Path]) -> None:
     for path in files:
         require(
             path != STDIN and not path.is_fifo(),
-            f"shares of tasks need files that can be read again, not the pipe {path}",
+            f"shares of pieces need files that can be read again, not the pipe {path}",
         )
 
 
@@ -156,7 +163,7 @@ def _begin(
 ) -> Iterator[Path]:
     """Yield `<out>.incomplete`, new or begun with the same settings.
 
-    After an error it is removed if no task is finished and no other process may be using it.
+    After an error it is removed if no piece is finished and no other process may be using it.
     """
     exists = read_bytes(out / "manifest.json") is not None if is_url(out) else out.exists()
     require(not exists, f"{out} exists already; remove it or choose another name")
@@ -169,7 +176,7 @@ def _begin(
     settings = asdict(config)
     plan = {
         "tokenizer": tokenizer.digest,
-        **{name: settings[name] for name in (*SETTINGS_OF_TASKS, "task_bytes")},
+        **{name: settings[name] for name in (*SETTINGS_OF_PIECES, "task_bytes")},
     }
     if path.exists():
         begun = read_object(path)
@@ -196,7 +203,7 @@ def _begin(
     try:
         yield folder
     except BaseException as error:
-        if not is_shared and not any((folder / TASKS).glob("*/task.json")):
+        if not is_shared and not any((folder / PIECES).glob(f"*/{RECORD}")):
             shutil.rmtree(folder, ignore_errors=True)
         if isinstance(error, OSError) and error.errno and error.filename is None:
             error.filename = str(out)  # an error on an open file has no file name
@@ -209,9 +216,9 @@ def incomplete_folder(out: Path) -> Path:
 
 
 def _is_merged(folder: Path, out: Path) -> bool:
-    """Return whether the last step was begun and the tasks may be gone.
+    """Return whether the last step was begun and the pieces may be gone.
 
-    To a URL the shards are copied from the tasks, which are compared with their text every time.
+    To a URL the shards are copied from the pieces, which are compared with their text every time.
     """
     return not is_url(out) and (folder / "manifest.json").exists()
 
@@ -245,26 +252,26 @@ def _copy_pipes(
 
 
 def _run(
-    tasks: Sequence[Task],
+    pieces: Sequence[Piece],
     tokenizer: Tokenizer,
     folder: Path,
     config: PrepareConfig,
     engine: Engine,
     progress: TellProgress | None,
 ) -> None:
-    """Do the tasks and report progress."""
-    total = sum(task.source_bytes for task in tasks)
+    """Do the pieces and report progress."""
+    total = sum(piece.source_bytes for piece in pieces)
     done = num_tokens = 0
 
-    def tell(task: Task, record: dict[str, Any]) -> None:
+    def tell(piece: Piece, record: dict[str, Any]) -> None:
         nonlocal done, num_tokens
-        done += task.source_bytes
+        done += piece.source_bytes
         num_tokens += sum(part["num_tokens"] for part in record["parts"].values())
         if progress:
             progress(done, total, num_tokens)
 
     run = run_on_ray if engine == "ray" else run_here
-    run(tasks, tokenizer, folder / TASKS, config.workers, tell)
+    run(pieces, tokenizer, folder / PIECES, config.workers, tell)
 
 
 def _complete(folder: Path, out: Path) -> dict[str, Any]:

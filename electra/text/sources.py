@@ -9,19 +9,19 @@ import codecs
 import glob
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from electra.errors import UserError, require
 from electra.text.streams import (
-    BOMS,
     DETECT,
     STDIN,
     UTF8,
     check_encoding,
-    compression_of,
     detect,
+    find_mark,
     find_urls,
     guess,
     is_dataset,
@@ -29,6 +29,7 @@ from electra.text.streams import (
     is_utf8,
     open_source,
 )
+from electra.text.tables import COLUMNAR_FORMATS, format_of
 
 FIRST_BYTES = 1 << 16
 """Bytes of the decompressed content that decide whether a file is text."""
@@ -38,11 +39,8 @@ MAX_INVALID_SHARE = 0.1
 """Largest share of invalid characters in a UTF-8 text file. Stray bytes and Latin-1 lie below,
 encodings of other scripts far above."""
 
-RECORD_SUFFIXES = (".parquet", ".arrow")
-"""Formats that are not text, and have an encoding of their own."""
 DATASET_MARKS = {"dataset_info.json", "state.json"}
 """Files of a folder that `datasets` saved. Its text is in its .arrow files."""
-
 WRITTEN_FOLDERS = {
     "a shards folder": {"manifest.json", "tokenizer", "train-00000.tokens"},
     "a tokenizer folder": {"tokenizer.json", "tokenizer_config.json"},
@@ -51,10 +49,14 @@ WRITTEN_FOLDERS = {
     "a quickstart folder": {"tokenizer", "shards", "run", "exported", "report.html"},
 }
 """Folders written by the commands, each recognised by names that no other folder holds together."""
-MAX_NAMED = 8
-"""Skipped files and folders that a message names. The rest is a number."""
 INCOMPLETE = ".incomplete"
 """Suffix of files and folders that a command has not finished."""
+UNREPORTED = ("empty", "a folder")
+"""Kinds of paths in a folder or a pattern that are skipped without a report."""
+MAX_NAMED = 8
+"""Skipped files and folders that a message names. The rest is a number."""
+
+Named = Sequence[tuple[Path, str]]
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ def find_sources(paths: Sequence[str], encoding: str = UTF8) -> Sources:
     """Return the text files that paths, folders and patterns name; "-" is standard input.
 
     A folder names all files below it, sorted, without hidden and empty files. A pipe is read only
-    if it is named itself. A name may be a URL, or datasets:NAME (remote.py).
+    if it is named itself. A name may be a URL, or datasets:NAME.
 
     Args:
         paths: The names.
@@ -91,24 +93,26 @@ def find_sources(paths: Sequence[str], encoding: str = UTF8) -> Sources:
         path = Path(name)
         if path == STDIN or is_dataset(name):
             files.append(path)
-        elif is_url(name):
-            found = _choose_text(find_urls(name), passed_over, encoding)
-            _require_any(found, f"{name} names no files with text", passed_over)
-            files += found
+            continue
+        if is_url(name):
+            found, rule = find_urls(name), f"{name} names no files with text"
         elif path.is_dir():
-            kind = _find_kind(path)
+            kind = _kind_of(path)
             require(not kind, f"{name} is {kind}, not text")
-            found = _choose_text(sorted(_walk(path, passed_over)), passed_over, encoding)
-            _require_any(found, f"the folder {name} holds no files with text", passed_over)
-            files += found
+            found = sorted(_walk(path, passed_over))
+            rule = f"the folder {name} holds no files with text"
         elif path.exists():
-            _require_text(path, encoding)
+            # A pipe is not looked into, because that would consume it.
+            kind = "" if path.is_fifo() else _why_no_text(path, encoding)
+            require(not kind, f"{path} is not text: {kind}")
             files.append(path)
+            continue
         else:
-            rule = "no file matches" if glob.has_magic(name) else "there is no file"
-            found = _choose_text(sorted(_match(name, passed_over)), passed_over, encoding)
-            _require_any(found, f"{rule} {name}", passed_over)
-            files += found
+            found = sorted(_match(name, passed_over))
+            rule = f"{'no file matches' if glob.has_magic(name) else 'there is no file'} {name}"
+        chosen = _choose_text(found, passed_over, encoding)
+        require(bool(chosen), "; ".join(filter(None, (rule, name_passed_over(passed_over)))))
+        files += chosen
     files = list(dict.fromkeys(files))
     told = [(path, encoding_of(path, encoding)) for path in files] if encoding == DETECT else []
     others = tuple((path, name) for path, name in told if not is_utf8(name))
@@ -121,30 +125,26 @@ def encoding_of(path: Path, encoding: str) -> str:
         return encoding
     if path == STDIN or is_dataset(path) or path.is_fifo():
         return UTF8  # reading it would consume it
-    if content_suffix(path) in RECORD_SUFFIXES:
+    if format_of(path) in COLUMNAR_FORMATS:
         return UTF8
-    with open_source(path) as (_, stream):
-        return detect(stream.read(FIRST_BYTES)) or UTF8
+    return detect(_first_bytes(path)) or UTF8
 
 
-def name_encodings(encodings: Sequence[tuple[Path, str]]) -> str:
+def name_encodings(encodings: Named) -> str:
     """Return a sentence on the encodings that were detected, or "" if all files are UTF-8."""
-    named = [f"{path} ({name})" for path, name in encodings[:MAX_NAMED]]
-    if len(encodings) > MAX_NAMED:
-        named.append(f"and {len(encodings) - MAX_NAMED:,} more")
-    return f"encodings detected: {', '.join(named)}" if named else ""
+    return _name_first("encodings detected", encodings)
 
 
-def name_passed_over(passed_over: Sequence[tuple[Path, str]]) -> str:
+def name_passed_over(passed_over: Named) -> str:
     """Return a sentence on the skipped files and folders, or "" if there are none."""
-    named = [f"{path} ({kind})" for path, kind in passed_over[:MAX_NAMED]]
-    if len(passed_over) > MAX_NAMED:
-        named.append(f"and {len(passed_over) - MAX_NAMED:,} more")
-    return f"skipped, because not text: {', '.join(named)}" if named else ""
+    return _name_first("skipped, because not text", passed_over)
 
 
-def _require_any(found: Sequence[Path], rule: str, passed_over: Sequence[tuple[Path, str]]) -> None:
-    require(bool(found), "; ".join(filter(None, (rule, name_passed_over(passed_over)))))
+def _name_first(what: str, found: Named) -> str:
+    named = [f"{path} ({kind})" for path, kind in found[:MAX_NAMED]]
+    if len(found) > MAX_NAMED:
+        named.append(f"and {len(found) - MAX_NAMED:,} more")
+    return f"{what}: {', '.join(named)}" if named else ""
 
 
 def _walk(top: Path, passed_over: list[tuple[Path, str]]) -> Iterator[Path]:
@@ -152,30 +152,25 @@ def _walk(top: Path, passed_over: list[tuple[Path, str]]) -> Iterator[Path]:
     for name, subfolders, names in os.walk(top, onerror=_raise):
         folder = Path(name)
         entered = []
-        for subfolder in sorted(subfolders):
-            path = folder / subfolder
-            if subfolder.startswith("."):
-                continue
-            kind = "a link to a folder" if path.is_symlink() else _find_kind(path)
+        for path in (folder / each for each in sorted(subfolders) if not each.startswith(".")):
+            kind = "a link to a folder" if path.is_symlink() else _kind_of(path)
             if kind:
                 passed_over.append((path, kind))
             else:
-                entered.append(subfolder)
+                entered.append(path.name)
         subfolders[:] = entered
-        if DATASET_MARKS.issubset(names):
-            names = [each for each in names if each.endswith(".arrow")]
-        yield from (
-            folder / each
-            for each in names
-            if not each.startswith(".") and each != "dataset_dict.json"
-        )
+        is_dataset_folder = DATASET_MARKS.issubset(names)
+        for each in names:
+            is_hidden = each.startswith(".") or each == "dataset_dict.json"
+            if not is_hidden and (each.endswith(".arrow") or not is_dataset_folder):
+                yield folder / each
 
 
 def _raise(error: OSError) -> None:
     raise error
 
 
-def _find_kind(folder: Path) -> str:
+def _kind_of(folder: Path) -> str:
     """Return the kind of a folder written by a command, or "" for any other folder."""
     names = {path.name for path in folder.iterdir()}
     if folder.name.endswith(INCOMPLETE):
@@ -186,81 +181,60 @@ def _find_kind(folder: Path) -> str:
 def _match(pattern: str, passed_over: list[tuple[Path, str]]) -> Iterator[Path]:
     """Yield the paths that match a pattern, except those in folders written by the commands.
 
-    Raises:
-        OSError: A folder of the search cannot be listed. The glob module ignores such folders.
+    A folder of the search that cannot be listed is an OSError; the glob module ignores it.
     """
     parts = Path(pattern).parts
-    for number, part in enumerate(parts):
-        if glob.has_magic(part):
-            looked_through = Path(*parts[:number], "**" if part == "**" else "")
-            # Path.glob refuses absolute patterns. The final slash selects folders only.
-            for name in glob.iglob(f"{looked_through}/", recursive=True):  # noqa: PTH207
-                list(Path(name).iterdir())
-    num_plain = next((n for n, part in enumerate(parts) if glob.has_magic(part)), len(parts))
-    kinds: dict[Path, str] = {}
+    magic = [number for number, part in enumerate(parts) if glob.has_magic(part)]
+    for number in magic:
+        looked_through = Path(*parts[:number], "**" if parts[number] == "**" else "")
+        # Path.glob refuses absolute patterns. The final slash selects folders only.
+        for name in glob.iglob(f"{looked_through}/", recursive=True):  # noqa: PTH207
+            list(Path(name).iterdir())
+    kind_of = cache(_kind_of)
     for path in map(Path, glob.iglob(pattern, recursive=True)):  # noqa: PTH207
-        for length in range(num_plain, len(path.parts)):
-            folder = Path(*path.parts[:length])
-            if folder not in kinds:
-                kinds[folder] = _find_kind(folder)
-            if kinds[folder]:
-                passed_over.append((folder, kinds[folder]))
-                break
-        else:
+        lengths = range(min(magic, default=len(parts)), len(path.parts))
+        folders = (Path(*path.parts[:length]) for length in lengths)
+        written = next((folder for folder in folders if kind_of(folder)), None)
+        if written is None:
             yield path
+        else:
+            passed_over.append((written, kind_of(written)))
 
 
 def _choose_text(
-    paths: Sequence[Path], passed_over: list[tuple[Path, str]], encoding: str
+    paths: Iterable[Path], passed_over: list[tuple[Path, str]], encoding: str
 ) -> list[Path]:
-    """Return the text files. Empty files and folders are left out without a report."""
+    """Return the text files, and report what else is there."""
     chosen = []
     for path in paths:
-        try:
-            status = path.stat()
-        except FileNotFoundError:
-            passed_over.append((path, "a link to nothing"))
-            continue
-        if stat.S_ISDIR(status.st_mode) or (stat.S_ISREG(status.st_mode) and not status.st_size):
-            continue
-        kind = (
-            _why_no_text(path, encoding) if stat.S_ISREG(status.st_mode) else "not a regular file"
-        )
-        if path.name.endswith(INCOMPLETE):
+        kind = _why_no_text(path, encoding)
+        if kind not in UNREPORTED and path.name.endswith(INCOMPLETE):
             kind = "an unfinished file"
-        if kind:
-            passed_over.append((path, kind))
-        else:
+        if not kind:
             chosen.append(path)
+        elif kind not in UNREPORTED:
+            passed_over.append((path, kind))
     return chosen
 
 
-def _require_text(path: Path, encoding: str) -> None:
-    """Raise an error for a named file that is not text. A pipe is not checked: reading consumes it.
-
-    Raises:
-        UserError: The file is empty, not a regular file, or not text.
-    """
-    if path.is_fifo():
-        return
-    require(path.is_file(), f"{path} is neither a file, nor a folder, nor a pipe")
-    require(path.stat().st_size > 0, f"the file {path} is empty")
-    kind = _why_no_text(path, encoding)
-    require(not kind, f"{path} is not text: {kind}")
-
-
 def _why_no_text(path: Path, encoding: str) -> str:
-    """Return the kind of a file that is no text, by its first bytes, or "" for a text."""
-    if content_suffix(path) in RECORD_SUFFIXES:
+    """Return the kind of a path that is no file of text, by its first bytes, or "" for a text."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return "a link to nothing"
+    if not stat.S_ISREG(status.st_mode):
+        return "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
+    if not status.st_size:
+        return "empty"
+    if format_of(path) in COLUMNAR_FORMATS:
         return ""
-    with open_source(path) as (_, stream):
-        first = stream.read(FIRST_BYTES)
+    first = _first_bytes(path)
     if encoding == DETECT:
         return "" if detect(first) else "binary"
     if not is_utf8(encoding):
         return "" if _is_mostly_valid(first, encoding) else f"not {encoding}"
-    mark = next((name for bom, name in BOMS.items() if first.startswith(bom)), "")
-    if mark:
+    if mark := find_mark(first):
         return f"{mark.upper()}; read it with --set encoding={mark}"
     if b"\0" in first:
         return "binary"
@@ -274,6 +248,11 @@ def _why_no_text(path: Path, encoding: str) -> str:
     return f"binary, or text that is not UTF-8{advice}"
 
 
+def _first_bytes(path: Path) -> bytes:
+    with open_source(path) as (_, stream):
+        return stream.read(FIRST_BYTES)
+
+
 def _is_mostly_valid(first: bytes, encoding: str) -> bool:
     # The last character may be incomplete, so `final` stays False.
     try:
@@ -282,8 +261,3 @@ def _is_mostly_valid(first: bytes, encoding: str) -> bool:
         return False
     num_invalid = text.count("\ufffd") - first.count("\ufffd".encode())
     return num_invalid <= MAX_INVALID_SHARE * len(text)
-
-
-def content_suffix(path: Path) -> str:
-    """Return the suffix of a file's content: that of "a.jsonl.gz" is ".jsonl"."""
-    return (path.with_suffix("") if compression_of(path) else path).suffix.lower()

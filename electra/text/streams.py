@@ -1,4 +1,4 @@
-"""Byte streams from plain or compressed files. A truncated file raises an error."""
+"""Bytes of files on disk, compressed or not, in any encoding, and at URLs."""
 
 import bz2
 import codecs
@@ -15,7 +15,6 @@ from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import ModuleType
 from typing import IO, Any, cast
 
 from electra.errors import UserError, import_extra, require
@@ -24,6 +23,7 @@ from electra.files import HASHES, cache_folder, flush_file, sha256_file, take_tu
 STDIN = Path("-")
 ZSTD_BITE_BYTES = 512
 """Compressed bytes per call of zstd. The expansion is at most 32,000 times, so 16 MB per call."""
+BLOCK_BYTES = 1 << 16
 
 
 @contextmanager
@@ -37,8 +37,9 @@ def open_source(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
     with ExitStack() as stack:
         try:
             source = sys.stdin.buffer if path == STDIN else stack.enter_context(path.open("rb"))
-            is_plain = not compression
-            stream = source if is_plain else stack.enter_context(DECOMPRESSORS[compression](source))
+            stream = source
+            if compression:
+                stream = stack.enter_context(DECOMPRESSORS[compression](source))
             yield source, stream
         except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
             raise UserError(f"{path} is damaged or cut off: {error}") from None
@@ -52,49 +53,53 @@ def compression_of(path: Path) -> str:
     return suffix if suffix in DECOMPRESSORS else ""
 
 
-def _open_zstd(source: IO[bytes]) -> IO[bytes]:
-    path = Path(source.name)
-    if sys.version_info >= (3, 14):
-        return import_module("compression.zstd").open(source)
-    return io.BufferedReader(_ZstdStream(source, import_extra("zstandard", "zstd", path)))
+def stream_blocks(blocks: Iterator[bytes]) -> IO[bytes]:
+    """Return a stream of bytes that arrive in blocks of any size."""
+    return io.BufferedReader(cast(Any, _Blocks(blocks)), BLOCK_BYTES)
 
 
-class _ZstdStream(io.RawIOBase):
-    """Content of a .zst file; a truncated file is an error, unlike in zstandard's own stream."""
-
-    def __init__(self, source: IO[bytes], zstandard: ModuleType) -> None:
-        self.source = source
-        self.zstandard = zstandard
-        self.frame = zstandard.ZstdDecompressor().decompressobj()
-        self.is_between_frames = True
-        self.input = b""
-        self.output = memoryview(b"")
+class _Blocks(io.RawIOBase):
+    def __init__(self, blocks: Iterator[bytes]) -> None:
+        self.blocks = blocks
+        self.rest = memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        while not self.output:
-            self.input = self.input or self.source.read(ZSTD_BITE_BYTES)
-            if not self.input:
-                if not self.is_between_frames:
-                    raise EOFError("the end of the last frame is missing")
+        while not self.rest:
+            block = next(self.blocks, None)
+            if block is None:
                 return 0
-            self._expand()
-        size = min(len(buffer), len(self.output))
-        buffer[:size] = self.output[:size]
-        self.output = self.output[size:]
+            self.rest = memoryview(block)
+        size = min(len(buffer), len(self.rest))
+        buffer[:size] = self.rest[:size]
+        self.rest = self.rest[size:]
         return size
 
-    def _expand(self) -> None:
-        if self.frame.eof:
-            self.frame = self.zstandard.ZstdDecompressor().decompressobj()
+
+def _open_zstd(source: IO[bytes]) -> IO[bytes]:
+    if sys.version_info >= (3, 14):
+        return import_module("compression.zstd").open(source)
+    return stream_blocks(_expand_zstd(source, import_extra("zstandard", "zstd", Path(source.name))))
+
+
+def _expand_zstd(source: IO[bytes], zstandard: Any) -> Iterator[bytes]:
+    """Yield the content of a .zst file.
+
+    The readers of zstandard and of fsspec, which uses it, take a truncated file for a whole one.
+    """
+    frame, rest = None, b""
+    while data := rest or source.read(ZSTD_BITE_BYTES):
+        frame = frame or zstandard.ZstdDecompressor().decompressobj()
         try:
-            self.output = memoryview(self.frame.decompress(self.input))
-        except self.zstandard.ZstdError as error:
+            yield frame.decompress(data)
+        except zstandard.ZstdError as error:
             raise EOFError(str(error)) from None
-        self.input = self.frame.unused_data if self.frame.eof else b""
-        self.is_between_frames = self.frame.eof
+        rest = frame.unused_data if frame.eof else b""
+        frame = None if frame.eof else frame
+    if frame:
+        raise EOFError("the end of the last frame is missing")
 
 
 DECOMPRESSORS: dict[str, Callable[[IO[bytes]], Any]] = {
@@ -105,9 +110,10 @@ DECOMPRESSORS: dict[str, Callable[[IO[bytes]], Any]] = {
 }
 
 
+# Encodings
+
 UTF8, DETECT = "utf-8", "detect"
 UTF16_BOMS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-BLOCK_BYTES = 1 << 16
 BOMS = {
     codecs.BOM_UTF32_LE: "utf-32",  # before UTF-16, whose mark it begins with
     codecs.BOM_UTF32_BE: "utf-32",
@@ -121,11 +127,7 @@ and Thai; each holds the older encodings of its script, such as EUC-KR, Shift_JI
 
 
 def check_encoding(name: str) -> None:
-    """Refuse a name that is no encoding of text.
-
-    Raises:
-        UserError: Python knows no such encoding.
-    """
+    """Raise UserError if Python knows no encoding of text of this name."""
     try:
         is_known = name == DETECT or codecs.lookup(name)._is_text_encoding
     except LookupError:
@@ -142,22 +144,26 @@ def is_utf8(name: str) -> bool:
     return name != DETECT and codecs.lookup(name).name == UTF8
 
 
+def find_mark(first: bytes) -> str:
+    """Return the encoding whose byte-order mark a text begins with, or ""."""
+    return next((name for bom, name in BOMS.items() if first.startswith(bom)), "")
+
+
 def detect(first: bytes) -> str:
     """Return the encoding of a text that begins with these bytes; "" if it is no text.
 
     Raises:
         UserError: The text is not UTF-8, and the package that tells encodings is not installed.
     """
-    mark = next((name for bom, name in BOMS.items() if first.startswith(bom)), "")
-    if mark:
+    if mark := find_mark(first):
         return mark
+    if b"\0" in first:
+        return ""
     try:
         codecs.getincrementaldecoder(UTF8)().decode(first)
-        return "" if b"\0" in first else UTF8
     except UnicodeDecodeError:
-        if b"\0" in first:
-            return ""
-    return guess(first)
+        return guess(first)
+    return UTF8
 
 
 def guess(first: bytes) -> str:
@@ -166,18 +172,11 @@ def guess(first: bytes) -> str:
     Raises:
         UserError: The package that tells encodings is not installed.
     """
-    try:
-        charset_normalizer = import_module("charset_normalizer")
-    except ImportError:
-        raise UserError(
-            "telling encodings needs charset_normalizer: pip install 'electra[encodings]'; or name "
-            "the encoding: --set encoding=NAME"
-        ) from None
+    purpose = "telling encodings (or name yours: --set encoding=NAME)"
+    normalizer = import_extra("charset_normalizer", "encodings", purpose)
     # The last character may be incomplete.
-    found = charset_normalizer.from_bytes(
-        first[: first.rfind(b"\n") + 1] or first, cp_isolation=CANDIDATES
-    )
-    best = found.best()
+    whole = first[: first.rfind(b"\n") + 1] or first
+    best = normalizer.from_bytes(whole, cp_isolation=CANDIDATES).best()
     if best is None:
         return ""
     western = first.decode("cp1252", "replace")
@@ -196,39 +195,30 @@ def transcode(
         count: Called with the number of invalid sequences, each of which becomes U+FFFD.
         path: For messages. A stream that cannot begin as the encoding does is a UserError.
     """
-    if is_utf8(encoding):
-        return stream
-    return io.BufferedReader(cast(Any, _Transcoded(stream, encoding, count, path)), BLOCK_BYTES)
 
-
-class _Transcoded(io.RawIOBase):
-    def __init__(
-        self, stream: IO[bytes], encoding: str, count: Callable[[int], None], path: Path
-    ) -> None:
-        self.stream, self.encoding, self.path = stream, encoding, path
-        self.decoder = codecs.getincrementaldecoder(encoding)("replace")
-        self.count = count
-        self.is_open = True
-        self.rest = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self.rest and self.is_open:
-            data = self.stream.read(BLOCK_BYTES)
-            self.is_open = bool(data)
+    def blocks() -> Iterator[bytes]:
+        decoder = codecs.getincrementaldecoder(encoding)("replace")
+        data = None
+        while data != b"":
+            data = stream.read(BLOCK_BYTES)
             try:
-                text = self.decoder.decode(data, final=not data)
+                text = decoder.decode(data, final=not data)
             except UnicodeError as error:  # as of utf-16 without a mark
-                raise UserError(f"{self.path} is not {self.encoding}: {error}") from None
-            self.count(text.count("\ufffd"))
-            self.rest = memoryview(text.encode("utf-8", "replace"))
-        size = min(len(buffer), len(self.rest))
-        buffer[:size] = self.rest[:size]
-        self.rest = self.rest[size:]
-        return size
+                raise UserError(f"{path} is not {encoding}: {error}") from None
+            count(text.count("\ufffd"))
+            yield text.encode("utf-8", "replace")
 
+    return stream if is_utf8(encoding) else stream_blocks(blocks())
+
+
+def replace_surrogates(text: str) -> str:
+    """Return the text with each unpaired surrogate, which is not a character, replaced."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+# URLs
 
 URL = re.compile(r"([a-z][a-z0-9+.-]+):/{1,2}")
 """A scheme and slashes. `Path` makes one slash of two."""
@@ -256,12 +246,7 @@ def locate(name: str | Path) -> Path:
     """
     if not is_url(name):
         return Path(name)
-    try:
-        upath = import_module("upath")
-    except ImportError:
-        raise UserError(
-            f"reading {name} needs universal_pathlib: pip install 'electra[remote]'"
-        ) from None
+    upath = import_extra("upath", "remote", f"reading {name}")
     try:
         path = upath.UPath(URL.sub(r"\1://", str(name), count=1))
         assert path.fs
@@ -285,8 +270,7 @@ def find_urls(name: str) -> list[Path]:
         else:
             found = [top.path] if top.fs.exists(top.path) else []
         files = [locate(top.fs.unstrip_protocol(each)) for each in found if not top.fs.isdir(each)]
-    if not files:
-        raise UserError(f"there is no file {name}")
+    require(bool(files), f"there is no file {name}")
     return files
 
 
@@ -315,10 +299,8 @@ def fetch(path: Path, sha256: str) -> Path:
     Raises:
         UserError: The file is missing, damaged or cannot be copied.
     """
-    require(
-        re.fullmatch("[0-9a-f]{64}", str(sha256)) is not None,
-        f"{path} cannot be checked: {sha256!r} is no sha256",
-    )
+    if not re.fullmatch("[0-9a-f]{64}", str(sha256)):
+        raise UserError(f"{path} cannot be checked: {sha256!r} is no sha256")
     copy = cache_folder("shards") / sha256
     if copy.exists():
         return copy
@@ -331,10 +313,8 @@ def fetch(path: Path, sha256: str) -> Path:
         place = cast(Any, path)
         with _explain(path, f"cannot be copied to {copy.parent}"):
             place.fs.get_file(place.path, str(incomplete))
-        require(
-            sha256_file(incomplete) == sha256,
-            f"{path} is damaged: its sha256 differs from the manifest's",
-        )
+        if sha256_file(incomplete) != sha256:
+            raise UserError(f"{path} is damaged: its sha256 differs from the manifest's")
         flush_file(incomplete)
         incomplete.replace(copy)
     return copy
@@ -378,12 +358,7 @@ def send(path: Path, target: Path) -> None:
 
 @contextmanager
 def _explain(path: Path | str, failure: str) -> Iterator[None]:
-    """Turn any error into a UserError. Every file system has its own errors.
-
-    Args:
-        path: The URL.
-        failure: What could not be done.
-    """
+    """Turn any error into a UserError, because every file system has its own errors."""
     try:
         yield
     except FileNotFoundError:
@@ -391,10 +366,3 @@ def _explain(path: Path | str, failure: str) -> Iterator[None]:
     except Exception as error:
         said = " ".join(str(error).split()) or type(error).__name__
         raise UserError(f"{path} {failure}: {said}") from None
-
-
-def replace_surrogates(text: str) -> str:
-    """Return the text with each unpaired surrogate, which is not a character, replaced."""
-    if text.isascii():
-        return text
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

@@ -1,21 +1,260 @@
-"""Tables of text in any of TABLE_FORMATS, compressed or not; every row has its line number."""
+"""Records: rows of csv, tsv, jsonl, parquet and arrow files and of datasets of Hugging Face.
+
+A corpus is read row by row, for the column that holds its text (`*_texts`). A table of a task is
+read as a whole, and every row has its line number (`read_table`).
+"""
 
 import csv
 import io
+import itertools
 import json
 import reprlib
+import shutil
 import stat
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+import numpy as np
 
 from electra.errors import UserError, did_you_mean, import_extra, require
-from electra.text.streams import DECOMPRESSORS, STDIN, compression_of, open_source
+from electra.text.streams import DATASET, DECOMPRESSORS, STDIN, compression_of, open_source
 
 TABLE_FORMATS = (".tsv", ".csv", ".jsonl", ".parquet")
+SEPARATED_FORMATS = (".csv", ".tsv")
+JSONL_FORMATS = (".jsonl", ".ndjson", ".json-lines", ".jsonlines")
+COLUMNAR_FORMATS = (".parquet", ".arrow")
+"""Formats that are not text, and have an encoding of their own."""
+MAX_RECORD_CHARS = 1 << 28
+"""Most characters of a record of text, and of a field of a .csv: both have to be in memory."""
+PARQUET_BATCH = 256
+"""Rows of a Parquet file that are read at a time."""
+
+
+def format_of(path: Path) -> str:
+    """Return the suffix that names a file's format: that of "a.jsonl.gz" is ".jsonl"."""
+    return (path.with_suffix("") if compression_of(path) else path).suffix.lower()
+
+
+def stem_of(path: Path, formats: Sequence[str]) -> str:
+    """Return a file's name without format and compression; empty if the format is another."""
+    plain = path.with_suffix("") if compression_of(path) else path
+    return plain.stem if format_of(path) in formats else ""
+
+
+def find_table(folder: Path, stem: str, suffix: str) -> Path | None:
+    """Return a folder's file of this name, compressed or not, if there is one."""
+    paths = (folder / (stem + suffix + compression) for compression in ("", *DECOMPRESSORS))
+    return next((path for path in paths if path.is_file()), None)
+
+
+# Rows of both
+
+
+def _split_rows(
+    path: Path, lines: Iterable[str], columns: Sequence[str] = ()
+) -> Iterator[tuple[int, Sequence[str]]]:
+    """Yield a table's columns and its rows that are not blank, with the line where each begins.
+
+    Fields of a .csv may be quoted and then hold commas and line ends; in a .tsv, as GLUE writes it,
+    a quotation mark is text. Without `columns` the first row names them.
+    """
+    if columns:
+        yield 0, columns
+    is_tsv = format_of(path) == ".tsv"
+    for number, fields in _split_tsv(lines) if is_tsv else _split_csv(path, lines):
+        columns = columns or fields
+        if len(fields) != len(columns):
+            raise UserError(
+                f"{path} line {number}: {len(fields)} {'tab' if is_tsv else 'comma'}-separated "
+                f"fields; it must have {len(columns)}: {', '.join(columns)}"
+            )
+        yield number, fields
+
+
+def _split_tsv(lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            yield number, line.rstrip("\r\n").split("\t")
+
+
+def _split_csv(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
+    csv.field_size_limit(MAX_RECORD_CHARS)  # of the process; the module's own is 131,072
+    rows = csv.reader(lines, strict=True)
+    begin = 1
+    try:
+        for fields in rows:
+            if fields:
+                yield begin, fields
+            begin = rows.line_num + 1
+    except csv.Error as error:
+        raise UserError(f"{path} line {begin}: not valid CSV: {error}") from None
+
+
+def _parse_json(line: str, place: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{place}: not valid JSON: {error}") from None
+
+
+def _require_column(place: object, name: str, columns: Iterable[str]) -> None:
+    if name not in columns:
+        raise UserError(f"{place}: no column {name!r}{did_you_mean(name, columns)}")
+
+
+@contextmanager
+def _explain_arrow(path: Path) -> Iterator[None]:
+    """Turn pyarrow's errors into ours."""
+    try:
+        yield
+    except (import_module("pyarrow").ArrowException, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path} is damaged or cut off: {reason}") from None
+
+
+# Texts of a corpus
+
+
+def separated_texts(path: Path, lines: Iterable[str], text_field: str) -> Iterator[str]:
+    """Yield the texts of a column of a .csv or .tsv, whose first row names the columns."""
+    rows = _split_rows(path, lines)
+    _, columns = next(rows, (1, []))
+    _require_column(path, text_field, columns)
+    place = columns.index(text_field)
+    yield from (fields[place] for _, fields in rows)
+
+
+def jsonl_texts(
+    path: Path,
+    lines: Iterable[str],
+    text_field: str,
+    origin: str = "",
+    names: Sequence[str] | None = None,
+) -> Iterator[str]:
+    """Yield the text of each line, an object with the field; blank lines give "".
+
+    Args:
+        path: For messages.
+        lines: Whole lines.
+        text_field: The field.
+        origin: Where the lines begin, for messages.
+        names: Names of tokens in id order. A line or its field may then be a list of ids, of which
+            the names become the words of the text.
+    """
+    numbers = itertools.count(1)
+    for line in lines:
+        place = f"{path}, line {next(numbers)}{origin}"
+        text = _parse_text(line, text_field, place, names) if line.strip() else ""
+        del line  # which may be as large as the text
+        yield text
+
+
+def _parse_text(line: str, text_field: str, place: str, names: Sequence[str] | None) -> str:
+    record = _parse_json(line, place)
+    if names is None or not isinstance(record, list):
+        if not isinstance(record, dict):
+            raise UserError(f"{place}: not a JSON object, but {type(record).__name__}")
+        _require_column(place, text_field, record)
+        record = record[text_field]
+    if names is not None and isinstance(record, list):
+        for token_id in record:
+            if not (type(token_id) is int and 0 <= token_id < len(names)):
+                raise UserError(
+                    f"{place}: {token_id!r} is no id of the vocabulary, whose ids are 0 to "
+                    f"{len(names) - 1:,}"
+                )
+        return " ".join([names[token_id] for token_id in record])
+    if not isinstance(record, str):
+        raise UserError(f"{place}: {text_field!r} must hold text, not {type(record).__name__}")
+    return record
+
+
+def arrow_texts(path: Path, stream: IO[bytes], text_field: str) -> Iterator[bytes]:
+    """Yield the texts of a column of an Arrow file, as `datasets` saves them, as bytes."""
+    ipc = import_extra("pyarrow.ipc", "parquet", path)
+    with _explain_arrow(path):
+        reader = ipc.open_stream(stream)
+        _require_column(path, text_field, reader.schema.names)
+        for batch in reader:
+            place = reader.schema.names.index(text_field)
+            yield from _to_bytes(path, batch.column(place), text_field)
+
+
+def parquet_texts(
+    path: Path, stream: IO[bytes], text_field: str, start: int = 0, stop: int | None = None
+) -> Iterator[bytes]:
+    """Yield the texts of a column of a Parquet file as bytes.
+
+    Of a range of the file, from byte `start` to before `stop`, the row groups that begin in it.
+    """
+    parquet = import_extra("pyarrow.parquet", "parquet", path)
+    with tempfile.TemporaryFile() as unpacked:
+        if compression_of(path) or not stream.seekable():
+            # The index is at the end of the file, so a compressed file is first expanded on disk.
+            shutil.copyfileobj(stream, unpacked)
+            stream = unpacked
+        with _explain_arrow(path):
+            file = parquet.ParquetFile(stream)
+            _require_column(path, text_field, file.schema_arrow.names)
+            columns = (file.metadata.row_group(n).column(0) for n in range(file.num_row_groups))
+            # A file may name no dictionary, and may hold its row groups in any order.
+            begins = [each.dictionary_page_offset or each.data_page_offset for each in columns]
+            ends = [start, sys.maxsize if stop is None else stop]
+            groups = range(*np.searchsorted(np.maximum.accumulate(begins), ends))
+            for batch in file.iter_batches(PARQUET_BATCH, groups, columns=[text_field]):
+                yield from _to_bytes(path, batch.column(0), text_field)
+
+
+def _to_bytes(path: Path, column: Any, text_field: str) -> Iterator[bytes]:
+    """Yield the texts of an Arrow array: bytes, because it may hold invalid UTF-8."""
+    pyarrow = import_module("pyarrow")
+    try:
+        binary = column.cast(pyarrow.large_binary())
+    except pyarrow.ArrowNotImplementedError:
+        raise UserError(f"{path}: column {text_field!r} does not hold text") from None
+    yield from (data or b"" for data in binary.to_pylist())
+
+
+def dataset_texts(name: str, text_field: str) -> Iterator[str]:
+    """Yield the texts of a dataset of Hugging Face, one after the other as they arrive.
+
+    Args:
+        name: datasets:NAME, datasets:NAME:CONFIGURATION or datasets:NAME:CONFIGURATION:SPLIT. NAME
+            is that of a hub, or a folder.
+        text_field: The field that holds the text.
+
+    Raises:
+        UserError: There is no such dataset, or it lacks the field.
+    """
+    datasets = import_extra("datasets", "datasets", Path(name))
+    title, _, rest = name.removeprefix(DATASET).partition(":")
+    configuration, _, split = rest.partition(":")
+    try:
+        found = datasets.load_dataset(
+            title, configuration or None, split=split or "train", streaming=True
+        )
+        for number, record in enumerate(found, start=1):
+            place = f"{name}, record {number}"
+            _require_column(place, text_field, record)
+            text = record[text_field]
+            if not isinstance(text, str | None):
+                raise UserError(
+                    f"{place}: {text_field!r} must hold text, not {type(text).__name__}"
+                )
+            yield text or ""
+    except UserError:
+        raise
+    except Exception as error:  # of the hub, the network, the format
+        raise UserError(f"{name} cannot be read: {' '.join(str(error).split())}") from None
+
+
+# Tables of tasks
 
 
 @dataclass(frozen=True)
@@ -63,10 +302,7 @@ class TableFile:
         return f"{self.path} {unit} {self.lines[number]}"
 
     def _values(self, name: str) -> list[Any]:
-        require(
-            name in self.columns,
-            f"{self.path}: no column {name!r}{did_you_mean(name, self.columns)}",
-        )
+        _require_column(self.path, name, self.columns)
         return [row.get(name) for row in self.rows]
 
     def _require(self, fits: bool, number: int, name: str, rule: str) -> None:
@@ -76,30 +312,8 @@ class TableFile:
             raise UserError(f"{self.place(number)}: {what}; {rule}")
 
 
-def format_of(path: Path) -> str:
-    """Return the suffix that names the format of a table, without that of a compression."""
-    return Path(path.name.removesuffix(compression_of(path))).suffix.lower()
-
-
-def stem_of(path: Path, formats: Sequence[str]) -> str:
-    """Return a file's name without format and compression; empty if the format is another."""
-    kind = format_of(path)
-    return (
-        path.name.removesuffix(compression_of(path)).removesuffix(kind) if kind in formats else ""
-    )
-
-
-def find_table(folder: Path, stem: str, suffix: str) -> Path | None:
-    """Return a folder's file of this name, compressed or not, if there is one."""
-    paths = (folder / (stem + suffix + compression) for compression in ("", *DECOMPRESSORS))
-    return next((path for path in paths if path.is_file()), None)
-
-
 def read_table(path: Path, columns: tuple[str, ...] = ()) -> TableFile:
-    """Return the rows of a table; blank lines are no rows.
-
-    TSV is read as GLUE writes it: without quoting, a quotation mark is text. CSV may be quoted, so
-    that a text can hold commas and line breaks.
+    """Return the rows of a table in any of TABLE_FORMATS, compressed or not.
 
     Args:
         path: The file.
@@ -114,18 +328,43 @@ def read_table(path: Path, columns: tuple[str, ...] = ()) -> TableFile:
         f"{path} must be {', '.join(TABLE_FORMATS)}, compressed or not, not {kind!r}",
     )
     content = read_content(path)
-    if kind == ".parquet":
-        table = _read_parquet(path, content)
-    elif kind == ".jsonl":
-        table = _read_jsonl(path, _number_lines(_decode(path, content)))
-    elif kind == ".tsv":
-        lines = _number_lines(_decode(path, content))
-        fields = [(number, line.split("\t")) for number, line in lines]
-        table = _name_fields(path, fields, columns, "tab-separated")
-    else:
-        table = _name_fields(path, _read_csv(path, _decode(path, content)), (), "comma-separated")
+    read = {".parquet": _read_parquet, ".jsonl": _read_jsonl}.get(kind)
+    table = read(path, content) if read else _read_separated(path, content, columns)
     require(bool(table.rows), f"{path} is empty: it must have at least one row")
     return table
+
+
+def _read_separated(path: Path, content: bytes, columns: tuple[str, ...]) -> TableFile:
+    text = _decode(path, content)
+    is_tsv = format_of(path) == ".tsv"
+    lines = text.split("\n") if is_tsv else io.StringIO(text, newline="")
+    records = list(_split_rows(path, lines, columns if is_tsv else ()))
+    columns = tuple(records.pop(0)[1]) if records else ()
+    twice = [name for name in columns if columns.count(name) > 1]
+    require(not twice, f"{path}: two columns are named {''.join(twice[:1])!r}")
+    rows = [dict(zip(columns, fields, strict=True)) for _, fields in records]
+    return TableFile(path, columns, rows, [number for number, _ in records])
+
+
+def _read_jsonl(path: Path, content: bytes) -> TableFile:
+    rows, lines = [], []
+    for number, line in enumerate(_decode(path, content).split("\n"), 1):
+        if line.strip():
+            place = f"{path} line {number}"
+            row = _parse_json(line, place)
+            if not isinstance(row, dict):
+                raise UserError(f"{place}: must be a JSON object, not {reprlib.repr(line)}")
+            rows.append(row)
+            lines.append(number)
+    return TableFile(path, tuple(rows[0]) if rows else (), rows, lines)
+
+
+def _read_parquet(path: Path, content: bytes) -> TableFile:
+    parquet = import_extra("pyarrow.parquet", "parquet", path)
+    with _explain_arrow(path):
+        table = parquet.read_table(io.BytesIO(content))
+        rows = table.to_pylist()
+    return TableFile(path, tuple(table.column_names), rows, range(1, len(rows) + 1))
 
 
 def read_text_lines(path: Path) -> list[str]:
@@ -134,7 +373,8 @@ def read_text_lines(path: Path) -> list[str]:
     Raises:
         UserError: The file cannot be read or is not UTF-8.
     """
-    return _split_lines(_decode(path, read_content(path)))
+    # Not splitlines(): it also cuts at characters that occur within texts, such as U+2028.
+    return [line.rstrip("\r") for line in _decode(path, read_content(path)).split("\n")]
 
 
 def read_content(path: Path) -> bytes:
@@ -167,73 +407,3 @@ def _decode(path: Path, content: bytes) -> str:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise UserError(f"{path} line {line}: not UTF-8 text") from None
-
-
-def _split_lines(text: str) -> list[str]:
-    # Not splitlines(): it also cuts at characters that occur within texts, such as U+2028.
-    return [line.rstrip("\r") for line in text.split("\n")]
-
-
-def _number_lines(text: str) -> list[tuple[int, str]]:
-    """Return the lines that are not blank, with their numbers."""
-    return [(number, line) for number, line in enumerate(_split_lines(text), 1) if line.strip()]
-
-
-def _read_csv(path: Path, text: str) -> list[tuple[int, list[str]]]:
-    """Return the fields of every record, with the number of the line it begins at."""
-    csv.field_size_limit(sys.maxsize)  # a text may be longer than the module's 131,072 characters
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    records, begin = [], 1
-    try:
-        for fields in reader:
-            if fields:
-                records.append((begin, fields))
-            begin = reader.line_num + 1
-    except csv.Error as error:
-        raise UserError(f"{path} line {begin}: not valid CSV: {error}") from None
-    return records
-
-
-def _name_fields(
-    path: Path, records: list[tuple[int, list[str]]], columns: tuple[str, ...], separated: str
-) -> TableFile:
-    if records and not columns:
-        columns = tuple(records.pop(0)[1])
-        twice = [name for name in columns if columns.count(name) > 1]
-        require(not twice, f"{path}: two columns are named {''.join(twice[:1])!r}")
-    for number, fields in records:
-        if len(fields) != len(columns):
-            raise UserError(
-                f"{path} line {number}: {len(fields)} {separated} fields; it must have "
-                f"{len(columns)}: {', '.join(columns)}"
-            )
-    rows = [dict(zip(columns, fields, strict=True)) for _, fields in records]
-    return TableFile(path, columns, rows, [number for number, _ in records])
-
-
-def _read_jsonl(path: Path, lines: list[tuple[int, str]]) -> TableFile:
-    rows = []
-    for number, line in lines:
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise UserError(f"{path} line {number}: not valid JSON: {error}") from None
-        except RecursionError:
-            raise UserError(f"{path} line {number}: JSON that is nested too deeply") from None
-        require(
-            isinstance(row, dict),
-            f"{path} line {number}: must be a JSON object, not {reprlib.repr(line)}",
-        )
-        rows.append(row)
-    return TableFile(path, tuple(rows[0]) if rows else (), rows, [number for number, _ in lines])
-
-
-def _read_parquet(path: Path, content: bytes) -> TableFile:
-    parquet = import_extra("pyarrow.parquet", "parquet", path)
-    try:
-        table = parquet.read_table(io.BytesIO(content))
-        rows = table.to_pylist()
-    except import_module("pyarrow").ArrowException as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{path} is damaged or cut off: {reason}") from None
-    return TableFile(path, tuple(table.column_names), rows, range(1, len(rows) + 1))

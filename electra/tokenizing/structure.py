@@ -17,7 +17,7 @@ from electra.errors import require
 
 Independence = Literal["words", "spaced words", "lines"]
 """Stretches of a line whose ids do not depend on the rest of it, if the only white space in the
-line are spaces, as in the lines of `read_documents`: words without the spaces, which have no ids;
+line are spaces, as in the lines of `Reader`: words without the spaces, which have no ids;
 words with the spaces before them; or only whole lines."""
 
 IDEOGRAPHS = re.compile(
