@@ -20,7 +20,7 @@ from electra.model.encoder import Encoder
 from electra.model.fused import FusedPreNormLayer
 from electra.model.heads import GeneratorHead
 from electra.model.initialisation import init_weights
-from electra.model.modernbert import PreNormLayer, find_block, rotate
+from electra.model.modernbert import PreNormLayer, find_block
 from electra.model.parts import DropoutMasks
 from electra.presets import PRESETS
 from electra.pretraining.plan import make_rows
@@ -249,7 +249,7 @@ def test_in_bfloat16_both_layers_are_as_far_from_float32(is_local):
 def test_scores_of_rotated_vectors_depend_on_the_distance_only():
     places = Encoder(SIZES).find_places(torch.zeros(1, 64, dtype=torch.long))[0]
     q, k = torch.randn(2, 1, 16, generator=rng(0))
-    q, k = (rotate(x.expand(64, 16), places.cos_LD, places.sin_LD) for x in (q, k))
+    q, k = (places.rotate(x.expand(64, 16)) for x in (q, k))
     scores = q @ k.T
     for distance in (-5, 0, 1, 20):
         diagonal = scores.diagonal(distance)

@@ -1,10 +1,10 @@
-"""One layer of the encoder: BERT's post-norm transformer layer, as ELECTRA uses it.
+"""ELECTRA's body: BERT's embeddings and its post-norm transformer layer.
 
-Shape suffixes: B rows of the batch, L positions, E embedding size, H hidden size, N heads, D size
-of a head (H = N * D), F feed-forward size.
+Shape suffixes: B rows of the batch, L positions, T types of segment, E embedding size, H hidden
+size, N heads, D size of a head (H = N * D), F feed-forward size.
 
-`PostNormLayer` is the definition of a layer. `fused.py` computes the same faster on a CPU;
-an encoder is built of either class, which have the same parameters under the same names.
+`PostNormLayer` is the definition of a layer. `fused.py` computes the same faster on a CPU; an
+encoder is built of either class, which have the same parameters under the same names.
 
 Source: google-research/electra model/modeling.py transformer_model.
 """
@@ -16,12 +16,64 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from electra.config import EncoderConfig
-from electra.model.parts import Dropout, DropoutMasks, LayerNorm, Linear
+from electra.model.parts import (
+    Dropout,
+    DropoutMasks,
+    LayerNorm,
+    Linear,
+    Sight,
+    attend,
+    runs_operations,
+)
 
 SHARPNESS = 16.0
 """Expected score of the neighbour that a head looks at after `look_at_neighbours`, nats. The scores
 of other positions have mean 0 and a deviation of about 4 at heads of 64, so that a head favours its
 neighbour in half of all cases."""
+
+
+class Embeddings(nn.Module):
+    """Token, position and segment embeddings, added and normalised: ids (B, L) to (B, L, E)."""
+
+    def __init__(self, config: EncoderConfig):
+        super().__init__()
+        self.tokens = nn.Embedding(config.vocab_size, config.embedding_size)
+        self.positions = nn.Embedding(config.max_position_embeddings, config.embedding_size)
+        self.types = nn.Embedding(config.type_vocab_size, config.embedding_size)
+        self.norm = LayerNorm(config.embedding_size, eps=config.layer_norm_eps)
+
+    def forward(self, input_ids_BL: Tensor, token_type_ids_BL: Tensor | None) -> Tensor:
+        """Return the embeddings (B, L, E), float32.
+
+        Args:
+            input_ids_BL: Token ids, int64.
+            token_type_ids_BL: Segment of each token, int64; None: segment 0 throughout.
+        """
+        positions_LE = self.positions.weight[: input_ids_BL.shape[1]]
+        if token_type_ids_BL is None:
+            types_BLE = self.types.weight[0]
+        elif runs_operations(input_ids_BL.device):  # a look-up's gradient would be a slow scatter
+            type_T = torch.arange(self.types.num_embeddings, device=input_ids_BL.device)
+            is_type_BLT = token_type_ids_BL[:, :, None] == type_T
+            types_BLE = is_type_BLT.to(positions_LE.dtype) @ self.types.weight
+        else:  # the same as a choice, which a compiler puts into the sum below
+            types_BLE = self.types.weight[0]
+            for number, type_E in enumerate(self.types.weight[1:], 1):
+                is_type_BL1 = token_type_ids_BL[:, :, None] == number
+                types_BLE = torch.where(is_type_BL1, type_E, types_BLE)
+        return self.norm(self.tokens(input_ids_BL) + positions_LE + types_BLE)
+
+
+class AttentionMask(nn.Module):
+    """What ELECTRA's layers need to know of positions: what is added to attention scores."""
+
+    def __init__(self, config: EncoderConfig):
+        super().__init__()
+        self.num_layers = config.num_hidden_layers
+
+    def forward(self, sight: Sight) -> list[Tensor | None]:
+        """Return the mask of each layer, which broadcasts to (B, N, L, L); None: nothing."""
+        return [sight.make_mask(sight.find_forbidden())] * self.num_layers
 
 
 class SelfAttention(nn.Module):
@@ -45,24 +97,7 @@ class SelfAttention(nn.Module):
         q_BNLD, k_BNLD, v_BNLD = (
             self.qkv(x_BLH).view(B, L, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
         )
-        scale = q_BNLD.shape[-1] ** -0.5
-        # The choice is between two kernels of one function and changes no module, so it is made
-        # here: torch's fused CPU kernel has a backward pass several times slower than these
-        # products, and none at all with dropout.
-        if x_BLH.device.type == "cpu":
-            scores_BNLL = (q_BNLD * scale) @ k_BNLD.transpose(-1, -2)
-            if mask_BNLL is not None:
-                scores_BNLL = scores_BNLL + mask_BNLL
-            context_BNLD = self.dropout(scores_BNLL.softmax(dim=-1), masks) @ v_BNLD
-        else:
-            context_BNLD = F.scaled_dot_product_attention(
-                q_BNLD,
-                k_BNLD,
-                v_BNLD,
-                attn_mask=mask_BNLL,
-                dropout_p=self.dropout.prob if self.training else 0.0,
-                scale=scale,
-            )
+        context_BNLD = attend(q_BNLD, k_BNLD, v_BNLD, mask_BNLL, self.dropout, masks)
         return self.output(context_BNLD.transpose(1, 2).reshape(B, L, H))
 
 
@@ -70,10 +105,10 @@ class PostNormLayer(nn.Module):
     """Attention and feed-forward, each with a residual, then normalised: the definition of a layer.
 
     Every sub-module is called, so that forward hooks see its input and output and a replaced one
-    (an adapter) takes part.
+    (an adapter) takes part. All layers are alike, whatever their `number`.
     """
 
-    def __init__(self, config: EncoderConfig):
+    def __init__(self, config: EncoderConfig, number: int = 0):
         super().__init__()
         self.attention = SelfAttention(config)
         self.attention_norm = LayerNorm(config.hidden_size, eps=config.layer_norm_eps)

@@ -1,16 +1,24 @@
-"""A post-norm layer as one step of autograd: what `PostNormLayer` computes, faster on a CPU.
+"""Layers written out for autograd: what the definitions compute, faster on a CPU.
 
 On a CPU much of a plain layer's time goes into operations between the matrix products: copies,
-casts, masks, one pass over memory each. Here forward and backward are written out with as few
-passes as torch's operations allow: scales are applied inside the products, residuals in the
-accumulators of dropout and of the backward products, dropout multiplies by a slice of a mask drawn
-once per pass, and gradients of query, key and value are written where the next product reads them.
-`PostNormLayer` remains the definition; docs/PERFORMANCE.md has what this gives.
+casts, masks, one pass over memory each. Here forward and backward of attention and feed-forward are
+written out with as few passes as torch's operations allow: scales are applied inside the products,
+residuals in the accumulators of dropout and of the backward products, dropout multiplies by a slice
+of a mask drawn once per pass, and gradients of query, key and value are written where the next
+product reads them. docs/PERFORMANCE.md has what this gives.
 
-Shape suffixes: B rows of the batch, L positions, M = B * L, H hidden size, N heads, Z = B * N,
-D size of a head, J = 3H (query, key and value), F feed-forward size; 3 stands for query, key and
-value. In functions of any matrix: I and O input and output size of a linear map, I, J, K rows,
-inner and columns of a product.
+The classes have the parameters of the definitions under the same names. Losses agree with them to
+1e-6 relative in float32 and gradients to 1e-5 of their largest element; in bfloat16 both are as far
+from float32 as each other. Sub-modules are not called, their parameters are read: forward hooks on
+them never fire, and what replaces one (an adapter) takes no part. Whoever needs either builds
+`PostNormLayer` or `PreNormLayer`.
+
+Shape suffixes: B rows of the batch, L positions, M = B * L, H hidden size, N heads, D size of a
+head, Z = B * N heads, times the blocks where attention is in blocks, Q queries and X keys of one of
+them, J = 3H (query, key and value), F feed-forward size, G = 2F; 3 stands for query, key and value.
+In functions of any matrix: I and O input and output size of a linear map, I, J, K rows, inner and
+columns of a product. A leading d: the gradient of the loss with respect to the tensor named after
+it.
 """
 
 from typing import Any, NamedTuple
@@ -21,20 +29,49 @@ from torch import Tensor
 
 from electra.config import EncoderConfig
 from electra.model.electra import PostNormLayer
-from electra.model.modernbert import Places, PreNormLayer, cut, cut_with_neighbours
-from electra.model.parts import DropoutMasks
+from electra.model.modernbert import Places, PreNormLayer
+from electra.model.parts import Dropout, DropoutMasks
+
+Gradients = tuple[Tensor | None, ...]
+
+
+class Kept(NamedTuple):
+    """What dropout keeps of a tensor."""
+
+    mask: Tensor | None
+    """1 where an element is kept and 0 elsewhere, in the compute dtype; None: all is kept."""
+    scale: float
+    """Factor of the elements that are kept."""
+
+    @classmethod
+    def draw(cls, dropout: Dropout, shape: tuple[int, ...], masks: DropoutMasks | None) -> "Kept":
+        """Return the next of the masks; without `masks` nothing is dropped."""
+        mask = dropout.draw(shape, masks)
+        return cls(mask, 1.0 if mask is None else dropout.scale)
+
+    def drop(self, x: Tensor) -> Tensor:
+        """Return dropout(x), or the gradient of its input, without the scale."""
+        return x if self.mask is None else x * self.mask
+
+    def drop_(self, x: Tensor) -> Tensor:
+        """Return `drop`, written over x."""
+        return x if self.mask is None else x.mul_(self.mask)
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return x + dropout(y)."""
+        return x + y if self.mask is None else torch.addcmul(x, y, self.mask, value=self.scale)
+
+
+def draw_pools(
+    config: EncoderConfig, num_positions: int, dtype: torch.dtype, *widths: int
+) -> DropoutMasks:
+    """Return the masks of one pass over so many positions, the largest of the greatest width."""
+    probs = {config.hidden_dropout_prob, config.attention_probs_dropout_prob} - {0.0}
+    return DropoutMasks(num_positions * max(widths), dtype, sorted(probs))
 
 
 class FusedPostNormLayer(PostNormLayer):
-    """The layer for training and evaluation on a CPU: forward and backward written out.
-
-    Parameters and their names are those of `PostNormLayer`. Losses agree with it to 1e-6 relative
-    in float32 and gradients to 1e-5 of their largest element; in bfloat16 both are as far from
-    float32 as each other.
-
-    Sub-modules are not called, their parameters are read: forward hooks on them never fire, and
-    what replaces one (an adapter) takes no part. Whoever needs either builds `PostNormLayer`.
-    """
+    """`PostNormLayer` for training and evaluation on a CPU."""
 
     @classmethod
     def draw_masks(
@@ -42,53 +79,32 @@ class FusedPostNormLayer(PostNormLayer):
     ) -> DropoutMasks:
         """Return the dropout masks of one pass of `num_rows` rows in training."""
         widths = (config.embedding_size, config.hidden_size, config.num_attention_heads * length)
-        probs = {config.hidden_dropout_prob, config.attention_probs_dropout_prob} - {0.0}
-        return DropoutMasks(num_rows * length * max(widths), dtype, sorted(probs))
+        return draw_pools(config, num_rows * length, dtype, *widths)
 
     def forward(
         self, x_BLH: Tensor, mask_BNLL: Tensor | None, masks: DropoutMasks | None
     ) -> Tensor:
         """Return what `PostNormLayer.forward` returns; without `masks` nothing is dropped."""
         B, L, H = x_BLH.shape
-        attention = self.attention
-        kept_probs = attention.dropout.draw((B * attention.num_heads, L, L), masks)
-        kept_attention, kept_inner = (self.dropout.draw((B * L, H), masks) for _ in range(2))
-        shape = _Shape(
-            attention.num_heads,
-            self.output_norm.eps,
-            1.0 if kept_probs is None else attention.dropout.scale,
-            1.0 if kept_inner is None else self.dropout.scale,
-        )
-        maps = (
-            *(attention.qkv, attention.output, self.attention_norm),
-            *(self.intermediate, self.output, self.output_norm),
-        )
+        attention, num_heads = self.attention, self.attention.num_heads
+        of_probs = Kept.draw(attention.dropout, (B * num_heads, L, L), masks)
+        of_attended, of_output = (Kept.draw(self.dropout, (B * L, H), masks) for _ in range(2))
+        maps = attention.qkv, attention.output, self.attention_norm
         parameters = [tensor for each in maps for tensor in (each.weight, each.bias)]
-        y_BLH: Tensor = _FusedLayer.apply(
-            *(x_BLH, mask_BNLL, kept_probs, kept_attention, kept_inner), shape, *parameters
+        x_1_MH: Tensor = _PostAttention.apply(
+            *(x_BLH, mask_BNLL, of_probs, of_attended, num_heads, self.attention_norm.eps),
+            *parameters,
         )
-        return y_BLH
+        maps = self.intermediate, self.output, self.output_norm
+        parameters = [tensor for each in maps for tensor in (each.weight, each.bias)]
+        y_MH: Tensor = _PostFeedForward.apply(x_1_MH, of_output, self.output_norm.eps, *parameters)
+        return y_MH.view(B, L, H)
 
 
-class _Shape(NamedTuple):
-    """What `_FusedLayer` needs beside tensors."""
+class _PostAttention(torch.autograd.Function):
+    """norm(x + dropout(attention(x))): (B, L, H) to (M, H), in the compute dtype.
 
-    num_heads: int
-    eps: float
-    """Epsilon of both layer norms."""
-    attention_scale: float
-    """Factor of the attention probabilities that dropout keeps; 1 without dropout."""
-    hidden_scale: float
-    """Factor of the other two tensors' elements that dropout keeps; 1 without dropout."""
-
-
-class _FusedLayer(torch.autograd.Function):
-    """The written-out layer, of x (B, L, H) in the compute dtype; returns the same shape and dtype.
-
-    The masks `kept_...` are 1 where dropout keeps an element and 0 elsewhere, in the dtype of x:
-    (Z, L, L) of the attention probabilities, (M, H) of the attention output and of the feed-forward
-    output. `parameters` are float32: weight and bias of query, key and value, of the attention
-    output and its norm, of the feed-forward's first and second product and its norm.
+    The parameters are float32: weight and bias of query, key and value, of the output, of the norm.
     """
 
     @staticmethod
@@ -96,102 +112,292 @@ class _FusedLayer(torch.autograd.Function):
         ctx: Any,
         x_BLH: Tensor,
         mask_BNLL: Tensor | None,
-        kept_probs: Tensor | None,
-        kept_attention: Tensor | None,
-        kept_inner: Tensor | None,
-        shape: _Shape,
+        of_probs: Kept,
+        of_attended: Kept,
+        num_heads: int,
+        eps: float,
         *parameters: Tensor,
     ) -> Tensor:
         B, L, H = x_BLH.shape
-        N, dtype = shape.num_heads, x_BLH.dtype
-        D, Z = H // N, B * N
-        W_qkv, b_qkv, W_o, b_o, g_1, h_1, W_i, b_i, W_f, b_f, g_2, h_2 = (
-            # Norms take float32 parameters as they are; products need those of their input.
-            parameter if place in (4, 5, 10, 11) else parameter.to(dtype)
-            for place, parameter in enumerate(parameters)
-        )
+        N, D = num_heads, H // num_heads
+        W_qkv, b_qkv, W_o, b_o = (each.to(x_BLH.dtype) for each in parameters[:4])
+        g, h = parameters[4:]
         x_MH = x_BLH.reshape(-1, H)
         qkv_3ZLD = (
             map_rows(x_MH, W_qkv, b_qkv)
             .view(B, L, 3, N, D)
             .permute(2, 0, 3, 1, 4)
-            .reshape(3, Z, L, D)
+            .reshape(3, B * N, L, D)
         )
-        q_ZLD, k_ZLD, v_ZLD = qkv_3ZLD.unbind(0)
-        scores_ZLL = product(q_ZLD, k_ZLD.transpose(1, 2), D**-0.5)
-        if mask_BNLL is not None:
-            scores_ZLL.view(B, N, L, L).add_(mask_BNLL)
-        probs_ZLL = scores_ZLL.softmax(dim=-1)
-        dropped_ZLL = probs_ZLL if kept_probs is None else probs_ZLL * kept_probs
-        context_MH = (
-            product(dropped_ZLL, v_ZLD, shape.attention_scale)
-            .view(B, N, L, D)
-            .transpose(1, 2)
-            .reshape(-1, H)
-        )
-        attended_MH = map_rows(context_MH, W_o, b_o)
-        sum_1_MH = add_dropped(x_MH, attended_MH, kept_attention, shape.hidden_scale)
-        x_1_MH, mean_1, rstd_1 = torch.native_layer_norm(sum_1_MH, [H], g_1, h_1, shape.eps)
-        inner_MF = map_rows(x_1_MH, W_i, b_i)
-        active_MF = F.gelu(inner_MF)
-        output_MH = map_rows(active_MF, W_f, b_f)
-        sum_2_MH = add_dropped(x_1_MH, output_MH, kept_inner, shape.hidden_scale)
-        y_MH, mean_2, rstd_2 = torch.native_layer_norm(sum_2_MH, [H], g_2, h_2, shape.eps)
+        q, k, v = qkv_3ZLD.unbind(0)
+        context_ZLD, probs_ZLL = attend(q, k, v, mask_BNLL, (B, N), of_probs)
+        context_MH = context_ZLD.view(B, N, L, D).transpose(1, 2).reshape(-1, H)
+        sum_MH = of_attended.add(x_MH, map_rows(context_MH, W_o, b_o))
+        x_1_MH, mean, rstd = torch.native_layer_norm(sum_MH, [H], g, h, eps)
         if any(ctx.needs_input_grad):
-            ctx.shape, ctx.size = shape, (B, L, H)
+            ctx.size, ctx.kept = (B, L, N, D), (of_probs, of_attended)
             ctx.save_for_backward(
-                *(x_MH, qkv_3ZLD, probs_ZLL, kept_probs, context_MH, kept_attention),
-                *(sum_1_MH, mean_1, rstd_1, x_1_MH, inner_MF, active_MF, kept_inner),
-                *(sum_2_MH, mean_2, rstd_2, W_qkv, W_o, g_1, h_1, W_i, W_f, g_2, h_2),
+                *(x_MH, qkv_3ZLD, probs_ZLL, context_MH, W_qkv, W_o),
+                *(sum_MH, mean, rstd, g, h),
             )
-        return y_MH.view(B, L, H)
+        return x_1_MH
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        saved = ctx.saved_tensors
-        x_MH, qkv_3ZLD, probs_ZLL, kept_probs, context_MH, kept_attention = saved[:6]
-        sum_1_MH, mean_1, rstd_1, x_1_MH, inner_MF, active_MF, kept_inner = saved[6:13]
-        sum_2_MH, mean_2, rstd_2, W_qkv, W_o, g_1, h_1, W_i, W_f, g_2, h_2 = saved[13:]
-        shape, (B, L, H) = ctx.shape, ctx.size
-        N, D = shape.num_heads, H // shape.num_heads
-        every = [True, True, True]
-
-        # A leading d: the gradient of the loss with respect to the tensor named after it.
-        dsum_2_MH, dg_2, dh_2 = torch.ops.aten.native_layer_norm_backward(
-            grad_outputs[0].reshape(-1, H), sum_2_MH, [H], mean_2, rstd_2, g_2, h_2, every
-        )
-        # Gradient of dropout's input, still without dropout's scale.
-        doutput_MH = dsum_2_MH if kept_inner is None else dsum_2_MH * kept_inner
-        dW_f, db_f = weight_gradients(doutput_MH, active_MF, shape.hidden_scale)
-        dactive_MF = map_back(doutput_MH, W_f, shape.hidden_scale)
-        dinner_MF = torch.ops.aten.gelu_backward(dactive_MF, inner_MF)
-        dW_i, db_i = weight_gradients(dinner_MF, x_1_MH)
-        dx_1_MH = torch.addmm(dsum_2_MH, dinner_MF, W_i)
-        dsum_1_MH, dg_1, dh_1 = torch.ops.aten.native_layer_norm_backward(
-            dx_1_MH, sum_1_MH, [H], mean_1, rstd_1, g_1, h_1, every
-        )
-        dattended_MH = dsum_1_MH if kept_attention is None else dsum_1_MH * kept_attention
-        dW_o, db_o = weight_gradients(dattended_MH, context_MH, shape.hidden_scale)
-        dcontext_MH = map_back(dattended_MH, W_o, shape.hidden_scale)
+    def backward(ctx: Any, *grad_outputs: Tensor) -> Gradients:
+        x_MH, qkv_3ZLD, probs_ZLL, context_MH, W_qkv, W_o, *norm = ctx.saved_tensors
+        (B, L, N, D), (of_probs, of_attended) = ctx.size, ctx.kept
+        dsum_MH, dg, dh = norm_back(grad_outputs[0], *norm)
+        dattended_MH = of_attended.drop(dsum_MH)
+        dW_o = weight_gradient(dattended_MH, context_MH, of_attended.scale)
+        db_o = bias_gradient(dattended_MH, of_attended.scale)
+        dcontext_MH = map_back(dattended_MH, W_o, of_attended.scale)
         dcontext_ZLD = dcontext_MH.view(B, L, N, D).transpose(1, 2).reshape(-1, L, D)
-
-        q_ZLD, k_ZLD, v_ZLD = qkv_3ZLD.unbind(0)
         dqkv_3ZLD = torch.empty_like(qkv_3ZLD)
-        dropped_ZLL = probs_ZLL if kept_probs is None else probs_ZLL * kept_probs
-        product(dropped_ZLL.transpose(1, 2), dcontext_ZLD, shape.attention_scale, dqkv_3ZLD[2])
-        dprobs_ZLL = product(dcontext_ZLD, v_ZLD.transpose(1, 2), shape.attention_scale)
-        if kept_probs is not None:
-            dprobs_ZLL.mul_(kept_probs)
-        dscores_ZLL = torch._softmax_backward_data(dprobs_ZLL, probs_ZLL, -1, probs_ZLL.dtype)
-        product(dscores_ZLL, k_ZLD, D**-0.5, dqkv_3ZLD[0])
-        product(dscores_ZLL.transpose(1, 2), q_ZLD, D**-0.5, dqkv_3ZLD[1])
-        dqkv_MJ = dqkv_3ZLD.view(3, B, N, L, D).permute(1, 3, 0, 2, 4).reshape(B * L, 3 * H)
-        dW_qkv, db_qkv = weight_gradients(dqkv_MJ, x_MH)
-        dx_MH = torch.addmm(dsum_1_MH, dqkv_MJ, W_qkv)
+        attend_back(dcontext_ZLD, *qkv_3ZLD.unbind(0), probs_ZLL, of_probs, *dqkv_3ZLD.unbind(0))
+        dqkv_MJ = dqkv_3ZLD.view(3, B, N, L, D).permute(1, 3, 0, 2, 4).reshape(B * L, -1)
+        dx_MH = torch.addmm(dsum_MH, dqkv_MJ, W_qkv)
         return (
-            *(dx_MH.view(B, L, H), None, None, None, None, None),
-            *(dW_qkv, db_qkv, dW_o, db_o, dg_1, dh_1, dW_i, db_i, dW_f, db_f, dg_2, dh_2),
+            *(dx_MH.view(B, L, -1), None, None, None, None, None),
+            *(weight_gradient(dqkv_MJ, x_MH), bias_gradient(dqkv_MJ), dW_o, db_o, dg, dh),
         )
+
+
+class _PostFeedForward(torch.autograd.Function):
+    """norm(x + dropout(feed_forward(x))), (M, H).
+
+    The parameters are float32: weight and bias of both linear maps and of the norm.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x_MH: Tensor, of_output: Kept, eps: float, *parameters: Tensor) -> Tensor:
+        W_i, b_i, W_f, b_f = (each.to(x_MH.dtype) for each in parameters[:4])
+        g, h = parameters[4:]
+        inner_MF = map_rows(x_MH, W_i, b_i)
+        active_MF = F.gelu(inner_MF)
+        sum_MH = of_output.add(x_MH, map_rows(active_MF, W_f, b_f))
+        y_MH, mean, rstd = torch.native_layer_norm(sum_MH, [x_MH.shape[1]], g, h, eps)
+        if any(ctx.needs_input_grad):
+            ctx.kept = of_output
+            ctx.save_for_backward(
+                *(x_MH, inner_MF, active_MF, W_i, W_f), *(sum_MH, mean, rstd, g, h)
+            )
+        return y_MH
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> Gradients:
+        (x_MH, inner_MF, active_MF, W_i, W_f, *norm), kept = ctx.saved_tensors, ctx.kept
+        dsum_MH, dg, dh = norm_back(grad_outputs[0], *norm)
+        doutput_MH = kept.drop(dsum_MH)
+        dW_f = weight_gradient(doutput_MH, active_MF, kept.scale)
+        db_f = bias_gradient(doutput_MH, kept.scale)
+        dactive_MF = map_back(doutput_MH, W_f, kept.scale)
+        dinner_MF = torch.ops.aten.gelu_backward(dactive_MF, inner_MF)
+        dW_i, db_i = weight_gradient(dinner_MF, x_MH), bias_gradient(dinner_MF)
+        dx_MH = torch.addmm(dsum_MH, dinner_MF, W_i)
+        return dx_MH, None, None, dW_i, db_i, dW_f, db_f, dg, dh
+
+
+class FusedPreNormLayer(PreNormLayer):
+    """`PreNormLayer` for training and evaluation on a CPU."""
+
+    @classmethod
+    def draw_masks(
+        cls, config: EncoderConfig, num_rows: int, length: int, dtype: torch.dtype
+    ) -> DropoutMasks:
+        """Return the dropout masks of one pass of `num_rows` rows in training."""
+        widths = config.hidden_size, config.intermediate_size, config.num_attention_heads * length
+        return draw_pools(config, num_rows * length, dtype, *widths)
+
+    def forward(self, x_BLH: Tensor, places: Places, masks: DropoutMasks | None) -> Tensor:
+        """Return what `PreNormLayer.forward` returns; without `masks` nothing is dropped."""
+        B, L, H = x_BLH.shape
+        attention, num_heads = self.attention, self.attention.num_heads
+        num_blocks = -(-L // places.block) if places.block else 1
+        shape = (B * num_heads * num_blocks, places.block or L, 3 * places.block or L)
+        of_probs = Kept.draw(attention.dropout, shape, masks)
+        of_attended = Kept.draw(attention.dropout, (B * L, H), masks)
+        of_inner = Kept.draw(self.dropout, (B * L, self.output.in_features), masks)
+        norm, eps = self.attention_norm, self.feed_forward_norm.eps
+        x_1_MH: Tensor = _PreAttention.apply(
+            *(x_BLH, places, of_probs, of_attended, num_heads, eps),
+            *(attention.qkv.weight, attention.qkv.bias),
+            *(attention.output.weight, attention.output.bias),
+            *((norm.weight, norm.bias) if norm else (None, None)),
+        )
+        maps = self.intermediate_and_gate, self.output, self.feed_forward_norm
+        parameters = [tensor for each in maps for tensor in (each.weight, each.bias)]
+        y_MH: Tensor = _PreFeedForward.apply(x_1_MH, of_inner, eps, *parameters)
+        return y_MH.view(B, L, H)
+
+
+class _PreAttention(torch.autograd.Function):
+    """x + dropout(attention(norm(x))): (B, L, H) to (M, H), in the compute dtype.
+
+    The parameters are float32, None where there is none: weight and bias of query, key and value,
+    of the output, of the norm.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_BLH: Tensor,
+        places: Places,
+        of_probs: Kept,
+        of_attended: Kept,
+        num_heads: int,
+        eps: float,
+        *parameters: Tensor | None,
+    ) -> Tensor:
+        B, L, H = x_BLH.shape
+        N, D = num_heads, H // num_heads
+        W_qkv, b_qkv, W_o, b_o = (_cast(each, x_BLH.dtype) for each in parameters[:4])
+        g, h = parameters[4:]
+        assert W_qkv is not None
+        assert W_o is not None
+        normed_MH = x_MH = x_BLH.reshape(-1, H)
+        mean = rstd = None
+        if g is not None:
+            normed_MH, mean, rstd = torch.native_layer_norm(x_MH, [H], g, h, eps)
+        mapped_3BNLD = map_rows(normed_MH, W_qkv, b_qkv).view(B, L, 3, N, D).permute(2, 0, 3, 1, 4)
+        qkv_3BNLD = torch.empty((3, B, N, L, D), dtype=x_BLH.dtype)
+        _rotate(mapped_3BNLD[:2], places, 1, qkv_3BNLD[:2])
+        qkv_3BNLD[2].copy_(mapped_3BNLD[2])
+        context, probs_ZQX = attend(*_arrange(qkv_3BNLD, places), places.mask, (B, N), of_probs)
+        context_BNLD = context.view(B, N, -1, D)[:, :, :L]
+        context_MH = context_BNLD.transpose(1, 2).reshape(-1, H)
+        if of_attended.mask is None and b_o is None:
+            x_1_MH = torch.addmm(x_MH, context_MH, W_o.t())
+        else:
+            x_1_MH = of_attended.add(x_MH, map_rows(context_MH, W_o, b_o))
+        if any(ctx.needs_input_grad):
+            ctx.size, ctx.places, ctx.kept = (B, L, N, D), places, (of_probs, of_attended)
+            ctx.has_bias = b_qkv is not None, b_o is not None
+            ctx.save_for_backward(
+                *(normed_MH, qkv_3BNLD, probs_ZQX, context_MH, W_qkv, W_o),
+                *(x_MH, mean, rstd, g, h),
+            )
+        return x_1_MH
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> Gradients:
+        normed_MH, qkv_3BNLD, probs_ZQX, context_MH, W_qkv, W_o, *norm = ctx.saved_tensors
+        (B, L, N, D), places, (of_probs, of_attended) = ctx.size, ctx.places, ctx.kept
+        qkv_has_bias, output_has_bias = ctx.has_bias
+        dx_1_MH = grad_outputs[0]
+        dattended_MH = of_attended.drop(dx_1_MH)
+        dW_o = weight_gradient(dattended_MH, context_MH, of_attended.scale)
+        db_o = bias_gradient(dattended_MH, of_attended.scale) if output_has_bias else None
+        dcontext_MH = map_back(dattended_MH, W_o, of_attended.scale)
+        dcontext_BNLD = dcontext_MH.view(B, L, N, D).transpose(1, 2)
+        if places.block:
+            dcontext_ZQD = places.cut(dcontext_BNLD).flatten(0, 2)
+        else:
+            dcontext_ZQD = dcontext_BNLD.reshape(-1, L, D)
+        dq, dk, dv = attend_back(dcontext_ZQD, *_arrange(qkv_3BNLD, places), probs_ZQX, of_probs)
+        dmapped_MJ = torch.empty((B * L, 3 * N * D), dtype=W_qkv.dtype)
+        dmapped_3BNLD = dmapped_MJ.view(B, L, 3, N, D).permute(2, 0, 3, 1, 4)
+        _rotate(dq.view(B, N, -1, D)[:, :, :L], places, -1, dmapped_3BNLD[0])
+        _rotate(_gather(dk, (B, N, L, D), places), places, -1, dmapped_3BNLD[1])
+        dmapped_3BNLD[2].copy_(_gather(dv, (B, N, L, D), places))
+        dW_qkv = weight_gradient(dmapped_MJ, normed_MH)
+        db_qkv = bias_gradient(dmapped_MJ) if qkv_has_bias else None
+        dg = dh = None
+        if norm[3] is None:
+            dx_MH = torch.addmm(dx_1_MH, dmapped_MJ, W_qkv)
+        else:
+            dx_MH, dg, dh = norm_back(dmapped_MJ @ W_qkv, *norm)
+            dx_MH.add_(dx_1_MH)
+        return (
+            *(dx_MH.view(B, L, -1), None, None, None, None, None),
+            *(dW_qkv, db_qkv, dW_o, db_o, dg, dh),
+        )
+
+
+class _PreFeedForward(torch.autograd.Function):
+    """x + feed_forward(norm(x)), gated, with dropout inside; (M, H).
+
+    The parameters are float32, None where there is none: weight and bias of both linear maps and of
+    the norm.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_MH: Tensor, of_inner: Kept, eps: float, *parameters: Tensor | None
+    ) -> Tensor:
+        W_i, b_i, W_f, b_f = (_cast(each, x_MH.dtype) for each in parameters[:4])
+        g, h = parameters[4:]
+        assert W_i is not None
+        assert W_f is not None
+        normed_MH, mean, rstd = torch.native_layer_norm(x_MH, [x_MH.shape[1]], g, h, eps)
+        inner_MG = map_rows(normed_MH, W_i, b_i)
+        inner_MF, gate_MF = inner_MG.chunk(2, dim=1)
+        active_MF = F.gelu(inner_MF)
+        gated_MF = of_inner.drop_(active_MF * gate_MF)
+        y_MH = torch.addmm(x_MH, gated_MF, W_f.t(), alpha=of_inner.scale)
+        if b_f is not None:
+            y_MH.add_(b_f)
+        if any(ctx.needs_input_grad):
+            ctx.kept, ctx.has_bias = of_inner, (b_i is not None, b_f is not None)
+            ctx.save_for_backward(
+                *(normed_MH, inner_MG, active_MF, gated_MF, W_i, W_f), *(x_MH, mean, rstd, g, h)
+            )
+        return y_MH
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> Gradients:
+        normed_MH, inner_MG, active_MF, gated_MF, W_i, W_f, *norm = ctx.saved_tensors
+        dy_MH, of_inner, (inner_has_bias, output_has_bias) = grad_outputs[0], ctx.kept, ctx.has_bias
+        dW_f = weight_gradient(dy_MH, gated_MF, of_inner.scale)
+        db_f = bias_gradient(dy_MH) if output_has_bias else None
+        dgated_MF = of_inner.drop_(map_back(dy_MH, W_f, of_inner.scale))
+        inner_MF, gate_MF = inner_MG.chunk(2, dim=1)
+        dinner_MG = torch.empty_like(inner_MG)
+        dinner_MF, dgate_MF = dinner_MG.chunk(2, dim=1)
+        torch.mul(dgated_MF, active_MF, out=dgate_MF)
+        dgated_MF.mul_(gate_MF)
+        torch.ops.aten.gelu_backward.grad_input(dgated_MF, inner_MF, grad_input=dinner_MF)
+        dW_i = weight_gradient(dinner_MG, normed_MH)
+        db_i = bias_gradient(dinner_MG) if inner_has_bias else None
+        dx_MH, dg, dh = norm_back(dinner_MG @ W_i, *norm)
+        return dx_MH.add_(dy_MH), None, None, dW_i, db_i, dW_f, db_f, dg, dh
+
+
+def attend(
+    q_ZQD: Tensor,
+    k_ZXD: Tensor,
+    v_ZXD: Tensor,
+    mask: Tensor | None,
+    size: tuple[int, int],
+    of_probs: Kept,
+) -> tuple[Tensor, Tensor]:
+    """Return dropout(softmax(q k^T / sqrt(D) + mask)) v (Z, Q, D), and the softmax (Z, Q, X).
+
+    The mask broadcasts to (B, N, ..., Q, X), where `size` is (B, N).
+    """
+    scores_ZQX = product(q_ZQD, k_ZXD.transpose(1, 2), q_ZQD.shape[2] ** -0.5)
+    if mask is not None:
+        scores_ZQX.view(*size, *mask.shape[2:-2], *scores_ZQX.shape[1:]).add_(mask)
+    probs_ZQX = scores_ZQX.softmax(dim=-1)
+    return product(of_probs.drop(probs_ZQX), v_ZXD, of_probs.scale), probs_ZQX
+
+
+def attend_back(
+    dcontext_ZQD: Tensor,
+    q_ZQD: Tensor,
+    k_ZXD: Tensor,
+    v_ZXD: Tensor,
+    probs_ZQX: Tensor,
+    of_probs: Kept,
+    *out: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of query, key and value, written to `out` if that is given."""
+    dq, dk, dv = out or (None, None, None)
+    scale, scale_scores = of_probs.scale, q_ZQD.shape[2] ** -0.5
+    dv = product(of_probs.drop(probs_ZQX).transpose(1, 2), dcontext_ZQD, scale, dv)
+    dprobs_ZQX = of_probs.drop_(product(dcontext_ZQD, v_ZXD.transpose(1, 2), scale))
+    dscores_ZQX = torch._softmax_backward_data(dprobs_ZQX, probs_ZQX, -1, probs_ZQX.dtype)
+    dq = product(dscores_ZQX, k_ZXD, scale_scores, dq)
+    return dq, product(dscores_ZQX.transpose(1, 2), q_ZQD, scale_scores, dk), dv
 
 
 def product(a_ZIJ: Tensor, b_ZJK: Tensor, scale: float, out: Tensor | None = None) -> Tensor:
@@ -199,11 +405,6 @@ def product(a_ZIJ: Tensor, b_ZJK: Tensor, scale: float, out: Tensor | None = Non
     if out is None:
         out = a_ZIJ.new_empty(a_ZIJ.shape[0], a_ZIJ.shape[1], b_ZJK.shape[2])
     return torch.baddbmm(out, a_ZIJ, b_ZJK, beta=0, alpha=scale, out=out)
-
-
-def add_dropped(x_MH: Tensor, y_MH: Tensor, kept: Tensor | None, scale: float) -> Tensor:
-    """Return x + dropout(y)."""
-    return x_MH + y_MH if kept is None else torch.addcmul(x_MH, y_MH, kept, value=scale)
 
 
 def map_rows(x_MI: Tensor, W_OI: Tensor, b_O: Tensor | None) -> Tensor:
@@ -222,270 +423,60 @@ def map_back(x_MO: Tensor, W_OI: Tensor, scale: float) -> Tensor:
     return torch.addmm(out, x_MO, W_OI, beta=0, alpha=scale, out=out)
 
 
-def weight_gradients(dy_MO: Tensor, x_MI: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Return scale times the gradients of weight and bias of y = x W^T + b, float32."""
-    return weight_gradient(dy_MO, x_MI, scale), dy_MO.sum(dim=0).float().mul_(scale)
-
-
 def weight_gradient(dy_MO: Tensor, x_MI: Tensor, scale: float = 1.0) -> Tensor:
     """Return scale times the gradient of the weight of y = x W^T + b, float32."""
     return map_back(dy_MO.t(), x_MI, scale).float()
 
 
-_HAS_ONEDNN = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+def bias_gradient(dy_MO: Tensor, scale: float = 1.0) -> Tensor:
+    """Return scale times the gradient of the bias of y = x W^T + b, float32."""
+    return dy_MO.sum(dim=0).float().mul_(scale)
 
 
-class FusedPreNormLayer(PreNormLayer):
-    """The layer for training and evaluation on a CPU: forward and backward written out.
-
-    Parameters and their names are those of `PreNormLayer`. Losses agree with it to 1e-6 relative
-    in float32 and gradients to 1e-5 of their largest element; in bfloat16 both are as far from
-    float32 as each other.
-
-    Sub-modules are not called, their parameters are read: forward hooks on them never fire, and
-    what replaces one (an adapter) takes no part. Whoever needs either builds `PreNormLayer`.
-    """
-
-    @classmethod
-    def draw_masks(
-        cls, config: EncoderConfig, num_rows: int, length: int, dtype: torch.dtype
-    ) -> DropoutMasks:
-        """Return the dropout masks of one pass of `num_rows` rows in training."""
-        sizes = config.hidden_size, config.intermediate_size, config.num_attention_heads * length
-        probs = {config.hidden_dropout_prob, config.attention_probs_dropout_prob} - {0.0}
-        return DropoutMasks(num_rows * length * max(sizes), dtype, sorted(probs))
-
-    def forward(self, x_BLH: Tensor, places: Places, masks: DropoutMasks | None) -> Tensor:
-        """Return what `PreNormLayer.forward` returns; without `masks` nothing is dropped."""
-        B, L, H = x_BLH.shape
-        attention, norm, num_heads = self.attention, self.attention_norm, self.attention.num_heads
-        num_blocks = -(-L // places.block) if places.block else 1
-        keys = 3 * places.block or L
-        shape = (B * num_heads * num_blocks, places.block or L, keys)
-        kept_probs = attention.dropout.draw(shape, masks)
-        kept_attended = attention.dropout.draw((B * L, H), masks)
-        kept_inner = self.dropout.draw((B * L, self.output.in_features), masks)
-        facts = _Facts(
-            num_heads,
-            places.block,
-            self.feed_forward_norm.eps,
-            1.0 if kept_probs is None else attention.dropout.scale,
-            1.0 if kept_attended is None else attention.dropout.scale,
-            1.0 if kept_inner is None else self.dropout.scale,
-        )
-        maps = (
-            *(norm, attention.qkv, attention.output),
-            *(self.feed_forward_norm, self.intermediate_and_gate, self.output),
-        )
-        parameters = [
-            tensor
-            for each in maps
-            for tensor in ((each.weight, each.bias) if each else (None,) * 2)
-        ]
-        y_BLH: Tensor = _FusedModernLayer.apply(
-            *(x_BLH, places.mask, places.cos_LD, places.sin_LD),
-            *(kept_probs, kept_attended, kept_inner, facts),
-            *parameters,
-        )
-        return y_BLH
+def norm_back(
+    dy_MH: Tensor, x_MH: Tensor, mean: Tensor, rstd: Tensor, g: Tensor, h: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the gradients of a layer norm's input, weight and bias."""
+    wanted = [True, True, h is not None]
+    found: tuple[Tensor, Tensor, Tensor | None] = torch.ops.aten.native_layer_norm_backward(
+        dy_MH, x_MH, x_MH.shape[1:], mean, rstd, g, h, wanted
+    )
+    return found
 
 
-class _Facts(NamedTuple):
-    """What `_FusedModernLayer` needs beside tensors."""
-
-    num_heads: int
-    block: int
-    """Positions of a block of local attention; 0: no blocks."""
-    eps: float
-    """Epsilon of both layer norms."""
-    probs_scale: float
-    """Factor of the attention probabilities that dropout keeps; 1 without dropout."""
-    attended_scale: float
-    """The same of the attention output."""
-    inner_scale: float
-    """The same inside the feed-forward."""
+def _cast(parameter: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if parameter is None else parameter.to(dtype)
 
 
-class _FusedModernLayer(torch.autograd.Function):
-    """The written-out layer, of x (B, L, H) in the compute dtype; returns the same shape and dtype.
-
-    The masks `kept_...` are 1 where dropout keeps an element and 0 elsewhere, in the dtype of x:
-    (Y, Q, X) of the attention probabilities, (M, H) of the attention output and (M, F) inside the
-    feed-forward. `parameters` are float32, weight and bias in turn, None where there is none: of
-    the attention's norm, of query, key and value, of the attention output, of the feed-forward's
-    norm, of its first and of its second product.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x_BLH: Tensor,
-        mask: Tensor | None,
-        cos_LD: Tensor,
-        sin_LD: Tensor,
-        kept_probs: Tensor | None,
-        kept_attended: Tensor | None,
-        kept_inner: Tensor | None,
-        facts: _Facts,
-        *parameters: Tensor | None,
-    ) -> Tensor:
-        B, L, H = x_BLH.shape
-        N, dtype = facts.num_heads, x_BLH.dtype
-        D = H // N
-        g_1, h_1, W_qkv, b_qkv, W_o, b_o, g_2, h_2, W_i, b_i, W_f, b_f = (
-            # Norms take float32 parameters as they are; products need those of their input.
-            each if each is None or place in (0, 1, 6, 7) else each.to(dtype)
-            for place, each in enumerate(parameters)
-        )
-        assert W_qkv is not None
-        assert W_o is not None
-        assert W_i is not None
-        assert W_f is not None
-        x_MH = x_BLH.reshape(-1, H)
-        mean_1 = rstd_1 = None
-        normed_MH = x_MH
-        if g_1 is not None:
-            normed_MH, mean_1, rstd_1 = torch.native_layer_norm(x_MH, [H], g_1, h_1, facts.eps)
-        cos_LD, sin_LD = cos_LD.to(dtype), sin_LD.to(dtype)
-        mapped_3BNLD = map_rows(normed_MH, W_qkv, b_qkv).view(B, L, 3, N, D).permute(2, 0, 3, 1, 4)
-        qkv_3BNLD = torch.empty((3, B, N, L, D), dtype=dtype)
-        _turn(mapped_3BNLD[:2], cos_LD, sin_LD, qkv_3BNLD[:2])
-        qkv_3BNLD[2].copy_(mapped_3BNLD[2])
-        q_YQD, k_YXD, v_YXD = _arrange(qkv_3BNLD, facts.block)
-        scores_YQX = product(q_YQD, k_YXD.transpose(1, 2), D**-0.5)
-        if mask is not None:
-            scores_YQX.view(B, N, *mask.shape[2:-2], *scores_YQX.shape[1:]).add_(mask)
-        probs_YQX = scores_YQX.softmax(dim=-1)
-        dropped_YQX = probs_YQX if kept_probs is None else probs_YQX * kept_probs
-        context_BNLD = product(dropped_YQX, v_YXD, facts.probs_scale).view(B, N, -1, D)[:, :, :L]
-        context_MH = context_BNLD.transpose(1, 2).reshape(-1, H)
-        if kept_attended is None and b_o is None:
-            sum_MH = torch.addmm(x_MH, context_MH, W_o.t())
-        else:
-            attended_MH = map_rows(context_MH, W_o, b_o)
-            sum_MH = add_dropped(x_MH, attended_MH, kept_attended, facts.attended_scale)
-        normed_2_MH, mean_2, rstd_2 = torch.native_layer_norm(sum_MH, [H], g_2, h_2, facts.eps)
-        inner_MG = map_rows(normed_2_MH, W_i, b_i)
-        inner_MF, gate_MF = inner_MG.chunk(2, dim=1)
-        active_MF = F.gelu(inner_MF)
-        gated_MF = active_MF * gate_MF
-        if kept_inner is not None:
-            gated_MF.mul_(kept_inner)
-        y_MH = torch.addmm(sum_MH, gated_MF, W_f.t(), alpha=facts.inner_scale)
-        if b_f is not None:
-            y_MH.add_(b_f)
-        if any(ctx.needs_input_grad):
-            ctx.facts, ctx.size = facts, (B, L, H)
-            ctx.has_bias = [each is not None for each in (h_1, b_qkv, b_o, h_2, b_i, b_f)]
-            ctx.save_for_backward(
-                *(x_MH, mean_1, rstd_1, normed_MH, cos_LD, sin_LD, qkv_3BNLD, probs_YQX),
-                *(kept_probs, context_MH, kept_attended, sum_MH, mean_2, rstd_2, normed_2_MH),
-                *(inner_MG, active_MF, gated_MF, kept_inner),
-                *(g_1, h_1, W_qkv, W_o, g_2, h_2, W_i, W_f),
-            )
-        return y_MH.view(B, L, H)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        saved = ctx.saved_tensors
-        x_MH, mean_1, rstd_1, normed_MH, cos_LD, sin_LD, qkv_3BNLD, probs_YQX = saved[:8]
-        kept_probs, context_MH, kept_attended, sum_MH, mean_2, rstd_2, normed_2_MH = saved[8:15]
-        inner_MG, active_MF, gated_MF, kept_inner = saved[15:19]
-        g_1, h_1, W_qkv, W_o, g_2, h_2, W_i, W_f = saved[19:]
-        facts, (B, L, H) = ctx.facts, ctx.size
-        norm_1_has, qkv_has, output_has, norm_2_has, inner_has, outer_has = ctx.has_bias
-        N, D = facts.num_heads, H // facts.num_heads
-
-        # A leading d: the gradient of the loss with respect to the tensor named after it.
-        dy_MH = grad_outputs[0].reshape(-1, H)
-        db_f = dy_MH.sum(dim=0).float() if outer_has else None
-        dW_f = weight_gradient(dy_MH, gated_MF, facts.inner_scale)
-        dgated_MF = map_back(dy_MH, W_f, facts.inner_scale)
-        if kept_inner is not None:
-            dgated_MF.mul_(kept_inner)
-        inner_MF, gate_MF = inner_MG.chunk(2, dim=1)
-        dinner_MG = torch.empty_like(inner_MG)
-        dinner_MF, dgate_MF = dinner_MG.chunk(2, dim=1)
-        torch.mul(dgated_MF, active_MF, out=dgate_MF)
-        dgated_MF.mul_(gate_MF)
-        torch.ops.aten.gelu_backward.grad_input(dgated_MF, inner_MF, grad_input=dinner_MF)
-        db_i = dinner_MG.sum(dim=0).float() if inner_has else None
-        dW_i = weight_gradient(dinner_MG, normed_2_MH)
-        dsum_MH, dg_2, dh_2 = torch.ops.aten.native_layer_norm_backward(
-            dinner_MG @ W_i, sum_MH, [H], mean_2, rstd_2, g_2, h_2, [True, True, norm_2_has]
-        )
-        dsum_MH.add_(dy_MH)
-        dattended_MH = dsum_MH if kept_attended is None else dsum_MH * kept_attended
-        dW_o = weight_gradient(dattended_MH, context_MH, facts.attended_scale)
-        db_o = None
-        if output_has:
-            db_o = dattended_MH.sum(dim=0).float().mul_(facts.attended_scale)
-        dcontext_MH = map_back(dattended_MH, W_o, facts.attended_scale)
-        dcontext_BNLD = dcontext_MH.view(B, L, N, D).transpose(1, 2)
-        if facts.block:
-            dcontext_YQD = cut(dcontext_BNLD, facts.block).flatten(0, 2)
-        else:
-            dcontext_YQD = dcontext_BNLD.reshape(-1, L, D)
-
-        q_YQD, k_YXD, v_YXD = _arrange(qkv_3BNLD, facts.block)
-        dropped_YQX = probs_YQX if kept_probs is None else probs_YQX * kept_probs
-        dv_YXD = product(dropped_YQX.transpose(1, 2), dcontext_YQD, facts.probs_scale)
-        dprobs_YQX = product(dcontext_YQD, v_YXD.transpose(1, 2), facts.probs_scale)
-        if kept_probs is not None:
-            dprobs_YQX.mul_(kept_probs)
-        dscores_YQX = torch._softmax_backward_data(dprobs_YQX, probs_YQX, -1, probs_YQX.dtype)
-        dq_YQD = product(dscores_YQX, k_YXD, D**-0.5)
-        dk_YXD = product(dscores_YQX.transpose(1, 2), q_YQD, D**-0.5)
-        dmapped_MJ = torch.empty((B * L, 3 * H), dtype=x_MH.dtype)
-        dmapped_3BNLD = dmapped_MJ.view(B, L, 3, N, D).permute(2, 0, 3, 1, 4)
-        dq_BNLD = dq_YQD.view(B, N, -1, D)[:, :, :L]
-        dk_BNLD, dv_BNLD = (_gather(each, B, N, L, facts.block) for each in (dk_YXD, dv_YXD))
-        _turn(dq_BNLD, cos_LD, -sin_LD, dmapped_3BNLD[0])
-        _turn(dk_BNLD, cos_LD, -sin_LD, dmapped_3BNLD[1])
-        dmapped_3BNLD[2].copy_(dv_BNLD)
-        db_qkv = dmapped_MJ.sum(dim=0).float() if qkv_has else None
-        dW_qkv = weight_gradient(dmapped_MJ, normed_MH)
-        dg_1 = dh_1 = None
-        if g_1 is None:
-            dx_MH = torch.addmm(dsum_MH, dmapped_MJ, W_qkv)
-        else:
-            dx_MH, dg_1, dh_1 = torch.ops.aten.native_layer_norm_backward(
-                dmapped_MJ @ W_qkv, x_MH, [H], mean_1, rstd_1, g_1, h_1, [True, True, norm_1_has]
-            )
-            dx_MH.add_(dsum_MH)
-        return (
-            *(dx_MH.view(B, L, H), *[None] * 7),
-            *(dg_1, dh_1, dW_qkv, db_qkv, dW_o, db_o, dg_2, dh_2, dW_i, db_i, dW_f, db_f),
-        )
-
-
-def _turn(x: Tensor, cos_LD: Tensor, sin_LD: Tensor, out: Tensor) -> None:
-    """Write vectors (..., L, D), turned by the angles of their positions, to `out`."""
+def _rotate(x: Tensor, places: Places, direction: int, out: Tensor) -> None:
+    """Write vectors (..., L, D), turned by the angles of their positions or back, to `out`."""
+    cos_LD, sin_LD = places.cos_LD.to(x.dtype), (direction * places.sin_LD).to(x.dtype)
     half = x.shape[-1] // 2
     torch.mul(x, cos_LD, out=out)
     out[..., :half].addcmul_(x[..., half:], sin_LD[:, :half])
     out[..., half:].addcmul_(x[..., :half], sin_LD[:, half:])
 
 
-def _arrange(qkv_3BNLD: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries (Y, Q, D), and the keys and values (Y, X, D) that they meet."""
-    if not block:
+def _arrange(qkv_3BNLD: Tensor, places: Places) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries (Z, Q, D), and the keys and values (Z, X, D) that they meet."""
+    if not places.block:
         q, k, v = qkv_3BNLD.flatten(1, 2).unbind(0)
         return q, k, v
-    q = cut(qkv_3BNLD[0], block).flatten(0, 2)
-    k, v = (cut_with_neighbours(each, block).flatten(0, 2) for each in qkv_3BNLD[1:])
-    return q, k, v
+    k, v = (places.cut_with_neighbours(each).flatten(0, 2) for each in qkv_3BNLD[1:])
+    return places.cut(qkv_3BNLD[0]).flatten(0, 2), k, v
 
 
-def _gather(x_YXD: Tensor, B: int, N: int, L: int, block: int) -> Tensor:
+def _gather(x_ZXD: Tensor, size: tuple[int, int, int, int], places: Places) -> Tensor:
     """Return the gradients of keys or values (B, N, L, D), summed over the queries' blocks."""
-    D = x_YXD.shape[-1]
-    if not block:
-        return x_YXD.view(B, N, L, D)
-    x_BNJ3CD = x_YXD.view(B, N, -1, 3, block, D)
-    num_blocks = x_BNJ3CD.shape[2]
+    B, N, L, D = size
+    if not places.block:
+        return x_ZXD.view(size)
+    x_BNJ3CD = x_ZXD.view(B, N, -1, 3, places.block, D)
     total = x_BNJ3CD[:, :, :, 1].clone()
-    if num_blocks > 1:
+    if total.shape[2] > 1:
         total[:, :, :-1] += x_BNJ3CD[:, :, 1:, 0]
         total[:, :, 1:] += x_BNJ3CD[:, :, :-1, 2]
-    return total.view(B, N, num_blocks * block, D)[:, :, :L]
+    return total.flatten(2, 3)[:, :, :L]
+
+
+_HAS_ONEDNN = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()

@@ -2,8 +2,15 @@
 
 `MaskedLM` and `FixedDistribution` take the same arguments and return a Prediction.
 
+Softmaxes over the vocabulary come in two forms: `..._plain` is the definition, the other computes
+the same faster. Loss, sample and gradient use the same exponentials. Logits exist for CHUNK
+positions at a time. On a CPU the float32 work is done on SLICE rows at a time, so that the rows
+stay in the cache; compiled or on a GPU, on a whole chunk. docs/PERFORMANCE.md has timings.
+
 Shape suffixes: B rows, L positions, S slots for chosen positions in a row, M = B * S of them,
-E embedding size, H hidden size, K = L - 1 neighbours in a row, V vocabulary.
+C positions of a chunk, R positions of a slice, E embedding size, H hidden size, K = L - 1
+neighbours in a row, V vocabulary, W vocabulary padded to whole blocks; in `_score` K blocks in a
+row, B columns of a block.
 """
 
 import math
@@ -14,7 +21,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.utils.checkpoint import checkpoint
 
 from electra.model.batch import Batch
 from electra.model.encoder import Encoder
@@ -109,158 +115,124 @@ def loss_and_sample(
 
 
 class _LossAndSample(torch.autograd.Function):
+    """`loss_and_sample`; gradients are computed with the loss, and scaled in the backward pass."""
+
     @staticmethod
     def forward(
-        ctx: Any,
-        features_ME: Tensor,
-        table_VE: Tensor,
-        bias_V: Tensor,
-        targets_M: Tensor,
-        weights_M: Tensor,
-        uniform_M: Tensor,
+        ctx: Any, features_ME: Tensor, table_VE: Tensor, bias_V: Tensor, *per_position_M: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        needs_grad = any(ctx.needs_input_grad[:3])
-        vocab_size = table_VE.shape[0]
-        score = _score_in_slices if runs_operations(features_ME.device) else _score
-        table_WE = _fill_blocks(table_VE, features_ME.dtype)
-        # The padding has probability 0, so it is never sampled.
+        needs_grad, vocab_size = any(ctx.needs_input_grad[:3]), len(table_VE)
+        # Sampling needs whole blocks; the padding has probability 0, so it is never sampled. It
+        # also aligns the rows of the logits: a GPU's matrix products are slow if rows are not
+        # aligned, as with a vocabulary of 30,522.
+        table_WE = F.pad(table_VE.to(features_ME.dtype), (0, 0, 0, -vocab_size % BLOCK))
         bias_W = F.pad(bias_V, (0, len(table_WE) - vocab_size), value=-math.inf)
-        scores, grads_features, grads_bias = [], [], []
+        scores, grads_features, grad_bias_W = [], [], torch.zeros_like(bias_W)
         grad_table_WE: Tensor | None = None
-        for features_CE, targets_C, weights_C, uniform_C in _split(
-            CHUNK, features_ME, targets_M, weights_M, uniform_M
-        ):
+        columns = [each[:, None] for each in per_position_M]
+        for features_CE, *chunk in _split(CHUNK, features_ME, *columns):
             logits_CW = F.linear(features_CE, table_WE)
-            *scored, grad_logits_CW, grad_bias_W = score(
-                logits_CW, bias_W, targets_C, weights_C, uniform_C, needs_grad
-            )
-            scores.append(scored)
-            if needs_grad:
-                grads_features.append(grad_logits_CW @ table_WE)
-                grads_bias.append(grad_bias_W)
-                grad_WE = (grad_logits_CW.T @ features_CE).float()
+            for logits_RW, *rows in _slice(logits_CW, *chunk):
+                *scored, grad_W = _score(logits_RW, bias_W, *rows, needs_grad=needs_grad)
+                scores.append(scored)
+                if needs_grad:
+                    grad_bias_W += grad_W
+            if needs_grad:  # by now the logits hold their gradient
+                grads_features.append(logits_CW @ table_WE)
+                grad_WE = (logits_CW.T @ features_CE).float()
                 grad_table_WE = grad_WE if grad_table_WE is None else grad_table_WE + grad_WE
-        losses, sampled, correct = zip(*scores, strict=True)
-        if needs_grad:
-            assert grad_table_WE is not None
+        if grad_table_WE is not None:
             ctx.save_for_backward(
-                torch.cat(grads_features),
-                grad_table_WE[:vocab_size],
-                torch.stack(grads_bias).sum(dim=0)[:vocab_size],
+                torch.cat(grads_features), grad_table_WE[:vocab_size], grad_bias_W[:vocab_size]
             )
-        outputs = (
-            torch.stack(losses).sum(),
-            torch.cat(sampled).clamp(max=vocab_size - 1),
-            torch.cat(correct),
-        )
+        losses, sampled, correct = zip(*scores, strict=True)
+        sampled_M = torch.cat(sampled).clamp(max=vocab_size - 1)
+        outputs = torch.stack(losses).sum(), sampled_M, torch.cat(correct)
         ctx.mark_non_differentiable(*outputs[1:])
         return outputs
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        scale = grad_outputs[0]
-        grad_features_ME, grad_table_VE, grad_bias_V = ctx.saved_tensors
-        return (
-            grad_features_ME * scale.to(grad_features_ME.dtype),
-            grad_table_VE * scale,
-            grad_bias_V * scale,
-            None,
-            None,
-            None,
-        )
+        grads, scale = ctx.saved_tensors, grad_outputs[0]
+        return (*(each * scale.to(each.dtype) for each in grads), None, None, None)
 
 
 def _score(
-    logits_CW: Tensor,
+    logits_RW: Tensor,
     bias_W: Tensor,
-    targets_C: Tensor,
-    weights_C: Tensor,
-    uniform_C: Tensor,
+    target_R1: Tensor,
+    weight_R1: Tensor,
+    uniform_R1: Tensor,
+    *,
     needs_grad: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return loss, sampled tokens and hits of a chunk, and the loss's gradients.
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return loss, sampled tokens and hits of some rows, and the bias's gradient if needed.
 
-    The code has whole-tensor operations for torch.compile, which fuses them into a few passes over
-    the logits.
-
-    Args:
-        logits_CW: Logits without the bias, in the compute dtype.
-        bias_W: Output bias, float32; -inf in the padding.
-        targets_C: Original token ids.
-        weights_C: Weight of each position in the loss.
-        uniform_C: Uniform numbers in [0, 1).
-        needs_grad: Whether to compute gradients.
-
-    Returns:
-        Loss, sampled ids (C), hits (C), gradient of the logits (C, W) and gradient of the bias (W).
-        Without needs_grad the last two are not gradients.
+    The logits come without the bias, which is -inf in the padding; their gradient overwrites them.
     """
-    exact_CW = logits_CW.float() + bias_W
-    target_logit_C1 = exact_CW.gather(1, targets_C[:, None])
-    # Largest logit and sum of each block come from one pass over the logits; the exponentials of a
-    # row would need its largest logit first, and so a second pass.
-    blocks_CKB = exact_CW.view(len(exact_CW), -1, BLOCK)
-    largest_CK = blocks_CKB.amax(dim=-1)
-    sums_CK = (blocks_CKB - largest_CK[:, :, None]).exp().sum(dim=-1)
-    largest_C1 = largest_CK.amax(dim=-1, keepdim=True)
-    block_C1, rest_C1, sum_C1 = _choose_block(
-        sums_CK * (largest_CK - largest_C1).exp(), uniform_C[:, None]
-    )
-    block_CB = _take_block(blocks_CKB, block_C1)
-    column_C1 = _choose_column((block_CB - largest_C1).exp(), rest_C1)
-    sampled_C = (block_C1 * BLOCK + column_C1).squeeze(1)
-    nll_C = (sum_C1.log() + largest_C1 - target_logit_C1).squeeze(1)
-    loss, correct_C = (nll_C * weights_C).sum(), (target_logit_C1 == largest_C1).squeeze(1)
+    exact_RW = logits_RW.float().add_(bias_W)  # an add of mixed dtypes takes twice as long
+    target_logit_R1 = exact_RW.gather(1, target_R1)
+    # Largest logit and sum of each block come from one pass over the logits where these operations
+    # are compiled; the exponentials of a row would need its largest logit first, a second pass.
+    blocks_RKB = exact_RW.view(len(exact_RW), -1, BLOCK)
+    largest_RK1 = blocks_RKB.amax(dim=-1, keepdim=True)
+    exp_RKB = blocks_RKB.sub_(largest_RK1).exp_()
+    largest_R1 = largest_RK1.amax(dim=1)
+    scale_RK = (largest_RK1.squeeze(2) - largest_R1).exp()
+    sums_RK = exp_RKB.sum(dim=-1) * scale_RK
+    # The cumulative sum over blocks gives the block, the one within the block the column. The
+    # result is that of a cumulative sum over the whole row, which would take longer.
+    cumulative_RK = sums_RK.cumsum(dim=-1)
+    sum_R1 = cumulative_RK[:, -1:]
+    threshold_R1 = uniform_R1 * sum_R1
+    block_R1 = _find(cumulative_RK, threshold_R1)
+    rest_R1 = threshold_R1 - (cumulative_RK.gather(1, block_R1) - sums_RK.gather(1, block_R1))
+    block_RB = exp_RKB.gather(1, block_R1[:, :, None].expand(-1, -1, BLOCK)).squeeze(1)
+    column_R1 = _find((block_RB * scale_RK.gather(1, block_R1)).cumsum(dim=-1), rest_R1)
+    loss = ((sum_R1.log() + largest_R1 - target_logit_R1) * weight_R1).sum()
+    sampled_R = (block_R1 * BLOCK + column_R1).squeeze(1)
+    correct_R = (target_logit_R1 == largest_R1).squeeze(1)
     if not needs_grad:
-        return loss, sampled_C, correct_C, logits_CW, bias_W
-    is_target_CW = torch.arange(len(bias_W), device=bias_W.device) == targets_C[:, None]
-    probs_CW = (exact_CW - largest_C1).exp() / sum_C1
-    grad_CW = weights_C[:, None] * (probs_CW - is_target_CW.float())
-    return loss, sampled_C, correct_C, grad_CW.to(logits_CW.dtype), grad_CW.sum(dim=0)
+        return loss, sampled_R, correct_R, bias_W
+    exp_RKB.mul_((scale_RK * (weight_R1 / sum_R1))[:, :, None])
+    grad_RW = _add_at(exact_RW, target_R1, -weight_R1)
+    logits_RW.copy_(grad_RW)
+    return loss, sampled_R, correct_R, grad_RW.sum(dim=0)
 
 
-def _score_in_slices(
-    logits_CW: Tensor,
-    bias_W: Tensor,
-    targets_C: Tensor,
-    weights_C: Tensor,
-    uniform_C: Tensor,
-    needs_grad: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return what `_score` returns, computed on SLICE rows at a time; overwrites `logits_CW`."""
-    loss, grad_bias_W = torch.zeros(()), torch.zeros_like(bias_W)
-    sampled_C, correct_C = torch.empty_like(targets_C), torch.empty_like(targets_C).bool()
-    buffer_RW = torch.empty((SLICE, len(bias_W)))
-    for low in range(0, len(targets_C), SLICE):
-        rows = slice(low, low + SLICE)
-        logits_RW = logits_CW[rows]
-        target_R1, weights_R1 = targets_C[rows, None], weights_C[rows, None]
-        probs_RW = buffer_RW[: len(logits_RW)]
-        probs_RW.copy_(logits_RW).add_(bias_W)  # an add of mixed dtypes takes twice as long
-        largest_R1 = probs_RW.amax(dim=-1, keepdim=True)
-        target_logit_R1 = probs_RW.gather(1, target_R1)
-        correct_C[rows] = (target_logit_R1 == largest_R1).squeeze(1)
-        probs_RW.sub_(largest_R1).exp_()
-        blocks_RKB = probs_RW.view(len(probs_RW), -1, BLOCK)
-        block_R1, rest_R1, sum_R1 = _choose_block(blocks_RKB.sum(dim=-1), uniform_C[rows, None])
-        column_R1 = _choose_column(_take_block(blocks_RKB, block_R1), rest_R1)
-        sampled_C[rows] = (block_R1 * BLOCK + column_R1).squeeze(1)
-        loss += ((sum_R1.log() + largest_R1 - target_logit_R1) * weights_R1).sum()
-        if needs_grad:
-            probs_RW.mul_(weights_R1 / sum_R1)
-            probs_RW.scatter_add_(1, target_R1, -weights_R1)
-            grad_bias_W += probs_RW.sum(dim=0)
-            logits_RW.copy_(probs_RW)
-    return loss, sampled_C, correct_C, logits_CW, grad_bias_W
+def _find(cumulative_RK: Tensor, threshold_R1: Tensor) -> Tensor:
+    """Return the first place (R, 1) in each row whose cumulative weight exceeds the threshold."""
+    found_R1 = torch.searchsorted(cumulative_RK, threshold_R1, right=True)
+    return found_R1.clamp_(max=cumulative_RK.shape[1] - 1)
 
 
-def _fill_blocks(table_VE: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the table (W, E) in `dtype`, padded with zeros to a whole number of blocks.
+def _add_at(x_RW: Tensor, column_R1: Tensor, amount_R1: Tensor) -> Tensor:
+    """Return x with an amount added in one column of each row; may overwrite x."""
+    if runs_operations(x_RW.device):
+        return x_RW.scatter_add_(1, column_R1, amount_R1)
+    # A choice, which a compiler fuses with what computes x; a scatter would write x out first.
+    is_column_RW = torch.arange(x_RW.shape[1], device=x_RW.device) == column_R1
+    return x_RW + is_column_RW * amount_R1
 
-    Sampling needs whole blocks. The padding also aligns the rows of the logits: a GPU's matrix
-    products are slow if rows are not aligned, as with a vocabulary of 30,522.
-    """
-    return F.pad(table_VE.to(dtype), (0, 0, 0, -len(table_VE) % BLOCK))
+
+def _split(size: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Return tensors of one length in parts of at most `size` rows, as views."""
+    return zip(*(each.split(size) for each in tensors), strict=True)
+
+
+def _slice(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Return tensors in the parts that are computed at a time."""
+    return _split(SLICE if runs_operations(tensors[0].device) else CHUNK, *tensors)
+
+
+def log_likelihood_plain(
+    features_ME: Tensor, table_VE: Tensor, bias_V: Tensor, targets_M: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return what `log_likelihood` returns, written as the mathematical definition."""
+    logits_MV = F.linear(features_ME, table_VE.to(features_ME.dtype)).float() + bias_V
+    log_probs_MV = logits_MV.log_softmax(dim=-1)
+    entropy_M = -(log_probs_MV.detach().exp() * log_probs_MV.detach()).sum(dim=-1)
+    return log_probs_MV.gather(1, targets_M[:, None]).squeeze(1), entropy_M
 
 
 def log_likelihood(
@@ -269,9 +241,9 @@ def log_likelihood(
     """Return log p(target) and the softmax's entropy at each position (M), nats.
 
     Objectives use this function if they need a log-likelihood per position instead of a mean.
-    Logits exist for CHUNK positions at a time, and are recomputed in the backward pass. The entropy
-    has no gradient. `log_likelihood_plain` is the definition; in float32 log-likelihoods and
-    entropies agree with it to 1e-5, and gradients to 1e-5 of their largest element.
+    Logits are computed again in the backward pass. The entropy has no gradient. In float32
+    log-likelihoods and entropies agree with `log_likelihood_plain` to 1e-5, and gradients to 1e-5
+    of their largest element.
 
     Args:
         features_ME: Features of the generator head, in the compute dtype.
@@ -279,122 +251,55 @@ def log_likelihood(
         bias_V: Output bias, float32.
         targets_M: Token ids.
     """
-    if runs_operations(features_ME.device):
-        return _LogLikelihood.apply(features_ME, table_VE, bias_V, targets_M)
-    parts = [
-        checkpoint(
-            log_likelihood_plain,
-            features_CE,
-            _fill_blocks(table_VE, features_CE.dtype),
-            bias_V,
-            targets_C,
-            use_reentrant=False,
-            preserve_rng_state=False,
-        )
-        for features_CE, targets_C in _split(CHUNK, features_ME, targets_M)
-    ]
-    log_probs, entropies = zip(*parts, strict=True)
-    return torch.cat(log_probs), torch.cat(entropies)
-
-
-def log_likelihood_plain(
-    features_ME: Tensor, table_WE: Tensor, bias_V: Tensor, targets_M: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return what `log_likelihood` returns, written as the mathematical definition.
-
-    Args:
-        features_ME: Features of the generator head, in the compute dtype.
-        table_WE: Token embeddings; rows beyond the bias are padding.
-        bias_V: Output bias, float32.
-        targets_M: Token ids.
-    """
-    logits_MW = F.linear(features_ME, table_WE.to(features_ME.dtype))
-    log_probs_MV = (logits_MW[:, : len(bias_V)].float() + bias_V).log_softmax(dim=-1)
-    entropy_M = -(log_probs_MV.detach().exp() * log_probs_MV.detach()).sum(dim=-1)
-    return log_probs_MV.gather(1, targets_M[:, None]).squeeze(1), entropy_M
+    log_probs_M, entropy_M = _LogLikelihood.apply(features_ME, table_VE, bias_V, targets_M)
+    return log_probs_M, entropy_M
 
 
 class _LogLikelihood(torch.autograd.Function):
-    """`log_likelihood` on a CPU: the float32 work is done on SLICE rows at a time."""
+    """`log_likelihood`, with the sum of a row's exponentials kept for the backward pass."""
 
     @staticmethod
     def forward(
         ctx: Any, features_ME: Tensor, table_VE: Tensor, bias_V: Tensor, targets_M: Tensor
     ) -> tuple[Tensor, Tensor]:
-        table_VE = table_VE.to(features_ME.dtype)
-        log_prob_M, entropy_M, log_sum_M = (torch.empty(len(targets_M)) for _ in range(3))
-        columns = [each[:, None] for each in (targets_M, log_prob_M, entropy_M, log_sum_M)]
-        buffer_RV, exp_buffer_RV = torch.empty((2, SLICE, len(bias_V)))
-        for features_CE, *chunk in _split(CHUNK, features_ME, *columns):
-            logits_CV = F.linear(features_CE, table_VE)
-            for each_RV, target_R1, *out in _split(SLICE, logits_CV, *chunk):
-                logits_RV = buffer_RV[: len(each_RV)].copy_(each_RV).add_(bias_V)
+        vocab_size = len(table_VE)  # padding aligns the rows of the logits, as above
+        table_WE = F.pad(table_VE.to(features_ME.dtype), (0, 0, 0, -vocab_size % BLOCK))
+        found = []
+        for features_CE, target_C1 in _split(CHUNK, features_ME, targets_M[:, None]):
+            logits_CV = F.linear(features_CE, table_WE)[:, :vocab_size]
+            for each_RV, target_R1 in _slice(logits_CV, target_C1):
+                logits_RV = each_RV.float().add_(bias_V)
                 largest_R1 = logits_RV.amax(dim=-1, keepdim=True)
-                exp_RV = torch.exp(logits_RV.sub_(largest_R1), out=exp_buffer_RV[: len(each_RV)])
+                exp_RV = logits_RV.sub_(largest_R1).exp()
                 sum_R1 = exp_RV.sum(dim=-1, keepdim=True)
-                log_prob_R1, entropy_R1, log_sum_R1 = out
-                log_prob_R1.copy_(logits_RV.gather(1, target_R1) - sum_R1.log())
+                log_prob_R1 = logits_RV.gather(1, target_R1) - sum_R1.log()
                 mean_R1 = exp_RV.mul_(logits_RV).sum(dim=-1, keepdim=True) / sum_R1
-                entropy_R1.copy_(sum_R1.log() - mean_R1)
-                log_sum_R1.copy_(sum_R1.log() + largest_R1)
-        ctx.save_for_backward(features_ME, table_VE, bias_V, targets_M, log_sum_M)
+                entropy_R1 = sum_R1.log() - mean_R1
+                found.append(torch.cat([log_prob_R1, entropy_R1, sum_R1.log() + largest_R1], 1))
+        log_prob_M, entropy_M, log_sum_M = torch.cat(found).unbind(1)
+        ctx.save_for_backward(features_ME, table_WE, bias_V, targets_M, log_sum_M)
         ctx.mark_non_differentiable(entropy_M)
         return log_prob_M, entropy_M
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        features_ME, table_VE, bias_V, *saved = ctx.saved_tensors
+        features_ME, table_WE, bias_V, *saved = ctx.saved_tensors
         columns = [each[:, None] for each in (*saved, grad_outputs[0])]
-        grad_features_ME = torch.empty_like(features_ME)
-        grad_table_VE, grad_bias_V = torch.zeros(table_VE.shape), torch.zeros_like(bias_V)
-        buffer_RV = torch.empty((SLICE, len(bias_V)))
-        for features_CE, grad_CE, *chunk in _split(CHUNK, features_ME, grad_features_ME, *columns):
-            logits_CV = F.linear(features_CE, table_VE)  # overwritten by their gradient
-            for each_RV, target_R1, log_sum_R1, grad_R1 in _split(SLICE, logits_CV, *chunk):
-                grad_RV = buffer_RV[: len(each_RV)].copy_(each_RV).add_(bias_V)
-                grad_RV.sub_(log_sum_R1).exp_().mul_(-grad_R1).scatter_add_(1, target_R1, grad_R1)
+        grads_features, grad_bias_V = [], torch.zeros_like(bias_V)
+        grad_table_WE = torch.zeros_like(table_WE, dtype=torch.float32)
+        for features_CE, *chunk in _split(CHUNK, features_ME, *columns):
+            logits_CW = F.linear(features_CE, table_WE)  # overwritten by their gradient
+            for each_RV, target_R1, log_sum_R1, grad_R1 in _slice(
+                logits_CW[:, : len(bias_V)], *chunk
+            ):
+                probs_RV = each_RV.float().add_(bias_V).sub_(log_sum_R1).exp_()
+                grad_RV = _add_at(probs_RV.mul_(-grad_R1), target_R1, grad_R1)
                 grad_bias_V += grad_RV.sum(dim=0)
                 each_RV.copy_(grad_RV)
-            torch.mm(logits_CV, table_VE, out=grad_CE)
-            grad_table_VE += logits_CV.T @ features_CE
-        return grad_features_ME, grad_table_VE, grad_bias_V, None
-
-
-def _split(size: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Return tensors of one length in parts of at most `size` rows, as views."""
-    return zip(*(each.split(size) for each in tensors), strict=True)
-
-
-def _choose_block(sums_RK: Tensor, uniform_R1: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a block of each row (R, 1), what is left of its threshold, and row sums (R, 1).
-
-    The cumulative sum over blocks gives the block, and the cumulative sum within the block gives
-    the column (`_choose_column`). The result is that of a cumulative sum over the whole row, which
-    would take longer.
-
-    Args:
-        sums_RK: Sum of each block's weights, which are at least 0.
-        uniform_R1: Uniform numbers in [0, 1).
-    """
-    cumulative_RK = sums_RK.cumsum(dim=-1)
-    sum_R1 = cumulative_RK[:, -1:]
-    threshold_R1 = uniform_R1 * sum_R1
-    block_R1 = torch.searchsorted(cumulative_RK, threshold_R1, right=True)
-    block_R1.clamp_(max=sums_RK.shape[1] - 1)
-    before_R1 = cumulative_RK.gather(1, block_R1) - sums_RK.gather(1, block_R1)
-    return block_R1, threshold_R1 - before_R1, sum_R1
-
-
-def _take_block(blocks_RKB: Tensor, block_R1: Tensor) -> Tensor:
-    """Return one block of each row, (R, B)."""
-    return blocks_RKB.gather(1, block_R1[:, :, None].expand(-1, -1, BLOCK)).squeeze(1)
-
-
-def _choose_column(weights_RB: Tensor, rest_R1: Tensor) -> Tensor:
-    """Return the first column (R, 1) of each row whose cumulative weight exceeds `rest_R1`."""
-    cumulative_RB = weights_RB.cumsum(dim=-1)
-    return torch.searchsorted(cumulative_RB, rest_R1, right=True).clamp_(max=BLOCK - 1)
+            grads_features.append(logits_CW @ table_WE)
+            grad_table_WE += logits_CW.T @ features_CE
+        return torch.cat(grads_features), grad_table_WE[: len(bias_V)], grad_bias_V, None
 
 
 class MaskedLM(nn.Module):

@@ -1,15 +1,25 @@
-"""Linear maps and layer normalisation with float32 parameters, in any compute dtype.
+"""What layers and heads are made of: linear maps, norms, dropout, attention; in any compute dtype.
 
 Activations and matrix products have the encoder's `compute_dtype`. Every weight is cast where it is
 used, so that gradients reach the float32 parameters without an autocast context. Normalisation
-keeps its statistics in float32 whatever the dtype.
+keeps its statistics in float32 whatever the dtype. Dropout is torch's, or on a CPU multiplies by
+masks from a pool, which cost next to nothing.
+
+Shape suffixes: B rows of the batch, L positions, N heads.
 """
 
 from collections.abc import Iterable
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+SPREAD = 1 << 16
+"""Number of places in a pool at which a mask may begin."""
+ONE = 1 << 16
+"""Number of values of 16 random bits: probabilities are whole multiples of its inverse."""
+Sees = Literal["all", "before", "after"]
 
 
 def runs_operations(device: torch.device) -> bool:
@@ -42,12 +52,6 @@ class LayerNorm(nn.LayerNorm):
         if x.dtype == torch.float32 or x.device.type == "cpu":  # the CPU kernel mixes dtypes itself
             return super().forward(x)
         return super().forward(x.float()).to(x.dtype)
-
-
-SPREAD = 1 << 16
-"""Number of places in a pool at which a mask may begin."""
-ONE = 1 << 16
-"""Number of values of 16 random bits: probabilities are whole multiples of its inverse."""
 
 
 class DropoutMasks:
@@ -113,3 +117,74 @@ class Dropout(nn.Module):
             return F.dropout(x, self.prob, self.training)
         kept = self.draw(tuple(x.shape), masks)
         return x if kept is None else x * kept * self.scale
+
+
+class Sight(NamedTuple):
+    """Which positions of a batch attend to which: what every architecture makes its masks of."""
+
+    length: int
+    device: torch.device
+    dtype: torch.dtype
+    """Of the scores."""
+    real_BL: Tensor | None
+    """False or 0 at padding; None: nothing is padding."""
+    documents_BL: Tensor | None
+    """Number of each token's document, 0 at padding; None: tokens attend within the row."""
+    sees: Sees
+
+    def find_forbidden(self) -> Tensor | None:
+        """Return True where a pair's score must not count; broadcasts to (B, N, L, L)."""
+        forbidden_BNLL = None
+        if self.documents_BL is not None:  # 0 at padding
+            documents_BL = self.documents_BL
+            forbidden_BNLL = documents_BL[:, None, :, None] != documents_BL[:, None, None, :]
+        elif self.real_BL is not None:
+            forbidden_BNLL = ~self.real_BL[:, None, None, :].bool()
+        if self.sees != "all":
+            ones_LL = torch.ones(self.length, self.length, dtype=torch.bool, device=self.device)
+            hidden_LL = ones_LL.triu(1) if self.sees == "before" else ones_LL.tril(-1)
+            forbidden_BNLL = hidden_LL if forbidden_BNLL is None else forbidden_BNLL | hidden_LL
+        return forbidden_BNLL
+
+    def make_mask(self, forbidden: Tensor | None) -> Tensor | None:
+        """Return what is added to scores: 0, or nearly the least number where forbidden."""
+        if forbidden is None:
+            return None
+        # Half of the least number: kernels multiply scores by log2(e), and a row in which all is
+        # hidden, as one of padding before a tower that looks ahead, must stay finite.
+        least = torch.finfo(self.dtype).min / 2
+        zeros = torch.zeros(forbidden.shape, dtype=self.dtype, device=forbidden.device)
+        return zeros.masked_fill_(forbidden, least)
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    dropout: Dropout,
+    masks: DropoutMasks | None,
+) -> Tensor:
+    """Return softmax(q k^T / sqrt(D) + mask) v, (B, N, queries, D), or in blocks (B, N, J, C, D).
+
+    The choice is between two kernels of one function and changes no module, so it is made here:
+    torch's fused CPU kernel has a backward pass several times slower than these products, and none
+    at all with dropout.
+    """
+    scale = q.shape[-1] ** -0.5
+    if q.device.type == "cpu":
+        scores = (q * scale) @ k.transpose(-1, -2)
+        if mask is not None:
+            scores = scores + mask
+        return dropout(scores.softmax(dim=-1), masks) @ v
+    shape = q.shape
+    if q.ndim == 5:  # kernels take four dimensions
+        assert mask is not None
+        heads_last = (0, 2, 1, 3, 4)
+        q, k, v = (each.permute(heads_last).flatten(0, 1) for each in (q, k, v))
+        mask = mask.expand(shape[0], 1, *mask.shape[2:]).permute(heads_last).flatten(0, 1)
+    prob = dropout.prob if dropout.training else 0.0
+    context = F.scaled_dot_product_attention(q, k, v, mask, prob, scale=scale)
+    if len(shape) == 5:
+        context = context.unflatten(0, (shape[0], shape[2])).transpose(1, 2)
+    return context
