@@ -1,7 +1,11 @@
-"""Output layers on an encoder: those of generator, discriminator and classifier.
+"""Output layers on an encoder: of pre-training, and of fine-tuning to rows, tokens and spans.
+
+Their parameters fit transformers' classes for ELECTRA and ModernBERT, where these have such a head.
 
 Shape suffixes: B rows of the batch, L positions, E embedding size, H hidden size, M chosen
-positions of all rows together, C classes, S width of the states of a token, F of those of a pair.
+positions of all rows together, C classes, S width of the states of a token, F width of the features
+that a layer reads, D inner width of a two-layer head, K layers read as features or places in a
+beam.
 """
 
 from typing import Literal
@@ -13,6 +17,14 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from electra.config import EncoderConfig, FeaturesConfig
 from electra.model.parts import Dropout, LayerNorm, Linear
+
+BEAM_SIZE = 20
+"""Number of starts that are followed up, and of ends kept for each start. Source:
+configure_finetuning.py beam_size."""
+INNER_SIZE = 512
+"""Inner width D of the two-layer heads. Source: qa_tasks.py."""
+UNANSWERABLE_WEIGHT = 0.5
+"""Weight of the answerability loss. Source: configure_finetuning.py answerable_weight."""
 
 
 class GeneratorHead(nn.Module):
@@ -108,7 +120,7 @@ class ClassifierHead(nn.Module):
         hidden_size: H.
         num_classes: C; 1 for a regression.
         dropout_prob: Dropout on the row's state.
-        pooling: The row's state: that of [CLS], or the mean over the row's tokens.
+        pooling: Which state of the row.
         inner: From `build_inner`; None: nothing.
     """
 
@@ -127,12 +139,7 @@ class ClassifierHead(nn.Module):
         self.dense = Linear(hidden_size, num_classes)
 
     def forward(self, hidden_BLH: Tensor, attention_mask_BL: Tensor | None) -> Tensor:
-        """Return float32 logits (B, C).
-
-        Args:
-            hidden_BLH: Hidden states of the encoder's last layer.
-            attention_mask_BL: False at padding; None: nothing is padding.
-        """
+        """Return float32 logits (B, C); the mask is False at padding, None without padding."""
         if self.pooling == "cls":
             state_BH = hidden_BLH[:, 0].float()
         elif attention_mask_BL is None:
@@ -150,11 +157,6 @@ class PairHead(nn.Module):
     (section 3.1), which encodes the two texts apart; here one row holds both. A token's state is
     that of the last layer and its embedding, side by side: the last layer of a discriminator tells
     how plausible a token is rather than what it means.
-
-    Args:
-        state_size: S, the width of hidden states and embeddings together.
-        num_classes: C; 1 for a regression.
-        dropout_prob: Dropout on what the layer reads.
     """
 
     def __init__(self, state_size: int, num_classes: int, dropout_prob: float):
@@ -167,11 +169,7 @@ class PairHead(nn.Module):
     ) -> Tensor:
         """Return float32 logits (B, C).
 
-        Args:
-            state_BLS: Hidden states of the encoder's last layer, and embeddings.
-            attention_mask_BL: False at padding; None: nothing is padding.
-            token_type_ids_BL: 0 in the first text, 1 in the second. [CLS] and the first [SEP]
-                belong to the first text.
+        [CLS] and the first [SEP] belong to the first text, of segment 0.
         """
         is_second_BL = token_type_ids_BL.bool()
         is_first_BL = ~is_second_BL
@@ -188,23 +186,33 @@ def _mean(hidden_BLH: Tensor, is_counted_BL: Tensor) -> Tensor:
     return (hidden_BLH.float() * share_BL[:, :, None]).sum(dim=1)
 
 
-BEAM_SIZE = 20
-"""Number of starts that are followed up, and of ends kept for each start. Source:
-configure_finetuning.py beam_size."""
-INNER_SIZE = 512
-"""Inner width D of the two-layer heads. Source: qa_tasks.py."""
-UNANSWERABLE_WEIGHT = 0.5
-"""Weight of the answerability loss. Source: configure_finetuning.py answerable_weight."""
+class TaggingHead(nn.Module):
+    """Dropout and one linear layer on every position: (B, L, H) to float32 logits (B, L, C).
+
+    Source: tagging_tasks.py get_prediction_module, which has no dropout.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_labels: int,
+        dropout_prob: float,
+        inner: nn.Module | None = None,
+    ):
+        super().__init__()
+        self.inner = inner or nn.Identity()
+        self.dropout = Dropout(dropout_prob)
+        self.dense = Linear(hidden_size, num_labels)
+
+    def forward(self, hidden_BLH: Tensor) -> Tensor:
+        """Return a logit for each label at each position."""
+        return self.dense(self.dropout(self.inner(hidden_BLH.float())))
 
 
 class SpanHead(nn.Module):
     """One linear layer: a logit to start and a logit to end at each position, each on its own.
 
     Source: BERT; transformers' ElectraForQuestionAnswering calls the layer `qa_outputs`.
-
-    Args:
-        hidden_size: H.
-        inner: From `heads.build_inner`; None: nothing.
     """
 
     def __init__(self, hidden_size: int, inner: nn.Module | None = None):
@@ -320,31 +328,6 @@ def span_loss(outputs: dict[str, Tensor], targets: dict[str, Tensor]) -> Tensor:
     return loss
 
 
-class TaggingHead(nn.Module):
-    """Dropout and one linear layer on every position: (B, L, H) to float32 logits (B, L, C).
-
-    Dropout as in the classifier; its parameters fit transformers' ElectraForTokenClassification,
-    and with `heads.PredictionHead` inside ModernBertForTokenClassification.
-    Source: tagging_tasks.py get_prediction_module, which has no dropout.
-    """
-
-    def __init__(
-        self,
-        hidden_size: int,
-        num_labels: int,
-        dropout_prob: float,
-        inner: nn.Module | None = None,
-    ):
-        super().__init__()
-        self.inner = inner or nn.Identity()
-        self.dropout = Dropout(dropout_prob)
-        self.dense = Linear(hidden_size, num_labels)
-
-    def forward(self, hidden_BLH: Tensor) -> Tensor:
-        """Return a logit for each label at each position."""
-        return self.dense(self.dropout(self.inner(hidden_BLH.float())))
-
-
 class LayerSum(nn.Module):
     """The sum of K layers, weighted by a learnt softmax and scaled by a learnt factor.
 
@@ -366,6 +349,14 @@ class FeatureHead(nn.Module):
 
     Padding never changes what is said of a token or a row. The encoder is not touched: whether it
     learns is decided where its states come from.
+
+    Args:
+        hidden_size: H.
+        num_classes: C.
+        config: K; whether its layers stand side by side (F = K * H) or become their LayerSum
+            (F = H); and the BiLSTMs, each on the one before it.
+        of: What is judged: each token by its own state, or the row by both directions' last.
+        dropout_prob: Dropout on the features and before the linear layer.
     """
 
     def __init__(
@@ -377,16 +368,6 @@ class FeatureHead(nn.Module):
         of: Literal["tokens", "row"],
         dropout_prob: float,
     ):
-        """Build the layers.
-
-        Args:
-            hidden_size: H.
-            num_classes: C.
-            config: K; whether its layers stand side by side (F = K * H) or become their LayerSum
-                (F = H); and the BiLSTMs, each on the one before it.
-            of: What is judged: each token by its own state, or the row by both directions' last.
-            dropout_prob: Dropout on the features and before the linear layer.
-        """
         super().__init__()
         self.num_layers, self.of = config.layers, of
         is_sum = config.combine == "sum"
@@ -400,21 +381,15 @@ class FeatureHead(nn.Module):
         self.dense = Linear(2 * lstm_size, num_classes)
 
     def forward(self, states_KBLH: Tensor, attention_mask_BL: Tensor | None) -> Tensor:
-        """Return logits (B, L, C) of tokens, or (B, C) of rows.
-
-        Args:
-            states_KBLH: Hidden states of the K layers, from `Encoder.layer_states`.
-            attention_mask_BL: False where there is padding, at the end of rows only; None: nowhere.
-        """
+        """Return logits (B, L, C) of tokens, or (B, C) of rows, which are padded at their ends."""
         states_KBLH = states_KBLH.float()
         if self.layer_sum is None:
             features_BLF = self.dropout(states_KBLH.permute(1, 2, 0, 3).flatten(2))
         else:
             features_BLF = self.dropout(self.layer_sum(states_KBLH))
         num_rows, num_positions = features_BLF.shape[:2]
-        if attention_mask_BL is None:
-            lengths_B = torch.full((num_rows,), num_positions)
-        else:
+        lengths_B = torch.full((num_rows,), num_positions)
+        if attention_mask_BL is not None:
             lengths_B = attention_mask_BL.sum(dim=1).cpu()
         packed = pack_padded_sequence(
             features_BLF, lengths_B, batch_first=True, enforce_sorted=False

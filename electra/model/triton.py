@@ -1,13 +1,12 @@
-"""Triton kernels for a GPU: attention for short rows, and products with GELU inside.
+"""Triton kernels for a GPU, and ELECTRA's layer of them: attention, products with GELU inside.
 
-Each is a torch operation with a plain definition in `electra.py`; the layer below puts them
-together. No GPU has run them yet. tests/test_triton_layer.py runs them in Triton's interpreter and
-compiles them for compute capability 9.0.
+Each kernel is a torch operation with a plain definition in `electra.py`. No GPU has run them yet.
+tests/test_triton_layer.py runs them in Triton's interpreter and compiles them for compute
+capability 9.0.
 
 Shape suffixes: B rows of the batch, L positions, N heads, D size of a head, M = B * L, H hidden
 size, F feed-forward size, R blocks of rows, X = F + H.
 """
-
 
 # mypy: allow-untyped-defs
 # A kernel's arguments are pointers and numbers.
@@ -19,7 +18,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from electra.model import triton as kernels
 from electra.model.electra import PostNormLayer
 from electra.model.parts import DropoutMasks, Linear
 
@@ -230,8 +228,7 @@ def attend(
 
     Args:
         qkv_BL3ND: Query, key and value, contiguous; `can_attend` says of which sizes.
-        mask_BNLL: Added to the scores, alike for all heads; broadcasts to (B, 1, L, L). None:
-            nothing is added.
+        mask_BNLL: Added to the scores, alike for all heads; broadcasts to (B, 1, L, L).
         seed: Seed of the dropout, int64, one element.
         prob: Probability with which dropout zeroes an attention probability, to 1 / 131072.
         scale: Factor of the scores.
@@ -264,13 +261,7 @@ def attend_backward(
 ) -> tuple[Tensor, Tensor]:
     """Return the gradient of query, key and value (B, L, 3, N, D), and its sums (B, 3, N, D).
 
-    Args:
-        grad_BLND: Gradient of what `attend` returned, contiguous. The others are those of `attend`.
-        qkv_BL3ND: As in `attend`.
-        mask_BNLL: As in `attend`.
-        seed: As in `attend`.
-        prob: As in `attend`.
-        scale: As in `attend`.
+    `grad_BLND` is the contiguous gradient of what `attend` returned for the other arguments.
     """
     B, _, _, N, D = qkv_BL3ND.shape
     grad_qkv = torch.empty_like(qkv_BL3ND)
@@ -343,12 +334,8 @@ def linear_gelu_backward(
 ) -> tuple[Tensor, Tensor]:
     """Return the gradient of h in gelu(h) weight^T (M, F), and sums over blocks of rows (R, F + H).
 
-    The sums are those of this gradient, and beside them those of `grad_MH`.
-
-    Args:
-        grad_MH: Gradient of the product. All tensors are contiguous.
-        weight_HF: The weight.
-        inner_MF: h.
+    The sums are those of this gradient, and beside them those of `grad_MH`, the gradient of the
+    product. All tensors are contiguous; `inner_MF` is h.
     """
     grad_inner_MF = torch.empty_like(inner_MF)
     M, F, H = *inner_MF.shape, grad_MH.shape[1]
@@ -374,7 +361,7 @@ class TritonPostNormLayer(PostNormLayer):
 
     Parameters and their names are those of `PostNormLayer`. `attention`, `intermediate` and
     `output` are not called, their parameters are read: hooks on them never fire. Rows longer than
-    `triton_kernels.LONGEST` take torch's attention.
+    `LONGEST` take torch's attention.
     """
 
     def forward(
@@ -383,7 +370,7 @@ class TritonPostNormLayer(PostNormLayer):
         """Return what `PostNormLayer.forward` returns."""
         B, L, H = x_BLH.shape
         attention = self.attention
-        if kernels.can_attend(L, H // attention.num_heads):
+        if can_attend(L, H // attention.num_heads):
             prob = attention.dropout.prob if self.training else 0.0
             seed = torch.randint(2**31 - 1, (1,), device=x_BLH.device)
             context_BLND: Tensor = _Attend.apply(
@@ -422,16 +409,14 @@ class _Attend(torch.autograd.Function):
         qkv_BL3ND = torch.addmm(bias_J, x_MH, weight_JH.T).view(B, L, 3, num_heads, -1)
         ctx.prob, ctx.scale = prob, qkv_BL3ND.shape[-1] ** -0.5
         ctx.save_for_backward(x_MH, weight_JH, qkv_BL3ND, mask_BNLL, seed)
-        attended: Tensor = kernels.attend(qkv_BL3ND, mask_BNLL, seed, prob, ctx.scale)
+        attended: Tensor = attend(qkv_BL3ND, mask_BNLL, seed, prob, ctx.scale)
         return attended
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x_MH, weight_JH, *attended = ctx.saved_tensors
         B, L = grads[0].shape[:2]
-        grad_qkv, sums_B3ND = kernels.attend_backward(
-            grads[0].contiguous(), *attended, ctx.prob, ctx.scale
-        )
+        grad_qkv, sums_B3ND = attend_backward(grads[0].contiguous(), *attended, ctx.prob, ctx.scale)
         grad_MJ = grad_qkv.view(B * L, -1)
         grad_bias_J = sums_B3ND.sum(dim=0).flatten().to(weight_JH.dtype)
         grad_x_BLH = (grad_MJ @ weight_JH).view(B, L, -1)
@@ -443,7 +428,7 @@ class _FeedForward(torch.autograd.Function):
     def forward(
         ctx: Any, x_MH: Tensor, in_FH: Tensor, in_F: Tensor, out_HF: Tensor, out_H: Tensor
     ) -> Tensor:
-        inner_MF, gelu_MF = kernels.linear_gelu(x_MH, in_FH, in_F)
+        inner_MF, gelu_MF = linear_gelu(x_MH, in_FH, in_F)
         ctx.save_for_backward(x_MH, in_FH, out_HF, inner_MF, gelu_MF)
         return torch.addmm(out_H, gelu_MF, out_HF.T)
 
@@ -451,7 +436,7 @@ class _FeedForward(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
         x_MH, in_FH, out_HF, inner_MF, gelu_MF = ctx.saved_tensors
         grad_MH = grads[0].contiguous()
-        grad_inner_MF, sums_RX = kernels.linear_gelu_backward(grad_MH, out_HF, inner_MF)
+        grad_inner_MF, sums_RX = linear_gelu_backward(grad_MH, out_HF, inner_MF)
         sums_X = sums_RX.sum(dim=0).to(in_FH.dtype)
         return (
             grad_inner_MF @ in_FH,

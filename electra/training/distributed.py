@@ -1,12 +1,19 @@
-"""Collectives of the processes that compute one step together, by torch.distributed.
+"""The processes that compute one step together: their collectives, and a model divided among them.
 
 torchrun starts the processes. Each holds the whole model, draws and counts over all rows of a step,
-and computes its own rows; gradients are summed in one all-reduce (`shard` divides the model
-instead). Process 0 decides and writes. Without torchrun there is one process, and every function
-here returns what it was given.
+and computes its own rows; gradients are summed in one all-reduce. Process 0 decides and writes.
+Without torchrun there is one process, and every function here returns what it was given. On a CPU
+the processes speak gloo; on CUDA devices NCCL for what is on the device, and gloo for what the host
+has to know.
 
-On a CPU the processes speak gloo; on CUDA devices NCCL for what is on the device, and gloo for what
-the host has to know.
+`shard` divides the model by torch's FSDP2. Each process then keeps a part of every parameter, of
+its gradient and of the optimizer's moments, and gathers the whole weights of a layer when it
+computes the layer. Gradients are summed, not averaged, because the losses of the processes are
+shares of one sum (step.py). Checkpoints hold whole tensors in the plain form: process 0 gathers one
+tensor at a time and writes, so that a run goes on with any number of processes, divided or not.
+torch.distributed.checkpoint would write a file per process, faster, and with pickled metadata that
+would have to be trusted. torch's modules for this take a second or more to import, so that only
+divided models import them.
 """
 
 import json
@@ -35,10 +42,6 @@ SETTLE_SECONDS = 0.5
 @contextmanager
 def joined(machine: Machine, timeout: timedelta = TIMEOUT) -> Iterator[None]:
     """Join the processes of a machine's step into one group, inside the context.
-
-    Args:
-        machine: The machine; nothing is joined if its process is alone.
-        timeout: Longest time that one process waits for the others.
 
     Raises:
         UserError: Another process has ended, so that this one cannot go on.
@@ -140,11 +143,9 @@ def from_rank_0(value: Any) -> Any:
     text = bytearray(json.dumps(value).encode()) if is_first else bytearray()
     length = torch.tensor([len(text)])
     dist.broadcast(length, 0)
-    content = (
-        torch.frombuffer(text, dtype=torch.uint8)
-        if is_first
-        else torch.empty(int(length), dtype=torch.uint8)
-    )
+    content = torch.empty(int(length), dtype=torch.uint8)
+    if is_first:
+        content = torch.frombuffer(text, dtype=torch.uint8)
     dist.broadcast(content, 0)
     return json.loads(bytes(content.tolist()))
 
@@ -180,14 +181,11 @@ def shard(model: nn.Module, layers: Iterable[nn.Module], machine: Machine, num_p
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    sizes = machine.num_ranks // num_parts, num_parts
-    names = "copies", "parts"
-    has_copies = sizes[0] > 1
-    mesh = init_device_mesh(
-        machine.device.type,
-        sizes if has_copies else sizes[1:],
-        mesh_dim_names=names if has_copies else names[1:],
-    )
+    sizes: tuple[int, ...] = (num_parts,)
+    names: tuple[str, ...] = ("parts",)
+    if machine.num_ranks > num_parts:
+        sizes, names = (machine.num_ranks // num_parts, num_parts), ("copies", "parts")
+    mesh = init_device_mesh(machine.device.type, sizes, mesh_dim_names=names)
     for module in (*layers, model):
         fully_shard(module, mesh=mesh)
     for sharded in _sharded_modules(model):
@@ -222,14 +220,7 @@ def gathered(model: nn.Module) -> Iterator[None]:
 
 def whole(tensor: Tensor) -> Tensor:
     """Return a tensor with all its parts; all processes call this together for a divided one."""
-    if not _is_divided(tensor):
-        return tensor
-    found: Tensor = tensor.full_tensor()  # type: ignore[attr-defined]
-    return found
-
-
-def _is_divided(tensor: Tensor) -> bool:
-    return hasattr(tensor, "full_tensor")  # of DTensor
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # of DTensor
 
 
 @torch.no_grad()
@@ -241,7 +232,7 @@ def spread(source: Tensor | None, target: Tensor) -> None:
             0 has the values in its target, which is not divided.
         target: Where the values go.
     """
-    if _is_divided(target):
+    if hasattr(target, "full_tensor"):
         from torch.distributed.tensor import DTensor, distribute_tensor
 
         assert isinstance(target, DTensor)

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
-from electra.errors import UserError, require
+from electra.errors import require
 from electra.processes import find_place, usable_cores
 
 CPU = torch.device("cpu")
@@ -22,8 +22,7 @@ CPU = torch.device("cpu")
 class Machine:
     """Device, dtype, threads and rank of a process; a program calls `prepare_machine` once.
 
-    The defaults describe one process with float32 on one CPU core. A Machine made from the defaults
-    does not change torch's settings.
+    The defaults describe one process with float32 on one CPU core, and change no setting of torch.
     """
 
     device: torch.device = CPU
@@ -120,11 +119,12 @@ def choose_device(name: Literal["auto", "cpu", "cuda"]) -> torch.device:
     Raises:
         UserError: The device is cuda, and no CUDA device is available.
     """
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("device cuda: this torch sees no CUDA device; use cpu or auto")
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
+    has_cuda = torch.cuda.is_available()
+    require(
+        has_cuda or name != "cuda",
+        "device cuda: this torch sees no CUDA device; use cpu or auto",
+    )
+    return torch.device("cuda" if has_cuda and name != "cpu" else "cpu")
 
 
 def choose_dtype(

@@ -3,6 +3,8 @@
 Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks"; the scale of
 an update is that of Liu et al. 2025, "Muon is scalable for LLM training" (section 2.2), which
 gives an update the root mean square of AdamW's. One learning rate then serves both.
+torch.optim.Muon lacks the skip on `found_inf`, the blocks of a joint qkv matrix and updates of all
+matrices of one shape at once.
 """
 
 import math
@@ -90,10 +92,8 @@ def _iterate_gram(gram: Tensor) -> Tensor:
     """Return the matrices (N, rows, rows) with which all iterations together multiply X.
 
     An iteration multiplies X by a polynomial of G = X X', so that G becomes Q G Q: a wide X need
-    not be touched before the end. In bfloat16 G would lose the small singular values.
-
-    Args:
-        gram: G of the first iteration, (N, rows, rows).
+    not be touched before the end. In bfloat16 G would lose the small singular values. `gram` is G
+    of the first iteration.
     """
     factor = product = _find_factor(gram)
     for _ in range(ITERATIONS - 1):

@@ -1,4 +1,4 @@
-"""The optimizer with the paper's parameter groups, and the learning rate schedules.
+"""The optimizer with the paper's parameter groups, learning rate schedules, and seeds.
 
 The released code's Adam has no bias correction, and its schedule multiplies warm-up and decay. The
 paper mentions neither (docs/DEVIATIONS.md).
@@ -61,11 +61,8 @@ def build_optimizer(
     if captured:
         for group in with_settings:
             group["lr"] = torch.tensor(config.learning_rate, device=group["params"][0].device)
-    settings: dict[str, Any] = {
-        "lr": config.learning_rate,
-        "betas": (config.adam_beta1, config.adam_beta2),
-        "eps": config.adam_epsilon,
-    }
+    betas = config.adam_beta1, config.adam_beta2
+    settings: dict[str, Any] = dict(lr=config.learning_rate, betas=betas, eps=config.adam_epsilon)
     if mode == "reference":
         return ReferenceAdamW(with_settings, **settings)
     kind = Muon if config.matrices == "muon" else torch.optim.AdamW
@@ -170,22 +167,17 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
             group["lr"] = rate
 
 
-Key = tuple[Tensor, str]
-"""A parameter and the name of its state; the name is empty for the parameter itself."""
-
-
 @torch.no_grad()
 def update_unless(is_skipped: Tensor, optimizer: torch.optim.Optimizer) -> None:
     """Update the parameters, unless the flag is set.
 
     If it is set, parameters, moments and step counters keep their values, bit for bit. torch's
-    fused optimizers look at the flag in their kernels, and Muon does, too. With any other optimizer
+    fused optimizers look at the flag in their kernels, and so does Muon. With any other optimizer
     the update is computed, and the former values are put back; this takes a copy of parameters and
     moments.
 
     Args:
-        is_skipped: Whether to leave the update out, a bool on the parameters' device. Gradients may
-            then be NaN or infinite.
+        is_skipped: A bool on the parameters' device; gradients may then be NaN or infinite.
         optimizer: The optimizer, whose parameters have gradients.
     """
     if optimizer.defaults.get("fused"):
@@ -200,8 +192,9 @@ def update_unless(is_skipped: Tensor, optimizer: torch.optim.Optimizer) -> None:
         tensor.copy_(torch.where(is_skipped, former, tensor))
 
 
-def _tensors(optimizer: torch.optim.Optimizer) -> dict[Key, Tensor]:
-    tensors: dict[Key, Tensor] = {}
+def _tensors(optimizer: torch.optim.Optimizer) -> dict[tuple[Tensor, str], Tensor]:
+    """Return parameters with a gradient, and their states by name; "" is the parameter itself."""
+    tensors = {}
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.grad is not None:
