@@ -379,6 +379,7 @@ def test_all_tokens_mlm(batch):
     assert_same_gradients(gradients(model, output.loss), gradients(model, expected))
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's
 @pytest.mark.parametrize("compiled", [False, True])
 def test_log_likelihood_and_entropy(compiled):
     """Over more than one chunk, against the full softmax."""
