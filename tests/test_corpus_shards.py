@@ -28,7 +28,7 @@ from electra.shards.store import PARTS, ShardWriter, open_shards
 from electra.text.documents import Reader
 from electra.tokenizing import words as encoder_module
 from electra.tokenizing.tokenizer import Tokenizer, tokens_dtype
-from electra.tokenizing.vocabulary import break_words
+from electra.tokenizing.training import break_words
 from electra.tokenizing.words import WordEncoder
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

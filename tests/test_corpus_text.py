@@ -19,7 +19,7 @@ from electra.text import documents as documents_module
 from electra.text import sources as sources_module
 from electra.text.documents import Reader
 from electra.text.sources import find_sources
-from electra.tokenizing.vocabulary import break_words
+from electra.tokenizing.training import break_words
 
 DOCUMENTS = [
     ["The first line.", "The second, naïve and 中文."],

@@ -21,8 +21,8 @@ from electra.tasks.registry import read_task
 from electra.tasks.rows import choose_batches, cut_pair, encode_texts, make_batch, pack_row
 from electra.tasks.tagging import TaggedSentence, Tagging
 from electra.text.tables import read_table, read_text_lines
+from electra.tokenizing.formats import SPECIAL_TOKENS
 from electra.tokenizing.tokenizer import Tokenizer
-from electra.tokenizing.vocabulary import SPECIAL_TOKENS
 
 GLUE_FOLDER = Path(__file__).parents[2] / "shared/data/glue"
 CPU = torch.device("cpu")

@@ -23,7 +23,7 @@ from electra.reports.inspection import report_text
 from electra.tasks.rows import encode_texts, encode_words
 from electra.tasks.tagging import TaggedSentence, Tagging
 from electra.tokenizing.extend import extend
-from electra.tokenizing.structure import find_independence
+from electra.tokenizing.formats import find_independence
 from electra.tokenizing.tokenizer import Tokenizer
 from electra.tokenizing.training import state_of
 from electra.tokenizing.words import LineEncoder, make_encoder

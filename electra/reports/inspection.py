@@ -4,6 +4,7 @@ import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, astuple, dataclass, field
+from functools import cache
 from itertools import chain
 from typing import Any
 
@@ -17,8 +18,7 @@ from electra.reports.tables import Table
 from electra.shards.examples import Examples
 from electra.shards.store import Shard, Shards
 from electra.tokenizing.tokenizer import Tokenizer
-from electra.tokenizing.training import script_of, script_of_word
-from electra.tokenizing.vocabulary import break_words
+from electra.tokenizing.training import break_words
 
 SAMPLE_CHARS = 10_000_000
 """Characters of a text that are looked at; a share of the text says as much as the whole."""
@@ -31,6 +31,29 @@ Sections = dict[str, Table | list[str]]
 """What is printed under each headline; the first has none."""
 SAMPLED_DOCUMENTS = 2000
 """Documents of each part whose scripts are counted, at equal distances."""
+
+RENAMED = {"CJK": "Han", "FULLWIDTH": "", "HALFWIDTH": "", "MATHEMATICAL": "signs"}
+DIGITS, SIGNS = "digits", "signs"
+
+
+@cache
+def script_of(char: str) -> str:
+    """Return the script of a letter, such as "Latin" or "Hangul", or "digits", or "signs"."""
+    category = unicodedata.category(char)
+    if category == "Nd":
+        return DIGITS
+    if category[0] not in "LM":
+        return SIGNS
+    first, *others = unicodedata.name(char, "unknown").split()
+    name = RENAMED.get(first, first.split("-")[0].capitalize())
+    return name or (others[0].capitalize() if others else SIGNS)
+
+
+def script_of_word(word: str) -> str:
+    """Return the script of a word: that of its first letter, else digits or signs."""
+    scripts = [script_of(char) for char in word]
+    letters = (script for script in scripts if script not in (DIGITS, SIGNS, "Combining"))
+    return next(letters, DIGITS if DIGITS in scripts else SIGNS)
 
 
 @dataclass

@@ -40,7 +40,7 @@ from electra.shards.store import PARTS, ShardWriter
 from electra.text.documents import PlainBorder, Reader, TextCounts, close_last
 from electra.text.streams import compression_of, is_dataset, is_url
 from electra.tokenizing.tokenizer import Tokenizer
-from electra.tokenizing.vocabulary import group_texts
+from electra.tokenizing.training import group_texts
 from electra.tokenizing.words import LineEncoder, TokenBatch, WordEncoder, make_encoder
 
 EXPANSION = 4

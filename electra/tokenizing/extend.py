@@ -17,8 +17,13 @@ from electra.config import TokenizerConfig
 from electra.errors import require
 from electra.tokenizing.formats import Definition
 from electra.tokenizing.tokenizer import Tokenizer
-from electra.tokenizing.training import count_words, read_lines, state_of, train_pieces
-from electra.tokenizing.vocabulary import train_tokens
+from electra.tokenizing.training import (
+    count_words,
+    read_lines,
+    state_of,
+    train_pieces,
+    train_tokens,
+)
 
 FIRST_CODE = 0x20000
 """Code points from here on stand for old tokens while new merges are learnt."""

@@ -1,22 +1,33 @@
-"""The definition of any fast tokenizer: what of a `tokenizer.json` determines the ids, checked.
+"""What a tokenizer's definition says, and definitions read from other programs' files.
 
-A definition has the keys of DEFINING. Post-processing, truncation and padding are left out, because
-rows are made by this package. The five special tokens are those that the settings beside the file
-name, else those with a known name; a tokenizer that lacks some gets them at its end.
+A definition is what of a `tokenizer.json` determines the ids: the keys of DEFINING. The rest is
+left out, because rows are made by this package. The five special tokens are those that the settings
+beside the file name, else those with a known name; a tokenizer that lacks some gets them at its
+end.
+
+The library applies a definition in four stages: added tokens, normaliser, pre-tokenizer, model. The
+model sees one pre-token at a time. So the ids of a stretch of text do not depend on its neighbours
+if no added token is matched in text, the normaliser changes each stretch by itself, and the
+pre-tokenizer cuts at the same places with and without the neighbours. `find_independence` knows for
+which parts that holds; of all others nothing is assumed.
 """
 
 import base64
 import json
+import re
 import struct
+import unicodedata
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from electra.errors import UserError, require
-from electra.tokenizing.structure import METASPACE, parts_of
-from electra.tokenizing.vocabulary import MAX_WORD_CHARS, SPECIAL_TOKENS
 
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+MAX_WORD_CHARS = 100
+"""Characters of the longest word. WordPiece encodes a longer word as one [UNK]. Source: BERT."""
 DEFINING = ("added_tokens", "normalizer", "pre_tokenizer", "decoder", "model")
 KNOWN_NAMES = {
     "pad": ("[PAD]", "<pad>"),
@@ -70,11 +81,7 @@ class Definition(NamedTuple):
 
 
 def read_definition(content: str, settings: Mapping[str, Any]) -> Definition:
-    """Return the definition in a `tokenizer.json`.
-
-    Args:
-        content: The text of the file.
-        settings: The values of the `tokenizer_config.json` beside it.
+    """Return the definition in a `tokenizer.json`; `settings` of the `tokenizer_config.json`.
 
     Raises:
         UserError: The file is damaged, draws its ids at random, or has an unusable vocabulary.
@@ -93,22 +100,12 @@ def read_definition(content: str, settings: Mapping[str, Any]) -> Definition:
 
 
 def define(state: dict[str, Any], settings: Mapping[str, Any]) -> Definition:
-    """Return the definition with its special tokens; those that it lacks are added to `state`.
-
-    Args:
-        state: See Definition; becomes part of the result.
-        settings: The values of a `tokenizer_config.json`; they may name the special tokens.
-    """
+    """Return the definition with its special tokens; those that it lacks are added to `state`."""
     model = state["model"]
     for name in ("dropout", "alpha", "nbest_size"):
         require(not model.get(name), f"its ids are drawn at random: the model has {name}")
     for part in parts_of(state["normalizer"]):
-        for name in ("lowercase", "strip_accents", "handle_chinese_chars", "clean_text"):
-            value = part.get(name)
-            require(
-                value is None or isinstance(value, bool),
-                f"{name} must be true or false, not {value!r}",
-            )
+        _require_flags(part, "lowercase", "strip_accents", "handle_chinese_chars", "clean_text")
     ids = _ids_of(state)
     named = {role: _name_of(role, settings, state, ids) for role in KNOWN_NAMES}
     missing = [name for name in named.values() if name not in ids]
@@ -192,12 +189,7 @@ def read_normalisation(path: Path, settings: Mapping[str, Any], assumed: bool) -
         settings: Its values.
         assumed: The value of do_lower_case if the file does not state it. A warning reports it.
     """
-    for name in ("do_lower_case", "strip_accents", "tokenize_chinese_chars"):
-        value = settings.get(name)
-        require(
-            value is None or isinstance(value, bool),
-            f"{path}: {name} must be true or false, not {value!r}",
-        )
+    _require_flags(settings, "do_lower_case", "strip_accents", "tokenize_chinese_chars", path=path)
     if settings.get("do_lower_case") is None:
         warnings.warn(
             f"{path.parent} has no tokenizer_config.json that states whether text is lower-cased; "
@@ -206,6 +198,13 @@ def read_normalisation(path: Path, settings: Mapping[str, Any], assumed: bool) -
         )
         return {**settings, "do_lower_case": assumed}
     return dict(settings)
+
+
+def _require_flags(values: Mapping[str, Any], *names: str, path: Path | None = None) -> None:
+    for name in names:
+        value, place = values.get(name), f"{path}: " if path else ""
+        is_flag = value is None or isinstance(value, bool)
+        require(is_flag, f"{place}{name} must be true or false, not {value!r}")
 
 
 def declare(names: Sequence[str]) -> Definition:
@@ -236,13 +235,7 @@ def special_token(name: str, token_id: int) -> dict[str, Any]:
 def describe_for_transformers(
     definition: Definition, max_length: int, has_segments: bool
 ) -> dict[str, Any]:
-    """Return the `tokenizer_config.json` of a folder.
-
-    Args:
-        definition: The tokenizer.
-        max_length: Tokens of the longest row.
-        has_segments: Whether the model reads token_type_ids.
-    """
+    """Return the `tokenizer_config.json` of a folder; arguments as of `Tokenizer.write`."""
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
     if bert := definition.bert:
         settings = {
@@ -259,6 +252,179 @@ def describe_for_transformers(
     return settings
 
 
+Independence = Literal["words", "spaced words", "lines"]
+"""Stretches of a line whose ids do not depend on the rest of it, if the only white space in the
+line are spaces, as in the lines of `Reader`: words without the spaces, which have no ids;
+words with the spaces before them; or only whole lines."""
+
+IDEOGRAPHS = re.compile(
+    "[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df\U0002a700-\U0002ceaf"
+    "\U0002f800-\U0002fa1f]"
+)
+"""Chinese characters, each a word of its own. Source: BERT's _is_chinese_char."""
+
+METASPACE = "\u2581"
+BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+"""How SentencePiece writes a byte of a character that is not in the vocabulary."""
+
+# Each of them maps characters, or characters with the combining marks that follow them, and so
+# never looks past a space: it composes with nothing, and nothing is reordered across it.
+BLIND_TO_NEIGHBOURS = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Nmt"}
+DROP_SPACES = {"BertPreTokenizer", "Whitespace", "WhitespaceSplit"}
+
+
+def parts_of(stage: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+    """Return the parts of a normaliser, pre-tokenizer or decoder in order, without sequences."""
+    if not stage:
+        return []
+    if stage["type"] != "Sequence":
+        return [stage]
+    name = next(key for key in stage if key != "type")
+    return [part for inner in stage[name] for part in parts_of(inner)]
+
+
+def find_independence(definition: Mapping[str, Any]) -> Independence:
+    """Return the shortest stretches of a line whose ids are proven not to depend on the rest.
+
+    - A pre-tokenizer that drops white space never looks past it: "words".
+    - GPT-2's pattern (ByteLevel) gives a space to the word after it, and of several spaces the
+      last; Metaspace cuts before each space: "spaced words", since " word" begins with its space
+      alone, too, and so gets no other one.
+    - An added token that is matched in text may reach across spaces, and a normaliser may replace
+      them: "lines".
+    """
+    if any(not token["special"] for token in definition["added_tokens"]):
+        return "lines"
+    normalizers = parts_of(definition["normalizer"])
+    pre_tokenizers = parts_of(definition["pre_tokenizer"])
+    has_bert = any(part["type"] == "BertNormalizer" for part in normalizers)
+    if not pre_tokenizers or not all(map(_is_blind, normalizers)):
+        return "lines"
+    first, *others = pre_tokenizers
+    if first["type"] in DROP_SPACES:
+        depends = any(part.get("prepend_scheme") == "first" for part in others)
+        return "lines" if depends else "words"
+    is_byte_level = first["type"] == "ByteLevel" and first.get("use_regex", True)
+    is_metaspace = first["type"] == "Metaspace" and first.get("split", True)
+    # BertNormalizer writes spaces around ideographs: at the end of a word they would be another's.
+    return "spaced words" if (is_byte_level or is_metaspace) and not has_bert else "lines"
+
+
+def _is_blind(normalizer: Mapping[str, Any]) -> bool:
+    if normalizer["type"] == "Replace":
+        return " " not in normalizer["pattern"].get("String", " ")
+    return normalizer["type"] in BLIND_TO_NEIGHBOURS | {"BertNormalizer"}
+
+
+def strips_accents(definition: Mapping[str, Any]) -> bool:
+    """Return whether the normaliser removes combining marks."""
+    return any(
+        part["type"] == "StripAccents"
+        or (part["type"] == "BertNormalizer" and _strips_of_bert(part))
+        for part in parts_of(definition["normalizer"])
+    )
+
+
+def _strips_of_bert(part: Mapping[str, Any]) -> bool:
+    strip = part.get("strip_accents")
+    return bool(part.get("lowercase")) if strip is None else bool(strip)
+
+
+def lowers_case(definition: Mapping[str, Any]) -> bool:
+    """Return whether the normaliser writes all letters small."""
+    return any(
+        part["type"] == "Lowercase" or (part["type"] == "BertNormalizer" and part.get("lowercase"))
+        for part in parts_of(definition["normalizer"])
+    )
+
+
+def show_tokens(definition: Mapping[str, Any], tokens: Sequence[str]) -> list[tuple[bool, str]]:
+    """Return for each token whether it begins a word, and its text without marks.
+
+    Where spaces are part of the tokens ("Ġ" of byte-level BPE, "▁" of SentencePiece), a token
+    begins a word if it begins with one, with a character that is no letter, digit or combining
+    mark, or with an ideograph: so words end where BERT's do.
+
+    Raises:
+        UserError: The tokens do not say where words begin.
+    """
+    model = definition["model"]
+    if model["type"] == "WordLevel":
+        return [(True, token) for token in tokens]
+    prefix = model.get("continuing_subword_prefix")
+    if prefix:
+        return [(not token.startswith(prefix), token.removeprefix(prefix)) for token in tokens]
+    stages = [*parts_of(definition["normalizer"]), *parts_of(definition["pre_tokenizer"])]
+    if any(part["type"] == "ByteLevel" for part in stages):
+        return [_show_bytes(_bytes_of(token)) for token in tokens]
+    writes_spaces = any(
+        part["type"] == "Metaspace"
+        or (part["type"] == "Replace" and part.get("content") == METASPACE)
+        for part in stages
+    )
+    require(
+        writes_spaces and not model.get("end_of_word_suffix"),
+        "its tokens do not say where a word begins: they have neither a prefix for the pieces "
+        'inside a word ("##") nor a sign for the space before it ("Ġ", "▁")',
+    )
+    return [_show_bytes(_bytes_of_piece(token)) for token in tokens]
+
+
+def _show_bytes(content: bytes) -> tuple[bool, str]:
+    text = content.decode("utf-8", "backslashreplace")
+    if content[:1] in (b" ", b"\t", b"\n", b"\r"):
+        return True, text[1:] or METASPACE
+    is_inside_character = content >= b"\x80" and text.startswith("\\")
+    return not is_inside_character and not _continues(text[:1]), text
+
+
+@cache
+def _continues(char: str) -> bool:
+    return bool(char) and unicodedata.category(char)[0] in "LMN" and not IDEOGRAPHS.match(char)
+
+
+def _bytes_of(token: str) -> bytes:
+    """Return the bytes of a byte-level token; a character that stands for none is itself."""
+    table = _byte_table()
+    return b"".join(
+        bytes([table[char]]) if char in table else char.encode("utf-8", "replace") for char in token
+    )
+
+
+@cache
+def _byte_table() -> dict[str, int]:
+    """Return the byte of each character of byte-level tokens.
+
+    Printable bytes of Latin-1 stand for themselves, the others for the characters from 256 on.
+    Source: GPT-2's bytes_to_unicode.
+    """
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(plain)]
+    chars = {chr(byte): byte for byte in plain}
+    return chars | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+def _bytes_of_piece(token: str) -> bytes:
+    byte = BYTE_TOKEN.fullmatch(token)
+    return bytes([int(byte[1], 16)]) if byte else token.replace(METASPACE, " ").encode()
+
+
+def without_space(text: str, start: int, end: int) -> tuple[int, int]:
+    """Return the borders of a stretch of text without white space at its ends."""
+    while start < end and text[start].isspace():
+        start += 1
+    while start < end and text[end - 1].isspace():
+        end -= 1
+    return start, end
+
+
+def past_marks(text: str, end: int) -> int:
+    """Return the place behind the combining marks that stand at `end`."""
+    while end < len(text) and unicodedata.category(text[end]) == "Mn":
+        end += 1
+    return end
+
+
 UNIGRAM, BPE = 1, 2
 NORMAL, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 3, 4, 5, 6
 VARINT, EIGHT_BYTES, DELIMITED, FOUR_BYTES = 0, 1, 2, 5
@@ -273,11 +439,10 @@ class Piece(NamedTuple):
 
 
 def read_sentencepiece(content: bytes, settings: Mapping[str, Any]) -> Definition:
-    """Return the definition in a `.model`.
+    """Return the definition in a `.model`; `settings` of a `tokenizer_config.json` beside it.
 
-    Args:
-        content: The bytes of the file.
-        settings: The values of a `tokenizer_config.json` beside it, which may name special tokens.
+    The file is a protobuf message. sentencepiece's own module for it needs the package protobuf,
+    which nothing else here does, so `_fields` reads it.
 
     Raises:
         UserError: The file is damaged, or is neither Unigram nor BPE.
@@ -359,22 +524,11 @@ def _build_state(
     # "always" would write a space after each symbol that is found in text, and "first" writes none
     # where the text began with white space.
     has_symbols = any(piece.kind == USER_DEFINED for piece in pieces)
-    metaspace = {
-        "type": "Metaspace",
-        "replacement": METASPACE,
-        "prepend_scheme": ("first" if has_symbols else "always")
-        if normalizer.get(3, 1)
-        else "never",
-        "split": is_split,
-    }
+    begins = ("first" if has_symbols else "always") if normalizer.get(3, 1) else "never"
+    metaspace = decoder = write_spaces(begins, is_split)
     unk_id = trainer.get(40, 0)
     has_bytes = any(piece.kind == BYTE for piece in pieces)
-    model: dict[str, Any] = {
-        "type": "Unigram",
-        "unk_id": unk_id,
-        "vocab": [[piece.text, piece.score] for piece in pieces],
-        "byte_fallback": has_bytes,
-    }
+    model = build_unigram(pieces, unk_id, has_bytes)
     if is_bpe:
         model = {
             "type": "BPE",
@@ -389,19 +543,10 @@ def _build_state(
             "merges": _find_merges(pieces),
         }
     added = [
-        {
-            "id": number,
-            "content": piece.text,
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-            "normalized": False,
-            "special": piece.kind == CONTROL,
-        }
+        special_token(piece.text, number) | {"special": piece.kind == CONTROL}
         for number, piece in enumerate(pieces)
         if piece.kind in (CONTROL, USER_DEFINED)
     ]
-    decoder: dict[str, Any] = metaspace
     if has_bytes:
         spaces = {"type": "Replace", "pattern": {"String": METASPACE}, "content": " "}
         first = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
@@ -414,6 +559,22 @@ def _build_state(
         "decoder": decoder,
         "model": model,
     }
+
+
+def write_spaces(begins: str, is_split: bool = True) -> dict[str, Any]:
+    """Return the pre-tokenizer and decoder that writes spaces as METASPACE."""
+    return {
+        "type": "Metaspace",
+        "replacement": METASPACE,
+        "prepend_scheme": begins,
+        "split": is_split,
+    }
+
+
+def build_unigram(pieces: Sequence[Piece], unk_id: int, has_bytes: bool = False) -> dict[str, Any]:
+    """Return the model of Unigram."""
+    vocab = [[piece.text, piece.score] for piece in pieces]
+    return {"type": "Unigram", "unk_id": unk_id, "vocab": vocab, "byte_fallback": has_bytes}
 
 
 def _find_merges(pieces: list[Piece]) -> list[list[str]]:

@@ -17,26 +17,25 @@ from electra.errors import UserError, require
 from electra.files import check_hashes, new_folder, read_object, write_hashes
 from electra.text.streams import locate, replace_surrogates
 from electra.tokenizing.formats import (
+    MAX_WORD_CHARS,
+    METASPACE,
+    SPECIAL_TOKENS,
     Definition,
+    Independence,
     declare,
     describe_for_transformers,
-    read_definition,
-    read_normalisation,
-    read_sentencepiece,
-)
-from electra.tokenizing.structure import (
-    METASPACE,
-    Independence,
     find_independence,
     lowers_case,
     parts_of,
     past_marks,
+    read_definition,
+    read_normalisation,
+    read_sentencepiece,
     show_tokens,
     strips_accents,
     without_space,
 )
-from electra.tokenizing.training import train_bpe, train_unigram
-from electra.tokenizing.vocabulary import MAX_WORD_CHARS, SPECIAL_TOKENS, train_tokens
+from electra.tokenizing.training import train_bpe, train_tokens, train_unigram
 
 
 def build_bert(
@@ -96,6 +95,10 @@ SPACE_MARKS = (METASPACE, "\u0120")
 class Tokenizer:
     """Text to ids and back, with the five special tokens that rows are made of."""
 
+    word_border: re.Pattern[str] | None
+    """Places before which a text may be cut: the ids before the cut stay the same. None: no place
+    of any text is known to be one."""
+
     def __init__(
         self,
         tokens: Sequence[str],
@@ -104,13 +107,7 @@ class Tokenizer:
         strip_accents: bool | None = None,
         split_ideographs: bool = True,
     ) -> None:
-        """Build BERT's WordPiece from the tokens in id order.
-
-        Args:
-            tokens: The vocabulary, with the five special tokens.
-            lowercase: Whether text is lower-cased.
-            strip_accents: Whether combining marks are removed. None: as `lowercase`.
-            split_ideographs: Whether each Chinese character is a word.
+        """Build BERT's WordPiece from the tokens in id order; settings as in TokenizerConfig.
 
         Raises:
             UserError: A token occurs twice, or a special token is missing.
@@ -130,7 +127,7 @@ class Tokenizer:
         state = {**json.loads(backend.to_str()), "post_processor": None}
         self._set_up(Definition(state, SPECIAL_TOKENS), backend, digest)
         self.is_bert = True
-        self._defining: tuple = (*facts, split_ideographs)
+        self.word_border = BERT_BORDER_OR_IDEOGRAPH if split_ideographs else BERT_BORDER
 
     @classmethod
     def from_definition(cls, definition: Definition) -> Self:
@@ -147,7 +144,6 @@ class Tokenizer:
         made = cls.__new__(cls)
         made._set_up(definition, backend, _digest([content, definition.special_tokens]))
         made.is_bert = False
-        made._defining = (content, definition.special_tokens)
         return made
 
     def _set_up(self, definition: Definition, backend: tokenizers.Tokenizer, digest: str) -> None:
@@ -176,6 +172,7 @@ class Tokenizer:
         """Whether the token of each id begins a word, as booleans (vocab_size,)."""
         self.independence: Independence = find_independence(state)
         """The stretches of a line whose ids do not depend on the rest of it."""
+        self.word_border = None if self.independence == "lines" else SPACE
 
     @classmethod
     def train(cls, texts: Iterable[str], config: TokenizerConfig) -> Self:
@@ -301,16 +298,6 @@ class Tokenizer:
         is_declared = self.kind == "WordLevel" and self.special_ids == last
         return self.tokens_by_id[: last[0]] if is_declared else None
 
-    @property
-    def word_border(self) -> re.Pattern[str] | None:
-        """Places before which a text may be cut: the ids before the cut stay the same.
-
-        None: no place of any text is known to be one.
-        """
-        if self.is_bert:
-            return BERT_BORDER_OR_IDEOGRAPH if self._defining[-1] else BERT_BORDER
-        return None if self.independence == "lines" else SPACE
-
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text, without special tokens."""
         return self.encode_batch([text])[0]
@@ -406,29 +393,14 @@ class Tokenizer:
         return ids or [self.unk_id]
 
     def __reduce__(self) -> tuple:
-        """Pickle the defining values; the backend is rebuilt from them."""
-        return (_rebuild_bert if self.is_bert else _rebuild), self._defining
+        """Pickle the definition; the backend is rebuilt from it."""
+        return Tokenizer.from_definition, (self.definition,)
 
 
 def make_tokenizer(vocab_size: int) -> Tokenizer:
     """Return a tokenizer of this vocabulary size with placeholder words, for tests and timings."""
     words = (f"w{number}" for number in range(len(SPECIAL_TOKENS), vocab_size))
     return Tokenizer([*SPECIAL_TOKENS, *words])
-
-
-def _rebuild_bert(
-    tokens: tuple[str, ...], lowercase: bool, strip_accents: bool, split_ideographs: bool
-) -> Tokenizer:
-    return Tokenizer(
-        tokens,
-        lowercase=lowercase,
-        strip_accents=strip_accents,
-        split_ideographs=split_ideographs,
-    )
-
-
-def _rebuild(content: str, special_tokens: tuple[str, ...]) -> Tokenizer:
-    return Tokenizer.from_definition(Definition(json.loads(content), special_tokens))
 
 
 def _digest(facts: list[Any]) -> str:

@@ -1,14 +1,15 @@
-"""The script of a character, from its name in Unicode."""
+"""Training of vocabularies, deterministic: the same corpus gives the same file."""
 
 import json
+import re
 import tempfile
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+import numpy as np
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -17,37 +18,152 @@ from electra.errors import UserError, import_extra, require
 from electra.text.streams import replace_surrogates
 from electra.tokenizing.formats import (
     DEFINING,
+    MAX_WORD_CHARS,
+    METASPACE,
+    SPECIAL_TOKENS,
     Definition,
     Piece,
+    build_unigram,
     define,
     read_pieces,
     special_token,
+    write_spaces,
 )
-from electra.tokenizing.structure import METASPACE
-from electra.tokenizing.vocabulary import ALPHABET_COVERAGE, SPECIAL_TOKENS, break_words
 
-RENAMED = {"CJK": "Han", "FULLWIDTH": "", "HALFWIDTH": "", "MATHEMATICAL": "signs"}
-DIGITS, SIGNS = "digits", "signs"
-
-
-@cache
-def script_of(char: str) -> str:
-    """Return the script of a letter, such as "Latin" or "Hangul", or "digits", or "signs"."""
-    category = unicodedata.category(char)
-    if category == "Nd":
-        return DIGITS
-    if category[0] not in "LM":
-        return SIGNS
-    first, *others = unicodedata.name(char, "unknown").split()
-    name = RENAMED.get(first, first.split("-")[0].capitalize())
-    return name or (others[0].capitalize() if others else SIGNS)
+ALPHABET_COVERAGE = 0.99999
+"""Share of a corpus's characters that the alphabet must cover. The rest is noise: [UNK]."""
+SPOOL_CHARS = 1 << 20
+# A code point decomposes into at most four, so a run of a quarter of the limit always fits.
+MAX_DECOMPOSITION = 4
+LONG_RUN = re.compile(rf"[^\s!-/:-@\[-`{{-~]{{{MAX_WORD_CHARS // MAX_DECOMPOSITION + 1},}}")
 
 
-def script_of_word(word: str) -> str:
-    """Return the script of a word: that of its first letter, else digits or signs."""
-    scripts = [script_of(char) for char in word]
-    letters = (script for script in scripts if script not in (DIGITS, SIGNS, "Combining"))
-    return next(letters, DIGITS if DIGITS in scripts else SIGNS)
+def train_tokens(texts: Iterable[str], config: TokenizerConfig) -> list[str]:
+    """Return the vocabulary of a corpus, in id order.
+
+    By default `tokenizers` numbers the continuations ("##a") in the order of a hash map, and these
+    numbers break ties between equally frequent pairs (huggingface/tokenizers#1794). So the alphabet
+    is counted first, and the trainer receives its continuations as special tokens. `texts` is read
+    once; a temporary file holds the texts for the second pass.
+
+    Source: the order of ids is that of BERT: special tokens, characters, continuations, merges.
+    """
+    backend = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    backend.normalizer = normalizers.BertNormalizer(
+        lowercase=config.lowers_case,
+        strip_accents=config.strips_accents,
+        handle_chinese_chars=config.split_ideographs is not False,
+    )
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    with tempfile.TemporaryFile() as spool:
+        counts = _spool_texts(texts, spool)
+        alphabet, is_dropped = _choose_alphabet(counts, backend, config)
+        require(bool(alphabet), "the corpus holds no text to train a vocabulary on")
+        continuations = [f"##{char}" for char in alphabet if _can_continue(char, backend)]
+        trainer = trainers.WordPieceTrainer(
+            vocab_size=config.vocab_size,
+            min_frequency=config.min_frequency,
+            special_tokens=[*SPECIAL_TOKENS, *continuations],
+            show_progress=False,
+        )
+        backend.train_from_iterator(_read_spool(spool, is_dropped), trainer)
+    vocab = backend.get_vocab()
+    merges = vocab.keys() - {*SPECIAL_TOKENS, *alphabet, *continuations}
+    return [*SPECIAL_TOKENS, *alphabet, *continuations, *sorted(merges, key=vocab.__getitem__)]
+
+
+def group_texts(texts: Iterable[str], size: int) -> Iterator[list[str]]:
+    """Yield the texts in groups, each of which ends when it has this many characters."""
+    group: list[str] = []
+    num_chars = 0
+    for text in texts:
+        group.append(text)
+        num_chars += len(text)
+        if num_chars >= size:
+            yield group
+            group, num_chars = [], 0
+    if group:
+        yield group
+
+
+def break_words(text: str) -> str:
+    """Return the text with spaces inside words that WordPiece would encode as one [UNK].
+
+    The limit of MAX_WORD_CHARS counts characters after the decomposition of accents.
+    """
+    is_short = max(map(len, text.split()), default=0) < MAX_WORD_CHARS // MAX_DECOMPOSITION
+    return text if is_short else LONG_RUN.sub(_break_run, text)
+
+
+def _break_run(match: re.Match[str]) -> str:
+    run = match[0]
+    if len(run) <= MAX_WORD_CHARS and len(unicodedata.normalize("NFD", run)) <= MAX_WORD_CHARS:
+        return run
+    size = MAX_WORD_CHARS if run.isascii() else MAX_WORD_CHARS // MAX_DECOMPOSITION
+    return " ".join(run[start : start + size] for start in range(0, len(run), size))
+
+
+def _spool_texts(texts: Iterable[str], spool: IO[bytes]) -> np.ndarray:
+    """Write the texts to the spool and return the count of each code point (0x110000,)."""
+    counts = np.zeros(0x110000, dtype=np.int64)
+    for lines in group_texts(texts, SPOOL_CHARS):
+        # The trainer's time grows with the square of a word's length, so long words are broken.
+        text = "\n".join([break_words(replace_surrogates(line)) for line in lines]) + "\n"
+        spool.write(text.encode())
+        counts += np.bincount(_code_points(text), minlength=len(counts))
+    counts[ord("\n")] = 0
+    return counts
+
+
+def _read_spool(spool: IO[bytes], is_dropped: np.ndarray) -> Iterator[list[str]]:
+    """Yield the spooled lines, with a space in place of each dropped character."""
+    spool.seek(0)
+    while lines := spool.readlines(SPOOL_CHARS):
+        codes = _code_points(b"".join(lines).decode())
+        kept = np.where(is_dropped[codes], ord(" "), codes).astype("<u4")
+        yield kept.tobytes().decode("utf-32-le").split("\n")
+
+
+def _code_points(text: str) -> np.ndarray:
+    return np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
+
+
+def _choose_alphabet(
+    counts: np.ndarray, backend: tokenizers.Tokenizer, config: TokenizerConfig
+) -> tuple[list[str], np.ndarray]:
+    """Return the alphabet, sorted, and the dropped code points as booleans (0x110000,).
+
+    Characters are taken by frequency, ties by code point, until they cover ALPHABET_COVERAGE of
+    the text, or until characters and continuations fill half of the vocabulary.
+    """
+    normalized = {
+        code: backend.normalizer.normalize_str(chr(code)).split()
+        for code in np.flatnonzero(counts).tolist()
+        if not 0xD800 <= code < 0xE000
+    }
+    frequency: dict[str, int] = {}
+    for code, parts in normalized.items():
+        for char in "".join(parts):
+            frequency[char] = frequency.get(char, 0) + int(counts[code])
+    enough = ALPHABET_COVERAGE * sum(frequency.values())
+    room = (config.vocab_size - len(SPECIAL_TOKENS)) // 2
+    alphabet: set[str] = set()
+    for char in sorted(frequency, key=lambda char: (-frequency[char], char)):
+        room -= 1 + _can_continue(char, backend)
+        if room < 0 or enough <= 0:
+            break
+        alphabet.add(char)
+        enough -= frequency[char]
+    is_dropped = np.zeros(len(counts), dtype=bool)
+    for code, parts in normalized.items():
+        is_dropped[code] = not alphabet.issuperset("".join(parts))
+    return sorted(alphabet), is_dropped
+
+
+def _can_continue(char: str, backend: tokenizers.Tokenizer) -> bool:
+    """Return whether a character can continue a word; punctuation and ideographs cannot."""
+    text = backend.normalizer.normalize_str(f"a{char}")
+    return len(backend.pre_tokenizer.pre_tokenize_str(text)) == 1
 
 
 NUM_BYTES = 256
@@ -100,12 +216,6 @@ def train_unigram(texts: Iterable[str], config: TokenizerConfig) -> Definition:
     normalizer = build_normalizer(config, "NFKC")
     words = count_words(read_lines(texts), normalizer.normalize_str)
     pieces = train_pieces(words, config.vocab_size - len(SPECIAL_TOKENS) + 1)
-    metaspace = {
-        "type": "Metaspace",
-        "replacement": METASPACE,
-        "prepend_scheme": "always",
-        "split": True,
-    }
     backend = tokenizers.Tokenizer(models.Unigram())
     backend.normalizer = normalizer
     others = [name for name in SPECIAL_TOKENS if name != "[UNK]"]
@@ -113,14 +223,9 @@ def train_unigram(texts: Iterable[str], config: TokenizerConfig) -> Definition:
     state = {
         "added_tokens": [special_token("[UNK]", 0), *added],
         "normalizer": state_of(backend)["normalizer"],
-        "pre_tokenizer": metaspace,
-        "decoder": metaspace,
-        "model": {
-            "type": "Unigram",
-            "unk_id": 0,
-            "vocab": [[piece.text, piece.score] for piece in pieces],
-            "byte_fallback": False,
-        },
+        "pre_tokenizer": write_spaces("always"),
+        "decoder": write_spaces("always"),
+        "model": build_unigram(pieces, unk_id=0),
     }
     return define(state, {})
 
@@ -177,10 +282,11 @@ def _cut_to_alphabet(words: Counter[str], room: int) -> Counter[str]:
         for char in word:
             frequency[char] += count
     # Characters that SentencePiece keeps for itself, and NUL, which ends its strings.
-    for char in (METASPACE, "\u2047", "\u2585", "\0"):
+    reserved = (METASPACE, "\u2047", "\u2585", "\0")
+    for char in reserved:
         del frequency[char]
     enough = ALPHABET_COVERAGE * frequency.total()
-    dropped: dict[int, str] = dict.fromkeys(map(ord, (METASPACE, "\u2047", "\u2585", "\0")), " ")
+    dropped: dict[int, str] = dict.fromkeys(map(ord, reserved), " ")
     for char, count in sorted(frequency.items(), key=lambda item: (-item[1], item[0])):
         room -= 1
         if room < 0 or enough <= 0:
