@@ -1,4 +1,3 @@
-import dataclasses
 import json
 import re
 import shutil
@@ -96,7 +95,7 @@ def write_run(folder, **manifest):
     return folder
 
 
-def write_finetuning(folder, task="cola", *, from_scratch, median, seeds=3, **changes):
+def write_finetuning(folder, task="cola", *, from_scratch, median, num_seeds=3, **changes):
     path = folder / f"finetune-{task}-{'scratch' if from_scratch else 'pretrained'}/results.json"
     path.parent.mkdir()
     values = {
@@ -106,9 +105,9 @@ def write_finetuning(folder, task="cola", *, from_scratch, median, seeds=3, **ch
         "from_scratch": from_scratch,
         "majority": {"mcc": 0.125, "accuracy": 0.7},
         "median": median,
-        "std": 0.0625 if seeds > 1 else None,
+        "std": 0.0625 if num_seeds > 1 else None,
         "num_degenerate": 0,
-        "seeds": {str(seed): {} for seed in range(seeds)},
+        "seeds": {str(seed): {} for seed in range(num_seeds)},
     }
     path.write_text(json.dumps(values | changes))
     return path
@@ -148,34 +147,29 @@ def test_a_garbled_record_is_left_out_and_told(run_folder, line):
     assert (len(run.heldout), len(run.train)) == (1, 0)
 
 
-def test_missing_and_empty_metrics_are_one_line(run_folder):
-    path = run_folder / "metrics.jsonl"
-    path.write_text("")
-    with pytest.raises(UserError, match=r"metrics\.jsonl holds no record: the run has not logged"):
-        read_runs([run_folder])
-    path.unlink()
-    with pytest.raises(UserError, match=r"tiny is not a run folder: it has no metrics\.jsonl"):
-        read_runs([run_folder])
-
-
-def test_a_folder_that_is_no_run_is_refused(tmp_path, run_folder):
-    with pytest.raises(UserError, match="nowhere is not a run folder"):
-        read_runs([tmp_path / "nowhere"])
-    (run_folder / "manifest.json").write_text("{\n  oops\n}")
-    with pytest.raises(UserError, match=r"manifest\.json, line 2: not valid JSON"):
-        read_runs([run_folder])
-
-
-def test_a_finetuning_that_lacks_a_field_is_refused(tmp_path):
-    path = write_finetuning(tmp_path, from_scratch=False, median=0.5)
-    values = json.loads(path.read_text())
-    del values["median"]
-    path.write_text(json.dumps(values))
-    with pytest.raises(UserError, match="it lacks 'median'"):
-        read_finetuning(path)
-    path.write_text(json.dumps(values | {"median": "high"}))
-    with pytest.raises(UserError, match="high"):
-        read_finetuning(path)
+@pytest.mark.parametrize(
+    ("file", "content", "named"),
+    [
+        ("metrics.jsonl", "", "metrics.jsonl holds no record"),
+        ("metrics.jsonl", None, "tiny is not a run folder: it has no metrics.jsonl"),
+        ("manifest.json", "{\n  oops\n}", "manifest.json, line 2: not valid JSON"),
+        ("finetune-cola-scratch/results.json", "{}", "it lacks 'start'"),
+        ("finetune-cola-scratch/results.json", '{"median": "high"}', "high"),
+    ],
+)
+def test_files_that_cannot_be_read_are_refused_in_one_line(run_folder, file, content, named):
+    results = write_finetuning(run_folder, from_scratch=True, median=0.5)
+    path = run_folder / file
+    if content is None:
+        path.unlink()
+    elif "high" in content:
+        path.write_text(json.dumps(json.loads(path.read_text()) | json.loads(content)))
+    else:
+        path.write_text(content)
+    with pytest.raises(UserError) as error:
+        (read_runs([run_folder]), read_finetuning(results))
+    assert named in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_runs_of_one_name_are_told_apart(tmp_path):
@@ -192,7 +186,7 @@ def test_numbers_in_tables_come_from_the_files(run_folder):
     paths = [
         write_finetuning(run_folder, from_scratch=False, median=0.5),
         write_finetuning(run_folder, from_scratch=True, median=0.25),
-        write_finetuning(run_folder, "sst2", from_scratch=False, median=0.875, seeds=1),
+        write_finetuning(run_folder, "sst2", from_scratch=False, median=0.875, num_seeds=1),
     ]
     assert finetuning_table([read_finetuning(path) for path in paths]).rows == [
         ["tiny", "cola", "mcc", "0.500 ± 0.062", "0.250 ± 0.062", "0.125", "3"],
@@ -206,8 +200,7 @@ def test_replaced_seeds_stand_beside_those_as_drawn(run_folder):
         run_folder, from_scratch=False, median=0.5, with_replacements=replaced, replacements={}
     )
     once = {"0": {"drawn_as": 2000}, "1": {"drawn_as": 1}, "2": {}}
-    old = write_finetuning(run_folder, from_scratch=True, median=0.75, seeds=3)
-    old.write_text(json.dumps(json.loads(old.read_text()) | {"seeds": once}))
+    old = write_finetuning(run_folder, from_scratch=True, median=0.75, seeds=once)
     row = finetuning_table([read_finetuning(path) for path in (new, old)]).rows[0]
     assert row[3] == "0.500 ± 0.062 (0.625 with 2 of 3 replaced)"
     assert row[4] == "0.750 ± 0.062 (1 of 3 replaced)"
@@ -232,24 +225,20 @@ GLUE_SCORES = {
 }
 
 
-def read_glue(folder, tasks, *, from_scratch=False):
-    finetunings = []
-    for task in tasks:
-        records = [{"scores": {}, "other_scores": {"dev_mismatched": {}}} for _ in range(3)]
-        for name, values in GLUE_SCORES[task].items():
-            split, _, metric = name.rpartition(" ")
-            for record, value in zip(records, values, strict=True):
-                target = record["other_scores"][split] if split else record["scores"]
-                target[metric] = value
-        seeds = {str(number): record for number, record in enumerate(records)}
-        path = write_finetuning(folder, task, from_scratch=from_scratch, median=0.5)
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"seeds": seeds}))
-        finetunings.append(read_finetuning(path))
-    return finetunings
+def finetuned(task, median=0.5, std=0.01, **changes):
+    facts = {
+        "encoder": "tiny", "task": task, "metric": "accuracy", "from_scratch": False,
+        "seeds": ("0", "1"), "median": median, "std": std, "majority": 0.5, "num_replaced": 0,
+        "replaced_median": None, "num_degenerate": 0, "commit": None, "device": None, "scores": {},
+    }  # fmt: skip
+    return Finetuning(**{**facts, **changes})
+
+
+def glue(**changes):
+    return [finetuned(task, scores=scores, **changes) for task, scores in GLUE_SCORES.items()]
 
 
 def test_glues_average_is_told_with_its_protocol(run_folder, tmp_path):
-    everything = read_glue(run_folder, GLUE_SCORES)
     # mrpc: means of a seed's two metrics 0.7, 0.8, 0.6; sts-b 0.7; qqp 0.7; mnli 0.75
     site = [0.2, 0.9, 0.7, 0.7, 0.7, 0.75, 0.8, 0.6]
     # mrpc: accuracy 0.7; sts-b: spearman 0.8; qqp: accuracy 0.8; mnli: matched 0.7
@@ -259,33 +248,33 @@ def test_glues_average_is_told_with_its_protocol(run_folder, tmp_path):
         "GLUE site's metrics, 8 tasks, no WNLI": sum(site) / 8,
         "ELECTRA paper's metrics, 8 tasks, no WNLI": sum(paper) / 8,
     }
-    rows = finetuning_table(everything).rows
+    rows = finetuning_table(glue()).rows
     assert len(rows) == 9 + 3
     assert rows[9:] == [
         ["tiny", "GLUE average", name, f"{value:.3f}", "-", "-", "-"]
         for name, value in expected.items()
     ]
-    write_page(tmp_path / "page.html", read_runs([run_folder]), finetunings=everything)
+    write_page(tmp_path / "page.html", read_runs([run_folder]), finetunings=glue())
     assert "GLUE site's metrics, 9 tasks" in Tags((tmp_path / "page.html").read_text()).text
 
 
-def test_glues_average_needs_every_task_it_is_of(run_folder):
-    eight = [task for task in GLUE_SCORES if task != "wnli"]
-    rest = read_glue(run_folder, eight)
-    scratch = read_glue(run_folder, eight, from_scratch=True)
+def test_glues_average_needs_every_task_it_is_of():
+    rest, scratch = glue()[:-1], glue(from_scratch=True)[:-1]
     rows = finetuning_table(rest + scratch).rows[8:]
     assert [row[2] for row in rows] == list(PROTOCOLS)[1:]
     assert all(row[3] == row[4] != "-" for row in rows)
     no_rte = [each for each in rest if each.task != "rte"]
     assert len(finetuning_table(no_rte).rows) == 7
     assert [row[3] for row in finetuning_table(no_rte + scratch).rows[8:]] == ["-", "-"]
-    no_mismatched = [
-        dataclasses.replace(each, scores={"accuracy": each.scores["accuracy"]})
-        if each.task == "mnli"
-        else each
-        for each in rest
-    ]
+    matched = finetuned("mnli", scores={"accuracy": GLUE_SCORES["mnli"]["accuracy"]})
+    no_mismatched = [*(each for each in rest if each.task != "mnli"), matched]
     assert [row[2] for row in finetuning_table(no_mismatched).rows[8:]] == list(PROTOCOLS)[2:]
+
+
+def test_scores_of_seeds_and_splits_are_read(tmp_path):
+    record = {"scores": {"mcc": 0.5}, "other_scores": {"dev_mismatched": {"mcc": 0.25}}}
+    path = write_finetuning(tmp_path, from_scratch=True, median=0.5, seeds={"0": record})
+    assert read_finetuning(path).scores == {"mcc": (0.5,), "dev_mismatched mcc": (0.25,)}
 
 
 def test_a_run_without_held_out_records_has_dashes(run_folder, tmp_path):
@@ -628,15 +617,6 @@ def test_facts_tell_objective_and_generator(run_folder, method, generator, expec
     words = [method.get("objective", "rtd"), *([method["scheme"]] if "scheme" in method else [])]
     assert facts["objective"] == ", ".join(words)
     assert facts["operations"] == "1.50e+12 FLOPs"
-
-
-def finetuned(task, median, std=0.01, **changes):
-    facts = {
-        "encoder": "run", "task": task, "metric": "accuracy", "from_scratch": False,
-        "seeds": ("0", "1"), "median": median, "std": std, "majority": 0.5, "num_replaced": 0,
-        "replaced_median": None, "num_degenerate": 0, "commit": None, "device": None, "scores": {},
-    }  # fmt: skip
-    return Finetuning(**{**facts, **changes})
 
 
 def test_gains_are_told_if_they_exceed_the_spreads():
