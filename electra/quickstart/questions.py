@@ -69,7 +69,7 @@ class LabelledText(NamedTuple):
 class PackageQuestion:
     """The task: packages as labels, and balanced train and test texts in random order.
 
-    Each prefix of `train` or `test` is balanced, too.
+    Each prefix of `train` or `test` is balanced as well.
     """
 
     packages: tuple[str, ...]

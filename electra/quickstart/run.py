@@ -9,12 +9,12 @@ import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
+from functools import partial
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from electra.config import (
-    FinetuneConfig,
     PrepareConfig,
     PretrainConfig,
     QuickstartConfig,
@@ -285,26 +285,24 @@ class Comparison(NamedTuple):
     one process of several threads.
     """
 
-    run: Path
-    """The pre-training."""
-    task: str
-    data: Path
+    search: Callable[..., object]
+    """Writes the folder `out`; takes `progress`."""
     out: Path
-    """The fine-tuning folder to write."""
-    config: FinetuneConfig
-    grid: str
-    """Learning rates to choose from, as in --grid."""
-    seeds: int
-    from_scratch: bool
+    runs: int
+    """Fine-tunings, of all seeds and learning rates."""
 
-    @property
-    def combinations(self) -> dict[str, FinetuneConfig]:
-        """Settings of each learning rate, by name."""
-        return combine(self.config, (), [self.grid])
+    def carry_out(self, show: Callable[[float], None]) -> None:
+        """Fine-tune, and call `show` with the number of runs that are done."""
+
+        def tell(record: dict[str, Any]) -> None:
+            if record["part"] == "train":
+                show(record["run"] + record["step"] / record["steps"])
+
+        self.search(progress=tell)
 
 
 def _plan_comparisons(
-    out: Path, questions: dict[str, str], settings: PretrainConfig, config: QuickstartConfig
+    out: Path, tasks: dict[str, str], settings: PretrainConfig, config: QuickstartConfig
 ) -> tuple[list[Comparison], int]:
     """Print the command of each comparison; return them and how many run at a time.
 
@@ -312,37 +310,39 @@ def _plan_comparisons(
     """
     grid = f"learning_rate={config.learning_rates}"
     threads = config.finetune.threads or settings.train.threads
-    num_workers = max(1, min(threads, 2 * len(questions)))
-    finetune = dataclasses.replace(config.finetune, threads=threads // num_workers)
+    num_workers = max(1, min(threads, 2 * len(tasks)))
     comparisons = []
-    for (name, task), from_scratch in itertools.product(questions.items(), (False, True)):
-        start = "scratch" if from_scratch else "pretrained"
-        own = finetune.own
+    for (name, task), from_scratch in itertools.product(tasks.items(), (False, True)):
+        place, data = out / f"{name}-{'scratch' if from_scratch else 'pretrained'}", out / name
+        own = config.finetune.own
         if task == "own":  # the name of another task is that of its folder
             own = dataclasses.replace(own, name=name)
-        comparison = Comparison(
-            run=out / "run",
-            task=task,
-            data=out / name,
-            out=out / f"{name}-{start}",
-            config=dataclasses.replace(finetune, own=own),
-            grid=grid,
-            seeds=config.seeds,
-            from_scratch=from_scratch,
+        finetune = dataclasses.replace(config.finetune, threads=threads // num_workers, own=own)
+        combinations = combine(finetune, (), [grid])
+        comparisons.append(
+            Comparison(
+                partial(
+                    search,
+                    *(out / "run", task, data, place, combinations),
+                    seeds=config.seeds,
+                    from_scratch=from_scratch,
+                ),
+                place,
+                config.seeds * len(combinations),
+            )
         )
-        comparisons.append(comparison)
         flag = " --from-scratch" if from_scratch else ""
-        flag += set_words(finetune_preset(settings.model), comparison.config)
+        flag += set_words(finetune_preset(settings.model), finetune)
         print_step(
-            f"electra finetune {out}/run --task {task} --data {comparison.data} "
-            f"--out {comparison.out} --seeds {config.seeds} --grid {grid}{flag}"
+            f"electra finetune {out}/run --task {task} --data {data} --out {place} "
+            f"--seeds {config.seeds} --grid {grid}{flag}"
         )
     return comparisons, num_workers
 
 
 def compare(comparisons: Sequence[Comparison], num_workers: int) -> list[Finetuning]:
-    """Run all comparisons, and return the best fine-tuning of each."""
-    total = sum(each.seeds * len(each.combinations) for each in comparisons)
+    """Run all comparisons, some at a time, and return the best fine-tuning of each."""
+    total = sum(each.runs for each in comparisons)
     done = [0.0] * len(comparisons)
     with Progress("fine-tuning", unit="runs") as progress:
 
@@ -352,39 +352,35 @@ def compare(comparisons: Sequence[Comparison], num_workers: int) -> list[Finetun
 
         if num_workers == 1:
             for number, each in enumerate(comparisons):
-                _search(number, each, show)
+                each.carry_out(partial(show, number))
         else:
-            # A forked process can hang if its parent had threads, as torch has.
-            spawn = multiprocessing.get_context("spawn")
-            records: SimpleQueue[tuple[int, float]] = spawn.SimpleQueue()
-            with ProcessPoolExecutor(num_workers, spawn, _begin, (records,)) as pool:
-                left = {pool.submit(_search_in_worker, *each) for each in enumerate(comparisons)}
-                try:
-                    while left:
-                        finished, left = wait(left, REFRESH_SECONDS, FIRST_EXCEPTION)
-                        while not records.empty():
-                            show(*records.get())
-                        for future in finished:
-                            future.result()
-                except BaseException:  # the pool would wait for the comparisons to finish
-                    for worker in multiprocessing.active_children():
-                        worker.terminate()
-                    raise
-    return [_read_best(each.out) for each in comparisons]
+            _compare_in_workers(comparisons, num_workers, show)
+    found = []
+    for each in comparisons:
+        best = read_object(each.out / "results.json")["best"]
+        found.append(read_finetuning(each.out / best / "results.json"))
+    return found
 
 
-def _search(number: int, comparison: Comparison, show: Callable[[int, float], None]) -> None:
-    def tell(record: dict[str, Any]) -> None:
-        if record["part"] == "train":
-            show(number, record["run"] + record["step"] / record["steps"])
-
-    search(
-        *(comparison.run, comparison.task, comparison.data, comparison.out),
-        comparison.combinations,
-        seeds=comparison.seeds,
-        from_scratch=comparison.from_scratch,
-        progress=tell,
-    )
+def _compare_in_workers(
+    comparisons: Sequence[Comparison], num_workers: int, show: Callable[[int, float], None]
+) -> None:
+    # A forked process can hang if its parent had threads, as torch has.
+    spawn = multiprocessing.get_context("spawn")
+    records: SimpleQueue[tuple[int, float]] = spawn.SimpleQueue()
+    with ProcessPoolExecutor(num_workers, spawn, _begin, (records,)) as pool:
+        left = {pool.submit(_carry_out, *each) for each in enumerate(comparisons)}
+        try:
+            while left:
+                finished, left = wait(left, REFRESH_SECONDS, FIRST_EXCEPTION)
+                while not records.empty():
+                    show(*records.get())
+                for future in finished:
+                    future.result()
+        except BaseException:  # the pool would wait for the comparisons to finish
+            for worker in multiprocessing.active_children():
+                worker.terminate()
+            raise
 
 
 _records: SimpleQueue[tuple[int, float]]
@@ -397,13 +393,8 @@ def _begin(records: SimpleQueue[tuple[int, float]]) -> None:
     _records = records
 
 
-def _search_in_worker(number: int, comparison: Comparison) -> None:
-    _search(number, comparison, lambda *record: _records.put(record))
-
-
-def _read_best(out: Path) -> Finetuning:
-    results = read_object(out / "results.json")
-    return read_finetuning(out / results["best"] / "results.json")
+def _carry_out(number: int, comparison: Comparison) -> None:
+    comparison.carry_out(lambda runs: _records.put((number, runs)))
 
 
 def _report(

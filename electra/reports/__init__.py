@@ -1,1 +1,1 @@
-"""Tables, curves, the HTML page and the README's numbers, all read from the files of the runs."""
+"""What runs and fine-tunings have measured: tables, curves, pages, all read from their files."""

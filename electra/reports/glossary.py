@@ -327,12 +327,12 @@ def format_count(count: float) -> str:
 def format_interval(mean: float, half_width: float | None, sign: str = "") -> str:
     """Return a mean in points and the half width of its interval: 1.2 ± 0.7.
 
-    Where both would look alike, they have two digits, so that it is seen which is larger.
+    Where both would look alike, they have two digits, which show the larger one.
 
     Args:
         mean: The mean.
         half_width: None: there is no interval.
-        sign: "+": a mean that is not negative has its sign, too.
+        sign: "+": a mean that is not negative has a sign as well.
     """
     if half_width is None:
         return f"{mean:{sign}z.1f}"

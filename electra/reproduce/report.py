@@ -201,7 +201,7 @@ def tabulate(suite: Suite, cells: Sequence[Cell]) -> Table:
 
 
 def _name_gain(cell: Cell) -> str:
-    """Return the gain, and of how many seeds it is if the row has others, too."""
+    """Return the gain, and of how many seeds it is if the row has more."""
     others = len(cell.seeds) > cell.num_pairs
     return f"{cell.gain} ({cell.num_pairs} of the seeds)" if others else str(cell.gain)
 

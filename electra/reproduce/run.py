@@ -113,7 +113,7 @@ class Session:
             self.finetunings = count_finetunings(setup, self.unfinished, tasks)
 
     def estimate(self) -> Work:
-        """Return the time of what is left on this machine, seconds."""
+        """Return the time of what is left on this machine, with all jobs, seconds."""
         left = {
             name: find_work(self.setup, run, self.finetunings) for name, run in self.left.items()
         }
