@@ -108,7 +108,6 @@ MASKS = {
 @pytest.mark.parametrize("prob", [0.0, 0.25])
 def test_attention_and_its_gradient(layers, mask_name, length, prob):
     """Two rows, three heads of 32. Dropped are the same probabilities forward and backward."""
-    kernels = layers.kernels
     x = torch.randn(2, length, 96, generator=rng(0))
     weight = torch.randn(288, 96, generator=rng(2)) * 0.15
     bias = torch.randn(288, generator=rng(3))
@@ -117,7 +116,7 @@ def test_attention_and_its_gradient(layers, mask_name, length, prob):
     # Equal scores and unit vectors as values show what dropout keeps.
     shown = torch.zeros(2, length, 3, 3, 128)
     shown[:, :, 2] = torch.eye(length, 128)[None, :, None]
-    factors = kernels.attend(shown, None, seed, prob, 1.0)[..., :length] * length
+    factors = layers.attend(shown, None, seed, prob, 1.0)[..., :length] * length
     factors = factors.permute(0, 2, 1, 3).double()
     assert (factors == 0).double().mean() == pytest.approx(prob, abs=0.05)
     exact = [tensor.double().requires_grad_() for tensor in (x, weight, bias)]
