@@ -77,7 +77,7 @@ class Examples:
         self.corpus_ends = self.shard_ends[
             np.cumsum([c.num_shards for c in mixture], dtype=int) - 1
         ]
-        self.quotas = share_rows(mixture, np.diff(self.corpus_ends, prepend=0))
+        self.quotas = _share_rows(mixture, np.diff(self.corpus_ends, prepend=0))
         length = config.sequence_length
         # The smallest dtype, because the time of a comparison grows with the width of the dtype.
         self.position_L = np.arange(length, dtype=np.min_scalar_type(length))
@@ -185,11 +185,9 @@ class Examples:
     def _read(self, rows: np.ndarray) -> tuple[np.ndarray, ...]:
         """Return the arguments of `_assemble` for the rows with these numbers.
 
-        Returns:
-            Tokens of the stream (B, L + 1), from two tokens before each row's first token.
-            The position at which the second segment begins (B,).
-            The length of each row in tokens (B,).
-            With attention within documents only: the document number of each position (B, L).
+        Tokens of the stream (B, L + 1), from two before each row's first token; the position at
+        which the second segment begins (B,); the length of each row in tokens (B,); with attention
+        within documents only, the document number of each position (B, L).
         """
         starts_B, counts_B = (each[rows].astype(np.int64) for each in (self.starts, self.counts))
         is_pair_B = self.is_pair[rows]
@@ -221,12 +219,8 @@ class Examples:
     ) -> np.ndarray:
         """Return the token count of each first segment (B,); both segments have at least 1 token.
 
-        Args:
-            counts_B: Tokens of each row.
-            slices_BL: Tokens of the stream (B, L + 1), from two before each row's first token.
-            lines_2B: The last line border before the middle of the row, and the first line border
-                at or after the middle, in tokens from the first token of the row.
-            documents_2B: The same for document borders.
+        `lines_2B` are the last line border before the middle of the row and the first one at or
+        after it, in tokens from the first token of the row; `documents_2B` are document borders.
         """
         middle_B = (counts_B + 1) // 2
         first_B = np.zeros(len(counts_B), dtype=np.int64)
@@ -298,16 +292,8 @@ class Examples:
         )
 
 
-def share_rows(mixture: Sequence[Corpus], sizes: np.ndarray) -> np.ndarray:
-    """Return the rows of each corpus among MIXED_ROWS rows of a mixture.
-
-    Args:
-        mixture: The corpora.
-        sizes: Rows of each corpus in one pass.
-
-    Raises:
-        UserError: The share of a corpus is less than a row.
-    """
+def _share_rows(mixture: Sequence[Corpus], sizes: np.ndarray) -> np.ndarray:
+    """Return the rows of each corpus, with `sizes` rows a pass, among MIXED_ROWS of a mixture."""
     weights = np.array(
         [
             corpus.repeats * size if corpus.weight is None else corpus.weight
@@ -361,7 +347,7 @@ def permute(places: np.ndarray, size: int, seed: int, epoch: int) -> np.ndarray:
     Args:
         places: Integers in range(size), (N,).
         size: Number of elements.
-        seed: Seed of the permutation.
+        seed: Seed of the permutation, together with `epoch`.
         epoch: Second part of the seed.
     """
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)

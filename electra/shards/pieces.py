@@ -186,10 +186,7 @@ def _look_at(path: Path) -> tuple[int, int]:
 def read_piece(folder: Path, piece: Piece, *, verify: bool = True) -> Record | None:
     """Return the record of a piece if it is finished, and of this text and these settings.
 
-    Args:
-        folder: The folder of all pieces.
-        piece: The piece.
-        verify: Whether to compare the sha256 of each file.
+    With `verify` the sha256 of each file is compared.
     """
     place = piece.place(folder)
     try:
@@ -205,11 +202,7 @@ def read_piece(folder: Path, piece: Piece, *, verify: bool = True) -> Record | N
 
 
 def prepare_piece(piece: Piece, encoder: Encoder, folder: Path) -> Record:
-    """Write the folder of a piece, unless it is finished already, and return its record.
-
-    Raises:
-        UserError: A file is damaged, or a record lacks the field.
-    """
+    """Write the folder of a piece, unless it is finished already, and return its record."""
     if record := read_piece(folder, piece):
         return record
     place = piece.place(folder)
@@ -272,13 +265,7 @@ def _write_piece(piece: Piece, encoder: Encoder, folder: Path) -> Record:
 def read_texts(
     piece: Piece, counts: TextCounts, names: Sequence[str] | None = None
 ) -> Iterator[str]:
-    """Yield the documents of a piece, each with its lines joined by line feeds.
-
-    Args:
-        piece: The piece.
-        counts: Updated while reading.
-        names: As for `Reader`.
-    """
+    """Yield the documents of a piece, each with its lines joined by line feeds."""
     config = piece.config
     for part in piece.ranges:
         is_lined = config.border == "auto" and part.border == "line"
@@ -355,17 +342,9 @@ def run_here(
     workers: int,
     tell: Callable[[Piece, Record], None],
 ) -> None:
-    """Prepare the pieces with processes of this machine.
+    """Prepare the pieces with so many processes of this machine; 0: one per available core.
 
-    Args:
-        pieces: The pieces.
-        tokenizer: The tokenizer.
-        folder: The folder of all pieces.
-        workers: Number of processes; 0: one per available core. A single one is this process.
-        tell: Called with each piece that is done, and its record.
-
-    Raises:
-        UserError: A file is damaged, or a process was killed again and again.
+    A single one is this process. `tell` is called with each piece that is done, and its record.
     """
     workers = min(workers or usable_cores(), len(pieces))
     if workers <= 1:
@@ -470,11 +449,8 @@ def run_on_ray(
 ) -> None:
     """Prepare the pieces on a Ray cluster: of RAY_ADDRESS, else one that runs here, else a new one.
 
-    All machines must see the text and the folder under the same names. For the arguments see
-    `run_here`; with `workers` 0, as many processes as the cluster has room for.
-
-    Raises:
-        UserError: Ray is missing, a file is damaged, or processes were killed again and again.
+    All machines must see the text and the folder under the same names. With `workers` 0, there are
+    as many processes as the cluster has room for.
     """
     ray = import_extra("ray", "ray", "--engine ray")
     # Without this, Ray warns that a later version will treat tasks without a GPU differently.

@@ -104,15 +104,12 @@ def prepare_share(
     step. The machines must see the text and `out` under the same names.
 
     Args:
-        paths: As for `prepare`, the same in all shares.
+        paths: As for `prepare`, the same in all shares, but no pipes.
         tokenizer: As for `prepare`.
         out: The folder that `finish` will write.
         config: As for `prepare`.
         share: The number of the share, from 0, and how many shares there are.
         progress: Called with each finished piece.
-
-    Raises:
-        UserError: As for `prepare`, or the text is not in files.
     """
     files, out = find_sources(paths, config.encoding).files, locate(out)
     _require_files(files)
@@ -127,11 +124,7 @@ def prepare_share(
 def finish(
     paths: Sequence[str], tokenizer: Tokenizer, out: str | Path, config: PrepareConfig
 ) -> dict[str, Any]:
-    """Write the shards folder from the pieces that `prepare_share` did, and return its manifest.
-
-    Raises:
-        UserError: A piece is missing, or its text was changed since.
-    """
+    """Write the shards folder from the pieces that `prepare_share` did, and return its manifest."""
     sources, out = find_sources(paths, config.encoding), locate(out)
     _require_files(sources.files)
     with _begin(out, tokenizer, config, is_shared=True) as folder, hold(folder / UNFINISHED):

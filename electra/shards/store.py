@@ -16,7 +16,7 @@ empty lines and no empty documents. The first line and the first document begin 
 records neither time nor machine: the same input gives the same bytes.
 
 The folder may lie at a URL. Each of its files is then copied to this machine's disk when it is
-first used (`fetch` in remote.py), and compared with its sha256.
+first used (`fetch` in text/streams.py), and compared with its sha256.
 """
 
 import hashlib
@@ -162,57 +162,62 @@ def open_shards(folder: str | Path, *, verify: bool = True) -> Shards:
     content = read_bytes(path)
     if content is None:
         raise UserError(f"{folder} is not a shards folder (no manifest.json); see electra prepare")
-    try:
-        manifest = json.loads(content)
-        is_ours = manifest["format"] == FORMAT
-        version, dtype = manifest["version"], manifest["dtype"]
-    except (ValueError, KeyError, TypeError):
-        raise UserError(f"{path} is not the manifest of a shards folder") from None
-    require(is_ours, f"{path} is not the manifest of a shards folder")
-    require(
-        version == VERSION, f"{path} has format version {version}; this electra reads {VERSION}"
-    )
+    manifest = _parse_manifest(path, content)
     with fetched(folder / "tokenizer") as copy:
         tokenizer = Tokenizer.load(copy)
     require(
         tokenizer.digest == manifest.get("tokenizer_digest"),
         f"{folder / 'tokenizer'} is not the tokenizer these shards were prepared with",
     )
+    dtype = manifest["dtype"]
     require(
         dtype == tokens_dtype(tokenizer.vocab_size), f"{path} is damaged: dtype {dtype!r} is wrong"
     )
+    digest = hashlib.sha256(content).hexdigest()
     try:
-        entries = {part: manifest["parts"][part]["shards"] for part in PARTS}
-        files = {
-            f"{shard_name(part, index)}.{column}": (
-                entry[f"num_{column}"] * _column_dtype(column, dtype).itemsize,
-                entry["sha256"][column],
-            )
-            for part in PARTS
-            for index, entry in enumerate(entries[part])
-            for column in COLUMNS
-        }
-        train, heldout = (
-            tuple(
-                Shard(
-                    entry["num_tokens"],
-                    ShardFiles(folder / shard_name(part, index), entry["sha256"], dtype),
-                )
-                for index, entry in enumerate(entries[part])
-            )
-            for part in PARTS
-        )
+        parts, files = _list_files(folder, manifest)
     except (KeyError, TypeError):
         raise UserError(f"{path} is damaged: a field is missing") from None
-    for part, shards in zip(PARTS, (train, heldout), strict=True):
+    for part, shards in parts.items():
         require(bool(shards), f"{path} is damaged: no shard of part {part}")
     for name, (size, _) in files.items():
         require(size > 0, f"{folder / name} is damaged: a shard is never empty")
-    digest = hashlib.sha256(content).hexdigest()
     if not is_url(folder):
         _check_files(folder, files, digest, verify=verify)
     _allow_open_files(folder, len(files))
-    return Shards(folder, tokenizer, manifest, digest, train, heldout)
+    return Shards(folder, tokenizer, manifest, digest, parts["train"], parts["heldout"])
+
+
+def _parse_manifest(path: Path, content: bytes) -> dict[str, Any]:
+    try:
+        manifest = json.loads(content)
+        is_ours, version = manifest["format"] == FORMAT and "dtype" in manifest, manifest["version"]
+    except (ValueError, KeyError, TypeError):
+        is_ours, version = False, None
+    require(is_ours, f"{path} is not the manifest of a shards folder")
+    require(
+        version == VERSION, f"{path} has format version {version}; this electra reads {VERSION}"
+    )
+    return manifest
+
+
+def _list_files(
+    folder: Path, manifest: dict[str, Any]
+) -> tuple[dict[str, tuple[Shard, ...]], dict[str, tuple[int, str]]]:
+    """Return the shards of both parts, and the size and sha256 of each of their files by name."""
+    dtype = manifest["dtype"]
+    files: dict[str, tuple[int, str]] = {}
+    parts: dict[str, tuple[Shard, ...]] = {}
+    for part in PARTS:
+        shards = []
+        for index, entry in enumerate(manifest["parts"][part]["shards"]):
+            name, sha256 = shard_name(part, index), entry["sha256"]
+            shards.append(Shard(entry["num_tokens"], ShardFiles(folder / name, sha256, dtype)))
+            for column in COLUMNS:
+                size = entry[f"num_{column}"] * _column_dtype(column, dtype).itemsize
+                files[f"{name}.{column}"] = size, sha256[column]
+        parts[part] = tuple(shards)
+    return parts, files
 
 
 def fetch_shards(several: Iterable[Shards], progress: Callable[[int, int], None]) -> None:
@@ -256,13 +261,9 @@ def _column_dtype(column: str, dtype: str) -> np.dtype:
 def _check_files(
     folder: Path, files: dict[str, tuple[int, str]], digest: str, *, verify: bool
 ) -> None:
-    """Check the size of each file, and its sha256 unless it was right before.
+    """Check the size of each file, and with `verify` its sha256, unless it was right before.
 
-    Args:
-        folder: The shards folder.
-        files: Size in bytes and sha256 of each file.
-        digest: The sha256 of the manifest.
-        verify: Whether to check the sha256.
+    `digest` is that of the manifest.
     """
     times = {}
     for name, (size, _) in files.items():
@@ -280,10 +281,8 @@ def _check_files(
     except (OSError, ValueError):
         pass  # not verified before
     for name, (_, sha256) in files.items():
-        require(
-            sha256_file(folder / name) == sha256,
-            f"{folder / name} is damaged: its sha256 differs from the manifest's",
-        )
+        if sha256_file(folder / name) != sha256:
+            raise UserError(f"{folder / name} is damaged: its sha256 differs from the manifest's")
     with suppress(OSError):  # a folder that cannot be written is verified every time
         write_json(memory, verified)
 
@@ -310,42 +309,21 @@ def _open_mixture(path: Path, *, verify: bool) -> Shards:
     A table has `shards`, the folder, as seen from the file's folder, or its URL, and `weight` or
     `repeats`.
     """
-    try:
-        tables: Any = tomllib.loads(path.read_text(encoding="utf-8")).get("corpus")
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not valid TOML: {error}") from None
-    is_list = isinstance(tables, list) and all(isinstance(table, dict) for table in tables)
-    if not (is_list and tables):
-        raise UserError(f"{path} is no mixture: it has no table [[corpus]]")
-    has_weights = any("weight" in table for table in tables)
-    value = "weight" if has_weights else "repeats"
-    opened: list[Shards] = []
-    mixture = []
-    for table in tables:
-        unknown = sorted(table.keys() - {"shards", value})
+    tables = _read_tables(path)
+    opened = [
+        open_shards(name if is_url(name) else path.parent / name, verify=verify)
+        for name in (table["shards"] for table in tables)
+    ]
+    for table, shards in zip(tables, opened, strict=True):
         require(
-            not unknown and isinstance(table.get("shards"), str),
-            f"{path}: a corpus has shards, and weight or repeats (the same in all), not "
-            f"{', '.join(table)}",
-        )
-        number = table.get(value, None if has_weights else 1)
-        require(
-            type(number) in (int, float) and 0 < number < math.inf,
-            f"{path}: {value} of {table['shards']} must be a number above 0, not {number!r}",
-        )
-        place = table["shards"] if is_url(table["shards"]) else path.parent / table["shards"]
-        shards = open_shards(place, verify=verify)
-        require(
-            not opened or shards.tokenizer.digest == opened[0].tokenizer.digest,
+            shards.tokenizer.digest == opened[0].tokenizer.digest,
             f"{path}: {table['shards']} has another tokenizer than {tables[0]['shards']}; prepare "
             "them with the same one",
         )
-        opened.append(shards)
-        weight = number if has_weights else None
-        repeats = 1 if has_weights else number
-        mixture.append(Corpus(table["shards"], len(shards.train), weight, repeats))
-    names = [corpus.name for corpus in mixture]
-    require(len({*names}) == len(names), f"{path}: a corpus stands twice; use weight or repeats")
+    mixture = tuple(
+        Corpus(table["shards"], len(each.train), table.get("weight"), table.get("repeats", 1))
+        for table, each in zip(tables, opened, strict=True)
+    )
     facts = [[shards.digest for shards in opened], [corpus[2:] for corpus in mixture]]
     return Shards(
         path,
@@ -354,8 +332,34 @@ def _open_mixture(path: Path, *, verify: bool) -> Shards:
         hashlib.sha256(json.dumps(facts).encode()).hexdigest(),
         tuple(shard for shards in opened for shard in shards.train),
         tuple(shard for shards in opened for shard in shards.heldout),
-        tuple(mixture),
+        mixture,
     )
+
+
+def _read_tables(path: Path) -> list[dict[str, Any]]:
+    """Return the tables of a mixture after checking what they hold."""
+    try:
+        tables: Any = tomllib.loads(path.read_text(encoding="utf-8")).get("corpus")
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid TOML: {error}") from None
+    is_list = isinstance(tables, list) and all(isinstance(table, dict) for table in tables)
+    if not (is_list and tables):
+        raise UserError(f"{path} is no mixture: it has no table [[corpus]]")
+    value = "weight" if any("weight" in table for table in tables) else "repeats"
+    for table in tables:
+        require(
+            table.keys() <= {"shards", value} and isinstance(table.get("shards"), str),
+            f"{path}: a corpus has shards, and weight or repeats (the same in all), not "
+            f"{', '.join(table)}",
+        )
+        number = table.get(value, 1 if value == "repeats" else None)
+        require(
+            type(number) in (int, float) and 0 < number < math.inf,
+            f"{path}: {value} of {table['shards']} must be a number above 0, not {number!r}",
+        )
+    names = {table["shards"] for table in tables}
+    require(len(names) == len(tables), f"{path}: a corpus stands twice; use weight or repeats")
+    return tables
 
 
 def describe_part(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -368,7 +372,6 @@ class ShardWriter:
     """Writer of the shards of one part, one batch of documents at a time."""
 
     def __init__(self, folder: Path, part: str, *, vocab_size: int, shard_tokens: int) -> None:
-        """Open no file yet. The first document opens the first shard."""
         self.folder = folder
         self.part = part
         self.shard_tokens = shard_tokens
@@ -378,13 +381,7 @@ class ShardWriter:
     def write(
         self, tokens: np.ndarray, line_lengths: np.ndarray, document_lengths: np.ndarray
     ) -> None:
-        """Append documents.
-
-        Args:
-            tokens: Ids of all documents, concatenated.
-            line_lengths: Tokens of each line, all > 0.
-            document_lengths: Tokens of each document, all > 0.
-        """
+        """Append documents: their tokens, concatenated, and the lengths, all > 0."""
         line_ends = np.cumsum(line_lengths, dtype=np.int64)
         document_ends = np.cumsum(document_lengths, dtype=np.int64)
         start = 0

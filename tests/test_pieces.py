@@ -1,4 +1,4 @@
-"""Tasks: ranges of files are the files, what is dropped is told, and mixtures keep their shares."""
+"""Pieces: ranges of files are the files, dropped documents are named, mixtures keep shares."""
 
 import gzip
 import itertools
@@ -50,16 +50,12 @@ def read_ranges(path, borders, border="blank"):
     suffix=st.sampled_from(["", ".xz"]),
 )
 def test_ranges_are_the_file(tmp_path_factory, text, borders, border, suffix):
-    with patch.object(documents, "LONG_DOCUMENT_CHARS", 20):
-        check_ranges(tmp_path_factory, text, borders, border, suffix)
-
-
-def check_ranges(tmp_path_factory, text, borders, border, suffix):
     path = tmp_path_factory.mktemp("ranges") / f"a.txt{suffix}"
     path.write_bytes(lzma.compress(text.encode()) if suffix else text.encode())
-    reader = Reader(border=border)
-    expected, whole = list(reader.read([path])), reader.counts
-    found, counts = read_ranges(path, [0, *borders], border)
+    with patch.object(documents, "LONG_DOCUMENT_CHARS", 20):
+        reader = Reader(border=border)
+        expected, whole = list(reader.read([path])), reader.counts
+        found, counts = read_ranges(path, [0, *borders], border)
     assert found == expected
     assert (counts.documents, counts.files_of_lines) == (whole.documents, whole.files_of_lines)
     assert (counts.text_bytes, counts.files) == (whole.text_bytes, 1)
@@ -134,10 +130,10 @@ def test_row_groups_in_ranges_are_the_table(table, borders):
     assert (counts.text_bytes, counts.files) == (whole.text_bytes, 1)
 
 
-def test_a_large_table_is_several_tasks(table, tokenizer, tmp_path):
+def test_a_large_table_is_several_pieces(table, tokenizer, tmp_path):
     settings = {"task_bytes": 10_000, "heldout_prob": 0.1}
-    tasks = list_pieces([table], PrepareConfig(**settings), "tokenizer")
-    assert len(tasks) == -(-table.stat().st_size // 10_000) > 5
+    pieces = list_pieces([table], PrepareConfig(**settings), "tokenizer")
+    assert len(pieces) == -(-table.stat().st_size // 10_000) > 5
     content = {}
     for workers in (1, 2):
         out = tmp_path / str(workers)
@@ -151,29 +147,22 @@ def test_a_large_table_is_several_tasks(table, tokenizer, tmp_path):
     assert len(list_pieces([packed], PrepareConfig(**settings), "tokenizer")) == 1
 
 
-def test_tasks_stay_when_the_corpus_grows(tmp_path):
+def test_pieces_stay_when_the_corpus_grows(tmp_path):
     paths = [tmp_path / f"{number}.txt" for number in range(8)]
     for number, path in enumerate(paths):
         path.write_text("x" * (2500 if number == 3 else 300))
     settings = PrepareConfig(task_bytes=1000)
-    tasks = list_pieces(paths, settings, "tokenizer")
-    assert [len(piece.ranges) for piece in tasks] == [3, 1, 1, 1, 3, 1]
-    assert [(t.ranges[0].start, t.ranges[0].stop) for t in tasks[1:4]] == [
-        (0, 1000),
-        (1000, 2000),
-        (2000, None),
-    ]
-    assert sum(task.source_bytes for task in tasks) == 2500 + 7 * 300
+    pieces = list_pieces(paths, settings, "tokenizer")
+    assert [len(piece.ranges) for piece in pieces] == [3, 1, 1, 1, 3, 1]
+    cuts = [(each.ranges[0].start, each.ranges[0].stop) for each in pieces[1:4]]
+    assert cuts == [(0, 1000), (1000, 2000), (2000, None)]
+    assert sum(piece.source_bytes for piece in pieces) == 2500 + 7 * 300
     fewer = list_pieces(paths[:-1], settings, "tokenizer")
-    assert [task.digest for task in fewer] == [task.digest for task in tasks[: len(fewer)]]
+    assert [piece.digest for piece in fewer] == [piece.digest for piece in pieces[: len(fewer)]]
     paths[3].write_text("y" * 2500)
     changed = list_pieces(paths, settings, "tokenizer")
-    assert [a.digest == b.digest for a, b in zip(tasks, changed, strict=True)] == [
-        True,
-        *[False] * 3,
-        True,
-        True,
-    ]
+    is_same = [a.digest == b.digest for a, b in zip(pieces, changed, strict=True)]
+    assert is_same == [True, *[False] * 3, True, True]
 
 
 def make_documents(number, seed=0, length=80):
@@ -303,22 +292,23 @@ def test_repeats_are_passes(corpora):
     assert np.array_equal(examples.counts[first:], alone.counts)  # cut as without the mixture
 
 
-def test_refusals_of_mixtures(corpora, toy_shards):
-    for text, message in (
-        ("x = 1", "it has no table"),
-        ("[[corpus]]\nweight = 1", "a corpus has shards, and weight or repeats"),
-        ('[[corpus]]\nshards = "small"\nweight = 0', "must be a number above 0, not 0"),
-        (
-            '[[corpus]]\nshards = "small"\nweight = 1e-9\n[[corpus]]\nshards = "large"\nweight = 1',
-            "",
-        ),
-        ('[[corpus]]\nshards = "small"\n[[corpus]]\nshards = "small"', "stands twice"),
-        (f'[[corpus]]\nshards = "small"\n[[corpus]]\nshards = "{toy_shards}"', "another tokenizer"),
-        ("[", "is not valid TOML"),
-    ):
-        (corpora / "bad.toml").write_text(text)
-        with pytest.raises(UserError, match=message or "less than one of 65,536 rows"):
-            make_examples(corpora / "bad.toml")
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        (["weight = 1"], "a corpus has shards, and weight or repeats"),
+        (['shards = "small"\nweight = 0'], "must be a number above 0, not 0"),
+        (['shards = "small"\nweight = 1e-9', 'shards = "large"\nweight = 1'], "of 65,536 rows"),
+        (['shards = "small"', 'shards = "small"'], "stands twice"),
+        (['shards = "small"', 'shards = "{toy}"'], "another tokenizer"),
+        ([], "it has no table"),
+        (["["], "is not valid TOML"),
+    ],
+)
+def test_refusals_of_mixtures(corpora, toy_shards, tables, message):
+    text = "".join(f"[[corpus]]\n{table}\n" for table in tables).replace("{toy}", str(toy_shards))
+    (corpora / "bad.toml").write_text(text)
+    with pytest.raises(UserError, match=message):
+        make_examples(corpora / "bad.toml")
 
 
 def test_a_run_on_a_mixture_tells_its_epochs(corpora, toy_config, tmp_path):

@@ -36,25 +36,14 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 def make_text(num_documents, seed=0):
     rng = random.Random(seed)
-    words = [
-        "alpha",
-        "beta,",
-        "Gamma",
-        "don't",
-        "épsilon",
-        "zeta.",
-        "eta-theta",
-        "中文",
-        "\u0416",
-        "x" * 130,
-    ]
-    documents = []
-    for _ in range(num_documents):
-        lines = [
-            " ".join(rng.choices(words, k=rng.randint(1, 12))) for _ in range(rng.randint(1, 5))
-        ]
-        documents.append("\n".join(lines))
-    return "\n\n".join(documents)
+    words = ["alpha", "beta,", "Gamma", "don't", "épsilon", "zeta.", "eta-theta", "中文", "\u0416"]
+    words.append("x" * 130)
+
+    def line():
+        return " ".join(rng.choices(words, k=rng.randint(1, 12)))
+
+    documents = [[line() for _ in range(rng.randint(1, 5))] for _ in range(num_documents)]
+    return "\n\n".join("\n".join(lines) for lines in documents)
 
 
 @pytest.fixture(scope="module")
@@ -495,23 +484,26 @@ def test_what_the_verbs_wrote_is_no_text(tokenizer, text_file, tmp_path):
         prepare([str(folder / "out")], tokenizer, tmp_path / "third", config())
 
 
-def test_refusals_of_prepare(tokenizer, text_file, tmp_path):
-    for name, content, message in (
-        ("blank.txt", " \n\n\t\n", "the files hold no text"),
-        ("one.txt", "alpha", "the text is a single token"),
-    ):
-        (tmp_path / name).write_text(content)
-        with pytest.raises(UserError, match=message):
-            prepare([str(tmp_path / name)], tokenizer, tmp_path / "out", config())
-    with pytest.raises(UserError, match=r"there is no file .*no\.txt"):
-        prepare([str(tmp_path / "no.txt")], tokenizer, tmp_path / "out", config())
-    with pytest.raises(UserError, match="shard_tokens must be at most"):
-        prepare([str(text_file)], tokenizer, tmp_path / "out", config(shard_tokens=1 << 40))
-    bad = tmp_path / "bad.jsonl"
-    bad.write_text('{"text": "alpha"}\n{"txt": "beta"}')
-    with pytest.raises(UserError, match="line 2: no column 'text'"):
-        prepare([str(bad)], tokenizer, tmp_path / "out", config(workers=2))
+@pytest.mark.parametrize(
+    ("name", "content", "changes", "message"),
+    [
+        ("blank.txt", " \n\n\t\n", {}, "the files hold no text"),
+        ("one.txt", "alpha", {}, "the text is a single token"),
+        ("no.txt", None, {}, "there is no file"),
+        ("a.txt", "alpha", {"shard_tokens": 1 << 40}, "shard_tokens"),
+        ("bad.jsonl", '{"text": "alpha"}\n{"txt": "beta"}', {"workers": 2}, "line 2: no column"),
+    ],
+)
+def test_refusals_leave_nothing(tokenizer, tmp_path, name, content, changes, message):
+    path = tmp_path / name
+    if content:
+        path.write_text(content)
+    with pytest.raises(UserError, match=message):
+        prepare([str(path)], tokenizer, tmp_path / "out", config(**changes))
     assert not list(tmp_path.glob("out*"))
+
+
+def test_what_exists_is_not_written(tokenizer, text_file, tmp_path):
     (tmp_path / "out").mkdir()
     with pytest.raises(UserError, match="out exists already"):
         prepare([str(text_file)], tokenizer, tmp_path / "out", config())

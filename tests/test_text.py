@@ -287,13 +287,14 @@ def test_refusals(tmp_path, name, content, message):
         read(path)
 
 
-def test_parquet_columns_are_checked(tmp_path):
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [("body", "no column 'body'; choose from n, text"), ("n", "column 'n' does not hold text")],
+)
+def test_parquet_columns_are_checked(tmp_path, field, message):
     pytest.importorskip("pyarrow")
-    path = write_format(tmp_path, ".parquet")
-    with pytest.raises(UserError, match=r"no column 'body'; choose from n, text"):
-        read(path, text_field="body")
-    with pytest.raises(UserError, match=r"column 'n' does not hold text"):
-        read(path, text_field="n")
+    with pytest.raises(UserError, match=message):
+        read(write_format(tmp_path, ".parquet"), text_field=field)
 
 
 def test_find_sources(tmp_path):
@@ -307,14 +308,26 @@ def test_find_sources(tmp_path):
     assert find_sources([str(tmp_path)]).files == tuple(tmp_path / name for name in names)
     found = find_sources([str(tmp_path / "a.txt"), str(tmp_path / "**/*.txt"), "-"]).files
     assert [path.name for path in found] == ["a.txt", "two.txt", "-"]
-    for name, message in (
-        ("missing.txt", "there is no file .*missing.txt"),
-        ("*.parquet", r"no file matches .*\*\.parquet"),
-        ("b/empty.txt", "empty.txt is not text: empty"),
-        ("nothing", "the folder .*nothing holds no files with text"),
-    ):
-        with pytest.raises(UserError, match=message):
-            find_sources([str(tmp_path / name)])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("missing.txt", "there is no file"),
+        ("*.parquet", "no file matches"),
+        ("empty.txt", "empty.txt is not text: empty"),
+        ("nothing", "nothing holds no files with text"),
+    ],
+)
+def test_what_names_no_text_is_refused(tmp_path, name, message):
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "nothing").mkdir()
+    with pytest.raises(UserError, match=message) as refused:
+        find_sources([str(tmp_path / name)])
+    assert name in str(refused.value)
+
+
+def test_no_name_is_refused():
     with pytest.raises(UserError, match="no text given"):
         find_sources([])
 
