@@ -249,7 +249,7 @@ def write_checkpoint(
         state: Weights and moments, from `copy_state`.
         networks: The description of the networks, from `describe_networks`.
         keep: Number of newest checkpoints to keep, at least 1.
-        keep_every: Checkpoints of steps that are multiples of this number are kept, too; 0: none.
+        keep_every: Checkpoints of steps that are multiples of it are kept as well; 0: none.
 
     Raises:
         OSError: The checkpoint cannot be written. Earlier checkpoints are unchanged.
@@ -293,7 +293,7 @@ def list_checkpoints(run: Path) -> list[Path]:
 
 def run_of(folder: Path) -> Path:
     """Return the run of a checkpoint's folder; any other folder is returned as it is."""
-    is_checkpoint = folder.parent.name == "checkpoints" and (folder / "state.json").is_file()
+    is_checkpoint = folder.parent.name == "checkpoints" and (folder / STATE).is_file()
     return folder.parent.parent if is_checkpoint else folder
 
 
@@ -301,9 +301,8 @@ def find_checkpoint(run: Path) -> tuple[int, Path]:
     """Return step and folder of the newest intact checkpoint, or of the one that is named.
 
     Args:
-        run: A run folder, or the folder of one of its checkpoints.
-
-    A warning names the newer checkpoints that are damaged.
+        run: A run folder, or the folder of one of its checkpoints. A warning names the newer
+            checkpoints that are damaged.
 
     Raises:
         UserError: The run has no intact checkpoint. The message names the damaged files.
@@ -327,11 +326,7 @@ def find_checkpoint(run: Path) -> tuple[int, Path]:
 
 
 def _verify(folder: Path) -> int:
-    """Return the step of an intact checkpoint.
-
-    Raises:
-        OSError, ValueError, TypeError: The checkpoint is damaged.
-    """
+    """Return the step of an intact checkpoint; raise OSError, ValueError or TypeError otherwise."""
     facts = json.loads((folder / STATE).read_text(encoding="utf-8"))
     try:
         step, hashes = facts["step"], dict(facts.pop("sha256"))
@@ -372,15 +367,12 @@ def _set_aside(folder: Path) -> None:
     folder.rename(aside)
 
 
-Write = Callable[[], object]
-
-
 class Saver:
     """Writes one checkpoint at a time in a thread: a context manager.
 
     A step waits for the copy of the state to host memory, and for the writing of the checkpoint
-    before. A checkpoint that the disk refuses is told in a warning, and the run goes on; only the
-    last one of a session has to succeed (`finish`).
+    before. If the disk refuses a checkpoint, a warning says so and the run continues; only the last
+    one of a session has to succeed (`finish`).
 
     Args:
         run: The run folder, for messages.
@@ -398,10 +390,10 @@ class Saver:
         self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
     ) -> None:
         """Wait for the thread, except at a second Ctrl-C, which ends the process at once."""
-        if kind is None or not issubclass(kind, KeyboardInterrupt):
-            self._join()
+        if self.thread and not (kind and issubclass(kind, KeyboardInterrupt)):
+            self.thread.join()
 
-    def save(self, write: Write) -> None:
+    def save(self, write: Callable[[], object]) -> None:
         """Start writing a checkpoint, after the one before it is written.
 
         Args:
@@ -437,12 +429,8 @@ class Saver:
         Raises:
             OSError: The checkpoint could not be written.
         """
-        self._join()
+        if self.thread:
+            self.thread.join()
         failure, self.failure = self.failure, None
         if failure:
             raise failure
-
-    def _join(self) -> None:
-        if self.thread:
-            self.thread.join()
-            self.thread = None

@@ -119,12 +119,11 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 def _read_record(line: bytes) -> dict[str, Any]:
     record = json.loads(line)
-    if not isinstance(record, dict):
-        raise ValueError("not an object")
     totals = {"train": ("tokens", "seconds"), "heldout": ()}[record["part"]]
-    is_whole = isinstance(record["step"], int)
-    if not is_whole or not all(isinstance(record[name], int | float) for name in totals):
+    numbers = [record[name] for name in totals]
+    others = [value for name, value in record.items() if name != "part" and value is not None]
+    if not all(isinstance(each, int | float) for each in numbers + others):
         raise ValueError("not a number")
-    if not all(isinstance(record[name], int | float | None) for name in record if name != "part"):
-        raise ValueError("not a number")
+    if not isinstance(record["step"], int):
+        raise ValueError("not a step")
     return record

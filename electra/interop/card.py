@@ -125,19 +125,6 @@ def write_card(
         agreements: How well the ONNX files agree.
     """
     kind, sizes, head = network
-    encoder = (
-        f"{sizes.num_hidden_layers} layers of {sizes.hidden_size}, "
-        f"{sizes.num_attention_heads} heads, embeddings of {sizes.embedding_size}, "
-        f"{sizes.vocab_size:,} tokens"
-    )
-    if sizes.architecture == "modernbert":
-        encoder += (
-            f"; of {sizes.global_attn_every_n_layers} layers one attends to the whole row, the "
-            f"others to a window of {sizes.local_attention} tokens"
-        )
-    tags = ["electra", "replaced-token-detection"]
-    tags += [each for each in ("bert", "modernbert") if architecture.lower().startswith(each)]
-    tags += ["sentence-transformers"] * bool(similarity) + ["onnx"] * bool(agreements)
     layers: dict[int, list[float]] = {}  # first all means, then all states of [CLS]
     for each in similarity.scores if similarity else ():
         layers.setdefault(each.layer, []).append(each.spearman)
@@ -154,9 +141,8 @@ def write_card(
         is_pair=isinstance(head, PairHead),
         is_finetuned=any(fact == "task" for fact, _ in facts),
         length=length,
-        facts=[("encoder", encoder), *facts],
+        facts=facts,
         scores=scores,
-        tags=tags,
         similarity=similarity,
         layers=list(layers.items()),
         agreements=agreements,

@@ -50,7 +50,7 @@ from electra.checkpoints.names import (
 )
 from electra.errors import require
 from electra.files import new_folder, read_object, write_hashes, write_json, write_text
-from electra.interop.card import describe_finetuning, describe_run, write_card
+from electra.interop.card import Facts, describe_finetuning, describe_run, write_card
 from electra.interop.onnx import Graph, list_inputs, write_onnx
 from electra.interop.sentence_transformers import Similarity, cut_layers, write_pooling
 from electra.model.heads import DiscriminatorHead, GeneratorHead
@@ -126,29 +126,21 @@ def export(
         UserError: `source` is no such folder or is damaged, `out` exists, the form has no class for
             the network, or a file does not agree with it.
     """
-    model: SavedModel
+    generator = None
     if is_finetuned(source):
-        model = read_finetuned(source, seed)
-        outgoing, generator = describe_finetuned(model), None
-        facts, scores = describe_finetuning(model)
+        finetuned = read_finetuned(source, seed)
+        outgoing = describe_finetuned(finetuned)
+        facts, scores = describe_finetuning(finetuned)
+        limit = outgoing.length
     else:
-        model = read_pretrained(source)
-        kept = _choose_network(model) if model.step is None else model.kept
-        facts = (
-            [("source", f"`{source.name}`")]
-            if model.step is None
-            else describe_run(model.folder, model.step)
-        )
-        outgoing = describe(kept, model.tokenizer, model.sequence_length, model.source)
-        generator = model.masked_lm if model.generator and kept.predicts else None
+        outgoing, generator, facts = _describe_pretrained(read_pretrained(source))
+        limit = outgoing.length if similarity else MODEL_MAX_LENGTH
     if similarity:
         network = cut_layers(outgoing.network, similarity.layer)
         outgoing = dataclasses.replace(outgoing, network=network, kind="", module=None)
     with new_folder(out) as folder:
-        config, has_limit = write_network(folder, outgoing, form), model.after or similarity
-        limit = outgoing.length if has_limit else MODEL_MAX_LENGTH
+        name = write_network(folder, outgoing, form)
         _write_tokenizer(folder, outgoing, limit)
-        (name,) = config["architectures"]
         if similarity:
             write_pooling(folder, outgoing.network.sizes.hidden_size, outgoing.length, similarity)
         agreements = []
@@ -165,9 +157,19 @@ def export(
         _sign(folder, outgoing.source)
         if generator and form == "huggingface" and not similarity:
             (folder / "generator").mkdir()
-            facts_of_it = model.tokenizer, model.sequence_length, model.source
-            write_plain(folder / "generator", describe(generator, *facts_of_it))
-    return str(name)
+            write_plain(folder / "generator", generator)
+    return name
+
+
+def _describe_pretrained(model: SavedModel) -> tuple[Outgoing, Outgoing | None, Facts]:
+    """Return a model's network, its generator if one is written, and the facts of the card."""
+    kept, about = model.kept, (model.tokenizer, model.sequence_length, model.source)
+    if model.step is None:
+        kept, facts = _choose_network(model), [("source", f"`{model.folder.name}`")]
+    else:
+        facts = describe_run(model.folder, model.step)
+    beside = model.masked_lm if model.generator and kept.predicts else None
+    return describe(kept, *about), describe(beside, *about) if beside else None, facts
 
 
 def describe(network: SavedNetwork, tokenizer: Tokenizer, length: int, source: str) -> Outgoing:
@@ -300,15 +302,16 @@ def convert(
     return config, architecture.to_theirs(outgoing.network.encoders[0], head, kind), beside
 
 
-def write_network(folder: Path, outgoing: Outgoing, form: Form = "huggingface") -> dict[str, Any]:
-    """Write config.json and the weights into an existing folder, and return config.json."""
+def write_network(folder: Path, outgoing: Outgoing, form: Form = "huggingface") -> str:
+    """Write config.json and the weights into an existing folder, and return the class."""
     config, tensors, beside = convert(outgoing, form)
     write_json(folder / "config.json", config)
     write_tensors(folder / "model.safetensors", tensors)
     if beside:
         name = DISCRIMINATOR_FILE if outgoing.kind == "PreTraining" else HEAD_FILE
         write_tensors(folder / name, beside)
-    return config
+    (architecture,) = config["architectures"]
+    return str(architecture)
 
 
 def write_plain(folder: Path, outgoing: Outgoing, max_length: int = MODEL_MAX_LENGTH) -> None:

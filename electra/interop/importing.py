@@ -110,8 +110,7 @@ def import_model(
                 f"{path} has {network.sizes.vocab_size:,} token embeddings, and its tokenizer "
                 f"{words.vocab_size:,} tokens; name the right one by --tokenizer",
             )
-            if pieces:
-                network = _extend_vocabulary(network, pieces)
+            network = _extend_vocabulary(network, pieces) if pieces else network
             if positions:
                 network = _extend_positions(network, positions, position_rows)
             networks[role], origins[role] = network, path
