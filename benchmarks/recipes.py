@@ -61,12 +61,13 @@ from electra.method.flops import count_true
 from electra.method.objective import Objective
 from electra.method.registry import sketch_objective
 from electra.model.batch import Batch, find_real
-from electra.presets import FINETUNE_PRESETS, PRESETS, QUICKSTART
+from electra.presets import FINETUNE_PRESETS, PRESETS
 from electra.pretraining.acceleration import prepare_step
 from electra.pretraining.evaluation import compute_heldout, heldout_batches
 from electra.pretraining.loop import pretrain, resume
 from electra.pretraining.plan import make_rows
 from electra.pretraining.start import build_model, fit_to_shards
+from electra.quickstart.config import QUICKSTART
 from electra.quickstart.questions import punctuation_question, write_passages
 from electra.reports.tables import Table, to_markdown
 from electra.settings import override, to_dict

@@ -36,7 +36,7 @@ from safetensors.torch import save_file
 
 from electra.checkpoints.manifest import find_commit
 from electra.checkpoints.names import ELECTRA
-from electra.config import ServeConfig, TokenizerConfig
+from electra.config import TokenizerConfig
 from electra.errors import require
 from electra.files import write_json, write_text
 from electra.inference.texts import read_sentences
@@ -44,6 +44,7 @@ from electra.model.encoder import Encoder
 from electra.model.initialisation import init_weights
 from electra.presets import PRESETS
 from electra.reports.tables import Table, to_markdown
+from electra.service.config import ServeConfig
 from electra.settings import override
 from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.machine import Machine

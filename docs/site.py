@@ -153,10 +153,11 @@ def _describe_verbs() -> str:
 
 
 def _describe_settings() -> str:
-    """Return every setting of config.py: name, default, and the string below the field."""
-    lines = ["# Settings", "", "Every setting is one field of a dataclass in `electra/config.py`."]
+    """Return every setting: name, default, bounds, and the string below the field."""
+    lines = ["# Settings", "", "Every setting is one field of a dataclass, in a `config.py`."]
     lines.append("`--set section.field=value` or a line of a TOML file changes it.")
-    for node in ast.parse((ROOT / "electra/config.py").read_text()).body:
+    files = [ROOT / "electra/config.py", *sorted((ROOT / "electra").glob("*/config.py"))]
+    for node in [node for path in files for node in ast.parse(path.read_text()).body]:
         if not isinstance(node, ast.ClassDef) or not node.name.endswith("Config"):
             continue
         lines += ["", f"## {node.name}", "", " ".join((ast.get_docstring(node) or "").split()), ""]
@@ -167,7 +168,10 @@ def _describe_settings() -> str:
             is_text = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
             meaning = " ".join(str(below.value.value).split()) if is_text else ""
             value = ast.unparse(field.value) if field.value else "by the preset"
-            kind = ast.unparse(field.annotation)
+            kind = re.sub(
+                r"Annotated\[(.*), \w+\((.*)\)\]", r"\1, \2", ast.unparse(field.annotation)
+            )
+            kind = re.sub(r"(int.*), (\d+)$", r"\1 >= \2", kind).replace("'", "")
             cells = [f"`{field.target.id}`", f"`{value}`", f"{meaning} ({kind})"]
             lines.append("| " + " | ".join(_escape(cell) for cell in cells) + " |")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Presets: the paper's sizes, `tiny` and `mini` for two cores, recipes, the quickstart's settings.
+"""Presets: the paper's sizes, `tiny` and `mini` for two cores, recipes.
 
 "Table 6" and "Table 7" are tables in the appendix of the ELECTRA paper.
 """
@@ -14,10 +14,7 @@ from electra.config import (
     GeneratorConfig,
     MethodConfig,
     OptimizerConfig,
-    PrepareConfig,
     PretrainConfig,
-    QuickstartConfig,
-    TokenizerConfig,
     TrainConfig,
 )
 
@@ -223,22 +220,3 @@ def finetune_preset(encoder: EncoderConfig) -> FinetuneConfig:
     same = [name for name in wide if sizes[name].hidden_size == sizes[wide[0]].hidden_size]
     deep = [n for n in same if encoder.num_hidden_layers <= sizes[n].num_hidden_layers]
     return FINETUNE_PRESETS[(deep or same[-1:])[0]]
-
-
-QUICKSTART = QuickstartConfig(
-    tokenizer=TokenizerConfig(vocab_size=8192),
-    prepare=PrepareConfig(heldout_prob=0.04),
-    pretrain=dataclasses.replace(
-        PRESETS["tiny"],
-        # Half the depth of tiny: for a few minutes, more tokens help more than more layers.
-        model=dataclasses.replace(PRESETS["tiny"].model, num_hidden_layers=2),
-        train=dataclasses.replace(PRESETS["tiny"].train, steps=8000, batch_size=16),
-    ),
-    finetune=dataclasses.replace(
-        FINETUNE_PRESETS["tiny"],
-        learning_rate=1e-3,
-        batch_size=16,
-        epochs=12,
-        score_epochs="last",
-    ),
-)

@@ -1,7 +1,6 @@
 """Processes: usable cores, place under torchrun, workers that end with their parent, signals."""
 
 import math
-import multiprocessing
 import os
 import signal
 import threading
@@ -55,6 +54,8 @@ def follow_parent() -> None:
     Without this, the workers of a killed parent would wait for work forever. The parent handles
     Ctrl-C.
     """
+    import multiprocessing  # not at the top: `electra --help` needs none of it
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C signals the whole process group
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -94,6 +95,8 @@ class Requests:
 @contextmanager
 def heed_signals() -> Iterator[Requests]:
     """Yield Requests, which signals set; a second SIGINT or SIGTERM acts at once."""
+    import multiprocessing
+
     requests = Requests()
     stops = (signal.SIGINT, signal.SIGTERM)
     signals = (*stops, *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else []))  # not on Windows

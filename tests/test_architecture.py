@@ -204,3 +204,15 @@ def test_the_way_of_a_batch_is_short(toy_shards, toy_config):
         "model/masked_lm.py",
         "model/batch.py",
     }
+
+
+def test_help_imports_what_it_needs():
+    """`electra` with nothing, and the command's help: neither numbers nor networks nor a server."""
+    heavy = {"torch", "numpy", "tokenizers", "safetensors", "fastapi", "uvicorn", "pyarrow"}
+    heavy |= {"multiprocessing.context", "scipy", "sklearn", "matplotlib", "jinja2", "asyncio"}
+    for line in ("import electra", "from electra.cli import main; main(['--help'])"):
+        code = (
+            f"import sys\ntry:\n    {line}\nexcept SystemExit:\n    pass\n"
+            f"assert not (found := {heavy} & {{*sys.modules}}), found"
+        )
+        subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=True)

@@ -10,13 +10,15 @@ from electra import config as settings_of
 from electra.config import (
     FinetuneConfig,
     PrepareConfig,
-    QuickstartConfig,
-    ServeConfig,
     TokenizerConfig,
     require_schedule,
 )
 from electra.errors import UserError
-from electra.presets import PRESETS, QUICKSTART
+from electra.presets import PRESETS
+from electra.quickstart import config as of_quickstart
+from electra.quickstart.config import QUICKSTART
+from electra.service import config as of_service
+from electra.service.config import ServeConfig
 from electra.settings import (
     AtLeast,
     differences,
@@ -170,7 +172,8 @@ def test_every_number_has_bounds():
     """But a seed of `prepare`, which is hashed."""
     free = {
         (name, field.name)
-        for name, kind in vars(settings_of).items()
+        for module in (settings_of, of_quickstart, of_service)
+        for name, kind in vars(module).items()
         if name.endswith("Config") and dataclasses.is_dataclass(kind)
         for field in dataclasses.fields(kind)
         if field.type in (int, float)
@@ -205,4 +208,3 @@ def test_settings_differ_and_come_back_by_name():
     assert differences(TINY, other) == {"train.seed": (0, 3), "generator.warmup_steps": (None, 2)}
     assert from_dict(type(other), to_dict(other)) == other
     assert override(other, ["generator.warmup_steps=none"]).generator.warmup_steps is None
-    assert isinstance(QUICKSTART, QuickstartConfig)

@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from electra.cli.options import DryRun, Set, Toml, print_dry_run, refuse_url, resolve
 from electra.errors import require
-from electra.presets import QUICKSTART
+from electra.quickstart.config import QUICKSTART
 
 
 def quickstart(

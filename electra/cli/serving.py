@@ -7,8 +7,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from electra.cli.options import DryRun, Set, Toml, print_dry_run, resolve
-from electra.config import ServeConfig
 from electra.errors import require
+from electra.service.config import ServeConfig
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 TOKEN = "ELECTRA_TOKEN"

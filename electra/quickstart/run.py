@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 from electra.config import (
     PrepareConfig,
     PretrainConfig,
-    QuickstartConfig,
     TokenizerConfig,
     longest_warmup,
 )
@@ -30,6 +29,7 @@ from electra.pretraining.loop import pretrain
 from electra.pretraining.plan import time_step
 from electra.pretraining.start import build_model, count_tokens, fit_to_shards
 from electra.processes import follow_parent, usable_cores
+from electra.quickstart.config import QuickstartConfig
 from electra.quickstart.harvest import Docstring, harvest, write_jsonl
 from electra.quickstart.questions import (
     MIN_PASSAGES,

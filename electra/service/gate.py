@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from electra.config import ServeConfig
+from electra.service.config import ServeConfig
 
 OPEN = ("/", "/health", "/ready")
 """Paths that need no token: the page, which has none of its own, and what a supervisor asks."""

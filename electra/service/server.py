@@ -7,9 +7,9 @@ from pathlib import Path
 
 import uvicorn
 
-from electra.config import ServeConfig
 from electra.errors import UserError
 from electra.inference.models import load_models
+from electra.service.config import ServeConfig
 from electra.service.service import Service
 from electra.training.machine import prepare_machine
 

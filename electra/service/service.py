@@ -19,7 +19,6 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import AfterValidator, BaseModel, Field
 from starlette.exceptions import HTTPException
 
-from electra.config import ServeConfig
 from electra.errors import UserError, did_you_mean, require
 from electra.inference.ask import Candidate, encode_gaps
 from electra.inference.figure_2 import PictureToken
@@ -32,6 +31,7 @@ from electra.inference.models import (
     TaskModel,
 )
 from electra.reports.tokens import Word
+from electra.service.config import ServeConfig
 from electra.service.gate import Gate, Meters
 from electra.service.queue import BatchQueue, Full, Question
 from electra.text.streams import replace_surrogates

@@ -1,0 +1,34 @@
+"""Settings of the service."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from electra.settings import AtLeast, Order, Settings, Within
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeConfig(Settings):
+    """Limits of `electra serve`; a request beyond them is refused with one line."""
+
+    threads: Annotated[int, AtLeast(0)] = 0
+    """CPU threads that compute; 0: one per available core."""
+    batch_items: Annotated[int, AtLeast(1)] = 64
+    """Texts or records that are computed together at most; 1: one at a time. Does not change the
+    answers beyond rounding."""
+    max_body_bytes: Annotated[int, AtLeast(1)] = 1 << 20
+    """Size of a request's body, bytes. Status 413."""
+    max_texts: Annotated[int, AtLeast(1)] = 64
+    """Texts or records of a request. Status 422."""
+    max_chars: Annotated[int, AtLeast(1)] = 20_000
+    """Characters of a text or a record. Status 422."""
+    max_requests: Annotated[int, AtLeast(1)] = 256
+    """Requests at a time; further ones have status 429 and a time after which to try again."""
+    max_waiting_chars: Annotated[int, AtLeast(1)] = 2_000_000
+    """Characters of all texts that wait to be computed. Status 429, likewise."""
+    max_seconds: Annotated[float, Within("(0, inf)")] = 30.0
+    """Time for receiving a request (status 408), and for computing its answer (status 503),
+    seconds."""
+    stop_seconds: Annotated[float, Within("(0, inf)")] = 10.0
+    """Time for the requests in progress when the service is stopped, seconds."""
+
+    needs = (Order("max_chars", "at most", "max_waiting_chars"),)
