@@ -168,10 +168,9 @@ def _describe_settings() -> str:
             is_text = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
             meaning = " ".join(str(below.value.value).split()) if is_text else ""
             value = ast.unparse(field.value) if field.value else "by the preset"
-            kind = re.sub(
-                r"Annotated\[(.*), \w+\((.*)\)\]", r"\1, \2", ast.unparse(field.annotation)
-            )
-            kind = re.sub(r"(int.*), (\d+)$", r"\1 >= \2", kind).replace("'", "")
+            kind = ast.unparse(field.annotation)
+            kind = re.sub(r"Annotated\[(.*), AtLeast\((.*)\)\]", r"\1 >= \2", kind)
+            kind = re.sub(r"Annotated\[(.*), Within\('(.*)'\)\]", r"\1 in \2", kind)
             cells = [f"`{field.target.id}`", f"`{value}`", f"{meaning} ({kind})"]
             lines.append("| " + " | ".join(_escape(cell) for cell in cells) + " |")
     return "\n".join(lines)
