@@ -234,7 +234,7 @@ def corrupt(model: Objective, batches: Sequence[Batch]) -> list[Tensor]:
     """Return the ids of rows with the tokens that a model's generator replaces."""
     rows = []
     for number, batch in enumerate(batches):
-        for output in compute_heldout(model, batch, number, torch.device("cpu"), 32):
+        for output in compute_heldout(model, batch, number, 32):
             assert output.judgement
             rows.append(output.judgement.corrupt_ids_BL)
     return rows

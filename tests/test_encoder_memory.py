@@ -190,14 +190,14 @@ def test_a_row_that_does_not_fit_is_to_be_recomputed(monkeypatch):
 
     let_free(4 * weights + row / 2)  # weights, gradients and Adam's two moments are four of them
     with pytest.raises(UserError, match=r"set train\.recompute_activations=true, or choose"):
-        require_memory(model, config, CPU)
+        require_memory(model, config, Machine())
     with pytest.raises(UserError, match=r"set train\.accumulation=\d;"):
-        require_memory(recomputing, override(config, [RECOMPUTE]), CPU)
+        require_memory(recomputing, override(config, [RECOMPUTE]), Machine())
     settings = [RECOMPUTE, "train.accumulation=8"]
-    require_memory(recomputing, override(config, settings), CPU)
+    require_memory(recomputing, override(config, settings), Machine())
     let_free(3 * weights)
     with pytest.raises(UserError, match="free: choose a smaller model"):
-        require_memory(model, config, CPU)
+        require_memory(model, config, Machine())
 
 
 def test_the_copies_of_a_reference_update_need_room(monkeypatch):
@@ -208,10 +208,10 @@ def test_the_copies_of_a_reference_update_need_room(monkeypatch):
     assert measure_activations(model, config, CPU) < 2 * weights
     monkeypatch.setattr(memory, "free_memory", lambda device: 5.9 * weights)
     with pytest.raises(UserError, match="choose a smaller model"):
-        require_memory(model, config, CPU)
-    require_memory(model, override(config, ["method.mode=paper"]), CPU)
+        require_memory(model, config, Machine())
+    require_memory(model, override(config, ["method.mode=paper"]), Machine())
     monkeypatch.setattr(memory, "free_memory", lambda device: 6.1 * weights)
-    require_memory(model, config, CPU)
+    require_memory(model, config, Machine())
 
 
 def test_a_divided_model_needs_less(monkeypatch):
@@ -221,5 +221,6 @@ def test_a_divided_model_needs_less(monkeypatch):
     weights = sum(parameter.nbytes for parameter in model.parameters())
     monkeypatch.setattr(memory, "free_memory", lambda device: 2 * weights)
     with pytest.raises(UserError, match="a step needs about"):
-        require_memory(model, config, CPU)
-    require_memory(model, config, CPU, num_parts=8)
+        require_memory(model, config, Machine())
+    divided = override(config, ["train.sharding=full"])
+    require_memory(model, divided, Machine(num_ranks=8))

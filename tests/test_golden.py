@@ -12,7 +12,7 @@ import pytest
 
 from electra.presets import PRESETS
 from electra.pretraining.acceleration import prepare_step
-from electra.pretraining.loop import _learning_rate_at
+from electra.pretraining.loop import find_learning_rate
 from electra.pretraining.start import build_model, count_tokens, fit_to_shards
 from electra.settings import override
 from electra.shards.examples import Examples
@@ -99,7 +99,7 @@ def compute(settings, shards_folder):
         batch = examples.batch(number, config.train.batch_size)
         for tensor in (batch.input_ids_BL, batch.token_type_ids_BL):
             rows.update(tensor.numpy().tobytes())
-        outcome = step(number, batch, _learning_rate_at(number, model, config))
+        outcome = step(number, batch, find_learning_rate(number, model, config))
         losses.append(sum(output.loss.item() for output in outcome.outputs))
         grad_norms.append(outcome.grad_norm.item())
     return {

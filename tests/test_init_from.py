@@ -1,13 +1,12 @@
 """Continued pre-training: what is taken, a generator that warms up alone, and losses by domain."""
 
 import dataclasses
-import os
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
 import torch
+from runs import assert_same_end, ignore, read_records, send_at
 from safetensors.torch import load_file, save_file
 
 from electra.checkpoints.checkpoint import find_checkpoint
@@ -39,10 +38,6 @@ from electra.tokenizing.tokenizer import Tokenizer, make_tokenizer
 from electra.training.machine import Machine
 
 SHORT = ["train.steps=8", "train.save_every=4", "train.evaluate_every=4", "train.log_every=2"]
-
-
-def ignore(record):
-    pass
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +215,7 @@ def test_every_objective_continues(folders, toy_shards, toy_config, tmp_path, se
         assert torch.equal(parameter, expected[name]), name
     pretrain(toy_shards, tmp_path / "run", config, ignore)
     assert read_pretrained(tmp_path / "run").step == 8
-    heldout = [r for r in read_metrics(tmp_path / "run/metrics.jsonl") if r["part"] == "heldout"]
+    heldout = read_records(tmp_path / "run", "heldout")
     assert heldout[0]["step"] == 0
     assert {"old_loss", "old_disc_loss"} & heldout[-1].keys()
 
@@ -317,20 +312,6 @@ def test_a_plan_times_both_stages(toy_config):
     assert progress == sorted(progress)
 
 
-def assert_same_end(whole, parts):
-    steps, tensors = zip(*((s, load_file(f / "model.safetensors") | load_file(
-        f / "optimizer.safetensors")) for s, f in map(find_checkpoint, (whole, parts))),
-        strict=True)  # fmt: skip
-    assert steps[0] == steps[1]
-    assert tensors[0].keys() == tensors[1].keys()
-    assert all(torch.equal(tensors[0][name], tensors[1][name]) for name in tensors[0])
-    records = [
-        [r for r in read_metrics(run / "metrics.jsonl") if r["part"] == "heldout"]
-        for run in (whole, parts)
-    ]
-    assert records[0] == records[1]
-
-
 @pytest.mark.parametrize("stop_at", [2, 4, 6])
 def test_a_continued_run_is_resumed_bit_for_bit(folders, toy_shards, toy_config, tmp_path, stop_at):
     """Stopped in the warm-up, at its end, and after it; the folder is not needed any more."""
@@ -342,12 +323,8 @@ def test_a_continued_run_is_resumed_bit_for_bit(folders, toy_shards, toy_config,
     )
     pretrain(toy_shards, tmp_path / "whole", config, ignore)
 
-    def interrupt(record):
-        if record["step"] == stop_at and record["part"] == "train":
-            os.kill(os.getpid(), signal.SIGTERM)
-
     with pytest.raises(Interrupted):
-        pretrain(toy_shards, tmp_path / "parts", config, interrupt)
+        pretrain(toy_shards, tmp_path / "parts", config, send_at(stop_at))
     shutil.rmtree(tmp_path / "start")
     resume(tmp_path / "parts", ignore)
     assert_same_end(tmp_path / "whole", tmp_path / "parts")
@@ -386,7 +363,7 @@ def measured(folders, toy_shards, toy_config, tmp_path_factory):
 def test_the_first_loss_is_the_last_of_the_run_before(folders, measured):
     """Its generator replaces the same tokens of the same rows."""
     last = read_metrics(folders / "run" / "metrics.jsonl")[-1]
-    first, *others = (r for r in read_metrics(measured / "metrics.jsonl") if r["part"] == "heldout")
+    first, *others = read_records(measured, "heldout")
     assert first["step"] == 0
     for measure in ("disc_loss", "constant_disc_loss", "disc_auc"):
         assert first[f"old_{measure}"] == pytest.approx(last[measure], rel=1e-5)
@@ -403,9 +380,7 @@ def test_one_generator_replaces_the_rows_of_two_runs(folders, toy_shards, toy_co
         run = tmp_path / str(steps)
         settings = f"train.evaluate_with={folders / 'run'}", f"generator.warmup_steps={steps}"
         pretrain(toy_shards, run, continued(toy_config, folders / "alone", *settings), ignore)
-        records[steps] = {
-            r["step"]: r for r in read_metrics(run / "metrics.jsonl") if r["part"] == "heldout"
-        }
+        records[steps] = {record["step"]: record for record in read_records(run, "heldout")}
     last = read_metrics(folders / "run" / "metrics.jsonl")[-1]["disc_loss"]
     for step, found in ((0, records[0]), (0, records[4]), (4, records[4])):
         assert found[step]["new_disc_loss"] == pytest.approx(last, rel=1e-5)

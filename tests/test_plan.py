@@ -134,10 +134,10 @@ def test_a_step_that_does_not_fit_is_refused_before_anything_is_written(
     )
     pieces = int(says[1])
     model = build_model(config, make_tokenizer(config.model.vocab_size), Machine())
-    require_memory(model, override(config, [f"train.accumulation={2 * pieces}"]), CPU)
+    require_memory(model, override(config, [f"train.accumulation={2 * pieces}"]), Machine())
     with pytest.raises(UserError, match="a step needs about"):
-        require_memory(model, override(config, [f"train.accumulation={pieces // 2}"]), CPU)
-    require_memory(model, override(config, ["train.check_memory=false"]), CPU)
+        require_memory(model, override(config, [f"train.accumulation={pieces // 2}"]), Machine())
+    require_memory(model, override(config, ["train.check_memory=false"]), Machine())
 
 
 def write_group(folder, limit, used, stat, version=2):

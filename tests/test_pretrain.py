@@ -6,10 +6,10 @@ import os
 import platform
 import resource
 import shutil
-import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,6 +17,15 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from runs import (
+    assert_same_end,
+    final_tensors,
+    ignore,
+    limit_files,
+    read_records,
+    send_at,
+    wait_for,
+)
 from safetensors.torch import load_file
 
 from electra.checkpoints.checkpoint import (
@@ -38,9 +47,9 @@ from electra.model.encoder import Encoder, choose_layers
 from electra.model.fused import FusedPostNormLayer
 from electra.pretraining.acceleration import AcceleratedStep
 from electra.pretraining.evaluation import evaluate, heldout_batches
-from electra.pretraining.loop import pretrain, resume
+from electra.pretraining.journal import Clock
+from electra.pretraining.loop import Due, pretrain, resume
 from electra.pretraining.start import build_model, count_tokens, fit_to_shards
-from electra.pretraining.window import Clock
 from electra.processes import Interrupted
 from electra.reports.page import write_page
 from electra.reports.runs import read_runs, read_samples
@@ -54,21 +63,8 @@ from electra.training.optimizer import build_optimizer, learning_rate_at, step_s
 TWO_STAGE = ["method.scheme=two_stage", "method.sharing=none"]
 
 
-def ignore(record):
-    pass
-
-
-def final_tensors(run):
-    step, folder = find_checkpoint(run)
-    return step, load_file(folder / "model.safetensors") | load_file(
-        folder / "optimizer.safetensors"
-    )
-
-
-@pytest.fixture(scope="module")
-def finished(toy_shards, toy_config, tmp_path_factory):
-    run = tmp_path_factory.mktemp("runs") / "whole"
-    pretrain(toy_shards, run, toy_config, ignore)
+@pytest.fixture
+def finished(run):
     return run
 
 
@@ -210,6 +206,24 @@ def test_reading_by_blocks_changes_no_batch(uneven_shards, batch_size, first_ste
 
 
 @pytest.mark.parametrize(
+    ("done", "asked", "expected"),
+    [
+        (3, {}, Due(record=False, save=False, evaluate=False)),
+        (4, {}, Due(record=True, save=False, evaluate=False)),
+        (5, {}, Due(record=True, save=False, evaluate=False)),  # the first stage ends
+        (6, {}, Due(record=True, save=True, evaluate=True)),
+        (3, {"save": True}, Due(record=True, save=True, evaluate=False)),
+        (3, {"late": True}, Due(record=True, save=True, evaluate=False, end="time")),
+        (3, {"told": True, "late": True}, Due(record=True, save=True, evaluate=False, end="told")),
+        (12, {"told": True}, Due(record=True, save=True, evaluate=True, end="last")),
+    ],
+)
+def test_what_is_due_after_a_step(toy_config, done, asked, expected):
+    """Of 12 steps in two stages, each fourth is logged, and each sixth saved and evaluated."""
+    assert Due.after(done, toy_config, (0, 5), **asked) == expected
+
+
+@pytest.mark.parametrize(
     "setting",
     ["train.precision=float32", "train.precision=bfloat16", "optimizer.matrices=muon"],
 )
@@ -228,25 +242,11 @@ def test_two_stages_continue_too(toy_shards, toy_config, tmp_path, generator_ste
 def assert_continues(shards, config, folder):
     pretrain(shards, folder / "whole", config, ignore)
 
-    def interrupt(record):
-        if record["step"] == 8:
-            os.kill(os.getpid(), signal.SIGTERM)
-
     with pytest.raises(Interrupted) as stop:
-        pretrain(shards, folder / "parts", config, interrupt)
+        pretrain(shards, folder / "parts", config, send_at(8))
     assert stop.value.step == 9
     resume(folder / "parts", ignore)
     assert_same_end(folder / "whole", folder / "parts")
-
-
-def assert_same_end(whole, parts):
-    step, tensors = final_tensors(whole)
-    step_again, tensors_again = final_tensors(parts)
-    assert step == step_again
-    assert tensors.keys() == tensors_again.keys()
-    assert all(torch.equal(tensors[name], tensors_again[name]) for name in tensors)
-    last = [read_metrics(run / "metrics.jsonl")[-1] for run in (whole, parts)]
-    assert last[0] == last[1]
 
 
 KILLED = """
@@ -289,13 +289,16 @@ def test_killed_at_any_moment_and_continued_equals_uninterrupted(toy_shards, toy
     assert_same_end(tmp_path / "whole", tmp_path / "parts")
 
 
+def flip_bit(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
 def test_damaged_checkpoint_is_passed_over(finished, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(finished, run)
-    newest = list_checkpoints(run)[-1] / "model.safetensors"
-    data = bytearray(newest.read_bytes())
-    data[len(data) // 2] ^= 1
-    newest.write_bytes(data)
+    flip_bit(list_checkpoints(run)[-1] / "model.safetensors")
     with pytest.warns(UserWarning, match=r"run: step-00000012 is damaged .* step-00000006 instead"):
         assert find_checkpoint(run)[0] == 6
     shutil.rmtree(list_checkpoints(run)[0])
@@ -312,22 +315,12 @@ def unfinished(finished, tmp_path):
     return run
 
 
-def flip_bit(path):
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
 def test_a_damaged_checkpoint_is_replaced(finished, unfinished):
     """A stop before its step is reached costs no good one either."""
     flip_bit(unfinished / "checkpoints/step-00000012/model.safetensors")
 
-    def interrupt(record):
-        if record["step"] == 8:
-            os.kill(os.getpid(), signal.SIGTERM)
-
     with pytest.warns(UserWarning, match="is damaged"), pytest.raises(Interrupted) as stop:
-        resume(unfinished, interrupt)
+        resume(unfinished, send_at(8))
     steps = [int(folder.name.removeprefix("step-")) for folder in list_checkpoints(unfinished)]
     assert steps == [6, stop.value.step]
     resume(unfinished, ignore)
@@ -360,8 +353,7 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_afterwards(
 ):
     def fill(record):
         if record["step"] == 8:
-            while not (tmp_path / "run/checkpoints/step-00000006").exists():
-                time.sleep(0.01)  # it is written in the background
+            wait_for(tmp_path / "run/checkpoints/step-00000006")
             limit_files(limit)
 
     try:
@@ -372,12 +364,6 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_afterwards(
     assert [folder.name for folder in (tmp_path / "run/checkpoints").iterdir()] == ["step-00000006"]
     resume(tmp_path / "run", ignore)
     assert_same_end(finished, tmp_path / "run")
-
-
-def limit_files(size):
-    """Let files grow no further, as on a full disk."""
-    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
 
 
 def test_a_disk_that_is_full_from_the_beginning_leaves_nothing(toy_shards, toy_config, tmp_path):
@@ -521,36 +507,10 @@ def test_a_frozen_generator_is_that_of_the_other_run(toy_shards, toy_config, tmp
     assert all(np.isfinite(losses))
 
 
-def test_a_frozen_generator_that_does_not_fit_is_refused(toy_shards, toy_config, tmp_path):
-    pretrain(
-        toy_shards, tmp_path / "unigram", override(toy_config, ["generator.kind=unigram"]), ignore
-    )
-    pretrain(toy_shards, tmp_path / "rtd", toy_config, ignore)
-    frozen = ["generator.kind=frozen", "method.sharing=none"]
-    for settings, says in (
-        ([f"generator.frozen_run={tmp_path / 'unigram'}"], "has no generator network"),
-        ([f"generator.frozen_run={tmp_path / 'none'}"], "is not a run folder"),
-        (
-            [f"generator.frozen_run={tmp_path / 'rtd'}", "model.embedding_size=16"],
-            "embedding_size 32, 2 heads",
-        ),
-    ):
-        with pytest.raises(UserError, match=says):
-            pretrain(
-                toy_shards, tmp_path / "run", override(toy_config, [*frozen, *settings]), ignore
-            )
-        assert not (tmp_path / "run").exists()
-    with pytest.raises(UserError, match="go together"):
-        override(toy_config, frozen)
-    with pytest.raises(UserError, match=r"set method\.sharing=none, not embeddings"):
-        override(toy_config, ["generator.kind=frozen", "generator.frozen_run=run"])
-
-
 def test_second_stage_warms_up_anew(toy_shards, toy_config, tmp_path):
     config = override(toy_config, [*TWO_STAGE, "train.log_every=1", "optimizer.warmup_steps=2"])
     pretrain(toy_shards, tmp_path / "run", config, ignore)
-    records = read_metrics(tmp_path / "run" / "metrics.jsonl")
-    rates = [r["learning_rate"] for r in records if r["part"] == "train"]
+    rates = [record["learning_rate"] for record in read_records(tmp_path / "run", "train")]
     assert rates[:6] == rates[6:]
     assert rates[0] == pytest.approx(5e-4)
     assert rates[1] == pytest.approx(1e-3)
@@ -573,12 +533,10 @@ def test_the_loss_of_each_stage_is_what_it_minimises(toy_shards, toy_config, tmp
 
 
 def test_records_and_files(finished, toy_config):
-    records = read_metrics(finished / "metrics.jsonl")
-    train = [record for record in records if record["part"] == "train"]
-    heldout = [record for record in records if record["part"] == "heldout"]
+    train, heldout = (read_records(finished, part) for part in ("train", "heldout"))
     assert [record["step"] for record in train] == [4, 6, 8, 12]
     assert [record["step"] for record in heldout] == [6, 12]
-    for record in records:
+    for record in train + heldout:
         total = record["mlm_loss"] + toy_config.method.disc_weight * record["disc_loss"]
         assert record["loss"] == pytest.approx(total)
         assert 0 < record["replaced_rate"] < 0.2
@@ -614,15 +572,6 @@ def test_a_run_that_dies_in_an_evaluation_has_its_checkpoint(toy_shards, toy_con
         metrics.write_text("".join(kept))
         resume(parts, ignore)
         assert_same_end(tmp_path / "whole", parts)
-        heldout = [
-            [
-                record
-                for record in read_metrics(run / "metrics.jsonl")
-                if record["part"] == "heldout"
-            ]
-            for run in (tmp_path / "whole", parts)
-        ]
-        assert heldout[0] == heldout[1]
 
 
 def test_evaluation_does_not_depend_on_accumulation(toy_shards, toy_config):
@@ -632,13 +581,13 @@ def test_evaluation_does_not_depend_on_accumulation(toy_shards, toy_config):
     model = build_model(config, shards.tokenizer, Machine(), count_tokens(shards))
     seen = []
     model.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0].input_ids_BL)))
-    batches, device = heldout_batches(shards, config), torch.device("cpu")
-    expected = evaluate(model, batches, device, config.train.micro_batch_size)
+    batches = heldout_batches(shards, config)
+    expected = evaluate(model, batches, config.train.micro_batch_size)
     assert seen == [8, 8, 4]
     pieces = override(config, ["train.accumulation=3"])
     assert heldout_batches(shards, pieces)[0].input_ids_BL.equal(batches[0].input_ids_BL)
     seen.clear()
-    found = evaluate(model, batches, device, pieces.train.micro_batch_size)
+    found = evaluate(model, batches, pieces.train.micro_batch_size)
     assert seen == [3, 3, 2, 3, 3, 2, 3, 1]
     assert found == pytest.approx(expected, rel=1e-5)
 
@@ -767,16 +716,15 @@ def test_bfloat16_stays_near_float32(toy_shards, toy_config, tmp_path):
     losses = {}
     for precision in ("float32", "bfloat16"):
         config = override(toy_config, [f"train.precision={precision}", "train.log_every=1"])
-        records = []
-        pretrain(toy_shards, tmp_path / precision, config, records.append)
-        losses[precision] = [r["loss"] for r in records if r["part"] == "train"]
+        pretrain(toy_shards, tmp_path / precision, config, ignore)
+        losses[precision] = [r["loss"] for r in read_records(tmp_path / precision, "train")]
     assert losses["bfloat16"] == pytest.approx(losses["float32"], rel=0.02)
 
 
 # Refusals
 
 
-def test_refusals(finished, toy_shards, toy_config, tmp_path):
+def test_folders_that_are_none_are_refused(finished, toy_shards, toy_config, tmp_path):
     with pytest.raises(UserError, match="exists already"):
         pretrain(toy_shards, finished, toy_config, ignore)
     with pytest.raises(UserError, match="is complete; there is nothing to resume"):
@@ -785,10 +733,41 @@ def test_refusals(finished, toy_shards, toy_config, tmp_path):
         resume(tmp_path, ignore)
     with pytest.raises(UserError, match="not a shards folder"):
         pretrain(tmp_path, tmp_path / "run", toy_config, ignore)
-    config = override(toy_config, ["optimizer.warmup_steps=12"])
-    with pytest.raises(UserError, match=r"warmup_steps 12 must be less than .*warmup_steps=1$"):
-        pretrain(toy_shards, tmp_path / "run", config, ignore)
     assert not (tmp_path / "run").exists()
+
+
+FROZEN = ("generator.kind=frozen", "method.sharing=none")
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (["optimizer.warmup_steps=12"], "optimizer.warmup_steps=1"),
+        (["train.layers=fused", "train.compile=yes"], "not for a compiled step"),
+        ([*FROZEN, "generator.frozen_run={unigram}"], "has no generator network"),
+        ([*FROZEN, "generator.frozen_run={none}"], "is not a run folder"),
+        ([*FROZEN, "generator.frozen_run={run}", "model.embedding_size=16"], "embedding_size 32"),
+        ([*FROZEN], "go together"),
+        (["generator.kind=frozen", "generator.frozen_run=run"], "method.sharing=none"),
+    ],
+    ids=lambda given: given if isinstance(given, str) else given[-1],
+)
+def test_what_does_not_fit_is_refused_and_nothing_written(
+    finished, toy_shards, toy_config, tmp_path, settings, says
+):
+    folders = {name: tmp_path / name for name in ("none", "unigram")} | {"run": finished}
+    if "{unigram}" in settings[-1]:
+        config = override(toy_config, ["generator.kind=unigram", "train.evaluate_rows=0"])
+        pretrain(toy_shards, folders["unigram"], config, ignore)
+
+    def begin():
+        config = override(toy_config, [each.format(**folders) for each in settings])
+        pretrain(toy_shards, tmp_path / "new", config, ignore)
+
+    with pytest.raises(UserError, match=says) as refusal:
+        begin()
+    assert "\n" not in str(refusal.value)
+    assert not (tmp_path / "new").exists()
 
 
 # Optimizer
@@ -854,36 +833,19 @@ def test_bfloat16_is_for_processors_that_multiply_it():
         ("fused", "cpu", False, FusedPostNormLayer),
         ("fused", "cpu", True, "not for a compiled step or a divided model; use plain or auto"),
         ("fused", "cuda", False, "not for device cuda; use plain or auto"),
+        ("triton", "cpu", True, "they are for a GPU; use plain or auto"),
+        pytest.param(
+            *("triton", "cuda", True, "Triton is not installed"),
+            marks=pytest.mark.skipif(find_spec("triton") is not None, reason="it is installed"),
+        ),
     ],
 )
 def test_layers_are_those_that_the_machine_runs_best(setting, device, compiled, expected):
-    if not isinstance(expected, str):
-        assert (
-            choose_layers(setting, "electra", torch.device(device), is_plain=compiled) is expected
-        )
-        return
-    with pytest.raises(UserError, match=f"layers fused: .*{expected}"):
-        choose_layers(setting, "electra", torch.device(device), is_plain=compiled)
-
-
-def test_triton_layers_are_for_a_gpu():
-    with pytest.raises(UserError, match="layers triton: they are for a GPU; use plain or auto"):
-        choose_layers("triton", "electra", torch.device("cpu"), is_plain=True)
-
-
-@pytest.mark.skipif(find_spec("triton") is not None, reason="Triton is installed")
-def test_missing_triton_is_told():
-    with pytest.raises(UserError, match="layers triton: Triton is not installed"):
-        choose_layers("triton", "electra", torch.device("cuda"), is_plain=True)
-
-
-def test_fused_layers_in_a_compiled_step_are_refused_and_nothing_written(
-    toy_shards, toy_config, tmp_path
-):
-    config = override(toy_config, ["train.layers=fused", "train.compile=yes"])
-    with pytest.raises(UserError, match=r"layers fused: .*not for a compiled step"):
-        pretrain(toy_shards, tmp_path / "run", config, lambda record: None)
-    assert list(tmp_path.iterdir()) == []
+    is_refused = isinstance(expected, str)
+    says = f"layers {setting}: .*{expected}"
+    with pytest.raises(UserError, match=says) if is_refused else nullcontext():
+        chosen = choose_layers(setting, "electra", torch.device(device), is_plain=compiled)
+        assert chosen is expected
 
 
 def test_a_run_of_plain_layers_goes_on_where_it_was_and_exports(toy_shards, toy_config, tmp_path):

@@ -8,16 +8,23 @@ import os
 import resource
 import shutil
 import signal
-import time
 from contextlib import contextmanager
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from runs import (
+    assert_same_end,
+    final_tensors,
+    ignore,
+    limit_files,
+    read_records,
+    send_at,
+    wait_for,
+)
 from torch.nn.modules.module import register_module_forward_hook
 
 from electra.checkpoints.checkpoint import copy_state, find_checkpoint, list_checkpoints
-from electra.checkpoints.metrics import OF_THE_MACHINE, read_metrics
+from electra.checkpoints.metrics import read_metrics
 from electra.errors import UserError
 from electra.method.objective import Objective
 from electra.presets import PRESETS
@@ -33,36 +40,8 @@ from electra.tokenizing.tokenizer import make_tokenizer
 from electra.training.machine import Machine
 
 
-def ignore(record):
-    pass
-
-
-def read_end(run):
-    """All tensors of a run's newest checkpoint, and the records that do not tell of time."""
-    step, folder = find_checkpoint(run)
-    records = [
-        {name: value for name, value in record.items() if name not in OF_THE_MACHINE}
-        for record in read_metrics(run / "metrics.jsonl")
-    ]
-    files = ("model.safetensors", "optimizer.safetensors")
-    return step, records, [load_file(folder / name) for name in files]
-
-
-def assert_same_end(run, other, *, records=True):
-    step, means, files = read_end(run)
-    step_again, means_again, files_again = read_end(other)
-    assert step == step_again
-    if records:
-        assert means == means_again
-    for tensors, again in zip(files, files_again, strict=True):
-        assert tensors.keys() == again.keys()
-        assert all(torch.equal(tensors[name], again[name]) for name in tensors)
-
-
 @pytest.fixture(scope="module")
-def finished(toy_shards, toy_config, tmp_path_factory):
-    run = tmp_path_factory.mktemp("runs") / "whole"
-    pretrain(toy_shards, run, toy_config, ignore)
+def finished(run):
     return run
 
 
@@ -85,7 +64,7 @@ def test_the_same_call_continues_the_run(finished, stopped, toy_shards, toy_conf
             pretrain(toy_shards, stopped, toy_config, ignore, max_seconds=0)
     results = pretrain(toy_shards, stopped, toy_config, ignore, max_seconds=0)
     assert results["steps"] == 12
-    assert_same_end(finished, stopped, records=False)
+    assert_same_end(finished, stopped)
 
 
 def test_a_run_can_be_made_longer(finished, toy_shards, toy_config, tmp_path):
@@ -145,15 +124,11 @@ def test_the_second_stage_stays_where_it_was(toy_shards, toy_config, tmp_path):
 
 
 def test_a_signal_saves_and_the_run_goes_on(finished, toy_shards, toy_config, tmp_path):
-    def signal_at_8(record):
-        if record["step"] == 8 and record["part"] == "train":
-            os.kill(os.getpid(), signal.SIGUSR1)
-
     config = override(toy_config, ["train.keep_checkpoints=3"])
-    pretrain(toy_shards, tmp_path / "run", config, signal_at_8)
+    pretrain(toy_shards, tmp_path / "run", config, send_at(8, signal.SIGUSR1))
     names = [folder.name for folder in list_checkpoints(tmp_path / "run")]
     assert names == ["step-00000006", "step-00000009", "step-00000012"]
-    assert_same_end(finished, tmp_path / "run", records=False)
+    assert_same_end(finished, tmp_path / "run")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -255,7 +230,7 @@ def test_skipped_steps_are_counted_and_their_rows_kept(toy_shards, toy_config, t
     config = override(toy_config, ["train.log_every=1", "train.check_memory=false"])
     with broken(what, {2, 7, 8}):
         pretrain(toy_shards, tmp_path / "run", config, ignore)
-    train = [r for r in read_metrics(tmp_path / "run/metrics.jsonl") if r["part"] == "train"]
+    train = read_records(tmp_path / "run", "train")
     assert [record["skipped"] for record in train] == [0, 0, 1, 1, 1, 1, 1, 2, 3, 3, 3, 3]
     assert [record["step"] for record in train if record["loss"] is None] == [3, 8, 9]
     files = sorted((tmp_path / "run/skipped").iterdir())
@@ -264,8 +239,8 @@ def test_skipped_steps_are_counted_and_their_rows_kept(toy_shards, toy_config, t
     assert skipped["reason"] == "loss or gradient not finite"
     assert len(skipped["rows"]) == 8
     assert skipped["rows"][0].startswith("[CLS] ")
-    _, _, files = read_end(tmp_path / "run")
-    assert all(tensor.isfinite().all() for tensors in files for tensor in tensors.values())
+    _, tensors = final_tensors(tmp_path / "run")
+    assert all(tensor.isfinite().all() for tensor in tensors.values())
 
 
 def test_ten_steps_without_numbers_stop_the_run(toy_shards, toy_config, tmp_path):
@@ -376,17 +351,6 @@ def test_a_run_raises_its_alarms(toy_shards, toy_config, tmp_path):
 # Full disks
 
 
-def limit_files(size):
-    """Let files grow no further, as on a full disk."""
-    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-
-
-def wait_for(path):
-    while not path.exists():
-        time.sleep(0.01)
-
-
 def test_a_run_goes_on_after_a_checkpoint_that_found_no_room(
     finished, toy_shards, toy_config, tmp_path
 ):
@@ -410,7 +374,7 @@ def test_a_run_goes_on_after_a_checkpoint_that_found_no_room(
         limit_files(resource.RLIM_INFINITY)
     names = [folder.name for folder in list_checkpoints(run)]
     assert names == ["step-00000009", "step-00000012"]
-    assert_same_end(finished, run, records=False)
+    assert_same_end(finished, run)
 
 
 def test_a_profile_is_written_by_one_setting(toy_shards, toy_config, tmp_path):

@@ -1,4 +1,8 @@
-"""The fastest of torch's attention kernels for a run, by measurement.
+"""The optimizer step of step.py, faster: compiled, with working copies, as a replayed CUDA graph.
+
+On a CUDA device the encoders compute with bfloat16 copies of their weights, with the attention
+kernels that are fastest for the sizes of the run, and whole steps are replayed as graphs. A model
+that is divided among processes has the plain step.
 
 Shape suffixes: B rows, L positions, N heads, D head size.
 """
@@ -37,151 +41,6 @@ KERNELS = (
 
 Ranking = dict[str, list[str]]
 """Names of attention kernels, fastest first, for "masked" and "unmasked" rows."""
-
-
-def rank_attention(config: PretrainConfig, machine: Machine) -> Ranking:
-    """Return torch's attention kernels that support the discriminator's layers, fastest first.
-
-    The timing covers forward and backward pass with the run's sizes and dropout. It leaves out the
-    launches, because the replay of a CUDA graph does not launch kernels one by one.
-
-    Args:
-        config: Sizes, dropout and micro-batch size of the run.
-        machine: Device and dtype.
-    """
-    return {
-        name: [kernel.name for kernel in _rank(config, machine, masked=name == "masked")]
-        for name in ("unmasked", "masked")
-    }
-
-
-def recorded_ranking(manifest: dict[str, Any], device: str) -> Ranking | None:
-    """Return the ranking of the run's first session on a device; None if there was none.
-
-    Kernels round differently. With the ranking of its first session, a resumed run goes on with the
-    kernels that it began with.
-
-    Args:
-        manifest: From `read_manifest`.
-        device: Name of the device.
-    """
-    for session in manifest["sessions"]:
-        ranking: Ranking = session.get("step", {}).get("attention", {})
-        if ranking and session.get("device") == device:
-            return ranking
-    return None
-
-
-def find_kernels(ranking: Ranking, *, masked: bool) -> list[SDPBackend]:
-    """Return the kernels of a ranking for rows with or without a mask, fastest first."""
-    return [SDPBackend.__members__[name] for name in ranking["masked" if masked else "unmasked"]]
-
-
-def exact_kernels(dropout_prob: float) -> list[SDPBackend]:
-    """Return the kernels that drop exactly this share of the attention probabilities.
-
-    cuDNN's kernels round the share to sixteenths. Source: pytorch issue 174245.
-    """
-    is_sixteenths = (16 * dropout_prob).is_integer()
-    return [each for each in KERNELS if is_sixteenths or each != SDPBackend.CUDNN_ATTENTION]
-
-
-def _rank(config: PretrainConfig, machine: Machine, *, masked: bool) -> list[SDPBackend]:
-    sizes, train = config.model, config.train
-    rows, length = train.micro_batch_size, config.examples.sequence_length
-    heads, rate = sizes.num_attention_heads, sizes.attention_probs_dropout_prob
-    device, dtype = machine.device, machine.dtype
-    mask_B11L = torch.zeros((rows, 1, 1, length), device=device, dtype=dtype) if masked else None
-    qkv_BL3ND = torch.randn(
-        (rows, length, 3, heads, sizes.hidden_size // heads), device=device, dtype=dtype
-    ).requires_grad_()
-
-    def attend() -> None:
-        q, k, v = qkv_BL3ND.permute(2, 0, 3, 1, 4).unbind(0)
-        context_BNLD = F.scaled_dot_product_attention(q, k, v, mask_B11L, rate)
-        context_BNLD.backward(torch.ones_like(context_BNLD))  # has the strides of a real gradient
-
-    seconds = {}
-    for kernel in exact_kernels(rate):
-        with warnings.catch_warnings(), sdpa_kernel(kernel), suppress(RuntimeError):
-            warnings.simplefilter("ignore")  # the reasons why a kernel does not support the sizes
-            seconds[kernel] = statistics.median(_time(attend, device) for _ in range(7))
-    return sorted(seconds, key=seconds.__getitem__)
-
-
-def _time(work: Callable[[], None], device: torch.device) -> float:
-    """Return the seconds that `work` takes on the device, without its launches."""
-    if device.type != "cuda":
-        start = time.perf_counter()
-        work()
-        return time.perf_counter() - start
-    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(1 << 25)  # clock cycles, about 20 ms: the time to launch everything below
-    began.record()
-    work()
-    ended.record()
-    ended.synchronize()
-    return began.elapsed_time(ended) / 1000
-
-
-class WorkingCopies:
-    """Copies of the weights and biases of a model's encoders, except the embedding block.
-
-    Args:
-        model: The objective. Its parameters are replaced by the copies inside `at_work` only.
-        dtype: Dtype of the copies: the encoders' compute_dtype.
-    """
-
-    def __init__(self, model: nn.Module, dtype: torch.dtype):
-        maps = {
-            part: None
-            for encoder in model.modules()
-            if isinstance(encoder, Encoder)
-            for part in encoder.modules()
-            if isinstance(part, Linear)
-        }
-        self.places = [(part, name) for part in maps for name in dict(part.named_parameters())]
-        self.masters = [part.get_parameter(name) for part, name in self.places]
-        self.copies = [
-            nn.Parameter(master.detach().to(dtype), requires_grad=master.requires_grad)
-            for master in self.masters
-        ]
-
-    @contextmanager
-    def at_work(self) -> Iterator[None]:
-        """Let the model compute with the copies; on exit add their gradients to the parameters'."""
-        with torch.no_grad():
-            torch._foreach_copy_(list[Tensor](self.copies), list[Tensor](self.masters))
-        self._install(self.copies)
-        try:
-            yield
-            self._hand_over()
-        finally:
-            self._install(self.masters)
-
-    def _install(self, parameters: list[nn.Parameter]) -> None:
-        for (part, name), parameter in zip(self.places, parameters, strict=True):
-            part._parameters[name] = parameter
-
-    @torch.no_grad()
-    def _hand_over(self) -> None:
-        """Add the copies' gradients to the parameters' gradients, in float32."""
-        learnt = [
-            (master, copy.grad)
-            for master, copy in zip(self.masters, self.copies, strict=True)
-            if copy.grad is not None
-        ]
-        gradients: list[Tensor] = [torch.empty_like(master) for master, _ in learnt]
-        torch._foreach_copy_(gradients, [gradient for _, gradient in learnt])
-        earlier = [master.grad for master, _ in learnt if master.grad is not None]
-        if earlier:  # from earlier micro-batches of the step
-            torch._foreach_add_(gradients, earlier)
-        for (master, _), gradient in zip(learnt, gradients, strict=True):
-            master.grad = gradient
-        for copy in self.copies:
-            copy.grad = None
-
-
 WARM_UP_STEPS = 3
 """Steps before the capture. In these steps libraries select kernels and allocate workspaces, which
 a capture does not allow."""
@@ -211,9 +70,6 @@ class AcceleratedStep(Step):
         config: The settings of the run.
         machine: As in `Step`.
         attention: Ranking of the attention kernels; None: from measurement, on a CUDA device.
-
-    Attributes:
-        compiler_failure: Step and message of the compiler's failure; None if there was none.
     """
 
     def __init__(
@@ -231,6 +87,7 @@ class AcceleratedStep(Step):
         super().__init__(model, config, machine, config.train.cuda_graph and can_capture)
         self.compiled = _compiles(config, machine.device)
         self.compiler_failure: str | None = None
+        """Step and message of the compiler's failure."""
         if self.compiled:
             self.forward = self._compile(model)
             self.choose = self._compile(model.masking.choose_and_count)
@@ -247,10 +104,9 @@ class AcceleratedStep(Step):
             self.stream, self.pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
 
     def __call__(self, number: int, batch: Batch, learning_rate: float) -> Outcome:
-        """Run one optimizer step; arguments as for `Step`.
+        """Run one optimizer step, as `Step`.
 
-        If the compiler fails on the model and train.compile is auto, the step warns and runs
-        without the compiler.
+        If the compiler fails and train.compile is auto, the step warns and runs without it.
         """
         try:
             return self._do(number, batch, learning_rate)
@@ -317,11 +173,8 @@ class AcceleratedStep(Step):
 
     def describe(self) -> dict[str, Any]:
         """Return the form of the step for manifests: `Step.describe`, compiler and attention."""
-        return {
-            **super().describe(),
-            "compiler_failure": self.compiler_failure,
-            "attention": self.attention,
-        }
+        others = {"compiler_failure": self.compiler_failure, "attention": self.attention}
+        return super().describe() | others
 
 
 class _Capture:
@@ -345,12 +198,8 @@ class _Capture:
             self.graph.register_generator_state(self.step.rng)
             # NCCL's watchdog queries events in a thread of its own, which a global capture forbids.
             mode = "thread_local" if self.step.machine.num_ranks > 1 else "global"
-            with torch.cuda.graph(
-                self.graph,
-                pool=self.step.pool,
-                stream=self.step.stream,
-                capture_error_mode=mode,
-            ):
+            pool, stream = self.step.pool, self.step.stream
+            with torch.cuda.graph(self.graph, pool, stream, capture_error_mode=mode):
                 self.outcome = self.step.compute(self.batch)
         self.graph.replay()
         return self.outcome
@@ -381,27 +230,149 @@ def compile_options(train: TrainConfig) -> dict[str, Any]:
 
 
 def _compiles(config: PretrainConfig, device: torch.device) -> bool:
-    """Return whether to compile the objective.
-
-    Raises:
-        UserError: train.compile is yes, and torch.compile does not work.
-    """
+    """Return whether to compile the objective; refuse train.compile=yes where it does not work."""
     choice = config.train.compile
     if choice == "no" or (choice == "auto" and device.type != "cuda"):
         return False
-    _keep_compiled()
+    # A cache that survives a restart, unless the user chose one.
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder("compiled")))
     try:
         torch.compile(torch.square)(torch.ones(8, device=device))
     except Exception as error:  # a missing compiler, driver or header raises many types
         if choice == "yes":
             reason = str(error).strip().partition("\n")[0]
-            raise UserError(
-                f"train.compile yes: torch.compile does not work here: {reason}"
-            ) from None
+            what = f"train.compile yes: torch.compile does not work here: {reason}"
+            raise UserError(what) from None
         return False
     return True
 
 
-def _keep_compiled() -> None:
-    """Put the compiler's cache in a folder that survives a restart, unless the user chose one."""
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder("compiled")))
+class WorkingCopies:
+    """Copies of the weights and biases of a model's encoders, except the embedding block.
+
+    Args:
+        model: The objective. Its parameters are replaced by the copies inside `at_work` only.
+        dtype: Dtype of the copies: the encoders' compute_dtype.
+    """
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype):
+        encoders = (each for each in model.modules() if isinstance(each, Encoder))
+        parts = (part for encoder in encoders for part in encoder.modules())
+        maps = dict.fromkeys(part for part in parts if isinstance(part, Linear))
+        self.places = [(part, name) for part in maps for name in dict(part.named_parameters())]
+        self.masters = [part.get_parameter(name) for part, name in self.places]
+        self.copies = [
+            nn.Parameter(master.detach().to(dtype), requires_grad=master.requires_grad)
+            for master in self.masters
+        ]
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Let the model compute with the copies; on exit add their gradients to the parameters'."""
+        with torch.no_grad():
+            torch._foreach_copy_(list[Tensor](self.copies), list[Tensor](self.masters))
+        self._install(self.copies)
+        try:
+            yield
+            self._hand_over()
+        finally:
+            self._install(self.masters)
+
+    def _install(self, parameters: list[nn.Parameter]) -> None:
+        for (part, name), parameter in zip(self.places, parameters, strict=True):
+            part._parameters[name] = parameter
+
+    @torch.no_grad()
+    def _hand_over(self) -> None:
+        """Add the copies' gradients to the parameters' gradients, in float32."""
+        learnt = [
+            (master, copy.grad)
+            for master, copy in zip(self.masters, self.copies, strict=True)
+            if copy.grad is not None
+        ]
+        gradients: list[Tensor] = [torch.empty_like(master) for master, _ in learnt]
+        torch._foreach_copy_(gradients, [gradient for _, gradient in learnt])
+        earlier = [master.grad for master, _ in learnt if master.grad is not None]
+        if earlier:  # from earlier micro-batches of the step
+            torch._foreach_add_(gradients, earlier)
+        for (master, _), gradient in zip(learnt, gradients, strict=True):
+            master.grad = gradient
+        for copy in self.copies:
+            copy.grad = None
+
+
+def rank_attention(config: PretrainConfig, machine: Machine) -> Ranking:
+    """Return torch's attention kernels that support the discriminator's layers, fastest first.
+
+    The timing covers forward and backward pass with the run's sizes and dropout. It leaves out the
+    launches, because the replay of a CUDA graph does not launch kernels one by one.
+    """
+    return {
+        name: [kernel.name for kernel in _rank(config, machine, masked=name == "masked")]
+        for name in ("unmasked", "masked")
+    }
+
+
+def recorded_ranking(manifest: dict[str, Any], device: str) -> Ranking | None:
+    """Return the ranking of a run's first session on a device; None if there was none.
+
+    Kernels round differently. With the ranking of its first session, a resumed run goes on with the
+    kernels that it began with.
+    """
+    for session in manifest["sessions"]:
+        ranking: Ranking = session.get("step", {}).get("attention", {})
+        if ranking and session.get("device") == device:
+            return ranking
+    return None
+
+
+def find_kernels(ranking: Ranking, *, masked: bool) -> list[SDPBackend]:
+    """Return the kernels of a ranking for rows with or without a mask, fastest first."""
+    return [SDPBackend.__members__[name] for name in ranking["masked" if masked else "unmasked"]]
+
+
+def exact_kernels(dropout_prob: float) -> list[SDPBackend]:
+    """Return the kernels that drop exactly this share of the attention probabilities.
+
+    cuDNN's kernels round the share to sixteenths. Source: pytorch issue 174245.
+    """
+    is_sixteenths = (16 * dropout_prob).is_integer()
+    return [each for each in KERNELS if is_sixteenths or each != SDPBackend.CUDNN_ATTENTION]
+
+
+def _rank(config: PretrainConfig, machine: Machine, *, masked: bool) -> list[SDPBackend]:
+    sizes, rows = config.model, config.train.micro_batch_size
+    length = config.examples.sequence_length
+    heads, rate = sizes.num_attention_heads, sizes.attention_probs_dropout_prob
+    device, dtype = machine.device, machine.dtype
+    mask_B11L = torch.zeros((rows, 1, 1, length), device=device, dtype=dtype) if masked else None
+    qkv_BL3ND = torch.randn(
+        (rows, length, 3, heads, sizes.hidden_size // heads), device=device, dtype=dtype
+    ).requires_grad_()
+
+    def attend() -> None:
+        q, k, v = qkv_BL3ND.permute(2, 0, 3, 1, 4).unbind(0)
+        context_BNLD = F.scaled_dot_product_attention(q, k, v, mask_B11L, rate)
+        context_BNLD.backward(torch.ones_like(context_BNLD))  # has the strides of a real gradient
+
+    seconds = {}
+    for kernel in exact_kernels(rate):
+        with warnings.catch_warnings(), sdpa_kernel(kernel), suppress(RuntimeError):
+            warnings.simplefilter("ignore")  # the reasons why a kernel does not support the sizes
+            seconds[kernel] = statistics.median(_time(attend, device) for _ in range(7))
+    return sorted(seconds, key=seconds.__getitem__)
+
+
+def _time(work: Callable[[], None], device: torch.device) -> float:
+    """Return the seconds that `work` takes on the device, without its launches."""
+    if device.type != "cuda":
+        start = time.perf_counter()
+        work()
+        return time.perf_counter() - start
+    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(1 << 25)  # clock cycles, about 20 ms: the time to launch everything below
+    began.record()
+    work()
+    ended.record()
+    ended.synchronize()
+    return began.elapsed_time(ended) / 1000

@@ -14,17 +14,15 @@ from electra.config import PretrainConfig
 from electra.errors import UserError, require
 from electra.files import new_folder, write_json, write_text
 from electra.pretraining.acceleration import Ranking, recorded_ranking
-from electra.settings import flatten, to_dict
+from electra.settings import flatten, override, to_dict
 
 MAY_CHANGE = frozenset(
     f"train.{name}"
     for name in (
-        *("log_every", "evaluate_every", "save_every", "keep_checkpoints", "keep_every"),
-        "profile_step",
+        *("steps", "log_every", "evaluate_every", "save_every", "keep_checkpoints", "keep_every"),
         *("accumulation", "sharding", "recompute_activations", "device", "precision", "threads"),
         *("check_memory", "compile", "combine_kernels", "autotune", "dependent_launch"),
-        *("cuda_graph", "layers"),
-        "steps",
+        *("cuda_graph", "layers", "profile_step"),
     )
 )
 """The length of a run, what it writes, and how it is computed."""
@@ -35,20 +33,13 @@ def read_run(
 ) -> tuple[dict[str, Any], dict[str, str], dict[str, str], Ranking | None, dict[str, Any] | None]:
     """Return what process 0 reads for all of them when a run goes on.
 
-    Args:
-        run: The run folder.
-        given: The settings of the command; None: those of the run.
-        device: Name of the device.
-
-    Returns:
-        The settings, what changes in them, the shards' source, the recorded attention kernels, and
-        the weights that a continued pre-training began with.
+    These are the settings, what the settings of the command (`given`) change in them, the shards'
+    source, the attention kernels recorded for the device, and the weights of train.init_from.
 
     Raises:
         UserError: The run is complete or damaged, or the command has settings that may not change.
     """
-    config = read_run_config(run)
-    changed: dict[str, str] = {}
+    config, changed = read_run_config(run), dict[str, str]()
     is_longer = given is not None and given.train.steps > config.train.steps
     require(
         is_longer or not (run / "results.json").exists(),
@@ -57,13 +48,12 @@ def read_run(
     )
     manifest = read_manifest(run)
     source = manifest.get("shards")
-    require(
-        isinstance(source, dict) and {"folder", "sha256"} <= source.keys(),
-        f"{run / 'manifest.json'} is damaged: shards must have a folder and a sha256",
-    )
-    assert source is not None
+    if not isinstance(source, dict) or not {"folder", "sha256"} <= source.keys():
+        what = f"{run / 'manifest.json'} is damaged"
+        raise UserError(f"{what}: shards must have a folder and a sha256")
     if given:
-        config, changed = continue_with(str(run), config, _fit_to_run(given, config))
+        given = _fit_to_run(given, config)
+        config, changed = given, find_changes(run, config, given)
     ranking = recorded_ranking(manifest, device)
     return to_dict(config), changed, source, ranking, manifest.get("init_from")
 
@@ -71,27 +61,17 @@ def read_run(
 def _fit_to_run(given: PretrainConfig, begun: PretrainConfig) -> PretrainConfig:
     """Return the settings of a command with the sizes that the run took from shards and others."""
     model = dataclasses.replace(given.model, vocab_size=begun.model.vocab_size)
-    generator = given.generator
-    if generator.kind == "frozen" or given.train.init_from:
-        sizes = begun.generator
-        generator = dataclasses.replace(
-            generator, hidden_size=sizes.hidden_size, num_hidden_layers=sizes.num_hidden_layers
-        )
-    return dataclasses.replace(given, model=model, generator=generator)
+    given = dataclasses.replace(given, model=model)
+    if given.generator.kind != "frozen":
+        return given
+    sizes = {name: getattr(begun.generator, name) for name in ("hidden_size", "num_hidden_layers")}
+    return dataclasses.replace(given, generator=dataclasses.replace(given.generator, **sizes))
 
 
-def continue_with(
-    run: str, begun: PretrainConfig, given: PretrainConfig
-) -> tuple[PretrainConfig, dict[str, str]]:
-    """Return the settings that a run goes on with, and what changes, by name, as "OLD -> NEW".
+def find_changes(run: Path, begun: PretrainConfig, given: PretrainConfig) -> dict[str, str]:
+    """Return how the settings of a run change, by name, as "OLD -> NEW".
 
-    Args:
-        run: The run folder, for messages.
-        begun: The settings of the run so far.
-        given: The settings of the command, for the same shards.
-
-    Raises:
-        UserError: A setting differs that the weights or the meaning of the metrics depend on.
+    Settings that the weights or the meaning of the metrics depend on are refused if they differ.
     """
     before, after = (dict(flatten(to_dict(config))) for config in (begun, given))
     changed = [name for name in after if after[name] != before[name]]
@@ -99,22 +79,19 @@ def continue_with(
         if name == "method.generator_steps":  # 0 is half of the steps; what counts is below
             continue
         what = f"{run} was begun with {name}={before[name]}, not {after[name]}"
-        require(
-            name in MAY_CHANGE,
-            f"{what}: the run would be neither the one nor the other; choose another --out",
-        )
-        require(
-            name != "train.steps" or after[name] > before[name],
-            f"{what}: a run can be made longer, not shorter",
-        )
+        mixed = f"{what}: the run would be neither the one nor the other; choose another --out"
+        require(name in MAY_CHANGE, mixed)
+        is_shorter = name == "train.steps" and after[name] < before[name]
+        require(not is_shorter, f"{what}: a run can be made longer, not shorter")
+    first, setting = begun.second_stage, "generator.warmup_steps"
+    if not begun.generator.warmup_steps:
+        setting = "method.generator_steps"
     require(
-        given.second_stage == begun.second_stage,
-        f"{run}: the second stage began at step {begun.second_stage}, and with train.steps="
-        f"{given.train.steps} it would begin at {given.second_stage}: set "
-        f"{'generator.warmup' if begun.generator.warmup_steps else 'method.generator'}_steps="
-        f"{begun.second_stage}",
+        given.second_stage == first,
+        f"{run}: the second stage began at step {first}, and with train.steps={given.train.steps} "
+        f"it would begin at {given.second_stage}: set {setting}={first}",
     )
-    return given, {name: f"{before[name]} -> {after[name]}" for name in changed}
+    return {name: f"{before[name]} -> {after[name]}" for name in changed}
 
 
 def branch(trunk: Path, out: Path, config: PretrainConfig) -> None:
@@ -135,12 +112,9 @@ def branch(trunk: Path, out: Path, config: PretrainConfig) -> None:
     """
     begun = read_run_config(trunk)
     fraction, steps = config.optimizer.decay_fraction, config.train.steps
-    longer = dataclasses.replace(
-        config, train=dataclasses.replace(config.train, steps=max(steps, begun.train.steps))
-    )
-    if longer.train.steps > begun.train.steps or fraction == 1:
+    if steps > begun.train.steps or fraction == 1:
         raise UserError(f"{trunk} has no stable part that a run of {steps} steps could share")
-    continue_with(str(trunk), begun, longer)
+    find_changes(trunk, begun, override(config, [f"train.steps={begun.train.steps}"]))
     stable = steps - max(1, round(fraction * steps))
     shared = [each for each in list_checkpoints(trunk) if step_of(each) <= stable]
     last = step_of(shared[-1]) if shared else 0

@@ -1,48 +1,111 @@
-"""Evaluation on held-out rows during pre-training: measures, and sample rows to look at."""
+"""Evaluation on held-out rows during pre-training: measures, sample rows, losses by domain.
+
+Masked positions and uniform numbers are the same in every evaluation, and do not depend on the size
+of the micro-batches.
+
+Losses by domain say whether continued pre-training makes a model worse. The discriminator is judged
+on held-out rows whose replaced tokens stay the same throughout the run. The loss on the generator's
+present samples would not tell. It falls while a new generator still draws words that nobody would
+write, and rises as the generator learns, and neither says anything of the discriminator. So the
+tokens are replaced once, before the discriminator's first step, and kept in the run folder
+(`heldout.safetensors`).
+"""
 
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from electra.checkpoints.checkpoint import load_parameters, read_tensors, write_tensors
+from electra.checkpoints.folder import read_pretrained
 from electra.config import PretrainConfig
-from electra.method.masking import Counts, Draw
+from electra.errors import require
+from electra.files import new_file
+from electra.method.masking import Counts, Draw, predict_masked
 from electra.method.measures import Measures
 from electra.method.objective import Judgement, Objective, Output
+from electra.method.replaced_token_detection import ReplacedTokenDetection, measure_judgement
 from electra.model.batch import Batch, find_real
+from electra.model.encoder import Encoder
+from electra.model.heads import GeneratorHead
+from electra.model.masked_lm import FixedDistribution, MaskedLM
+from electra.pretraining.init_from import read_masked_lm
+from electra.pretraining.step import Step
 from electra.shards.examples import Examples, permute
-from electra.shards.store import Shards
+from electra.shards.store import Shards, open_shards
 from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.optimizer import step_seed
 
 NUM_SAMPLES = 8
 """Held-out rows shown token by token in samples.json."""
+DOMAINS_FILE = "heldout.safetensors"
+Domains = dict[str, Shards]
+"""Shards of the `new` text, and of the `old` one if there are any; empty for a run that is not
+continued."""
+
+
+def heldout_batches(shards: Shards, config: PretrainConfig) -> list[Batch]:
+    """Return the held-out rows of an evaluation, the same rows in every call.
+
+    The list is empty if `train.evaluate_rows` is 0.
+    """
+    if config.train.evaluate_rows == 0:
+        return []
+    examples = Examples(shards.heldout, shards.tokenizer, config.examples, seed=0)
+    count = min(len(examples), config.train.evaluate_rows)
+    rows = permute(torch.arange(count).numpy(), len(examples), seed=0, epoch=0)
+    size = config.train.batch_size
+    return [examples.rows(rows[start : start + size]) for start in range(0, count, size)]
+
+
+@torch.no_grad()
+def evaluate(model: Objective, batches: list[Batch], micro_batch_size: int) -> dict[str, Any]:
+    """Return the measures on batches of held-out rows, without dropout."""
+    model.eval()
+    measures = Measures(model.loss_weights)
+    for number, batch in enumerate(batches):
+        for output in compute_heldout(model, batch, number, micro_batch_size):
+            measures.add(output)
+    model.train()
+    return measures.record()
+
+
+def compute_heldout(
+    model: Objective, batch: Batch, number: int, micro_batch_size: int
+) -> Iterator[Output]:
+    """Yield the output of each micro-batch of the held-out batch with this number."""
+    for parts in _split(model, batch, number, micro_batch_size):
+        yield model(*parts)
+
+
+def _split(
+    model: Objective, batch: Batch, number: int, micro_batch_size: int
+) -> Iterator[tuple[Batch, Draw, Counts]]:
+    """Yield the micro-batches of a held-out batch, with their draw and the counts of the batch."""
+    device = next(model.parameters()).device
+    rng = torch.Generator(device).manual_seed(step_seed(0, "heldout", number))
+    batch = batch.to(device)
+    draw = model.masking.draw(batch, rng)
+    counts = model.masking.count(batch, draw)
+    for first in range(0, len(batch.input_ids_BL), micro_batch_size):
+        rows = slice(first, first + micro_batch_size)
+        yield batch.rows(rows), draw.rows(rows), counts
 
 
 @torch.no_grad()
 def view_rows(
-    model: Objective,
-    batch: Batch,
-    tokenizer: Tokenizer,
-    device: torch.device,
-    micro_batch_size: int,
+    model: Objective, batch: Batch, tokenizer: Tokenizer, micro_batch_size: int
 ) -> list[list[dict[str, Any]]]:
-    """Return the first NUM_SAMPLES rows of a held-out batch, token by token.
+    """Return the first NUM_SAMPLES rows of the first held-out batch, token by token.
 
-    Args:
-        model: The objective, on the device.
-        batch: The first batch of `heldout_batches`.
-        tokenizer: The run's tokenizer.
-        device: Device of the objective.
-        micro_batch_size: Rows per micro-batch.
-
-    Returns:
-        A list of tokens for each row. A token is a dict of token, original, is_replaced and
-        prob_replaced. The list is empty if the objective has no discriminator.
+    A token is a dict of token, original, is_replaced and prob_replaced. The list is empty if the
+    objective has no discriminator.
     """
     model.eval()
-    outputs = compute_heldout(model, batch, 0, device, micro_batch_size)
+    outputs = compute_heldout(model, batch, 0, micro_batch_size)
     enough = islice(outputs, -(-NUM_SAMPLES // micro_batch_size))
     judgements = [output.judgement for output in enough if output.judgement]
     rows: list[list[dict[str, Any]]] = []
@@ -64,60 +127,101 @@ def view_rows(
     return rows
 
 
-def heldout_batches(shards: Shards, config: PretrainConfig) -> list[Batch]:
-    """Return the held-out rows of an evaluation, the same rows in every call.
+def open_domains(shards: Shards, config: PretrainConfig, *, verify: bool) -> Domains:
+    """Return the shards whose held-out parts tell whether a continued run makes a model worse.
 
-    The list is empty if `train.evaluate_rows` is 0.
+    With `verify`, old shards are read whole, and their hashes compared.
     """
-    if config.train.evaluate_rows == 0:
-        return []
-    examples = Examples(shards.heldout, shards.tokenizer, config.examples, seed=0)
-    count = min(len(examples), config.train.evaluate_rows)
-    rows = permute(torch.arange(count).numpy(), len(examples), seed=0, epoch=0)
-    size = config.train.batch_size
-    return [examples.rows(rows[start : start + size]) for start in range(0, count, size)]
+    train = config.train
+    if not train.init_from or not train.evaluate_rows:
+        return {}
+    if not train.also_evaluate:
+        return {"new": shards}
+    old = open_shards(Path(train.also_evaluate), verify=verify)
+    require(bool(old.heldout), f"{old.folder} has no held-out part; prepare it with one")
+    require(
+        old.tokenizer.digest == shards.tokenizer.digest,
+        f"train.also_evaluate {old.folder} has another vocabulary than {shards.folder}",
+    )
+    return {"new": shards, "old": old}
 
 
-@torch.no_grad()
-def evaluate(
-    model: Objective, batches: list[Batch], device: torch.device, micro_batch_size: int
-) -> dict[str, Any]:
-    """Return the measures on held-out rows, without dropout.
+class DomainLosses:
+    """Measures a continued run on the `heldout_batches` of each of its domains."""
 
-    Masked positions and uniform numbers are the same in every evaluation.
+    def __init__(self, run: Path, batches: dict[str, list[Batch]], step: Step, first_step: int):
+        self.path, self.batches, self.step = run / DOMAINS_FILE, batches, step
+        train = step.config.train
+        self.first = 0 if train.evaluate_with else step.config.second_stage
+        self.corrupt_ids: dict[str, Tensor] = {}
+        if batches and first_step >= self.first and self.path.exists():
+            self.corrupt_ids = dict(read_tensors(self.path))
 
-    Args:
-        model: The objective, on the device.
-        batches: The batches of `heldout_batches`.
-        device: Device of the objective.
-        micro_batch_size: Rows per micro-batch, as in a step. Masked positions and uniform numbers
-            do not depend on the micro-batch size.
-    """
-    model.eval()
-    measures = Measures(model.loss_weights)
-    for number, batch in enumerate(batches):
-        for output in compute_heldout(model, batch, number, device, micro_batch_size):
-            measures.add(output)
-    model.train()
-    return measures.record()
+    def measure(self, done: int) -> dict[str, Any]:
+        """Return the measures of each domain; names begin with new_ and old_.
 
+        For replaced token detection these are disc_loss, constant_disc_loss and disc_auc on fixed
+        rows, from the step on at which the tokens are replaced. For other objectives it is the
+        objective's loss on the old text, old_loss.
+        """
+        model, old = self.step.model, self.batches.get("old")
+        if not isinstance(model, ReplacedTokenDetection):
+            return {"old_loss": evaluate(model, old, self.step.micro_rows)["loss"]} if old else {}
+        if not self.batches or done < self.first:
+            return {}
+        if not self.corrupt_ids:
+            self.corrupt_ids = self._replace_tokens(model)
+            with new_file(self.path) as incomplete:
+                write_tensors(incomplete, self.corrupt_ids)
+        found: dict[str, Any] = {}
+        for name in self.batches:
+            record = self._judge(name, model)
+            for measure in ("disc_loss", "constant_disc_loss", "disc_auc"):
+                found[f"{name}_{measure}"] = record[measure]
+        return found
 
-def compute_heldout(
-    model: Objective, batch: Batch, number: int, device: torch.device, micro_batch_size: int
-) -> Iterator[Output]:
-    """Yield the output of each micro-batch of a held-out batch."""
-    for parts in split_heldout(model, batch, number, device, micro_batch_size):
-        yield model(*parts)
+    @torch.no_grad()
+    def _replace_tokens(self, model: ReplacedTokenDetection) -> dict[str, Tensor]:
+        """Return the corrupted ids of each held-out batch, int32, as "domain/number"."""
+        model.eval()
+        generator, masking = self._find_generator(model), model.masking
+        found = {}
+        for name, batches in self.batches.items():
+            for number, batch in enumerate(batches):
+                parts = []
+                for rows, draw, counts in _split(model, batch, number, self.step.micro_rows):
+                    prediction, _ = predict_masked(generator, masking, rows, draw, counts)
+                    ids_BL = masking.corrupt(rows.input_ids_BL, draw, prediction.sampled)
+                    parts.append(ids_BL.to("cpu", torch.int32))
+                found[f"{name}/{number}"] = torch.cat(parts)
+        model.train()
+        return found
 
+    @torch.no_grad()
+    def _judge(self, name: str, model: ReplacedTokenDetection) -> dict[str, Any]:
+        """Return the discriminator's measures on the fixed rows of a domain."""
+        model.eval()
+        measures, size = Measures({"disc_loss": 1.0}), self.step.micro_rows
+        for number, batch in enumerate(self.batches[name]):
+            parts = self.corrupt_ids[f"{name}/{number}"].split(size)
+            for ids_BL, (rows, draw, counts) in zip(
+                parts, _split(model, batch, number, size), strict=True
+            ):
+                corrupt_BL = ids_BL.to(rows.input_ids_BL.device, torch.int64)
+                loss, judgement = model.judge(corrupt_BL, rows, draw, counts)
+                measures.add(Output(loss, measure_judgement(judgement), judgement))
+        model.train()
+        return measures.record()
 
-def split_heldout(
-    model: Objective, batch: Batch, number: int, device: torch.device, micro_batch_size: int
-) -> Iterator[tuple[Batch, Draw, Counts]]:
-    """Yield the micro-batches of a held-out batch, with their draw and the counts of the batch."""
-    rng = torch.Generator(device).manual_seed(step_seed(0, "heldout", number))
-    batch = batch.to(device)
-    draw = model.masking.draw(batch, rng)
-    counts = model.masking.count(batch, draw)
-    for first in range(0, len(batch.input_ids_BL), micro_batch_size):
-        rows = slice(first, first + micro_batch_size)
-        yield batch.rows(rows), draw.rows(rows), counts
+    def _find_generator(self, model: ReplacedTokenDetection) -> MaskedLM | FixedDistribution:
+        """Return the masked language model that replaces the tokens."""
+        train, machine = self.step.config.train, self.step.machine
+        if not train.evaluate_with:
+            return model.generator
+        start = read_pretrained(Path(train.init_from))
+        saved, _ = read_masked_lm(train.evaluate_with, start, "train.evaluate_with")
+        encoder = Encoder(saved.sizes, compute_dtype=machine.dtype)
+        masked_lm = MaskedLM(encoder, GeneratorHead(saved.sizes))
+        load_parameters(masked_lm.encoder, saved.encoders[0])
+        load_parameters(masked_lm.head, saved.head)
+        return masked_lm.to(machine.device).eval()

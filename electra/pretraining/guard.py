@@ -2,7 +2,7 @@
 
 Everything stays on the device, so that a step can be captured and never waits. A skipped step
 leaves weights, moments and counters as they are. Its rows are a function of (seed, step), so they
-can be written aside later (`write_skipped`).
+can be written aside later.
 
 Source: the skipped steps of OLMo-core's SkipStepOptimizer. There a NaN enters the window of norms,
 and every step after it is skipped until it has left the window; here it never enters. There a
@@ -13,15 +13,8 @@ so that 6 deviations are exceeded every hundred steps of a small healthy run; th
 norms are nearly normal, and are compared here.
 """
 
-from pathlib import Path
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
-
-from electra.files import write_json
-from electra.model.batch import Batch
-from electra.tokenizing.tokenizer import Tokenizer
 
 WINDOW = 128
 """Gradient norms that are remembered."""
@@ -38,11 +31,7 @@ REASONS = {NOT_FINITE: "loss or gradient not finite", SPIKE: "spike of the gradi
 
 
 class Guard:
-    """Judges each step by its loss and its gradient norm.
-
-    Args:
-        device: Device of the step.
-    """
+    """Judges each step by its loss and its gradient norm, on the device of the step."""
 
     def __init__(self, device: torch.device):
         self.log_norms = torch.zeros(WINDOW, device=device)
@@ -66,12 +55,7 @@ class Guard:
 
     @torch.no_grad()
     def judge(self, loss: Tensor, grad_norm: Tensor) -> Tensor:
-        """Return the verdict on a step, an integer on the device, and remember the norm.
-
-        Args:
-            loss: The loss of the whole step.
-            grad_norm: The global norm of the gradient before clipping.
-        """
+        """Return the verdict on a step of this loss and norm, on the device, and keep the norm."""
         is_finite = torch.isfinite(loss) & torch.isfinite(grad_norm)
         log_norm = grad_norm.clamp(min=SMALLEST_NORM).log()
         number = self.num_norms.clamp(1, WINDOW)
@@ -85,32 +69,3 @@ class Guard:
         self.log_norms.scatter_(0, place, remembered.view(1))
         self.num_norms += is_finite
         return torch.where(is_finite, is_spike * SPIKE, NOT_FINITE)
-
-
-class Skipped(NamedTuple):
-    """A skipped step."""
-
-    step: int
-    """Number of the step, from 0."""
-    verdict: int
-    """NOT_FINITE or SPIKE."""
-    grad_norm: float
-
-
-def write_skipped(run: Path, skipped: Skipped, batch: Batch, tokenizer: Tokenizer) -> None:
-    """Write the rows of a skipped step to `<run>/skipped/step-N.json`.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
-    folder = run / "skipped"
-    folder.mkdir(exist_ok=True)
-    write_json(
-        folder / f"step-{skipped.step:08d}.json",
-        {
-            "step": skipped.step,
-            "reason": REASONS[skipped.verdict],
-            "grad_norm": str(skipped.grad_norm),
-            "rows": [" ".join(tokenizer.tokens(row)) for row in batch.input_ids_BL.tolist()],
-        },
-    )

@@ -25,7 +25,7 @@ from electra.config import (
     PretrainConfig,
 )
 from electra.errors import UserError, require
-from electra.method.objective import Objective
+from electra.method.objective import Network, Objective
 from electra.shards.store import Shards
 
 Origin = Literal["init_from", "folder", "layers", "new"]
@@ -229,13 +229,7 @@ def load_start(
 ) -> None:
     """Copy the weights that a continued run begins with into the objective.
 
-    Heads that are new begin with the best constant predictions.
-
-    Args:
-        model: The objective, with initial weights.
-        config: The settings, from `fit_to_start`.
-        start: The networks of train.init_from.
-        frequencies_V: Token counts of the shards.
+    Heads that are new begin with the best constant predictions for the token counts of the shards.
     """
     model.set_constant_predictions(frequencies_V.to(next(model.parameters()).device))
     parts = describe_parts(model, config, start)
@@ -245,13 +239,17 @@ def load_start(
             if parts[f"{role} head"] == "init_from":
                 load_parameters(network.head, start.kept.head)
         elif parts[role] in ("init_from", "folder"):
-            saved, _ = find_generator(config, start)
-            for encoder, tensors in zip(network.encoders, saved.encoders, strict=True):
-                load_parameters(encoder, tensors)
-            load_parameters(network.head, saved.head)
+            load_network(network, find_generator(config, start)[0])
         elif parts[role] == "layers":
             for encoder in network.encoders:  # with fewer layers, of the same names
                 load_parameters(encoder, start.kept.encoders[0])
+
+
+def load_network(network: Network, saved: SavedNetwork) -> None:
+    """Copy the weights of encoders and head into a network of the same sizes."""
+    for encoder, tensors in zip(network.encoders, saved.encoders, strict=True):
+        load_parameters(encoder, tensors)
+    load_parameters(network.head, saved.head)
 
 
 def describe_start(model: Objective, config: PretrainConfig, start: SavedModel) -> dict[str, Any]:

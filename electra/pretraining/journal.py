@@ -1,75 +1,196 @@
-"""What keeps steps even and shows where their time goes: the garbage collector, and a profile."""
+"""The records of a run: what is measured between two of them, what they warn of, who writes them.
 
-import gc
+`Window` collects the outcomes of steps on every process. `Journal` writes on process 0;
+`SilentJournal` stands in its place on the others. `Alarms` reads what is written.
+"""
+
 import math
 import statistics
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple
 
+import torch
 from torch.profiler import profile, schedule
 
 from electra.checkpoints.checkpoint import Saver, State, describe_networks, write_checkpoint
+from electra.checkpoints.manifest import amend_session, begin_session
 from electra.checkpoints.metrics import MetricsLog, read_metrics
 from electra.config import PretrainConfig, TrainConfig
 from electra.errors import require
 from electra.files import write_json
 from electra.method.flops import count_run, count_true
-from electra.pretraining.domains import DomainLosses, Domains
-from electra.pretraining.evaluation import evaluate, heldout_batches, view_rows
-from electra.pretraining.guard import Skipped, write_skipped
-from electra.pretraining.step import Step
+from electra.pretraining.evaluation import (
+    DomainLosses,
+    Domains,
+    evaluate,
+    heldout_batches,
+    view_rows,
+)
+from electra.pretraining.guard import ACCEPTED, NOT_FINITE, REASONS
+from electra.pretraining.step import Outcome, Step
 from electra.shards.examples import Examples
 from electra.shards.store import Shards
+from electra.training.distributed import gather_over_ranks, sum_over_ranks
 
 PROFILED_STEPS = 3
 TRACE = "trace.json.gz"
+Show = Callable[[dict[str, Any]], None]
 
 
-@contextmanager
-def without_collector() -> Iterator[None]:
-    """Keep Python's garbage collector out of the context, where it would pause steps.
+class Skipped(NamedTuple):
+    """A skipped step."""
 
-    The steps make no cycles, so that reference counts free what they leave. Objects that live
-    already are never searched again.
+    step: int
+    """Number of the step, from 0."""
+    verdict: int
+    """NOT_FINITE or SPIKE."""
+    grad_norm: float
+
+
+class Window:
+    """The steps between two records, collected on the device without waiting for the device.
+
+    `last` is the last training record of the run.
     """
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    try:
+
+    def __init__(self, step: Step, last: Mapping[str, Any] | None):
+        self.step = step
+        self.clock = Clock(last, step.machine.wait)
+        self.num_skipped = last.get("skipped", 0) if last else 0
+        self.num_bad = 0
+        """Steps in a row, up to the last one, without a finite loss and gradient."""
+        self.most_bad = 0
+        """Largest such number in the steps of the last record."""
+        self.num_real = torch.zeros((), dtype=torch.int64, device=step.machine.device)
+        self.grad_norms: list[torch.Tensor] = []
+        self.verdicts: list[torch.Tensor] = []
+
+    def add(self, outcome: Outcome) -> None:
+        """Add the outcome of the next step."""
+        self.num_real += outcome.num_real
+        self.grad_norms.append(outcome.grad_norm.clone())
+        self.verdicts.append(outcome.verdict.clone())
+
+    def record(self, done: int, steps: int) -> tuple[dict[str, Any], list[Skipped]]:
+        """Return the means over the window and its skipped steps, and begin the next window.
+
+        All processes of a step call this together, and get the same.
+        """
+        norms = torch.stack(self.grad_norms).cpu()
+        verdicts = torch.stack(self.verdicts).cpu()
+        skipped = [
+            Skipped(done - len(verdicts) + place, int(verdicts[place]), norms[place].item())
+            for place in verdicts.nonzero().flatten().tolist()
+        ]
+        self.num_skipped += len(skipped)
+        self.most_bad = 0
+        for verdict in verdicts.tolist():
+            self.num_bad = self.num_bad + 1 if verdict == NOT_FINITE else 0
+            self.most_bad = max(self.most_bad, self.num_bad)
+        accepted = norms[verdicts == ACCEPTED]
+        record = {
+            **self.clock.record(done, steps, int(self.num_real)),
+            **self._compare_ranks(),
+            **self.step.measures.record(sum_over_ranks),
+            "grad_norm": accepted.mean().item() if len(accepted) else math.nan,
+            "skipped": self.num_skipped,
+        }
+        self.num_real.zero_()
+        self.grad_norms, self.verdicts = [], []
+        self.clock.waited = 0.0
+        return record, skipped
+
+    def _compare_ranks(self) -> dict[str, Any]:
+        """Return the time waiting for data and the peak memory: the most of any process.
+
+        With several processes, also the least, and the rank that has the most.
+        """
+        own = torch.tensor([self.clock.waited, self.step.machine.peak_memory], dtype=torch.float64)
+        of_ranks = gather_over_ranks(own)
+        record: dict[str, Any] = {}
+        for name, of_rank in zip(("data_seconds", "peak_memory"), of_ranks.T, strict=True):
+            record[name] = of_rank.max().item()
+            if len(of_rank) > 1:
+                record |= {
+                    f"{name}_least": of_rank.min().item(),
+                    f"{name}_rank": int(of_rank.argmax()),
+                }
+        return record
+
+
+class Clock:
+    """Training time over all sessions of a run, seconds, without evaluations and checkpoints.
+
+    Speed and remaining time leave out the steps that also compiled or captured. `wait` waits until
+    the device has finished all queued work, and `now` returns the current time.
+    """
+
+    def __init__(
+        self,
+        last: Mapping[str, Any] | None,
+        wait: Callable[[], None],
+        now: Callable[[], float] = time.perf_counter,
+    ):
+        self.seconds, self.tokens, self.step = 0.0, 0, 0
+        if last:
+            self.seconds, self.tokens, self.step = last["seconds"], last["tokens"], last["step"]
+        self.wait, self.now = wait, now
+        self.since = now()
+        self.waited = 0.0
+        self.prepared = _Prepared()
+
+    def count_wait(self, began: float) -> None:
+        """Count the time since `began` as time waiting for data."""
+        self.waited += self.now() - began
+
+    def leave_out(self, began: float, new_tokens: int) -> None:
+        """Leave the step since `began` out of the speed; it has `new_tokens` real tokens."""
+        self.wait()
+        seconds, tokens, steps = self.prepared
+        seconds += self.now() - began
+        self.prepared = _Prepared(seconds, tokens + new_tokens, steps + 1)
+
+    def record(self, step: int, steps: int, new_tokens: int) -> dict[str, Any]:
+        """Return progress, speed and remaining time of a run, for a record of metrics.jsonl."""
+        now = self.now()
+        seconds, self.since = now - self.since, now
+        new_steps = step - self.step
+        prepared, self.prepared = self.prepared, _Prepared()
+        self.seconds += seconds
+        self.tokens += new_tokens
+        self.step = step
+        preparing = {"preparing_seconds": prepared.seconds} if prepared.steps else {}
+        if prepared.steps < new_steps:
+            seconds -= prepared.seconds
+            new_tokens -= prepared.tokens
+            new_steps -= prepared.steps
+        return {
+            "tokens": self.tokens,
+            "seconds": self.seconds,
+            **preparing,
+            "tokens_per_second": new_tokens / seconds,
+            "seconds_left": seconds / new_steps * (steps - step),
+        }
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Exclude the time inside the context from the training time; queued steps count."""
+        self.wait()
+        began = self.now()
         yield
-    finally:
-        gc.enable()
-        gc.unfreeze()
+        self.since += self.now() - began
 
 
-@contextmanager
-def profiled(run: Path, train: TrainConfig, first_step: int) -> Iterator[Callable[[], None]]:
-    """Yield what to call after each step: `train.profile_step` steps on, a profile is recorded.
+class _Prepared(NamedTuple):
+    """The steps of a log window that also compiled or captured."""
 
-    The file TRACE in the run folder has the operations on the CPU and on the device in the format
-    of Chrome's traces. One step before the first recorded one warms the profiler up.
-
-    Args:
-        run: The run folder.
-        train: The settings.
-        first_step: Steps done before this session. A session that begins later records nothing.
-    """
-    before = train.profile_step - first_step - 1
-    if not train.profile_step or before < 0:
-        yield lambda: None
-        return
-    plan = schedule(skip_first=before, wait=0, warmup=1, active=PROFILED_STEPS, repeat=1)
-    path = str(run / TRACE)
-    with profile(
-        schedule=plan,
-        on_trace_ready=lambda found: found.export_chrome_trace(path),
-        acc_events=True,  # there is one cycle; torch 2.11 would warn of further ones
-    ) as found:
-        yield found.step
+    seconds: float = 0.0
+    tokens: int = 0
+    steps: int = 0
 
 
 PATIENCE = 5
@@ -85,11 +206,7 @@ What it has learnt is the distance of its loss from that of a constant predictio
 
 
 class Alarms:
-    """Reads the records of a session, and tells of each bad sign once while it lasts.
-
-    Args:
-        config: The settings of the run.
-    """
+    """Reads the records of a session, and reports each bad sign once while it lasts."""
 
     def __init__(self, config: PretrainConfig):
         self.config = config
@@ -101,31 +218,42 @@ class Alarms:
 
     def read(self, record: Mapping[str, Any]) -> list[str]:
         """Return the alarms that a training record raises."""
-        loss, constant = record.get("disc_loss"), record.get("constant_disc_loss")
-        rate, speed = record.get("replaced_rate"), record["tokens_per_second"]
-        start = self.config.optimizer.warmup_steps + self.config.second_stage
-        is_warm = record["step"] > start
-        low = LOW_REPLACED_SHARE * self.config.method.mask_prob
-        is_trained = self.config.method.scheme != "adversarial"  # which only measures it
-        mlm_loss = record.get("mlm_loss") if is_trained else None
-        chance = math.log(self.config.model.vocab_size)
+        raised = []
+        for name, (is_bad, text) in self._find_signs(record).items():
+            self.num_bad[name] = self.num_bad[name] + 1 if is_bad else 0
+            if self.num_bad[name] == PATIENCE:
+                raised.append(text)
+        return raised
+
+    def _find_signs(self, record: Mapping[str, Any]) -> dict[str, tuple[bool, str]]:
+        """Return for each bad sign whether a record has it, and what it means."""
+        config, method = self.config, self.config.method
+        loss, rate, speed = (
+            record.get(name, math.nan)  # a comparison with NaN is no sign
+            for name in ("disc_loss", "replaced_rate", "tokens_per_second")
+        )
+        is_warm = record["step"] > config.optimizer.warmup_steps + config.second_stage
+        low = LOW_REPLACED_SHARE * method.mask_prob
+        chance = math.log(config.model.vocab_size)
+        is_trained = method.scheme != "adversarial"  # which only measures the likelihood
+        mlm_loss = record.get("mlm_loss", math.nan)
         usual = statistics.median(self.speeds) if self.speeds else 0.0
         self.speeds.append(speed)
-        signs = {
+        return {
             "discriminator": (
-                is_warm and loss is not None and loss >= constant,
+                is_warm and loss >= record.get("constant_disc_loss", math.nan),
                 "the discriminator is no better than a constant prediction, after the warm-up of "
                 "the learning rate: it learns nothing yet; a lower optimizer.learning_rate, a "
                 "smaller generator or a longer warm-up may help",
             ),
             "generator": (
-                rate is not None and rate < low,
+                rate < low,
                 f"fewer than {low:.1%} of the tokens are replaced: the generator is too strong, "
                 "and the discriminator has little to learn; a smaller generator.hidden_fraction "
                 "makes it weaker",
             ),
             "loss": (
-                mlm_loss is not None and mlm_loss > WORSE_THAN_CHANCE * chance,
+                is_trained and mlm_loss > WORSE_THAN_CHANCE * chance,
                 f"mlm_loss is above {chance:.2f}, the loss of a uniform guess: the run "
                 "diverges; a lower optimizer.learning_rate or a longer warm-up may help",
             ),
@@ -135,12 +263,6 @@ class Alarms:
                 "median of this session: another program may use the machine",
             ),
         }
-        raised = []
-        for name, (is_bad, text) in signs.items():
-            self.num_bad[name] = self.num_bad[name] + 1 if is_bad else 0
-            if self.num_bad[name] == PATIENCE:
-                raised.append(text)
-        return raised
 
     def read_heldout(self, record: Mapping[str, Any]) -> list[str]:
         """Return the alarms that a held-out record of a continued run raises, by domain."""
@@ -163,137 +285,146 @@ class Alarms:
         return raised
 
 
-Show = Callable[[dict[str, Any]], None]
-
-
 class Journal:
-    """Writes a run folder: a context manager. Of the processes of a run, process 0 has one.
+    """Writes a run folder on process 0: records, checkpoints, profile and results.
 
     Args:
         run: The run folder.
         shards: The shards of the run.
-        domains: The shards whose held-out parts tell whether a continued run makes a model worse.
+        examples: The rows of their train part.
+        domains: As from `open_domains`.
         step: The step, with the settings, the model and the optimizer.
         show: Called with each record and alarm.
         first_step: Steps done before this session.
         peak: Measured FLOP/s of a large matrix product, on all processes together.
-
-    Attributes:
-        last: Last record of each part before this session.
+        stack: Closes the files and waits for the checkpoint that is being written.
     """
 
     def __init__(
         self,
         run: Path,
         shards: Shards,
+        examples: Examples,
         domains: Domains,
         step: Step,
         show: Show,
         first_step: int,
         peak: float,
+        stack: ExitStack,
     ):
         self.run, self.step, self.show, self.peak = run, step, show, peak
         self.config, self.model = step.config, step.model
-        self.tokenizer = shards.tokenizer
-        config = self.config
-        self.examples = Examples(
-            shards.train, self.tokenizer, config.examples, config.train.seed, shards.mixture
-        )
-        self.heldout = heldout_batches(shards, config)
-        self.flops_per_token = count_true(self.model, config.examples.sequence_length)
+        self.tokenizer, self.examples = shards.tokenizer, examples
         self.networks = describe_networks(self.model)
-        self.micro_batch_size = -(-config.train.micro_batch_size // step.machine.num_ranks)
-        self.alarms = Alarms(config)
+        self.flops_per_token = count_true(self.model, self.config.examples.sequence_length)
+        machine = step.machine
+        begin_session(
+            run,
+            first_step=first_step,
+            device=machine.name,
+            dtype=str(machine.dtype),
+            processes=machine.num_ranks,
+            peak_flops_per_second=peak,
+            step=step.describe(),
+            flops=count_run(self.model, self.config),
+        )
+        self.heldout = heldout_batches(shards, self.config)
+        batches = {
+            name: self.heldout if each is shards else heldout_batches(each, self.config)
+            for name, each in domains.items()
+        }
+        self.domains = DomainLosses(run, batches, step, first_step)
+        self.alarms = Alarms(self.config)
         self.log = MetricsLog(run, first_step)
         self.last = self.log.last
-        self.domains = DomainLosses(run, domains, step, first_step, self.micro_batch_size)
+        """Last record of each part before this session."""
         for record in read_metrics(run / "metrics.jsonl") if domains else ():
             self.alarms.read_heldout(record)
         self.saver = Saver(run)
-        self.open = ExitStack()
-        self.open.enter_context(closing(self.log))
-        self.open.push(self.saver)
+        stack.enter_context(closing(self.log))
+        stack.push(self.saver)
+        self.end_of_step = stack.enter_context(
+            _profiled(run / TRACE, self.config.train, first_step)
+        )
+        """To be called after each step, for the profile."""
+        if step.compiled:
+            show({"part": "compiling", "step": first_step})
 
-    def __enter__(self) -> Self:
-        return self
+    def amend(self) -> None:
+        """Write to the manifest that the form of the step has changed."""
+        amend_session(self.run, step=self.step.describe())
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Wait for the checkpoint that is being written, and close the files."""
-        self.open.__exit__(kind, error, trace)
-
-    def write(self, record: dict[str, Any]) -> None:
-        """Write a record to metrics.jsonl, and show it."""
+    def _write(self, record: dict[str, Any], read: Callable[[dict[str, Any]], list[str]]) -> None:
+        """Write a record to metrics.jsonl, and show it and the alarms that it raises."""
         try:
             self.log.write(record)
         except OSError:
             self.saver.wait()  # a checkpoint that does not fit on the disk is removed again
             self.log.flush()
         self.show(record)
+        for text in read(record):
+            self.show({"part": "alarm", "step": record["step"], "text": text})
 
     def write_window(
         self, done: int, means: dict[str, Any], skipped: Sequence[Skipped], learning_rate: float
     ) -> None:
-        """Write the training record of a window, the rows of its skipped steps, and its alarms.
-
-        Args:
-            done: Steps done.
-            means: The means over the window.
-            skipped: The skipped steps of the window.
-            learning_rate: Learning rate of the last step.
-        """
+        """Write the record of a window, its alarms, and the rows of its skipped steps."""
         size, length = self.config.train.batch_size, self.config.examples.sequence_length
-        flops = self.flops_per_token * done * size * length
-        speed = self.flops_per_token * means["tokens_per_second"]
-        rate = {"flops": flops, "mfu": speed / self.peak, "learning_rate": learning_rate}
-        record = {"part": "train", "step": done, **means, **rate}
         epochs = self.examples.epochs(done * size)
-        record |= {f"epochs of {name}": passes for name, passes in epochs.items()}
-        self.write(record)
+        speed = self.flops_per_token * means["tokens_per_second"]
+        record = {
+            "part": "train",
+            "step": done,
+            **means,
+            "flops": self.flops_per_token * done * size * length,
+            "mfu": speed / self.peak,
+            "learning_rate": learning_rate,
+            **{f"epochs of {name}": passes for name, passes in epochs.items()},
+        }
+        self._write(record, self.alarms.read)
         for each in skipped:
-            write_skipped(self.run, each, self.examples.batch(each.step, size), self.tokenizer)
-        for text in self.alarms.read(record):
-            self.show({"part": "alarm", "step": done, "text": text})
+            self._write_skipped(each)
+
+    def _write_skipped(self, skipped: Skipped) -> None:
+        """Write the rows of a skipped step to `<run>/skipped/step-N.json`."""
+        folder = self.run / "skipped"
+        folder.mkdir(exist_ok=True)
+        batch = self.examples.batch(skipped.step, self.config.train.batch_size)
+        rows = [" ".join(self.tokenizer.tokens(row)) for row in batch.input_ids_BL.tolist()]
+        write_json(
+            folder / f"step-{skipped.step:08d}.json",
+            {
+                "step": skipped.step,
+                "reason": REASONS[skipped.verdict],
+                "grad_norm": str(skipped.grad_norm),
+                "rows": rows,
+            },
+        )
 
     def save(self, done: int, state: State) -> None:
         """Begin to write a checkpoint in the background."""
         train = self.config.train
-        keep_every = train.keep_every * train.save_every
-        write = partial(write_checkpoint, self.run, done, state, self.networks)
-        self.saver.save(partial(write, train.keep_checkpoints, keep_every))
+        keep = train.keep_checkpoints, train.keep_every * train.save_every
+        self.saver.save(partial(write_checkpoint, self.run, done, state, self.networks, *keep))
 
     def finish(self) -> None:
-        """Wait until the checkpoint is written.
-
-        Raises:
-            OSError: The checkpoint could not be written.
-        """
+        """Wait until the checkpoint is written, or raise the OSError that prevented it."""
         self.saver.finish()
 
     def evaluate(self, done: int) -> None:
         """Evaluate on held-out rows, and write the record."""
-        device = self.step.machine.device
-        measures = evaluate(self.model, self.heldout, device, self.micro_batch_size)
-        of_domains = self.domains.measure(done)
-        record = {"part": "heldout", "step": done, **measures, **of_domains}
-        self.write(record)
-        for text in self.alarms.read_heldout(record):
-            self.show({"part": "alarm", "step": done, "text": text})
+        measures = evaluate(self.model, self.heldout, self.step.micro_rows)
+        record = {"part": "heldout", "step": done, **measures, **self.domains.measure(done)}
+        self._write(record, self.alarms.read_heldout)
 
     def write_results(self) -> dict[str, Any]:
         """Write samples.json and results.json, and return the contents of the latter."""
-        device, train = self.step.machine.device, self.config.train
-        if self.heldout and (
-            samples := view_rows(
-                self.model, self.heldout[0], self.tokenizer, device, self.micro_batch_size
-            )
-        ):
+        train, path = self.config.train, self.run / "metrics.jsonl"
+        samples = self.heldout and view_rows(
+            self.model, self.heldout[0], self.tokenizer, self.step.micro_rows
+        )
+        if samples:
             write_json(self.run / "samples.json", samples)
-        path = self.run / "metrics.jsonl"
         last = {record["part"]: record for record in read_metrics(path)}
         for part in ("train", "heldout") if train.evaluate_rows else ("train",):
             require(
@@ -310,3 +441,35 @@ class Journal:
         }
         write_json(self.run / "results.json", results)
         return results
+
+
+class SilentJournal:
+    """In the place of a Journal on all processes but process 0: writes and shows nothing."""
+
+    last: Mapping[str, Any] = {}
+
+    def do_nothing(self, *given: object) -> None:
+        """Do nothing."""
+
+    end_of_step = amend = write_window = save = finish = evaluate = write_results = do_nothing
+
+
+@contextmanager
+def _profiled(path: Path, train: TrainConfig, first_step: int) -> Iterator[Callable[[], None]]:
+    """Yield what to call after each step: `train.profile_step` steps on, a profile is recorded.
+
+    The file has the operations on the CPU and on the device in the format of Chrome's traces. One
+    step before the first recorded one warms the profiler up. A session that begins later than that
+    records nothing.
+    """
+    before = train.profile_step - first_step - 1
+    if not train.profile_step or before < 0:
+        yield lambda: None
+        return
+    plan = schedule(skip_first=before, wait=0, warmup=1, active=PROFILED_STEPS, repeat=1)
+    with profile(
+        schedule=plan,
+        on_trace_ready=lambda found: found.export_chrome_trace(str(path)),
+        acc_events=True,  # there is one cycle; torch 2.11 would warn of further ones
+    ) as found:
+        yield found.step

@@ -10,10 +10,11 @@ import gc
 import math
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from electra.checkpoints.checkpoint import (
     copy_state,
@@ -24,15 +25,15 @@ from electra.checkpoints.checkpoint import (
     set_damaged_aside,
 )
 from electra.checkpoints.folder import SavedModel, read_pretrained, read_run_config
-from electra.checkpoints.manifest import LOCK, amend_session, begin_session
+from electra.checkpoints.manifest import LOCK
 from electra.config import PretrainConfig, longest_warmup, require_schedule
 from electra.errors import UserError, require
 from electra.files import hold, new_folder, write_json
-from electra.method.flops import count_run
 from electra.method.objective import Objective
+from electra.model.batch import Batch
 from electra.pretraining.acceleration import prepare_step
 from electra.pretraining.continuation import read_run
-from electra.pretraining.domains import Domains, describe_old, open_domains
+from electra.pretraining.evaluation import Domains, open_domains
 from electra.pretraining.guard import MAX_IN_A_ROW
 from electra.pretraining.init_from import (
     describe_start,
@@ -40,33 +41,23 @@ from electra.pretraining.init_from import (
     load_start,
     require_vocabulary,
 )
-from electra.pretraining.journal import Journal, Show, profiled, without_collector
+from electra.pretraining.journal import Journal, Show, SilentJournal, Window
 from electra.pretraining.plan import require_memory
 from electra.pretraining.start import (
     build_model,
     count_tokens,
     embed_tokens,
-    fetch_files,
     fit_to_shards,
     load_frozen,
     require_equal_shares,
 )
 from electra.pretraining.step import Step
-from electra.pretraining.window import Window
-from electra.processes import Interrupted, heed_signals
+from electra.processes import Interrupted, Requests, heed_signals
 from electra.settings import from_dict, to_dict
 from electra.shards.examples import Examples
-from electra.shards.store import Shards, open_shards
+from electra.shards.store import Shards, fetch_shards, open_shards
 from electra.tokenizing.tokenizer import Tokenizer
-from electra.training.distributed import (
-    any_rank,
-    count_parts,
-    from_rank_0,
-    gathered,
-    is_sharded,
-    joined,
-    spread,
-)
+from electra.training.distributed import any_rank, from_rank_0, gathered, joined, spread
 from electra.training.machine import Machine, prepare_machine
 from electra.training.optimizer import learning_rate_at
 
@@ -80,13 +71,13 @@ def pretrain(
 ) -> dict[str, Any]:
     """Pre-train into a run folder, and return the contents of results.json.
 
-    With train.init_from, training begins with the weights of another model (init_from.py). The same
-    call continues an unfinished run, as `resume` does.
+    With train.init_from, training begins with the weights and sizes of another model. The same call
+    continues an unfinished run, as `resume` does.
 
     Args:
         shards_folder: Folder that `electra prepare` wrote.
         run: The run folder: new, or of a run that was begun with the same settings.
-        config: The settings; the vocabulary size is taken from the shards.
+        config: The settings, from `resolve`; the vocabulary size is taken from the shards.
         show: Called with each record of metrics.jsonl when the record is written; with {"part":
             "compiling"} before the first record if the step has to be compiled; with {"part":
             "fetching", "done", "total"} for each shard file that is copied from a URL; with
@@ -113,24 +104,13 @@ def pretrain(
             require_vocabulary(start, shards)
         require_schedule(config)
         config = fit_to_shards(config, shards)
-        require_equal_shares(config, machine)
-        domains = open_domains(shards, config, verify=machine.rank == 0)
-        fetch_files([shards, *domains.values()], machine, show)
+        domains = _open_domains(shards, config, machine, show)
         model = _build(config, shards, machine, run, start)
-        num_parts = count_parts(train.sharding, machine)
-        require_memory(model, _share(config, machine), machine.device, num_parts)
+        require_memory(model, config, machine)
         step = prepare_step(model, config, machine)
         with _writing(run):
             if machine.rank == 0:
-                with new_folder(run) as folder:
-                    shards.tokenizer.save(folder / "tokenizer")
-                    source = {"folder": str(shards.folder), "sha256": shards.digest}
-                    manifest = {"shards": source, "seed": train.seed, "sessions": []}
-                    if start:
-                        manifest["init_from"] = describe_start(model, config, start)
-                        manifest["also_evaluate"] = describe_old(domains)
-                    write_json(folder / "manifest.json", manifest)
-                    write_json(folder / "config.json", to_dict(config))
+                _create(run, shards, domains, step, start)
             with _hold(run, machine):
                 return _train(run, shards, domains, step, show, end)
 
@@ -168,15 +148,9 @@ def _resume(
     machine: Machine,
     end: float,
 ) -> dict[str, Any]:
-    """Continue a run.
+    """Continue a run until `end` on the monotonic clock, with the settings of a command if given.
 
-    Args:
-        run: The run folder, which process 0 reads.
-        show: As in `pretrain`.
-        shards_folder: As in `resume`.
-        given: The settings of the command; None: those of the run.
-        machine: The machine.
-        end: Time on the monotonic clock at which the run saves and stops.
+    Process 0 alone reads the run folder.
     """
     with _writing(run), _hold(run, machine):
         found = read_run(run, given, machine.name) if machine.rank == 0 else None
@@ -192,7 +166,6 @@ def _resume(
                 f"{shards.folder} does not hold the shards of {run}: it has another {what}; choose "
                 "another --out"
             )
-        require_equal_shares(config, machine)
         start = None
         if begun_from and from_rank_0(not list_checkpoints(run)):
             start = read_pretrained(Path(config.train.init_from))
@@ -201,8 +174,7 @@ def _resume(
                 f"train.init_from {config.train.init_from} does not hold the weights that {run} "
                 "began with; choose another --out",
             )
-        domains = open_domains(shards, config, verify=machine.rank == 0)
-        fetch_files([shards, *domains.values()], machine, show)
+        domains = _open_domains(shards, config, machine, show)
         step = prepare_step(_build(config, shards, machine, run, start), config, machine, ranking)
         if changed and machine.rank == 0:
             names = ", ".join(f"{name} {words}" for name, words in changed.items())
@@ -210,14 +182,6 @@ def _resume(
             (run / "results.json").unlink(missing_ok=True)
             write_json(run / "config.json", to_dict(config))
         return _train(run, shards, domains, step, show, end)
-
-
-def _share(config: PretrainConfig, machine: Machine) -> PretrainConfig:
-    """Return the settings with the rows that one process computes."""
-    batch_size = config.train.batch_size // machine.num_ranks
-    return dataclasses.replace(
-        config, train=dataclasses.replace(config.train, batch_size=batch_size)
-    )
 
 
 def _hold(run: Path, machine: Machine) -> AbstractContextManager[None]:
@@ -234,26 +198,28 @@ def _writing(run: Path) -> Iterator[None]:
         raise
     except OSError as error:
         what = f"{error.filename or run}: {error.strerror or error}"
-        if not (run / "config.json").exists():
-            raise UserError(what) from None
-        raise UserError(
-            f"{what}; checkpoints written before are whole: electra pretrain --resume {run}"
-        ) from None
+        if (run / "config.json").exists():
+            what += f"; checkpoints written before are whole: electra pretrain --resume {run}"
+        raise UserError(what) from None
+
+
+def _open_domains(shards: Shards, config: PretrainConfig, machine: Machine, show: Show) -> Domains:
+    """Return the shards to evaluate on; those at URLs, and the run's own, are copied here."""
+    require_equal_shares(config, machine)
+    domains = open_domains(shards, config, verify=machine.rank == 0)
+
+    def tell(done: int, total: int) -> None:
+        if machine.rank == 0:
+            show({"part": "fetching", "done": done, "total": total})
+
+    fetch_shards([shards, *domains.values()], tell)
+    return domains
 
 
 def _build(
     config: PretrainConfig, shards: Shards, machine: Machine, run: Path, start: SavedModel | None
 ) -> Objective:
-    """Return the initialised objective, on the device.
-
-    Args:
-        config: The settings.
-        shards: The shards of the run.
-        machine: The machine.
-        run: The run folder.
-        start: The model that a continued run begins with; None: another run, or one that has a
-            checkpoint.
-    """
+    """Return the initialised objective, on the device; `start` is None if a checkpoint follows."""
     # Counting reads every token of the shards, so it is done only when needed.
     initial, frequencies_V, embeddings_VE = config.train.initial_weights, None, None
     if initial != "bert" or config.generator.kind == "unigram" or start:
@@ -274,115 +240,61 @@ def _build(
     return model
 
 
-def _train(
-    run: Path, shards: Shards, domains: Domains, step: Step, show: Show, end: float
-) -> dict[str, Any]:
-    config, model, optimizer = step.config, step.model, step.optimizer
-    machine, train = step.machine, config.train
-    is_first = machine.rank == 0
-    first_step, checkpoint = 0, None
-    if is_first and list_checkpoints(run):
-        first_step, checkpoint = find_checkpoint(run)
-        set_damaged_aside(run, checkpoint)
-    first_step = from_rank_0(first_step)
-    for stage in range(1, model.stage_at(first_step - 1) + 1 if first_step else 1):
-        step.begin_stage(stage)
-    if first_step:
-        state = read_state(checkpoint) if checkpoint else None
-        load_state(state, model, optimizer, step.guard.state)
-    peak = machine.measure_peak() * machine.num_ranks
-    if is_first:
-        begin_session(
-            run,
-            first_step=first_step,
-            device=machine.name,
-            dtype=str(machine.dtype),
-            processes=machine.num_ranks,
-            peak_flops_per_second=peak,
-            step=step.describe(),
-            flops=count_run(model, config),
-        )
-    examples = Examples(shards.train, shards.tokenizer, config.examples, train.seed, shards.mixture)
-    batches = examples.batches(first_step, train.batch_size)
-    journal = Journal(run, shards, domains, step, show, first_step, peak) if is_first else None
-    window = Window(step, journal.last.get("train") if journal else None)
+def _create(
+    run: Path, shards: Shards, domains: Domains, step: Step, start: SavedModel | None
+) -> None:
+    """Write a run folder with tokenizer, manifest and settings."""
+    config = step.config
+    source = {"folder": str(shards.folder), "sha256": shards.digest}
+    manifest = {"shards": source, "seed": config.train.seed, "sessions": []}
+    if start:
+        old = domains.get("old")
+        manifest["init_from"] = describe_start(step.model, config, start)
+        manifest["also_evaluate"] = old and {"folder": str(old.folder), "sha256": old.digest}
+    with new_folder(run) as folder:
+        shards.tokenizer.save(folder / "tokenizer")
+        write_json(folder / "manifest.json", manifest)
+        write_json(folder / "config.json", to_dict(config))
 
-    with (
-        heed_signals() as requests,
-        journal or nullcontext(),
-        without_collector(),
-        profiled(run, train, first_step) if is_first else nullcontext(lambda: None) as end_of_step,
-    ):
-        is_compiled = step.compiled
-        if journal and is_compiled:
-            show({"part": "compiling", "step": first_step})
-        is_evaluated = journal and journal.last.get("heldout", {}).get("step") == first_step
-        if from_rank_0(_evaluates(config, first_step) and not is_evaluated):
-            with window.clock.paused(), gathered(model):
-                if journal:  # the run begins, or stopped before this evaluation
-                    journal.evaluate(first_step)
-        model.train()
-        for number in range(first_step, train.steps):
-            if number in model.stages[1:]:
-                step.begin_stage(model.stage_at(number))
-            learning_rate = _learning_rate_at(number, model, config)
-            began = window.clock.now()
-            batch = next(batches)
-            window.clock.count_wait(began)
-            outcome = step(number, batch, learning_rate)
-            window.add(outcome)
-            end_of_step()
-            if step.prepares:
-                window.clock.leave_out(began, int(outcome.num_real))
-            if step.compiled != is_compiled:
-                is_compiled = step.compiled
-                if is_first:
-                    amend_session(run, step=step.describe())
-            done = number + 1
-            is_last = done == train.steps
-            is_told, is_over, saves = any_rank(
-                requests.stops, time.monotonic() >= end, requests.saves
-            )
-            stops = is_told or is_over
-            saves = saves or done % train.save_every == 0 or is_last or stops
+
+class Due(NamedTuple):
+    """What follows a step."""
+
+    record: bool
+    save: bool
+    evaluate: bool
+    end: Literal["", "last", "told", "time", "lost"] = ""
+    """Why no other step follows: the last was done, a signal, the time limit, or no finite loss."""
+
+    @staticmethod
+    def after(
+        done: int,
+        config: PretrainConfig,
+        stages: Sequence[int],
+        *,
+        told: bool = False,
+        late: bool = False,
+        save: bool = False,
+    ) -> "Due":
+        """Return what follows a step, where a signal may ask to stop or to save, or it is late."""
+        train = config.train
+        is_last = done == train.steps
+        save = save or told or late or is_last or done % train.save_every == 0
+        return Due(
             # A log window also ends at a checkpoint, for resuming, and at the end of a stage,
             # because the next stage has a different loss.
-            if done % train.log_every == 0 or saves or done in model.stages:
-                means, skipped = window.record(done, train.steps)
-                if journal:
-                    journal.write_window(done, means, skipped, learning_rate)
-            is_lost = window.most_bad >= MAX_IN_A_ROW
-            if saves or is_lost:
-                requests.saves = False
-            evaluates = _evaluates(config, done) and not is_lost
-            if saves or is_lost or evaluates:
-                with window.clock.paused():
-                    gc.collect()
-                    if (saves or is_lost) and (journal or is_sharded(model)):
-                        state = copy_state(model, optimizer, step.guard.state, is_first=is_first)
-                        if journal:
-                            journal.save(done, state)
-                    if journal and (is_lost or is_last or stops):
-                        journal.finish()
-                    if evaluates:
-                        with gathered(model):
-                            if journal:
-                                journal.evaluate(done)
-            require(
-                not is_lost,
-                f"{window.most_bad} steps in a row before step {done} had no finite loss and "
-                "gradient; none of them changed the weights, which are saved: lower "
-                "optimizer.learning_rate, or set train.precision=float32; the rows are in "
-                f"{run / 'skipped'}",
-            )
-            if stops and not is_last:
-                raise Interrupted(run, done, in_time=not is_told)
-    with gathered(model):
-        results: dict[str, Any] = from_rank_0(journal.write_results() if journal else None)
-    return results
+            record=save or done % train.log_every == 0 or done in stages,
+            save=save,
+            evaluate=evaluates(config, done),
+            end="last" if is_last else "told" if told else "time" if late else "",
+        )
 
 
-def _evaluates(config: PretrainConfig, done: int) -> bool:
+LOST = Due(record=True, save=True, evaluate=False, end="lost")
+"""After too many steps in a row without a finite loss and gradient."""
+
+
+def evaluates(config: PretrainConfig, done: int) -> bool:
     """Return whether an evaluation follows the step.
 
     A continued run is also evaluated at its start, and before the discriminator's first step.
@@ -393,7 +305,167 @@ def _evaluates(config: PretrainConfig, done: int) -> bool:
     return train.evaluate_rows > 0 and (is_due or is_start)
 
 
-def _learning_rate_at(step: int, model: Objective, config: PretrainConfig) -> float:
+def _train(
+    run: Path, shards: Shards, domains: Domains, step: Step, show: Show, end: float
+) -> dict[str, Any]:
+    """Train from the newest checkpoint on, and return the contents of results.json."""
+    with _begin(run, shards, domains, step, show, end) as session:
+        session.evaluate_at_start()
+        step.model.train()
+        for number in range(session.first_step, step.config.train.steps):
+            session.take(number)
+            done = number + 1
+            due = session.find_due(done)
+            if due.record and session.record(done) >= MAX_IN_A_ROW:
+                due = LOST
+            if due.save or due.evaluate:
+                with session.window.clock.paused():
+                    gc.collect()
+                    if due.save:
+                        session.save(done)
+                    if due.end:
+                        session.journal.finish()
+                    if due.evaluate:
+                        session.evaluate(done)
+            require(
+                due.end != "lost",
+                f"{session.window.most_bad} steps in a row before step {done} had no finite loss "
+                "and gradient; none of them changed the weights, which are saved: lower "
+                "optimizer.learning_rate, or set train.precision=float32; the rows are in "
+                f"{run / 'skipped'}",
+            )
+            if due.end in ("told", "time"):
+                raise Interrupted(run, done, in_time=due.end == "time")
+    with gathered(step.model):
+        results: dict[str, Any] = from_rank_0(session.journal.write_results())
+    return results
+
+
+@dataclass
+class Session:
+    """The steps of a run from a checkpoint on, on one process: journal, window and signals.
+
+    Where processes compute together or agree, all of them call the method.
+    """
+
+    step: Step
+    first_step: int
+    """Steps done before."""
+    end: float
+    """Time on the monotonic clock at which the run saves and stops."""
+    batches: Iterator[Batch]
+    journal: Journal | SilentJournal
+    window: Window
+    requests: Requests
+    learning_rate: float = 0.0
+    """Of the last step."""
+
+    def take(self, number: int) -> None:
+        """Run the step with this number."""
+        step, window, was_compiled = self.step, self.window, self.step.compiled
+        if number in step.model.stages[1:]:
+            step.begin_stage(step.model.stage_at(number))
+        self.learning_rate = find_learning_rate(number, step.model, step.config)
+        began = window.clock.now()
+        batch = next(self.batches)
+        window.clock.count_wait(began)
+        outcome = step(number, batch, self.learning_rate)
+        window.add(outcome)
+        self.journal.end_of_step()
+        if step.prepares:
+            window.clock.leave_out(began, int(outcome.num_real))
+        if step.compiled != was_compiled:
+            self.journal.amend()
+
+    def find_due(self, done: int) -> Due:
+        """Return what follows a step; the processes agree."""
+        requests = self.requests
+        told, late, save = any_rank(requests.stops, time.monotonic() >= self.end, requests.saves)
+        config, stages = self.step.config, self.step.model.stages
+        return Due.after(done, config, stages, told=told, late=late, save=save)
+
+    def record(self, done: int) -> int:
+        """End the window with a record, and return its most steps in a row without finite loss."""
+        means, skipped = self.window.record(done, self.step.config.train.steps)
+        self.journal.write_window(done, means, skipped, self.learning_rate)
+        return self.window.most_bad
+
+    def save(self, done: int) -> None:
+        """Begin to write a checkpoint."""
+        step, self.requests.saves = self.step, False
+        is_first = step.machine.rank == 0
+        state = copy_state(step.model, step.optimizer, step.guard.state, is_first=is_first)
+        self.journal.save(done, state)
+
+    def evaluate(self, done: int) -> None:
+        """Evaluate on held-out rows, which process 0 does alone."""
+        with gathered(self.step.model):
+            self.journal.evaluate(done)
+
+    def evaluate_at_start(self) -> None:
+        """Evaluate if the run begins, or stopped before this evaluation."""
+        is_done = self.journal.last.get("heldout", {}).get("step") == self.first_step
+        if from_rank_0(evaluates(self.step.config, self.first_step) and not is_done):
+            with self.window.clock.paused():
+                self.evaluate(self.first_step)
+
+
+@contextmanager
+def _begin(
+    run: Path, shards: Shards, domains: Domains, step: Step, show: Show, end: float
+) -> Iterator[Session]:
+    """Yield a session that begins at the newest checkpoint, and end what it has opened."""
+    train, machine = step.config.train, step.machine
+    first_step = _load_newest(run, step)
+    peak = machine.measure_peak() * machine.num_ranks
+    examples = Examples(
+        shards.train, shards.tokenizer, step.config.examples, train.seed, shards.mixture
+    )
+    batches = examples.batches(first_step, train.batch_size)
+    with heed_signals() as requests, ExitStack() as stack:
+        journal = (
+            Journal(run, shards, examples, domains, step, show, first_step, peak, stack)
+            if machine.rank == 0
+            else SilentJournal()
+        )
+        window = Window(step, journal.last.get("train"))
+        stack.enter_context(_without_collector())
+        yield Session(step, first_step, end, batches, journal, window, requests)
+
+
+def _load_newest(run: Path, step: Step) -> int:
+    """Load the newest intact checkpoint on all processes, and return its step; 0: there is none."""
+    first_step, checkpoint = 0, None
+    if step.machine.rank == 0 and list_checkpoints(run):
+        first_step, checkpoint = find_checkpoint(run)
+        set_damaged_aside(run, checkpoint)
+    first_step = from_rank_0(first_step)
+    if first_step:
+        for stage in range(1, step.model.stage_at(first_step - 1) + 1):
+            step.begin_stage(stage)
+        state = read_state(checkpoint) if checkpoint else None
+        load_state(state, step.model, step.optimizer, step.guard.state)
+    return first_step
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Keep Python's garbage collector out of the context, where it would pause steps.
+
+    The steps make no cycles, so that reference counts free what they leave. Objects that live
+    already are never searched again.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
+def find_learning_rate(step: int, model: Objective, config: PretrainConfig) -> float:
     """Return the learning rate of a step, by the schedule of the stage of the step."""
     stage, optimizer = model.stage_at(step), config.optimizer
     first, end = (*model.stages, config.train.steps)[stage : stage + 2]

@@ -1,4 +1,4 @@
-"""Estimated memory of a pre-training step, and the check against free memory."""
+"""What a run will take: estimated memory of a step, and the time of steps on this machine."""
 
 import copy
 import statistics
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from electra.config import PretrainConfig
-from electra.errors import require
+from electra.errors import UserError
 from electra.method.flops import count_run
 from electra.method.objective import Objective
 from electra.model.batch import Batch
@@ -19,66 +19,47 @@ from electra.model.encoder import Encoder, find_layers
 from electra.pretraining.acceleration import WARM_UP_STEPS, prepare_step
 from electra.pretraining.start import build_model
 from electra.tokenizing.tokenizer import SPECIAL_TOKENS, make_tokenizer
+from electra.training.distributed import count_parts
 from electra.training.machine import Machine, prepare_machine
 
 BYTES_PER_PARAMETER = 16
 """Weight, gradient and Adam's two moments, each float32."""
 BYTES_TO_UNDO = 12
-"""Per parameter: copies of weight and moments, which ReferenceAdamW's update takes (update.py)."""
+"""Per parameter: copies of weight and moments, which ReferenceAdamW's update takes."""
 GIB = 2**30
 """Bytes."""
 
 
-def estimate_step(model: Objective, config: PretrainConfig, device: torch.device) -> float:
-    """Return the estimated peak memory of a step, bytes, without torch's own memory.
-
-    The estimate is BYTES_PER_PARAMETER for each parameter, plus the activations of one micro-batch
-    or, in reference mode, the copies of an update if these are more.
-    """
-    a_row = measure_activations(model, config, device)
-    activations = a_row * config.train.micro_batch_size
-    return _fixed(model, 1) + max(activations, _copies(model, config, 1))
-
-
-def require_memory(
-    model: Objective, config: PretrainConfig, device: torch.device, num_parts: int = 1
-) -> None:
+def require_memory(model: Objective, config: PretrainConfig, machine: Machine) -> None:
     """Refuse a run whose steps do not fit into free memory, unless train.check_memory is false.
 
-    Args:
-        model: The objective.
-        config: The settings, with the rows of this process.
-        device: Its device.
-        num_parts: Number of processes among which the parameters will be divided.
+    A step takes the bytes of parameters, and those of one micro-batch of this process's rows or, in
+    reference mode, of the copies of an update if these are more.
 
     Raises:
         UserError: A step does not fit. The message names the train.accumulation that fits. If not
             even one row fits, it names train.recompute_activations or a smaller model.
     """
-    free = free_memory(device) if config.train.check_memory else None
+    train = config.train
+    free = free_memory(machine.device) if train.check_memory else None
     if free is None:
         return
-    train = config.train
     free += sum(tensor.nbytes for tensor in model.parameters())  # already allocated
-    a_row = measure_activations(model, config, device)
-    fixed = _fixed(model, num_parts)
-    copies = _copies(model, config, num_parts)
+    num_rows = train.batch_size // machine.num_ranks
+    a_row = measure_activations(model, config, machine.device)
+    fixed, copies = _count_bytes(model, config, count_parts(train.sharding, machine))
+    need = fixed + max(a_row * -(-num_rows // train.accumulation), copies)
+    if need <= free:
+        return
     room = int((free - fixed) // a_row) if fixed + copies <= free else 0
-    accumulation = -(-train.batch_size // room) if room > 0 else 0
-    can_recompute = fixed + copies < free and not train.recompute_activations
-    smaller = "choose a smaller model, or a shorter examples.sequence_length"
-    need = fixed + max(a_row * train.micro_batch_size, copies)
-    require(
-        need <= free,
+    advice = "choose a smaller model, or a shorter examples.sequence_length"
+    if room > 0:
+        advice = f"set train.accumulation={-(-num_rows // room)}"
+    elif fixed + copies < free and not train.recompute_activations:
+        advice = f"set train.recompute_activations=true, or {advice}"
+    raise UserError(
         f"a step needs about {need / GIB:.1f} GiB, and {max(free, 0) / GIB:.1f} GiB are free: "
-        + (
-            f"set train.accumulation={accumulation}"
-            if accumulation
-            else f"set train.recompute_activations=true, or {smaller}"
-            if can_recompute
-            else smaller
-        )
-        + "; train.check_memory=false begins without this estimate",
+        f"{advice}; train.check_memory=false begins without this estimate"
     )
 
 
@@ -109,25 +90,21 @@ def free_in_groups(membership: Path, mount: Path) -> list[int]:
         _, controllers, path = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
             continue
-        top, files, prefix = mount, ("memory.max", "memory.current"), ""
-        if controllers:  # version 1
-            top, files = mount / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
-            prefix = "total_"
+        version_1 = mount / "memory", "limit_in_bytes", "usage_in_bytes", "total_"
+        top, limit, used, prefix = version_1 if controllers else (mount, "max", "current", "")
         own = top / path.lstrip("/")
         for group in (own, *own.parents):
-            if group.is_relative_to(top) and all((group / name).is_file() for name in files):
-                limit, used = ((group / name).read_text().strip() for name in files)
-                if limit != "max":
-                    free.append(int(limit) - int(used) + _reclaimable(group, prefix))
+            limits = group / f"memory.{limit}", group / f"memory.{used}"
+            if not group.is_relative_to(top) or not all(file.is_file() for file in limits):
+                continue
+            most, taken = (file.read_text().strip() for file in limits)
+            if most != "max":
+                stat = (group / "memory.stat").read_text().split()
+                sizes = dict(zip(stat[::2], map(int, stat[1::2]), strict=True))
+                cache = ("inactive_file", "active_file", "slab_reclaimable")
+                reclaimable = sum(sizes.get(prefix + name, 0) for name in cache)
+                free.append(int(most) - int(taken) + reclaimable)
     return free
-
-
-def _reclaimable(group: Path, prefix: str) -> int:
-    """Return the bytes charged to a control group that the system can reclaim."""
-    lines = (group / "memory.stat").read_text().splitlines()
-    stat = {name: int(value) for name, value in (line.split() for line in lines)}
-    names = ("inactive_file", "active_file", "slab_reclaimable")
-    return sum(stat.get(prefix + name, 0) for name in names)
 
 
 def make_rows(config: PretrainConfig, num_rows: int, seed: int) -> Batch:
@@ -141,9 +118,8 @@ def make_rows(config: PretrainConfig, num_rows: int, seed: int) -> Batch:
     ids_BL = torch.randint(first, config.model.vocab_size, (num_rows, length), generator=rng)
     ids_BL[:, 0], ids_BL[:, -1] = 2, 3
     types_BL = (torch.arange(length) >= length // 2).long().repeat(num_rows, 1)
-    return Batch(
-        ids_BL, None, types_BL, types_BL + 1 if config.examples.attend == "document" else None
-    )
+    documents_BL = types_BL + 1 if config.examples.attend == "document" else None
+    return Batch(ids_BL, None, types_BL, documents_BL)
 
 
 def measure_activations(model: Objective, config: PretrainConfig, device: torch.device) -> float:
@@ -154,28 +130,23 @@ def measure_activations(model: Objective, config: PretrainConfig, device: torch.
     pass saves little more than the layers' inputs, and the backward pass holds the recomputed
     activations of one layer and their gradients.
     """
-    first = _measure_stage(model, config, device)
-    if len(model.stages) == 1:
-        return first
-    last = copy.deepcopy(model)  # a stage that has begun does not end
-    for stage in range(1, len(model.stages)):
-        last.begin_stage(stage)
-    return max(first, _measure_stage(last, config, device))
 
-
-def _measure_stage(model: Objective, config: PretrainConfig, device: torch.device) -> float:
     def measure(num_rows: int) -> int:
         batch = make_rows(config, num_rows, seed=0).to(device)
         rng = torch.Generator(device).manual_seed(0)
         kept = _saved_bytes(model, lambda: model.compute(batch, rng).loss)
-        widest = max(
-            _layer_bytes(encoder, batch.input_ids_BL)
-            for encoder in model.modules()
-            if isinstance(encoder, Encoder)
-        )
+        encoders = (each for each in model.modules() if isinstance(each, Encoder))
+        widest = max(_layer_bytes(encoder, batch.input_ids_BL) for encoder in encoders)
         return kept + widest * (2 if config.train.recompute_activations else 1)
 
-    return measure(2) - measure(1)
+    if len(model.stages) > 1:
+        model = copy.deepcopy(model)  # a stage that has begun does not end
+    of_stages = []
+    for stage in range(len(model.stages)):
+        if stage:
+            model.begin_stage(stage)
+        of_stages.append(measure(2) - measure(1))
+    return max(of_stages)
 
 
 def _layer_bytes(encoder: Encoder, input_ids_BL: Tensor) -> int:
@@ -190,22 +161,19 @@ def _layer_bytes(encoder: Encoder, input_ids_BL: Tensor) -> int:
     return _saved_bytes(encoder, lambda: encoder.layers[0](x_BLH, places, None))
 
 
-def _fixed(model: Objective, num_parts: int) -> float:
-    """Return the bytes of weights, gradients and moments on one of `num_parts` processes.
+def _count_bytes(model: Objective, config: PretrainConfig, num_parts: int) -> tuple[float, float]:
+    """Return the bytes of weights, gradients and moments on a process, and of an update's copies.
 
     Of a divided model a process also holds the whole weights and gradients outside the layers, and
     those of two layers: one that is computed and one that is being gathered.
     """
-    bytes_of_part = BYTES_PER_PARAMETER * _count(model) / num_parts
-    if num_parts == 1:
-        return bytes_of_part
-    layers = [_count(layer) for layer in find_layers(model)]
-    return bytes_of_part + 8 * (_count(model) - sum(layers) + 2 * max(layers))
-
-
-def _copies(model: Objective, config: PretrainConfig, num_parts: int) -> float:
+    number = _count(model)
+    fixed = BYTES_PER_PARAMETER * number / num_parts
+    if num_parts > 1:
+        layers = [_count(layer) for layer in find_layers(model)]
+        fixed += 8 * (number - sum(layers) + 2 * max(layers))
     is_reference = config.method.mode == "reference"
-    return BYTES_TO_UNDO * _count(model) / num_parts if is_reference else 0.0
+    return fixed, BYTES_TO_UNDO * number / num_parts if is_reference else 0.0
 
 
 def _count(module: nn.Module) -> int:
@@ -268,19 +236,19 @@ def plan(
         progress: Called repeatedly with the seconds spent.
         clock: Returns the current time, seconds.
     """
-    machine = prepare_machine(config.train.device, config.train.precision, config.train.threads)
-    tokenizer = make_tokenizer(config.model.vocab_size)
-    frequencies_V = torch.ones(config.model.vocab_size)
+    train, vocab_size = config.train, config.model.vocab_size
+    machine = prepare_machine(train.device, train.precision, train.threads)
+    tokenizer, frequencies_V = make_tokenizer(vocab_size), torch.ones(vocab_size)
     model = build_model(config, tokenizer, machine, frequencies_V)
-    num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    kept = sum(parameter.numel() for parameter in model.kept.parameters())
+    activations = train.micro_batch_size * measure_activations(model, config, machine.device)
+    fixed, copies = _count_bytes(model, config, num_parts=1)
     return Plan(
-        kept,
-        num_parameters,
-        config.train.steps,
-        config.train.steps * config.train.batch_size * config.examples.sequence_length,
+        _count(model.kept),
+        _count(model),
+        train.steps,
+        train.steps * train.batch_size * config.examples.sequence_length,
         count_run(model, config),
-        estimate_step(model, config, machine.device),
+        fixed + max(activations, copies),
         time_run(model, config, machine, probe_seconds, progress, clock),
         machine.name,
     )
@@ -294,15 +262,15 @@ def time_run(
     progress: Callable[[float], None] = lambda seconds: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
-    """Return the estimated time of all steps, seconds; arguments as for `time_step`.
+    """Return the estimated time of all steps, seconds, as `time_step`.
 
     The stages of an objective take equal parts of the probe.
     """
     seconds, share = 0.0, probe_seconds / len(model.stages)
-    for stage, first in enumerate(model.stages):
+    ends = (*model.stages[1:], config.train.steps)
+    for stage, (first, end) in enumerate(zip(model.stages, ends, strict=True)):
         if stage:
             model.begin_stage(stage)
-        end = (*model.stages, config.train.steps)[stage + 1]
 
         def add(spent: float, earlier: float = stage * share) -> None:
             progress(earlier + spent)
@@ -319,15 +287,9 @@ def time_step(
     progress: Callable[[float], None] = lambda seconds: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
-    """Return the estimated time of an optimizer step, seconds: the median of the timed steps.
+    """Return the estimated time of a step on the machine, seconds: the median of the timed steps.
 
-    Args:
-        model: The objective, on the machine's device.
-        config: The settings of the run.
-        machine: The machine to time on.
-        probe_seconds: As in `plan`.
-        progress: As in `plan`.
-        clock: As in `plan`.
+    The other arguments are those of `plan`.
     """
     step = prepare_step(model, config, machine)
     batch_size = config.train.batch_size

@@ -55,7 +55,7 @@ def resolve(
         settings = override_values(settings, values, toml)
         given.update(values)
     settings = override(settings, assignments)
-    init_from, chosen = settings.train.init_from, settings.optimizer
+    init_from, optimizer = settings.train.init_from, settings.optimizer
     if run is not None and (run / "config.json").exists():
         from electra.checkpoints.folder import read_run_config
 
@@ -68,17 +68,15 @@ def resolve(
             settings = fit_to_start(settings, read_pretrained(Path(init_from)), given)
             if "optimizer.learning_rate" not in given:
                 note(
-                    f"optimizer.learning_rate={chosen.learning_rate:g} is {preset}'s for a run "
+                    f"optimizer.learning_rate={optimizer.learning_rate:g} is {preset}'s for a run "
                     "from scratch; less of what was learnt is lost with a smaller one, such as a "
                     "sixth (docs/DOMAIN.md)"
                 )
         longest = longest_warmup(settings.shortest_schedule)
-        if chosen.warmup_steps > longest and "optimizer.warmup_steps" not in given:
+        if optimizer.warmup_steps > longest and "optimizer.warmup_steps" not in given:
             settings = override(settings, [f"optimizer.warmup_steps={longest}"])
-            note(
-                f"optimizer.warmup_steps={longest}, a tenth of the schedule: {preset}'s "
-                f"{chosen.warmup_steps:,} are for a longer one"
-            )
+            what = f"{preset}'s {optimizer.warmup_steps:,} are for a longer one"
+            note(f"optimizer.warmup_steps={longest}, a tenth of the schedule: {what}")
     require_schedule(settings)
     return settings
 

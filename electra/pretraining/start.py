@@ -1,8 +1,9 @@
-"""Token embeddings from co-occurrence, as a start for short runs.
+"""What a run starts with: sizes that fit its shards, the objective, and its first weights.
 
-The embeddings are a low-rank factor of the positive pointwise mutual information of neighbouring
-tokens: its leading eigenvectors, times the roots of their eigenvalues. Tokens that occur in similar
-contexts get similar embeddings before the first step.
+Token embeddings from co-occurrence are a start for short runs (`embed_tokens`). They are a low-rank
+factor of the positive pointwise mutual information of neighbouring tokens: its leading
+eigenvectors, times the roots of their eigenvalues. Tokens that occur in similar contexts get
+similar embeddings before the first step.
 
 Source: Levy and Goldberg 2014, "Neural Word Embedding as Implicit Matrix Factorization" (the
 matrix); Levy, Goldberg and Dagan 2015, "Improving Distributional Similarity with Lessons Learned
@@ -14,7 +15,6 @@ Shape suffixes: V vocabulary, E embedding size.
 
 import dataclasses
 import warnings
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from electra.checkpoints.checkpoint import load_parameters
 from electra.checkpoints.folder import SavedNetwork, read_pretrained
 from electra.config import PretrainConfig
 from electra.errors import UserError, require
@@ -32,9 +31,8 @@ from electra.method.registry import build_objective
 from electra.model.encoder import Embeddings, Encoder, choose_layers
 from electra.model.initialisation import draw_glorot, init_weights, look_at_neighbours
 from electra.model.modernbert import ModernEmbeddings
-from electra.pretraining.init_from import size_generator
-from electra.pretraining.journal import Show
-from electra.shards.store import Shards, fetch_shards
+from electra.pretraining.init_from import load_network, size_generator
+from electra.shards.store import Shards
 from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.machine import Machine
 from electra.training.optimizer import step_seed
@@ -46,90 +44,6 @@ MAX_TOKENS = 1 << 22
 SMOOTHING = 0.75
 ITERATIONS = 4
 """Products with the matrix that turn a random basis towards its leading eigenvectors."""
-
-
-def embed_tokens(shards: Shards, size: int, std: float, seed: int) -> Tensor:
-    """Return embeddings (V, E) of which every row has the norm sqrt(size) * std.
-
-    Tokens that do not occur begin at random.
-
-    Args:
-        shards: The train part is counted.
-        size: Embedding size E. Dimensions beyond V are 0.
-        std: Root mean square of the values, that of the random start it replaces.
-        seed: Seed of the decomposition and of the tokens that do not occur.
-    """
-    with warnings.catch_warnings():  # torch 2.11 has the first warning, all versions the second
-        warnings.filterwarnings("ignore", message="Sparse invariant checks are implicitly disabled")
-        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
-        information_VV = _mutual_information(_count_pairs(shards))
-    vocab_size = len(information_VV)
-    rng = torch.Generator().manual_seed(seed)
-    random_VE = torch.randn(vocab_size, min(size, vocab_size), generator=rng)
-    basis_VE = random_VE
-    for _ in range(ITERATIONS):  # subspace iteration: the matrix is symmetric
-        basis_VE = torch.linalg.qr(information_VV @ basis_VE).Q
-    values_E, vectors_EE = torch.linalg.eigh(basis_VE.T @ (information_VV @ basis_VE))
-    factor_VE = basis_VE @ vectors_EE * values_E.abs().sqrt()
-    norm_V1 = factor_VE.norm(dim=1, keepdim=True)
-    factor_VE = torch.where(norm_V1 > 1e-6, factor_VE, random_VE)
-    factor_VE *= std * size**0.5 / factor_VE.norm(dim=1, keepdim=True)
-    return F.pad(factor_VE, (0, size - factor_VE.shape[1]))
-
-
-def _count_pairs(shards: Shards) -> Tensor:
-    """Return the symmetric counts (V, V), sparse, of tokens within WINDOW of each other."""
-    vocab_size = shards.tokenizer.vocab_size
-    keys = []  # of a pair and its distance: one sort brings equal pairs together
-    for shard in shards.train:
-        tokens = shard.tokens[: MAX_TOKENS // len(shards.train)].astype(np.int64)
-        for distance in range(1, WINDOW + 1):
-            before, after = tokens[:-distance], tokens[distance:]
-            for first, second in ((before, after), (after, before)):
-                keys.append((first * vocab_size + second) * WINDOW + distance - 1)
-    sorted_keys = np.sort(np.concatenate(keys))
-    weights = (1 / (1 + sorted_keys % WINDOW)).astype(np.float32)
-    pairs = sorted_keys // WINDOW
-    starts = np.flatnonzero(np.diff(pairs, prepend=-1))
-    places = np.stack([pairs[starts] // vocab_size, pairs[starts] % vocab_size])
-    return torch.sparse_coo_tensor(
-        torch.from_numpy(places),
-        torch.from_numpy(np.add.reduceat(weights, starts)),
-        (vocab_size, vocab_size),
-        check_invariants=False,
-        is_coalesced=True,
-    )
-
-
-def _mutual_information(counts_VV: Tensor) -> Tensor:
-    """Return the positive pointwise mutual information (V, V), sparse, of symmetric counts.
-
-    The probability of a token is that of its occurrences to the power SMOOTHING.
-    """
-    (first, second), number = counts_VV.indices(), counts_VV.values()
-    occurrences_V = counts_VV.sum(dim=1).to_dense()
-    smoothed_V = occurrences_V**SMOOTHING
-    prob_V = smoothed_V / smoothed_V.sum()
-    information = (number / number.sum() / prob_V[first] / prob_V[second]).log()
-    is_positive = information > 0
-    positive_VV = torch.sparse_coo_tensor(
-        torch.stack([first, second])[:, is_positive],
-        information[is_positive],
-        counts_VV.shape,
-        check_invariants=False,
-        is_coalesced=True,
-    )
-    return positive_VV.to_sparse_csr()  # its products are several times faster
-
-
-def fetch_files(several: Iterable[Shards], machine: Machine, show: Show) -> None:
-    """Copy shards that lie at URLs to this machine's disk; process 0 shows how far it is."""
-
-    def tell(done: int, total: int) -> None:
-        if machine.rank == 0:
-            show({"part": "fetching", "done": done, "total": total})
-
-    fetch_shards(several, tell)
 
 
 def fit_to_shards(config: PretrainConfig, shards: Shards) -> PretrainConfig:
@@ -155,11 +69,7 @@ def fit_to_shards(config: PretrainConfig, shards: Shards) -> PretrainConfig:
 
 
 def require_equal_shares(config: PretrainConfig, machine: Machine) -> None:
-    """Refuse processes that would compute unequal numbers of rows.
-
-    Raises:
-        UserError: train.batch_size is not a multiple of the micro-batches of all processes.
-    """
+    """Refuse processes that would compute unequal numbers of rows."""
     train, num_ranks = config.train, machine.num_ranks
     number = train.accumulation * num_ranks
     require(
@@ -172,10 +82,7 @@ def require_equal_shares(config: PretrainConfig, machine: Machine) -> None:
 
 def load_frozen(model: Objective, config: PretrainConfig) -> None:
     """Copy the generator's weights from the run `generator.frozen_run`."""
-    generator = model.networks["generator"]
-    saved = _read_generator(Path(config.generator.frozen_run))
-    load_parameters(generator.encoders[0], saved.encoders[0])
-    load_parameters(generator.head, saved.head)
+    load_network(model.networks["generator"], _read_generator(Path(config.generator.frozen_run)))
 
 
 def _read_generator(run: Path) -> SavedNetwork:
@@ -217,7 +124,7 @@ def build_model(
     )
     model = build_objective(Parts(config, vocabulary, machine.dtype, frequencies_V, layer))
     rng, others = (
-        torch.Generator().manual_seed(step_seed(config.train.seed, name, 0))
+        torch.Generator().manual_seed(step_seed(train.seed, name, 0))
         for name in ("weights", "other weights")
     )
     std = config.model.initializer_range
@@ -225,7 +132,7 @@ def build_model(
     init_weights(model.kept, std, rng)
     if config.method.mode == "reference":
         draw_glorot(model, others)
-    if config.train.initial_weights != "bert":
+    if train.initial_weights != "bert":
         by_embeddings: dict[Embeddings | ModernEmbeddings, list[Encoder]] = {}
         for part in (model.kept, *model.modules()):
             if isinstance(part, Encoder) and part not in by_embeddings.get(part.embeddings, []):
@@ -247,3 +154,68 @@ def count_tokens(shards: Shards) -> Tensor:
     for shard in shards.train:
         counts += np.bincount(shard.tokens, minlength=len(counts))
     return torch.from_numpy(counts)
+
+
+def embed_tokens(shards: Shards, size: int, std: float, seed: int) -> Tensor:
+    """Return embeddings (V, E) of which every row has the norm sqrt(size) * std.
+
+    Tokens that do not occur in the train part begin at random. Dimensions beyond V are 0. `std` is
+    the root mean square of the values, that of the random start which they replace.
+    """
+    with warnings.catch_warnings():  # torch 2.11 has the first warning, all versions the second
+        warnings.filterwarnings("ignore", message="Sparse invariant checks are implicitly disabled")
+        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+        information_VV = _mutual_information(_count_pairs(shards))
+    vocab_size = len(information_VV)
+    rng = torch.Generator().manual_seed(seed)
+    random_VE = torch.randn(vocab_size, min(size, vocab_size), generator=rng)
+    basis_VE = random_VE
+    for _ in range(ITERATIONS):  # subspace iteration: the matrix is symmetric
+        basis_VE = torch.linalg.qr(information_VV @ basis_VE).Q
+    values_E, vectors_EE = torch.linalg.eigh(basis_VE.T @ (information_VV @ basis_VE))
+    factor_VE = basis_VE @ vectors_EE * values_E.abs().sqrt()
+    norm_V1 = factor_VE.norm(dim=1, keepdim=True)
+    factor_VE = torch.where(norm_V1 > 1e-6, factor_VE, random_VE)
+    factor_VE *= std * size**0.5 / factor_VE.norm(dim=1, keepdim=True)
+    return F.pad(factor_VE, (0, size - factor_VE.shape[1]))
+
+
+def _count_pairs(shards: Shards) -> Tensor:
+    """Return the symmetric counts (V, V), sparse, of tokens within WINDOW of each other."""
+    vocab_size = shards.tokenizer.vocab_size
+    keys = []  # of a pair and its distance: one sort brings equal pairs together
+    for shard in shards.train:
+        tokens = shard.tokens[: MAX_TOKENS // len(shards.train)].astype(np.int64)
+        for distance in range(1, WINDOW + 1):
+            before, after = tokens[:-distance], tokens[distance:]
+            for first, second in ((before, after), (after, before)):
+                keys.append((first * vocab_size + second) * WINDOW + distance - 1)
+    sorted_keys = np.sort(np.concatenate(keys))
+    weights = (1 / (1 + sorted_keys % WINDOW)).astype(np.float32)
+    pairs = sorted_keys // WINDOW
+    starts = np.flatnonzero(np.diff(pairs, prepend=-1))
+    places = torch.from_numpy(np.stack(np.divmod(pairs[starts], vocab_size)))
+    return _sparse(places, torch.from_numpy(np.add.reduceat(weights, starts)), vocab_size)
+
+
+def _mutual_information(counts_VV: Tensor) -> Tensor:
+    """Return the positive pointwise mutual information (V, V), sparse, of symmetric counts.
+
+    The probability of a token is that of its occurrences to the power SMOOTHING.
+    """
+    (first, second), number = counts_VV.indices(), counts_VV.values()
+    occurrences_V = counts_VV.sum(dim=1).to_dense()
+    smoothed_V = occurrences_V**SMOOTHING
+    prob_V = smoothed_V / smoothed_V.sum()
+    information = (number / number.sum() / prob_V[first] / prob_V[second]).log()
+    is_positive = information > 0
+    places = counts_VV.indices()[:, is_positive]
+    positive_VV = _sparse(places, information[is_positive], len(counts_VV))
+    return positive_VV.to_sparse_csr()  # its products are several times faster
+
+
+def _sparse(places: Tensor, values: Tensor, size: int) -> Tensor:
+    """Return a sparse square matrix of values at places (2, values) in order."""
+    return torch.sparse_coo_tensor(
+        places, values, (size, size), check_invariants=False, is_coalesced=True
+    )

@@ -48,16 +48,8 @@ class Step:
         machine: Device, and rank of this process among the processes of a step.
         captured: Whether steps will be captured as CUDA graphs.
 
-    Attributes:
-        optimizer: Updates the model's parameters.
-        guard: Judges which steps are skipped.
-        compiled: Whether the objective runs through torch.compile.
-        prepares: Whether the last step also compiled or captured, and so took longer than others.
-        forward: Computes the objective: the model or its compiled form.
-        choose: Chooses the masked positions: `Masking.choose_and_count` or its compiled form.
-        measures: Sums over the steps since the last `Measures.record`.
-        weights: Context entered for each micro-batch; may replace the model's weights by working
-            copies.
+    `forward`, `choose`, `judge` and `measures.tally` are functions of the model, the masking, the
+    guard and the method, or their compiled forms.
     """
 
     def __init__(
@@ -70,15 +62,22 @@ class Step:
             model, config.optimizer, mode=config.method.mode, captured=captured
         )
         self.forward: Callable[..., Output] = model
-        self.choose: Callable[[Batch, Tensor], tuple[Draw, Counts]]
-        self.choose = model.masking.choose_and_count
+        self.choose: Callable[..., tuple[Draw, Counts]] = model.masking.choose_and_count
         self.measures = Measures(model.loss_weights)
         self.weights: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Context of each micro-batch; may replace the model's weights by working copies."""
         self.guard = Guard(machine.device)
         self.judge = self.guard.judge
         self.rng = torch.Generator(machine.device)
         self.number = 0
-        self.captured, self.compiled, self.prepares = captured, False, False
+        self.captured, self.compiled = captured, False
+        self.prepares = False
+        """Whether the last step also compiled or captured, and so took longer than others."""
+
+    @property
+    def micro_rows(self) -> int:
+        """Rows that this process computes at a time, at most."""
+        return -(-self.config.train.micro_batch_size // self.machine.num_ranks)
 
     def __call__(self, number: int, batch: Batch, learning_rate: float) -> Outcome:
         """Run one optimizer step, and return its outputs.
@@ -103,11 +102,7 @@ class Step:
         self._seed_dropout(self.machine.rank * self.config.train.accumulation)
 
     def compute(self, batch: Batch) -> Outcome:
-        """Compute the step after `begin`, and return its outputs.
-
-        Args:
-            batch: All rows of the step, on the device.
-        """
+        """Compute the step after `begin`; the batch is on the device."""
         model = self.model
         draw, counts = self.choose(batch, model.masking.draw_uniform(batch, self.rng))
         outputs = []
@@ -157,7 +152,7 @@ class Step:
     def _micro_batches(self, num_rows: int) -> Iterator[tuple[int, slice]]:
         """Yield number and rows of each micro-batch of the step that this process computes."""
         num_micro_batches, rank = self.config.train.accumulation, self.machine.rank
-        size = -(-self.config.train.micro_batch_size // self.machine.num_ranks)
+        size = self.micro_rows
         for number in range(rank * num_micro_batches, (rank + 1) * num_micro_batches):
             if number * size < num_rows:
                 yield number, slice(number * size, (number + 1) * size)

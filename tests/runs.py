@@ -1,0 +1,59 @@
+"""What tests of pre-training runs share: to stop them, to fill disks, to compare their ends."""
+
+import os
+import resource
+import signal
+import time
+
+import torch
+from safetensors.torch import load_file
+
+from electra.checkpoints.checkpoint import find_checkpoint
+from electra.checkpoints.metrics import read_metrics
+
+
+def ignore(record):
+    pass
+
+
+def send_at(step, number=signal.SIGTERM):
+    """What shows the records of a run, and sends it a signal at the training record of a step."""
+
+    def show(record):
+        if record["step"] == step and record["part"] == "train":
+            os.kill(os.getpid(), number)
+
+    return show
+
+
+def limit_files(size):
+    """Let files grow no further, as on a full disk."""
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+
+
+def wait_for(path):
+    """Wait for what a thread writes."""
+    while not path.exists():
+        time.sleep(0.01)
+
+
+def read_records(run, part):
+    return [each for each in read_metrics(run / "metrics.jsonl") if each["part"] == part]
+
+
+def final_tensors(run):
+    """Step, weights and moments of the newest checkpoint."""
+    step, folder = find_checkpoint(run)
+    files = ("model.safetensors", "optimizer.safetensors")
+    return step, load_file(folder / files[0]) | load_file(folder / files[1])
+
+
+def assert_same_end(whole, parts):
+    """All bits of the checkpoints, and what was measured on held-out text."""
+    step, tensors = final_tensors(whole)
+    step_again, tensors_again = final_tensors(parts)
+    assert step == step_again
+    assert tensors.keys() == tensors_again.keys()
+    assert all(torch.equal(tensors[name], tensors_again[name]) for name in tensors)
+    assert read_records(whole, "heldout") == read_records(parts, "heldout")
