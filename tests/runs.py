@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from electra.checkpoints.checkpoint import find_checkpoint
-from electra.checkpoints.metrics import read_metrics
+from electra.checkpoints.metrics import OF_THE_MACHINE, read_metrics
 
 
 def ignore(record):
@@ -49,7 +49,15 @@ def final_tensors(run):
     return step, load_file(folder / files[0]) | load_file(folder / files[1])
 
 
-def assert_same_end(whole, parts):
+def read_measures(run):
+    """The records, without what differs each time that a run is repeated."""
+    return [
+        {name: value for name, value in record.items() if name not in OF_THE_MACHINE}
+        for record in read_metrics(run / "metrics.jsonl")
+    ]
+
+
+def assert_same_end(whole, parts, *, all_records=False):
     """All bits of the checkpoints, and what was measured on held-out text."""
     step, tensors = final_tensors(whole)
     step_again, tensors_again = final_tensors(parts)
@@ -57,3 +65,5 @@ def assert_same_end(whole, parts):
     assert tensors.keys() == tensors_again.keys()
     assert all(torch.equal(tensors[name], tensors_again[name]) for name in tensors)
     assert read_records(whole, "heldout") == read_records(parts, "heldout")
+    if all_records:
+        assert read_measures(whole) == read_measures(parts)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import ranks
-from test_reliability import assert_same_end, ignore, read_end
+from runs import assert_same_end, ignore, read_measures
 from test_step import OBJECTIVES
 
 from electra.checkpoints.checkpoint import find_checkpoint
@@ -169,13 +169,13 @@ def test_processes_stop_together_and_any_number_goes_on(program, toy_shards, toy
     assert status == 0, err
     status, _, err = pretrain_together(program, 2, toy_shards, tmp_path / "whole", config)
     assert status == 0, err
-    assert_same_end(tmp_path / "whole", tmp_path / "run")
+    assert_same_end(tmp_path / "whole", tmp_path / "run", all_records=True)
     session = json.loads((tmp_path / "run/manifest.json").read_text())["sessions"][1]
     assert (session["first_step"], session["processes"]) == (int(stops[0]), 2)
     with pytest.warns(UserWarning, match=r"other settings: train\.accumulation 1 -> 2"):
         pretrain(toy_shards, tmp_path / "alone", override(config, ["train.accumulation=2"]), ignore)
     losses = [
-        [record["loss"] for record in read_end(tmp_path / name)[1]] for name in ("whole", "alone")
+        [record["loss"] for record in read_measures(tmp_path / name)] for name in ("whole", "alone")
     ]
     assert losses[1] == pytest.approx(losses[0], rel=1e-6)
 
@@ -201,7 +201,7 @@ def test_more_processes_go_on(program, before, after, toy_shards, toy_config, tm
     sessions = json.loads((run / "manifest.json").read_text())["sessions"]
     assert [session["processes"] for session in sessions] == [before, after]
     losses = [
-        [record["loss"] for record in read_end(each)[1]] for each in (tmp_path / "whole", run)
+        [record["loss"] for record in read_measures(each)] for each in (tmp_path / "whole", run)
     ]
     assert losses[1] == pytest.approx(losses[0], rel=1e-6)
 
@@ -219,7 +219,7 @@ def test_a_lost_process_costs_a_restart(program, toy_shards, toy_config, tmp_pat
     assert len(sessions) == 3
     status, _, err = pretrain_together(program, 2, toy_shards, tmp_path / "whole", config)
     assert status == 0, err
-    assert_same_end(tmp_path / "whole", tmp_path / "run")
+    assert_same_end(tmp_path / "whole", tmp_path / "run", all_records=True)
 
 
 @pytest.mark.slow
@@ -234,19 +234,19 @@ def test_a_divided_run_goes_on_in_any_form(program, toy_shards, toy_config, tmp_
         assert status == 0, err
     sessions = json.loads((tmp_path / "killed/manifest.json").read_text())["sessions"]
     assert len(sessions) == 2
-    assert_same_end(tmp_path / "whole", tmp_path / "killed")
+    assert_same_end(tmp_path / "whole", tmp_path / "killed", all_records=True)
     alone = override(config, ["train.accumulation=2"])
     with pytest.warns(UserWarning, match=r"train\.sharding full -> none"):
         pretrain(toy_shards, tmp_path / "run", alone, ignore)
     losses = [
-        [record["loss"] for record in read_end(tmp_path / name)[1]] for name in ("whole", "run")
+        [record["loss"] for record in read_measures(tmp_path / name)] for name in ("whole", "run")
     ]
     assert losses[1] == pytest.approx(losses[0], rel=1e-6)
     status, _, err = pretrain_together(
         *(program, 2, toy_shards, tmp_path / "copied", override(alone, ["train.accumulation=1"]))
     )
     assert status == 0, err
-    ends = [read_end(tmp_path / name)[1][-1] for name in ("whole", "copied")]
+    ends = [read_measures(tmp_path / name)[-1] for name in ("whole", "copied")]
     assert ends[1]["loss"] == pytest.approx(ends[0]["loss"], rel=1e-6)
 
 
