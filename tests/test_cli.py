@@ -268,7 +268,7 @@ def run_child(*words, **options):
         ["submit", "nowhere", "--out", "OUT"],
         ["report", "nowhere", "--out", "OUT"],
         ["report", "run", "nowhere", "--out", "OUT"],
-        ["report", "run", "--out", "page.html"],
+        ["report", "run", "--out", "nowhere/page.html"],
         ["predict", "nowhere", "--input", "task/dev.tsv"],
         ["predict", "scores", "--input", "nowhere"],
         ["score", "run", "--text", "nowhere", "--out", "OUT"],
