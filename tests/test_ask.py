@@ -74,9 +74,9 @@ def test_gaps_are_filled_as_by_transformers(run, exported):
 
 
 def test_folders_without_such_a_network_are_refused(run, exported, start, tmp_path):
-    with pytest.raises(UserError, match="generator has no discriminator: its weights lack"):
+    with pytest.raises(UserError, match="has no discriminator; its network predicts tokens"):
         load_asked(exported / "generator", "replaced")
-    with pytest.raises(UserError, match="has no generator: its weights lack the output layer"):
+    with pytest.raises(UserError, match="has no generator; its network predicts nothing"):
         load_asked(start, "tokens")
     with pytest.raises(UserError, match="neither a run of `electra pretrain` nor a Hugging Face"):
         load_asked(tmp_path, "replaced")

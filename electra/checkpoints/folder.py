@@ -95,9 +95,9 @@ class SavedModel:
         """
         found = self.masked_lm if predicts == "tokens" else self.kept
         if found is None or found.predicts != predicts:
-            has = f"a network that predicts {self.kept.predicts}" if self.kept.predicts else "none"
             wanted = "discriminator" if predicts == "replaced" else "generator"
-            raise UserError(f"{self.source} has no {wanted}, but {has}")
+            has = self.kept.predicts or "nothing: the weights lack an output layer"
+            raise UserError(f"{self.source} has no {wanted}; its network predicts {has}")
         return found
 
 
