@@ -90,8 +90,10 @@ def merge_pieces(
         parts = {"train": describe_part(entries), "heldout": heldout.finish()}
     if config.write_dropped:
         _write_dropped(folder / DROPPED, pieces, places, is_dropped, config.seed, tokenizer.names)
-    sizes_of = {each.path: each.size for piece in pieces for each in piece.ranges}
-    text |= {"files": len(sources.files), "source_bytes": sum(sizes_of.values())}
+    # A file counts once for each of its ranges: the digest of shards covers this number, and the
+    # same text shall have the digest that it always had.
+    source_bytes = sum({each: each.size for piece in pieces for each in piece.ranges}.values())
+    text |= {"files": len(sources.files), "source_bytes": source_bytes}
     manifest = {
         "format": FORMAT,
         "version": VERSION,
