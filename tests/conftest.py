@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from electra.checkpoints.folder import read_model
 from electra.checkpoints.names import ELECTRA
 from electra.config import PrepareConfig, PretrainConfig, TokenizerConfig
 from electra.files import write_json
@@ -92,6 +93,11 @@ def start(toy_tokenizer, tmp_path_factory) -> Path:
     write_json(folder / "config.json", ELECTRA.write_config(sizes, "ElectraModel", toy_tokenizer))
     save_file(ELECTRA.to_theirs(encoder.state_dict()), folder / "model.safetensors")
     return folder
+
+
+@pytest.fixture(scope="session")
+def pretrained(start):
+    return read_model(start)
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,41 @@
+"""What the tests of tasks and of fine-tuning share."""
+
+from pathlib import Path
+
+import pytest
+
+from electra.config import FinetuneConfig
+from electra.errors import UserError
+from electra.settings import override
+from electra.tasks.family import Task
+from electra.tasks.registry import read_task
+
+
+def ignore(record):
+    pass
+
+
+def small_finetune(**changes) -> FinetuneConfig:
+    """Settings of a quick fine-tuning of the toy encoder."""
+    usual = {"learning_rate": 2e-3, "layer_lr_decay": 0.9, "batch_size": 16, "epochs": 2}
+    machine = {"reseeds": 0, "precision": "float32", "device": "cpu", "threads": 1}
+    return FinetuneConfig(**{**usual, **machine, **changes})
+
+
+def write_files(folder: Path, files: dict[str, str | bytes]) -> Path:
+    folder.mkdir(exist_ok=True)
+    for name, content in files.items():
+        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return folder
+
+
+def read(name: str, folder: Path, *settings: str) -> Task:
+    return read_task(name, folder, override(FinetuneConfig(), settings))
+
+
+def refuse(words: str, act) -> None:
+    """Check that it is refused in one line with these words."""
+    with pytest.raises(UserError) as refusal:
+        act()
+    assert words in str(refusal.value)
+    assert "\n" not in str(refusal.value)

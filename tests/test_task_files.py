@@ -1,0 +1,658 @@
+"""Files of every task: found by name, read into examples, refused in one line."""
+
+import gzip
+import json
+import lzma
+import os
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from tasks import ignore, read, refuse, small_finetune, write_files
+
+from electra.config import FinetuneConfig
+from electra.errors import UserError
+from electra.finetuning.loop import finetune
+from electra.settings import override
+from electra.tasks.choice import ChoiceQuestion
+from electra.tasks.classification import Example
+from electra.tasks.registry import read_task
+from electra.tasks.squad import SpanQuestion, read_questions
+from electra.tasks.tagging import TaggedSentence
+from electra.text.tables import read_table, read_text_lines
+
+DATA = Path(__file__).parents[2] / "shared/data"
+
+
+def lines(*records):
+    return "".join(json.dumps(record) + "\n" for record in records)
+
+
+def write_parquet(path, records):
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), path)
+
+
+# --- tasks of the user's own ---
+
+RECORDS = [
+    {"text": 'a "fine" day,\nindeed', "label": "good"},
+    {"text": "awful, she said", "label": "bad"},
+    {"text": "=1+1", "label": "good"},
+    {"text": " \u2028 ", "label": "bad"},
+]
+TRAIN = "text\tlabel\nfine day\tgood\nawful day\tbad\nfine night\tgood\nawful night\tbad\n"
+DEV = "label\ttext\ngood\tfine\nbad\tawful\n"
+
+
+@pytest.mark.parametrize("form", ["csv", "crlf", "csv.gz", "jsonl", "parquet", "parquet.gz"])
+def test_every_format_gives_the_same_task(tmp_path, form):
+    quoted = [(each["text"].replace('"', '""'), each["label"]) for each in RECORDS]
+    table = "".join(f'"{text}",{label}\n' for text, label in quoted)
+    write_parquet(tmp_path / "x", RECORDS)
+    contents = {
+        "csv": ("\ufefftext,label\n\n" + table).encode(),
+        "crlf": ("text,label\n" + table).replace("\n", "\r\n").encode(),
+        "jsonl": lines(*RECORDS).encode(),
+        "parquet": (tmp_path / "x").read_bytes(),
+    }
+    content = contents[form.removesuffix(".gz")]
+    name = f"train.{form}" if form != "crlf" else "train.csv"
+    content = gzip.compress(content) if form.endswith(".gz") else content
+    task = read("own", write_files(tmp_path, {name: content, "dev.csv": "text,label\na,good\n"}))
+    texts = [each["text"] for each in RECORDS]
+    if form == "crlf":
+        texts[0] = texts[0].replace("\n", "\r\n")
+    expected = [Example(text, None, label) for text, label in zip(texts, (1, 0, 1, 0), strict=True)]
+    assert task.examples["train"] == expected
+    assert task.family.labels == ("bad", "good")
+
+
+def test_own_columns_are_found_by_name_and_test_needs_no_label(tmp_path):
+    records = [
+        {"id": 7, "sentence1": 'a "b\tc\u2028d', "sentence2": "e", "label": i % 2} for i in range(4)
+    ]
+    text = "".join(json.dumps(record, ensure_ascii=False) + "\r\n\n" for record in records)
+    pairs = {"dev.jsonl": text, "test.tsv": 'sentence1\tsentence2\n"x\ty"\n'}
+    task = read(
+        "own", write_files(tmp_path, pairs | {"train.jsonl.xz": lzma.compress(text.encode())})
+    )
+    assert task.columns == ("sentence1", "sentence2", "label")
+    assert task.examples["train"] == task.examples["dev"]
+    assert task.examples["train"][1] == Example('a "b\tc\u2028d', "e", 1)
+    assert task.examples["test"] == [Example('"x', 'y"', None)]
+    assert (task.family.headline, task.family.has_pairs) == ("accuracy", True)
+
+
+def test_own_columns_files_and_metric_can_be_named(tmp_path):
+    files = {"a.tsv": TRAIN.replace("text", "body"), "b.tsv": DEV.replace("text", "body")}
+    settings = ("own.train=a.tsv", "own.dev=b.tsv", "own.text=body", "own.metric=f1")
+    task = read("own", write_files(tmp_path, files), *settings)
+    assert task.examples["train"][:2] == [
+        Example("fine day", None, 1),
+        Example("awful day", None, 0),
+    ]
+    assert "test" not in task.examples
+    assert task.family.metrics == ("f1", "accuracy", "mcc")
+
+
+def test_a_text_of_csv_may_be_long(tmp_path):
+    text = "a" * 200_000
+    train = f"text,label\n{text},1\nb,0\nc,1\nd,0\n"
+    write_files(tmp_path, {"train.csv": train, "dev.csv": "text,label\na,0\n"})
+    assert read("own", tmp_path).examples["train"][0].text_a == text
+
+
+def test_a_regression_takes_its_range_from_train(tmp_path, toy_tokenizer):
+    train = [{"text": "a", "label": -2}, {"text": "b", "label": 0.5}, {"text": "c", "label": "8"}]
+    dev = "text,label\na,10.5\nb,-3\n"
+    write_files(tmp_path, {"train.jsonl": lines(*train), "dev.csv": dev})
+    task = read("own", tmp_path, "own.kind=regression")
+    assert task.family.label_range == (-2.0, 8.0)
+    assert [example.label for example in task.examples["dev"]] == [10.5, -3.0]
+    assert task.family.metrics == ("spearman", "pearson")
+    settings = ("own.kind=regression", "own.metric=pearson")
+    assert read("own", tmp_path, *settings).family.headline == "pearson"
+    rows = task.encode(toy_tokenizer, 8)
+    assert rows["train"].targets["labels"].tolist() == pytest.approx([0, 0.25, 1])
+    assert rows["dev"].targets["labels"].tolist() == pytest.approx([1.25, -0.1])
+
+
+QUESTION = ChoiceQuestion("a boat", ("sank", "flew", "sang"), 0)
+
+
+def test_choices_are_columns_or_a_list(tmp_path):
+    columns = "text,a,b,c,label\na boat,sank,flew,sang,0\n"
+    record = {"text": "a boat", "options": ["sank", "flew", "sang"], "label": 0}
+    unlabelled = {key: value for key, value in record.items() if key != "label"}
+    one = write_files(tmp_path / "columns", {"train.csv": columns, "dev.csv": columns})
+    files = {"dev.jsonl": lines(record), "test.jsonl": lines(unlabelled)}
+    two = write_files(tmp_path / "list", files)
+    write_parquet(two / "train.parquet", [record])
+    for folder, choices in ((one, "a, b,c"), (two, "options")):
+        task = read("own", folder, "own.kind=choice", f"own.choices={choices}")
+        assert task.examples["train"] == task.examples["dev"] == [QUESTION]
+        assert (task.family.num_choices, task.family.metrics) == (3, ("accuracy",))
+    assert task.examples["test"] == [QUESTION._replace(label=None)]
+    assert task.columns == ("text", "options", "label")
+
+
+# --- GLUE and SWAG ---
+
+COLA = 'gj04\t1\t\tThe sailors rode.\ngj04\t0\t*\tThe sailors "rode.\n'
+STS = "index\tsentence1\tsentence2\tscore\n0\ta boat\ta ship\t4.500\n1\ta boat\tthe queen\t0\n"
+MNLI = "index\tsentence1\tsentence2\tgold_label\n0\ta\tb\tneutral\n1\ta\tb\tcontradiction\n"
+UNLABELLED = "index\tsentence1\tsentence2\n0\ta\tb\n"
+
+
+def test_cola_is_found_under_either_name_and_its_test_has_a_header(tmp_path):
+    test = "index\tsentence\n0\tBill.\n"
+    write_files(tmp_path / "cola", {"train.tsv": COLA, "dev.tsv": COLA, "test.tsv": test})
+    for data in (tmp_path, tmp_path / "cola"):
+        task = read("CoLA", data)
+        assert task.examples["train"][1] == Example('The sailors "rode.', None, 0)
+        assert task.examples["test"] == [Example("Bill.", None, None)]
+        assert (task.name, task.family.headline, task.epochs) == ("cola", "mcc", 3)
+
+
+def test_sts_b_has_numbers_for_labels(tmp_path, toy_tokenizer):
+    files = {"train.tsv": STS, "dev.tsv": STS, "test.tsv": UNLABELLED}
+    write_files(tmp_path / "STS-B", files)
+    task = read("sts-b", tmp_path)
+    assert [example.label for example in task.examples["train"]] == [4.5, 0.0]
+    assert (task.family.labels, task.family.headline) == ((), "spearman")
+    rows = task.encode(toy_tokenizer, 16)
+    assert rows["train"].targets["labels"].tolist() == pytest.approx([0.9, 0.0] * 2)
+    assert rows["dev"].targets["labels"].tolist() == pytest.approx([0.9, 0.0])
+    assert rows["test"].targets["labels"].isnan().all()
+
+
+def test_pairs_without_an_order_are_trained_on_both_ways(tmp_path, toy_tokenizer):
+    write_files(tmp_path / "STS-B", {"train.tsv": STS, "dev.tsv": STS})
+    both, once = (
+        read("sts-b", tmp_path, f"swap_pairs={swaps}").encode(toy_tokenizer, 64)
+        for swaps in ("true", "false")
+    )
+    assert (len(once["train"]), len(both["train"]), len(both["dev"])) == (2, 4, 2)
+    first, swapped = both["train"].input_ids[0], both["train"].input_ids[2]
+    size_a, size = int(both["train"].first_lengths[0]), int(both["train"].lengths[0])
+    assert swapped[1 : size - size_a].tolist() == first[size_a : size - 1].tolist()
+    assert swapped[size - size_a + 1 : size - 1].tolist() == first[1 : size_a - 1].tolist()
+
+
+def test_mnli_has_two_dev_sets_two_test_sets_and_the_diagnostic_one(tmp_path):
+    files = {"train.tsv": MNLI, "dev_matched.tsv": MNLI, "dev_mismatched.tsv": MNLI}
+    write_files(tmp_path / "MNLI", files | {"test_matched.tsv": UNLABELLED})
+    write_files(tmp_path / "diagnostic", {"diagnostic.tsv": UNLABELLED})
+    task = read("MNLI", tmp_path)
+    counts = {"train": 2, "dev": 2, "dev_mismatched": 2, "test": 1, "diagnostic": 1}
+    assert {split: len(examples) for split, examples in task.examples.items()} == counts
+    assert [example.label for example in task.examples["dev_mismatched"]] == [2, 0]
+    assert task.examples["diagnostic"][0].label is None
+
+
+HEADER = ",video-id,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,label\n"
+SWAG = (
+    HEADER + '0,a,"The queen, old. She","The queen, old.",She,gold,sold it.,"said ""no"".",ran.,1\n'
+    '1,b,A boat.,A boat.,,gold,"It\nsank.",It sold.,It ran.,0\n'
+)
+FOUR = HEADER.replace("ending2", "ending2,ending3") + "0,a,A.,A.,,g,a,b,c,d,3\n"
+
+
+def test_swag_is_read_by_column_with_and_without_labels(tmp_path):
+    test = SWAG.replace(",label", "").replace(",1\n", "\n").replace(",0\n", "\n")
+    train = lzma.compress(SWAG.encode())
+    write_files(tmp_path, {"val.csv": SWAG, "test.csv": test, "train.csv.xz": train})
+    task = read("SWAG", tmp_path)
+    first = ChoiceQuestion("The queen, old.", ("She sold it.", 'She said "no".', "She ran."), 1)
+    second = ChoiceQuestion("A boat.", ("It\nsank.", "It sold.", "It ran."), 0)
+    assert task.examples["train"] == task.examples["dev"] == [first, second]
+    assert task.examples["test"] == [first._replace(label=None), second._replace(label=None)]
+    assert (task.family.num_choices, task.family.headline, task.epochs) == (3, "accuracy", 3)
+    assert [path.name for path in task.files] == ["train.csv.xz", "val.csv", "test.csv"]
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "counts", "positives"),
+    [
+        ("cola", "glue", (8551, 1043, 1063), 721),
+        ("SST-2", "glue", (67349, 872, 1821), 444),
+        ("swag", "swag_format", (2200, 576), 144 + 2 * 150 + 3 * 147),
+    ],
+)
+def test_real_data_are_read_whole(name, folder, counts, positives):
+    if not (DATA / folder).is_dir():
+        pytest.skip(f"no data at {DATA / folder}")
+    task = read(name, DATA / folder)
+    assert tuple(len(examples) for examples in task.examples.values()) == counts
+    assert sum(example.label for example in task.examples["dev"]) == positives
+
+
+# --- tagging ---
+
+IOB2 = "The DT O\nqueen NN B-PER\nof IN I-PER\nSpain NN B-LOC\n\nA DT O\nboat NN O\n"
+
+
+def tagging(folder, train, dev=IOB2, *settings):
+    return read("tagging", write_files(folder, {"train.txt": train, "dev.txt": dev}), *settings)
+
+
+def test_columns_are_read_into_sentences(tmp_path):
+    text = f"-DOCSTART- -X- O\n\n{IOB2}-DOCSTART- -X- O\n\n\nEnd NN O"
+    task = tagging(tmp_path, text, IOB2.replace("\n", "\r\n"))
+    first, second, third = task.examples["train"]
+    tags = ["O", "B-PER", "I-PER", "B-LOC"]
+    assert first == TaggedSentence(["The", "queen", "of", "Spain"], tags, [3, 4, 5, 6])
+    assert (second.words, third.words, third.lines) == (["A", "boat"], ["End"], [13])
+    assert [each.words for each in task.examples["dev"]] == [first.words, second.words]
+    assert task.family.labels == ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
+    assert task.family.metrics == ("f1", "precision", "recall", "accuracy")
+    assert (task.name, task.epochs, task.columns) == (tmp_path.name, 3, ("1", "last"))
+    assert [path.name for path in task.files] == ["train.txt", "dev.txt"]
+
+
+def test_the_columns_can_be_chosen_and_other_tags_are_labels_as_they_are(tmp_path):
+    task = tagging(tmp_path, IOB2, IOB2, "tagging.tag_column=2")
+    assert task.family.labels == ("DT", "IN", "NN")
+    assert task.family.metrics == ("accuracy",)
+    swapped = tagging(tmp_path, IOB2, IOB2, "tagging.word_column=2", "tagging.tag_column=1")
+    assert swapped.examples["dev"][1] == TaggedSentence(["DT", "NN"], ["A", "boat"], [6, 7])
+
+
+@pytest.mark.parametrize(
+    ("split", "name"),
+    [("dev", "valid.conll"), ("dev", "validation.tsv"), ("dev", "val.iob"), ("dev", "testa.txt")]
+    + [("test", "test.txt"), ("test", "testb.txt")],
+)
+def test_files_are_found_by_name(tmp_path, split, name):
+    files = {"train.txt": IOB2, name: IOB2, "notes.md": "other files are left alone"}
+    write_files(tmp_path, files if split == "dev" else files | {"dev.txt": IOB2})
+    assert len(read("tagging", tmp_path).examples[split]) == 2
+
+
+def test_compressed_files_and_json_lines(tmp_path):
+    text = lines(
+        {"tokens": ["New York", "\u2028"], "tags": ["B-LOC", "O"], "id": 1},
+        {"tokens": [], "tags": []},
+        {"tokens": ["Bill"], "tags": ["B-PER"]},
+    )
+    files = {"train.jsonl.xz": lzma.compress(text.encode())}
+    write_files(tmp_path, files | {"dev.txt.gz": gzip.compress(b"Bill B-PER\n")})
+    task = read("tagging", tmp_path)
+    assert task.examples["train"] == [
+        TaggedSentence(["New York", "\u2028"], ["B-LOC", "O"], [1, 1]),
+        TaggedSentence(["Bill"], ["B-PER"], [3]),
+    ]
+    assert task.examples["dev"] == [TaggedSentence(["Bill"], ["B-PER"], [1])]
+    assert task.columns == ("tokens", "tags")
+
+
+CONLLU = (
+    "# sent_id = 1\n# text = vámonos al mar\n"
+    "1-2\tvámonos\t_\n1\tvamos\tVERB\n2\tnos\tPRON\n2.1\tx\t_\n3\t#\tSYM\n\n"
+    "# sent_id = 2\n1\tmar\tNOUN\n\n"
+)
+SCHEMES = {
+    "IOB1": "a I-X\nb I-X\nc B-X\nd I-Y\ne O\n",
+    "IOB2": "a B-X\nb I-X\nc B-X\nd B-Y\ne O\n",
+    "BIOES": "a B-X\nb E-X\nc S-X\nd S-Y\ne O\n",
+    "BILOU": "a B-X\nb L-X\nc U-X\nd U-Y\ne O\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "words"),
+    [
+        (CONLLU, ["tagging.word_column=2"], [["vamos", "nos", "#"], ["mar"]]),
+        ("\u00a0 O\n\x85  B-X\n", [], [["\u00a0", "\x85"]]),
+        ("New York\tB-X\n# O\tO\n", [], [["New York", "# O"]]),
+        ("# id 1\tdomain=en\n2-3 _ O\n# _ B-X\n\n", [], [["2-3", "#"]]),
+    ],
+    ids=["CoNLL-U's comments and notes", "white space", "tabs", "words like numbers"],
+)
+def test_what_is_a_word(tmp_path, text, settings, words):
+    task = tagging(tmp_path, text, text, *settings)
+    assert [each.words for each in task.examples["train"]] == words
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_scheme_becomes_iob2(tmp_path, scheme):
+    task = tagging(tmp_path, SCHEMES[scheme], SCHEMES["IOB2"])
+    assert task.examples["train"] == task.examples["dev"]
+    assert task.examples["train"][0].tags == ["B-X", "I-X", "B-X", "B-Y", "O"]
+    assert task.family.labels == ("O", "B-X", "I-X", "B-Y", "I-Y")
+
+
+def test_prefixes_alone_are_entities(tmp_path):
+    task = tagging(tmp_path, "a I\nb O\n", "a S\n")
+    assert task.family.labels == ("O", "B", "I")
+    assert task.examples["dev"][0].tags == ["B"]
+
+
+# --- questions ---
+
+CONTEXT = "The old sailor sold a boat. The queen painted it."
+NO_ANSWER = {"id": "q2", "question": "Who?", "answers": [], "is_impossible": True}
+FIRST = SpanQuestion("q1", "What was sold?", CONTEXT, ("a boat",), (20, 26))
+
+
+def squad(*entries: dict) -> str:
+    return json.dumps({"data": [{"paragraphs": [{"context": CONTEXT, "qas": list(entries)}]}]})
+
+
+def entry(answer: str = "a boat", start: int = 20, **other) -> dict:
+    answers = [{"text": answer, "answer_start": start}]
+    return {"id": "q1", "question": "What was sold?", "answers": answers} | other
+
+
+def mrqa(**other) -> str:
+    detected = [{"text": "a boat", "char_spans": [[20, 25]], "token_spans": [[4, 5]]}]
+    asked = {"qid": "m1", "question": "What was sold?", "answers": ["A boat", "boat"]}
+    record = {"context": CONTEXT, "qas": [asked | {"detected_answers": detected} | other]}
+    return lines({"header": {"dataset": "x"}}, record)
+
+
+def test_squad_files_are_read_compressed_or_not(tmp_path):
+    train = squad(entry(is_impossible=False), NO_ANSWER)
+    files = {"train-v2.0.json.xz": lzma.compress(train.encode()), "dev-v1.1.json": squad(entry())}
+    write_files(tmp_path, files | {"test.json": squad({"id": "t", "question": "What?"})})
+    task = read("squad-1.1", tmp_path)
+    assert task.examples == {
+        "train": [FIRST, SpanQuestion("q2", "Who?", CONTEXT, (), None)],
+        "dev": [FIRST],
+        "test": [SpanQuestion("t", "What?", CONTEXT, None, None)],
+    }
+    names = ["train-v2.0.json.xz", "dev-v1.1.json", "test.json"]
+    assert [path.name for path in task.files] == names
+
+
+def test_mrqas_spans_include_the_last_character_and_several_files_are_named(tmp_path):
+    files = {"train-a.json": squad(entry(id="a")), "dev.json": squad(entry())}
+    write_files(tmp_path, files | {"train-b.jsonl.gz": gzip.compress(mrqa().encode())})
+    listed = "several train files: train-a.json, train-b.jsonl.gz; choose with squad.train"
+    refuse(listed, lambda: read("squad-1.1", tmp_path))
+    task = read("squad-1.1", tmp_path, "squad.train=train-b.jsonl.gz, train-a.json")
+    assert task.examples["train"] == [
+        SpanQuestion("m1", "What was sold?", CONTEXT, ("A boat", "boat"), (20, 26)),
+        FIRST._replace(id="a"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("x.json", "{", "is not valid JSON"),
+        ("x.json", b"\xff", "is not valid JSON"),
+        ("x.json", "[]", "[] must be a dictionary"),
+        ("x.json", '{"data": {}}', "'data' is {}; it must be a list"),
+        ("x.json", '{"data": []}', "no questions"),
+        ("x.json", '{"data": [{}]}', "article 1: no 'paragraphs'"),
+        ("x.json", squad().replace(f'"{CONTEXT}"', "1"), "paragraph 1: 'context' is 1; it must be"),
+        ("x.json", squad(entry(), {"id": 7}), "article 1 paragraph 1 question 2: 'id' is 7"),
+        ("x.json", squad(entry(question=None)), "question 'q1': 'question' is None"),
+        ("x.json", squad(entry(), entry()), "question 'q1': an id must be that of one"),
+        ("x.json", squad(entry(answers=[])), "no answers; it must have one, or is_impossible"),
+        ("x.json", squad(entry(is_impossible=True)), "is_impossible is true, so"),
+        ("x.json", squad(entry(is_impossible="no")), "'is_impossible' is 'no'; it must be true or"),
+        ("x.json", squad(entry(start=21)), "' boat.' at answer_start 21; it must have the answer"),
+        ("x.json", squad(entry("a\nboat")), "'a boat' at answer_start 20; it must have"),
+        ("x.json", squad(entry(start=-6)), "'' at answer_start -6"),
+        ("x.json", squad(entry(start=2.0)), "'answer_start' is 2.0; it must be a whole"),
+        ("x.json", squad(entry(start=True)), "'answer_start' is True; it must be a whole"),
+        ("x.json", squad(entry("", 3)), "'' at answer_start 3"),
+        ("x.json", "[" * 100_000, "nested too deeply"),
+        ("x.jsonl", "[]\n", "line 1: must be a JSON object"),
+        ("x.jsonl", '\n{"context": "a"}', "line 2: no 'qas'"),
+        ("x.jsonl", mrqa(answers=[]), "question 'm1': 'answers' is empty"),
+        ("x.jsonl", mrqa(answers=[3]), "'answers' is [3]; it must be a list of texts"),
+        ("x.jsonl", mrqa(detected_answers=[{"char_spans": [[20, 49]]}]), "with [20, 49]; they"),
+        ("x.jsonl", mrqa(detected_answers=[{"char_spans": []}]), "char_spans begin with None"),
+        ("x.jsonl", "[" * 100_000, "line 1: JSON that is nested too deeply"),
+        ("x.tsv", "", "must be .json, .jsonl"),
+    ],
+)
+def test_questions_that_do_not_fit_are_refused_in_one_line(tmp_path, name, content, words):
+    path = write_files(tmp_path, {name: content}) / name
+    refuse(words, lambda: read_questions([path], is_labelled=True))
+
+
+# --- refusals ---
+
+OWN = {"train.tsv": TRAIN, "dev.tsv": DEV}
+NUMBERS = {"train.csv": "text,label\na,1\nb,2\n", "dev.csv": "text,label\na,1\n"}
+REGRESSION = ["own.kind=regression"]
+CHOICES = "text,a,b,label\na,b,c,0\n"
+CHOICE = ["own.kind=choice", "own.choices=a,b"]
+LISTS = {"text": "a", "o": ["b", "c"], "label": 1}
+LISTED = ["own.kind=choice", "own.choices=o"]
+THREE = LISTS | {"o": ["b", "c", "d"]}
+TAGS = {"train.txt": IOB2, "dev.txt": IOB2}
+ENDINGS = {"train.csv": SWAG, "val.csv": SWAG}
+
+
+def change(files, name, old, new):
+    return files | {name: files[name].replace(old, new)}
+
+
+def only(files, name):
+    return {key: value for key, value in files.items() if key == name}
+
+
+REFUSALS = [
+    ("own", {}, [], "no train file; add train with .tsv, .csv, .jsonl, .parquet, or name it with"),
+    ("own", OWN | {"train.jsonl": "{}"}, [], "several train files: train.jsonl, train.tsv; choose"),
+    ("own", OWN, ["own.dev=x.tsv"], "own.dev: no file"),
+    ("own", OWN | {"dev.tsv": ""}, [], "dev.tsv is empty"),
+    ("own", OWN | {"dev.tsv": "text\tlabel\n"}, [], "dev.tsv is empty"),
+    ("own", OWN | {"dev.tsv": DEV + "\nodd\tfine\n"}, [], "line 5: unknown label 'odd'; did you"),
+    ("own", OWN | {"test.tsv": "text\tlabel\na\tz\n"}, [], "test.tsv line 2: unknown label 'z'"),
+    ("own", change(OWN, "dev.tsv", "label", "labels"), [], "no column 'label'; did you mean 'labe"),
+    ("own", change(OWN, "train.tsv", "text", "txt"), [], "choose one of txt, label with own.text"),
+    ("own", OWN | {"train.tsv": TRAIN + "fine\n"}, [], "line 6: 1 tab-separated fields; it must"),
+    ("own", OWN | {"train.tsv": "text\tlabel\na\tx\nb\tx\n"}, [], "every 'label' is 'x'; two labe"),
+    ("own", OWN | {"train.tsv": "text\tlabel\na\t1.5\nb\t2.5\n"}, [], "2 labels in 2 rows; a labe"),
+    ("own", only(OWN, "train.tsv") | {"dev.jsonl": '{"text": "a", "label": "good"}\n{"text": "a"}'},
+     [],
+     "dev.jsonl line 2: no 'label'; it must be text"),
+    ("own", only(OWN, "train.tsv") | {"dev.jsonl": '{"text": "a", "label": 0.5}'}, [],
+     "'label' is 0.5"),
+    ("own", only(OWN, "train.tsv") | {"dev.jsonl": "[1]"}, [], "line 1: must be a JSON object"),
+    ("own", only(OWN, "train.tsv") | {"dev.jsonl": "\n{"}, [], "line 2: not valid JSON"),
+    ("own", only(OWN, "train.tsv") | {"dev.parquet": "no"}, [], "dev.parquet is damaged or cut of"),
+    ("own", OWN | {"dev.xls": "a"}, ["own.dev=dev.xls"], "must be .tsv, .csv, .jsonl, .parquet, c"),
+    ("own", OWN | {"train.tsv": b"text\tlabel\n\xff\tgood\n"}, [], "train.tsv line 2: not UTF-8 t"),
+    ("own", {"train.jsonl": lines(*({"text": "a", "label": x} for x in "x\tx\t")), "dev.tsv": DEV},
+     [],
+     "train.jsonl line 2: the label '\\t' must be printable"),
+    ("own", {"train.csv": 'text,label\na,x\n"b\nc",y\n"d"e,x\n'} | only(OWN, "dev.tsv"), [],
+     "train.csv line 5: not valid CSV"),
+    ("own", {"train.csv": 'text,label\na,x\n"b\nc\n'} | only(OWN, "dev.tsv"), [],
+     "line 3: not valid CSV: unexpected end of data"),
+    ("own", {"train.csv": "text,text,label\na,b,x\n"} | only(OWN, "dev.tsv"), [],
+     "two columns are named"),
+    ("own", change(NUMBERS, "train.csv", "b,2", "b,inf"), REGRESSION, "line 3: the label must be"),
+    ("own", change(NUMBERS, "train.csv", "b,2", "b,1_000"), REGRESSION, "a number, not '1_000'"),
+    ("own", change(NUMBERS, "train.csv", "b,2", "b,1e308"), REGRESSION, "line 3: the label 1e+308"),
+    ("own", change(NUMBERS, "dev.csv", "a,1", "a,-1e39"), REGRESSION, "dev.csv line 2: the label"),
+    ("own", change(NUMBERS, "train.csv", "b,2", "b,1.000000001"), REGRESSION, "'label' is 1 in fl"),
+    ("own", change(NUMBERS, "train.csv", "b,2", "b,1.0"), REGRESSION, "two different numbers are"),
+    ("own", only(NUMBERS, "train.csv") | {"dev.jsonl": '{"text": "a", "label": null}'}, REGRESSION,
+     "dev.jsonl line 1: 'label' is None; it must be text or a number"),
+    ("own", {"train.csv": CHOICES, "dev.csv": CHOICES}, [CHOICE[0], "own.choices=a,d"],
+     "no column 'd'"),
+    ("own", {"train.csv": CHOICES, "dev.csv": CHOICES.replace("c,0", "c,2")}, CHOICE,
+     "dev.csv line 2: unknown label '2'; choose from 0, 1"),
+    ("own", {"train.csv": CHOICES, "dev.csv": CHOICES}, [CHOICE[0], "own.choices=a"],
+     "line 2: 'a' is 'b'; it must be a list of texts"),
+    ("own", {"train.jsonl": lines(LISTS, THREE), "dev.jsonl": lines(LISTS)}, LISTED,
+     "line 2: 3 choices; it must have 2"),
+    ("own", {"train.jsonl": lines(LISTS), "dev.jsonl": lines(THREE)}, LISTED,
+     "dev.jsonl: 3 choices a row; it must be 2, as in"),
+    ("own", {"train.jsonl": lines(LISTS | {"o": ["b"]}), "dev.jsonl": lines(LISTS)}, LISTED,
+     "line 1: 1 choice; there must be two or more"),
+    ("own", {}, CHOICE[:1], "own.choices goes with own.kind choice and with no other; kind is cho"),
+    ("own", {}, CHOICE[1:], "own.choices goes with own.kind choice and with no other; kind is cla"),
+    ("own", {}, [*CHOICE, "own.text=a", "own.text_b=b"], "own.text_b 'b' is of pairs"),
+    ("own", {}, [*REGRESSION, "own.metric=f1"], "own.metric f1 is not measured of a regression"),
+    ("own", {}, ["own.name=CoLA"], "own.name 'CoLA' is the name of another task"),
+    ("own", {}, ["own.name="], "own.name must be printable and not empty"),
+    ("colla", {}, [], "unknown task 'colla'; did you mean 'cola'?"),
+    ("mnly", {}, [], "unknown task 'mnly'; did you mean 'mnli'?"),
+    ("cola", {}, ["own.text=body"], "own.text is for the task 'own'; 'cola' says what its files a"),
+    ("cola", {}, ["squad.head=plain"], "squad.head is for squad-1.1 and squad-2.0, not for cola"),
+    ("sst", {}, [], "neither a train.tsv nor a folder SST-2 with one; give GLUE's folder or the t"),
+    ("cola", {"train.tsv": COLA}, [], "has no dev.tsv"),
+    ("sst-2", {"train.tsv": COLA, "dev.tsv": COLA}, [], "train.tsv: no column 'sentence'"),
+    *(
+        ("sts-b", {"train.tsv": STS.replace("4.500", value), "dev.tsv": STS}, [],
+         "line 2: the label must be a number in [0, 5]")
+        for value in ("5.1", "-0.1", "high", "nan", "")
+    ),
+    ("swag", only(ENDINGS, "val.csv"), [], "has no train.csv; give SWAG's folder"),
+    ("swag", only(ENDINGS, "train.csv"), [], "has no val.csv; give SWAG's folder"),
+    ("swag", change(ENDINGS, "train.csv", "ending", "end"), [], "no columns ending0, ending1, ..."),
+    ("swag", change(ENDINGS, "val.csv", "It ran.", ""), [], "val.csv line 3: choice 2 is empty"),
+    ("swag", change(ENDINGS, "val.csv", ",It ran.", ""), [], "line 3: 9 comma-separated fields"),
+    ("swag", change(ENDINGS, "val.csv", ",1\n", ",3\n"), [], "val.csv line 2: unknown label '3'"),
+    ("swag", change(ENDINGS, "val.csv", "label", "gold"), [], "val.csv: no column 'label'"),
+    ("swag", change(ENDINGS, "val.csv", "sent1", "sent0"), [], "no column 'sent1'; did you mean"),
+    ("swag", change(ENDINGS, "val.csv", 'It\nsank."', "It"), [], "val.csv line 3: not valid CSV"),
+    ("swag", ENDINGS | {"val.csv": FOUR}, [], "val.csv: 4 choices a row; it must be 3, as in"),
+    ("tagging", only(TAGS, "dev.txt"), [], "no train file; add train with .txt, .conll, .tsv, .io"),
+    ("tagging", only(TAGS, "train.txt"), [], "no dev file; add dev with .txt"),
+    ("tagging", TAGS | {"train.jsonl": "{}"}, [], "train.jsonl, train.txt; keep one of them there"),
+    ("tagging", TAGS | {"dev.txt": ""}, [], "dev.txt is empty"),
+    ("tagging", TAGS | {"dev.txt": "-DOCSTART- O\n\n"}, [], "dev.txt is empty"),
+    ("tagging", TAGS | {"dev.txt": "\nA O\nboat NN O\n"}, [], "line 3: 3 columns; it must have 2,"),
+    ("tagging", TAGS | {"dev.txt": "A\nboat\n"}, [], "line 1: one column; a word and its tag are"),
+    ("tagging", TAGS | {"dev.txt": "\tO\n"}, [], "line 1: the word must not be empty"),
+    ("tagging", TAGS | {"dev.txt": "A\tO \n"}, [], "line 1: the tag 'O ' must be printable"),
+    ("tagging", TAGS | {"dev.txt": "A\t\n"}, [], "line 1: the tag '' must be printable"),
+    ("tagging", TAGS, ["tagging.tag_column=4"], "line 1: tag_column must lie in 0 to 3, not 4"),
+    ("tagging", TAGS, ["tagging.word_column=4"], "line 1: word_column must lie in 1 to 3, not 4"),
+    ("tagging", TAGS, ["tagging.word_column=3"], "both are column 3 of 3"),
+    ("tagging", TAGS | {"dev.txt": "A O\n\nBill B-PERS\n"}, [], "line 3: train has no tag 'B-PERS"),
+    ("tagging", TAGS | {"dev.txt": "A O\nBill PER\n"}, [], "line 2: the tag 'PER' must be O or be"),
+    ("tagging", TAGS | {"train.txt": IOB2 + "a b X\n"}, [], "line 8: the tag 'X' must be O or beg"),
+    ("tagging", TAGS | {"dev.txt": "A B\n"}, [], "line 1: train has no tag 'B'; choose from"),
+    ("tagging", TAGS | {"dev.txt": "A DT O\nB NNP O\n"}, ["tagging.tag_column=2"],
+     "line 2: train has no tag 'NNP'; did you mean 'NN'?"),
+    ("tagging", TAGS | {"train.txt": "A O\n"}, [], "train.txt: every tag is 'O'; two are needed"),
+    *(
+        ("tagging", only(TAGS, "train.txt") | {"dev.jsonl": text}, [], words)
+        for text, words in (
+            ('{"tokens": [], "tags": []}', "dev.jsonl is empty"),
+            ('{"tokens": ["a"], "ner_tags": ["O"]}', "no column 'tags'; did you mean 'ner_tags'?"),
+            ('\n{"tokens": ["a", "b"], "tags": ["O"]}', "line 2: 2 tokens and 1 tags"),
+            ('{"tokens": ["a"], "tags": [0]}', "line 1: 'tags' is [0]; it must be a list of texts"),
+        )
+    ),
+    ("squad-1.1", {}, [], "no train file; add train with .json, .jsonl, or name it with squad.tra"),
+    ("squad-1.1", {"train.json": squad(entry())}, [], "no dev file; add dev with .json, .jsonl"),
+    ("squad-1.1", {"train.json": squad(entry())}, ["squad.dev=d.json"], "squad.dev: no file"),
+    ("squad-2.0", {"train.json": squad(entry()), "dev.json": squad(entry())}, [],
+     "is the task squad-1.1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("task", "files", "settings", "words"), REFUSALS)
+def test_files_and_settings_that_do_not_fit_are_refused_in_one_line(
+    tmp_path, task, files, settings, words
+):
+    refuse(words, lambda: read(task, write_files(tmp_path, files), *settings))
+
+
+def test_a_number_of_parquet_has_a_row_not_a_line(tmp_path):
+    write_parquet(tmp_path / "dev.parquet", [{"text": "a", "label": "x"}, {"label": "y"}])
+    write_files(tmp_path, only(OWN, "train.tsv"))
+    refuse("dev.parquet row 2: 'text' is None; it must be text", lambda: read("own", tmp_path))
+
+
+@pytest.mark.parametrize("open_it", [read_table, read_text_lines])
+def test_a_pipe_that_nobody_writes_is_refused_not_waited_for(tmp_path, open_it):
+    for name in ("a.tsv", "task.toml"):
+        os.mkfifo(tmp_path / name)
+    refuse("a.tsv is not a regular file; give one that is", lambda: open_it(tmp_path / "a.tsv"))
+    refuse("is not a regular file", lambda: read(str(tmp_path / "task.toml"), tmp_path))
+    refuse("a.tsv is not a folder", lambda: read("tagging", tmp_path / "a.tsv"))
+
+
+# --- a task as a file ---
+
+TASK = 'name = "weather"\ntext = "body"\nlabel = "mood"\ntrain = "all.csv"\nmetric = "mcc"\n'
+WEATHER = "id,body,mood\n0,fine day,good\n1,bad day,bad\n2,fine,good\n3,bad,bad\n"
+
+
+@pytest.fixture
+def weather(tmp_path):
+    write_files(tmp_path / "data", {"all.csv": WEATHER, "dev.csv": WEATHER})
+    return write_files(tmp_path, {"weather.toml": TASK})
+
+
+def test_a_file_says_what_the_settings_would(weather):
+    task = read(str(weather / "weather.toml"), weather / "data")
+    settings = [f"own.{line}".replace('"', "").replace(" = ", "=") for line in TASK.splitlines()]
+    same = read("own", weather / "data", *settings)
+    assert (task.name, task.examples, task.family) == ("weather", same.examples, same.family)
+    assert [path.name for path in task.files] == ["weather.toml", "all.csv", "dev.csv"]
+
+
+@pytest.mark.parametrize(
+    ("task", "settings", "words"),
+    [
+        ('lable = "mood"', [], "weather.toml: unknown field 'lable' in 'lable'; did you mean"),
+        ("kind = regression", [], "weather.toml is not valid TOML: "),
+        ('kind = "regresion"', [], "weather.toml: kind cannot be 'regresion'; did you mean"),
+        ('[own]\nkind = "choice"', [], "weather.toml: unknown field 'own' in 'own.kind'"),
+        ('kind = "choice"', [], "weather.toml: own.choices goes with own.kind choice"),
+        ('name = "swag"', [], "own.name 'swag' is the name of another task"),
+        (TASK, ["own.text=id"], "own.text is for the task 'own'"),
+        (TASK, ["own.name=x"], "own.name is for the task 'own'"),
+        (None, [], "weather.toml: No such file"),
+    ],
+)
+def test_files_of_tasks_that_do_not_fit_are_refused(weather, task, settings, words):
+    path = weather / "weather.toml"
+    path.unlink() if task is None else path.write_text(task)
+    config = override(FinetuneConfig(), settings)
+    refuse(words, lambda: read_task(str(path), weather / "data", config))
+
+
+def test_results_have_the_tasks_name_and_a_changed_file_is_noticed(weather, start):
+    class PowerCut(Exception):
+        pass
+
+    def cut_in_seed_1(record):
+        if record["part"] == "dev" and record["seed"] == 1:
+            raise PowerCut
+
+    def begin(progress=ignore):
+        config = small_finetune(epochs=1, batch_size=8)
+        arguments = (start, str(path), weather / "data", weather / "out", config)
+        return finetune(*arguments, seeds=2, progress=progress)
+
+    path = weather / "weather.toml"
+    with pytest.raises(PowerCut):
+        begin(cut_in_seed_1)
+    path.write_text(TASK.replace("mood", "id"))
+    refuse("labels in 4 rows", begin)
+    path.write_text(TASK + "# the same, but who knows\n")
+    refuse("out.incomplete was begun with another files; remove it", begin)
+    path.write_text(TASK)
+    results = begin()
+    assert (results["task"], results["metric"]) == ("weather", "mcc")
+    assert results["config"]["own"]["text"] == "body"
+
+
+def test_nothing_is_written_for_data_that_do_not_fit(weather, start):
+    (weather / "data" / "dev.csv").write_text("body,mood\na,good\nb,so so\n")
+    before = sorted(weather.rglob("*"))
+    for data, words in (("data", "dev.csv line 3: unknown label 'so so'"), ("nowhere", "no file")):
+        with pytest.raises(UserError, match=words):
+            finetune(
+                *(start, str(weather / "weather.toml"), weather / data, weather / "out"),
+                small_finetune(),
+                seeds=1,
+                progress=ignore,
+            )
+    assert sorted(weather.rglob("*")) == before
