@@ -223,6 +223,17 @@ def test_padding_does_not_change_outputs(name, pretrained):
                 torch.testing.assert_close(values[0], together[key][place])
 
 
+def test_choices_may_be_listed_in_any_order(pretrained):
+    family = MultipleChoice(3)
+    model = build(pretrained, family)
+    one, other = (
+        family.encode([ChoiceQuestion("the queen", texts, 0)], pretrained.tokenizer, 32)
+        for texts in (("a boat", "sold", "a"), ("a", "a boat", "sold"))
+    )
+    one, other = (run_network(model, rows, CPU)["logits"] for rows in (one, other))
+    torch.testing.assert_close(one[:, [2, 0, 1]], other)
+
+
 def test_what_is_unlabelled_has_predictions_and_no_scores(name, pretrained, tmp_path):
     family, case = CASES[name].family, CASES[name]
     asked = [family.parse(record) for record in number_records([case.record] * 2)]
@@ -234,6 +245,8 @@ def test_what_is_unlabelled_has_predictions_and_no_scores(name, pretrained, tmp_
     assert [set(each) for each in answers] == [case.answer] * 2
     family.write_predictions(tmp_path, "test", rows, outputs)
     assert all(path.name.startswith("test_") for path in tmp_path.iterdir())
+    if (tmp_path / "test_predictions.tsv").exists():
+        assert (tmp_path / "test_predictions.tsv").read_text().splitlines()[1].startswith("0\t\t")
 
 
 def test_records_that_do_not_fit_are_refused_by_number(name):
@@ -307,6 +320,11 @@ def test_it_learns_what_can_be_learnt(name, pretrained, tmp_path):
     assert losses[-1] < constant.loss / 2
     assert losses[-1] < losses[0]
     case.family.write_predictions(tmp_path, "dev", rows.splits["dev"], run.outputs["dev"])
+    if isinstance(case.family, SpanExtraction):
+        n_best = json.loads((tmp_path / "nbest.json").read_text())
+        assert list(n_best) == [question.id for question in task.examples["dev"]]
+        shares = [sum(text["probability"] for text in texts) for texts in n_best.values()]
+        assert shares == pytest.approx([1] * len(n_best))
     answers = case.family.describe_answers(rows.splits["dev"], run.outputs["dev"])
     assert len(answers) == len(task.examples["dev"])
     assert len({json.dumps(each) for each in answers}) > 1

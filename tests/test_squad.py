@@ -1,6 +1,4 @@
-import gzip
 import json
-import lzma
 import random
 import tracemalloc
 from itertools import pairwise
@@ -10,15 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from electra.checkpoints.folder import SavedModel, SavedNetwork
-from electra.config import FinetuneConfig, SquadConfig, TokenizerConfig
+from electra.config import TokenizerConfig
 from electra.errors import UserError
-from electra.finetuning.loop import train_seed
-from electra.finetuning.start import Job, encode_task
-from electra.model.encoder import Encoder
 from electra.model.heads import span_loss
-from electra.model.initialisation import init_weights
-from electra.presets import encoder_sizes
 from electra.tasks.family import Task
 from electra.tasks.squad import (
     MAX_ANSWER,
@@ -29,10 +21,8 @@ from electra.tasks.squad import (
     cut_windows,
     find_answers,
     read_questions,
-    read_squad_task,
 )
 from electra.tokenizing.tokenizer import Tokenizer
-from electra.training.machine import Machine
 
 SQUAD_FOLDER = Path(__file__).parents[2] / "shared/data/squad"
 VOCAB_FILE = Path(__file__).parents[2] / "shared/data/vocab/bert-base-uncased.txt"
@@ -40,191 +30,6 @@ VOCAB_FILE = Path(__file__).parents[2] / "shared/data/vocab/bert-base-uncased.tx
 
 def encode_questions(questions, tokenizer, sequence_length, *, reference):
     return SpanExtraction(reference=reference).encode(questions, tokenizer, sequence_length)
-
-
-# --- files ---
-
-CONTEXT = "The old sailor sold a boat. The queen painted it."
-
-
-def squad_json(*entries: dict, context: str = CONTEXT) -> str:
-    paragraphs = [{"context": context, "qas": list(entries)}]
-    return json.dumps({"version": "x", "data": [{"title": "t", "paragraphs": paragraphs}]})
-
-
-def entry(answer: str = "a boat", start: int = 20, **other) -> dict:
-    answers = [{"text": answer, "answer_start": start}]
-    return {"id": "q1", "question": "What was sold?", "answers": answers} | other
-
-
-NO_ANSWER = {"id": "q2", "question": "Who?", "answers": [], "is_impossible": True}
-MRQA = {
-    "context": CONTEXT,
-    "qas": [
-        {
-            "qid": "m1",
-            "question": "What was sold?",
-            "answers": ["A boat", "boat"],
-            "detected_answers": [
-                {"text": "a boat", "char_spans": [[20, 25]], "token_spans": [[4, 5]]}
-            ],
-        }
-    ],
-}
-
-
-def mrqa_jsonl(**other) -> str:
-    record = MRQA | {"qas": [MRQA["qas"][0] | other]}
-    return json.dumps({"header": {"dataset": "x"}}) + "\n" + json.dumps(record) + "\n"
-
-
-def test_squad_files_are_read_compressed_or_not(tmp_path):
-    (tmp_path / "train-v2.0.json.xz").write_bytes(
-        lzma.compress(squad_json(entry(is_impossible=False), NO_ANSWER).encode())
-    )
-    (tmp_path / "dev-v1.1.json").write_text(squad_json(entry()))
-    (tmp_path / "test.json").write_text(squad_json({"id": "t", "question": "What?"}))
-    task = read_squad_task("squad-1.1", tmp_path, SquadConfig())
-    first = SpanQuestion("q1", "What was sold?", CONTEXT, ("a boat",), (20, 26))
-    assert task.examples == {
-        "train": [first, SpanQuestion("q2", "Who?", CONTEXT, (), None)],
-        "dev": [first],
-        "test": [SpanQuestion("t", "What?", CONTEXT, None, None)],
-    }
-    assert [path.name for path in task.files] == [
-        "train-v2.0.json.xz",
-        "dev-v1.1.json",
-        "test.json",
-    ]
-
-
-def test_mrqa_files_are_read_and_their_spans_include_the_last_character(tmp_path):
-    path = tmp_path / "train.jsonl.gz"
-    path.write_bytes(gzip.compress(mrqa_jsonl().encode()))
-    assert read_questions([path], is_labelled=True) == [
-        SpanQuestion("m1", "What was sold?", CONTEXT, ("A boat", "boat"), (20, 26))
-    ]
-
-
-def test_several_files_are_one_split_if_they_are_named(tmp_path):
-    (tmp_path / "train-a.json").write_text(squad_json(entry(id="a")))
-    (tmp_path / "train-b.jsonl").write_text(mrqa_jsonl())
-    (tmp_path / "dev.json").write_text(squad_json(entry()))
-    with pytest.raises(UserError) as refusal:
-        read_squad_task("squad-1.1", tmp_path, SquadConfig())
-    assert str(refusal.value) == (
-        f"{tmp_path} has several train files: train-a.json, train-b.jsonl; choose with squad.train"
-    )
-    task = read_squad_task("squad-1.1", tmp_path, SquadConfig(train="train-b.jsonl, train-a.json"))
-    assert [question.id for question in task.examples["train"]] == ["m1", "a"]
-
-
-QUESTION = "{0} question 'q1': "
-REFUSALS = [
-    ("x.json", "{", "{0} is not valid JSON: "),
-    ("x.json", b"\xff", "{0} is not valid JSON: "),
-    ("x.json", "[]", "{0}: [] must be a dictionary of fields"),
-    ("x.json", '{"data": {}}', "{0}: 'data' is {{}}; it must be a list"),
-    ("x.json", '{"data": []}', "{0}: no questions; there must be at least one"),
-    ("x.json", '{"data": [{}]}', "{0} article 1: no 'paragraphs', which must be a list"),
-    (
-        "x.json",
-        '{"data": [{"paragraphs": [{"context": 1}]}]}',
-        "{0} article 1 paragraph 1: 'context' is 1; it must be text",
-    ),
-    (
-        "x.json",
-        squad_json(entry(), {"id": 7}),
-        "{0} article 1 paragraph 1 question 2: 'id' is 7; it must be text",
-    ),
-    ("x.json", squad_json(entry(question=None)), QUESTION + "'question' is None; it must be text"),
-    ("x.json", squad_json(entry(), entry()), QUESTION + "an id must be that of one question"),
-    (
-        "x.json",
-        squad_json(entry(answers=[])),
-        QUESTION + "no answers; it must have one, or is_impossible true",
-    ),
-    (
-        "x.json",
-        squad_json(entry(is_impossible=True)),
-        QUESTION + "is_impossible is true, so it must have no answers",
-    ),
-    (
-        "x.json",
-        squad_json(entry(is_impossible="no")),
-        QUESTION + "'is_impossible' is 'no'; it must be true or false",
-    ),
-    (
-        "x.json",
-        squad_json(entry(start=21)),
-        QUESTION + "the context has ' boat.' at answer_start 21; it must have the answer, 'a boat'",
-    ),
-    (
-        "x.json",
-        squad_json(entry("a\nboat")),
-        QUESTION
-        + "the context has 'a boat' at answer_start 20; it must have the answer, 'a\\nboat'",
-    ),
-    ("x.json", squad_json(entry(start=-6)), QUESTION + "the context has '' at answer_start -6; "),
-    (
-        "x.json",
-        squad_json(entry(start=2.0)),
-        QUESTION + "'answer_start' is 2.0; it must be a whole",
-    ),
-    ("x.json", squad_json(entry("", 3)), QUESTION + "the context has '' at answer_start 3; "),
-    ("x.jsonl", "[]\n", "{0} line 1: must be a JSON object"),
-    ("x.jsonl", '\n{"context": "a"}', "{0} line 2: no 'qas', which must be a list"),
-    (
-        "x.jsonl",
-        mrqa_jsonl(answers=[]),
-        "{0} question 'm1': 'answers' is empty; it must have at least one",
-    ),
-    (
-        "x.jsonl",
-        mrqa_jsonl(answers=[3]),
-        "{0} question 'm1': 'answers' is [3]; it must be a list of texts",
-    ),
-    (
-        "x.jsonl",
-        mrqa_jsonl(detected_answers=[{"char_spans": [[20, 49]]}]),
-        "{0} question 'm1': char_spans begin with [20, 49]; they must begin with the numbers of "
-        "two characters in order, each below the 49 of the context",
-    ),
-    (
-        "x.jsonl",
-        mrqa_jsonl(detected_answers=[{"char_spans": []}]),
-        "{0} question 'm1': char_spans begin with None; ",
-    ),
-    ("x.json", "[" * 100_000, "{0} is JSON that is nested too deeply"),
-    ("x.jsonl", "[" * 100_000, "{0} line 1: JSON that is nested too deeply"),
-    ("x.tsv", "", "{0} must be .json, .jsonl, compressed or not"),
-]
-
-
-@pytest.mark.parametrize(("name", "content", "message"), REFUSALS)
-def test_files_that_do_not_fit_are_refused_in_one_line(tmp_path, name, content, message):
-    path = tmp_path / name
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(UserError) as refusal:
-        read_questions([path], is_labelled=True)
-    assert str(refusal.value).startswith(message.format(path))
-    assert "\n" not in str(refusal.value)
-
-
-@pytest.mark.parametrize(
-    ("files", "chosen", "message"),
-    [
-        ({}, {}, "{0} has no train file; add train with .json, .jsonl, or name it with"),
-        ({"train.json"}, {}, "{0} has no dev file; add dev with .json, .jsonl, or name it with"),
-        ({"train.json"}, {"dev": "d.json"}, "squad.dev: no file {0}/d.json"),
-    ],
-)
-def test_missing_files_are_refused(tmp_path, files, chosen, message):
-    for name in files:
-        (tmp_path / name).write_text(squad_json(entry()))
-    with pytest.raises(UserError) as refusal:
-        read_squad_task("squad-1.1", tmp_path, SquadConfig(**chosen))
-    assert str(refusal.value).startswith(message.format(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -536,53 +341,6 @@ def toy_questions(seed: int, count: int, *, with_none: bool) -> list[SpanQuestio
         text = {0: "the old", 2: "engine", 3: "yesterday"}[asked]
         questions.append(SpanQuestion(f"q{number}", text, context, answers, span))
     return questions
-
-
-@pytest.mark.parametrize(("head", "with_none"), [("beam", True), ("plain", False)])
-def test_a_small_encoder_learns_to_answer(toy_tokenizer, tmp_path, head, with_none):
-    split = toy_questions(0, 96, with_none=with_none)
-    task = Task("squad", SpanExtraction(head=head), {"train": split, "dev": split})
-    sizes = encoder_sizes(
-        64, 2, 32, vocab_size=toy_tokenizer.vocab_size, max_position_embeddings=32
-    )
-    encoder = Encoder(sizes)
-    init_weights(encoder, 0.1, torch.Generator().manual_seed(0))
-    saved = SavedNetwork("", sizes, (encoder.state_dict(),))
-    start = SavedModel(saved, toy_tokenizer, 32, "random weights")
-    config = FinetuneConfig(
-        learning_rate=2e-3,
-        layer_lr_decay=1.0,
-        batch_size=16,
-        epochs=12,
-        sequence_length=32,
-        dropout_prob=0.0,
-        precision="float32",
-        threads=1,
-    )
-    rows = encode_task(task, start, config)
-    job = Job(start, task, config)
-    run = train_seed(job, rows, Machine(), seed=0, progress=lambda record: None)
-    outputs, scores = run.outputs["dev"], run.record["scores"]
-    assert not run.record["degenerate"]
-    assert scores["exact"] > 0.9
-    assert scores["f1"] >= scores["exact"]
-    assert ("no_answer_exact" in scores) == with_none
-    losses = [epoch["train_loss"] for epoch in run.record["epochs"]]
-    constant = task.family.find_constant(rows.splits["train"], rows.splits["dev"])
-    assert losses[-1] < constant.loss / 3 < losses[0]
-
-    task.family.write_predictions(tmp_path, "dev", rows.splits["dev"], outputs)
-    predictions, null_odds, n_best = (
-        json.loads((tmp_path / f"{name}.json").read_text())
-        for name in ("predictions", "null_odds", "nbest")
-    )
-    ids = [question.id for question in split]
-    assert list(predictions) == list(null_odds) == list(n_best) == ids
-    for question in split:
-        assert predictions[question.id] in question.context
-        assert predictions[question.id] == n_best[question.id][0]["text"] != ""
-        shares = [answer["probability"] for answer in n_best[question.id]]
-        assert sum(shares) == pytest.approx(1)
 
 
 @pytest.mark.parametrize(("head", "with_none"), [("beam", True), ("plain", True), ("beam", False)])

@@ -1,8 +1,3 @@
-import dataclasses
-import gzip
-import json
-import lzma
-import math
 import random
 from itertools import chain
 from pathlib import Path
@@ -14,13 +9,8 @@ from seqeval.metrics import accuracy_score
 from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
 from transformers import ElectraConfig, ElectraForTokenClassification
 
-from electra.checkpoints.folder import read_model
 from electra.checkpoints.names import ELECTRA
 from electra.config import FinetuneConfig
-from electra.errors import UserError
-from electra.finetuning.loop import train_seed
-from electra.finetuning.network import run_network
-from electra.finetuning.start import Job, encode_task
 from electra.model.encoder import Encoder
 from electra.model.initialisation import init_weights
 from electra.tasks.family import Task
@@ -33,19 +23,11 @@ from electra.tasks.tagging import (
     read_tagging_task,
 )
 from electra.tokenizing.tokenizer import Tokenizer
-from electra.training.machine import Machine
 
 DATA = Path(__file__).parents[2] / "shared/data"
 VOCABULARY = DATA / "vocab/bert-base-uncased.txt"
 CPU = torch.device("cpu")
 IOB2 = "The DT O\nqueen NN B-PER\nof IN I-PER\nSpain NN B-LOC\n\nA DT O\nboat NN O\n"
-
-
-def write(folder: Path, **files: str) -> Path:
-    for name, content in files.items():
-        stem, _, suffix = name.rpartition("_")
-        (folder / f"{stem}.{suffix}").write_text(content, encoding="utf-8")
-    return folder
 
 
 def toy_task(*sentences: list[tuple[str, str]]) -> Task:
@@ -77,194 +59,6 @@ def say(task: Task, rows: Rows, labels) -> dict[str, torch.Tensor]:
         [task.family.labels.index(each) for each in labels]
     )
     return {"logits": F.one_hot(places, len(task.family.labels)).float()}
-
-
-# --- files ---
-
-
-def test_columns_are_read_into_sentences(tmp_path):
-    text = f"-DOCSTART- -X- O\n\n{IOB2}-DOCSTART- -X- O\n\n\nEnd NN O"
-    task = read_tagging_task(write(tmp_path, train_txt=text, dev_txt=IOB2.replace("\n", "\r\n")))
-    first, second, third = task.examples["train"]
-    assert first.words == ["The", "queen", "of", "Spain"]
-    assert first.tags == ["O", "B-PER", "I-PER", "B-LOC"]
-    assert first.lines == [3, 4, 5, 6]
-    assert (second.words, third.words, third.lines) == (["A", "boat"], ["End"], [13])
-    assert [each.words for each in task.examples["dev"]] == [first.words, second.words]
-    assert task.family.labels == ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
-    assert task.family.metrics == ("f1", "precision", "recall", "accuracy")
-    assert (task.epochs, task.columns) == (3, ("1", "last"))
-    assert [path.name for path in task.files] == ["train.txt", "dev.txt"]
-
-
-def test_the_columns_can_be_chosen_and_other_tags_are_labels_as_they_are(tmp_path):
-    data = write(tmp_path, train_txt=IOB2, dev_txt=IOB2)
-    task = read_tagging_task(data, tag_column=2)
-    assert task.family.labels == ("DT", "IN", "NN")
-    assert task.family.metrics == ("accuracy",)
-    swapped = read_tagging_task(data, word_column=2, tag_column=1)
-    assert swapped.examples["dev"][1] == TaggedSentence(["DT", "NN"], ["A", "boat"], [6, 7])
-
-
-@pytest.mark.parametrize(
-    ("split", "name"),
-    [("dev", "valid.conll"), ("dev", "validation.tsv"), ("dev", "val.iob"), ("dev", "testa.txt")]
-    + [("test", "test.txt"), ("test", "testb.txt")],
-)
-def test_files_are_found_by_name(tmp_path, split, name):
-    write(tmp_path, train_txt=IOB2, **({} if split == "dev" else {"dev_txt": IOB2}))
-    (tmp_path / name).write_text(IOB2)
-    (tmp_path / "notes.md").write_text("other files are left alone")
-    assert len(read_tagging_task(tmp_path).examples[split]) == 2
-
-
-def test_compressed_files_and_json_lines(tmp_path):
-    lines = [
-        {"tokens": ["New York", "\u2028"], "tags": ["B-LOC", "O"], "id": 1},
-        {"tokens": [], "tags": []},
-        {"tokens": ["Bill"], "tags": ["B-PER"]},
-    ]
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    (tmp_path / "train.jsonl.xz").write_bytes(lzma.compress(text.encode()))
-    (tmp_path / "dev.txt.gz").write_bytes(gzip.compress(b"Bill B-PER\n"))
-    task = read_tagging_task(tmp_path)
-    assert task.examples["train"] == [
-        TaggedSentence(["New York", "\u2028"], ["B-LOC", "O"], [1, 1]),
-        TaggedSentence(["Bill"], ["B-PER"], [3]),
-    ]
-    assert task.examples["dev"] == [TaggedSentence(["Bill"], ["B-PER"], [1])]
-    assert task.columns == ("tokens", "tags")
-
-
-def test_white_space_may_be_a_word_and_tabs_part_words_with_spaces(tmp_path):
-    write(tmp_path, train_txt="\u00a0 O\n\x85  B-X\n", dev_tsv="New York\tB-X\n# O\tO\n")
-    task = read_tagging_task(tmp_path)
-    assert task.examples["train"][0].words == ["\u00a0", "\x85"]
-    assert task.examples["dev"][0].words == ["New York", "# O"]
-
-
-def test_conll_us_comments_and_notes_are_no_words(tmp_path):
-    text = (
-        "# sent_id = 1\n# text = vámonos al mar\n"
-        "1-2\tvámonos\t_\n1\tvamos\tVERB\n2\tnos\tPRON\n2.1\tx\t_\n3\t#\tSYM\n\n"
-        "# sent_id = 2\n1\tmar\tNOUN\n\n"
-    )
-    write(tmp_path, train_conll=text, dev_conll=text)
-    task = read_tagging_task(tmp_path, word_column=2)
-    assert [each.words for each in task.examples["train"]] == [["vamos", "nos", "#"], ["mar"]]
-    assert task.family.labels == ("NOUN", "PRON", "SYM", "VERB")
-
-
-def test_words_in_the_first_column_of_a_commented_file_may_look_like_numbers(tmp_path):
-    text = "# id 1\tdomain=en\n2-3 _ O\n# _ B-X\n\n"
-    task = read_tagging_task(write(tmp_path, train_txt=text, dev_txt="# O\n".replace("#", "a")))
-    assert task.examples["train"] == [TaggedSentence(["2-3", "#"], ["O", "B-X"], [2, 3])]
-
-
-SCHEMES = {
-    "IOB1": "a I-X\nb I-X\nc B-X\nd I-Y\ne O\n",
-    "IOB2": "a B-X\nb I-X\nc B-X\nd B-Y\ne O\n",
-    "BIOES": "a B-X\nb E-X\nc S-X\nd S-Y\ne O\n",
-    "BILOU": "a B-X\nb L-X\nc U-X\nd U-Y\ne O\n",
-}
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_every_scheme_becomes_iob2(tmp_path, scheme):
-    task = read_tagging_task(write(tmp_path, train_txt=SCHEMES[scheme], dev_txt=SCHEMES["IOB2"]))
-    assert task.examples["train"] == task.examples["dev"]
-    assert task.examples["train"][0].tags == ["B-X", "I-X", "B-X", "B-Y", "O"]
-    assert task.family.labels == ("O", "B-X", "I-X", "B-Y", "I-Y")
-
-
-def test_prefixes_alone_are_entities(tmp_path):
-    task = read_tagging_task(write(tmp_path, train_txt="a I\nb O\n", dev_txt="a S\n"))
-    assert task.family.labels == ("O", "B", "I")
-    assert task.examples["dev"][0].tags == ["B"]
-
-
-REFUSALS = [
-    ({"dev_txt": IOB2}, {}, "{0} has no train file; add train with .txt, .conll, .tsv, .iob, .js"),
-    (
-        {"train_txt": IOB2, "test_txt": IOB2},
-        {},
-        "{0} has no dev file; add dev with .txt,",
-    ),
-    (
-        {"train_txt": IOB2, "train_jsonl": "{}"},
-        {},
-        "{0} has several train files: train.jsonl, train.txt; keep one of them there",
-    ),
-    ({"dev_txt": ""}, {}, "{0}/dev.txt is empty: it must have at least one word"),
-    ({"dev_txt": "-DOCSTART- O\n\n"}, {}, "{0}/dev.txt is empty: it must have at least one word"),
-    ({"dev_jsonl": '{"tokens": [], "tags": []}'}, {}, "{0}/dev.jsonl is empty: it must have"),
-    (
-        {"dev_txt": "\nA O\nboat NN O\n"},
-        {},
-        "{0}/dev.txt line 3: 3 columns; it must have 2, as line 2 has",
-    ),
-    ({"dev_txt": "A\nboat\n"}, {}, "{0}/dev.txt line 1: one column; a word and its tag are needed"),
-    ({"dev_tsv": "\tO\n"}, {}, "{0}/dev.tsv line 1: the word must not be empty"),
-    ({"dev_tsv": "A\tO \n"}, {}, "{0}/dev.tsv line 1: the tag 'O ' must be printable, without"),
-    ({"dev_tsv": "A\t\n"}, {}, "{0}/dev.tsv line 1: the tag '' must be printable, without spaces"),
-    ({}, {"tag_column": 4}, "{0}/train.txt line 1: tag_column must lie in 0 to 3, not 4"),
-    ({}, {"word_column": 0}, "{0}/train.txt line 1: word_column must lie in 1 to 3, not 0"),
-    (
-        {},
-        {"word_column": 3},
-        "{0}/train.txt line 1: word_column and tag_column must differ; both are column 3 of 3",
-    ),
-    (
-        {"dev_txt": "A O\n\nBill B-PERS\n"},
-        {},
-        "{0}/dev.txt line 3: train has no tag 'B-PERS'; did you mean 'B-PER'?",
-    ),
-    (
-        {"dev_txt": "A O\nBill PER\n"},
-        {},
-        "{0}/dev.txt line 2: the tag 'PER' must be O or begin with B-, I-, E-, S-, L- or U-, as",
-    ),
-    ({"dev_txt": "A B\n"}, {}, "{0}/dev.txt line 1: train has no tag 'B'; choose from"),
-    (
-        {"dev_txt": "A DT O\nB NNP O\n"},
-        {"tag_column": 2},
-        "{0}/dev.txt line 2: train has no tag 'NNP'; did you mean 'NN'?",
-    ),
-    ({"train_txt": "A O\n"}, {}, "{0}/train.txt: every tag is 'O'; two are needed"),
-    ({"train_txt": "A X\n", "dev_txt": "A X\n"}, {}, "{0}/train.txt: every tag is 'X'; two are"),
-    (
-        {"dev_jsonl": '{"tokens": ["a"], "ner_tags": ["O"]}'},
-        {},
-        "{0}/dev.jsonl: no column 'tags'; did you mean 'ner_tags'?",
-    ),
-    (
-        {"dev_jsonl": '\n{"tokens": ["a", "b"], "tags": ["O"]}'},
-        {},
-        "{0}/dev.jsonl line 2: 2 tokens and 1 tags; each token must have one tag",
-    ),
-    (
-        {"dev_jsonl": '{"tokens": ["a"], "tags": [0]}'},
-        {},
-        "{0}/dev.jsonl line 1: 'tags' is [0]; it must be a list of texts",
-    ),
-]
-
-
-@pytest.mark.parametrize(("files", "columns", "message"), REFUSALS)
-def test_files_that_do_not_fit_are_refused_in_one_line(tmp_path, files, columns, message):
-    others = {} if "{0} has no" in message else {"train_txt": IOB2}
-    if not any(name.startswith("dev") for name in files) and others:
-        others["dev_txt"] = IOB2
-    with pytest.raises(UserError) as refusal:
-        read_tagging_task(write(tmp_path, **{**others, **files}), **columns)
-    assert str(refusal.value).startswith(message.format(tmp_path))
-    assert "\n" not in str(refusal.value)
-
-
-def test_a_file_for_a_folder_is_refused(tmp_path):
-    write(tmp_path, train_txt=IOB2)
-    with pytest.raises(UserError, match=r"train\.txt is not a folder; give the one with train"):
-        read_tagging_task(tmp_path / "train.txt")
 
 
 # --- rows ---
@@ -412,26 +206,6 @@ def test_the_loss_is_the_mean_over_scored_words(toy_tokenizer):
     assert task.family.loss({"logits": logits}, batch).item() == pytest.approx(total / count)
 
 
-def test_the_constant_answer_is_trains_commonest_label(toy_tokenizer):
-    task = toy_task([("a", "O"), ("boat", "O"), ("queen", "B-PER")], [("the", "O")])
-    rows = task.encode(toy_tokenizer, 16)
-    constant = task.family.find_constant(rows["train"], rows["dev"])
-    assert constant.scores == {"f1": 0, "precision": 0, "recall": 0, "accuracy": 0.75}
-    entropy = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
-    assert constant.loss == pytest.approx(entropy)
-
-
-def test_one_prediction_for_all_is_told(toy_tokenizer):
-    task = toy_task([("a", "O"), ("queen", "B-PER")])
-    rows = task.encode(toy_tokenizer, 16)["dev"]
-    collapse = task.family.describe_collapse(rows, say(task, rows, ["O", "O"]))
-    assert collapse == "every dev prediction is 'O'"
-    assert task.family.describe_collapse(rows, say(task, rows, ["O", "B-PER"])) is None
-    same = toy_task([("a", "O")])
-    rows = same.encode(toy_tokenizer, 16)["dev"]
-    assert same.family.describe_collapse(rows, say(same, rows, ["O"])) is None
-
-
 def test_predictions_are_lines_that_conlleval_reads(toy_tokenizer, tmp_path):
     sentences = [("New York", "B-LOC"), ("\u2028", "O"), ("Bill", "B-PER")], [("a", "O")]
     task = toy_task(*sentences)
@@ -458,11 +232,6 @@ def test_predictions_are_lines_that_conlleval_reads(toy_tokenizer, tmp_path):
 # --- the network ---
 
 
-@pytest.fixture(scope="module")
-def pretrained(start):
-    return read_model(start)
-
-
 def test_the_head_is_that_of_transformers_token_classifier(pretrained):
     task = toy_task([("a", "O"), ("queen", "B-PER"), ("boat", "I-PER")])
     head = task.family.build_head(pretrained.encoder, FinetuneConfig()).eval()
@@ -478,32 +247,3 @@ def test_the_head_is_that_of_transformers_token_classifier(pretrained):
     with torch.inference_mode():
         ours = task.family.answer(head, encoder(batch.input_ids, None, None), batch)["logits"]
         torch.testing.assert_close(ours, theirs(batch.input_ids).logits)
-
-
-@pytest.mark.slow
-def test_it_learns_from_sentences_longer_than_a_row(pretrained, toy_text):
-    tags = {"old": "B-PER", "sailor": "I-PER", "queen": "B-PER", "boat": "B-ART", "castle": "B-ART"}
-    words = toy_text.read_text().split()
-    sentences = [words[start : start + 40] for start in range(0, 4800, 40)]
-    tagged = [[(word, tags.get(word, "O")) for word in sentence] for sentence in sentences]
-    examples = toy_task(*tagged).examples["train"]
-    task = dataclasses.replace(
-        toy_task(*tagged), examples={"train": examples[:100], "dev": examples[100:]}
-    )
-    config = FinetuneConfig(
-        learning_rate=3e-3,
-        layer_lr_decay=0.9,
-        batch_size=16,
-        epochs=6,
-        sequence_length=32,
-        precision="float32",
-        threads=1,
-    )
-    rows = encode_task(task, pretrained, config)
-    assert len(rows.splits["dev"]) > 2 * len(task.examples["dev"])
-    job = Job(pretrained, task, config)
-    run = train_seed(job, rows, Machine(), seed=0, progress=lambda record: None)
-    assert run.record["scores"]["f1"] > 0.95
-    assert not run.record["degenerate"]
-    outputs = run_network(run.model, rows.splits["dev"], CPU)
-    assert outputs["logits"].shape == (*rows.splits["dev"].input_ids.shape, len(task.family.labels))

@@ -1,7 +1,4 @@
-import json
-import lzma
 import math
-import os
 import random
 from collections import Counter
 from pathlib import Path
@@ -11,7 +8,6 @@ import pytest
 import torch
 
 from electra.config import FinetuneConfig
-from electra.errors import UserError
 from electra.settings import override
 from electra.tasks.choice import ChoiceQuestion, MultipleChoice
 from electra.tasks.classification import Classification, Example
@@ -19,8 +15,6 @@ from electra.tasks.family import Task
 from electra.tasks.predictions import score
 from electra.tasks.registry import read_task
 from electra.tasks.rows import choose_batches, cut_pair, encode_texts, make_batch, pack_row
-from electra.tasks.tagging import TaggedSentence, Tagging
-from electra.text.tables import read_table, read_text_lines
 from electra.tokenizing.formats import SPECIAL_TOKENS
 from electra.tokenizing.tokenizer import Tokenizer
 
@@ -84,30 +78,6 @@ def test_the_first_ids_of_a_text_are_those_of_the_whole(lowercase):
         assert encode_texts(tokenizer, texts, most) == [ids[:most] for ids in whole]
 
 
-class CountingTokenizer(Tokenizer):
-    """One that tells how much it was asked to read."""
-
-    num_chars = 0
-
-    def encode_batch(self, texts):
-        self.num_chars += sum(map(len, texts))
-        return super().encode_batch(texts)
-
-
-def test_of_a_giant_text_no_more_is_tokenized_than_its_row_takes(toy_tokenizer):
-    tokenizer = CountingTokenizer(toy_tokenizer.tokens_by_id)
-    giant = "the queen " * 20_000
-    pair = toy_task([Example(giant, giant, 0)])
-    choice = Task("toy", MultipleChoice(2), {"train": [ChoiceQuestion(giant, (giant, "a"), 0)]})
-    sentence = TaggedSentence(["a-" * 100_000], ["O"], [1])
-    tagging = Task("toy", Tagging(("O",)), {"train": [sentence]})
-    for task in (pair, choice, tagging):
-        rows = task.encode(tokenizer, 16)["train"]
-        assert rows.lengths.max() == 16
-        assert rows.num_cut == 1
-    assert tokenizer.num_chars < 2000
-
-
 def test_batches_carry_ids_mask_segments_and_labels(toy_tokenizer):
     examples = [Example("the queen", "a boat", 1), Example("a", None, 0), Example("a", "", None)]
     rows = toy_task(examples).encode(toy_tokenizer, 8)["train"]
@@ -151,16 +121,6 @@ def test_an_epoch_holds_every_row_once_with_little_padding():
 
 
 # --- metrics ---
-
-
-def test_binary_metrics_equal_hand_values():
-    # 3 true positives, 1 false positive, 2 false negatives, 4 true negatives
-    gold = [1, 1, 1, 0, 1, 1, 0, 0, 0, 0]
-    predicted = [1, 1, 1, 1, 0, 0, 0, 0, 0, 0]
-    scores = score(("accuracy", "f1", "mcc"), gold, predicted)
-    assert scores == pytest.approx(
-        {"accuracy": 0.7, "f1": 6 / 9, "mcc": (3 * 4 - 1 * 2) / (4 * 5 * 5 * 6) ** 0.5}
-    )
 
 
 def binary_cases(count):
@@ -231,300 +191,49 @@ def test_constant_predictions_score_without_warnings():
     assert score(("mcc", "f1"), [1, 1], [1, 1]) == {"mcc": 0.0, "f1": 1.0}
 
 
-def test_the_constant_answer_is_trains_most_frequent_label(toy_tokenizer):
-    train = [Example("a", None, label) for label in (1, 1, 0)]
-    dev = [Example("a", None, label) for label in (0, 0, 0, 1)]
-    family = Classification(("accuracy", "mcc"), ("n", "y"))
-    task = Task("toy", family, {"train": train, "dev": dev})
-    rows = task.encode(toy_tokenizer, 8)
-    constant = task.family.find_constant(rows["train"], rows["dev"])
-    assert constant.scores == {"accuracy": 0.25, "mcc": 0.0}
-    assert constant.loss == pytest.approx(-math.log(2 / 3) * 2 / 3 - math.log(1 / 3) / 3)
+# --- choices ---
 
 
-# --- files of the user's own ---
-
-TRAIN = "text\tlabel\nfine day\tgood\nawful day\tbad\nfine night\tgood\nawful night\tbad\n"
-DEV = "label\ttext\ngood\tfine\nbad\tawful\n"
+def toy(examples):
+    return Task("toy", MultipleChoice(len(examples[0].choices)), {"train": examples})
 
 
-def test_own_tsv_is_read_by_column_name(tmp_path):
-    task = own(write(tmp_path, train_tsv=TRAIN, valid_tsv=DEV))
-    assert task.family.labels == ("bad", "good")
-    assert task.examples["train"][:2] == [
-        Example("fine day", None, 1),
-        Example("awful day", None, 0),
+def test_every_choice_is_a_row_beside_the_context(toy_tokenizer):
+    questions = [
+        ChoiceQuestion("the queen", ("a boat", "sold", ""), 1),
+        ChoiceQuestion("a", ("a", "the castle", "a"), None),
     ]
-    assert task.examples["dev"] == [Example("fine", None, 1), Example("awful", None, 0)]
-    assert "test" not in task.examples
-    assert (task.family.headline, task.columns) == ("accuracy", ("text", "label"))
+    rows = toy(questions).encode(toy_tokenizer, 32)["train"]
+    assert (len(rows), rows.rows_per_item, rows.input_ids.shape[0]) == (2, 3, 6)
+    encode, cls, sep = toy_tokenizer.encode, toy_tokenizer.cls_id, toy_tokenizer.sep_id
+    for number, question in enumerate(questions):
+        for place, choice in enumerate(question.choices):
+            context = [cls, *encode(question.context), sep]
+            expected = [*context, *encode(choice), sep]
+            row = 3 * number + place
+            length = int(rows.lengths[row])
+            assert rows.input_ids[row, :length].tolist() == expected
+            assert int(rows.first_lengths[row]) == len(context)
+    assert rows.targets["labels"].tolist() == [1, -1]
+    assert rows.num_cut == 0
 
 
-def test_own_jsonl_pairs_compressed_with_an_unlabelled_test(tmp_path):
-    records = [
-        {"id": 7, "sentence1": 'a "b\tc\u2028d', "sentence2": "e", "label": i % 2} for i in range(4)
+def test_a_question_is_cut_once_however_many_of_its_rows_are(toy_tokenizer):
+    long = "the old sailor repaired the castle yesterday"
+    questions = [
+        ChoiceQuestion(long, (long, long, "a"), 0),
+        ChoiceQuestion("a", ("a", "a", "a"), 0),
     ]
-    lines = "".join(json.dumps(record, ensure_ascii=False) + "\r\n\n" for record in records)
-    write(tmp_path, dev_jsonl=lines, test_tsv='sentence1\tsentence2\n"x\ty"\n')
-    (tmp_path / "train.jsonl.xz").write_bytes(lzma.compress(lines.encode()))
-    task = own(tmp_path)
-    assert task.columns == ("sentence1", "sentence2", "label")
-    assert task.examples["train"] == task.examples["dev"]
-    assert task.examples["train"][1] == Example('a "b\tc\u2028d', "e", 1)
-    assert task.examples["test"] == [Example('"x', 'y"', None)]
+    rows = toy(questions).encode(toy_tokenizer, 8)["train"]
+    assert rows.num_cut == 1
+    assert rows.input_ids.shape == (6, 8)
 
 
-def test_own_columns_files_and_metric_can_be_named(tmp_path):
-    write(tmp_path, a_tsv=TRAIN.replace("text", "body"), b_tsv=DEV.replace("text", "body"))
-    task = own(tmp_path, "train=a.tsv", "dev=b.tsv", "text=body", "metric=f1")
-    assert len(task.examples["train"]) == 4
-    assert task.family.metrics == ("f1", "accuracy", "mcc")
-
-
-REFUSALS = [
-    (
-        {},
-        [],
-        "{0} has no train file; add train with .tsv, .csv, .jsonl, .parquet, or name it with "
-        "own.train",
-    ),
-    (
-        {"train_tsv": TRAIN, "train_jsonl": "{}"},
-        [],
-        "{0} has several train files: train.jsonl, train.tsv; choose with own.train",
-    ),
-    ({"train_tsv": TRAIN}, ["dev=x.tsv"], "own.dev: no file {0}/x.tsv"),
-    (
-        {"train_tsv": TRAIN, "dev_tsv": ""},
-        [],
-        "{0}/dev.tsv is empty: it must have at least one row",
-    ),
-    (
-        {"train_tsv": TRAIN, "dev_tsv": "text\tlabel\n"},
-        [],
-        "{0}/dev.tsv is empty: it must have at least one row",
-    ),
-    (
-        {"train_tsv": TRAIN, "dev_tsv": DEV + "\nodd\tfine\n"},
-        [],
-        "{0}/dev.tsv line 5: unknown label 'odd'; did you mean 'good'?",
-    ),
-    (
-        {"train_tsv": TRAIN, "dev_tsv": "text\tlabels\nfine\tgood\n"},
-        [],
-        "{0}/dev.tsv: no column 'label'; did you mean 'labels'?",
-    ),
-    (
-        {"train_tsv": TRAIN.replace("text", "txt"), "dev_tsv": DEV},
-        [],
-        "{0}/train.tsv: no column named text, sentence, text_a, sentence1; choose one of "
-        "txt, label with own.text",
-    ),
-    (
-        {"train_tsv": TRAIN + "fine\n", "dev_tsv": DEV},
-        [],
-        "{0}/train.tsv line 6: 1 tab-separated fields; it must have 2: text, label",
-    ),
-    (
-        {"train_tsv": "text\tlabel\na\tx\nb\tx\n", "dev_tsv": DEV},
-        [],
-        "{0}/train.tsv: every 'label' is 'x'; two labels are needed",
-    ),
-    (
-        {"train_tsv": "text\tlabel\na\t1.5\nb\t2.5\nc\t3.5\n", "dev_tsv": DEV},
-        [],
-        "{0}/train.tsv: 'label' has 3 labels in 3 rows; a label must occur twice on average. "
-        "Choose another column with own.label",
-    ),
-    (
-        {"train_tsv": TRAIN, "dev_jsonl": '{"text": "a", "label": "good"}\n{"text": "a"}\n'},
-        [],
-        "{0}/dev.jsonl line 2: no 'label'; it must be text",
-    ),
-    (
-        {"train_tsv": TRAIN, "dev_jsonl": '{"text": "a", "label": 0.5}\n'},
-        [],
-        "{0}/dev.jsonl line 1: 'label' is 0.5; it must be text",
-    ),
-    ({"train_tsv": TRAIN, "dev_jsonl": "[1]"}, [], "{0}/dev.jsonl line 1: must be a JSON object"),
-    ({"train_tsv": TRAIN, "dev_jsonl": "\n{"}, [], "{0}/dev.jsonl line 2: not valid JSON"),
-    (
-        {"train_tsv": TRAIN, "dev_xls": "a"},
-        ["dev=dev.xls"],
-        "{0}/dev.xls must be .tsv, .csv, .jsonl, .parquet, compressed or not, not '.xls'",
-    ),
-]
-
-
-@pytest.mark.parametrize(("files", "settings", "message"), REFUSALS)
-def test_own_files_that_do_not_fit_are_refused_in_one_line(tmp_path, files, settings, message):
-    with pytest.raises(UserError) as refusal:
-        own(write(tmp_path, **files), *settings)
-    assert str(refusal.value).startswith(message.format(tmp_path))
-    assert "\n" not in str(refusal.value)
-
-
-@pytest.mark.parametrize("read", [read_table, read_text_lines])
-def test_a_pipe_that_nobody_writes_is_refused_not_waited_for(tmp_path, read):
-    os.mkfifo(tmp_path / "a.tsv")
-    with pytest.raises(UserError, match=r"a\.tsv is not a regular file; give one that is"):
-        read(tmp_path / "a.tsv")
-    os.mkfifo(tmp_path / "task.toml")
-    with pytest.raises(UserError, match=r"task\.toml is not a regular file"):
-        read_task(str(tmp_path / "task.toml"), tmp_path, FinetuneConfig())
-
-
-def test_bytes_that_are_not_text_are_refused_with_their_line(tmp_path):
-    write(tmp_path, dev_tsv=DEV)
-    (tmp_path / "train.tsv").write_bytes(b"text\tlabel\n\xff\tgood\n")
-    with pytest.raises(UserError, match=r"train.tsv line 2: not UTF-8 text$"):
-        own(tmp_path)
-
-
-def test_labels_that_do_not_fit_a_line_of_predictions_are_refused(tmp_path):
-    lines = "".join(json.dumps({"text": "a", "label": label}) + "\n" for label in "x\tx\t")
-    write(tmp_path, train_jsonl=lines, dev_tsv=DEV)
-    with pytest.raises(UserError, match=r"train.jsonl line 2: the label '\\t' must be printable"):
-        own(tmp_path)
-
-
-# --- GLUE ---
-
-COLA = 'gj04\t1\t\tThe sailors rode.\ngj04\t0\t*\tThe sailors "rode.\n'
-
-
-def test_cola_is_found_under_either_name_and_its_test_has_a_header(tmp_path):
-    write(tmp_path / "cola", train_tsv=COLA, dev_tsv=COLA, test_tsv="index\tsentence\n0\tBill.\n")
-    for data in (tmp_path, tmp_path / "cola"):
-        task = read_task("CoLA", data, FinetuneConfig())
-        assert task.examples["train"][1] == Example('The sailors "rode.', None, 0)
-        assert task.examples["test"] == [Example("Bill.", None, None)]
-        assert (task.name, task.family.headline, task.epochs) == ("cola", "mcc", 3)
-
-
-@pytest.mark.parametrize(
-    ("name", "settings", "message"),
-    [
-        ("colla", (), "unknown task 'colla'; did you mean 'cola'?"),
-        ("mnly", (), "unknown task 'mnly'; did you mean 'mnli'?"),
-        (
-            "cola",
-            ("own.text=body",),
-            "own.text is for the task 'own'; 'cola' says what its files are",
-        ),
-        (
-            "sst",
-            (),
-            "{0} has neither a train.tsv nor a folder SST-2 with one; give GLUE's folder or the "
-            "task's",
-        ),
-    ],
-)
-def test_wrong_task_names_and_folders_are_refused(tmp_path, name, settings, message):
-    write(tmp_path / "CoLA", train_tsv=COLA, dev_tsv=COLA)
-    with pytest.raises(UserError) as refusal:
-        read_task(name, tmp_path, override(FinetuneConfig(), settings))
-    assert str(refusal.value) == message.format(tmp_path)
-
-
-def test_the_folder_of_another_task_is_refused(tmp_path):
-    write(tmp_path, train_tsv=COLA, dev_tsv=COLA)
-    with pytest.raises(UserError, match=r"train.tsv: no column 'sentence'; choose from"):
-        read_task("sst-2", tmp_path, FinetuneConfig())
-
-
-@pytest.mark.skipif(not GLUE_FOLDER.is_dir(), reason=f"no GLUE data at {GLUE_FOLDER}")
-@pytest.mark.parametrize(
-    ("name", "counts", "positives"),
-    [("cola", (8551, 1043, 1063), 721), ("SST-2", (67349, 872, 1821), 444)],
-)
-def test_real_glue_is_read_whole(name, counts, positives):
-    task = read_task(name, GLUE_FOLDER, FinetuneConfig())
-    assert (
-        len(task.examples["train"]),
-        len(task.examples["dev"]),
-        len(task.examples["test"]),
-    ) == counts
-    assert sum(example.label for example in task.examples["dev"]) == positives
-    assert all(example.text_a and example.label is None for example in task.examples["test"])
-
-
-# --- labels that are numbers ---
-
-
-STS = "index\tsentence1\tsentence2\tscore\n0\ta boat\ta ship\t4.500\n1\ta boat\tthe queen\t0\n"
-
-
-def test_sts_b_has_numbers_for_labels(tmp_path, toy_tokenizer):
-    folder = write(tmp_path / "STS-B", train_tsv=STS, dev_tsv=STS)
-    (folder / "test.tsv").write_text("index\tsentence1\tsentence2\n0\ta\tb\n")
-    task = read_task("sts-b", tmp_path, FinetuneConfig())
-    assert [example.label for example in task.examples["train"]] == [4.5, 0.0]
-    assert task.family.labels == ()
-    assert task.family.headline == "spearman"
-    rows = task.encode(toy_tokenizer, 16)
-    assert rows["train"].targets["labels"].tolist() == pytest.approx([0.9, 0.0] * 2)
-    assert rows["dev"].targets["labels"].tolist() == pytest.approx([0.9, 0.0])
-    assert rows["test"].targets["labels"].isnan().all()
-
-
-@pytest.mark.parametrize("value", ["5.1", "-0.1", "high", "nan", ""])
-def test_numbers_out_of_range_are_refused_with_their_line(tmp_path, value):
-    folder = write(tmp_path / "STS-B", train_tsv=STS.replace("4.500", value), dev_tsv=STS)
-    with pytest.raises(UserError, match=r"line 2: the label must be a number in \[0, 5\]"):
-        read_task("sts-b", folder, FinetuneConfig())
-
-
-def test_pairs_without_an_order_are_trained_on_both_ways(tmp_path, toy_tokenizer):
-    folder = write(tmp_path / "STS-B", train_tsv=STS, dev_tsv=STS)
-    both, once = (
-        read_task("sts-b", folder, FinetuneConfig(swap_pairs=swaps)).encode(toy_tokenizer, 64)
-        for swaps in (True, False)
-    )
-    assert (len(once["train"]), len(both["train"]), len(both["dev"])) == (2, 4, 2)
-    first, swapped = both["train"].input_ids[0], both["train"].input_ids[2]
-    size_a, size = int(both["train"].first_lengths[0]), int(both["train"].lengths[0])
-    assert swapped[1 : size - size_a].tolist() == first[size_a : size - 1].tolist()
-    assert swapped[size - size_a + 1 : size - 1].tolist() == first[1 : size_a - 1].tolist()
-
-
-MNLI = "index\tsentence1\tsentence2\tgold_label\n0\ta\tb\tneutral\n1\ta\tb\tcontradiction\n"
-
-
-def test_mnli_has_two_dev_sets_two_test_sets_and_the_diagnostic_one(tmp_path):
-    unlabelled = "index\tsentence1\tsentence2\n0\ta\tb\n"
-    folder = write(tmp_path / "MNLI", train_tsv=MNLI, test_matched_tsv=unlabelled)
-    for name in ("dev_matched", "dev_mismatched"):
-        (folder / f"{name}.tsv").write_text(MNLI)
-    write(tmp_path / "diagnostic", diagnostic_tsv=unlabelled)
-    task = read_task("MNLI", tmp_path, FinetuneConfig())
-    assert {split: len(examples) for split, examples in task.examples.items()} == {
-        "train": 2,
-        "dev": 2,
-        "dev_mismatched": 2,
-        "test": 1,
-        "diagnostic": 1,
-    }
-    assert [example.label for example in task.examples["dev_mismatched"]] == [2, 0]
-    assert task.examples["diagnostic"][0].label is None
-
-
-def test_correlations():
-    gold, predicted = [1.0, 2.0, 3.0, 4.0], [1.0, 4.0, 9.0, 16.0]
-    scores = score(("pearson", "spearman"), gold, predicted)
-    assert scores["spearman"] == pytest.approx(1)
-    assert scores["pearson"] == pytest.approx(0.9843740386976972)
-    assert score(("pearson", "spearman"), gold, [2.0] * 4) == {"pearson": 0, "spearman": 0}
-
-
-def test_qnli_may_be_compressed(tmp_path):
-    text = "index\tquestion\tsentence\tlabel\n0\tWho?\tThe queen.\tentailment\n"
-    text += "1\tWhy?\tA boat.\tnot_entailment\n"
-    folder = write(tmp_path / "QNLI", dev_tsv=text)
-    (folder / "train.tsv.xz").write_bytes(lzma.compress(text.encode()))
-    task = read_task("qnli", tmp_path, FinetuneConfig())
-    assert [example.label for example in task.examples["train"]] == [0, 1]
-    assert task.examples["train"][0].text_b == "The queen."
-    (folder / "dev.tsv").unlink()
-    with pytest.raises(UserError, match=r"has no dev\.tsv"):
-        read_task("qnli", tmp_path, FinetuneConfig())
+def test_a_batch_keeps_the_rows_of_a_question_together(toy_tokenizer):
+    questions = [ChoiceQuestion("a", (f"{'boat ' * n}a", "a"), n % 2) for n in range(5)]
+    rows = toy(questions).encode(toy_tokenizer, 32)["train"]
+    batch = make_batch(rows, torch.tensor([4, 1]), CPU)
+    assert batch.input_ids.shape[0] == 4
+    expected = rows.input_ids[[8, 9, 2, 3], : batch.input_ids.shape[1]]
+    assert torch.equal(batch.input_ids, expected.long())
+    assert batch.targets["labels"].tolist() == [0, 1]
