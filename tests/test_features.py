@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from tasks import ignore
 from transformers import ElectraConfig, ElectraModel
 
 from electra.checkpoints.folder import read_finetuned, read_model
@@ -31,15 +32,6 @@ CONFIG = override(
     + ["precision=float32", "threads=1"],
 )
 PERSONS = {"old": "B-PER", "sailor": "I-PER", "queen": "B-PER", "doctor": "B-PER"}
-
-
-def ignore(record):
-    pass
-
-
-@pytest.fixture(scope="module")
-def pretrained(start):
-    return read_model(start)
 
 
 @pytest.fixture(scope="module")

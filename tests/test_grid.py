@@ -4,24 +4,16 @@ import json
 import statistics
 
 import pytest
+from tasks import ignore, refuse, small_finetune
 
 from electra.cli import main
-from electra.config import FinetuneConfig
-from electra.errors import UserError
 from electra.finetuning.grid import CHOSEN_ON_DEV, combine, search, tabulate
 from electra.finetuning.loop import finetune
 from electra.settings import override
 
-CONFIG = override(
-    FinetuneConfig(),
-    ["batch_size=16", "reseeds=0", "precision=float32", "threads=1", "layer_lr_decay=1"],
-)
+CONFIG = small_finetune(learning_rate=3e-4, layer_lr_decay=1.0, epochs=0)
 GRID = ["learning_rate=1e-5,3e-3", "epochs=1,2"]
 NAMES = [f"learning_rate={rate},epochs={epochs}" for rate in ("1e-5", "3e-3") for epochs in "12"]
-
-
-def ignore(record):
-    pass
 
 
 def test_every_combination_has_a_name_and_its_settings():
@@ -43,13 +35,11 @@ def test_every_combination_has_a_name_and_its_settings():
         (["epochs=1"], ["epochs=2,3"], "epochs is set twice: 1 and 2"),
         ([], ["learning_rate=1e-4,0.0001"], "learning_rate=0.0001 is the same as learning_rate=1e"),
         ([], ["own.dev=a/dev.tsv,b/dev.tsv"], "a value becomes a folder's name and has no /"),
-        ([], ["dropout_prob=0.1,1"], r"dropout_prob must lie in \[0, 1\), not 1.0"),
+        ([], ["dropout_prob=0.1,1"], "dropout_prob"),
     ],
 )
 def test_a_grid_that_means_nothing_is_refused(fixed, grid, message):
-    with pytest.raises(UserError, match=message) as refusal:
-        combine(CONFIG, fixed, grid)
-    assert "\n" not in str(refusal.value)
+    refuse(message, lambda: combine(CONFIG, fixed, grid))
 
 
 @pytest.fixture(scope="module")
@@ -108,10 +98,8 @@ def test_what_is_finished_is_not_repeated(found, start, toy_question, tmp_path):
     with pytest.raises(PowerCut):
         begin(progress=cut_in_the_third)
     assert not out.exists()
-    with pytest.raises(UserError, match=r"out.incomplete was begun with another grid; remove it"):
-        begin(grid=GRID[:1])
-    with pytest.raises(UserError, match=r"out.incomplete was begun with another seeds; remove it"):
-        begin(seeds=3)
+    refuse("out.incomplete was begun with another grid; remove it", lambda: begin(GRID[:1]))
+    refuse("out.incomplete was begun with another seeds; remove it", lambda: begin(seeds=3))
     seen = []
     results = begin(progress=seen.append)
     trained = [(r["combination"], r["seed"], r["run"]) for r in seen if r["part"] == "dev"]
@@ -133,27 +121,13 @@ def test_what_is_finished_is_not_repeated(found, start, toy_question, tmp_path):
 def test_what_does_not_fit_is_refused_before_anything_runs(
     grid, seeds, message, start, toy_question, tmp_path
 ):
-    with pytest.raises(UserError, match=message) as refusal:
-        search(
-            *(start, "own", toy_question, tmp_path / "out", combine(CONFIG, [], grid)),
-            seeds=seeds,
-            progress=ignore,
-        )
-    assert "\n" not in str(refusal.value)
+    arguments = (start, "own", toy_question, tmp_path / "out", combine(CONFIG, [], grid))
+    refuse(message, lambda: search(*arguments, seeds=seeds, progress=ignore))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_verb(start, toy_question, tmp_path, capsys):
-    words = [
-        "finetune",
-        start,
-        "--task",
-        "own",
-        "--data",
-        toy_question,
-        "--out",
-        tmp_path / "out",
-    ]
+    words = ["finetune", start, "--task", "own", "--data", toy_question, "--out", tmp_path / "out"]
     words += ["--set", "epochs=1", "threads=1", "--grid", "learning_rate=1e-3,3e-3"]
     main([str(word) for word in [*words, "--dry-run"]])
     printed = capsys.readouterr().out
