@@ -120,7 +120,8 @@ def test_settings_are_recorded_and_the_folder_gives_its_predictions(start, data,
 
 def test_what_does_not_fit_the_start_or_the_task_is_refused(pretrained, data):
     task = read_task("own", data["own"], CONFIG)
-    small = dataclasses.replace(pretrained, encoder=PRESETS["small"].model)
+    kept = dataclasses.replace(pretrained.kept, sizes=PRESETS["small"].model)
+    small = dataclasses.replace(pretrained, kept=kept)
     usual = override(FINETUNE_PRESETS["small"], ["features.layers=4"])
     assert fit_to_start(usual, small, task, from_scratch=False).layer_lr_decay == 1
     for config, message in (
