@@ -685,7 +685,8 @@ def test_a_regression_exports_and_its_pipeline_answers_in_its_range(runs, tmp_pa
     outputs, inputs = logits_of_rows(runs / "numbers", path)
     for name, each, factor, least in (("hf", model, 5, 0), ("shifted", shifted, 3, -1)):
         (tmp_path / name).mkdir()
-        write_plain(tmp_path / name, describe_finetuned(each))
+        outgoing = describe_finetuned(each)
+        write_plain(tmp_path / name, outgoing, outgoing.length)
         theirs = load(transformers.AutoModelForSequenceClassification, tmp_path / name)
         assert theirs.config.problem_type == "regression"
         expected = outputs["logits"] * factor + least
