@@ -280,24 +280,11 @@ def export(
             agree with the model.
     """
     run, folder = Path(model), Path(out)
-    _require_choice("form", form, "huggingface", "bert", "sentence-transformers")
-    is_similarity = form == "sentence-transformers"
-    require(
-        is_similarity == (dev is not None),
-        "the form sentence-transformers and a dev set go together, which chooses the layer",
-    )
-    text = read_texts(Path(int8)) if int8 else []
-    classes: Literal["huggingface", "bert"] = "bert" if form == "bert" else "huggingface"
-    if is_finetuned(run):
-        require(not is_similarity, f"the form {form} is not for {run}, a fine-tuning")
-        require(not scores, f"scores are for a run; {run}, a fine-tuning, has its own")
-    else:
-        require(seed is None, f"a seed is for a folder of `electra finetune`, which {run} is not")
-    found = [Path(path) for path in scores]
-    rows = [read_finetuning(path / "results.json") for path in found]
+    check_export(run, form, dev, scores, seed)
+    rows = [read_finetuning(Path(path) / "results.json") for path in scores]
     if not is_finetuned(run) and not is_huggingface(run):
-        beside = find_finetunings(run_of(run), find_checkpoint(run)[0])
-        for row in [read_finetuning(path / "results.json") for path in beside]:
+        for path in find_finetunings(run_of(run), find_checkpoint(run)[0]):
+            row = read_finetuning(path / "results.json")
             if not any((row.label, row.from_scratch) == (r.label, r.from_scratch) for r in rows):
                 rows.append(row)
     similarity = None
@@ -307,13 +294,37 @@ def export(
     written = run_export(
         *(run, folder),
         seed=seed,
-        form=classes,
+        form="bert" if form == "bert" else "huggingface",
         similarity=similarity,
         onnx=onnx,
-        int8_text=text,
+        int8_text=read_texts(Path(int8)) if int8 else [],
         scores=to_markdown(finetuning_table(rows)) if rows else "",
     )
     return Exported(written, similarity)
+
+
+def check_export(
+    run: Path,
+    form: str,
+    dev: str | Path | None,
+    scores: Sequence[str | Path],
+    seed: int | None,
+) -> None:
+    """Refuse arguments of `export` that do not fit together, or not to the model."""
+    _require_choice("form", form, "huggingface", "bert", "sentence-transformers")
+    is_similarity, is_tuned = form == "sentence-transformers", is_finetuned(run)
+    require(
+        is_similarity == (dev is not None),
+        "sentence-transformers and a dev set go together: the dev set chooses the layer",
+    )
+    require(
+        not (is_tuned and (is_similarity or scores)),
+        f"sentence-transformers and scores are for a run, and {run} is a fine-tuning",
+    )
+    require(
+        is_tuned or seed is None,
+        f"a seed is for a folder of `electra finetune`, which {run} is not",
+    )
 
 
 def _list(texts: Sequence[Any]) -> list[Any]:

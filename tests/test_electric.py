@@ -256,7 +256,7 @@ def test_pairs_are_compared_by_kind(tmp_path):
     assert pairs == Pairs(["a", "c", "e", "f"], ["b", "d", "e", "g"], ["x", "x", "x", "y"])
     good = [Score(text, 1, pll) for text, pll in zip(pairs.good, (2, 1, 0, 1), strict=True)]
     bad = [Score(text, 1, pll) for text, pll in zip(pairs.bad, (1, 2, 0, 0), strict=True)]
-    found = compare_pairs(pairs, good, bad)
+    found = compare_pairs(pairs, [*good, *bad])
     assert found["kinds"] == {"x": {"pairs": 3, "accuracy": 0.5}, "y": {"pairs": 1, "accuracy": 1}}
     assert found["accuracy"] == 0.75
 

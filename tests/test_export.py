@@ -190,8 +190,8 @@ def test_dev_sets_that_choose_nothing_are_refused(run, pairs, tmp_path, capsys):
     (tmp_path / "same.tsv").write_text("sentence1\tsentence2\tscore\na\tb\t1\nc\td\t1\n")
     (tmp_path / "words.tsv").write_text("sentence1\tsentence2\tscore\na\tb\thigh\n")
     for words, message in (
-        (["--as", "sentence-transformers"], "and --dev go together"),
-        (["--dev", pairs], "and --dev go together"),
+        (["--as", "sentence-transformers"], "and a dev set go together"),
+        (["--dev", pairs], "and a dev set go together"),
         (["--as", "sentence-transformers", "--dev", tmp_path], "has no dev.tsv; name the file"),
         (["--as", "sentence-transformers", "--dev", tmp_path / "same.tsv"], "all scores are 1.0"),
         (["--as", "sentence-transformers", "--dev", tmp_path / "words.tsv"], "'high'"),

@@ -3,11 +3,20 @@
 from collections.abc import Iterator, Sequence
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from electra.cli.options import DryRun, Set, Toml, print_dry_run, refuse_existing, repeat, resolve
+from electra.cli.options import (
+    DryRun,
+    Set,
+    Toml,
+    Words,
+    print_dry_run,
+    refuse_existing,
+    repeat,
+    resolve,
+)
 from electra.config import PrepareConfig, TokenizerConfig
 from electra.errors import require
 from electra.settings import setting_name
@@ -78,21 +87,12 @@ def tokenizer(
             not text and not extend and not given and config is None,
             "--ids declares a vocabulary; it takes no text and no settings",
         )
-        made = Tokenizer.declare(_read_names(ids))
-        if dry_run:
-            return print_dry_run(None, f"write {made.vocab_size:,} ids as the tokenizer {out}")
-        made.save(out)
-        return print_done(
-            f"wrote {out}: {made.vocab_size - 5:,} ids and 5 special tokens",
-            command("prepare", "SEQUENCES.jsonl", "--tokenizer", out, "--out", "shards"),
+        return _declare(ids, out, dry_run)
+    for name in ("kind", "lowercase", "strip_accents", "split_ideographs") if old else ():
+        require(
+            getattr(settings, name) == getattr(TokenizerConfig(), name),
+            f"{name} is that of the old vocabulary, {extend}; leave it out",
         )
-    if old:
-        kept = TokenizerConfig()
-        for name in ("kind", "lowercase", "strip_accents", "split_ideographs"):
-            require(
-                getattr(settings, name) == getattr(kept, name),
-                f"{name} is that of the old vocabulary, {extend}; leave it out",
-            )
     files = find_text(text, settings.encoding)
     if dry_run:
         return print_dry_run(settings, f"read {_describe(files)} and write the tokenizer {out}")
@@ -125,13 +125,25 @@ def tokenizer(
     )
 
 
-def _read_names(ids: str) -> Sequence[str]:
+def _declare(ids: str, out: Path, dry_run: bool) -> None:
+    """Write a vocabulary of ids that are no text: so many, or one for each line of a file."""
     from electra.files import read_text
+    from electra.terminal.printing import command, print_done
+    from electra.tokenizing.tokenizer import Tokenizer
 
     if ids.isdecimal():
         require(int(ids) <= MOST_IDS, f"--ids must be <= {MOST_IDS:,}, not {ids}")
-        return list(map(str, range(int(ids))))
-    return read_text(Path(ids)).splitlines()
+        names = list(map(str, range(int(ids))))
+    else:
+        names = read_text(Path(ids)).splitlines()
+    made = Tokenizer.declare(names)
+    if dry_run:
+        return print_dry_run(None, f"write {made.vocab_size:,} ids as the tokenizer {out}")
+    made.save(out)
+    print_done(
+        f"wrote {out}: {made.vocab_size - 5:,} ids and 5 special tokens",
+        command("prepare", "SEQUENCES.jsonl", "--tokenizer", out, "--out", "shards"),
+    )
 
 
 def _note_marks(made: "Tokenizer", sample: Sequence[str]) -> None:
@@ -239,32 +251,42 @@ def prepare(
             ),
         )
         return
-    parts, source = manifest["parts"], manifest["text"]
-    num_tokens = parts["train"]["num_tokens"] + parts["heldout"]["num_tokens"]
-    if manifest["unk_tokens"] > MANY_UNKNOWN * num_tokens:
+    _note_unknown(manifest, tokenizer)
+    print_done(
+        f"wrote {out}: {'; '.join(_tell_counts(manifest))}",
+        command("pretrain", out, "--out", "run"),
+    )
+
+
+def _note_unknown(manifest: dict[str, Any], tokenizer: Path) -> None:
+    from electra.terminal.printing import print_note
+
+    share = manifest["unk_tokens"] / sum(p["num_tokens"] for p in manifest["parts"].values())
+    if share > MANY_UNKNOWN:
         print_note(
-            f"{manifest['unk_tokens'] / num_tokens:.1%} of the tokens are unknown: the vocabulary "
-            f"is not one of this text; see electra inspect {tokenizer} --text FILE"
+            f"{share:.1%} of the tokens are unknown: the vocabulary is not one of this text; see "
+            f"electra inspect {tokenizer} --text FILE"
         )
-    notes = [
-        f"{parts['train']['num_tokens']:,} tokens in {parts['train']['num_documents']:,} documents",
-        f"held out {parts['heldout']['num_tokens']:,} tokens in "
-        f"{parts['heldout']['num_documents']:,}",
-        f"unknown tokens {manifest['unk_tokens']:,}",
-    ]
-    if source.get("files_of_lines"):  # not in shards of older versions
-        notes.append(
+
+
+def _tell_counts(manifest: dict[str, Any]) -> Iterator[str]:
+    """Yield what a manifest of shards counts, without what did not occur."""
+    train, heldout = manifest["parts"]["train"], manifest["parts"]["heldout"]
+    yield f"{train['num_tokens']:,} tokens in {train['num_documents']:,} documents"
+    yield f"held out {heldout['num_tokens']:,} tokens in {heldout['num_documents']:,}"
+    yield f"unknown tokens {manifest['unk_tokens']:,}"
+    if lines := manifest["text"].get("files_of_lines"):  # not in shards of older versions
+        yield (
             "files with few blank lines or none, each line a document "
-            f"{source['files_of_lines']:,} (--set border=file: each file one document)"
+            f"{lines:,} (--set border=file: each file one document)"
         )
-    if source["invalid_sequences"]:
-        notes.append(f"invalid UTF-8 replaced {source['invalid_sequences']:,} times")
+    if invalid := manifest["text"]["invalid_sequences"]:
+        yield f"invalid UTF-8 replaced {invalid:,} times"
     if manifest["duplicates"]:
-        notes.append(f"documents with the text of an earlier one {manifest['duplicates']:,}")
+        yield f"documents with the text of an earlier one {manifest['duplicates']:,}"
     if manifest["dropped"]:
         found = (f"{number:,} ({reason})" for reason, number in manifest["dropped"].items())
-        notes.append(f"documents dropped: {', '.join(found)}")
-    print_done(f"wrote {out}: {'; '.join(notes)}", command("pretrain", out, "--out", "run"))
+        yield f"documents dropped: {', '.join(found)}"
 
 
 def _parse_share(text: str) -> tuple[int, int]:
@@ -278,7 +300,7 @@ def _parse_share(text: str) -> tuple[int, int]:
 def inspect(
     folder: Path,
     *,
-    text: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (),
+    text: Words = (),
     json: bool = False,
     set_: Annotated[
         Set, Parameter(help="How --text is read: text_field=NAME, encoding=NAME.")
@@ -329,10 +351,9 @@ def inspect(
         return print_sections(describe_shards(shards, found))
     loaded = Tokenizer.load(folder / "tokenizer" if is_shards else folder)
     settings = resolve(TokenizerConfig(), None, set_)
-    files = find_text(text, settings.encoding)
     reader = Reader(text_field=settings.text_field, encoding=settings.encoding)
-    lines = (line for document in reader.read(files) for line in document)
-    report = report_text(loaded, lines)
+    documents = reader.read(find_text(text, settings.encoding))
+    report = report_text(loaded, (line for document in documents for line in document))
     if json:
         return print_lines([dumps(report.as_json(), ensure_ascii=False)])
     print_sections(describe_text(loaded, report))

@@ -28,13 +28,12 @@ from cyclopts import (
     UnknownOptionError,
 )
 
+from electra.cli.ask import detect, embed, fill, predict, score
 from electra.cli.corpus import inspect, prepare, tokenizer
+from electra.cli.export import export, report
 from electra.cli.finetuning import finetune, submit
-from electra.cli.outgoing import embed, export
 from electra.cli.pretraining import flops, import_, plan, pretrain
-from electra.cli.quickstart import quickstart
-from electra.cli.reproduce import reproduce
-from electra.cli.results import detect, fill, predict, report, score
+from electra.cli.reproduce import quickstart, reproduce
 from electra.cli.serving import page, serve
 from electra.errors import UserError, require
 from electra.processes import Interrupted, find_place, is_launched

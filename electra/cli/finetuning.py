@@ -2,17 +2,16 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated
-
-from cyclopts import Parameter
+from typing import Any
 
 from electra.cli.options import (
     DryRun,
     Set,
     Toml,
+    Words,
     print_dry_run,
     refuse_existing,
-    refuse_folder_in_the_way,
+    refuse_file,
     resolve,
 )
 
@@ -25,7 +24,7 @@ def finetune(
     out: Path,
     seeds: int = 1,
     from_scratch: bool = False,
-    grid: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (),
+    grid: Words = (),
     set_: Set = (),
     config: Toml = None,
     dry_run: DryRun = False,
@@ -76,8 +75,7 @@ def finetune(
     preset = finetune_preset(read_sizes(start))
     if grid:  # it compares seeds as they are drawn
         preset = dataclasses.replace(preset, reseeds=0)
-    preset = resolve(preset, config, ())
-    combinations = combine(preset, set_, grid)  # without a grid it is one
+    combinations = combine(resolve(preset, config, ()), set_, grid)  # without a grid it is one
     settings = next(iter(combinations.values()))
     refuse_existing(out)
     require_seeds(seeds)
@@ -97,22 +95,13 @@ def finetune(
         )
     with Progress(f"fine-tuning on {task}", unit="steps") as progress:
         show = show_finetuning(progress, seeds * len(combinations))
+        how: dict[str, Any] = {"seeds": seeds, "from_scratch": from_scratch, "progress": show}
         if grid:
-            results = search(
-                *(start, task, data, out, combinations),
-                seeds=seeds,
-                from_scratch=from_scratch,
-                progress=show,
-            )
+            results = search(start, task, data, out, combinations, **how)
+            scores, table = out / results["best"], tabulate(results)
         else:
-            results = run_finetune(
-                *(start, task, data, out, settings),
-                seeds=seeds,
-                from_scratch=from_scratch,
-                progress=show,
-            )
-    scores = out / results["best"] if grid else out
-    table = tabulate(results) if grid else finetuning_table([read_finetuning(out / "results.json")])
+            results = run_finetune(start, task, data, out, settings, **how)
+            scores, table = out, finetuning_table([read_finetuning(out / "results.json")])
     print_table(table.rows, table.headers)
     for note in results["notes"]:
         print_note(note)
@@ -153,8 +142,7 @@ def submit(
     from electra.finetuning.submit import submit as run_submit
     from electra.terminal.printing import print_done, print_table
 
-    refuse_existing(out)
-    refuse_folder_in_the_way(out)
+    refuse_file(out)
     if dry_run:
         return print_dry_run(None, f"read {', '.join(map(str, folders))} and write {out}")
     answers = run_submit(folders, out, ensemble=ensemble, partial=partial)

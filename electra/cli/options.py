@@ -6,11 +6,13 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from cyclopts import Parameter
 
+from electra import files
 from electra.errors import require
 from electra.presets import PRESETS, RECIPES
 from electra.settings import flatten, override, override_from_toml, to_dict
-from electra.text.streams import is_url
 
+Words = Annotated[tuple[str, ...], Parameter(consume_multiple=True)]
+Paths = Annotated[tuple[Path, ...], Parameter(consume_multiple=True)]
 Set = Annotated[
     tuple[str, ...],
     Parameter(
@@ -78,12 +80,23 @@ def repeat(
 def refuse_existing(out: Path) -> None:
     """Refuse to write where something is, or to a URL, before any work is done."""
     refuse_url(out)
-    require(not out.exists(), f"{out} exists already; remove it or choose another --out")
+    files.refuse_existing(out)
 
 
-def refuse_folder_in_the_way(out: Path) -> None:
-    """Refuse to write a file whose temporary name is that of a folder, or to a URL."""
+def refuse_file(out: Path, formats: Sequence[str] = (), *, replace: bool = False) -> None:
+    """Refuse a file that cannot be written, before any work is done.
+
+    Args:
+        out: The file.
+        formats: The suffixes that it may have; none: any.
+        replace: Whether a file that is there is replaced.
+    """
     refuse_url(out)
+    kind = out.suffix.lower()
+    is_right = not formats or kind in formats
+    require(is_right, f"--out {out} must be a {' or '.join(formats)} file, not {kind!r}")
+    if not replace:
+        files.refuse_existing(out)
     incomplete = out.with_name(f"{out.name}.incomplete")
     require(
         not incomplete.is_dir(),
@@ -93,6 +106,8 @@ def refuse_folder_in_the_way(out: Path) -> None:
 
 def refuse_url(out: Path) -> None:
     """Refuse to write to a URL, of which `Path` would make a folder of this machine."""
+    from electra.text.streams import is_url
+
     require(
         not is_url(out),
         f"{out} is a URL, and only shards are written to one: choose a path of this machine, "

@@ -1,4 +1,4 @@
-"""reproduce: the paper's tables and figures, or a suite of your own."""
+"""All steps at once: quickstart, and reproduce for the paper's tables or a suite of your own."""
 
 import sys
 from pathlib import Path
@@ -6,12 +6,64 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from electra.cli.options import DryRun, SetPretraining, refuse_url
+from electra.cli.options import (
+    DryRun,
+    Paths,
+    Set,
+    SetPretraining,
+    Toml,
+    Words,
+    print_dry_run,
+    refuse_url,
+    resolve,
+)
 from electra.errors import UserError, require
 from electra.presets import PRESETS
+from electra.quickstart.config import QUICKSTART
 
 if TYPE_CHECKING:
     from electra.reproduce.run import Session
+
+
+def quickstart(
+    *,
+    text: Words = (),
+    out: Path = Path("quickstart"),
+    set_: Set = (),
+    config: Toml = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Run every step once, in some minutes on two cores, and show the results.
+
+    Without --text, the corpus is the documentation that Python and its installed packages carry.
+    Before each step stands the command that does the same by hand.
+
+    Example: electra quickstart --text notes/*.txt --out quickstart
+
+    Parameters
+    ----------
+    text
+        Your own text: files, folders or globs, as for `electra tokenizer`.
+    out
+        The folder to write; if it exists, a number is added to its name.
+    """
+    settings = resolve(QUICKSTART, config, set_)
+    refuse_url(out)
+    out = _next_free(out)
+    if dry_run:
+        source = ", ".join(text) or "the documentation of Python and its packages"
+        return print_dry_run(settings, f"read {source} and write {out}")
+    from electra.quickstart.run import quickstart as run_quickstart
+
+    run_quickstart(text, out, settings)
+
+
+def _next_free(out: Path) -> Path:
+    require(bool(out.name), f"{out} exists already; name a folder in it, as {out / 'quickstart'}")
+    free, number = out, 2
+    while free.exists():
+        free, number = out.with_name(f"{out.name}-{number}"), number + 1
+    return free
 
 
 def reproduce(
@@ -19,10 +71,10 @@ def reproduce(
     *,
     shards: Path | None = None,
     glue: Path | None = None,
-    data: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (),
+    data: Words = (),
     runs: Path | None = None,
     out: Path | None = None,
-    earlier: Annotated[tuple[Path, ...], Parameter(consume_multiple=True)] = (),
+    earlier: Paths = (),
     preset: Annotated[
         str | None, Parameter(help=f"One of {', '.join(PRESETS)}; if not given, the suite's.")
     ] = None,
@@ -35,7 +87,7 @@ def reproduce(
     ] = None,
     budget: float | None = None,
     seeds: int | None = None,
-    tasks: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (),
+    tasks: Words = (),
     set_: SetPretraining = (),
     jobs: int | None = None,
     dry_run: DryRun = False,

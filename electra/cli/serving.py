@@ -7,7 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from electra.cli.options import DryRun, Set, Toml, print_dry_run, resolve
-from electra.errors import require
+from electra.errors import import_extra, require
 from electra.service.config import ServeConfig
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -99,17 +99,11 @@ def _serve(
     require(bool(folders), "name at least one folder to serve")
     if dry_run:
         return print_dry_run(settings, f"serve {', '.join(map(str, folders))} on {host}:{port}")
+    for module in ("fastapi", "fastapi_offline", "uvicorn", "prometheus_client"):
+        import_extra(module, "serve", "serving")
+    from electra.service.server import Server
     from electra.terminal.printing import print_done
 
-    try:
-        from electra.service.server import Server
-    except ModuleNotFoundError as error:
-        require(
-            str(error.name).partition(".")[0]
-            not in ("fastapi", "fastapi_offline", "uvicorn", "prometheus_client"),
-            f"{error.name} is missing: pip install 'electra[serve]'",
-        )
-        raise
     server = Server(folders, settings, host, port, token=token, follow=is_page)
     names = ", ".join(server.models)
     print_done(f"serving {names} on {server.address} (interface: {server.address}/docs)")

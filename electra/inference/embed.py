@@ -19,10 +19,10 @@ import torch
 from electra.errors import import_extra
 from electra.files import new_file
 from electra.inference.network import LoadedEncoder
-from electra.inference.texts import check_answer_file
 
 Pooling = Literal["mean", "cls"]
 Unit = Literal["text", "word", "token"]
+FORMATS = (".npy", ".parquet")
 CHUNK = 4096
 """Texts that are embedded, and written, at a time."""
 
@@ -148,17 +148,6 @@ class _Part(NamedTuple):
     starts: np.ndarray
     ends: np.ndarray
     states: np.ndarray
-
-
-def check_format(path: Path) -> None:
-    """Refuse a file that embeddings cannot be written to.
-
-    Raises:
-        UserError: The file is neither .npy nor .parquet, exists, or pyarrow is not installed.
-    """
-    check_answer_file(path, (".npy", ".parquet"))
-    if path.suffix.lower() == ".parquet":
-        import_extra("pyarrow", "parquet", f"writing {path}")
 
 
 def write_embeddings(

@@ -127,26 +127,29 @@ def read_pairs(path: Path) -> Pairs:
     return Pairs(*columns)
 
 
-def compare_pairs(pairs: Pairs, good: Sequence[Score], bad: Sequence[Score]) -> dict[str, Any]:
+def compare_pairs(pairs: Pairs, scores: Sequence[Score]) -> dict[str, Any]:
     """Return the share of pairs whose good sentence has the higher PLL; equal ones count half.
 
+    Args:
+        pairs: The pairs.
+        scores: Scores of the good sentences, then of the bad ones.
+
     Returns:
-        "accuracy", the mean over the kinds, and "kinds", which has each kind's number of pairs and
-        accuracy. In BLiMP every kind has 1,000 pairs.
+        "pairs", their number; "accuracy", the mean over the kinds; "kinds", which has each kind's
+        number of pairs and accuracy. In BLiMP every kind has 1,000 pairs.
 
     Source: Warstadt et al. 2020, "BLiMP: The Benchmark of Linguistic Minimal Pairs for English".
     """
     wins: dict[str, list[float]] = {}
-    for kind, of_good, of_bad in zip(pairs.kinds, good, bad, strict=True):
-        win = 0.5 if of_good.pll == of_bad.pll else float(of_good.pll > of_bad.pll)
+    half = len(pairs.good)
+    for kind, good, bad in zip(pairs.kinds, scores[:half], scores[half:], strict=True):
+        win = 0.5 if good.pll == bad.pll else float(good.pll > bad.pll)
         wins.setdefault(kind, []).append(win)
     kinds = {
         kind: {"pairs": len(own), "accuracy": statistics.mean(own)} for kind, own in wins.items()
     }
-    return {
-        "accuracy": statistics.mean(each["accuracy"] for each in kinds.values()),
-        "kinds": kinds,
-    }
+    accuracy = statistics.mean(each["accuracy"] for each in kinds.values())
+    return {"pairs": half, "accuracy": accuracy, "kinds": kinds}
 
 
 def load_scorer(run: Path, network: Literal["kept", "generator"] = "kept") -> Scorer:

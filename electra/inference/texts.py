@@ -1,10 +1,8 @@
 """The texts that a model is asked about, and the file that its answers go to."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from electra.errors import require
-from electra.files import refuse_existing
 from electra.text.tables import TABLE_FORMATS, format_of, read_table, read_text_lines
 
 
@@ -38,10 +36,3 @@ def read_texts(path: Path, column: str | None = None) -> list[str]:
         f"{', '.join(TABLE_FORMATS)} file",
     )
     return read_sentences(path)
-
-
-def check_answer_file(path: Path, formats: Sequence[str]) -> None:
-    """Refuse a file that answers cannot be written to: it exists, or has another format."""
-    kind = path.suffix.lower()
-    require(kind in formats, f"--out {path} must be a {' or '.join(formats)} file, not {kind!r}")
-    refuse_existing(path)

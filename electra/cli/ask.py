@@ -1,78 +1,29 @@
-"""What is made of runs and fine-tunings: report, predict, detect, fill and score."""
+"""A model asked: predict, detect, fill, score, embed."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from json import dumps
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from electra.cli.options import DryRun, print_dry_run, refuse_existing, refuse_folder_in_the_way
-from electra.errors import require
+from electra.cli.options import DryRun, Words, print_dry_run, refuse_file
+from electra.errors import import_extra, require
 
+Input = Annotated[Path, Parameter(name="--input")]
+InputOrText = Annotated[Path | None, Parameter(name="--input")]
 STDIN = "./-"
 """A lone -, as the entry of the command line hands it on."""
-
-
-def report(
-    folders: tuple[Path, ...],
-    *,
-    out: Path,
-    dry_run: DryRun = False,
-) -> None:
-    """Write a self-contained HTML page about runs and their fine-tunings, or tables in Markdown.
-
-    Example: electra report run cola --out report.html
-
-    Parameters
-    ----------
-    folders
-        Run folders and fine-tuning folders, in any order.
-    out
-        The file to write: an HTML page, or tables alone if its name ends with .md.
-    """
-    from electra.reports.page import write_page
-    from electra.reports.runs import read_finetuning, read_runs, read_samples
-    from electra.terminal.printing import command, print_done
-
-    require(not out.is_dir(), f"{out} is a folder; name a file, as {out / 'report.html'}")
-    refuse_folder_in_the_way(out)
-    if dry_run:
-        return print_dry_run(None, f"read {', '.join(map(str, folders))} and write {out}")
-    runs = [folder for folder in folders if (folder / "metrics.jsonl").exists()]
-    finetunings = [
-        read_finetuning(folder / "results.json") for folder in folders if folder not in runs
-    ]
-    require(bool(runs), "report needs at least one run folder of `electra pretrain`")
-    if out.suffix == ".md":
-        from electra.files import write_text
-        from electra.reports.runs import write_tables
-
-        require(
-            not out.exists() or out.read_text("utf-8", "replace").startswith("| "),
-            f"{out} is there and does not begin with a table; choose another --out",
-        )
-        write_text(out, write_tables(read_runs(runs), finetunings))
-        return print_done(f"wrote {out}")
-    export_it = command("export", runs[0], "--out", "exported")
-    write_page(
-        out,
-        read_runs(runs),
-        finetunings=finetunings,
-        sentences=read_samples(runs[0]),
-        files={str(folder): "read" for folder in folders},
-        next_command=export_it,
-    )
-    print_done(f"wrote {out}", export_it)
 
 
 def predict(
     run: Path,
     *,
-    input_: Annotated[Path, Parameter(name="--input")],
+    input_: Input,
     out: Path | None = None,
     seed: int | None = None,
-    columns: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (),
+    columns: Words = (),
     dry_run: DryRun = False,
 ) -> None:
     """Answer the inputs of a file with a fine-tuned model: one line per input, in their order.
@@ -101,22 +52,18 @@ def predict(
     """
     from electra.checkpoints.folder import read_finetuned
     from electra.inference.predict import ANSWER_FORMATS, list_json, load_model, write_answers
-    from electra.inference.texts import check_answer_file
     from electra.tasks.registry import read_records
     from electra.terminal.live import Progress
     from electra.terminal.printing import print_done, print_lines, print_note
 
     finetuned = read_finetuned(run, seed)
     if out is not None:
-        check_answer_file(out, ANSWER_FORMATS)
-        refuse_folder_in_the_way(out)
+        refuse_file(out, ANSWER_FORMATS)
     records = read_records(finetuned.facts, input_, columns)
     count = len(records)
     if dry_run:
-        where = out or "standard output"
-        return print_dry_run(
-            None, f"answer {count:,} inputs of {input_} with seed {finetuned.seed} to {where}"
-        )
+        who, where = f"seed {finetuned.seed}", out or "standard output"
+        return print_dry_run(None, f"answer {count:,} inputs of {input_} with {who} to {where}")
     model = load_model(finetuned)
     with Progress("predicting", unit="rows") as progress:
         answers = model.answer(records, progress.update)
@@ -135,7 +82,7 @@ def detect(
     model: Path,
     text: str | None = None,
     *,
-    input_: Annotated[Path | None, Parameter(name="--input")] = None,
+    input_: InputOrText = None,
     threshold: float = 0.5,
     json: bool = False,
 ) -> None:
@@ -163,7 +110,7 @@ def detect(
     from electra.inference.ask import detect as run_detect
     from electra.inference.ask import load_asked
     from electra.terminal.live import Progress
-    from electra.terminal.printing import print_lines, print_words
+    from electra.terminal.printing import print_words
 
     require(0 <= threshold <= 1, f"threshold must lie in 0 to 1, not {threshold}")
     texts = _read_texts(text, input_)
@@ -175,7 +122,7 @@ def detect(
             found = run_detect(network, texts, progress.update)
     for each, words in zip(texts, found, strict=True):
         if json:
-            print_lines([_dump({"text": each, "words": list(map(asdict, words))})])
+            _print_json(text=each, words=list(map(asdict, words)))
         else:
             print_words(each, words, threshold)
 
@@ -184,7 +131,7 @@ def fill(
     model: Path,
     text: str | None = None,
     *,
-    input_: Annotated[Path | None, Parameter(name="--input")] = None,
+    input_: InputOrText = None,
     top: int = 5,
     json: bool = False,
 ) -> None:
@@ -208,13 +155,13 @@ def fill(
     """
     from electra.inference.ask import fill as run_fill
     from electra.inference.ask import load_asked
-    from electra.terminal.printing import print_lines, print_table
+    from electra.terminal.printing import print_table
 
     texts = _read_texts(text, input_)
     answers = run_fill(load_asked(model, "tokens"), texts, top)
     for each, gaps in zip(texts, answers, strict=True):
         if json:
-            print_lines([_dump({"text": each, "gaps": [list(map(asdict, gap)) for gap in gaps]})])
+            _print_json(text=each, gaps=[list(map(asdict, gap)) for gap in gaps])
             continue
         rows = [
             (number, candidate.token, f"{candidate.prob:.1%}")
@@ -224,17 +171,19 @@ def fill(
         print_table(rows, ("gap", "token", "probability"))
 
 
-def _dump(value: object) -> str:
-    return dumps(value, ensure_ascii=False)
-
-
-def _read_texts(text: str | None, path: Path | None) -> list[str]:
+def _read_texts(text: str | None, path: Path | None) -> Sequence[str]:
     from electra.inference.texts import read_sentences
 
     if text == STDIN:
         text, path = None, Path(STDIN)
     require((text is None) != (path is None), "give either a text or --input FILE")
     return read_sentences(path) if path else [text or ""]
+
+
+def _print_json(**values: Any) -> None:
+    from electra.terminal.printing import print_lines
+
+    print_lines([dumps(values, ensure_ascii=False)])
 
 
 def score(
@@ -274,36 +223,93 @@ def score(
         The file to write: .tsv for --text, .json for --pairs.
     """
     from electra.files import write_json
-    from electra.inference.score import (
-        compare_pairs,
-        load_scorer,
-        read_pairs,
-        write_scores,
-    )
+    from electra.inference import score as scoring
     from electra.inference.texts import read_sentences
     from electra.terminal.live import Progress
     from electra.terminal.printing import print_done
 
     require((text is None) != (pairs is None), "score needs either --text FILE or --pairs FILE")
-    found = read_pairs(pairs) if pairs else None
+    found = scoring.read_pairs(pairs) if pairs else None
     sentences = [*found.good, *found.bad] if found else read_sentences(text or Path())
-    refuse_existing(out)
-    refuse_folder_in_the_way(out)
+    refuse_file(out)
     if dry_run:
-        return print_dry_run(
-            None, f"score {len(sentences):,} lines of {text or pairs} with {run} and write {out}"
-        )
-    scorer = load_scorer(run, network)
-    with Progress("scoring", unit="tokens") as progress:
+        what = f"{len(sentences):,} lines of {text or pairs}"
+        return print_dry_run(None, f"score {what} with {run} and write {out}")
+    scorer = scoring.load_scorer(run, network)
+    with Progress("scoring", unit="rows") as progress:
         scores = scorer.score(sentences, progress.update)
     if found:
-        half = len(found.good)
-        result = compare_pairs(found, scores[:half], scores[half:])
-        write_json(out, {**scorer.origin, "pairs": half, **result})
+        result = scoring.compare_pairs(found, scores)
+        write_json(out, {**scorer.origin, **result})
         return print_done(
-            f"wrote {out}: the good sentence of {half:,} pairs is preferred in "
+            f"wrote {out}: the good sentence of {result['pairs']:,} pairs is preferred in "
             f"{result['accuracy']:.1%}, mean of {len(result['kinds'])} kinds"
         )
-    write_scores(out, scores)
+    scoring.write_scores(out, scores)
     mean = sum(each.pll for each in scores) / sum(each.num_tokens for each in scores)
     print_done(f"wrote {out}: {len(scores):,} lines, {mean:.3f} a token on average")
+
+
+def embed(
+    model: Path,
+    *,
+    input_: Input,
+    out: Path,
+    unit: Literal["text", "word", "token"] = "text",
+    layer: int | None = None,
+    pooling: Literal["mean", "cls"] = "mean",
+    column: str | None = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Write an embedding of each text of a file, or of its words or tokens.
+
+    The last layer of a discriminator is the worst for similarity; `electra export --as
+    sentence-transformers` chooses a better one on a dev set. Texts that are longer than the model's
+    rows are embedded in pieces.
+
+    Example: electra embed run --input texts.txt --out embeddings.npy
+
+    Example: electra embed run --input texts.txt --unit word --layer 1 --out words.parquet
+
+    Parameters
+    ----------
+    model
+        A run folder or one of its checkpoints, a Hugging Face folder of ELECTRA, or a folder of
+        `electra finetune`.
+    input_
+        A text file with one text per line, or a .tsv, .csv, .jsonl or .parquet table; - is standard
+        input. Blank lines are skipped.
+    out
+        The file to write. A .npy file of texts has a row for each; of words and tokens, an element
+        with row, start, end and embedding. A .parquet file has these as columns, and the text.
+    unit
+        What is embedded; the embedding of a word is the mean over its tokens.
+    layer
+        Layer, from 1, whose states are taken; if not given, the last.
+    pooling
+        mean: a text is the mean over its positions. cls: the state of [CLS].
+    column
+        The column of a table that holds the texts; if not given, text.
+    """
+    from electra.inference.embed import FORMATS, write_embeddings
+    from electra.inference.network import load_encoder
+    from electra.inference.texts import read_texts
+    from electra.terminal.live import Progress
+    from electra.terminal.printing import print_done
+
+    require(
+        unit == "text" or pooling == "mean",
+        f"--pooling {pooling} is for --unit text: a {unit} has no [CLS]",
+    )
+    refuse_file(out, FORMATS)
+    if out.suffix.lower() == ".parquet":
+        import_extra("pyarrow", "parquet", f"writing {out}")
+    texts = read_texts(input_, column)
+    if dry_run:
+        return print_dry_run(None, f"embed {len(texts):,} texts of {input_} and write {out}")
+    network = load_encoder(model)
+    how: Any = {"unit": unit, "layer": layer, "pooling": pooling}
+    with Progress("embedding", unit="texts") as progress:
+        count = write_embeddings(out, network, texts, **how, progress=progress.update)
+    size = network.encoder.config.hidden_size
+    print_done(f"wrote {out}: {count:,} embeddings of {size} numbers, one for each {unit}")

@@ -1,0 +1,174 @@
+"""What leaves for others: a report, and the model for other programs."""
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from electra.cli.options import DryRun, Paths, Words, print_dry_run, refuse_existing, refuse_file
+from electra.errors import require
+
+
+def report(
+    folders: tuple[Path, ...],
+    *,
+    out: Path,
+    dry_run: DryRun = False,
+) -> None:
+    """Write a self-contained HTML page about runs and their fine-tunings, or tables in Markdown.
+
+    Example: electra report run cola --out report.html
+
+    Parameters
+    ----------
+    folders
+        Run folders and fine-tuning folders, in any order.
+    out
+        The file to write: an HTML page, or tables alone if its name ends with .md.
+    """
+    from electra.reports.page import write_page
+    from electra.reports.runs import read_finetuning, read_runs, read_samples
+    from electra.terminal.printing import command, print_done
+
+    require(not out.is_dir(), f"{out} is a folder; name a file, as {out / 'report.html'}")
+    refuse_file(out, replace=True)
+    if dry_run:
+        return print_dry_run(None, f"read {', '.join(map(str, folders))} and write {out}")
+    runs = [folder for folder in folders if (folder / "metrics.jsonl").exists()]
+    finetunings = [
+        read_finetuning(folder / "results.json") for folder in folders if folder not in runs
+    ]
+    require(bool(runs), "report needs at least one run folder of `electra pretrain`")
+    if out.suffix == ".md":
+        from electra.files import write_text
+        from electra.reports.runs import write_tables
+
+        require(
+            not out.exists() or out.read_text("utf-8", "replace").startswith("| "),
+            f"{out} is there and does not begin with a table; choose another --out",
+        )
+        write_text(out, write_tables(read_runs(runs), finetunings))
+        return print_done(f"wrote {out}")
+    export_it = command("export", runs[0], "--out", "exported")
+    write_page(
+        out,
+        read_runs(runs),
+        finetunings=finetunings,
+        sentences=read_samples(runs[0]),
+        files={str(folder): "read" for folder in folders},
+        next_command=export_it,
+    )
+    print_done(f"wrote {out}", export_it)
+
+
+def export(
+    run: Path,
+    *,
+    out: Path,
+    as_: Annotated[
+        Literal["huggingface", "bert", "sentence-transformers"], Parameter(name="--as")
+    ] = "huggingface",
+    onnx: bool = False,
+    int8: Path | None = None,
+    dev: Path | None = None,
+    columns: Words = (),
+    scores: Paths = (),
+    seed: int | None = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Write a pre-trained or fine-tuned model for other programs, with a model card.
+
+    For a pre-training run, transformers loads OUT as AutoModelForPreTraining, AutoModel and
+    AutoTokenizer, and OUT/generator as AutoModelForMaskedLM. For a fine-tuning it loads OUT as
+    AutoModelForSequenceClassification, AutoModelForTokenClassification,
+    AutoModelForQuestionAnswering or AutoModelForMultipleChoice, which gives the answers of `electra
+    predict`. Where transformers has no class with the model's head, OUT is the encoder, with the
+    head in a file beside it and lines in the card that use both; ONNX holds the whole network.
+    The folders work without electra. What --as and --onnx write is compared with the original, and
+    refused if it does not agree.
+
+    Example: electra export run --out exported
+
+    Example: electra export run --as sentence-transformers --dev glue/STS-B --out sentences
+
+    Example: electra export run --onnx --int8 texts.txt --out exported
+
+    Parameters
+    ----------
+    run
+        A run folder that `electra pretrain` wrote, one of its checkpoints, a folder of `electra
+        finetune`, or a Hugging Face folder of ELECTRA or ModernBERT, such as `electra import`
+        writes.
+    out
+        The folder to write.
+    as_
+        huggingface: the classes of ELECTRA, or of ModernBERT. bert: those of BERT, of the same
+        graph as ELECTRA with embeddings as wide as hidden states. sentence-transformers: the layer
+        and the pooling whose cosines agree best with --dev.
+    onnx
+        Write onnx/model.onnx, too, with batch and length of any size.
+    int8
+        Write onnx/model_int8.onnx, too; a file of real text, one per line, on which the decisions
+        are compared.
+    dev
+        Pairs of sentences with scores, as the dev set of STS-B: a table, or a folder with dev.tsv.
+    columns
+        The columns of --dev: two sentences and their score; if not given, sentence1, sentence2 and
+        score.
+    scores
+        Folders of fine-tunings for the card of a run. Those beside the run are found.
+    seed
+        Of a fine-tuning, the seed whose model is written; if not given, the one with the best score
+        on dev.
+    """
+    from electra.checkpoints.checkpoint import run_of
+    from electra.checkpoints.folder import (
+        is_finetuned,
+        is_huggingface,
+        read_finetuned,
+        read_run_config,
+    )
+    from electra.checkpoints.names import DISCRIMINATOR_FILE, HEAD_FILE
+    from electra.inference.similarity import COLUMNS
+    from electra.library import check_export
+    from electra.library import export as run_export
+    from electra.terminal.live import Progress
+    from electra.terminal.printing import print_done
+
+    require(dev is not None or not columns, "--columns are those of --dev")
+    check_export(run, as_, dev, scores, seed)
+    settings: object = None
+    source = str(run)
+    if is_finetuned(run):
+        model = read_finetuned(run, seed)
+        settings, source = model.config, f"seed {model.seed} of {run}"
+    elif not is_huggingface(run):
+        settings = read_run_config(run_of(run))
+    refuse_existing(out)
+    if dry_run:
+        return print_dry_run(settings, f"read {source} and write {out}")
+    progress = Progress("choosing the layer", unit="sentences")
+    with progress if dev is not None else nullcontext():
+        architecture, similarity = run_export(
+            *(run, out),
+            form=as_,
+            onnx=onnx,
+            int8=int8,
+            dev=dev,
+            columns=columns or COLUMNS,
+            scores=scores,
+            seed=seed,
+            progress=progress.update,
+        )
+    wrote, loads = f"{source} as {architecture}", f"transformers import {architecture} as Model; "
+    loads += f"Model.from_pretrained('{out}')"
+    if similarity:
+        best, last = similarity.best, similarity.last
+        wrote = f"layer {best.layer}, {best.pooling}, with Spearman {best.spearman:.3f}; "
+        wrote += f"the last of {last.layer} layers has {last.spearman:.3f}"
+        loads = f"sentence_transformers import SentenceTransformer as Model; Model('{out}')"
+    generator = f" and {out / 'generator'}" if (out / "generator").is_dir() else ""
+    heads = [name for name in (HEAD_FILE, DISCRIMINATOR_FILE) if (out / name).is_file()]
+    beside = "".join(f", with its head in {name}" for name in heads)
+    print_done(f"wrote {out}{generator}: {wrote}{beside}", f'python -c "from {loads}"')
