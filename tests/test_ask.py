@@ -73,20 +73,28 @@ def test_gaps_are_filled_as_by_transformers(run, exported):
             assert [each.prob for each in gap] == pytest.approx(best.values.tolist(), abs=1e-5)
 
 
-def test_folders_without_such_a_network_are_refused(run, exported, start, tmp_path):
-    with pytest.raises(UserError, match="has no discriminator; its network predicts tokens"):
-        load_asked(exported / "generator", "replaced")
-    with pytest.raises(UserError, match="has no generator; its network predicts nothing"):
-        load_asked(start, "tokens")
-    with pytest.raises(UserError, match="neither a run of `electra pretrain` nor a Hugging Face"):
-        load_asked(tmp_path, "replaced")
-    network = load_asked(run, "tokens")
-    with pytest.raises(UserError, match=r"the text has no \[MASK\]"):
-        fill(network, ["no gap"])
-    with pytest.raises(UserError, match=r"the text has \d+ tokens; the model's rows hold"):
-        fill(network, ["[MASK] " * 1000])
-    with pytest.raises(UserError, match="top must be >= 1"):
-        fill(network, ["[MASK]"], top=0)
+def test_folders_without_such_a_network_are_refused(exported, start, tmp_path):
+    for folder, predicts, line in (
+        (exported / "generator", "replaced", "has no discriminator"),
+        (start, "tokens", "has no generator"),
+        (tmp_path, "replaced", f"{tmp_path} is neither a run"),
+    ):
+        with pytest.raises(UserError, match=line):
+            load_asked(folder, predicts)
+
+
+@pytest.mark.parametrize(
+    ("texts", "top", "line"),
+    [
+        (["no gap"], 5, r"the text has no \[MASK\]"),
+        (["[MASK]", "no gap"], 5, r"text 2 has no \[MASK\]"),
+        (["[MASK] " * 1000], 5, r"the text has \d+ tokens; the model's rows hold"),
+        (["[MASK]"], 0, "top must be >= 1"),
+    ],
+)
+def test_texts_that_cannot_be_filled_are_refused(run, texts, top, line):
+    with pytest.raises(UserError, match=line):
+        fill(load_asked(run, "tokens"), texts, top)
 
 
 def test_both_verbs_print_text_or_json(run, tmp_path, capsys, monkeypatch):

@@ -81,30 +81,38 @@ def test_the_library_resolves_settings_as_the_command_does(
         assert not continues or ours.model.embedding_size == 32, "that of the model"
 
 
-def test_mistakes_are_user_errors(run, tmp_path):
-    model = electra.load(run)
-    with pytest.raises(electra.UserError, match=r"give a list of texts, as \['the queen'\]"):
-        electra.detect(model, "the queen")
-    with pytest.raises(electra.UserError, match="neither a run nor an export nor a fine-tuning"):
-        electra.load(tmp_path)
-    with pytest.raises(electra.UserError, match="seed 1 is for a fine-tuning, which"):
-        electra.load(run, seed=1)
-    with pytest.raises(electra.UserError, match="a text is a str, not"):
-        electra.detect(model, [3])
-    with pytest.raises(electra.UserError, match="pooling must be one of mean, cls, not 'max'"):
-        electra.embed(model, TEXTS, pooling="max")
-    with pytest.raises(electra.UserError, match="unit must be one of word, token, not 'wrd'"):
-        electra.encode(model, TEXTS, unit="wrd")
-    with pytest.raises(electra.UserError, match=r"form must be one of .*, not 'tf'"):
-        electra.export(run, tmp_path / "out", form="tf")
-    with pytest.raises(electra.UserError, match="unknown recipe 'bst'; did you mean 'best'"):
-        electra.pretrain("shards", tmp_path / "out", recipe="bst")
+MISTAKES = {
+    "one text": (lambda run, out: electra.detect(electra.load(run), "the queen"), "list of texts"),
+    "no text": (lambda run, out: electra.detect(electra.load(run), [3]), "a text is a str, not"),
+    "no model": (lambda run, out: electra.load(out), "neither a run nor an export"),
+    "a seed": (lambda run, out: electra.load(run, seed=1), "seed 1 is for a fine-tuning"),
+    "pooling": (
+        lambda run, out: electra.embed(electra.load(run), TEXTS, pooling="max"),
+        "'max'",
+    ),
+    "unit": (lambda run, out: electra.encode(electra.load(run), TEXTS, unit="wrd"), "'wrd'"),
+    "form": (lambda run, out: electra.export(run, out, form="tf"), "'tf'"),
+    "no dev set": (
+        lambda run, out: electra.export(run, out, form="sentence-transformers"),
+        "a dev set go together",
+    ),
+    "recipe": (lambda run, out: electra.pretrain("shards", out, recipe="bst"), "recipe.*'?bst"),
+    "preset": (lambda run, out: electra.pretrain("shards", out, preset="tyni"), "mean 'tiny'"),
+    "no fine-tuning": (
+        lambda run, out: electra.predict(electra.load(run), [{"text": "a"}]),
+        "is not a finished folder of `electra finetune`",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_user_errors(run, tmp_path, name):
+    call, line = MISTAKES[name]
+    with pytest.raises(electra.UserError, match=line):
+        call(run, tmp_path / "out")
+
+
+def test_names_that_are_not_there():
     assert issubclass(electra.Interrupted, Exception)
-    with pytest.raises(electra.UserError, match="is not a finished folder of `electra finetune`"):
-        electra.predict(model, [{"text": "a"}])
-    with pytest.raises(electra.UserError, match="unknown preset 'tyni'; did you mean 'tiny'"):
-        electra.pretrain("shards", tmp_path / "x", preset="tyni")
-    with pytest.raises(electra.UserError, match="a dev set go together"):
-        electra.export(run, tmp_path / "x", form="sentence-transformers")
     with pytest.raises(AttributeError, match="has no attribute 'detekt'"):
         electra.detekt  # noqa: B018
