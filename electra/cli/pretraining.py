@@ -90,7 +90,14 @@ def pretrain(
             return print_dry_run(settings, f"continue {resume}")
     else:
         is_begun = out is not None and (out / "config.json").exists()
-        settings = resolve(preset or "tiny", recipe, given, toml=config, run=out, note=print_note)
+        settings = resolve(
+            "tiny" if preset is None else preset,
+            recipe,
+            given,
+            toml=config,
+            run=out,
+            note=print_note,
+        )
         if dry_run and shards is None and out is None:
             return print_dry_run(settings, "pre-train with these settings")
         if shards is None or out is None:
