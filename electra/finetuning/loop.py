@@ -263,9 +263,13 @@ class Training:
             self.last_losses.append(loss.detach())
             self.step += 1
             if self.step % PROGRESS_STEPS == 0:
+                spent = self.seconds + time.perf_counter() - began
+                speed = len(self.train) * self.epochs * self.step / self.steps / spent
+                left = spent / self.step * (self.steps - self.step)
                 place = {"epoch": epoch, "step": self.step, "steps": self.steps}
+                pace = {"examples_per_second": speed, "seconds_left": left}
                 record = {"part": "train", "seed": self.seed, **place, "loss": finite(loss.item())}
-                progress(record)
+                progress(record | pace)
         train_loss = loss_sum.item() / len(self.train)
         self.seconds += time.perf_counter() - began
         return train_loss

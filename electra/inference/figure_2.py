@@ -79,10 +79,8 @@ def draw_picture(
     networks = [*discriminators, *([generator] if generator else [])]
     require(bool(networks), "a picture needs a generator or a discriminator")
     tokenizer = networks[0].tokenizer
-    require(
-        len({network.tokenizer.digest for network in networks}) == 1,
-        "the models have different vocabularies: they cannot judge the same tokens",
-    )
+    is_one = len({network.tokenizer.digest for network in networks}) == 1
+    require(is_one, "the models have different vocabularies: they cannot judge the same tokens")
     require(0 <= mask_prob <= 1, f"mask_prob must lie in 0 to 1, not {mask_prob}")
     ids, offsets = tokenizer.encode_with_offsets(text)
     length = min([len(ids), *(network.max_tokens for network in networks)])
@@ -94,10 +92,8 @@ def draw_picture(
         places = sorted(set(positions))
         wrong = [place for place in positions if not 0 <= place < length]
         require(not wrong, f"no token {wrong[:1]}: the text has the tokens 0 to {length - 1}")
-    require(
-        generator is not None or not places,
-        "the model has no generator, so no token can be masked and replaced",
-    )
+    can_fill = generator is not None or not places
+    require(can_fill, "the model has no generator, so no token can be masked and replaced")
     corrupt_L = original_L
     guesses: dict[int, tuple[list[Candidate], float, float]] = {}
     if generator is not None and places:

@@ -108,7 +108,6 @@ def write_card(
     length: int,
     facts: Facts,
     scores: str,
-    *,
     similarity: Similarity | None = None,
     agreements: Sequence[Agreement] = (),
 ) -> str:

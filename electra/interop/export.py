@@ -93,6 +93,11 @@ class Outgoing:
         encoder = network.encoders[0]
         return Graph(network.sizes, encoder, self.kind, self.module, is_number=is_number)
 
+    def cut(self, layer: int) -> "Outgoing":
+        """Return the encoder up to a layer, without a head."""
+        network = cut_layers(self.network, layer)
+        return dataclasses.replace(self, network=network, kind="", module=None)
+
 
 def export(
     source: Path,
@@ -107,8 +112,7 @@ def export(
 ) -> str:
     """Write the folder of a model, and return its class in transformers.
 
-    The class, or the encoder and its head, compute the same outputs as the model in float32. The
-    tokenizer truncates texts to the sequence length of a fine-tuning.
+    Outputs equal the model's in float32. The tokenizer cuts texts at a fine-tuning's row length.
 
     Args:
         source: A run folder, one of its checkpoints, a Hugging Face folder as `electra import`
@@ -129,15 +133,13 @@ def export(
     generator = None
     if is_finetuned(source):
         finetuned = read_finetuned(source, seed)
-        outgoing = describe_finetuned(finetuned)
+        outgoing, limit = describe_finetuned(finetuned), finetuned.config.sequence_length
         facts, scores = describe_finetuning(finetuned)
-        limit = outgoing.length
     else:
         outgoing, generator, facts = _describe_pretrained(read_pretrained(source))
         limit = outgoing.length if similarity else MODEL_MAX_LENGTH
     if similarity:
-        network = cut_layers(outgoing.network, similarity.layer)
-        outgoing = dataclasses.replace(outgoing, network=network, kind="", module=None)
+        outgoing = outgoing.cut(similarity.layer)
     with new_folder(out) as folder:
         name = write_network(folder, outgoing, form)
         _write_tokenizer(folder, outgoing, limit)
@@ -149,9 +151,7 @@ def export(
             write_hashes(folder / "onnx", source=outgoing.source, electra=__version__)
         card = write_card(
             *(out.name, name, (outgoing.kind, outgoing.network.sizes, outgoing.module)),
-            *(outgoing.length, facts, scores),
-            similarity=similarity,
-            agreements=agreements,
+            *(outgoing.length, facts, scores, similarity, agreements),
         )
         write_text(folder / "README.md", card)
         _sign(folder, outgoing.source)

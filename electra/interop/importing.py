@@ -123,11 +123,7 @@ def import_model(
             longest = network.sizes.max_position_embeddings
             outgoing = describe(network, extended, longest, str(origins[role]))
             write_plain(place, outgoing, positions or MODEL_MAX_LENGTH)
-    left = [
-        each
-        for found in sources.values()
-        for each in [*(found.names[n] for n in found.names if n not in found.used), *found.others]
-    ]
+    left = [name for found in sources.values() for name in found.list_left()]
     sizes = {role: network.sizes for role, network in networks.items()}
     num_new = extended.vocab_size - words.vocab_size
     return Imported(sizes, total - len(left), total, left, num_new)
@@ -152,6 +148,10 @@ class _Source(NamedTuple):
         """Return a tensor, and note that it was used."""
         self.used.add(name)
         return self.tensors[name]
+
+    def list_left(self) -> list[str]:
+        """Return the source's names of the tensors that were not read."""
+        return [*(self.names[name] for name in self.names if name not in self.used), *self.others]
 
 
 def _read(path: Path) -> _Source:

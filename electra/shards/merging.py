@@ -75,14 +75,10 @@ def merge_pieces(
     entries: list[dict[str, Any]] = []
     with ShardWriter(folder, "heldout", **sizes) as heldout:
         for shard in _list_shards(places, records, is_dropped, config):
-            is_heldout, entry = split.choose(shard), shard.entry
-            if is_heldout.any() or not shard.is_kept.all():
-                with ShardWriter(shard.place, f"rest-{entry['name']}", **sizes) as rest:
-                    num_unknown -= _divide(shard, is_heldout, split, rest, heldout, tokenizer)
-                    remaining = rest.finish()["shards"]
-                if not remaining:
-                    continue
-                (entry,) = remaining
+            entry, num_lost = _take_out(shard, split, heldout, tokenizer, sizes)
+            num_unknown -= num_lost
+            if entry is None:
+                continue
             name = shard_name("train", len(entries))
             entries.append({**entry, "name": name})
             before = (shard.place / entry["name"]).relative_to(folder).as_posix()
@@ -244,6 +240,23 @@ class _Split:
             is_heldout[np.argmax(shard.is_kept)] = True
             self.takes_first = False
         return is_heldout
+
+
+def _take_out(
+    shard: _PieceShard,
+    split: _Split,
+    heldout: ShardWriter,
+    tokenizer: Tokenizer,
+    sizes: dict[str, int],
+) -> tuple[dict[str, Any] | None, int]:
+    """Return the entry of what stays of a shard, if anything, and the unknown tokens dropped."""
+    is_heldout = split.choose(shard)
+    if shard.is_kept.all() and not is_heldout.any():
+        return shard.entry, 0
+    with ShardWriter(shard.place, f"rest-{shard.entry['name']}", **sizes) as rest:
+        num_lost = _divide(shard, is_heldout, split, rest, heldout, tokenizer)
+        remaining = rest.finish()["shards"]
+    return remaining[0] if remaining else None, num_lost
 
 
 def _divide(
