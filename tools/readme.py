@@ -59,7 +59,7 @@ def update_readme(readme_path: Path, results_folder: Path) -> list[Path]:
 
     README and pages change only between their two markers. Nothing is written before all contents
     are complete. README shows the run whose weights were fine-tuned on the most tasks, of several
-    the longest, and the quickstarts.
+    the longest.
 
     Args:
         readme_path: The README. The folder docs/ is next to it.
@@ -74,10 +74,9 @@ def update_readme(readme_path: Path, results_folder: Path) -> list[Path]:
     page_path, picture_path = (readme_path.parent / path for path in (PAGE, PICTURE))
     frames = {path: _read_frame(path) for path in (readme_path, page_path)}
     results = _read_results(results_folder)
-    quickstarts = [each for each in results if each.run.name.startswith(QUICKSTART)]
     shown = max(results, key=_rank_result)
     blocks = {
-        readme_path: _readme_block(shown, quickstarts),
+        readme_path: _readme_block(shown),
         page_path: _page_block(results, results_folder),
     }
     for result in results:
@@ -132,22 +131,14 @@ def _finetuning_rows(results: Sequence[Result]) -> Table:
     return Table(tables[0].headers, [row for table in tables for row in table.rows])
 
 
-def _readme_block(result: Result, quickstarts: Sequence[Result]) -> str:
-    """Return the scores beside the public mark, or all scores, and what they say in words.
-
-    The scores of the quickstarts stand below.
-    """
+def _readme_block(result: Result) -> str:
+    """Return the scores beside the public mark, or all scores, and what they say in words."""
     marks = mark_table(result.finetunings)
     parts = [
         to_markdown(marks if marks.rows else _finetuning_rows([result])),
         "\n".join(describe_gains(result.finetunings)),
         describe_mark(result.finetunings) if marks.rows else "",
     ]
-    if quickstarts:
-        parts += [
-            "After the minutes of a quickstart, each side with its own best of the same rates:",
-            to_markdown(_finetuning_rows(quickstarts)),
-        ]
     return "\n\n".join(part for part in parts if part)
 
 

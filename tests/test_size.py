@@ -1,0 +1,64 @@
+"""The house stays small enough for one reader: lines, files, rooms, functions, docs."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import electra
+
+PACKAGE = Path(electra.__file__).parent
+ROOT = PACKAGE.parent
+ROOMS = sorted(path.parent for path in PACKAGE.rglob("__init__.py"))
+VERBS = {
+    "ask": ("embed", "score"),
+    "corpus": ("prepare", "tokenizer"),
+    "export": ("export",),
+    "finetuning": ("finetune",),
+    "pretraining": ("import_", "pretrain"),
+    "reproduce": ("reproduce",),
+}
+LONG = {f"cli/{file}.py:{verb}" for file, verbs in VERBS.items() for verb in verbs}
+"""Functions of more than 60 lines, at most ten: verbs, whose docstrings are the help of each of
+their options."""
+SAME_ROLE = {"__init__", "config", "loop", "registry", "run", "start"}
+"""File names that mean the same in every room that has them."""
+
+
+def count_lines(paths):
+    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)
+
+
+def test_package_and_tests_do_not_grow():
+    """The aim is 26,000 lines of package and 16,500 of tests. Lower the numbers as they fall."""
+    sources = list(PACKAGE.rglob("*.py"))
+    assert count_lines(sources) <= 32_500
+    assert len(sources) <= 147
+    assert count_lines((ROOT / "tests").rglob("*.py")) <= 21_500
+
+
+def test_hand_written_docs_are_short():
+    pages = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    assert sum(path.stat().st_size for path in pages) <= 150_000
+
+
+@pytest.mark.parametrize("room", ROOMS, ids=lambda path: path.name)
+def test_a_room_has_few_files(room):
+    assert len(list(room.glob("*.py"))) <= 12
+
+
+def test_a_file_name_stands_once():
+    """But for cli/, whose files have the names of what they call."""
+    names = [path.stem for path in PACKAGE.rglob("*.py") if path.parent.name != "cli"]
+    assert {name for name in names if names.count(name) > 1} <= SAME_ROLE
+
+
+def test_a_function_fits_on_a_screen():
+    long = set()
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            if is_function and node.end_lineno - node.lineno >= 60:
+                long.add(f"{path.relative_to(PACKAGE).as_posix()}:{node.name}")
+    assert long == LONG
+    assert len(LONG) <= 10
