@@ -41,7 +41,7 @@ from electra.model.encoder import Encoder
 from electra.model.heads import ClassifierHead
 from electra.model.initialisation import init_weights
 from electra.presets import FINETUNE_PRESETS, PRESETS
-from electra.reports.tables import Table, to_markdown
+from electra.reports.rendering import Table, to_markdown
 from electra.settings import override
 from electra.tasks.classification import Classification
 from electra.tasks.family import Task

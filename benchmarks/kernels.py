@@ -26,7 +26,7 @@ from electra.method.registry import sketch_objective
 from electra.presets import PRESETS
 from electra.pretraining.acceleration import WARM_UP_STEPS
 from electra.pretraining.plan import make_rows
-from electra.reports.tables import Table, to_markdown
+from electra.reports.rendering import Table, to_markdown
 from electra.settings import override
 from electra.tokenizing.tokenizer import make_tokenizer
 from electra.training.machine import Machine, prepare_machine

@@ -41,7 +41,7 @@ from electra.model.encoder import Encoder, choose_layers
 from electra.model.heads import ClassifierHead
 from electra.model.initialisation import init_weights
 from electra.presets import PRESETS
-from electra.reports.tables import Table, to_markdown
+from electra.reports.rendering import Table, to_markdown
 from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.machine import Machine
 

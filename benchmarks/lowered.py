@@ -42,7 +42,7 @@ from electra.pretraining.guard import Guard
 from electra.pretraining.plan import make_rows
 from electra.pretraining.start import build_model
 from electra.pretraining.step import Step
-from electra.reports.tables import Table, to_markdown
+from electra.reports.rendering import Table, to_markdown
 from electra.settings import override
 from electra.tokenizing.tokenizer import make_tokenizer
 from electra.training.machine import Machine

@@ -29,7 +29,7 @@ from electra.method.registry import sketch_objective
 from electra.presets import FINETUNE_PRESETS, PRESETS
 from electra.pretraining.loop import pretrain, resume
 from electra.pretraining.start import fit_to_shards
-from electra.reports.tables import Table, to_markdown
+from electra.reports.rendering import Table, to_markdown
 from electra.settings import override, to_dict
 from electra.shards.store import open_shards
 

@@ -69,7 +69,7 @@ from electra.pretraining.plan import make_rows
 from electra.pretraining.start import build_model, fit_to_shards
 from electra.quickstart.config import QUICKSTART
 from electra.quickstart.questions import punctuation_question, write_passages
-from electra.reports.tables import Table, to_markdown
+from electra.reports.rendering import Table, to_markdown
 from electra.settings import override, to_dict
 from electra.shards.store import open_shards
 from electra.training.machine import prepare_machine

@@ -43,7 +43,7 @@ from electra.inference.texts import read_sentences
 from electra.model.encoder import Encoder
 from electra.model.initialisation import init_weights
 from electra.presets import PRESETS
-from electra.reports.tables import Table, to_markdown
+from electra.reports.rendering import Table, to_markdown
 from electra.service.config import ServeConfig
 from electra.settings import override
 from electra.tokenizing.tokenizer import Tokenizer

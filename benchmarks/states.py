@@ -30,7 +30,7 @@ from electra.files import write_json, write_text
 from electra.model.batch import Batch, find_real
 from electra.model.electra import PostNormLayer
 from electra.model.encoder import Encoder
-from electra.reports.tables import Table, to_markdown
+from electra.reports.rendering import Table, to_markdown
 from electra.shards.examples import Examples
 from electra.shards.store import open_shards
 from electra.training.machine import Machine

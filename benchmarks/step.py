@@ -52,7 +52,7 @@ from electra.presets import PRESETS
 from electra.pretraining.acceleration import WARM_UP_STEPS, prepare_step
 from electra.pretraining.plan import make_rows
 from electra.pretraining.start import build_model
-from electra.reports.tables import Table, to_markdown
+from electra.reports.rendering import Table, to_markdown
 from electra.settings import override
 from electra.tokenizing.tokenizer import Tokenizer, make_tokenizer
 from electra.training.machine import Machine, prepare_machine

@@ -31,8 +31,8 @@ from electra.interop.sentence_transformers import Similarity
 from electra.presets import finetune_preset
 from electra.pretraining.loop import pretrain as run_pretrain
 from electra.pretraining.resolution import resolve
+from electra.reports.rendering import to_markdown
 from electra.reports.runs import find_finetunings, finetuning_table, read_finetuning
-from electra.reports.tables import to_markdown
 from electra.reports.tokens import Word
 from electra.settings import override
 

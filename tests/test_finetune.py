@@ -9,7 +9,6 @@ from tasks import ignore, refuse, small_finetune
 
 from electra.config import EncoderConfig, FinetuneConfig
 from electra.errors import UserError
-from electra.finetuning.folder import summarise
 from electra.finetuning.loop import finetune, train_seed
 from electra.finetuning.network import (
     TaskNetwork,
@@ -18,6 +17,7 @@ from electra.finetuning.network import (
     restore_tokens,
     run_network,
 )
+from electra.finetuning.results import summarise
 from electra.finetuning.start import Job, encode_task, fit_to_start
 from electra.model.encoder import Encoder
 from electra.model.heads import PairHead

@@ -22,6 +22,7 @@ from electra.reports.glossary import (
     list_panels,
 )
 from electra.reports.page import write_page
+from electra.reports.rendering import Table, to_latex, to_markdown
 from electra.reports.runs import (
     PROTOCOLS,
     Finetuning,
@@ -34,7 +35,6 @@ from electra.reports.runs import (
     read_finetuning,
     read_runs,
 )
-from electra.reports.tables import Table, to_latex, to_markdown
 from electra.reports.tokens import TokenView, describe
 from electra.reproduce.report import write_results
 from electra.reproduce.suite import Row, Suite

@@ -21,7 +21,7 @@ VERBS = {
 LONG = {f"cli/{file}.py:{verb}" for file, verbs in VERBS.items() for verb in verbs}
 """Functions of more than 60 lines, at most ten: verbs, whose docstrings are the help of each of
 their options."""
-SAME_ROLE = {"__init__", "config", "loop", "registry", "run", "start"}
+SAME_ROLE = {"__init__", "config", "loop", "network", "plan", "registry", "run", "start"}
 """File names that mean the same in every room that has them."""
 
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
+from electra.reports.rendering import Table
 from electra.reports.runs import Finetuning, pair_finetunings
-from electra.reports.tables import Table
 
 BERT_TINY: Mapping[str, float] = {
     "sst-2": 0.832,

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from electra.errors import UserError, require
 from electra.files import read_object, write_text
 from electra.reports.glossary import format_interval
+from electra.reports.rendering import Table, to_markdown
 from electra.reports.runs import (
     Finetuning,
     Run,
@@ -17,7 +18,6 @@ from electra.reports.runs import (
     read_finetuning,
     read_runs,
 )
-from electra.reports.tables import Table, to_markdown
 from tools.claims import describe_gains, describe_mark, mark_table
 from tools.picture import draw_results
 

@@ -21,7 +21,8 @@ from electra.checkpoints.folder import read_model
 from electra.config import FinetuneConfig, OptimizerConfig
 from electra.errors import require
 from electra.files import refuse_existing, write_json
-from electra.finetuning.folder import (
+from electra.finetuning.network import build_network, keep_tokens, restore_tokens, run_network
+from electra.finetuning.results import (
     SeedRun,
     begin_shared_folder,
     describe_job,
@@ -31,7 +32,6 @@ from electra.finetuning.folder import (
     summarise,
     write_seed,
 )
-from electra.finetuning.network import build_network, keep_tokens, restore_tokens, run_network
 from electra.finetuning.start import Job, TaskRows, encode_task, read_job
 from electra.model.encoder import choose_layers
 from electra.tasks.rows import Outputs, choose_batches, make_batch

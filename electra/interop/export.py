@@ -115,8 +115,7 @@ def export(
     Outputs equal the model's in float32. The tokenizer cuts texts at a fine-tuning's row length.
 
     Args:
-        source: A run folder, one of its checkpoints, a Hugging Face folder as `electra import`
-            writes it, or a folder of `electra finetune`.
+        source: A run, one of its checkpoints, a Hugging Face folder, or a fine-tuning.
         out: The folder to write; must not exist.
         seed: Of a fine-tuning, the seed; None: the best on dev.
         form: huggingface: the classes of ELECTRA, with the generator. bert: those of BERT.
@@ -138,8 +137,7 @@ def export(
     else:
         outgoing, generator, facts = _describe_pretrained(read_pretrained(source))
         limit = outgoing.length if similarity else MODEL_MAX_LENGTH
-    if similarity:
-        outgoing = outgoing.cut(similarity.layer)
+    outgoing = outgoing.cut(similarity.layer) if similarity else outgoing
     with new_folder(out) as folder:
         name = write_network(folder, outgoing, form)
         _write_tokenizer(folder, outgoing, limit)
@@ -151,7 +149,9 @@ def export(
             write_hashes(folder / "onnx", source=outgoing.source, electra=__version__)
         card = write_card(
             *(out.name, name, (outgoing.kind, outgoing.network.sizes, outgoing.module)),
-            *(outgoing.length, facts, scores, similarity, agreements),
+            *(outgoing.length, facts, scores),
+            similarity=similarity,
+            agreements=agreements,
         )
         write_text(folder / "README.md", card)
         _sign(folder, outgoing.source)

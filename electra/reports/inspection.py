@@ -14,7 +14,7 @@ import torch
 from electra.config import ExamplesConfig, MethodConfig
 from electra.errors import require
 from electra.method.masking import Masking, Vocabulary
-from electra.reports.tables import Table
+from electra.reports.rendering import Table
 from electra.shards.examples import Examples
 from electra.shards.store import Shard, Shards
 from electra.tokenizing.tokenizer import Tokenizer

@@ -12,6 +12,7 @@ from markupsafe import Markup
 from electra.files import write_text
 from electra.reports.curves import draw_svg, find_panels
 from electra.reports.glossary import GLOSSARY
+from electra.reports.rendering import Table, to_html
 from electra.reports.runs import (
     Finetuning,
     Run,
@@ -22,7 +23,6 @@ from electra.reports.runs import (
     heldout_table,
     pair_finetunings,
 )
-from electra.reports.tables import Table, to_html
 from electra.reports.tokens import Sentence, TokenView, describe
 
 

@@ -17,7 +17,7 @@ from electra.checkpoints.metrics import read_metrics
 from electra.errors import UserError, require
 from electra.files import read_object, read_text
 from electra.reports.glossary import GLOSSARY, format_count, format_metric, format_seconds
-from electra.reports.tables import Table, to_markdown
+from electra.reports.rendering import Table, to_markdown
 from electra.reports.tokens import Sentence, TokenView, suspect_as_many
 
 UNKNOWN = "not recorded"

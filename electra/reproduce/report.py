@@ -14,7 +14,7 @@ from electra.files import write_json, write_text
 from electra.reports.curves import COLOURS, STYLE
 from electra.reports.glossary import format_count
 from electra.reports.page import render_page
-from electra.reports.tables import Table, to_latex, to_markdown
+from electra.reports.rendering import Table, to_latex, to_markdown
 from electra.reproduce.records import (
     LEAST_SEEDS,
     TOO_FEW,

@@ -14,7 +14,7 @@ from rich.table import Table as RuledTable
 from rich.text import Text
 
 from electra.processes import find_place
-from electra.reports.tables import Table
+from electra.reports.rendering import Table
 from electra.reports.tokens import Sentence, TokenView, Word, describe
 
 
