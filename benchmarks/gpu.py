@@ -54,6 +54,7 @@ VARIANTS: dict[str, list[str]] = {
 to compile."""
 OTHERS: dict[str, tuple[str, int, list[str]]] = {
     "small-plain": ("small", 128, ["--plain"]),
+    "small-mix-order": ("small", 128, ["--mix-order"]),
     "small-512": ("small", 512, []),
     "small-wide": (
         "small",

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch._inductor import config as inductor
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.step import Ours, Plain
@@ -205,6 +206,11 @@ def read_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--preset", default="small", choices=list(PRESETS))
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--plain", action="store_true", help="neither compiled nor captured")
+    parser.add_argument(
+        "--mix-order",
+        action="store_true",
+        help="let sums over rows and over columns of one tensor share a kernel at any size",
+    )
     parser.add_argument("--set", nargs="*", default=[])
     return parser.parse_args(words)
 
@@ -214,6 +220,8 @@ def main() -> None:
     arguments = read_arguments()
     settings = [f"train.batch_size={arguments.batch_size}", *arguments.set]
     config = override(PRESETS[arguments.preset], settings)
+    if arguments.mix_order:  # torch itself does it from 5 M elements on
+        inductor.triton.mix_order_reduction_non_strict_mode = True
     machine = prepare_machine("auto", config.train.precision, 0)
     variant = Plain if arguments.plain else Ours
     ours = variant(config, make_tokenizer(config.model.vocab_size), machine)

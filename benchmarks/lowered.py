@@ -103,7 +103,11 @@ class Count:
 
     def __init__(self) -> None:
         self.record = dict.fromkeys(
-            ("triton", "products", "attention", "others", "outside", "triton_bytes", "bytes"), 0
+            (
+                *("triton", "products", "attention", "sums", "others", "outside"),
+                *("triton_bytes", "bytes"),
+            ),
+            0,
         )
         self.code: list[str] = []
 
@@ -115,6 +119,8 @@ class Count:
         calls = re.findall(r"extern_kernels\.(\w+)\(|= torch\.ops\.\w+\.(\w+)", code)
         names = [one or other for one, other in calls]
         self.record["triton"] += len(re.findall(r"\btriton_\w+\.run\(", code))
+        # The last stage of a mix-order reduction is no kernel of Triton's but an eager sum.
+        self.record["sums"] += len(re.findall(r"\.sum\(dim=0\)", code))
         for name in names:
             words = {"attention": "atten", "products": "mm|linear"}
             kinds = (kind for kind, word in words.items() if re.search(word, name))
@@ -397,6 +403,7 @@ def tabulate(records: dict[str, dict[str, Any]]) -> Table:
             "Triton",
             "products",
             "attention",
+            "eager sums",
             "others",
             "outside",
             "assembled",
@@ -409,7 +416,7 @@ def tabulate(records: dict[str, dict[str, Any]]) -> Table:
                 f"{record['rows']} x {record['length']}",
                 *(
                     f"{record[kind]:,}"
-                    for kind in ("triton", "products", "attention", "others", "outside")
+                    for kind in ("triton", "products", "attention", "sums", "others", "outside")
                 ),
                 str(record["assembled"] or "-"),
                 f"{record['bytes'] / 1e9:.2f}",

@@ -1,25 +1,33 @@
 """Several processes under torchrun compute one step together, stop together and resume."""
 
 import json
+import math
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
 import ranks
+import torch
+import torch.distributed as dist
 from runs import assert_same_end, ignore, read_measures
 from test_step import OBJECTIVES
 
 from electra.checkpoints.checkpoint import find_checkpoint
 from electra.cli import main
 from electra.errors import UserError
+from electra.pretraining import loop
 from electra.pretraining.loop import pretrain
 from electra.pretraining.start import require_equal_shares
+from electra.pretraining.step import Step
+from electra.processes import Interrupted
 from electra.settings import flatten, override, to_dict
+from electra.training.distributed import joined
 from electra.training.machine import Machine
 
 TESTS = Path(__file__).parent
@@ -309,3 +317,47 @@ def test_processes_share_seeds_and_grid_points(start, toy_question, tmp_path, wo
     ]
     assert len(answers[0]) >= 3
     assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize(
+    ("error", "ends"),
+    [
+        (None, True),
+        (Interrupted(Path("run"), 3), True),  # by all processes after the same step
+        (UserError("no memory"), False),
+        (ZeroDivisionError(), False),
+    ],
+)
+def test_nccl_is_ended_by_all_processes_or_by_none(monkeypatch, error, ends):
+    """An error of one process alone must not wait for the others, who know nothing of it."""
+    ended = []
+    monkeypatch.setattr(dist, "rendezvous", lambda *words, **_: iter([(None, 0, 2)]))
+    monkeypatch.setattr(dist, "init_process_group", lambda *words, **_: None)
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: ended.append(True))
+    machine = Machine(torch.device("cuda"), num_ranks=2)
+    with nullcontext() if error is None else pytest.raises(type(error)), joined(machine):
+        if error is not None:
+            raise error
+    assert bool(ended) == ends
+
+
+@pytest.mark.parametrize("max_seconds", [math.inf, 0])
+def test_captures_are_freed_before_the_group_is_left(
+    toy_shards, toy_config, tmp_path, monkeypatch, max_seconds
+):
+    """Of a finished and of a stopped run."""
+    order = []
+
+    @contextmanager
+    def joined(machine):
+        try:
+            yield
+        finally:
+            order.append("left")
+
+    monkeypatch.setattr(loop, "joined", joined)
+    monkeypatch.setattr(Step, "close", lambda step: order.append("closed"))
+    config = override(toy_config, ["train.steps=2", "optimizer.warmup_steps=0"])
+    with nullcontext() if max_seconds else pytest.raises(Interrupted):
+        pretrain(toy_shards, tmp_path / "run", config, ignore, max_seconds)
+    assert order == ["closed", "left"]

@@ -12,8 +12,8 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -131,20 +131,71 @@ class AcceleratedStep(Step):
             # be compiled and captured separately in the middle of a run, and take more memory.
             batch = batch._replace(attention_mask_BL=find_real(batch))
         shape = tuple(None if tensor is None else tensor.shape for tensor in batch)
+        if self.num_done and shape not in self.num_done and (self.compiled or self.captured):
+            return self._do_plain(number, batch, learning_rate)
         num_done = self.num_done.get(shape, 0)
         self.prepares = num_done < (WARM_UP_STEPS + 1 if self.captured else int(self.compiled))
         self.num_done[shape] = num_done + 1
         if not on_cuda:
             return super().__call__(number, batch, learning_rate)
-        is_masked = batch.attention_mask_BL is not None or batch.document_ids_BL is not None
-        kernels = find_kernels(self.attention, masked=is_masked)
-        with sdpa_kernel(kernels, set_priority=True):
+        with self._prefer_kernels(batch):
             if not self.captured:
                 return super().__call__(number, batch, learning_rate)
             if shape not in self.captures:
                 self.captures[shape] = _Capture(self, batch)
             self.begin(number, learning_rate)
             return self.captures[shape](batch)
+
+    def _do_plain(self, number: int, batch: Batch, learning_rate: float) -> Outcome:
+        """Run the rare step whose batch differs in its mask, neither compiled nor captured.
+
+        Without short rows a few batches of an epoch are padded. A form of their own would take a
+        minute to compile, in the middle of a run, and memory for a second capture.
+        """
+        self.prepares = False
+        fast = self.forward, self.choose, self.measures.tally, self.judge
+        self.forward, self.choose = self.model, self.model.masking.choose_and_count
+        self.measures.tally, self.judge = tally, self.guard.judge
+        try:
+            if not self.captured:
+                with self._prefer_kernels(batch):
+                    return super().__call__(number, batch, learning_rate)
+            self.begin(number, learning_rate)
+            with self._prefer_kernels(batch):
+                return self.compute_aside(batch.to(self.machine.device))
+        finally:
+            self.forward, self.choose, self.measures.tally, self.judge = fast
+
+    def _prefer_kernels(self, batch: Batch) -> AbstractContextManager[None]:
+        """Return the context in which attention takes the kernels that are fastest for a batch."""
+        if self.machine.device.type != "cuda":
+            return nullcontext()
+        is_masked = batch.attention_mask_BL is not None or batch.document_ids_BL is not None
+        kernels = find_kernels(self.attention, masked=is_masked)
+        return cast(AbstractContextManager[None], sdpa_kernel(kernels, set_priority=True))
+
+    def compute_aside(self, batch: Batch) -> Outcome:
+        """Run `compute` on the stream of the captures, to which the gradients are bound."""
+        current = torch.cuda.current_stream()
+        self.stream.wait_stream(current)
+        with torch.cuda.stream(self.stream), warnings.catch_warnings():
+            # The optimizer warns because nothing is captured yet; the step after these is captured.
+            warnings.filterwarnings("ignore", message=".*capturable=True")
+            # train.precision=float32 promises float32 products, so TensorFloat32 is no advice.
+            warnings.filterwarnings("ignore", message="TensorFloat32")
+            outcome = self.compute(batch)
+        current.wait_stream(self.stream)
+        return outcome
+
+    def close(self) -> None:
+        """Free the captured graphs.
+
+        NCCL does not end while a graph holds its communicator, and the traceback of an error may
+        hold this step, so the graphs are reset and not only let go.
+        """
+        for capture in self.captures.values():
+            capture.graph.reset()
+        self.captures.clear()
 
     def begin_stage(self, stage: int) -> None:
         """Begin a stage of the objective, as `Step.begin_stage`."""
@@ -193,7 +244,7 @@ class _Capture:
                 buffer.copy_(tensor.pin_memory(), non_blocking=True)
         self.num_done += 1
         if self.num_done <= WARM_UP_STEPS:
-            return self._warm_up()
+            return self.step.compute_aside(self.batch)
         if self.outcome is None:
             self.graph.register_generator_state(self.step.rng)
             # NCCL's watchdog queries events in a thread of its own, which a global capture forbids.
@@ -204,25 +255,10 @@ class _Capture:
         self.graph.replay()
         return self.outcome
 
-    def _warm_up(self) -> Outcome:
-        stream, current = self.step.stream, torch.cuda.current_stream()
-        stream.wait_stream(current)
-        with torch.cuda.stream(stream), warnings.catch_warnings():
-            # The optimizer warns because nothing is captured yet; the step after these is captured.
-            warnings.filterwarnings("ignore", message=".*capturable=True")
-            # train.precision=float32 promises float32 products, so TensorFloat32 is no advice.
-            warnings.filterwarnings("ignore", message="TensorFloat32")
-            outcome = self.step.compute(self.batch)
-        current.wait_stream(stream)
-        return outcome
-
 
 def compile_options(train: TrainConfig) -> dict[str, Any]:
     """Return the options of torch.compile, by torch's names."""
     return {
-        # Sums over rows and over columns of one tensor share a kernel. Without this option torch
-        # leaves out tensors of less than 5 M elements, and so every layer of ELECTRA-Small.
-        "triton.mix_order_reduction_non_strict_mode": True,
         "combo_kernels": train.combine_kernels,
         "triton.enable_pdl": train.dependent_launch,
         "max_autotune_gemm": train.autotune,

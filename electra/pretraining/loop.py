@@ -11,7 +11,7 @@ import math
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -309,7 +309,7 @@ def _train(
     run: Path, shards: Shards, domains: Domains, step: Step, show: Show, end: float
 ) -> dict[str, Any]:
     """Train from the newest checkpoint on, and return the contents of results.json."""
-    with _begin(run, shards, domains, step, show, end) as session:
+    with closing(step), _begin(run, shards, domains, step, show, end) as session:
         session.evaluate_at_start()
         step.model.train()
         for number in range(session.first_step, step.config.train.steps):

@@ -139,6 +139,9 @@ class Step:
         self.measures = Measures(self.model.loss_weights)
         self.guard.clear()
 
+    def close(self) -> None:
+        """Free what the step holds beside the model; no other step follows."""
+
     def describe(self) -> dict[str, Any]:
         """Return the form of the step for manifests: layers, compiled, captured, gradient_sum."""
         backend = "nccl" if self.machine.device.type == "cuda" else "gloo"

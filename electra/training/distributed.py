@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from electra.errors import UserError, require
-from electra.processes import find_place
+from electra.processes import Interrupted, find_place
 from electra.training.machine import Machine
 
 TIMEOUT = timedelta(minutes=30)
@@ -78,8 +78,11 @@ def joined(machine: Machine, timeout: timedelta = TIMEOUT) -> Iterator[None]:
         raise UserError(
             f"process {machine.rank} of {machine.num_ranks}: another process of the run has ended"
         ) from error
-    except Exception:
-        _leave()
+    except Exception as error:
+        # NCCL's end is a collective: after an error of this process alone the others, who do not
+        # know of it, would be waited for. The exit status makes torchrun end them.
+        if not on_cuda or isinstance(error, Interrupted):
+            _leave()
         raise
     _leave()
 
