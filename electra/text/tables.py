@@ -99,7 +99,9 @@ def _split_csv(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, list[str
 def _parse_json(line: str, place: str) -> Any:
     try:
         return json.loads(line)
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        raise UserError(f"{place}: JSON that is nested too deeply") from None
+    except ValueError as error:
         raise UserError(f"{place}: not valid JSON: {error}") from None
 
 
