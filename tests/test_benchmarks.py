@@ -199,6 +199,7 @@ def test_a_failed_check_ends_nothing_else(tmp_path, capsys):
         assert archive.getnames() == ["captured.log", "kernels.log"]
 
 
+@pytest.mark.slow
 def test_a_step_is_timed_without_a_profiler(tmp_path, monkeypatch, capsys):
     """Its time is written before the profile, which fails where a GPU's counters are closed."""
 

@@ -107,6 +107,7 @@ def test_every_objective_is_computed_by_several_processes(tmp_path, processes):
     assert_one_step(list(OBJECTIVES), processes, 10, tmp_path)
 
 
+@pytest.mark.slow
 def test_two_processes_divide_the_model(tmp_path):
     """Each with half of every parameter, gradient and moment, and the same step."""
     assert_one_step(["rtd"], 2, 8, tmp_path, "full")

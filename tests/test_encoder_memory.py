@@ -143,7 +143,8 @@ def allocated_at_once(model, batch):
     [("plain", []), ("fused", []), ("fused", [RECOMPUTE])],
     ids=["plain", "fused", "fused, recomputed"],
 )
-@pytest.mark.parametrize("length", [32, pytest.param(192, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("length", [32, 192])
 def test_the_estimate_is_what_more_rows_take(layer, length, settings):
     """From 20 to 60 rows, with eight layers, where attention is little and where it is most."""
     config = config_of(*settings)

@@ -69,7 +69,7 @@ def test_features_are_the_states_of_transformers_top_layers(pretrained):
 
 
 @pytest.mark.parametrize("name", ["own", "tagging"])
-@pytest.mark.parametrize("combine", ["concat", "sum"])
+@pytest.mark.parametrize("combine", ["concat", pytest.param("sum", marks=pytest.mark.slow)])
 def test_the_head_learns_and_the_encoder_stays(name, combine, pretrained, data):
     features = dataclasses.replace(CONFIG.features, combine=combine)
     config = dataclasses.replace(CONFIG, features=features, weight_decay=0.1, epochs=4)

@@ -312,7 +312,9 @@ def test_a_plan_times_both_stages(toy_config):
     assert progress == sorted(progress)
 
 
-@pytest.mark.parametrize("stop_at", [2, 4, 6])
+@pytest.mark.parametrize(
+    "stop_at", [pytest.param(2, marks=pytest.mark.slow), 4, pytest.param(6, marks=pytest.mark.slow)]
+)
 def test_a_continued_run_is_resumed_bit_for_bit(folders, toy_shards, toy_config, tmp_path, stop_at):
     """Stopped in the warm-up, at its end, and after it; the folder is not needed any more."""
     shutil.copytree(folders / "alone", tmp_path / "start")

@@ -95,7 +95,13 @@ def rows_of(length, is_padded):
 # Parity
 
 
-@pytest.mark.parametrize("sizes", [SIZES, WITH_BIASES], ids=["no-biases", "biases"])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        pytest.param(SIZES, id="no-biases", marks=pytest.mark.slow),
+        pytest.param(WITH_BIASES, id="biases"),
+    ],
+)
 @pytest.mark.parametrize("layer", BOTH)
 def test_states_are_those_of_transformers_at_every_length(sizes, layer):
     """Over rows in which local attention is dense, in blocks, and wider than the row."""

@@ -181,6 +181,7 @@ SHARE = 19 / 128
 NCE = 50 * 19 / 126 * (LN_V + math.log(0.85 / 0.15))  # noise, believed text with all certainty
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [

@@ -711,6 +711,7 @@ def test_learns_the_toy_language(toy_shards, toy_config, tmp_path):
     assert heldout["disc_auc"] > 0.6
 
 
+@pytest.mark.slow
 def test_bfloat16_stays_near_float32(toy_shards, toy_config, tmp_path):
     """Same seed: total losses of a run in bfloat16 within 2% of those in float32."""
     losses = {}

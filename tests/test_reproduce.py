@@ -82,6 +82,7 @@ def toy_suite(tmp_path):
     return path
 
 
+@pytest.mark.slow
 def test_every_suite_of_the_paper_can_be_planned(toy_shards):
     shards = open_shards(toy_shards)
     small = {

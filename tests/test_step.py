@@ -223,7 +223,8 @@ def test_no_step_waits_for_its_device(name):
 
 
 @torch_warns
-@pytest.mark.parametrize("name", ["rtd", *map(slow, ["electric", "two_stage", "recompute"])])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["rtd", "electric", "two_stage", "recompute"])
 def test_working_copies_change_nothing(name):
     """Losses and gradients in bfloat16, of rows in two pieces, to the bit; compiled or not."""
     torch.compiler.reset()
@@ -464,10 +465,10 @@ class Tape(TorchDispatchMode):
     "settings",
     [
         [],
-        ["train.accumulation=2"],
+        slow(["train.accumulation=2"]),
         ["train.precision=bfloat16", "train.accumulation=2"],
-        OBJECTIVES["reference"],
-        OBJECTIVES["adversarial"],
+        slow(OBJECTIVES["reference"]),
+        slow(OBJECTIVES["adversarial"]),
     ],
 )
 def test_a_step_can_be_replayed(settings):
