@@ -1,7 +1,7 @@
 """All settings of all commands: frozen dataclasses.
 
 A setting is one field of one dataclass. Its type has the bounds, and the string below it gives
-meaning, unit and source; `needs` and `rules` say what holds across fields. This module does not
+meaning, unit and source; `needs` and `check` say what holds across fields. This module does not
 import torch, so `--help` and `--dry-run` answer at once. settings.py checks, reads and overrides
 settings.
 

@@ -34,7 +34,7 @@ def test_package_and_tests_do_not_grow():
     sources = list(PACKAGE.rglob("*.py"))
     assert count_lines(sources) <= 32_500
     assert len(sources) <= 147
-    assert count_lines((ROOT / "tests").rglob("*.py")) <= 21_500
+    assert count_lines((ROOT / "tests").rglob("*.py")) <= 21_600
 
 
 def test_hand_written_docs_are_short():

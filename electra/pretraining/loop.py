@@ -391,7 +391,7 @@ class Session:
         return self.window.most_bad
 
     def save(self, done: int) -> None:
-        """Begin to write a checkpoint."""
+        """Begin to write a checkpoint: `write_checkpoint` of checkpoints/checkpoint.py."""
         step, self.requests.saves = self.step, False
         is_first = step.machine.rank == 0
         state = copy_state(step.model, step.optimizer, step.guard.state, is_first=is_first)
