@@ -85,6 +85,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
                 sources.append(target)
             if target.is_dir():
                 add(place, _list_folder(target, files, config))
+            elif target.suffix == ".md":
+                add(place, _move(target.read_text(), target.parent, place))
             elif target.suffix == ".py":
                 code = target.read_text()
                 add(place, f"# {target.relative_to(ROOT)}\n\n```python\n{code}\n```\n")
