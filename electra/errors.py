@@ -32,8 +32,10 @@ def require_choice(what: str, value: object, choices: Iterable[object]) -> None:
         value: The value that was given.
         choices: What it may be.
     """
-    named = [str(choice) for choice in choices]
-    require(str(value) in named, f"unknown {what} {str(value)!r}{did_you_mean(str(value), named)}")
+    choices = list(choices)
+    if value not in choices:
+        near = did_you_mean(str(value), (str(each) for each in choices if each is not None))
+        raise UserError(f"unknown {what} {str(value)!r}{near}")
 
 
 def import_extra(module: str, extra: str, purpose: Path | str) -> ModuleType:

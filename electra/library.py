@@ -14,7 +14,7 @@ import numpy as np
 
 from electra.checkpoints.checkpoint import find_checkpoint, run_of
 from electra.checkpoints.folder import is_finetuned, is_huggingface, read_finetuned, read_sizes
-from electra.errors import require
+from electra.errors import require, require_choice
 from electra.finetuning.loop import finetune as run_finetune
 from electra.finetuning.loop import ignore
 from electra.inference.ask import Candidate, load_asked
@@ -104,7 +104,7 @@ def embed(
     Raises:
         UserError: There is no such layer, or the folder has no encoder.
     """
-    _require_choice("pooling", pooling, *get_args(Pooling))
+    require_choice("pooling", pooling, get_args(Pooling))
     return run_embed(model.encoder, _list_texts(texts), layer=layer, pooling=pooling)
 
 
@@ -126,7 +126,7 @@ def encode(
     Raises:
         UserError: There is no such layer, or the folder has no encoder.
     """
-    _require_choice("unit", unit, "word", "token")
+    require_choice("unit", unit, ("word", "token"))
     return embed_units(model.encoder, _list_texts(texts), unit=unit, layer=layer)
 
 
@@ -311,7 +311,7 @@ def check_export(
     seed: int | None,
 ) -> None:
     """Refuse arguments of `export` that do not fit together, or not to the model."""
-    _require_choice("form", form, "huggingface", "bert", "sentence-transformers")
+    require_choice("form", form, ("huggingface", "bert", "sentence-transformers"))
     is_similarity, is_tuned = form == "sentence-transformers", is_finetuned(run)
     require(
         is_similarity == (dev is not None),
@@ -336,11 +336,6 @@ def _list_texts(texts: Sequence[str]) -> list[str]:
     wrong = [each for each in _list(texts) if not isinstance(each, str)]
     require(not wrong, f"a text is a str, not {wrong[:1]}")
     return list(texts)
-
-
-def _require_choice(name: str, value: object, *choices: object) -> None:
-    named = ", ".join(map(str, choices))
-    require(value in choices, f"{name} must be one of {named}, not {value!r}")
 
 
 def _assign(settings: Settings) -> list[str]:

@@ -166,7 +166,7 @@ MISTAKES = [
     ("pretrain run --out OUT", "is not the manifest of a shards folder"),
     ("pretrain --resume run", "is complete; there is nothing to resume"),
     ("pretrain --resume run --dry-run", "is complete"),
-    ("pretrain --resume run --set train.steps=9", "leave --set"),
+    ("pretrain --resume run --set train.steps=9", "leave out --set"),
     ("pretrain --resume run --preset tiny", "--preset"),
     ("pretrain --resume run --recipe best", "--recipe"),
     ("pretrain --resume scores", "is not the config of a run, but of a fine-tun"),

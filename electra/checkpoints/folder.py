@@ -6,7 +6,7 @@ Names and sizes are read from headers and JSON files, each tensor when it is use
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from torch import Tensor
 
@@ -122,7 +122,6 @@ def read_model(folder: Path) -> SavedModel:
     Raises:
         UserError: The folder is none of these, or is damaged.
     """
-    check_hashes(folder)
     return read_finetuned(folder) if is_finetuned(folder) else read_pretrained(folder)
 
 
@@ -133,7 +132,7 @@ def read_sizes(folder: Path) -> EncoderConfig:
         UserError: The folder holds no model, or its config.json is damaged.
     """
     if is_finetuned(folder):
-        return read_finetuned(folder).encoder
+        return find_seed(folder).sizes
     if is_huggingface(folder):
         return _read_sizes(folder)[1]
     return read_run_config(run_of(folder)).model
@@ -186,8 +185,19 @@ def read_run_config(run: Path) -> PretrainConfig:
     return _parse(lambda: from_dict(PretrainConfig, values), f"{path} is not the config of a run")
 
 
-def read_finetuned(run: Path, seed: int | None = None) -> Finetuned:
-    """Return the model of one seed.
+class SavedSeed(NamedTuple):
+    """Where the model of one seed of a fine-tuning lies, and what its JSON files say."""
+
+    folder: Path
+    seed: int
+    sizes: EncoderConfig
+    config: FinetuneConfig
+    facts: dict[str, Any]
+    """As in `Finetuned`."""
+
+
+def find_seed(run: Path, seed: int | None = None) -> SavedSeed:
+    """Return what describes the model of one seed; no weights are read.
 
     Args:
         run: A finished folder of `electra finetune`.
@@ -195,9 +205,13 @@ def read_finetuned(run: Path, seed: int | None = None) -> Finetuned:
             replacements of collapsed seeds.
 
     Raises:
-        UserError: `run` is not a finished folder of `electra finetune`, does not have the seed, or
-            the model is damaged.
+        UserError: `run` is not a finished folder of `electra finetune`, or does not have the seed.
     """
+    return _describe_seed(*_choose_seed(run, seed))
+
+
+def _choose_seed(run: Path, seed: int | None) -> tuple[Path, int, FinetuneConfig, dict[str, Any]]:
+    """Return the folder of the model of a seed, the seed, its settings, and the columns it read."""
     require(
         is_finetuned(run) and (run / "results.json").is_file(),
         f"{run} is not a finished folder of `electra finetune`: it must have a config.json with a "
@@ -224,27 +238,44 @@ def read_finetuned(run: Path, seed: int | None = None) -> Finetuned:
     require(
         seed in headlines, f"{run} has no seed {seed}; choose from {', '.join(map(str, headlines))}"
     )
-    folder = run / f"seed-{seed}" / "model"
-    check_hashes(folder)
+    return run / f"seed-{seed}" / "model", seed, config, {"columns": columns}
+
+
+def _describe_seed(
+    folder: Path, seed: int, config: FinetuneConfig, columns: dict[str, Any]
+) -> SavedSeed:
     facts = read_object(folder / "config.json")
     sizes, task = _parse(
         lambda: (from_dict(EncoderConfig, facts["encoder"]), str(facts["task"])),
         f"{folder / 'config.json'} is not the config of a fine-tuned model",
     )
+    return SavedSeed(folder, seed, sizes, config, {**facts, "task": task, **columns})
+
+
+def read_finetuned(run: Path, seed: int | None = None) -> Finetuned:
+    """Return the model of one seed; arguments as for `find_seed`.
+
+    Raises:
+        UserError: As in `find_seed`, or the model is damaged.
+    """
+    chosen = _choose_seed(run, seed)
+    check_hashes(chosen[0])
+    found = _describe_seed(*chosen)
+    folder, task = found.folder, found.facts["task"]
     files = {"model.safetensors": folder / "model.safetensors"}
     tensors = read_tensors(files["model.safetensors"])
     parts = (below("encoder.", tensors), below("head.", tensors))
     return Finetuned(
-        SavedNetwork("", sizes, parts[:1], parts[1]),
+        SavedNetwork("", found.sizes, parts[:1], parts[1]),
         Tokenizer.load(folder / "tokenizer"),
-        facts.get("longest_row", config.sequence_length),
-        f"{run} at seed {seed}, fine-tuned on {task}",
+        found.facts.get("longest_row", found.config.sequence_length),
+        f"{run} at seed {found.seed}, fine-tuned on {task}",
         folder=run,
         after=task,
         files=files,
-        seed=seed,
-        facts={**facts, "columns": columns},
-        config=config,
+        seed=found.seed,
+        facts=found.facts,
+        config=found.config,
     )
 
 

@@ -2,20 +2,18 @@
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
 from electra.cli.options import DryRun, Paths, Words, print_dry_run, refuse_existing, refuse_file
 from electra.errors import require
 
+if TYPE_CHECKING:
+    from electra.interop.sentence_transformers import Similarity
 
-def report(
-    folders: tuple[Path, ...],
-    *,
-    out: Path,
-    dry_run: DryRun = False,
-) -> None:
+
+def report(folders: tuple[Path, ...], *, out: Path, dry_run: DryRun = False) -> None:
     """Write a self-contained HTML page about runs and their fine-tunings, or tables in Markdown.
 
     Example: electra report run cola --out report.html
@@ -123,26 +121,19 @@ def export(
         on dev.
     """
     from electra.checkpoints.checkpoint import run_of
-    from electra.checkpoints.folder import (
-        is_finetuned,
-        is_huggingface,
-        read_finetuned,
-        read_run_config,
-    )
-    from electra.checkpoints.names import DISCRIMINATOR_FILE, HEAD_FILE
+    from electra.checkpoints.folder import find_seed, is_finetuned, is_huggingface, read_run_config
     from electra.inference.similarity import COLUMNS
     from electra.library import check_export
     from electra.library import export as run_export
     from electra.terminal.live import Progress
-    from electra.terminal.printing import print_done
 
     require(dev is not None or not columns, "--columns are those of --dev")
     check_export(run, as_, dev, scores, seed)
     settings: object = None
     source = str(run)
     if is_finetuned(run):
-        model = read_finetuned(run, seed)
-        settings, source = model.config, f"seed {model.seed} of {run}"
+        found = find_seed(run, seed)
+        settings, source = found.config, f"seed {found.seed} of {run}"
     elif not is_huggingface(run):
         settings = read_run_config(run_of(run))
     refuse_existing(out)
@@ -161,6 +152,16 @@ def export(
             seed=seed,
             progress=progress.update,
         )
+    _print_export(out, source, architecture, similarity)
+
+
+def _print_export(
+    out: Path, source: str, architecture: str, similarity: "Similarity | None"
+) -> None:
+    """Print what was written, and the line of Python that loads it."""
+    from electra.checkpoints.names import DISCRIMINATOR_FILE, HEAD_FILE
+    from electra.terminal.printing import print_done
+
     wrote, loads = f"{source} as {architecture}", f"transformers import {architecture} as Model; "
     loads += f"Model.from_pretrained('{out}')"
     if similarity:

@@ -3,7 +3,7 @@
 import math
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -65,10 +65,8 @@ def pretrain(
         Time after which the run writes a checkpoint and stops, such as 3h or 90m, for queues with a
         time limit. The exit status is then 0.
     """
-    from electra.reports.glossary import describe_heldout
-    from electra.reports.runs import place_on_the_papers_curve
     from electra.terminal.live import Display
-    from electra.terminal.printing import command, print_done, print_note
+    from electra.terminal.printing import print_note
 
     given = [
         *set_,
@@ -76,11 +74,11 @@ def pretrain(
         *([f"train.also_evaluate={also_evaluate}"] if also_evaluate else []),
     ]
     if resume is not None:
-        require(out is None, "--resume continues in its own folder; leave --out away")
+        require(out is None, "--resume continues in its own folder; leave out --out")
         require(
             not given and config is None and preset is None and recipe is None,
-            "--resume keeps the run's settings; leave --set, --config, --preset, --recipe and "
-            "--init-from away",
+            "--resume keeps the run's settings; leave out --set, --config, --preset, --recipe and "
+            "--init-from",
         )
         from electra.checkpoints.folder import read_run_config
 
@@ -125,6 +123,15 @@ def pretrain(
         else:
             assert shards is not None
             results = run_pretrain(shards, run, settings, display.show, seconds)
+    _print_results(run, results)
+
+
+def _print_results(run: Path, results: dict[str, Any]) -> None:
+    """Print what a run has reached on held-out text, and how far that is on the paper's curve."""
+    from electra.reports.glossary import describe_heldout
+    from electra.reports.runs import place_on_the_papers_curve
+    from electra.terminal.printing import command, print_done
+
     wrote = f"wrote {run}"
     if results["heldout"]:
         reached = describe_heldout(results["heldout"]).items()
