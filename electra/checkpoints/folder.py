@@ -158,14 +158,24 @@ def read_pretrained(folder: Path) -> SavedModel:
 
 def is_finetuned(folder: Path) -> bool:
     """Return whether a folder was written by `electra finetune`, finished or not."""
-    path = folder / "config.json"
-    return path.is_file() and "task" in read_object(path)
+    return "task" in _read_config(folder)
 
 
 def is_huggingface(folder: Path) -> bool:
     """Return whether a folder holds a model of transformers, as `electra import` writes it."""
+    return "model_type" in _read_config(folder)
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    """Return what config.json says; empty without one. Damage is told by its hash, if any."""
     path = folder / "config.json"
-    return path.is_file() and "model_type" in read_object(path)
+    if not path.is_file():
+        return {}
+    try:
+        return read_object(path)
+    except UserError:
+        check_hashes(folder)
+        raise
 
 
 def read_run_config(run: Path) -> PretrainConfig:
