@@ -25,10 +25,9 @@ from electra.shards import prepare as prepare_module
 from electra.shards.pieces import hash_documents, heldout_limit
 from electra.shards.prepare import finish, prepare, prepare_share
 from electra.shards.store import PARTS, ShardWriter, open_shards
-from electra.text.documents import Reader
+from electra.text.documents import Reader, break_words
 from electra.tokenizing import words as encoder_module
 from electra.tokenizing.tokenizer import Tokenizer, tokens_dtype
-from electra.tokenizing.training import break_words
 from electra.tokenizing.words import WordEncoder
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

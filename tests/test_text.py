@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from electra.errors import UserError
 from electra.text import documents as documents_module
 from electra.text import sources as sources_module
-from electra.text.documents import Reader
+from electra.text.documents import Reader, break_words
 from electra.text.sources import find_sources
-from electra.tokenizing.training import break_words
 
 DOCUMENTS = [
     ["The first line.", "The second, naïve and 中文."],

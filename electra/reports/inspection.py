@@ -17,8 +17,8 @@ from electra.method.masking import Masking, Vocabulary
 from electra.reports.rendering import Table
 from electra.shards.examples import Examples
 from electra.shards.store import Shard, Shards
+from electra.text.documents import break_words
 from electra.tokenizing.tokenizer import Tokenizer
-from electra.tokenizing.training import break_words
 
 SAMPLE_CHARS = 10_000_000
 """Characters of a text that are looked at; a share of the text says as much as the whole."""

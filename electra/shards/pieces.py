@@ -37,10 +37,9 @@ from electra.files import read_object, sha256_file, write_json
 from electra.processes import follow_parent, usable_cores
 from electra.shards.cleaning import Filters, sign_documents
 from electra.shards.store import PARTS, ShardWriter
-from electra.text.documents import PlainBorder, Reader, TextCounts, close_last
+from electra.text.documents import PlainBorder, Reader, TextCounts, close_last, group_texts
 from electra.text.streams import compression_of, is_dataset, is_url
 from electra.tokenizing.tokenizer import Tokenizer
-from electra.tokenizing.training import group_texts
 from electra.tokenizing.words import LineEncoder, TokenBatch, WordEncoder, make_encoder
 
 EXPANSION = 4

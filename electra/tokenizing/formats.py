@@ -24,10 +24,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from electra.errors import UserError, require
+from electra.text.documents import MAX_WORD_CHARS
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-MAX_WORD_CHARS = 100
-"""Characters of the longest word. WordPiece encodes a longer word as one [UNK]. Source: BERT."""
 DEFINING = ("added_tokens", "normalizer", "pre_tokenizer", "decoder", "model")
 KNOWN_NAMES = {
     "pad": ("[PAD]", "<pad>"),

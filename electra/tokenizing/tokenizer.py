@@ -15,9 +15,9 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from electra.config import TokenizerConfig
 from electra.errors import UserError, require
 from electra.files import check_hashes, new_folder, read_object, write_hashes
+from electra.text.documents import MAX_WORD_CHARS
 from electra.text.streams import locate, replace_surrogates
 from electra.tokenizing.formats import (
-    MAX_WORD_CHARS,
     METASPACE,
     SPECIAL_TOKENS,
     Definition,

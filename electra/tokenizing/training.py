@@ -1,9 +1,7 @@
 """Training of vocabularies, deterministic: the same corpus gives the same file."""
 
 import json
-import re
 import tempfile
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -15,10 +13,10 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from electra.config import TokenizerConfig
 from electra.errors import UserError, import_extra, require
+from electra.text.documents import break_words, group_texts
 from electra.text.streams import replace_surrogates
 from electra.tokenizing.formats import (
     DEFINING,
-    MAX_WORD_CHARS,
     METASPACE,
     SPECIAL_TOKENS,
     Definition,
@@ -33,9 +31,6 @@ from electra.tokenizing.formats import (
 ALPHABET_COVERAGE = 0.99999
 """Share of a corpus's characters that the alphabet must cover. The rest is noise: [UNK]."""
 SPOOL_CHARS = 1 << 20
-# A code point decomposes into at most four, so a run of a quarter of the limit always fits.
-MAX_DECOMPOSITION = 4
-LONG_RUN = re.compile(rf"[^\s!-/:-@\[-`{{-~]{{{MAX_WORD_CHARS // MAX_DECOMPOSITION + 1},}}")
 
 
 def train_tokens(texts: Iterable[str], config: TokenizerConfig) -> list[str]:
@@ -70,37 +65,6 @@ def train_tokens(texts: Iterable[str], config: TokenizerConfig) -> list[str]:
     vocab = backend.get_vocab()
     merges = vocab.keys() - {*SPECIAL_TOKENS, *alphabet, *continuations}
     return [*SPECIAL_TOKENS, *alphabet, *continuations, *sorted(merges, key=vocab.__getitem__)]
-
-
-def group_texts(texts: Iterable[str], size: int) -> Iterator[list[str]]:
-    """Yield the texts in groups, each of which ends when it has this many characters."""
-    group: list[str] = []
-    num_chars = 0
-    for text in texts:
-        group.append(text)
-        num_chars += len(text)
-        if num_chars >= size:
-            yield group
-            group, num_chars = [], 0
-    if group:
-        yield group
-
-
-def break_words(text: str) -> str:
-    """Return the text with spaces inside words that WordPiece would encode as one [UNK].
-
-    The limit of MAX_WORD_CHARS counts characters after the decomposition of accents.
-    """
-    is_short = max(map(len, text.split()), default=0) < MAX_WORD_CHARS // MAX_DECOMPOSITION
-    return text if is_short else LONG_RUN.sub(_break_run, text)
-
-
-def _break_run(match: re.Match[str]) -> str:
-    run = match[0]
-    if len(run) <= MAX_WORD_CHARS and len(unicodedata.normalize("NFD", run)) <= MAX_WORD_CHARS:
-        return run
-    size = MAX_WORD_CHARS if run.isascii() else MAX_WORD_CHARS // MAX_DECOMPOSITION
-    return " ".join(run[start : start + size] for start in range(0, len(run), size))
 
 
 def _spool_texts(texts: Iterable[str], spool: IO[bytes]) -> np.ndarray:

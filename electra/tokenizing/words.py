@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from electra.text.documents import break_words, group_texts
 from electra.tokenizing.tokenizer import Tokenizer, tokens_dtype
-from electra.tokenizing.training import break_words, group_texts
 
 SLICE_BYTES = 1 << 20
 """Bytes of text that are looked up together. The arrays take about 60 times as much memory."""
