@@ -1,6 +1,7 @@
 """The loop: bit-exact continuation, refusals, what it writes, and that something is learnt."""
 
 import dataclasses
+import hashlib
 import json
 import os
 import platform
@@ -47,7 +48,7 @@ from electra.model.encoder import Encoder, choose_layers
 from electra.model.fused import FusedPostNormLayer
 from electra.pretraining.acceleration import AcceleratedStep
 from electra.pretraining.evaluation import evaluate, heldout_batches
-from electra.pretraining.journal import Clock
+from electra.pretraining.journal import Clock, Totals
 from electra.pretraining.loop import Due, pretrain, resume
 from electra.pretraining.start import build_model, count_tokens, fit_to_shards
 from electra.processes import Interrupted
@@ -420,13 +421,65 @@ def test_a_damaged_record_costs_no_other(finished, unfinished):
             records = read_metrics(path)
         whole = read_metrics(finished / "metrics.jsonl")
         assert records == whole[:number] + whole[number + 1 :]
-    with pytest.warns(UserWarning, match="1 damaged"):
+    with pytest.warns(UserWarning, match="1 damaged|lacks 1 of 5 records"):
         resume(unfinished, ignore)
     assert read_metrics(path) == whole[:3] + whole[4:]
+
+
+@pytest.mark.parametrize("step", [6, 12])
+@pytest.mark.parametrize(
+    ("damage", "num_lost"),
+    [
+        (lambda lines: lines[:-1], 1),
+        (lambda lines: lines[1:], 1),
+        (lambda lines: lines[:1] + lines[2:], 1),
+        (lambda lines: [], None),
+        (lambda lines: [*lines, *lines], 0),
+        (lambda lines: [*lines, lines[0]], 0),
+    ],
+    ids=["last", "first", "middle", "all", "doubled", "repeated"],
+)
+def test_totals_are_those_of_the_checkpoint(finished, unfinished, step, damage, num_lost):
+    """Which is on the disk when the step is done; metrics.jsonl may lose lines in a crash."""
+    path, expected = (
+        unfinished / "metrics.jsonl",
+        json.loads((finished / "results.json").read_text()),
+    )
+    lines = path.read_text().splitlines(keepends=True)
+    if step == 6:
+        shutil.rmtree(unfinished / "checkpoints/step-00000012")
+        lines = lines[:2]  # the evaluation of step 6 is done again
+    else:
+        lines = lines[:-1]
+    path.write_text("".join(damage(lines)))
+    num_lost = len(lines) if num_lost is None else num_lost
+    says = rf"lacks {num_lost} of {len(lines)} records up to step {step};.* totals are those"
+    with pytest.warns(UserWarning, match=says) if num_lost else nullcontext():
+        results = resume(unfinished, ignore)
+    if step == 6:
+        assert results.pop("seconds") > json.loads(lines[-1])["seconds"]
+        del expected["seconds"]
+    assert results == expected
+    records = [(each["part"], each["step"]) for each in read_metrics(path)]
+    assert len(records) == len(set(records)) == 6 - num_lost
+
+
+def test_totals_of_an_older_checkpoint_are_those_of_the_records(finished, unfinished):
+    """Release 0.1 wrote no totals; where its records are lost too, that is said."""
+    expected = json.loads((finished / "results.json").read_text())
+    state = unfinished / "checkpoints/step-00000012/state.json"
+    facts = json.loads(state.read_text())
+    names = ("sha256", "tokens", "seconds", "skipped", "records")
+    kept = {name: facts[name] for name in facts if name not in names}
+    digest = hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+    sha256 = facts["sha256"] | {"state.json": digest}
+    state.write_text(json.dumps({"sha256": sha256, **kept}))
+    assert resume(unfinished, ignore) == expected
     (unfinished / "results.json").unlink()
-    path.write_text("")
-    with pytest.raises(UserError, match=r"metrics\.jsonl has no train record of step 12"):
-        resume(unfinished, ignore)
+    lines = (unfinished / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (unfinished / "metrics.jsonl").write_text("".join(lines[:3]))  # trains 4 and 6, evaluates 6
+    with pytest.warns(UserWarning, match="older version.* leave out the steps from 6 to 12"):
+        assert resume(unfinished, ignore)["tokens"] == json.loads(lines[1])["tokens"]
 
 
 @pytest.mark.parametrize(("keep_every", "kept"), [(0, [5, 6]), (2, [2, 4, 5, 6])])
@@ -667,7 +720,7 @@ def test_the_clock_is_honest_on_a_device_with_a_queue():
             self.time, self.queued = self.time + self.queued, 0.0
 
     device = Device()
-    clock = Clock(None, device.wait, lambda: device.time)
+    clock = Clock(Totals(), device.wait, lambda: device.time)
     device.time += 60  # compiling
     device.queued += 4
     clock.leave_out(0.0, 1000)

@@ -4,9 +4,9 @@
                                                      objective
                               optimizer.safetensors  Adam's moments, "<moment>/<parameter>", and
                                                      the last gradient norms, "guard/..."
-                              state.json             step, the names of each network's parameters,
-                                                     and the sha256 of the two files and of these
-                                                     facts
+                              state.json             step, the totals of the run, the names of each
+                                                     network's parameters, and the sha256 of the two
+                                                     files and of these facts
 
 A damaged checkpoint is skipped. When the run is resumed, the checkpoint is renamed
 `step-00001000.damaged`. It is removed when a checkpoint of the same or a later step is saved.
@@ -239,7 +239,7 @@ def describe_networks(objective: Objective) -> dict[str, Any]:
 
 
 def write_checkpoint(
-    run: Path, step: int, state: State, networks: Mapping[str, Any], keep: int, keep_every: int = 0
+    run: Path, step: int, state: State, facts: Mapping[str, Any], keep: int, keep_every: int = 0
 ) -> Path:
     """Write a checkpoint, remove old ones, and return the checkpoint's folder.
 
@@ -247,7 +247,7 @@ def write_checkpoint(
         run: The run folder.
         step: Steps done.
         state: Weights and moments, from `copy_state`.
-        networks: The description of the networks, from `describe_networks`.
+        facts: What state.json says beside the step: `describe_networks`, and the totals of the run.
         keep: Number of newest checkpoints to keep, at least 1.
         keep_every: Checkpoints of steps that are multiples of it are kept as well; 0: none.
 
@@ -263,7 +263,7 @@ def write_checkpoint(
         for name, tensors in state.items():
             write_tensors(incomplete / name, tensors)
             flush_file(incomplete / name)
-        facts = {"step": step, **networks}
+        facts = {"step": step, **facts}
         hashes = {name: sha256_file(incomplete / name) for name in FILES} | {STATE: _digest(facts)}
         write_json(incomplete / STATE, {"sha256": hashes, **facts})
     except OSError:

@@ -30,13 +30,15 @@ class MetricsLog:
             these steps again.
 
     Attributes:
-        last: Last record of each part up to that step.
+        last: Last record of each part.
+        num_records: Records in the file.
     """
 
     def __init__(self, run: Path, step: int = 0):
         self.path = run / "metrics.jsonl"
         kept = [record for record in read_metrics(self.path) if record["step"] <= step]
         self.last = {record["part"]: record for record in kept}
+        self.num_records = len(kept)
         write_text(self.path, "".join(json.dumps(record) + "\n" for record in kept))
         # Unbuffered: a buffer would write a line again on closing after a full disk refused it.
         self.file = self.path.open("ab", buffering=0)
@@ -63,6 +65,8 @@ class MetricsLog:
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in record.items()
         }
+        self.last[record["part"]] = finite
+        self.num_records += 1
         self.unwritten += (json.dumps(finite) + "\n").encode()
         self.flush()
         if self.tensorboard:
@@ -96,16 +100,18 @@ class MetricsLog:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return the records of metrics.jsonl; an empty list if the file does not exist.
 
-    An unfinished last line, which a crash can leave, is skipped. Damaged lines are skipped with a
-    warning.
+    An unfinished last line, which a crash can leave, is skipped, and so are records that are there
+    already. Damaged lines are skipped with a warning.
     """
     if not path.exists():
         return []
     *lines, _cut = path.read_bytes().split(b"\n")
-    records, damaged = [], []
+    records: dict[tuple[str, int], dict[str, Any]] = {}
+    damaged = []
     for number, line in enumerate(lines, start=1):
         try:
-            records.append(_read_record(line))
+            record = _read_record(line)
+            records.setdefault((record["part"], record["step"]), record)
         except (ValueError, KeyError, TypeError):
             damaged.append(str(number))
     if damaged:
@@ -114,7 +120,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             f"line {', '.join(damaged[:MAX_NAMED])}{', ...' * (len(damaged) > MAX_NAMED)}",
             stacklevel=2,
         )
-    return records
+    return list(records.values())
 
 
 def _read_record(line: bytes) -> dict[str, Any]:

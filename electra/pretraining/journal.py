@@ -7,6 +7,7 @@
 import math
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
@@ -16,12 +17,17 @@ from typing import Any, NamedTuple
 import torch
 from torch.profiler import profile, schedule
 
-from electra.checkpoints.checkpoint import Saver, State, describe_networks, write_checkpoint
+from electra.checkpoints.checkpoint import (
+    STATE,
+    Saver,
+    State,
+    describe_networks,
+    write_checkpoint,
+)
 from electra.checkpoints.manifest import amend_session, begin_session
 from electra.checkpoints.metrics import MetricsLog, read_metrics
 from electra.config import PretrainConfig, TrainConfig
-from electra.errors import require
-from electra.files import write_json
+from electra.files import read_object, write_json
 from electra.method.flops import count_run, count_true
 from electra.pretraining.evaluation import (
     DomainLosses,
@@ -51,16 +57,49 @@ class Skipped(NamedTuple):
     grad_norm: float
 
 
+class Totals(NamedTuple):
+    """What a run has done over all sessions; a checkpoint holds it in its state.json."""
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    skipped: int = 0
+    records: int = 0
+    """Records of metrics.jsonl, but for the evaluation after the last step."""
+
+
+def read_totals(run: Path, checkpoint: Path) -> Totals:
+    """Return the totals of a run at one of its checkpoints.
+
+    An older version wrote none, so that there the records of metrics.jsonl have to do.
+    """
+    facts = read_object(checkpoint / STATE)
+    if "tokens" in facts:
+        return Totals(*(facts[name] for name in Totals._fields))
+    step, last = facts["step"], {"step": 0, "tokens": 0, "seconds": 0.0}
+    for record in read_metrics(run / "metrics.jsonl"):
+        if record["part"] == "train" and record["step"] <= step:
+            last = record
+    if last["step"] != step:
+        warnings.warn(
+            f"{checkpoint} is of an older version, without totals, and {run / 'metrics.jsonl'} "
+            f"lacks its last records: tokens and seconds leave out the steps from {last['step']:,} "
+            f"to {step:,}",
+            stacklevel=2,
+        )
+    return Totals(step, last["tokens"], last["seconds"], last.get("skipped", 0))
+
+
 class Window:
     """The steps between two records, collected on the device without waiting for the device.
 
-    `last` is the last training record of the run.
+    `totals` are those of the run before.
     """
 
-    def __init__(self, step: Step, last: Mapping[str, Any] | None):
+    def __init__(self, step: Step, totals: Totals):
         self.step = step
-        self.clock = Clock(last, step.machine.wait)
-        self.num_skipped = last.get("skipped", 0) if last else 0
+        self.clock = Clock(totals, step.machine.wait)
+        self.num_skipped = totals.skipped
         self.num_bad = 0
         """Steps in a row, up to the last one, without a finite loss and gradient."""
         self.most_bad = 0
@@ -68,6 +107,12 @@ class Window:
         self.num_real = torch.zeros((), dtype=torch.int64, device=step.machine.device)
         self.grad_norms: list[torch.Tensor] = []
         self.verdicts: list[torch.Tensor] = []
+
+    @property
+    def totals(self) -> Totals:
+        """Totals up to the last record; only the journal knows the number of records."""
+        clock = self.clock
+        return Totals(clock.step, clock.tokens, clock.seconds, self.num_skipped)
 
     def add(self, outcome: Outcome) -> None:
         """Add the outcome of the next step."""
@@ -131,13 +176,11 @@ class Clock:
 
     def __init__(
         self,
-        last: Mapping[str, Any] | None,
+        totals: Totals,
         wait: Callable[[], None],
         now: Callable[[], float] = time.perf_counter,
     ):
-        self.seconds, self.tokens, self.step = 0.0, 0, 0
-        if last:
-            self.seconds, self.tokens, self.step = last["seconds"], last["tokens"], last["step"]
+        self.step, self.tokens, self.seconds = totals[:3]
         self.wait, self.now = wait, now
         self.since = now()
         self.waited = 0.0
@@ -295,7 +338,7 @@ class Journal:
         domains: As from `open_domains`.
         step: The step, with the settings, the model and the optimizer.
         show: Called with each record and alarm.
-        first_step: Steps done before this session.
+        totals: What was done before this session.
         peak: Measured FLOP/s of a large matrix product, on all processes together.
         stack: Closes the files and waits for the checkpoint that is being written.
     """
@@ -308,7 +351,7 @@ class Journal:
         domains: Domains,
         step: Step,
         show: Show,
-        first_step: int,
+        totals: Totals,
         peak: float,
         stack: ExitStack,
     ):
@@ -317,7 +360,7 @@ class Journal:
         self.tokenizer, self.examples = shards.tokenizer, examples
         self.networks = describe_networks(self.model)
         self.flops_per_token = count_true(self.model, self.config.examples.sequence_length)
-        machine = step.machine
+        machine, first_step = step.machine, totals.step
         begin_session(
             run,
             first_step=first_step,
@@ -336,8 +379,14 @@ class Journal:
         self.domains = DomainLosses(run, batches, step, first_step)
         self.alarms = Alarms(self.config)
         self.log = MetricsLog(run, first_step)
-        self.last = self.log.last
-        """Last record of each part before this session."""
+        lost = totals.records - self.log.num_records + self.is_evaluated(first_step)
+        if lost > 0:
+            warnings.warn(
+                f"{self.log.path} lacks {lost:,} of {totals.records:,} records up to step "
+                f"{first_step:,}; curves have gaps there, and the totals are those of the "
+                "checkpoint",
+                stacklevel=2,
+            )
         for record in read_metrics(run / "metrics.jsonl") if domains else ():
             self.alarms.read_heldout(record)
         self.saver = Saver(run)
@@ -349,6 +398,10 @@ class Journal:
         """To be called after each step, for the profile."""
         if step.compiled:
             show({"part": "compiling", "step": first_step})
+
+    def is_evaluated(self, done: int) -> bool:
+        """Return whether the last evaluation was the one after a step."""
+        return bool(self.log.last.get("heldout", {}).get("step") == done)
 
     def amend(self) -> None:
         """Write to the manifest that the form of the step has changed."""
@@ -401,11 +454,12 @@ class Journal:
             },
         )
 
-    def save(self, done: int, state: State) -> None:
+    def save(self, totals: Totals, state: State) -> None:
         """Begin to write a checkpoint in the background."""
         train = self.config.train
+        facts = {**totals._replace(records=self.log.num_records)._asdict(), **self.networks}
         keep = train.keep_checkpoints, train.keep_every * train.save_every
-        self.saver.save(partial(write_checkpoint, self.run, done, state, self.networks, *keep))
+        self.saver.save(partial(write_checkpoint, self.run, totals.step, state, facts, *keep))
 
     def finish(self) -> None:
         """Wait until the checkpoint is written, or raise the OSError that prevented it."""
@@ -417,27 +471,19 @@ class Journal:
         record = {"part": "heldout", "step": done, **measures, **self.domains.measure(done)}
         self._write(record, self.alarms.read_heldout)
 
-    def write_results(self) -> dict[str, Any]:
+    def write_results(self, totals: Totals) -> dict[str, Any]:
         """Write samples.json and results.json, and return the contents of the latter."""
-        train, path = self.config.train, self.run / "metrics.jsonl"
         samples = self.heldout and view_rows(
             self.model, self.heldout[0], self.tokenizer, self.step.micro_rows
         )
         if samples:
             write_json(self.run / "samples.json", samples)
-        last = {record["part"]: record for record in read_metrics(path)}
-        for part in ("train", "heldout") if train.evaluate_rows else ("train",):
-            require(
-                last.get(part, {}).get("step") == train.steps,
-                f"{path} has no {part} record of step {train.steps}: results.json cannot be "
-                "written",
-            )
         results = {
-            "steps": last["train"]["step"],
-            "tokens": last["train"]["tokens"],
-            "seconds": last["train"]["seconds"],
+            "steps": totals.step,
+            "tokens": totals.tokens,
+            "seconds": totals.seconds,
             "flops": count_run(self.model, self.config),
-            "heldout": last.get("heldout"),
+            "heldout": self.log.last.get("heldout"),
         }
         write_json(self.run / "results.json", results)
         return results
@@ -446,12 +492,11 @@ class Journal:
 class SilentJournal:
     """In the place of a Journal on all processes but process 0: writes and shows nothing."""
 
-    last: Mapping[str, Any] = {}
-
     def do_nothing(self, *given: object) -> None:
         """Do nothing."""
 
-    end_of_step = amend = write_window = save = finish = evaluate = write_results = do_nothing
+    is_evaluated = end_of_step = amend = write_window = do_nothing
+    save = finish = evaluate = write_results = do_nothing
 
 
 @contextmanager

@@ -41,7 +41,14 @@ from electra.pretraining.init_from import (
     load_start,
     require_vocabulary,
 )
-from electra.pretraining.journal import Journal, Show, SilentJournal, Window
+from electra.pretraining.journal import (
+    Journal,
+    Show,
+    SilentJournal,
+    Totals,
+    Window,
+    read_totals,
+)
 from electra.pretraining.plan import require_memory
 from electra.pretraining.start import (
     build_model,
@@ -263,8 +270,8 @@ class Due(NamedTuple):
     record: bool
     save: bool
     evaluate: bool
-    end: Literal["", "last", "told", "time", "lost"] = ""
-    """Why no other step follows: the last was done, a signal, the time limit, or no finite loss."""
+    end: Literal["", "last", "told", "time"] = ""
+    """Why no other step follows: the last was done, a signal, or the time limit."""
 
     @staticmethod
     def after(
@@ -290,10 +297,6 @@ class Due(NamedTuple):
         )
 
 
-LOST = Due(record=True, save=True, evaluate=False, end="lost")
-"""After too many steps in a row without a finite loss and gradient."""
-
-
 def evaluates(config: PretrainConfig, done: int) -> bool:
     """Return whether an evaluation follows the step.
 
@@ -314,30 +317,17 @@ def _train(
         step.model.train()
         for number in range(session.first_step, step.config.train.steps):
             session.take(number)
-            done = number + 1
-            due = session.find_due(done)
-            if due.record and session.record(done) >= MAX_IN_A_ROW:
-                due = LOST
-            if due.save or due.evaluate:
-                with session.window.clock.paused():
-                    gc.collect()
-                    if due.save:
-                        session.save(done)
-                    if due.end:
-                        session.journal.finish()
-                    if due.evaluate:
-                        session.evaluate(done)
-            require(
-                due.end != "lost",
-                f"{session.window.most_bad} steps in a row before step {done} had no finite loss "
-                "and gradient; none of them changed the weights, which are saved: lower "
-                "optimizer.learning_rate, or set train.precision=float32; the rows are in "
-                f"{run / 'skipped'}",
-            )
+            due = session.find_due(number + 1)
+            if due.record:
+                session.record(number + 1)
+            if due.save:
+                session.save(is_last=bool(due.end))
+            if due.evaluate:
+                session.evaluate(number + 1)
             if due.end in ("told", "time"):
-                raise Interrupted(run, done, in_time=due.end == "time")
+                raise Interrupted(run, number + 1, in_time=due.end == "time")
     with gathered(step.model):
-        results: dict[str, Any] = from_rank_0(session.journal.write_results())
+        results: dict[str, Any] = from_rank_0(session.journal.write_results(session.window.totals))
     return results
 
 
@@ -348,6 +338,7 @@ class Session:
     Where processes compute together or agree, all of them call the method.
     """
 
+    run: Path
     step: Step
     first_step: int
     """Steps done before."""
@@ -384,30 +375,40 @@ class Session:
         config, stages = self.step.config, self.step.model.stages
         return Due.after(done, config, stages, told=told, late=late, save=save)
 
-    def record(self, done: int) -> int:
-        """End the window with a record, and return its most steps in a row without finite loss."""
+    def record(self, done: int) -> None:
+        """End the window with a record; a run whose losses stay not finite ends, saved."""
         means, skipped = self.window.record(done, self.step.config.train.steps)
         self.journal.write_window(done, means, skipped, self.learning_rate)
-        return self.window.most_bad
+        most_bad = self.window.most_bad
+        if most_bad >= MAX_IN_A_ROW:
+            self.save(is_last=True)
+            raise UserError(
+                f"{most_bad} steps in a row before step {done} had no finite loss and gradient; "
+                "none of them changed the weights, which are saved: lower optimizer.learning_rate, "
+                f"or set train.precision=float32; the rows are in {self.run / 'skipped'}"
+            )
 
-    def save(self, done: int) -> None:
-        """Begin to write a checkpoint: `write_checkpoint` of checkpoints/checkpoint.py."""
+    def save(self, *, is_last: bool) -> None:
+        """Begin to write a checkpoint; if it is the last of the session, wait until it is there."""
         step, self.requests.saves = self.step, False
-        is_first = step.machine.rank == 0
-        state = copy_state(step.model, step.optimizer, step.guard.state, is_first=is_first)
-        self.journal.save(done, state)
+        with self.window.clock.paused():
+            gc.collect()
+            is_first = step.machine.rank == 0
+            state = copy_state(step.model, step.optimizer, step.guard.state, is_first=is_first)
+            self.journal.save(self.window.totals, state)
+            if is_last:
+                self.journal.finish()
 
     def evaluate(self, done: int) -> None:
         """Evaluate on held-out rows, which process 0 does alone."""
-        with gathered(self.step.model):
+        with self.window.clock.paused(), gathered(self.step.model):
             self.journal.evaluate(done)
 
     def evaluate_at_start(self) -> None:
         """Evaluate if the run begins, or stopped before this evaluation."""
-        is_done = self.journal.last.get("heldout", {}).get("step") == self.first_step
-        if from_rank_0(evaluates(self.step.config, self.first_step) and not is_done):
-            with self.window.clock.paused():
-                self.evaluate(self.first_step)
+        is_due = evaluates(self.step.config, self.first_step)
+        if from_rank_0(is_due and not self.journal.is_evaluated(self.first_step)):
+            self.evaluate(self.first_step)
 
 
 @contextmanager
@@ -416,36 +417,37 @@ def _begin(
 ) -> Iterator[Session]:
     """Yield a session that begins at the newest checkpoint, and end what it has opened."""
     train, machine = step.config.train, step.machine
-    first_step = _load_newest(run, step)
+    totals = _load_newest(run, step)
     peak = machine.measure_peak() * machine.num_ranks
     examples = Examples(
         shards.train, shards.tokenizer, step.config.examples, train.seed, shards.mixture
     )
-    batches = examples.batches(first_step, train.batch_size)
+    batches = examples.batches(totals.step, train.batch_size)
     with heed_signals() as requests, ExitStack() as stack:
         journal = (
-            Journal(run, shards, examples, domains, step, show, first_step, peak, stack)
+            Journal(run, shards, examples, domains, step, show, totals, peak, stack)
             if machine.rank == 0
             else SilentJournal()
         )
-        window = Window(step, journal.last.get("train"))
         stack.enter_context(_without_collector())
-        yield Session(step, first_step, end, batches, journal, window, requests)
+        window = Window(step, totals)
+        yield Session(run, step, totals.step, end, batches, journal, window, requests)
 
 
-def _load_newest(run: Path, step: Step) -> int:
-    """Load the newest intact checkpoint on all processes, and return its step; 0: there is none."""
-    first_step, checkpoint = 0, None
+def _load_newest(run: Path, step: Step) -> Totals:
+    """Load the newest intact checkpoint, if there is one, on all processes; return its totals."""
+    totals, checkpoint = Totals(), None
     if step.machine.rank == 0 and list_checkpoints(run):
-        first_step, checkpoint = find_checkpoint(run)
+        _, checkpoint = find_checkpoint(run)
         set_damaged_aside(run, checkpoint)
-    first_step = from_rank_0(first_step)
-    if first_step:
-        for stage in range(1, step.model.stage_at(first_step - 1) + 1):
+        totals = read_totals(run, checkpoint)
+    totals = Totals(*from_rank_0(totals))
+    if totals.step:
+        for stage in range(1, step.model.stage_at(totals.step - 1) + 1):
             step.begin_stage(stage)
         state = read_state(checkpoint) if checkpoint else None
         load_state(state, step.model, step.optimizer, step.guard.state)
-    return first_step
+    return totals
 
 
 @contextmanager
