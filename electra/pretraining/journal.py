@@ -76,7 +76,8 @@ def read_totals(run: Path, checkpoint: Path) -> Totals:
     facts = read_object(checkpoint / STATE)
     if "tokens" in facts:
         return Totals(*(facts[name] for name in Totals._fields))
-    step, last = facts["step"], {"step": 0, "tokens": 0, "seconds": 0.0}
+    step: int = facts["step"]
+    last: dict[str, Any] = {"step": 0, "tokens": 0, "seconds": 0.0}
     for record in read_metrics(run / "metrics.jsonl"):
         if record["part"] == "train" and record["step"] <= step:
             last = record
