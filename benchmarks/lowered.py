@@ -174,7 +174,7 @@ def count_step(config: PretrainConfig) -> Count:
         step.forward = lower(model, options, count)
         step.choose = lower(model.masking.choose_and_count, options, count)
         step.measures.tally = lower(tally, options, count)
-        step.judge = lower(step.guard.judge, options, count)
+        step.judge = lower(Guard.judge, options, count)
         step.compute(batch.to(META))
     count.record["outside"] = outside.num_done
     return count

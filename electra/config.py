@@ -322,9 +322,12 @@ class MethodConfig(Settings):
     generator_steps: Annotated[int, AtLeast(0)] = 0
     """two_stage: steps of the first stage, which trains the generator. The learning rate warms up
     again in the second stage. 0: half of all steps."""
-    sharing: Literal["none", "embeddings", "all"] = "embeddings"
+    sharing: Literal["none", "embeddings", "gdes", "all"] = "embeddings"
     """Parameters that the two networks share. embeddings: the embedding block (tokens, positions,
-    segments, layer norm). all: the whole encoder; both networks must have the same sizes."""
+    segments, layer norm). gdes: gradient-disentangled embedding sharing: the encoder's token
+    embeddings are the generator's, without gradient, plus a table of its own that begins at zero;
+    exports hold the sum (DeBERTaV3). all: the whole encoder; both networks must have the same
+    sizes."""
     mask_prob: Annotated[float, Within("(0, 1)")] = 0.15
     """Share of a row's real tokens that are masked. Source: 0.15 for Small and Base, 0.25 for Large
     (Table 6)."""
@@ -399,7 +402,7 @@ class OptimizerConfig(Settings):
     adam_epsilon: Annotated[float, Within("(0, inf)")] = 1e-6
     """Added to the denominator of Adam's update."""
     max_grad_norm: Annotated[float, Within("(0, inf]")] = 1.0
-    """Maximum global norm of the gradient of both networks; inf: no clipping."""
+    """Maximum global norm of the gradient of an update; inf: no clipping."""
     matrices: Literal["adamw", "muon"] = "adamw"
     """Optimizer of the matrices in layers and heads. muon: momentum updates, made orthogonal, at
     the same learning rate (training/muon.py). All other parameters have AdamW."""
@@ -418,6 +421,10 @@ class TrainConfig(Settings):
     accumulation: Annotated[int, AtLeast(1)] = 1
     """Micro-batches per optimizer step (gradient accumulation). Use more than 1 if the rows of a
     step do not fit into memory. The step is the same except for rounding and dropout."""
+    updates: Literal["joint", "apart"] = "joint"
+    """joint: one update of both losses, as in ELECTRA. apart: the generator's update, by its own
+    clipped gradient, then the discriminator's, on tokens that the generator sampled before its
+    update, as in DeBERTaV3. optimizer.generator_rate scales the generator's learning rate."""
     sharding: Literal["none", "full", "hybrid"] = "none"
     """How several processes hold the model. none: each holds all of it, which is fastest. full:
     each holds a part of every parameter, gradient and moment, and gathers the weights of a layer
@@ -538,6 +545,13 @@ class PretrainConfig(Settings):
         Needs("generator.kind=frozen", "method.sharing=none", "shared parameters are trained"),
         Needs("generator.kind!=network", "method.scheme=joint", "it does not learn"),
         Needs("generator.kind!=network", "method.sharing!=all", "it does not learn"),
+        Needs("method.sharing=gdes", "generator.kind=network", "the others have no embeddings"),
+        Needs("method.sharing=gdes", "method.objective!=mlm", "mlm has no generator"),
+        Needs("train.updates=apart", "method.objective=rtd"),
+        Needs("train.updates=apart", "method.scheme=joint", "the others have their own order"),
+        Needs("train.updates=apart", "method.sharing=gdes|none", "an update each, not two"),
+        Needs("train.updates=apart", "method.mode=paper", "the released code has one update"),
+        Needs("train.updates=apart", "generator.kind=network", "the others do not learn"),
         Needs("generator.start!=auto", "train.init_from"),
         Needs("generator.start!=auto", "method.objective!=mlm", "mlm has no generator"),
         Needs("generator.warmup_steps", "method.objective!=mlm", "mlm has no generator"),
@@ -570,13 +584,13 @@ class PretrainConfig(Settings):
         )
         if self.generator.kind != "network":
             return
-        is_modern = (model.architecture, sharing) == ("modernbert", "embeddings")
+        is_modern = model.architecture == "modernbert" and sharing in ("embeddings", "gdes")
         self.must(
             "generator.hidden_fraction",
             not is_modern
             or self.method.objective == "mlm"
             or generator.hidden_size == model.hidden_size,
-            "be 1 for method.sharing embeddings in architecture modernbert; a generator with "
+            f"be 1 for method.sharing {sharing} in architecture modernbert; a generator with "
             "generator.layers_fraction=0.25 is small too",
         )
         narrow = min(model.hidden_size, generator.hidden_size)

@@ -55,6 +55,9 @@ VARIANTS = {
     "warm-up": ["generator.warmup_steps=8"],
     "sharing-none": ["method.sharing=none"],
     "sharing-all": ["method.sharing=all", "generator.hidden_fraction=1"],
+    "sharing-gdes": ["method.sharing=gdes"],
+    "apart": ["method.sharing=gdes", "train.updates=apart", "train.accumulation=2"],
+    "electric-gdes": ["method.objective=electric", "method.sharing=gdes"],
     "replace-mlm-sharing-all": [
         "method.objective=replace_mlm",
         "method.sharing=all",

@@ -129,7 +129,7 @@ def test_folders_that_do_not_fit_are_refused(folders, toy_shards, toy_config, tm
     tensors = load_file(path)
     tensors["electra.embeddings.word_embeddings.weight"] += 1
     save_file(tensors, path)
-    with pytest.raises(UserError, match=r"other embeddings .* set method\.sharing=none"):
+    with pytest.raises(UserError, match=r"other embeddings .* set method\.sharing=gdes or none"):
         continued(toy_config, tmp_path / "untied")
     assert continued(toy_config, tmp_path / "untied", "method.sharing=none")
     assert not (tmp_path / "out").exists()

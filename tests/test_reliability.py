@@ -217,9 +217,7 @@ def test_a_step_without_numbers_changes_nothing(optimizer, what, first):
             for name, parameter in with_it.model.named_parameters():
                 assert torch.equal(parameter, before[name]), name
     assert with_it.measures.record() == without.measures.record()
-    states = [
-        copy_state(each.model, each.optimizer, each.guard.state) for each in (with_it, without)
-    ]
+    states = [copy_state(each.model, each.optimizer, each.memory) for each in (with_it, without)]
     for tensors, expected in zip(*(each.values() for each in states), strict=True):
         assert tensors.keys() == expected.keys()
         assert all(torch.equal(tensors[name], expected[name]) for name in tensors)

@@ -51,6 +51,7 @@ OBJECTIVES = {
     "two_stage": ["method.scheme=two_stage", "method.sharing=none"],
     "adversarial": ["method.scheme=adversarial"],
     "warm_up": ["generator.warmup_steps=10"],
+    "apart": ["method.sharing=gdes", "train.updates=apart"],
     "unigram": ["generator.kind=unigram"],
     "temperature": ["generator.temperature=1.5", "generator.disallow_correct=true"],
     "reference": ["method.mode=reference"],

@@ -214,6 +214,8 @@ def describe_networks(objective: Objective) -> dict[str, Any]:
         "encoders" and "head". A place maps a module of the network to the module's name in the
         objective. For example {"": "generator.encoder", "embeddings": "discriminator.embeddings"}
         is an encoder at generator.encoder, with the shared embeddings at discriminator.embeddings.
+        "added", with method.sharing=gdes: name of the parameter that belongs on top of the first
+        encoder's token embeddings.
     """
     names = {module: name for name, module in objective.named_modules()}
 
@@ -225,7 +227,8 @@ def describe_networks(objective: Objective) -> dict[str, Any]:
                 places[place] = names[part]
         return places
 
-    kept, networks = "", {}
+    kept: str = ""
+    networks: dict[str, Any] = {}
     for role, network in objective.networks.items():
         if objective.kept in network.encoders:
             kept = role
@@ -235,6 +238,8 @@ def describe_networks(objective: Objective) -> dict[str, Any]:
             "encoders": [locate(encoder) for encoder in network.encoders],
             "head": locate(network.head),
         }
+        for base in network.encoders[0].embeddings.tokens.base:
+            networks[role]["added"] = f"{names[base]}.weight"
     return {"kept": kept, "networks": networks}
 
 

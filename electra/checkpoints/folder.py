@@ -26,6 +26,8 @@ from electra.settings import from_dict
 from electra.tokenizing.tokenizer import Tokenizer
 
 Predicts = Literal["tokens", "replaced"]
+TOKENS = "embeddings.tokens.weight"
+"""Name of an encoder's token embeddings."""
 T = TypeVar("T")
 
 
@@ -380,20 +382,25 @@ def _read_run(folder: Path) -> SavedModel:
     tensors = read_tensors(checkpoint / FILES[0])
     state = read_object(checkpoint / STATE)
 
-    def take(places: Mapping[str, str]) -> Weights:
+    def take(places: Mapping[str, str], added: str = "") -> Weights:
         names = {
             f"{place}.{name}" if place else name: f"{prefix}.{name}"
             for place, prefix in places.items()
             for name in below(f"{prefix}.", tensors)
         }
-        return Weights(names, lambda name: tensors[names[name]])
+
+        def load(name: str) -> Tensor:
+            tensor = tensors[names[name]]
+            return tensor + tensors[added] if added and name == TOKENS else tensor
+
+        return Weights(names, load)
 
     def read(role: str) -> SavedNetwork:
         network = state["networks"][role]
         return SavedNetwork(
             network["predicts"],
             from_dict(EncoderConfig, network["sizes"]),
-            tuple(take(places) for places in network["encoders"]),
+            tuple(take(places, network.get("added", "")) for places in network["encoders"]),
             take(network["head"]),
         )
 

@@ -15,6 +15,7 @@ from electra.model.batch import split_by_length
 from electra.model.encoder import Encoder, choose_layers
 from electra.model.heads import FeatureHead, PairHead
 from electra.model.initialisation import draw_glorot, init_weights
+from electra.model.parts import TokenTable
 from electra.tasks.family import Family
 from electra.tasks.rows import Outputs, Rows, TaskBatch, make_batch
 from electra.training.machine import Machine
@@ -155,16 +156,16 @@ def run_network(
 
 
 @torch.no_grad()
-def keep_tokens(model: TaskNetwork, token_ids: Tensor) -> nn.Embedding:
+def keep_tokens(model: TaskNetwork, token_ids: Tensor) -> TokenTable:
     """Reduce the model's token embeddings to those of `token_ids`; return the whole table."""
     embeddings = model.encoder.embeddings
     whole_table = embeddings.tokens
-    embeddings.tokens = nn.Embedding.from_pretrained(whole_table.weight[token_ids], freeze=False)
+    embeddings.tokens = TokenTable.from_pretrained(whole_table.weight[token_ids], freeze=False)
     return whole_table
 
 
 @torch.no_grad()
-def restore_tokens(model: TaskNetwork, whole_table: nn.Embedding, token_ids: Tensor) -> None:
+def restore_tokens(model: TaskNetwork, whole_table: TokenTable, token_ids: Tensor) -> None:
     """Give the model its whole embedding table back, updated for the tokens that were kept."""
     embeddings = model.encoder.embeddings
     whole_table.to(embeddings.tokens.weight.device)

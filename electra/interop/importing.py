@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from electra.checkpoints.checkpoint import Weights, read_tensors
-from electra.checkpoints.folder import SavedNetwork, below, find_networks
+from electra.checkpoints.folder import TOKENS, SavedNetwork, below, find_networks
 from electra.checkpoints.names import ARCHITECTURES, DISCRIMINATOR_FILE, ELECTRA, Architecture
 from electra.config import EncoderConfig
 from electra.errors import UserError, require
@@ -46,7 +46,6 @@ _FROM_TENSORFLOW = {
 GENERATOR, JUDGE = "generator:", "discriminator:"
 """Before the names of a generator that shares its checkpoint with a discriminator, and of a
 discriminator's head in a file of its own."""
-TOKENS = "embeddings.tokens.weight"
 POSITIONS = "embeddings.positions.weight"
 OUTPUT_BIAS = "bias"
 """Names in `Encoder` and `GeneratorHead`."""

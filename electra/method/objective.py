@@ -47,6 +47,8 @@ class Output(NamedTuple):
     """Measures to report."""
     judgement: Judgement | None = None
     """The discriminator's judgement; None if no discriminator ran."""
+    corrupt_ids_BL: Tensor | None = None
+    """x_corrupt of half an update; None: the loss is that of the whole."""
 
 
 class Network(NamedTuple):
@@ -139,9 +141,13 @@ class Objective(nn.Module):
     def resting(self) -> list[nn.Parameter]:
         """Parameters that this stage leaves as they are, though its loss may depend on them.
 
-        These are embeddings that the generator shares with the encoder that pre-training returns.
+        These are embeddings that the generator shares with the encoder that pre-training returns,
+        also those that only the generator trains.
         """
-        return list(self.kept.parameters()) if self.is_resting else []
+        if not self.is_resting:
+            return []
+        bases = self.kept.embeddings.tokens.base
+        return [*self.kept.parameters(), *(part for each in bases for part in each.parameters())]
 
     @torch.no_grad()
     def set_constant_predictions(self, frequencies_V: Tensor) -> None:
@@ -207,7 +213,10 @@ class Parts:
         if shared is not None and sharing == "all":
             return shared
         embeddings = shared.embeddings if shared is not None and sharing == "embeddings" else None
-        return self._new_encoder(sizes, embeddings)
+        encoder = self._new_encoder(sizes, embeddings)
+        if shared is not None and sharing == "gdes":
+            shared.embeddings.tokens.base = (encoder.embeddings.tokens,)
+        return encoder
 
     def _new_encoder(
         self, sizes: EncoderConfig, embeddings: Embeddings | ModernEmbeddings | None

@@ -19,6 +19,8 @@ def build_objective(parts: Parts) -> Objective:
     method = parts.config.method
     name, scheme = method.objective, method.scheme
     place = OBJECTIVES[name] if scheme == "joint" else SCHEMES[name, scheme]
+    if parts.config.train.updates == "apart":
+        place = "schemes:Separate"
     module, _, class_name = place.partition(":")
     objective: type[Objective] = getattr(import_module(f"electra.method.{module}"), class_name)
     require(

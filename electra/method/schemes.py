@@ -1,14 +1,14 @@
-"""Two-stage and adversarial training of generator and discriminator.
+"""Two-stage, adversarial and separate training of generator and discriminator.
 
-In the paper both give worse results than joint training by maximum likelihood. They are here so
-that the comparison can be repeated.
+In the paper the first two give worse results than joint training by maximum likelihood. They are
+here so that the comparison can be repeated. DeBERTaV3 updates the networks separately.
 
 Source: section 3.2 and appendix F.
 
 Shape suffixes: B rows, L positions, S slots for masked positions in a row, M = B * S slots.
 """
 
-from typing import Any, Self, cast
+from typing import Any, Literal, Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -83,6 +83,45 @@ class TwoStage(ReplacedTokenDetection):
             means | measure_judgement(judgement),
             judgement,
         )
+
+
+class Separate(ReplacedTokenDetection):
+    """RTD in two updates a step: the generator's by L_MLM, then the discriminator's.
+
+    The discriminator sees the tokens that the generator sampled before its update. With
+    method.sharing=gdes its embeddings are those after the update.
+
+    Source: DeBERTaV3, section 3.2, and decoupled_training of its released code.
+    """
+
+    in_released_code = False
+
+    def forward(
+        self,
+        batch: Batch,
+        draw: Draw,
+        counts: Counts,
+        half: Output | Literal["first"] | None = None,
+    ) -> Output:
+        """Return the whole as `ReplacedTokenDetection`, or one half of it.
+
+        Args:
+            batch: Original rows.
+            draw: The masked positions.
+            counts: Denominators of the losses of the whole step.
+            half: "first": L_MLM and x_corrupt. The output of this first half: lambda L_Disc of its
+                x_corrupt, and the measures of both. None: the whole.
+        """
+        if half is None or self.is_resting:
+            return super().forward(batch, draw, counts)
+        if half == "first":
+            prediction, means = predict_masked(self.generator, self.masking, batch, draw, counts)
+            corrupt_ids_BL = replace(batch.input_ids_BL, draw, prediction.sampled)
+            return Output(prediction.loss, means, corrupt_ids_BL=corrupt_ids_BL)
+        assert half.corrupt_ids_BL is not None
+        disc_loss, judgement = self.judge(half.corrupt_ids_BL, batch, draw, counts)
+        loss = self.loss_weights["disc_loss"] * disc_loss
+        return Output(loss, half.means | measure_judgement(judgement), judgement)
 
 
 class Adversarial(ReplacedTokenDetection):

@@ -22,6 +22,7 @@ from electra.model.parts import (
     LayerNorm,
     Linear,
     Sight,
+    TokenTable,
     attend,
     runs_operations,
 )
@@ -37,7 +38,7 @@ class Embeddings(nn.Module):
 
     def __init__(self, config: EncoderConfig):
         super().__init__()
-        self.tokens = nn.Embedding(config.vocab_size, config.embedding_size)
+        self.tokens = TokenTable(config.vocab_size, config.embedding_size)
         self.positions = nn.Embedding(config.max_position_embeddings, config.embedding_size)
         self.types = nn.Embedding(config.type_vocab_size, config.embedding_size)
         self.norm = LayerNorm(config.embedding_size, eps=config.layer_norm_eps)

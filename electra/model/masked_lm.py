@@ -351,7 +351,7 @@ class MaskedLM(nn.Module):
     @property
     def softmax(self) -> tuple[Tensor, Tensor]:
         """Table (V, E) and bias (V,) of the softmax."""
-        return self.encoder.embeddings.tokens.weight, self.head.bias
+        return self.encoder.embeddings.tokens.table, self.head.bias
 
     def forward(
         self,
@@ -412,7 +412,7 @@ class TwoTowers(nn.Module):
     @property
     def softmax(self) -> tuple[Tensor, Tensor]:
         """Table (V, E) and bias (V,) of the softmax."""
-        return self.before.embeddings.tokens.weight, self.head.bias
+        return self.before.embeddings.tokens.table, self.head.bias
 
     def forward(self, batch: Batch) -> Tensor:
         """Return the features (B, L, E) that the softmax reads."""

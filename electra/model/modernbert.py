@@ -25,7 +25,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from electra.config import EncoderConfig
-from electra.model.parts import Dropout, DropoutMasks, LayerNorm, Linear, Sight, attend
+from electra.model.parts import (
+    Dropout,
+    DropoutMasks,
+    LayerNorm,
+    Linear,
+    Sight,
+    TokenTable,
+    attend,
+)
 
 
 def make_norm(config: EncoderConfig) -> LayerNorm:
@@ -38,7 +46,7 @@ class ModernEmbeddings(nn.Module):
 
     def __init__(self, config: EncoderConfig):
         super().__init__()
-        self.tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.tokens = TokenTable(config.vocab_size, config.hidden_size)
         self.norm = make_norm(config)
 
     def forward(self, input_ids_BL: Tensor, token_type_ids_BL: Tensor | None = None) -> Tensor:

@@ -44,6 +44,32 @@ class Linear(nn.Linear):
         return F.linear(x, self.weight.to(x.dtype), bias)
 
 
+class TokenTable(nn.Embedding):
+    """Token embeddings: ids to rows of a table, or to their shifts from another network's rows.
+
+    With a base this table is learnt as a difference, and the base gets no gradient from here:
+    gradient-disentangled embedding sharing (GDES). Source: DeBERTaV3, section 3.2.
+    """
+
+    base: tuple["TokenTable", ...] = ()
+    """The other network's table, or none; in a tuple, for it is no part of this module."""
+
+    @property
+    def table(self) -> Tensor:
+        """The rows that look-ups give, of all ids."""
+        return sum((each.table.detach() for each in self.base), start=self.weight)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return the embeddings of ids."""
+        return sum((each(ids).detach() for each in self.base), start=super().forward(ids))
+
+    @torch.no_grad()
+    def subtract_base(self) -> None:
+        """Take the rows of this table for what look-ups give, as they are without a base."""
+        for each in self.base:
+            self.weight -= each.table
+
+
 class LayerNorm(nn.LayerNorm):
     """Layer normalisation with float32 statistics and parameters, in the dtype of its input."""
 

@@ -28,6 +28,7 @@ from electra.method.objective import Objective
 from electra.model.batch import Batch, find_real
 from electra.model.encoder import Encoder, find_layers
 from electra.model.parts import Linear
+from electra.pretraining.guard import Guard
 from electra.pretraining.step import Outcome, Step
 from electra.training.distributed import count_parts, from_rank_0, shard
 from electra.training.machine import Machine
@@ -92,7 +93,7 @@ class AcceleratedStep(Step):
             self.forward = self._compile(model)
             self.choose = self._compile(model.masking.choose_and_count)
             self.measures.tally = self._compile(tally)
-            self.judge = self._compile(self.guard.judge)
+            self.judge = self._compile(Guard.judge)
         self._copy_weights()
         self.attention = attention or {}
         if on_cuda and not attention:  # the processes of a step compute with the same kernels
@@ -112,14 +113,14 @@ class AcceleratedStep(Step):
             return self._do(number, batch, learning_rate)
         except RuntimeError as error:
             is_compilers = type(error).__module__.startswith(("torch._dynamo", "torch._inductor"))
-            if not is_compilers or self.config.train.compile == "yes":
+            if not is_compilers or self.config.train.compile == "yes" or self.is_torn:
                 raise
             reason = " ".join(str(error).split())[:200]
             warnings.warn(f"torch.compile fails, going on without it: {reason}", stacklevel=2)
         self.compiled = False
         self.forward, self.choose = self.model, self.model.masking.choose_and_count
         self.compiler_failure = f"at step {number}: {reason}"
-        self.measures.tally, self.judge = tally, self.guard.judge
+        self.measures.tally, self.judge = tally, Guard.judge
         self.optimizer.zero_grad()
         self._prepare_anew()
         return self._do(number, batch, learning_rate)
@@ -155,7 +156,7 @@ class AcceleratedStep(Step):
         self.prepares = False
         fast = self.forward, self.choose, self.measures.tally, self.judge
         self.forward, self.choose = self.model, self.model.masking.choose_and_count
-        self.measures.tally, self.judge = tally, self.guard.judge
+        self.measures.tally, self.judge = tally, Guard.judge
         try:
             if not self.captured:
                 with self._prefer_kernels(batch):

@@ -190,7 +190,7 @@ def _require_shareable(
 ) -> None:
     """Refuse to share parameters that differ, since those of one network would be lost."""
     sharing = config.method.sharing
-    if sharing == "none":
+    if sharing in ("none", "gdes"):
         return
     prefix, what = ("embeddings.", "embeddings") if sharing == "embeddings" else ("", "weights")
     ours, theirs = (
@@ -201,7 +201,7 @@ def _require_shareable(
         ours.keys() == theirs.keys()
         and all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items()),
         f"the generator of {source} has other {what} than the encoder of train.init_from "
-        f"{config.train.init_from}, and cannot share them: set method.sharing=none",
+        f"{config.train.init_from}, and cannot share them: set method.sharing=gdes or none",
     )
 
 
@@ -243,6 +243,7 @@ def load_start(
         elif parts[role] == "layers":
             for encoder in network.encoders:  # with fewer layers, of the same names
                 load_parameters(encoder, start.kept.encoders[0])
+    model.kept.embeddings.tokens.subtract_base()
 
 
 def load_network(network: Network, saved: SavedNetwork) -> None:

@@ -394,7 +394,7 @@ class Session:
         with self.window.clock.paused():
             gc.collect()
             is_first = step.machine.rank == 0
-            state = copy_state(step.model, step.optimizer, step.guard.state, is_first=is_first)
+            state = copy_state(step.model, step.optimizer, step.memory, is_first=is_first)
             self.journal.save(self.window.totals, state)
             if is_last:
                 self.journal.finish()
@@ -446,7 +446,7 @@ def _load_newest(run: Path, step: Step) -> Totals:
         for stage in range(1, step.model.stage_at(totals.step - 1) + 1):
             step.begin_stage(stage)
         state = read_state(checkpoint) if checkpoint else None
-        load_state(state, step.model, step.optimizer, step.guard.state)
+        load_state(state, step.model, step.optimizer, step.memory)
     return totals
 
 

@@ -4,8 +4,9 @@ import copy
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -131,10 +132,18 @@ def measure_activations(model: Objective, config: PretrainConfig, device: torch.
     activations of one layer and their gradients.
     """
 
+    def compute_loss(*arguments: Any) -> Tensor:
+        return model(*arguments).loss
+
     def measure(num_rows: int) -> int:
         batch = make_rows(config, num_rows, seed=0).to(device)
         rng = torch.Generator(device).manual_seed(0)
-        kept = _saved_bytes(model, lambda: model.compute(batch, rng).loss)
+        draw = model.masking.draw(batch, rng)
+        arguments = batch, draw, model.masking.count(batch, draw)
+        halves: list[list[Any]] = [[]]
+        if config.train.updates == "apart":
+            halves = [["first"], [model(*arguments, "first")]]
+        kept = max(_saved_bytes(model, partial(compute_loss, *arguments, *half)) for half in halves)
         encoders = (each for each in model.modules() if isinstance(each, Encoder))
         widest = max(_layer_bytes(encoder, batch.input_ids_BL) for encoder in encoders)
         return kept + widest * (2 if config.train.recompute_activations else 1)

@@ -145,6 +145,10 @@ def build_model(
                     encoders[0].embeddings.tokens.weight.copy_(embeddings_VE)
         if frequencies_V is not None:
             model.set_constant_predictions(frequencies_V)
+    tokens = model.kept.embeddings.tokens
+    for base in tokens.base:  # so that the encoder begins alike, whatever the sharing
+        base.load_state_dict(tokens.state_dict())
+    tokens.subtract_base()
     return model.to(machine.device)
 
 

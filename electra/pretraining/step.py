@@ -10,7 +10,7 @@ accumulation and data parallelism therefore do not change the step, except for r
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -67,12 +67,26 @@ class Step:
         self.weights: Callable[[], AbstractContextManager[None]] = nullcontext
         """Context of each micro-batch; may replace the model's weights by working copies."""
         self.guard = Guard(machine.device)
-        self.judge = self.guard.judge
+        self.first_guard = Guard(machine.device) if config.train.updates == "apart" else None
+        """Judges the generator's update of train.updates=apart."""
+        self.judge: Callable[..., Tensor] = Guard.judge
         self.rng = torch.Generator(machine.device)
         self.number = 0
         self.captured, self.compiled = captured, False
+        self.is_torn = False
+        """Whether the first half of a step is done and the second is not."""
         self.prepares = False
         """Whether the last step also compiled or captured, and so took longer than others."""
+
+    @property
+    def _guards(self) -> list[Guard]:
+        return [self.guard] if self.first_guard is None else [self.guard, self.first_guard]
+
+    @property
+    def memory(self) -> dict[str, Tensor]:
+        """The guards' memory, for checkpoints."""
+        first = self.first_guard.state if self.first_guard else {}
+        return self.guard.state | {f"first_{name}": tensor for name, tensor in first.items()}
 
     @property
     def micro_rows(self) -> int:
@@ -96,21 +110,45 @@ class Step:
         self.number = number
         first = self.model.stages[self.model.stage_at(number)]
         is_warm = number - first >= self.config.optimizer.warmup_steps
-        self.guard.begin(self.config.train.spike_sigmas if is_warm else math.inf)
+        for guard in self._guards:
+            guard.begin(self.config.train.spike_sigmas if is_warm else math.inf)
         self.rng.manual_seed(step_seed(self.config.train.seed, "corruption", number))
         set_learning_rate(self.optimizer, learning_rate)
         self._seed_dropout(self.machine.rank * self.config.train.accumulation)
 
     def compute(self, batch: Batch) -> Outcome:
         """Compute the step after `begin`; the batch is on the device."""
+        draw, counts = self.choose(batch, self.model.masking.draw_uniform(batch, self.rng))
+        if self.first_guard is None or self.model.is_resting:
+            return self._update(batch, draw, counts)
+        first = self._update(batch, draw, counts, "first")
+        self.is_torn = True
+        second = self._update(batch, draw, counts, first)
+        self.is_torn = False
+        return second._replace(grad_norm=torch.hypot(first.grad_norm, second.grad_norm))
+
+    def _update(
+        self,
+        batch: Batch,
+        draw: Draw,
+        counts: Counts,
+        half: Outcome | Literal["first"] | None = None,
+    ) -> Outcome:
+        """Update the parameters by the loss, by its first half, or after the first by its second.
+
+        If the first half is skipped, the second is, too.
+        """
         model = self.model
-        draw, counts = self.choose(batch, model.masking.draw_uniform(batch, self.rng))
-        outputs = []
-        for micro_batch, rows in self._micro_batches(len(batch.input_ids_BL)):
+        firsts = half.outputs if isinstance(half, Outcome) else None
+        outputs: list[Output] = []
+        for number, rows in self._micro_batches(len(batch.input_ids_BL)):
             if self.machine.device.type != "cuda":
-                self._seed_dropout(micro_batch)
+                self._seed_dropout(number, "dropout" if firsts is None else "second dropout")
             with self.weights():
-                output = self.forward(batch.rows(rows), draw.rows(rows), counts)
+                arguments: list[Any] = [batch.rows(rows), draw.rows(rows), counts]
+                if half is not None:
+                    arguments.append(firsts[len(outputs)] if firsts else half)
+                output = self.forward(*arguments)
                 output.loss.backward()
             outputs.append(output._replace(loss=output.loss.detach()))
         for parameter in model.resting:
@@ -124,10 +162,12 @@ class Step:
                 model.parameters(), self.config.optimizer.max_grad_norm, foreach=True
             )
         )
-        verdict = self.judge(loss, grad_norm)
+        verdict = self.judge(self.first_guard if half == "first" else self.guard, loss, grad_norm)
+        if isinstance(half, Outcome):
+            verdict = torch.where(half.verdict == ACCEPTED, verdict, half.verdict)
         is_skipped = verdict != ACCEPTED
         # Before the update: a step is computed again if the compiler fails on its measures.
-        for output in outputs:
+        for output in outputs if half != "first" else ():
             self.measures.add(output, is_skipped)
         update_unless(is_skipped, self.optimizer)
         self.optimizer.zero_grad()
@@ -137,7 +177,8 @@ class Step:
         """Begin a stage of the objective: another loss is minimised and measured from now on."""
         self.model.begin_stage(stage)
         self.measures = Measures(self.model.loss_weights)
-        self.guard.clear()
+        for guard in self._guards:
+            guard.clear()
 
     def close(self) -> None:
         """Free what the step holds beside the model; no other step follows."""
@@ -160,7 +201,7 @@ class Step:
             if number * size < num_rows:
                 yield number, slice(number * size, (number + 1) * size)
 
-    def _seed_dropout(self, micro_batch: int) -> None:
+    def _seed_dropout(self, micro_batch: int, stream: str = "dropout") -> None:
         """Seed dropout by the number of the micro-batch, counted from the start of the run.
 
         Two micro-batches have the same seeds in one process as in two processes with one
@@ -169,4 +210,4 @@ class Step:
         """
         num_micro_batches = self.config.train.accumulation * self.machine.num_ranks
         number = self.number * num_micro_batches + micro_batch
-        torch.manual_seed(step_seed(self.config.train.seed, "dropout", number))
+        torch.manual_seed(step_seed(self.config.train.seed, stream, number))

@@ -1,0 +1,153 @@
+"""DeBERTaV3's training: embeddings shared without their gradients, and an update a network."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from runs import assert_same_end, final_tensors, ignore, send_at
+
+from electra.checkpoints.checkpoint import load_parameters
+from electra.checkpoints.folder import read_pretrained
+from electra.errors import UserError
+from electra.model.encoder import Encoder
+from electra.pretraining.init_from import load_start
+from electra.pretraining.loop import pretrain
+from electra.pretraining.plan import make_rows, measure_activations
+from electra.pretraining.start import build_model
+from electra.pretraining.step import Step
+from electra.processes import Interrupted
+from electra.settings import override
+from electra.tokenizing.tokenizer import make_tokenizer
+from electra.training.machine import Machine
+
+GDES = ("method.sharing=gdes",)
+APART = (*GDES, "train.updates=apart")
+PLAIN = (
+    *("train.initial_weights=bert", "model.hidden_dropout_prob=0", "model.vocab_size=200"),
+    "model.attention_probs_dropout_prob=0",
+)
+
+
+def build(toy_config, *settings):
+    config = override(toy_config, [*PLAIN, *settings])
+    return config, build_model(config, make_tokenizer(200), Machine()).train()
+
+
+def tables(model):
+    return (
+        model.generator.encoder.embeddings.tokens.weight,
+        model.discriminator.embeddings.tokens.weight,
+    )
+
+
+def test_the_encoder_begins_alike_whatever_is_shared(toy_config):
+    _, ours = build(toy_config, *GDES)
+    _, theirs = build(toy_config, "method.sharing=none")
+    base, shift = tables(ours)
+    assert not shift.any()
+    assert torch.equal(base, theirs.discriminator.embeddings.tokens.weight)
+    batch = make_rows(build(toy_config)[0], 4, 0)
+    assert torch.equal(ours.discriminator(*batch), theirs.discriminator(*batch))
+
+
+@pytest.mark.parametrize("objective", ["rtd", "replace_mlm", "electric"])
+def test_each_loss_moves_a_table_of_its_own(toy_config, objective):
+    """By hand: the encoder's gradient is that of a table of its own, which holds the sum."""
+    config, model = build(toy_config, *GDES, f"method.objective={objective}")
+    _, untied = build(toy_config, "method.sharing=none", f"method.objective={objective}")
+    shift = model.kept.embeddings.tokens
+    with torch.no_grad():
+        shift.weight.normal_(std=0.02)
+        for name, parameter in untied.named_parameters():
+            parameter.copy_(model.get_parameter(name))
+        untied.kept.embeddings.tokens.weight.copy_(shift.base[0].weight + shift.weight)
+    batch, gradients = make_rows(config, 4, 0), []
+    for each in (model, untied):
+        each.compute(batch, torch.Generator().manual_seed(0)).loss.backward()
+        gradients.append({name: p.grad for name, p in each.named_parameters()})
+    for name, expected in gradients[1].items():
+        torch.testing.assert_close(gradients[0][name], expected, rtol=1e-4, atol=1e-7)
+
+
+def test_the_networks_are_updated_one_after_the_other(toy_config):
+    """By hand, with the gradients of whole losses: the clipping of each, and samples of before."""
+    settings = ("optimizer.max_grad_norm=0.1", "train.spike_sigmas=inf")
+    config, model = build(toy_config, *APART, *settings)
+    _, by_hand = build(toy_config, *APART, *settings)
+    step = Step(model, config, Machine())
+    batch = make_rows(config, 8, 0)
+    outcome = step(0, batch, 1e-3)
+
+    reference = Step(by_hand, config, Machine())
+    reference.begin(0, 1e-3)
+    uniform = by_hand.masking.draw_uniform(batch, reference.rng)
+    draw, counts = by_hand.masking.choose_and_count(batch, uniform)
+    first, norms = by_hand(batch, draw, counts, "first"), []
+    whole = by_hand(batch, draw, counts)
+    assert torch.equal(first.corrupt_ids_BL, whole.judgement.corrupt_ids_BL)
+    for number, loss in enumerate((first.loss, None)):
+        if number:  # the discriminator, whose embeddings the generator has moved by now
+            disc_loss, _ = by_hand.judge(first.corrupt_ids_BL, batch, draw, counts)
+            loss = config.method.disc_weight * disc_loss
+        loss.backward()
+        learning = [p for p in by_hand.parameters() if p.grad is not None]
+        ours = by_hand.generator if number == 0 else by_hand.discriminator
+        assert {id(p) for p in ours.parameters()} <= {id(p) for p in learning}
+        norms.append(torch.nn.utils.clip_grad_norm_(learning, 0.1))
+        reference.optimizer.step()
+        reference.optimizer.zero_grad()
+    assert outcome.grad_norm.item() == pytest.approx(math.hypot(*norms), rel=1e-5)
+    for name, parameter in by_hand.named_parameters():
+        torch.testing.assert_close(model.get_parameter(name), parameter, rtol=1e-4, atol=1e-6)
+
+
+def test_what_is_written_is_the_sum(toy_shards, toy_config, tmp_path):
+    """Also after a stop: the run goes on to the same bits, and its encoder is the live one."""
+    config = override(toy_config, [*APART, "train.accumulation=2", "generator.warmup_steps=3"])
+    pretrain(toy_shards, tmp_path / "whole", config, ignore)
+    with pytest.raises(Interrupted):
+        pretrain(toy_shards, tmp_path / "parts", config, send_at(4))
+    pretrain(toy_shards, tmp_path / "parts", config, ignore)
+    assert_same_end(tmp_path / "whole", tmp_path / "parts")
+    tensors = final_tensors(tmp_path / "whole")[1]
+    shift = tensors["discriminator.embeddings.tokens.weight"]
+    base = tensors["generator.encoder.embeddings.tokens.weight"]
+    assert shift.any()
+    saved = read_pretrained(tmp_path / "whole")
+    encoder = Encoder(saved.encoder)
+    load_parameters(encoder, saved.tensors)
+    assert torch.equal(encoder.embeddings.tokens.weight, base + shift)
+    assert torch.equal(saved.generator.encoders[0]["embeddings.tokens.weight"], base)
+    # And the way back: a run that begins with it sees the same embeddings.
+    config = override(config, [f"train.init_from={tmp_path / 'whole'}"])
+    config = dataclasses.replace(config, model=saved.encoder)
+    model = build_model(config, saved.tokenizer, Machine())
+    load_start(model, config, saved, torch.ones(len(base)))
+    torch.testing.assert_close(model.discriminator.embeddings.tokens.table, base + shift)
+    assert torch.equal(model.generator.encoder.embeddings.tokens.table, base)
+
+
+def test_half_of_a_step_takes_less_memory(toy_config):
+    def measure(*settings):
+        config, model = build(toy_config, *settings)
+        return measure_activations(model, config, torch.device("cpu"))
+
+    assert measure(*APART) < measure(*GDES)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        (("method.sharing=gdes", "generator.kind=unigram"), "generator.kind"),
+        (("method.sharing=gdes", "method.objective=mlm"), "method.objective"),
+        (("train.updates=apart",), "method.sharing"),
+        ((*APART, "method.objective=electric"), "method.objective"),
+        ((*APART, "method.mode=reference"), "method.mode"),
+        (("train.updates=apart", "method.scheme=adversarial"), "method.scheme"),
+    ],
+)
+def test_what_cannot_be_separate_is_refused(toy_config, settings, named):
+    with pytest.raises(UserError, match=named) as refusal:
+        override(toy_config, settings)
+    assert "\n" not in str(refusal.value)
