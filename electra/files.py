@@ -1,10 +1,13 @@
-"""Atomic files and folders (complete or absent), hashes against damage, and locks."""
+"""Atomic files and folders (complete or absent), hashes against damage, locks, and JSON."""
 
 import hashlib
 import json
+import math
 import os
 import platform
+import reprlib
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -108,6 +111,7 @@ def read_text(path: Path) -> str:
     Raises:
         UserError: The file cannot be read or is not UTF-8. The message names the file.
     """
+    require_regular(path)
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
@@ -123,12 +127,78 @@ def read_object(path: Path) -> dict[str, Any]:
     Raises:
         UserError: The file cannot be read or does not hold an object. The message names the file.
     """
-    try:
-        value = json.loads(read_text(path))
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}, line {error.lineno}: not valid JSON ({error.msg})") from None
-    require(isinstance(value, dict), f"{path} must hold an object, not {type(value).__name__}")
+    return parse_object(read_text(path), path)
+
+
+def parse_object(text: str | bytes, place: object) -> dict[str, Any]:
+    """Return the object of a JSON text, such as a line of a file.
+
+    Raises:
+        UserError: As of `parse_json`, or the text is another value.
+    """
+    value = parse_json(text, place)
+    if not isinstance(value, dict):
+        raise UserError(f"{place}: must be a JSON object, not {reprlib.repr(value)}")
     return value
+
+
+def parse_json(text: str | bytes, place: object) -> Any:
+    """Return the value of a JSON text. All JSON that the package reads is read here.
+
+    Args:
+        text: The text, or its bytes in UTF-8.
+        place: Where it stands, for messages.
+
+    Raises:
+        UserError: The text is not JSON (NaN and Infinity are not), is nested too deeply, or holds
+            a number that is too large or a key with two values.
+    """
+    try:
+        text = text.decode("utf-8") if isinstance(text, bytes) else text
+        return JSON.decode(text.removeprefix("\ufeff"))
+    except RecursionError:
+        reason, line = "JSON that is nested too deeply", 0
+    except json.JSONDecodeError as error:
+        reason, line = f"not valid JSON: {error.msg}", error.lineno
+    except UnicodeDecodeError as error:
+        reason, line = "not UTF-8", error.object.count(b"\n", 0, error.start) + 1
+    except UserError as error:
+        reason, line = f"not valid JSON: {error}", 0
+    except ValueError:
+        reason, line = "JSON with a number of too many digits", 0
+    is_file = isinstance(place, Path)  # a line has its number already
+    raise UserError(f"{place}{f', line {line}' if line and is_file else ''}: {reason}")
+
+
+def _to_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: dict[str, Any] = {}
+        for key, value in pairs:
+            require(seen.setdefault(key, value) == value, f"{reprlib.repr(key)} has two values")
+    return found
+
+
+def _to_float(number: str) -> float:
+    value = float(number)
+    require(math.isfinite(value), f"{reprlib.repr(number)} is no finite number")
+    return value
+
+
+JSON = json.JSONDecoder(object_pairs_hook=_to_dict, parse_float=_to_float, parse_constant=_to_float)
+
+
+def require_regular(path: Path) -> None:
+    """Refuse a path that exists but is no regular file, such as a FIFO, which could block forever.
+
+    Raises:
+        UserError: The path is no regular file.
+    """
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return  # opening it says why
+    require(stat.S_ISREG(mode), f"{path} is not a regular file; give one that is")
 
 
 def refuse_existing(path: Path) -> None:
@@ -200,6 +270,15 @@ def _is_open_as(file: IO[str], path: Path) -> bool:
         return False
 
 
+def clear_folder(folder: Path) -> None:
+    """Remove all that a folder holds but its lock."""
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != UNFINISHED:
+            path.unlink()
+
+
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
     """Yield `<folder>.incomplete` for writing; at the end it becomes `folder`.
@@ -219,12 +298,9 @@ def new_folder(folder: Path) -> Iterator[Path]:
     require(is_free, f"{incomplete} is in the way; finish or move it, or choose another name")
     incomplete.mkdir(parents=True, exist_ok=True)
     with hold(lock):
+        refuse_existing(folder)  # another process may have written it in the meantime
         try:
-            for path in incomplete.iterdir():
-                if path.is_dir():
-                    shutil.rmtree(path)
-                elif path != lock:
-                    path.unlink()
+            clear_folder(incomplete)
             yield incomplete
             incomplete.rename(folder)
         except BaseException as error:

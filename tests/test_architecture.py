@@ -216,3 +216,11 @@ def test_help_imports_what_it_needs():
             f"assert not (found := {heavy} & {{*sys.modules}}), found"
         )
         subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=True)
+
+
+def test_json_is_read_in_one_place():
+    """But what the processes of a run send each other."""
+    for path in sources():
+        text = path.read_text()
+        is_reader = path.name in ("files.py", "distributed.py")
+        assert is_reader or not any(call in text for call in ("json.load(", "json.loads(")), path

@@ -331,7 +331,9 @@ def test_a_damaged_checkpoint_is_replaced(finished, unfinished):
 
 @pytest.mark.parametrize(
     "content",
-    [b"\xff", b"{", b"[]", b"{}", b'{"step": 12, "sha256": {}}', b'{"step": 13, "sha256": {}}'],
+    [b"\xff", b"{", b"[]", b"{}", b'{"step": 12, "sha256": {}}', b'{"step": 13, "sha256": {}}']
+    + [b'{"step": ' * 100_000, b'{"step": %b}' % (b"9" * 5000), b'{"step": NaN}'],
+    ids=range(9),
 )
 def test_a_damaged_state_is_a_damaged_checkpoint(unfinished, content):
     (unfinished / "checkpoints/step-00000012/state.json").write_bytes(content)

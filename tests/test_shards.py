@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +18,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from electra.cli import main
 from electra.config import PrepareConfig, TokenizerConfig
 from electra.errors import UserError
-from electra.files import UNFINISHED
+from electra.files import UNFINISHED, hold
 from electra.shards import merging, pieces
 from electra.shards import prepare as prepare_module
 from electra.shards.pieces import hash_documents, heldout_limit
@@ -332,6 +334,7 @@ def die(task):
 
 PROGRAM = """
 import sys
+import time
 from pathlib import Path
 from electra.config import PrepareConfig
 from electra.shards.prepare import finish, prepare, prepare_share
@@ -460,6 +463,29 @@ def test_what_a_killed_run_left_is_replaced(tokenizer, text_file, tmp_path):
     assert not (tmp_path / "out.incomplete").exists()
 
 
+def test_a_second_preparation_leaves_the_first_alone(tokenizer, text_file, tmp_path):
+    """Nothing is finished yet, so that the second one finds an empty folder and a lock."""
+    arguments = [str(text_file)], tokenizer, tmp_path / "out", config(task_bytes=3000)
+    refused = []
+
+    def again(*state):
+        if not refused:
+            for changed in (config(task_bytes=3000), config(seed=1)):
+                with pytest.raises(UserError, match=r"out\.incomplete is in use by process"):
+                    prepare(*arguments[:3], changed)
+            refused.append((tmp_path / "out.incomplete" / UNFINISHED).exists())
+
+    prepare(*arguments, again)
+    assert refused == [True]
+    prepare(*arguments[:2], tmp_path / "clean", arguments[3])
+    assert folder_digests(tmp_path / "out") == folder_digests(tmp_path / "clean")
+    (tmp_path / "fresh.incomplete").mkdir()
+    with hold(tmp_path / "fresh.incomplete" / UNFINISHED):
+        with pytest.raises(UserError, match=r"fresh\.incomplete is in use"):
+            prepare(*arguments[:2], tmp_path / "fresh", arguments[3])
+        assert (tmp_path / "fresh.incomplete" / UNFINISHED).exists()
+
+
 def test_a_file_whose_name_is_not_utf8(tokenizer, text_file, tmp_path):
     text_file.rename(tmp_path / "caf\udce9.txt")
     manifest = prepare([str(tmp_path)], tokenizer, tmp_path / "out", config())
@@ -537,6 +563,33 @@ def test_damage_is_refused_by_name(tokenizer, text_file, tmp_path):
     open_shards(whole)
 
 
+def test_flipped_bits_without_a_change_of_the_file(tokenizer, text_file, tmp_path):
+    """As a disk does. That all was right is believed for a day, and never by inspect."""
+    out = tmp_path / "out"
+    prepare([str(text_file)], tokenizer, out, config())
+    open_shards(out)
+    path, memory = out / "train-00000.tokens", out / "verified.json"
+    times = path.stat()
+    content = bytearray(path.read_bytes())
+    content[100] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    with pytest.raises(UserError, match="tokens is damaged: its sha256"):
+        open_shards(out)  # a program that sets the time of change back is told from a disk
+    facts = json.loads(memory.read_text())
+    status = path.stat()
+    facts["modified"][path.name] = [status.st_mtime_ns, status.st_ctime_ns]
+    memory.write_text(json.dumps(facts))
+    open_shards(out)
+    with pytest.raises(UserError, match="tokens is damaged: its sha256"):
+        open_shards(out, verify="anew")
+    with pytest.raises(SystemExit, match="2"):
+        main(["inspect", str(out)])
+    os.utime(memory, (0, time.time() - 25 * 3600))
+    with pytest.raises(UserError, match="tokens is damaged: its sha256"):
+        open_shards(out)
+
+
 def test_foreign_folders_are_refused(tokenizer, text_file, tmp_path):
     out = tmp_path / "out"
     prepare([str(text_file)], tokenizer, out, config())
@@ -546,8 +599,8 @@ def test_foreign_folders_are_refused(tokenizer, text_file, tmp_path):
     with pytest.raises(UserError, match=r"is not a shards folder \(no manifest.json\)"):
         open_shards(tmp_path)
     for content, message in (
-        ("{", "is not the manifest of a shards folder"),
-        ("[]", "is not the manifest of a shards folder"),
+        ("{", "manifest.json, line 1: not valid JSON"),
+        ("[]", "must be a JSON object"),
         ('{"format": "run", "version": 1, "dtype": 1}', "is not the manifest of a shards folder"),
         (json.dumps({**manifest, "version": 2}), "has format version 2; this electra reads 1"),
         (json.dumps({**manifest, "dtype": "<u4"}), "is damaged: dtype '<u4' is wrong"),

@@ -381,8 +381,8 @@ def test_mrqas_spans_include_the_last_character_and_several_files_are_named(tmp_
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("x.json", "{", "is not valid JSON"),
-        ("x.json", b"\xff", "is not valid JSON"),
+        ("x.json", "{", "line 1: not valid JSON"),
+        ("x.json", b"\xff", "line 1: not UTF-8"),
         ("x.json", "[]", "[] must be a dictionary"),
         ("x.json", '{"data": {}}', "'data' is {}; it must be a list"),
         ("x.json", '{"data": []}', "no questions"),

@@ -34,7 +34,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from electra.errors import UserError
-from electra.files import flush_file, sha256_file, write_json
+from electra.files import flush_file, parse_object, sha256_file, write_json
 from electra.method.objective import Objective
 from electra.settings import to_dict
 from electra.training.distributed import from_rank_0, spread, whole
@@ -332,7 +332,7 @@ def find_checkpoint(run: Path) -> tuple[int, Path]:
 
 def _verify(folder: Path) -> int:
     """Return the step of an intact checkpoint; raise OSError, ValueError or TypeError otherwise."""
-    facts = json.loads((folder / STATE).read_text(encoding="utf-8"))
+    facts = parse_object((folder / STATE).read_bytes(), STATE)
     try:
         step, hashes = facts["step"], dict(facts.pop("sha256"))
         digests = {name: hashes.pop(name) for name in FILES}

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from electra.files import write_text
+from electra.files import parse_object, write_text
 
 OF_THE_MACHINE = frozenset(
     ("seconds", "preparing_seconds", "tokens_per_second", "seconds_left", "mfu")
@@ -124,7 +124,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def _read_record(line: bytes) -> dict[str, Any]:
-    record = json.loads(line)
+    record = parse_object(line, "a record")
     totals = {"train": ("tokens", "seconds"), "heldout": ()}[record["part"]]
     numbers = [record[name] for name in totals]
     others = [value for name, value in record.items() if name != "part" and value is not None]

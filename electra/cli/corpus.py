@@ -344,7 +344,7 @@ def inspect(
         )
         require(not set_, "--set is for reading a --text")
         with Progress("reading", unit="documents") as progress:
-            shards = open_shards(folder)
+            shards = open_shards(folder, verify="anew")
             found = report_shards(shards, lambda done, total: progress.update(done, total))
         if json:
             return print_lines([dumps(found, ensure_ascii=False)])

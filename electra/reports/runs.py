@@ -3,7 +3,6 @@
 Only the GLUE averages are computed; all other numbers are those in the files.
 """
 
-import json
 import re
 import statistics
 from collections import Counter
@@ -15,7 +14,7 @@ from typing import Any
 from electra.checkpoints.manifest import read_manifest
 from electra.checkpoints.metrics import read_metrics
 from electra.errors import UserError, require
-from electra.files import read_object, read_text
+from electra.files import parse_json, read_object, read_text
 from electra.reports.glossary import GLOSSARY, format_count, format_metric, format_seconds
 from electra.reports.rendering import Table, to_markdown
 from electra.reports.tokens import Sentence, TokenView, suspect_as_many
@@ -237,7 +236,7 @@ def read_samples(run: Path) -> list[Sentence]:
     if not path.exists():
         return []
     try:
-        rows = [[TokenView(**view) for view in row] for row in json.loads(read_text(path))]
+        rows = [[TokenView(**view) for view in row] for row in parse_json(read_text(path), path)]
     except (ValueError, TypeError) as error:
         raise UserError(f"{path} does not hold rows of tokens: {error}") from None
     return suspect_as_many(rows)

@@ -16,7 +16,7 @@ import numpy as np
 
 from electra.config import PrepareConfig
 from electra.errors import require
-from electra.files import read_object, write_json, write_text
+from electra.files import parse_json, read_object, read_text, write_json, write_text
 from electra.shards.cleaning import find_near_duplicates, find_repeats, write_dropped
 from electra.shards.pieces import (
     RECORD,
@@ -118,7 +118,7 @@ def move_shards(folder: Path) -> None:
     This can be begun again after an interrupt, since every step may have been done before.
     """
     if (folder / MOVES).exists():
-        for before, after in json.loads((folder / MOVES).read_text(encoding="utf-8")):
+        for before, after in parse_json(read_text(folder / MOVES), folder / MOVES):
             if (folder / before).exists():
                 (folder / before).replace(folder / after)
     shutil.rmtree(folder / PIECES, ignore_errors=True)
@@ -130,7 +130,8 @@ def list_shards(folder: Path) -> Iterator[tuple[Path, str]]:
 
     The manifest is the last one.
     """
-    moves = {after: before for before, after in json.loads((folder / MOVES).read_text("utf-8"))}
+    read = parse_json(read_text(folder / MOVES), folder / MOVES)
+    moves = {after: before for before, after in read}
     parts = read_object(folder / "manifest.json")["parts"]
     names = [f"{e['name']}.{c}" for part in PARTS for e in parts[part]["shards"] for c in COLUMNS]
     names += [f"tokenizer/{path.name}" for path in sorted((folder / "tokenizer").iterdir())]

@@ -15,17 +15,16 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
 from electra.config import PrepareConfig
 from electra.errors import UserError, require
-from electra.files import UNFINISHED, hold, read_object
+from electra.files import UNFINISHED, clear_folder, hold, read_object
 from electra.shards.merging import PIECES, list_shards, merge_pieces, move_shards
 from electra.shards.pieces import (
-    RECORD,
     SETTINGS_OF_PIECES,
     Piece,
     list_pieces,
@@ -77,7 +76,7 @@ def prepare(
         OSError: A folder cannot be listed, or `out` cannot be written.
     """
     sources, out = find_sources(paths, config.encoding), locate(out)
-    with _begin(out, tokenizer, config) as folder, hold(folder / UNFINISHED):
+    with _begin(out, tokenizer, config, "all") as folder:
         if not _is_merged(folder, out):
             files = _copy_pipes(sources.files, folder, progress)
             pieces = list_pieces(files, config, tokenizer.digest)
@@ -114,7 +113,7 @@ def prepare_share(
     files, out = find_sources(paths, config.encoding).files, locate(out)
     _require_files(files)
     number, num_shares = share
-    with _begin(out, tokenizer, config, is_shared=True) as folder:
+    with _begin(out, tokenizer, config, "share") as folder:
         pieces = list_pieces(files, config, tokenizer.digest)
         first, stop = (len(pieces) * place // num_shares for place in (number, number + 1))
         _run(pieces[first:stop], tokenizer, folder, config, "local", progress)
@@ -127,7 +126,7 @@ def finish(
     """Write the shards folder from the pieces that `prepare_share` did, and return its manifest."""
     sources, out = find_sources(paths, config.encoding), locate(out)
     _require_files(sources.files)
-    with _begin(out, tokenizer, config, is_shared=True) as folder, hold(folder / UNFINISHED):
+    with _begin(out, tokenizer, config, "finish") as folder:
         if not _is_merged(folder, out):
             pieces = list_pieces(sources.files, config, tokenizer.digest)
             missing = [str(p.number) for p in pieces if not read_piece(folder / PIECES, p)]
@@ -152,25 +151,47 @@ def _require_files(files: Sequence[Path]) -> None:
 
 @contextmanager
 def _begin(
-    out: Path, tokenizer: Tokenizer, config: PrepareConfig, *, is_shared: bool = False
+    out: Path, tokenizer: Tokenizer, config: PrepareConfig, step: Literal["all", "share", "finish"]
 ) -> Iterator[Path]:
-    """Yield `<out>.incomplete`, new or begun with the same settings.
+    """Yield `<out>.incomplete`, new or begun with the same settings, and locked but for a share.
 
-    After an error it is removed if no piece is finished and no other process may be using it.
+    After an error of the whole preparation it is removed if it holds no piece, begun or finished.
     """
-    exists = read_bytes(out / "manifest.json") is not None if is_url(out) else out.exists()
-    require(not exists, f"{out} exists already; remove it or choose another name")
     require(
         config.shard_tokens <= MAX_SHARD_TOKENS,
         f"shard_tokens must be at most {MAX_SHARD_TOKENS:,}, not {config.shard_tokens:,}",
     )
+    _refuse_existing(out)
     folder = incomplete_folder(out)
-    path = folder / PLAN
-    settings = asdict(config)
-    plan = {
-        "tokenizer": tokenizer.digest,
-        **{name: settings[name] for name in (*SETTINGS_OF_PIECES, "task_bytes")},
-    }
+    is_ours = any((folder / name).exists() for name in (PLAN, UNFINISHED))
+    require(
+        is_ours or not folder.exists() or not any(folder.iterdir()),
+        f"{folder} is in the way; finish or move it, or choose another name",
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    with nullcontext() if step == "share" else hold(folder / UNFINISHED):
+        _refuse_existing(out)  # another process may have finished it in the meantime
+        try:
+            _plan(folder, tokenizer, config, clears=step == "all")
+            yield folder
+        except BaseException as error:
+            if step == "all" and not any((folder / PIECES).glob("*")):
+                shutil.rmtree(folder, ignore_errors=True)
+            if isinstance(error, OSError) and error.errno and error.filename is None:
+                error.filename = str(out)  # an error on an open file has no file name
+            raise
+
+
+def _refuse_existing(out: Path) -> None:
+    exists = read_bytes(out / "manifest.json") is not None if is_url(out) else out.exists()
+    require(not exists, f"{out} exists already; remove it or choose another name")
+
+
+def _plan(folder: Path, tokenizer: Tokenizer, config: PrepareConfig, *, clears: bool) -> None:
+    """Write the plan, or compare the one that is there; `clears`: remove what has none."""
+    path, settings = folder / PLAN, asdict(config)
+    names = (*SETTINGS_OF_PIECES, "task_bytes")
+    plan = {"tokenizer": tokenizer.digest, **{name: settings[name] for name in names}}
     if path.exists():
         begun = read_object(path)
         different = [name for name in plan if plan[name] != begun.get(name)]
@@ -179,28 +200,13 @@ def _begin(
             f"{folder} was begun with another {' and '.join(different)}; remove it or choose "
             "another --out",
         )
-    else:
-        is_empty = not folder.exists() or not any(folder.iterdir())
-        require(
-            is_empty or (folder / UNFINISHED).exists(),
-            f"{folder} is in the way; finish or move it, or choose another name",
-        )
-        if not is_empty and not is_shared:
-            with hold(folder / UNFINISHED):
-                _clear(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        # Processes with shares may write the plan at the same time.
-        temporary = folder / f"{PLAN}.{uuid.uuid4().hex}"
-        temporary.write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
-        temporary.replace(path)
-    try:
-        yield folder
-    except BaseException as error:
-        if not is_shared and not any((folder / PIECES).glob(f"*/{RECORD}")):
-            shutil.rmtree(folder, ignore_errors=True)
-        if isinstance(error, OSError) and error.errno and error.filename is None:
-            error.filename = str(out)  # an error on an open file has no file name
-        raise
+        return
+    if clears:
+        clear_folder(folder)
+    # Processes with shares may write the plan at the same time.
+    temporary = folder / f"{PLAN}.{uuid.uuid4().hex}"
+    temporary.write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
+    temporary.replace(path)
 
 
 def incomplete_folder(out: Path) -> Path:
@@ -214,15 +220,6 @@ def _is_merged(folder: Path, out: Path) -> bool:
     To a URL the shards are copied from the pieces, which are compared with their text every time.
     """
     return not is_url(out) and (folder / "manifest.json").exists()
-
-
-def _clear(folder: Path) -> None:
-    """Remove what another command left in an unfinished folder."""
-    for path in folder.iterdir():
-        if path.is_dir():
-            shutil.rmtree(path)
-        elif path.name != UNFINISHED:
-            path.unlink()
 
 
 def _copy_pipes(

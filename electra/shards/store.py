@@ -9,7 +9,7 @@ A shards folder holds
     train-00000.documents  uint32: the index of the token at which each document begins
     train-00001.tokens ... and heldout-00000.tokens ...: the part for evaluation
     dropped.jsonl          with prepare's write_dropped: the documents that were left out
-    verified.json          written by readers: that the hashes were right, and when
+    verified.json          written by readers when the hashes were right
 
 All numbers are little-endian and are read through memory maps. Shards hold no special tokens, no
 empty lines and no empty documents. The first line and the first document begin at 0. `prepare`
@@ -22,6 +22,7 @@ first used (`fetch` in text/streams.py), and compared with its sha256.
 import hashlib
 import json
 import math
+import time
 import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -34,8 +35,8 @@ from typing import Any, Literal, NamedTuple, Self
 import numpy as np
 
 from electra.errors import UserError, require
-from electra.files import sha256_file, write_json
-from electra.text.streams import fetch, fetched, is_url, locate, read_bytes
+from electra.files import parse_object, read_object, sha256_file, write_json
+from electra.text.streams import TRUSTED_SECONDS, fetch, fetched, is_url, locate, read_bytes
 from electra.tokenizing.tokenizer import Tokenizer, tokens_dtype
 
 try:
@@ -139,17 +140,17 @@ class Shards:
     """The corpora of a mixture; empty for a single folder."""
 
 
-def open_shards(folder: str | Path, *, verify: bool = True) -> Shards:
+def open_shards(folder: str | Path, *, verify: bool | Literal["anew"] = True) -> Shards:
     """Return the shards of a folder after checking the hash of every file.
 
     The files are opened when they are first used. That their hashes were right is remembered in
-    the folder, with sizes and times of change, so that unchanged files are not read again.
+    the folder for a day, with the times of change, so that unchanged files are not read again.
 
     Args:
         folder: The shards folder, or the .toml file of a mixture. At a URL, files are fetched and
             compared when they are first used.
         verify: Whether to read every shard on disk and compare its sha256. Of several processes
-            that open one folder, the first verifies for all.
+            that open one folder, the first verifies for all. "anew": whatever is remembered.
 
     Raises:
         UserError: The folder holds no shards, or a file is missing, damaged or of another folder.
@@ -184,17 +185,18 @@ def open_shards(folder: str | Path, *, verify: bool = True) -> Shards:
         require(size > 0, f"{folder / name} is damaged: a shard is never empty")
     if not is_url(folder):
         _check_files(folder, files, digest, verify=verify)
+    elif verify == "anew":
+        for name, (_, sha256) in files.items():
+            _require_sha256(fetch(folder / name, sha256), sha256)
     _allow_open_files(folder, len(files))
     return Shards(folder, tokenizer, manifest, digest, parts["train"], parts["heldout"])
 
 
 def _parse_manifest(path: Path, content: bytes) -> dict[str, Any]:
-    try:
-        manifest = json.loads(content)
-        is_ours, version = manifest["format"] == FORMAT and "dtype" in manifest, manifest["version"]
-    except (ValueError, KeyError, TypeError):
-        is_ours, version = False, None
+    manifest = parse_object(content, path)
+    is_ours = manifest.get("format") == FORMAT and "dtype" in manifest
     require(is_ours, f"{path} is not the manifest of a shards folder")
+    version = manifest.get("version")
     require(
         version == VERSION, f"{path} has format version {version}; this electra reads {VERSION}"
     )
@@ -259,12 +261,13 @@ def _column_dtype(column: str, dtype: str) -> np.dtype:
 
 
 def _check_files(
-    folder: Path, files: dict[str, tuple[int, str]], digest: str, *, verify: bool
+    folder: Path,
+    files: dict[str, tuple[int, str]],
+    digest: str,
+    *,
+    verify: bool | Literal["anew"],
 ) -> None:
-    """Check the size of each file, and with `verify` its sha256, unless it was right before.
-
-    `digest` is that of the manifest.
-    """
+    """Check the size of each file, and with `verify` its sha256; `digest` is the manifest's."""
     times = {}
     for name, (size, _) in files.items():
         path = folder / name
@@ -272,19 +275,24 @@ def _check_files(
         status = path.stat()
         actual = status.st_size
         require(actual == size, f"{path} is damaged: {actual:,} bytes, not {size:,}")
-        times[name] = status.st_mtime_ns
+        times[name] = [status.st_mtime_ns, status.st_ctime_ns]
     verified = {"manifest": digest, "modified": times}
     memory = folder / VERIFIED
-    try:
-        if not verify or json.loads(memory.read_text(encoding="utf-8")) == verified:
+    if not verify:
+        return
+    with suppress(OSError, UserError):  # not verified before
+        is_fresh = time.time() - memory.stat().st_mtime < TRUSTED_SECONDS
+        if verify != "anew" and is_fresh and read_object(memory) == verified:
             return
-    except (OSError, ValueError):
-        pass  # not verified before
     for name, (_, sha256) in files.items():
-        if sha256_file(folder / name) != sha256:
-            raise UserError(f"{folder / name} is damaged: its sha256 differs from the manifest's")
+        _require_sha256(folder / name, sha256)
     with suppress(OSError):  # a folder that cannot be written is verified every time
         write_json(memory, verified)
+
+
+def _require_sha256(path: Path, sha256: str) -> None:
+    if sha256_file(path) != sha256:
+        raise UserError(f"{path} is damaged: its sha256 differs from the manifest's")
 
 
 def _allow_open_files(folder: Path, number: int) -> None:
@@ -303,7 +311,7 @@ def _allow_open_files(folder: Path, number: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, most))
 
 
-def _open_mixture(path: Path, *, verify: bool) -> Shards:
+def _open_mixture(path: Path, *, verify: bool | Literal["anew"]) -> Shards:
     """Return the shards of a mixture, a TOML file of [[corpus]] tables.
 
     A table has `shards`, the folder, as seen from the file's folder, or its URL, and `weight` or

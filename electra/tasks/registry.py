@@ -10,6 +10,7 @@ import numpy as np
 
 from electra.config import OWN_METRICS, FinetuneConfig, OwnTaskConfig
 from electra.errors import UserError, require, require_choice
+from electra.files import require_regular
 from electra.settings import override_from_toml
 from electra.tasks.choice import MultipleChoice, choice_task, read_choice_questions, read_swag
 from electra.tasks.classification import Classification, Example, read_examples
@@ -18,7 +19,7 @@ from electra.tasks.glue import GLUE, NAMES, read_glue_task
 from electra.tasks.inputs import find_files
 from electra.tasks.squad import SpanExtraction, read_squad_task
 from electra.tasks.tagging import Tagging, read_tagging_task
-from electra.text.tables import TABLE_FORMATS, TableFile, read_table, require_regular
+from electra.text.tables import TABLE_FORMATS, TableFile, read_table
 
 OWN = "own"
 SWAG = "swag"

@@ -7,7 +7,6 @@ answer can begin only there. Sizes: N rows, T tokens of a context.
 Source: rajpurkar.github.io/SQuAD-explorer; github.com/mrqa/MRQA-Shared-Task-2019; qa_tasks.py.
 """
 
-import json
 import reprlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 
 from electra.config import EncoderConfig, FinetuneConfig, SquadConfig
 from electra.errors import UserError, require
-from electra.files import write_json
+from electra.files import parse_json, write_json
 from electra.model.heads import UNANSWERABLE_WEIGHT, BeamSpanHead, SpanHead, build_inner, span_loss
 from electra.tasks.family import Constant, Family, Record, Task
 from electra.tasks.inputs import choose_columns, find_files, require_format
@@ -141,12 +140,7 @@ def read_questions(paths: Sequence[Path], *, is_labelled: bool) -> list[SpanQues
 
 def _read_squad(path: Path) -> Iterator[Record]:
     """Yield each paragraph of a file of SQuAD's."""
-    try:
-        data = json.loads(read_content(path))
-    except ValueError as error:
-        raise UserError(f"{path} is not valid JSON: {error}") from None
-    except RecursionError:
-        raise UserError(f"{path} is JSON that is nested too deeply") from None
+    data = parse_json(read_content(path), path)
     for number, article in enumerate(Record(str(path), data).take("data", list), 1):
         place = f"{path} article {number}"
         for count, paragraph in enumerate(Record(place, article).take("paragraphs", list), 1):

@@ -87,6 +87,8 @@ class TextCounts:
     documents: int = 0
     files_of_lines: int = 0
     """Files with no or too few blank lines, whose lines are documents for border=auto."""
+    empty: int = 0
+    """Records and pages without text, passed over: null, white space, a page's title only."""
     invalid_sequences: int = 0
     """Invalid UTF-8 sequences and unpaired surrogates, replaced by U+FFFD."""
 
@@ -143,7 +145,7 @@ class Reader:
         self.counts.files += start == 0
         if is_dataset(path):
             for text in dataset_texts(str(path), self.text_field):
-                self.counts.text_bytes += len(text.encode("utf-8", "replace"))
+                self.counts.text_bytes += len((text or "").encode("utf-8", "replace"))
                 yield from self._split_record(text)
             return
         is_range = start > 0 or stop is not None
@@ -189,8 +191,8 @@ class Reader:
         else:
             texts = arrow_texts(path, stream, self.text_field)
         for text in texts:
-            self.counts.text_bytes += len(text)
-            yield from self._split_record(self._decode(text))
+            self.counts.text_bytes += len(text or b"")
+            yield from self._split_record(None if text is None else self._decode(text))
         self.counts.source_bytes = before + path.stat().st_size
 
     def _read_text(
@@ -200,6 +202,7 @@ class Reader:
         first = next(lines, "")
         lines = itertools.chain([first], lines)
         kind = format_of(path)
+        records: Iterator[str | None]
         if kind in SEPARATED_FORMATS:
             records = separated_texts(path, _join_lines(path, lines), self.text_field)
         elif kind in JSONL_FORMATS or (WIKI_FILE.match(path.name) and first[:1] == "{"):
@@ -228,7 +231,11 @@ class Reader:
     def _count_invalid(self, number: int) -> None:
         self.counts.invalid_sequences += number
 
-    def _split_record(self, text: str) -> Iterator[list[str]]:
+    def _split_record(self, text: str | None) -> Iterator[list[str]]:
+        """Yield the document of a record; one without text is counted and passed over."""
+        if not text or text.isspace():
+            self.counts.empty += 1
+            return iter(())
         return self._count(_split_documents(self._split_lines(text), "file"))
 
     def _split_lines(self, text: str) -> Iterator[str]:

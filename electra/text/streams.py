@@ -4,11 +4,11 @@ import bz2
 import codecs
 import gzip
 import io
-import json
 import lzma
 import re
 import shutil
 import sys
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,12 +18,21 @@ from tempfile import TemporaryDirectory
 from typing import IO, Any, cast
 
 from electra.errors import UserError, import_extra, require
-from electra.files import HASHES, cache_folder, flush_file, sha256_file, take_turns
+from electra.files import (
+    HASHES,
+    cache_folder,
+    flush_file,
+    parse_object,
+    sha256_file,
+    take_turns,
+)
 
 STDIN = Path("-")
 ZSTD_BITE_BYTES = 512
 """Compressed bytes per call of zstd. The expansion is at most 32,000 times, so 16 MB per call."""
 BLOCK_BYTES = 1 << 16
+TRUSTED_SECONDS = 24 * 3600
+"""Time for which files are not compared with their sha256 again: bits flip without a change."""
 
 
 @contextmanager
@@ -293,8 +302,8 @@ def read_bytes(path: Path) -> bytes | None:
 def fetch(path: Path, sha256: str) -> Path:
     """Return the copy of a file at a URL on this machine's disk.
 
-    A copy has the name of its sha256. So it is made once, whatever the URL, and what is there is
-    right. Of several processes one copies and the others wait.
+    A copy has the name of its sha256, so it is made once, whatever the URL. Of several processes
+    one copies and the others wait. A copy that was not compared for a day is compared again.
 
     Raises:
         UserError: The file is missing, damaged or cannot be copied.
@@ -302,12 +311,13 @@ def fetch(path: Path, sha256: str) -> Path:
     if not re.fullmatch("[0-9a-f]{64}", str(sha256)):
         raise UserError(f"{path} cannot be checked: {sha256!r} is no sha256")
     copy = cache_folder("shards") / sha256
-    if copy.exists():
+    if copy.exists() and time.time() - copy.stat().st_mtime < TRUSTED_SECONDS:
         return copy
     copy.parent.mkdir(parents=True, exist_ok=True)
     incomplete = copy.with_name(f"{sha256}.incomplete")
     with take_turns(incomplete):
-        if copy.exists():
+        if copy.exists() and sha256_file(copy) == sha256:
+            copy.touch()
             incomplete.unlink(missing_ok=True)
             return copy
         place = cast(Any, path)
@@ -334,8 +344,8 @@ def fetched(folder: Path) -> Iterator[Path]:
     if content is None:
         raise UserError(f"{folder / HASHES} is missing")
     try:
-        hashes = json.loads(content)["sha256"].items()
-    except (ValueError, KeyError, TypeError, AttributeError):
+        hashes = parse_object(content, folder / HASHES)["sha256"].items()
+    except (KeyError, AttributeError):
         raise UserError(f"{folder / HASHES} is damaged: it holds no sha256") from None
     with TemporaryDirectory() as copy:
         for name, sha256 in hashes:

@@ -7,10 +7,9 @@ read as a whole, and every row has its line number (`read_table`).
 import csv
 import io
 import itertools
-import json
+import re
 import reprlib
 import shutil
-import stat
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,6 +22,7 @@ from typing import IO, Any
 import numpy as np
 
 from electra.errors import UserError, did_you_mean, import_extra, require
+from electra.files import parse_json, parse_object, require_regular
 from electra.text.streams import DATASET, DECOMPRESSORS, STDIN, compression_of, open_source
 
 TABLE_FORMATS = (".tsv", ".csv", ".jsonl", ".parquet")
@@ -34,6 +34,8 @@ MAX_RECORD_CHARS = 1 << 28
 """Most characters of a record of text, and of a field of a .csv: both have to be in memory."""
 PARQUET_BATCH = 256
 """Rows of a Parquet file that are read at a time."""
+SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
+"""What may separate the columns of a .csv, and its name."""
 
 
 def format_of(path: Path) -> str:
@@ -57,24 +59,43 @@ def find_table(folder: Path, stem: str, suffix: str) -> Path | None:
 
 
 def _split_rows(
-    path: Path, lines: Iterable[str], columns: Sequence[str] = ()
+    path: Path,
+    lines: Iterable[str],
+    columns: Sequence[str] = (),
+    kind: str = "",
+    separator: str = "",
 ) -> Iterator[tuple[int, Sequence[str]]]:
     """Yield a table's columns and its rows that are not blank, with the line where each begins.
 
-    Fields of a .csv may be quoted and then hold commas and line ends; in a .tsv, as GLUE writes it,
-    a quotation mark is text. Without `columns` the first row names them.
+    Fields of a .csv may be quoted and then hold separators and line ends; in a .tsv, as GLUE writes
+    it, a quotation mark is text. Without `columns` the first row names them, and without
+    `separator` it tells that of a .csv.
     """
     if columns:
         yield 0, columns
-    is_tsv = format_of(path) == ".tsv"
-    for number, fields in _split_tsv(lines) if is_tsv else _split_csv(path, lines):
+    lines = iter(lines)
+    first = next(lines, "")
+    lines = itertools.chain([first], lines)
+    if (kind or format_of(path)) == ".tsv" and separator in ("", "\t"):
+        separator, rows = "\t", _split_tsv(lines)
+    else:
+        separator = separator or tell_separator(first)
+        rows = _split_csv(path, lines, separator)
+    for number, fields in rows:
         columns = columns or fields
         if len(fields) != len(columns):
+            name = SEPARATORS.get(separator, repr(separator))
             raise UserError(
-                f"{path} line {number}: {len(fields)} {'tab' if is_tsv else 'comma'}-separated "
-                f"fields; it must have {len(columns)}: {', '.join(columns)}"
+                f"{path} line {number}: {len(fields)} {name}-separated fields; it must have "
+                f"{len(columns)}: {', '.join(columns)}"
             )
         yield number, fields
+
+
+def tell_separator(header: str) -> str:
+    """Return what separates the columns of a .csv: what stands most often in its first line."""
+    unquoted = re.sub('"[^"]*"', "", header)
+    return max(SEPARATORS, key=unquoted.count)
 
 
 def _split_tsv(lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
@@ -83,9 +104,9 @@ def _split_tsv(lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
             yield number, line.rstrip("\r\n").split("\t")
 
 
-def _split_csv(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
+def _split_csv(path: Path, lines: Iterable[str], separator: str) -> Iterator[tuple[int, list[str]]]:
     csv.field_size_limit(MAX_RECORD_CHARS)  # of the process; the module's own is 131,072
-    rows = csv.reader(lines, strict=True)
+    rows = csv.reader(lines, delimiter=separator, strict=True)
     begin = 1
     try:
         for fields in rows:
@@ -94,15 +115,6 @@ def _split_csv(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, list[str
             begin = rows.line_num + 1
     except csv.Error as error:
         raise UserError(f"{path} line {begin}: not valid CSV: {error}") from None
-
-
-def _parse_json(line: str, place: str) -> Any:
-    try:
-        return json.loads(line)
-    except RecursionError:
-        raise UserError(f"{place}: JSON that is nested too deeply") from None
-    except ValueError as error:
-        raise UserError(f"{place}: not valid JSON: {error}") from None
 
 
 def _require_column(place: object, name: str, columns: Iterable[str]) -> None:
@@ -123,9 +135,11 @@ def _explain_arrow(path: Path) -> Iterator[None]:
 # Texts of a corpus
 
 
-def separated_texts(path: Path, lines: Iterable[str], text_field: str) -> Iterator[str]:
-    """Yield the texts of a column of a .csv or .tsv, whose first row names the columns."""
-    rows = _split_rows(path, lines)
+def separated_texts(
+    path: Path, lines: Iterable[str], text_field: str, kind: str = ""
+) -> Iterator[str]:
+    """Yield the texts of a column of a .csv or .tsv (`kind`), whose first row names the columns."""
+    rows = _split_rows(path, lines, kind=kind)
     _, columns = next(rows, (1, []))
     _require_column(path, text_field, columns)
     place = columns.index(text_field)
@@ -138,8 +152,8 @@ def jsonl_texts(
     text_field: str,
     origin: str = "",
     names: Sequence[str] | None = None,
-) -> Iterator[str]:
-    """Yield the text of each line, an object with the field; blank lines give "".
+) -> Iterator[str | None]:
+    """Yield the text of each line that is not blank, an object with the field; null is None.
 
     Args:
         path: For messages.
@@ -152,16 +166,29 @@ def jsonl_texts(
     numbers = itertools.count(1)
     for line in lines:
         place = f"{path}, line {next(numbers)}{origin}"
-        text = _parse_text(line, text_field, place, names) if line.strip() else ""
-        del line  # which may be as large as the text
-        yield text
+        if line.strip():
+            text = _text_of(parse_json(line, place), text_field, place, names)
+            del line  # which may be as large as the text
+            yield text
 
 
-def _parse_text(line: str, text_field: str, place: str, names: Sequence[str] | None) -> str:
-    record = _parse_json(line, place)
+def json_texts(
+    path: Path, content: str, text_field: str, names: Sequence[str] | None = None
+) -> Iterator[str | None]:
+    """Yield the texts of a JSON file that is one value: an array of records, or one record."""
+    value = parse_json(content, path)
+    for number, record in enumerate(value if isinstance(value, list) else [value], 1):
+        if isinstance(record, str) or record is None:
+            yield record
+        else:
+            yield _text_of(record, text_field, f"{path}, record {number}", names)
+
+
+def _text_of(record: Any, text_field: str, place: str, names: Sequence[str] | None) -> str | None:
+    """Return the text of a record; None: it is null."""
     if names is None or not isinstance(record, list):
         if not isinstance(record, dict):
-            raise UserError(f"{place}: not a JSON object, but {type(record).__name__}")
+            raise UserError(f"{place}: must be a JSON object, not {reprlib.repr(record)}")
         _require_column(place, text_field, record)
         record = record[text_field]
     if names is not None and isinstance(record, list):
@@ -172,12 +199,12 @@ def _parse_text(line: str, text_field: str, place: str, names: Sequence[str] | N
                     f"{len(names) - 1:,}"
                 )
         return " ".join([names[token_id] for token_id in record])
-    if not isinstance(record, str):
+    if not isinstance(record, str | None):
         raise UserError(f"{place}: {text_field!r} must hold text, not {type(record).__name__}")
     return record
 
 
-def arrow_texts(path: Path, stream: IO[bytes], text_field: str) -> Iterator[bytes]:
+def arrow_texts(path: Path, stream: IO[bytes], text_field: str) -> Iterator[bytes | None]:
     """Yield the texts of a column of an Arrow file, as `datasets` saves them, as bytes."""
     ipc = import_extra("pyarrow.ipc", "parquet", path)
     with _explain_arrow(path):
@@ -190,8 +217,8 @@ def arrow_texts(path: Path, stream: IO[bytes], text_field: str) -> Iterator[byte
 
 def parquet_texts(
     path: Path, stream: IO[bytes], text_field: str, start: int = 0, stop: int | None = None
-) -> Iterator[bytes]:
-    """Yield the texts of a column of a Parquet file as bytes.
+) -> Iterator[bytes | None]:
+    """Yield the texts of a column of a Parquet file as bytes; null is None.
 
     Of a range of the file, from byte `start` to before `stop`, the row groups that begin in it.
     """
@@ -213,17 +240,17 @@ def parquet_texts(
                 yield from _to_bytes(path, batch.column(0), text_field)
 
 
-def _to_bytes(path: Path, column: Any, text_field: str) -> Iterator[bytes]:
+def _to_bytes(path: Path, column: Any, text_field: str) -> Iterator[bytes | None]:
     """Yield the texts of an Arrow array: bytes, because it may hold invalid UTF-8."""
     pyarrow = import_module("pyarrow")
     try:
         binary = column.cast(pyarrow.large_binary())
     except pyarrow.ArrowNotImplementedError:
         raise UserError(f"{path}: column {text_field!r} does not hold text") from None
-    yield from (data or b"" for data in binary.to_pylist())
+    yield from binary.to_pylist()
 
 
-def dataset_texts(name: str, text_field: str) -> Iterator[str]:
+def dataset_texts(name: str, text_field: str) -> Iterator[str | None]:
     """Yield the texts of a dataset of Hugging Face, one after the other as they arrive.
 
     Args:
@@ -249,7 +276,7 @@ def dataset_texts(name: str, text_field: str) -> Iterator[str]:
                 raise UserError(
                     f"{place}: {text_field!r} must hold text, not {type(text).__name__}"
                 )
-            yield text or ""
+            yield text
     except UserError:
         raise
     except Exception as error:  # of the hub, the network, the format
@@ -314,12 +341,13 @@ class TableFile:
             raise UserError(f"{self.place(number)}: {what}; {rule}")
 
 
-def read_table(path: Path, columns: tuple[str, ...] = ()) -> TableFile:
+def read_table(path: Path, columns: tuple[str, ...] = (), separator: str = "") -> TableFile:
     """Return the rows of a table in any of TABLE_FORMATS, compressed or not.
 
     Args:
         path: The file.
         columns: Names of a TSV's columns if its first line is a row already.
+        separator: What separates the columns of a .csv or .tsv; if empty, its first line tells.
 
     Raises:
         UserError: The file cannot be read, is empty, or a line does not fit.
@@ -331,16 +359,18 @@ def read_table(path: Path, columns: tuple[str, ...] = ()) -> TableFile:
     )
     content = read_content(path)
     read = {".parquet": _read_parquet, ".jsonl": _read_jsonl}.get(kind)
-    table = read(path, content) if read else _read_separated(path, content, columns)
+    table = read(path, content) if read else _read_separated(path, content, columns, separator)
     require(bool(table.rows), f"{path} is empty: it must have at least one row")
     return table
 
 
-def _read_separated(path: Path, content: bytes, columns: tuple[str, ...]) -> TableFile:
+def _read_separated(
+    path: Path, content: bytes, columns: tuple[str, ...], separator: str
+) -> TableFile:
     text = _decode(path, content)
     is_tsv = format_of(path) == ".tsv"
     lines = text.split("\n") if is_tsv else io.StringIO(text, newline="")
-    records = list(_split_rows(path, lines, columns if is_tsv else ()))
+    records = list(_split_rows(path, lines, columns if is_tsv else (), separator=separator))
     columns = tuple(records.pop(0)[1]) if records else ()
     twice = [name for name in columns if columns.count(name) > 1]
     require(not twice, f"{path}: two columns are named {''.join(twice[:1])!r}")
@@ -352,11 +382,7 @@ def _read_jsonl(path: Path, content: bytes) -> TableFile:
     rows, lines = [], []
     for number, line in enumerate(_decode(path, content).split("\n"), 1):
         if line.strip():
-            place = f"{path} line {number}"
-            row = _parse_json(line, place)
-            if not isinstance(row, dict):
-                raise UserError(f"{place}: must be a JSON object, not {reprlib.repr(line)}")
-            rows.append(row)
+            rows.append(parse_object(line, f"{path} line {number}"))
             lines.append(number)
     return TableFile(path, tuple(rows[0]) if rows else (), rows, lines)
 
@@ -385,22 +411,10 @@ def read_content(path: Path) -> bytes:
     Raises:
         UserError: The file cannot be read, or is neither a regular file nor standard input.
     """
-    require_regular(path)
+    if path != STDIN:
+        require_regular(path)
     with open_source(path) as (_, stream):
         return stream.read()
-
-
-def require_regular(path: Path) -> None:
-    """Refuse a path that exists but is no regular file, such as a FIFO, which could block forever.
-
-    Raises:
-        UserError: The path is no regular file and not standard input.
-    """
-    try:
-        mode = path.stat().st_mode
-    except OSError:
-        return  # opening it says why
-    require(path == STDIN or stat.S_ISREG(mode), f"{path} is not a regular file; give one that is")
 
 
 def _decode(path: Path, content: bytes) -> str:

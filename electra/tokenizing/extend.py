@@ -4,9 +4,9 @@ So a model's embeddings of the old tokens stay right, and a new token's row can 
 the rows of the pieces that stood in its place (`Tokenizer.spell` of the old tokenizer).
 """
 
+import copy
 import dataclasses
 import itertools
-import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -53,7 +53,7 @@ def extend(old: Tokenizer, texts: Iterable[str], config: TokenizerConfig) -> Tok
         f"vocab_size must be larger than the {old.vocab_size:,} tokens of the old vocabulary, not "
         f"{config.vocab_size:,}",
     )
-    state = json.loads(json.dumps(old.definition.state))
+    state = copy.deepcopy(old.definition.state)
     if old.is_bert:
         settings = old.definition.bert or {}
         like_old: Any = {**settings, "split_ideographs": settings["split_ideographs"] is not False}

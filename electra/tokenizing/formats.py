@@ -13,7 +13,6 @@ which parts that holds; of all others nothing is assumed.
 """
 
 import base64
-import json
 import re
 import struct
 import unicodedata
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from electra.errors import UserError, require
+from electra.files import parse_json
 from electra.text.documents import MAX_WORD_CHARS
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -86,7 +86,7 @@ def read_definition(content: str, settings: Mapping[str, Any]) -> Definition:
         UserError: The file is damaged, draws its ids at random, or has an unusable vocabulary.
     """
     try:
-        state = json.loads(content)
+        state = parse_json(content, "tokenizer.json")
         state = {key: state.get(key) for key in DEFINING}
         state["added_tokens"] = [dict(token) for token in state["added_tokens"] or []]
         kind = state["model"]["type"]

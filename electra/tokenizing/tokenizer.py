@@ -14,7 +14,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from electra.config import TokenizerConfig
 from electra.errors import UserError, require
-from electra.files import check_hashes, new_folder, read_object, write_hashes
+from electra.files import check_hashes, new_folder, parse_json, read_object, write_hashes
 from electra.text.documents import MAX_WORD_CHARS
 from electra.text.streams import locate, replace_surrogates
 from electra.tokenizing.formats import (
@@ -124,7 +124,7 @@ class Tokenizer:
         facts = [tuple(tokens), lowercase, strip_accents]
         # Without the setting that every tokenizer had once, so that their digests stay the same.
         digest = _digest(facts if split_ideographs else [*facts, split_ideographs])
-        state = {**json.loads(backend.to_str()), "post_processor": None}
+        state = {**parse_json(backend.to_str(), "the tokenizer"), "post_processor": None}
         self._set_up(Definition(state, SPECIAL_TOKENS), backend, digest)
         self.is_bert = True
         self.word_border = BERT_BORDER_OR_IDEOGRAPH if split_ideographs else BERT_BORDER
@@ -282,7 +282,7 @@ class Tokenizer:
         """Return the `tokenizer.json`, with what makes rows of texts in transformers."""
         if self.is_bert:
             return self._backend.to_str(pretty=True)  # the backend's `save` raises no OSError
-        rows = json.loads(self._backend.to_str())["post_processor"]
+        rows = parse_json(self._backend.to_str(), "the tokenizer")["post_processor"]
         state = {"version": "1.0", "truncation": None, "padding": None, **self.definition.state}
         return json.dumps({**state, "post_processor": rows}, indent=2, ensure_ascii=False)
 

@@ -1,6 +1,5 @@
 """Training of vocabularies, deterministic: the same corpus gives the same file."""
 
-import json
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -13,6 +12,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from electra.config import TokenizerConfig
 from electra.errors import UserError, import_extra, require
+from electra.files import parse_json
 from electra.text.documents import break_words, group_texts
 from electra.text.streams import replace_surrogates
 from electra.tokenizing.formats import (
@@ -206,7 +206,7 @@ def build_normalizer(config: TokenizerConfig, form: str) -> Any:
 
 def state_of(backend: tokenizers.Tokenizer) -> dict[str, Any]:
     """Return the defining parts of a tokenizer of the library."""
-    state = json.loads(backend.to_str())
+    state = parse_json(backend.to_str(), "the tokenizer")
     return {key: state[key] for key in DEFINING}
 
 

@@ -1,0 +1,64 @@
+"""What files.py promises: JSON or one line, folders that only the holder of their lock clears."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from electra.errors import UserError
+from electra.files import new_folder, parse_object, read_object
+
+DAMAGED = {
+    "[" * 100_000: "JSON that is nested too deeply",
+    '{"a": ' * 100_000: "JSON that is nested too deeply",
+    '{"a": ' + "9" * 5000 + "}": "JSON with a number of too many digits",
+    '{"a": NaN}': "not valid JSON: 'NaN' is no finite number",
+    '{"a": -Infinity}': "not valid JSON: '-Infinity' is no finite number",
+    '{"a": 1e999}': "not valid JSON: '1e999' is no finite number",
+    '{"a": 1, "a": 2}': "not valid JSON: 'a' has two values",
+    '{"b": {"a": [], "a": 0}}': "not valid JSON: 'a' has two values",
+    "{}\n{}": "line 2: not valid JSON: Extra data",
+    '{\n"a": "\udc80"}': "line 2: not UTF-8",
+    "[1, 2]": "must be a JSON object, not [1, 2]",
+    "null": "must be a JSON object, not None",
+    "": "line 1: not valid JSON",
+}
+
+
+@pytest.mark.parametrize("text", DAMAGED, ids=range(len(DAMAGED)))
+def test_damaged_json_is_one_line(tmp_path, text):
+    path = tmp_path / "config.json"
+    content = text.encode("utf-8", "surrogateescape")
+    path.write_bytes(content)
+    for read in (lambda: read_object(path), lambda: parse_object(content, path)):
+        with pytest.raises(UserError, match="config.json.*" + re.escape(DAMAGED[text])) as refused:
+            read()
+        assert "\n" not in str(refused.value)
+        assert len(str(refused.value)) < 300 + len(str(path))
+
+
+def test_json_with_a_mark_or_a_key_twice_with_one_value_is_read(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text('{"a": 1.5, "b": {"c": 1, "c": 1}}', encoding="utf-8-sig")
+    assert read_object(path) == {"a": 1.5, "b": {"c": 1}}
+    assert json.loads(path.read_text("utf-8-sig")) == read_object(path)
+
+
+def test_a_pipe_in_place_of_a_file_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "config.json")
+    for path in (tmp_path / "config.json", Path("/dev/zero")):
+        with pytest.raises(UserError, match=f"{path} is not a regular file"):
+            read_object(path)
+
+
+def test_a_second_writer_neither_clears_nor_replaces(tmp_path):
+    with new_folder(tmp_path / "out") as folder:
+        (folder / "work").write_text("of hours")
+        with pytest.raises(UserError, match="in use by process"), new_folder(tmp_path / "out"):
+            pytest.fail("two processes write one folder")
+        assert (folder / "work").read_text() == "of hours"
+    assert (tmp_path / "out/work").read_text() == "of hours"
+    with pytest.raises(UserError, match="out exists already"), new_folder(tmp_path / "out"):
+        pytest.fail("what is there is replaced")
