@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gzip
 import json
 import random
 import signal
@@ -13,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+import tokenizers
 import torch
 
 pytest.importorskip("fastapi")
@@ -31,7 +33,8 @@ from electra.inference.models import load_models
 from electra.inference.predict import load_model
 from electra.interop.export import export
 from electra.pretraining.loop import pretrain
-from electra.service.queue import BatchQueue, Full
+from electra.service.connection import MAX_IDLE
+from electra.service.queue import BatchQueue, Failed, Full
 from electra.training.machine import Machine
 
 WORDS = ["the", "old", "sailor", "repaired", "a", "boat", ".", "queen", "umbrellas", "xylophone"]
@@ -137,12 +140,20 @@ def test_answers_are_those_of_the_library_whatever_is_computed_with_them(run, tu
     assert float(counted["electra_batch_items_sum"]) > float(counted["electra_batch_items_count"])
 
 
-def post(body, path="/models/run/detect", kind="application/json", host="127.0.0.1", method="POST"):
-    head = f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: {kind}\r\n"
-    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+DETECT = "/models/run/detect"
+GOOD = b'{"texts": ["a"]}'
+
+
+def post(body=GOOD, path=DETECT, kind="application/json", host="127.0.0.1", method="POST", more=""):
+    head = f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: {kind}\r\n{more}"
+    if "chunked" not in more or "Length" in more:
+        head += f"Content-Length: {len(body)}\r\n"
+    return f"{head}\r\n".encode() + body
 
 
 CHUNK = b"100000\r\n" + b"x" * (1 << 20) + b"\r\n"
+CHUNKED = "Transfer-Encoding: chunked\r\n"
+ONE_HOST, LONG_HEAD = "must name one host", "headers of more than 65536 bytes"
 WRONG = {
     "no JSON": (post(b"texts"), 422, "the body is not JSON: Expecting value"),
     "half of JSON": (post(b'{"texts": ["a"'), 422, "the body is not JSON: "),
@@ -160,17 +171,27 @@ WRONG = {
     "another kind": (post(b'{"texts": ["a"]}', kind="text/plain"), 422, "valid dictionary"),
     "a large body": (post(b" " * ((1 << 20) + 1)), 413, "1048576 are allowed"),
     "said to be large": (
-        b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999999999999\r\n\r\n",
+        post(b"").replace(b"Length: 0", b"Length: 999999999999"),
         413,
         "1048576 are allowed",
     ),
-    "large in chunks": (
-        b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
-        + CHUNK * 2
-        + b"0\r\n\r\n",
-        413,
-        "more than 1048576 bytes",
-    ),
+    "large in chunks": (post(CHUNK * 2, more=CHUNKED), 413, "more than 1048576 bytes"),
+    "two hosts": (post(more="Host: 127.0.0.1\r\n"), 400, ONE_HOST),
+    "another host too": (post(more="Host: example.org\r\n"), 400, ONE_HOST),
+    "another target": (post(path="http://example.org/models"), 400, ONE_HOST),
+    "a proxy's target": (post(path="127.0.0.1:80", method="CONNECT"), 400, ONE_HOST),
+    "a list of hosts": (post(host="127.0.0.1, example.org"), 400, "this service is not"),
+    "a user at a host": (post(host="example.org@127.0.0.1"), 400, "this service is not"),
+    "no host": (b"GET /models HTTP/1.1\r\n\r\n", 400, "this service is not ''"),
+    "two lengths": (post(more="Content-Length: 3\r\n"), 400, "Duplicate Content-Length"),
+    "a length and chunks": (post(more=f"Content-Length: 3\r\n{CHUNKED}"), 400, "Transfer-Enc"),
+    "a length of chunks": (post(more=f"{CHUNKED}Content-Length: 3\r\n"), 400, "Transfer-Enc"),
+    "chunks of chunks": (post(more=CHUNKED * 2), 400, "Invalid `Transfer-Encoding`"),
+    "no chunks": (post(b"zz\r\n", more=CHUNKED), 400, "Invalid character in chunk size"),
+    "a long header": (post(more=f"X: {'a' * 70_000}\r\n"), 431, LONG_HEAD),
+    "many headers": (post(more="a: b\r\n" * 12_000), 431, LONG_HEAD),
+    "a long target": (post(path="/" + "a" * 70_000), 431, LONG_HEAD),
+    "gzip": (post(gzip.compress(GOOD), more="Content-Encoding: gzip\r\n"), 400, "error parsing"),
     "another site": (post(b"{}", host="example.org"), 400, "this service is not 'example.org'"),
     "no such model": (post(b"{}", "/models/rum/detect"), 404, "did you mean 'run'?"),
     "no curves of it": (post(b"", "/models/rum/curves", method="GET"), 404, "no model 'rum'"),
@@ -232,16 +253,74 @@ def test_wrong_requests_have_one_clear_line(port, name):
     assert headers["content-type"] == "application/json"
 
 
+@pytest.mark.parametrize(
+    "request_",
+    [
+        post(host="LocalHost:80"),
+        post(host="[::1]:80"),
+        post(path=f"http://127.0.0.1{DETECT}"),
+        post(b"10\r\n" + GOOD + b"\r\n0\r\na: b\r\n\r\n", more=CHUNKED),
+        post().replace(b"1.1", b"1.0", 1),
+        post(more=f"X: {'a' * 60_000}\r\n"),
+    ],
+)
+def test_unusual_requests_are_answered(port, request_):
+    status, _, answer = ask_raw(port, request_)
+    assert (status, answer[0]["text"]) == (200, "a")
+
+
 def test_what_is_not_http_is_refused_and_the_service_goes_on(port):
     for garbage in (b"\x16\x03\x01\x02\x00" * 40, b"GET\r\n\r\n", b"POST / HTTP/9.9\r\n\r\n"):
-        with socket.create_connection(("127.0.0.1", port)) as connection:
-            connection.settimeout(20)
-            connection.sendall(garbage)
-            assert connection.recv(12) in (b"HTTP/1.1 400", b"")
+        status, _, answer = ask_raw(port, garbage)
+        assert (status, list(answer)) == (400, ["error"])
     with socket.create_connection(("127.0.0.1", port)) as connection:
-        connection.sendall(post(b'{"texts": ["a"]}')[:-5])  # and gone in the middle of it
+        connection.sendall(post()[:-5])  # and gone in the middle of it
     assert ask(port, "GET", "/health")[::2] == (200, {"status": "alive"})
     assert ask(port, "GET", "/ready")[::2] == (200, {"status": "ready"})
+
+
+def read_end(connection):
+    """What still comes from a connection until the service ends it."""
+    connection.settimeout(60)
+    with contextlib.suppress(ConnectionResetError):
+        return b"".join(iter(lambda: connection.recv(1 << 16), b""))
+    return b""
+
+
+def test_slow_and_endless_requests_end_and_idle_connections_make_room(run):
+    """Limits that hold before a token is asked for."""
+    with (
+        served(run, limits=["max_seconds=1"]) as (process, port),
+        contextlib.ExitStack() as stack,
+    ):
+
+        def connect(sent=b""):
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            connection.sendall(sent)
+            return connection
+
+        before = read_memory(process.pid)
+        with contextlib.suppress(OSError):  # the service closes the connection
+            connect(b"GET / HTTP/1.1\r\nX: " + b"a" * (200 << 20))
+        with contextlib.suppress(OSError):
+            connect(post(b"0\r\n" + b"a: b\r\n" * (16 << 20), more=CHUNKED))
+        assert read_memory(process.pid) - before < 50 << 20
+        silent, head = connect(), connect(b"GET / HTTP/1.1\r\nX")
+        body, chunks = connect(post()[:-5]), connect(post(b"1\r\n \r\n", more=CHUNKED))
+        kept = connect(post())
+        with contextlib.suppress(OSError):  # a byte now and then does not make it longer
+            for _ in range(200):
+                time.sleep(0.02)
+                head.sendall(b"x")
+                chunks.sendall(b"1\r\n \r\n")
+        assert read_end(silent) == b""
+        assert b"HTTP/1.1 408 " in read_end(head)
+        assert b"no body within 1 s" in read_end(body)
+        assert b"no body within 1 s" in read_end(chunks)
+        assert read_end(kept).count(b"HTTP/1.1 200 ") == 1
+        waiting = [connect() for _ in range(MAX_IDLE + 8)]
+        assert ask(port, "POST", DETECT, {"texts": ["a"]})[0] == 200
+        assert read_end(waiting[0]) == b""
 
 
 def test_text_that_looks_like_anything_is_text(port):
@@ -323,6 +402,24 @@ def test_items_are_batched_by_question_and_length_and_fail_alone():
     assert [9, 8, 7] in sizes
 
 
+def test_a_panic_of_a_library_does_not_end_the_computing():
+    """A pattern that searches too long makes tokenizers panic, which is no Exception of Python."""
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0}, "[UNK]"))
+    pattern = tokenizers.Regex("(x+x+)+y")
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Split(pattern, "isolated")
+    queue = BatchQueue(batch_items=3, max_waiting=1000)
+
+    def answer(texts):
+        return [len(backend.encode(text).ids) for text in texts]
+
+    bad, good = (queue.submit(answer, [text], [1]) for text in ("x" * 40, "ab"))
+    with pytest.raises(Failed, match="PanicException: Onig: Regex search error"):
+        bad.result(60)
+    assert good.result(60) == [1]
+    assert queue.is_alive
+    queue.close()
+
+
 def test_busy_services_refuse_with_429(run):
     body = {"texts": [" ".join(WORDS * 40)] * 20}
 
@@ -361,6 +458,33 @@ def test_a_stopped_service_answers_what_it_has_taken(run):
         for status, _, answer in asyncio.run(stop_while_asking(process, port)):
             assert status == 200
             assert len(answer) == 8
+        assert process.wait(30) == 0
+        assert "stopped" in process.stdout.read()
+
+
+def test_what_a_stopped_service_has_no_time_for_is_refused(run):
+    """32 clients, each of whom has an answer or a refusal; nothing is told as an error."""
+    body = {"texts": [" ".join(WORDS * 60)] * 16}
+    command = [sys.executable, "-m", "electra", "serve", str(run), "--port", "0"]
+    command += ["--set", "threads=1", "stop_seconds=1"]
+
+    async def stop_while_asking(process, port):
+        clients = [Client(port) for _ in range(32)]
+        for client in clients:
+            await client.send("GET", "/health")
+        asked = [asyncio.create_task(c.send("POST", DETECT, body)) for c in clients]
+        while not any(task.done() for task in asked):
+            await asyncio.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        answers = await asyncio.gather(*asked)
+        for client in clients:
+            client.close()
+        return answers
+
+    process, port = start_server(command)
+    with process:
+        answers = asyncio.run(stop_while_asking(process, port))
+        assert {status for status, _, _ in answers} <= {200, 429, 503}
         assert process.wait(30) == 0
         assert "stopped" in process.stdout.read()
 

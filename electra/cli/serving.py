@@ -1,6 +1,7 @@
 """Models behind HTTP: serve, and the page of a run."""
 
 import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -99,7 +100,7 @@ def _serve(
     require(bool(folders), "name at least one folder to serve")
     if dry_run:
         return print_dry_run(settings, f"serve {', '.join(map(str, folders))} on {host}:{port}")
-    for module in ("fastapi", "fastapi_offline", "uvicorn", "prometheus_client"):
+    for module in ("fastapi", "fastapi_offline", "uvicorn", "httptools", "prometheus_client"):
         import_extra(module, "serve", "serving")
     from electra.service.server import Server
     from electra.terminal.printing import print_done
@@ -113,3 +114,6 @@ def _serve(
         webbrowser.open(server.address)
     server.run()
     print_done("stopped")
+    if server.is_computing:
+        sys.stdout.flush()
+        os._exit(0)

@@ -4,7 +4,7 @@ import asyncio
 import hmac
 import re
 import time
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -17,6 +17,7 @@ from electra.service.config import ServeConfig
 
 OPEN = ("/", "/health", "/ready")
 """Paths that need no token: the page, which has none of its own, and what a supervisor asks."""
+HOST = re.compile(r"(\[[^\]]*\]|[^:]*)(:\d*)?")
 VERB = re.compile(r"/models/[^/]+/(detect|fill|predict|picture|embed|curves)")
 
 
@@ -89,7 +90,7 @@ class Gate:
         """Answer a request, or pass on what is not one."""
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        began, status = time.perf_counter(), 500
+        began, status = time.perf_counter(), 0
 
         async def note(message: MutableMapping[str, Any]) -> None:
             nonlocal status
@@ -104,18 +105,22 @@ class Gate:
             await self.app(scope, _replay(body, receive), note)
         except HTTPException as error:
             headers = {**(error.headers or {}), "Connection": "close"}
-            refusal = JSONResponse({"error": error.detail}, error.status_code, headers)
-            await refusal(scope, receive, note)
+            await refuse(error.status_code, error.detail, headers)(scope, receive, note)
+        except asyncio.CancelledError:  # by uvicorn, when the time for stopping is up
+            if not status:
+                headers = {"Retry-After": "5", "Connection": "close"}
+                await refuse(503, "the service has stopped", headers)(scope, receive, note)
         finally:
             self.num_requests -= 1
-            self.meters.observe_request(scope["path"], status, time.perf_counter() - began)
+            seconds = time.perf_counter() - began
+            self.meters.observe_request(scope["path"], status or 500, seconds)
 
     async def _admit(self, request: Request) -> bytes:
         """Return the body of a request that is allowed and within the limits."""
         config, headers = self.config, request.headers
         host = headers.get("host", "")
-        name = host if host.endswith("]") else host.rpartition(":")[0] or host
-        if self.hosts is not None and name not in self.hosts:
+        name = HOST.fullmatch(host.lower())
+        if self.hosts is not None and (name is None or name[1] not in self.hosts):
             raise HTTPException(400, f"this service is not {host!r}; use {self.hosts[0]}")
         is_open = request.scope["path"] in OPEN
         if self.token is not None and not is_open:
@@ -126,8 +131,10 @@ class Gate:
         if self.num_requests > config.max_requests and not is_open:
             message = f"{config.max_requests} requests are in progress; try again in 1 s"
             raise HTTPException(429, message, {"Retry-After": "1"})
+        if is_open:  # no route of these reads a body
+            return b""
         length, limit = headers.get("content-length", "0"), config.max_body_bytes
-        if not length.isdecimal() or len(length) > 12 or int(length) > limit:
+        if int(length) > limit:
             raise HTTPException(413, f"a body of {length} bytes; {limit} are allowed")
         body = bytearray()
         try:
@@ -141,6 +148,11 @@ class Gate:
         except ClientDisconnect:
             raise HTTPException(400, "the client has gone") from None
         return bytes(body)
+
+
+def refuse(status: int, line: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """Return an answer with one line of what is wrong."""
+    return JSONResponse({"error": line.encode(errors="replace").decode()}, status, headers)
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -27,6 +27,10 @@ class Full(Exception):
         """Time after which the queue should be empty, seconds."""
 
 
+class Failed(Exception):
+    """What an item made of a library is no error of Python, such as a panic of Rust."""
+
+
 @dataclass(eq=False)
 class _Job:
     """The items of one request; its future has the list of their answers."""
@@ -118,12 +122,12 @@ class BatchQueue:
             self._changed.notify()
         return job.future
 
-    def close(self) -> None:
-        """Compute what waits, and end the thread."""
+    def close(self, seconds: float | None = None) -> None:
+        """Compute what waits and end the thread, or leave it to its work after some seconds."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
-        self._thread.join()
+        self._thread.join(seconds)
 
     def _work(self) -> None:
         while batch := self._take():
@@ -157,14 +161,16 @@ class BatchQueue:
 
 
 def _compute(batch: list[_Item]) -> None:
-    """Answer the items together; if that fails, one by one, so that only the failing one fails."""
+    """Answer the items together; if that fails, in halves, so that only the failing one fails."""
     try:
         answers = batch[0].question([item.value for item in batch])
-    except Exception as error:
-        if len(batch) == 1:
-            return batch[0].job.fail(error)
-        for item in batch:
-            _compute([item])
-        return
+    except BaseException as error:  # a panic of a tokenizer is no Exception
+        if len(batch) > 1:
+            half = len(batch) // 2
+            _compute(batch[:half])
+            return _compute(batch[half:])
+        if not isinstance(error, Exception):
+            error = Failed(f"not to be computed: {type(error).__name__}: {error}")
+        return batch[0].job.fail(error)
     for item, answer in zip(batch, answers, strict=True):
         item.job.answer(item.place, answer)

@@ -3,6 +3,7 @@
 import signal
 import socket
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import uvicorn
@@ -10,6 +11,7 @@ import uvicorn
 from electra.errors import UserError
 from electra.inference.models import load_models
 from electra.service.config import ServeConfig
+from electra.service.connection import Connection
 from electra.service.service import Service
 from electra.training.machine import prepare_machine
 
@@ -70,17 +72,25 @@ class Server:
         hosts = None if token else [name, "localhost", "127.0.0.1", "[::1]"]
         self.service = Service(self.models, config, token=token, hosts=hosts, follow=follow)
 
+    @property
+    def is_computing(self) -> bool:
+        """Whether a batch goes on that nobody waits for: its thread ends with the process alone."""
+        return self.service.queue.is_alive
+
     def run(self) -> None:
         """Serve until SIGINT or SIGTERM; then answer the requests in progress and return."""
         settings = uvicorn.Config(
             self.service.app,
+            http=partial(Connection, max_seconds=self.config.max_seconds),  # type: ignore[arg-type]
+            ws="none",
+            proxy_headers=False,
             backlog=BACKLOG,
-            log_level="warning",
+            log_level="error",
             access_log=False,
             server_header=False,
             date_header=False,
             timeout_keep_alive=15,
-            timeout_graceful_shutdown=round(self.config.stop_seconds) or 1,
+            timeout_graceful_shutdown=self.config.stop_seconds,  # type: ignore[arg-type]
         )
         # uvicorn raises the signal again when it has stopped; by then there is nothing left to do.
         before = {each: signal.signal(each, lambda *_: None) for each in STOPS}

@@ -20,7 +20,7 @@ from pydantic import AfterValidator, BaseModel, Field
 from starlette.exceptions import HTTPException
 
 from electra.errors import UserError, did_you_mean, require
-from electra.inference.ask import Candidate, encode_gaps
+from electra.inference.ask import Candidate
 from electra.inference.figure_2 import PictureToken
 from electra.inference.models import (
     MAX_TOP,
@@ -32,13 +32,15 @@ from electra.inference.models import (
 )
 from electra.reports.tokens import Word
 from electra.service.config import ServeConfig
-from electra.service.gate import Gate, Meters
-from electra.service.queue import BatchQueue, Full, Question
+from electra.service.gate import Gate, Meters, refuse
+from electra.service.queue import BatchQueue, Failed, Full, Question
 from electra.text.streams import replace_surrogates
 from electra.version import __version__
 
 LOOK_SECONDS = 2.0
 """Time between two looks at a run that goes on, for a new checkpoint."""
+BATCH_SECONDS = 0.5
+"""Time for the batch in progress when all requests have been answered or given up."""
 DESCRIPTION = """Encoders pre-trained by replaced token detection, and models fine-tuned from them.
 
 `GET /models` says what each model can be asked. Errors are `{"error": "one line"}`. Status 429
@@ -71,7 +73,6 @@ class Service:
         self.queue = BatchQueue(
             config.batch_items, config.max_waiting_chars, self.meters.observe_batch
         )
-        self.is_ready = False
         app = FastAPIOffline(
             title="electra",
             version=__version__,
@@ -83,21 +84,21 @@ class Service:
         app.include_router(routes)
         app.add_exception_handler(RequestValidationError, _refuse_validation)
         app.add_exception_handler(HTTPException, _refuse_http)
-        app.add_exception_handler(UserError, lambda _, error: _refuse(422, str(error)))
+        app.add_exception_handler(UserError, lambda _, error: refuse(422, str(error)))
+        app.add_exception_handler(Failed, lambda _, error: refuse(500, str(error)))
+        app.add_exception_handler(Exception, lambda *_: refuse(500, "an error of the service"))
         app.add_exception_handler(
-            Full, lambda _, error: _refuse(429, str(error), {"Retry-After": str(error.retry_after)})
+            Full, lambda _, error: refuse(429, str(error), {"Retry-After": str(error.retry_after)})
         )
         self.app = Gate(app, config, self.meters, token=token, hosts=hosts)
 
     @asynccontextmanager
     async def _live(self, app: FastAPI) -> AsyncIterator[None]:
         followers = asyncio.create_task(self._follow()) if self.follow else None
-        self.is_ready = True
         yield
-        self.is_ready = False
         if followers:
             followers.cancel()
-        await asyncio.to_thread(self.queue.close)
+        await asyncio.to_thread(self.queue.close, BATCH_SECONDS)
 
     async def _follow(self) -> None:
         while True:
@@ -130,23 +131,18 @@ class Service:
         return model
 
 
-def _refuse(status: int, message: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    safe = message.encode(errors="replace").decode()
-    return JSONResponse({"error": safe}, status, headers)
-
-
 def _refuse_validation(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     if first["type"] == "json_invalid":
-        return _refuse(422, f"the body is not JSON: {first['ctx']['error']}")
+        return refuse(422, f"the body is not JSON: {first['ctx']['error']}")
     place = ".".join(str(part) for part in first["loc"][1:])
-    return _refuse(422, f"{place}: {first['msg']}" if place else first["msg"])
+    return refuse(422, f"{place}: {first['msg']}" if place else first["msg"])
 
 
 def _refuse_http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    return _refuse(error.status_code, str(error.detail), error.headers)
+    return refuse(error.status_code, str(error.detail), error.headers)
 
 
 def _require_whole(text: str) -> str:
@@ -271,9 +267,6 @@ async def fill(
     service: Served, found: Annotated[PretrainedModel, Depends(_find_model("fill"))], body: Gaps
 ) -> list[Filled]:
     """The generator's best tokens for each [MASK]."""
-    for text in body.texts:
-        assert found.networks.generator
-        encode_gaps(found.networks.generator, text[: service.config.max_chars + 1])
     answers = await service.ask(found.fill, body.texts, list(map(len, body.texts)))
     best = [[gap[: body.top] for gap in gaps] for gaps in answers]
     return list(map(Filled, body.texts, best))
@@ -351,8 +344,7 @@ async def health(service: Served) -> dict[str, Literal["alive"]]:
 @routes.get("/ready", tags=["service"])
 async def ready(service: Served) -> dict[str, Literal["ready"]]:
     """Whether requests are taken."""
-    if not service.is_ready or not service.queue.is_alive:
-        raise HTTPException(503, "the service is stopping")
+    await health(service)
     return {"status": "ready"}
 
 
