@@ -14,6 +14,10 @@ from typing import NamedTuple
 SAME_REQUEST_SECONDS = 2.0
 """Ctrl-C and the signals of a queue reach a parent and its processes at once, and the parent passes
 them on. A second signal within this time is the first one again."""
+LOOK_SECONDS = 1.0
+"""Time between two looks for the launcher."""
+GRACE_SECONDS = 30.0
+"""Time in which processes whose launcher is gone may save; torchrun leaves as much."""
 
 
 def usable_cores() -> int:
@@ -48,15 +52,46 @@ def is_launched() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
-def follow_parent() -> None:
-    """Make this worker process end with its parent, and ignore Ctrl-C.
+def stop_signals() -> list[signal.Signals]:
+    """Return the signals that ask for a stop: of Ctrl-C, of a queue, of a terminal that is gone.
 
-    Without this, the workers of a killed parent would wait for work forever. The parent handles
-    Ctrl-C.
+    Under nohup a terminal may go.
+    """
+    found, hang_up = [signal.SIGINT, signal.SIGTERM], getattr(signal, "SIGHUP", None)
+    if hang_up and signal.getsignal(hang_up) != signal.SIG_IGN:  # Windows has none
+        found.append(hang_up)
+    return found
+
+
+def follow_launcher() -> None:
+    """Make this process save and stop when torchrun, which started it, is gone.
+
+    A torchrun that was killed ends none of its processes, which would keep the lock of the run.
+    """
+    if not is_launched():
+        return
+    launcher = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == launcher:
+            time.sleep(LOOK_SECONDS)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(GRACE_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def follow_parent() -> None:
+    """Make this worker process end with its parent, which handles Ctrl-C and a closed terminal.
+
+    Without this, the workers of a killed parent would wait for work forever.
     """
     import multiprocessing  # not at the top: `electra --help` needs none of it
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C signals the whole process group
+    for number in stop_signals():
+        if number != signal.SIGTERM:  # the terminal signals the whole process group
+            signal.signal(number, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -87,18 +122,18 @@ class Requests:
     """What signals have asked the process to do."""
 
     stops: bool = False
-    """SIGINT or SIGTERM: save and stop."""
+    """One of `stop_signals`: save and stop."""
     saves: bool = False
     """SIGUSR1: save and go on."""
 
 
 @contextmanager
 def heed_signals() -> Iterator[Requests]:
-    """Yield Requests, which signals set; a second SIGINT or SIGTERM acts at once."""
+    """Yield Requests, which signals set; a second signal to stop acts at once."""
     import multiprocessing
 
     requests = Requests()
-    stops = (signal.SIGINT, signal.SIGTERM)
+    stops = stop_signals()
     signals = (*stops, *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else []))  # not on Windows
     before = {number: signal.getsignal(number) for number in signals}
     first = math.inf

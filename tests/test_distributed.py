@@ -261,6 +261,22 @@ def test_a_divided_run_goes_on_in_any_form(program, toy_shards, toy_config, tmp_
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_run_whose_torchrun_is_killed_saves_and_ends(toy_shards, tmp_path, processes):
+    """Its processes would go on without torchrun, and keep the lock of the run."""
+    run = tmp_path / "run"
+    words = ["-m", "electra", "pretrain", toy_shards, "--preset", "tiny", "--out", run, "--set"]
+    process = torchrun(processes, *words, "model.num_hidden_layers=1", "train.log_every=1")
+    while not (run / "metrics.jsonl").exists() or not (run / "metrics.jsonl").stat().st_size:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+    process.kill()
+    finish(process)  # when the last of its processes has closed the streams
+    assert not (run / "lock").exists()
+    assert find_checkpoint(run)[0] == read_measures(run)[-1]["step"]
+
+
+@pytest.mark.slow
 def test_the_command_under_torchrun(toy_shards, toy_config, tmp_path):
     """It prints once; SIGTERM to launcher and processes at once, as queues send it, saves."""
     run, toml = tmp_path / "run", tmp_path / "settings.toml"

@@ -5,9 +5,11 @@ import gzip
 import json
 import math
 import os
+import pty
 import resource
 import shutil
 import signal
+import sys
 from contextlib import contextmanager
 
 import pytest
@@ -131,7 +133,7 @@ def test_a_signal_saves_and_the_run_goes_on(finished, toy_shards, toy_config, tm
     assert_same_end(finished, tmp_path / "run")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_second_signal_acts_at_once(number):
     def refuse(number, frame):
         raise KeyboardInterrupt
@@ -145,6 +147,36 @@ def test_a_second_signal_acts_at_once(number):
                 os.kill(os.getpid(), number)
     finally:
         signal.signal(number, before)
+
+
+def test_under_nohup_a_terminal_may_go():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with heed_signals() as requests:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not requests.stops
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("hang_up", [signal.SIG_DFL, signal.SIG_IGN], ids=["hang-up", "nohup"])
+def test_a_run_outlives_its_terminal(toy_shards, tmp_path, hang_up):
+    """As with a lost ssh. A hang-up saves and stops; under nohup the run goes on, unseen."""
+    run, settings = tmp_path / "run", ["model.num_hidden_layers=1", "train.evaluate_rows=0"]
+    settings += ["train.steps=40", "train.log_every=1", "train.threads=1", "train.batch_size=2"]
+    words = ["pretrain", str(toy_shards), "--preset", "tiny", "--out", str(run), "--set", *settings]
+    process, terminal = pty.fork()
+    if not process:
+        signal.signal(signal.SIGHUP, hang_up)
+        os.execv(sys.executable, [sys.executable, "-m", "electra", *words])
+    while b"step 3" not in os.read(terminal, 1 << 16):
+        pass
+    os.close(terminal)
+    _, status = os.waitpid(process, 0)
+    step, _ = find_checkpoint(run)
+    assert (os.waitstatus_to_exitcode(status), step == 40) in ((130, False), (0, True))
+    assert (step == 40) == (hang_up == signal.SIG_IGN)
+    assert not (run / "lock").exists()
 
 
 def test_the_signal_that_a_parent_passes_on_is_the_first_one_again(monkeypatch):

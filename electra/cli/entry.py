@@ -14,9 +14,9 @@ import sys
 import warnings
 from collections.abc import Sequence
 from datetime import timedelta
-from io import TextIOWrapper
+from io import BufferedWriter, FileIO, TextIOWrapper
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from cyclopts import (
     App,
@@ -36,7 +36,7 @@ from electra.cli.pretraining import flops, import_, plan, pretrain
 from electra.cli.reproduce import quickstart, reproduce
 from electra.cli.serving import page, serve
 from electra.errors import UserError, require
-from electra.processes import Interrupted, find_place, is_launched
+from electra.processes import Interrupted, find_place, is_launched, stop_signals
 from electra.version import __version__
 
 VERBS = {
@@ -85,7 +85,9 @@ OURS = Path(__file__).parents[1]
 def main(tokens: Sequence[str] | None = None) -> None:
     """Run the command line; every way out is an exit status."""
     if tokens is None:  # this process is the command
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as queues stop commands
+        for number in stop_signals():
+            if number != signal.SIGINT:
+                signal.signal(number, signal.default_int_handler)
         _open_streams()
     try:
         status = _run(sys.argv[1:] if tokens is None else tokens)
@@ -97,13 +99,31 @@ def main(tokens: Sequence[str] | None = None) -> None:
         sys.exit(status)
 
 
+class _Terminal(FileIO):
+    """A terminal that may go, as with a lost ssh, while the command saves or goes on."""
+
+    def write(self, data: Any) -> int:
+        """Write to the terminal if it is there."""
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return memoryview(data).nbytes
+
+
 def _open_streams() -> None:
-    """Let a closed stream take everything, and one that is not UTF-8 take any character."""
+    """Let a stream that is gone take everything, and one that is not UTF-8 take any character."""
     sys.stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     sys.stderr = sys.stderr or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
-    for stream in (sys.stdout, sys.stderr):
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+            if stream.isatty():
+                raw = BufferedWriter(_Terminal(stream.fileno(), "w", closefd=False))
+                terminal = TextIOWrapper(raw, stream.encoding, stream.errors, line_buffering=True)
+                setattr(sys, name, terminal)
 
 
 def _run(given: Sequence[str]) -> int:

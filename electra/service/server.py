@@ -10,6 +10,7 @@ import uvicorn
 
 from electra.errors import UserError
 from electra.inference.models import load_models
+from electra.processes import stop_signals
 from electra.service.config import ServeConfig
 from electra.service.connection import Connection
 from electra.service.service import Service
@@ -17,7 +18,6 @@ from electra.training.machine import prepare_machine
 
 BACKLOG = 512
 """Connections that wait to be accepted."""
-STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Server:
@@ -78,7 +78,7 @@ class Server:
         return self.service.queue.is_alive
 
     def run(self) -> None:
-        """Serve until SIGINT or SIGTERM; then answer the requests in progress and return."""
+        """Serve until a signal to stop; then answer the requests in progress and return."""
         settings = uvicorn.Config(
             self.service.app,
             http=partial(Connection, max_seconds=self.config.max_seconds),  # type: ignore[arg-type]
@@ -92,10 +92,12 @@ class Server:
             timeout_keep_alive=15,
             timeout_graceful_shutdown=self.config.stop_seconds,  # type: ignore[arg-type]
         )
-        # uvicorn raises the signal again when it has stopped; by then there is nothing left to do.
-        before = {each: signal.signal(each, lambda *_: None) for each in STOPS}
+        server = uvicorn.Server(settings)
+        # uvicorn itself knows no SIGHUP. It raises a signal again when it has stopped; by then
+        # there is nothing left to do.
+        before = {each: signal.signal(each, server.handle_exit) for each in stop_signals()}
         try:
-            uvicorn.Server(settings).run(sockets=[self.socket])
+            server.run(sockets=[self.socket])
         finally:
             self.socket.close()
             for each, handler in before.items():

@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from electra.errors import UserError, require
-from electra.processes import Interrupted, find_place
+from electra.processes import Interrupted, find_place, follow_launcher
 from electra.training.machine import Machine
 
 TIMEOUT = timedelta(minutes=30)
@@ -43,9 +43,12 @@ SETTLE_SECONDS = 0.5
 def joined(machine: Machine, timeout: timedelta = TIMEOUT) -> Iterator[None]:
     """Join the processes of a machine's step into one group, inside the context.
 
+    They end with torchrun, which started them.
+
     Raises:
         UserError: Another process has ended, so that this one cannot go on.
     """
+    follow_launcher()
     if machine.num_ranks == 1:
         yield
         return
