@@ -82,7 +82,7 @@ def build(folder: Path, sizes: EncoderConfig, tokenizer: Tokenizer, threads: int
         *(network, "SequenceClassification", classifier, tokenizer, LENGTH, "random weights"),
         settings=describe_labels(CLASSES),
     )
-    write_plain(folder, outgoing, LENGTH)
+    write_plain(folder, outgoing)
     graph = Graph(sizes, parameters, "SequenceClassification", classifier)
     trace(folder / "model.onnx", graph, tokenizer)
     quantise(folder / "model.onnx", folder / "model_int8.onnx")

@@ -685,8 +685,7 @@ def test_a_regression_exports_and_its_pipeline_answers_in_its_range(runs, tmp_pa
     outputs, inputs = logits_of_rows(runs / "numbers", path)
     for name, each, factor, least in (("hf", model, 5, 0), ("shifted", shifted, 3, -1)):
         (tmp_path / name).mkdir()
-        outgoing = describe_finetuned(each)
-        write_plain(tmp_path / name, outgoing, outgoing.length)
+        write_plain(tmp_path / name, describe_finetuned(each))
         theirs = load(transformers.AutoModelForSequenceClassification, tmp_path / name)
         assert theirs.config.problem_type == "regression"
         expected = outputs["logits"] * factor + least
@@ -861,7 +860,7 @@ def test_a_head_without_a_class_lies_beside_the_encoder(runs, tmp_path, name, re
     (answer,) = ask(read_in_float32(runs / name), table).records
     if name == "pairs":
         assert names["logits"].tolist() == pytest.approx([answer["prediction"]], abs=1e-3)
-        assert names["model"].config.id2label == {0: "score"}
+        assert names["labels"] == ["score"]
         return
     probs = [value for key, value in answer.items() if key.startswith("prob_")]
     probs = torch.tensor(probs)[: len(names["logits"])]

@@ -23,17 +23,17 @@ import re
 import shutil
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from electra.errors import UserError
+from electra.errors import UserError, require
 from electra.files import flush_file, parse_object, sha256_file, write_json
 from electra.method.objective import Objective
 from electra.settings import to_dict
@@ -43,38 +43,97 @@ FILES = ("model.safetensors", "optimizer.safetensors")
 STATE = "state.json"
 State = dict[str, dict[str, Tensor]]
 """Tensors in host memory, by the name of the checkpoint's file and their name in the file."""
+FLOATS = ("float32", "float16", "bfloat16", "float64")
+"""Dtypes of weights."""
+_DTYPES = dict(zip(("F32", "F16", "BF16", "F64"), FLOATS, strict=True))
+
+
+class Header(NamedTuple):
+    """What is known of a tensor before it is read."""
+
+    dtype: str
+    """As torch calls it, if it is one of FLOATS."""
+    shape: tuple[int, ...]
 
 
 class Weights(Mapping[str, Tensor]):
-    """Tensors by name, each read when it is asked for."""
+    """Tensors by name, each read when it is asked for; dtypes and shapes are known before."""
 
-    def __init__(self, names: Iterable[str], read: Callable[[str], Tensor]):
-        self.names = dict.fromkeys(names)
+    def __init__(self, headers: Mapping[str, Header], read: Callable[[str], Tensor]):
+        self.headers = dict(headers)
         self.read = read
 
     def __getitem__(self, name: str) -> Tensor:
-        if name not in self.names:
+        if name not in self.headers:
             raise KeyError(name)
         return self.read(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.names)
+        return iter(self.headers)
 
     def __len__(self) -> int:
-        return len(self.names)
+        return len(self.headers)
+
+    def rename(self, names: Mapping[str, str]) -> "Weights":
+        """Return the tensors that are the values of `names`, under the names that are its keys."""
+        headers = {ours: self.headers[theirs] for ours, theirs in names.items()}
+        return Weights(headers, lambda name: self.read(names[name]))
+
+    def below(self, prefix: str) -> "Weights":
+        """Return the tensors whose names begin with `prefix`, with the prefix removed."""
+        return self.rename(
+            {name.removeprefix(prefix): name for name in self if name.startswith(prefix)}
+        )
 
 
 def read_tensors(path: Path) -> Weights:
     """Return the tensors of a safetensors file, of which only the header is read now.
 
     Raises:
-        UserError: The file is missing, truncated or not a safetensors file.
+        UserError: The file is missing, truncated or not a safetensors file; or, when it is read, a
+            tensor has values that are not finite.
     """
     try:
         file = safe_open(path, framework="pt")
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        headers = {
+            name: Header(_DTYPES.get(each.get_dtype(), each.get_dtype()), tuple(each.get_shape()))
+            for name, each in slices.items()
+        }
     except (OSError, SafetensorError) as error:
         raise UserError(f"cannot read {path}: {error}") from None
-    return Weights(file.keys(), file.get_tensor)
+    return Weights(headers, lambda name: require_finite(file.get_tensor(name), f"{path}: {name}"))
+
+
+def require_finite(tensor: Tensor, name: str) -> Tensor:
+    """Return a tensor; raise UserError if a value is not finite in float32."""
+    num_wrong = int((~torch.isfinite(tensor.float())).sum())
+    require(
+        not num_wrong,
+        f"{name} holds {num_wrong:,} values that are NaN or infinite, of {tensor.numel():,}: "
+        "weights must be finite",
+    )
+    return tensor
+
+
+def read_header(tensors: Mapping[str, Tensor], name: str) -> Header:
+    """Return dtype and shape of a tensor."""
+    if isinstance(tensors, Weights):
+        return tensors.headers[name]
+    return Header(str(tensors[name].dtype).removeprefix("torch."), tuple(tensors[name].shape))
+
+
+def require_weight(found: Header, name: str, shape: Sequence[int]) -> None:
+    """Raise UserError unless a tensor is a parameter of this shape."""
+    require(
+        found.dtype in FLOATS,
+        f"{name} is {found.dtype}; weights must be {', '.join(FLOATS[:-1])} or {FLOATS[-1]}",
+    )
+    require(
+        tuple(found.shape) == tuple(shape),
+        f"{name} has the shape {tuple(found.shape)}; by the sizes of the model it must be "
+        f"{tuple(shape)}",
+    )
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -103,20 +162,16 @@ def load_parameters(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     Raises:
         UserError: A parameter is missing among the tensors or has another shape.
     """
-    _require_parameters(tensors, model)
-    for name, parameter in model.named_parameters():
+    parameters = dict(model.named_parameters())
+    _require_parameters(tensors, parameters)
+    for name, parameter in parameters.items():
         parameter.copy_(tensors[name])
 
 
-def _require_parameters(tensors: Mapping[str, Tensor], model: nn.Module) -> None:
-    for name, parameter in model.named_parameters():
-        if name not in tensors:
-            raise UserError(f"the checkpoint lacks {name!r}")
-        if tensors[name].shape != parameter.shape:
-            raise UserError(
-                f"{name!r} is {tuple(tensors[name].shape)} in the checkpoint, "
-                f"{tuple(parameter.shape)} in the model"
-            )
+def _require_parameters(tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> None:
+    for name, parameter in parameters.items():
+        require(name in tensors, f"the weights lack {name}")
+        require_weight(read_header(tensors, name), name, parameter.shape)
 
 
 def copy_state(
@@ -181,7 +236,7 @@ def load_state(
     weights, others = (state[name] for name in FILES) if state else ({}, {})
     parameters = dict(model.named_parameters())
     if state:
-        _require_parameters(weights, model)
+        _require_parameters(weights, parameters)
     for name, parameter in parameters.items():
         spread(weights.get(name), parameter)
     keys = from_rank_0(

@@ -5,6 +5,7 @@ Names and sizes are read from headers and JSON files, each tensor when it is use
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -18,10 +19,18 @@ from electra.checkpoints.checkpoint import (
     read_tensors,
     run_of,
 )
-from electra.checkpoints.names import ARCHITECTURES, DISCRIMINATOR_FILE, Architecture
+from electra.checkpoints.names import (
+    ARCHITECTURES,
+    DISCRIMINATOR_FILE,
+    Architecture,
+    gather,
+    require_layers,
+)
 from electra.config import EncoderConfig, FinetuneConfig, PretrainConfig
 from electra.errors import UserError, require
 from electra.files import check_hashes, read_object, sha256_file
+from electra.model.encoder import Encoder
+from electra.model.heads import DiscriminatorHead
 from electra.settings import from_dict
 from electra.tokenizing.tokenizer import Tokenizer
 
@@ -29,6 +38,9 @@ Predicts = Literal["tokens", "replaced"]
 TOKENS = "embeddings.tokens.weight"
 """Name of an encoder's token embeddings."""
 T = TypeVar("T")
+WEIGHTS_FILE = FILES[0]
+SHORTEST = 3
+"""Tokens of the shortest row that says something."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +78,22 @@ class SavedModel:
     """The task that the weights were fine-tuned on since; empty: none."""
     files: Mapping[str, Path] = field(default_factory=dict)
     """The files of weights."""
+
+    def __post_init__(self) -> None:
+        """Refuse a model that cannot read a text."""
+        num_tokens = self.tokenizer.vocab_size
+        for network in (self.kept, *([self.generator] if self.generator else [])):
+            num_rows = network.sizes.vocab_size
+            require(
+                num_tokens <= num_rows,
+                f"{self.source}: the tokenizer has {num_tokens:,} tokens, and the embeddings "
+                f"{num_rows:,} rows: every token needs one",
+            )
+        require(
+            self.sequence_length >= SHORTEST,
+            f"{self.source}: a row of {self.sequence_length} tokens is too short; it must hold "
+            f"[CLS], [SEP] and a token of the text",
+        )
 
     @property
     def encoder(self) -> EncoderConfig:
@@ -274,11 +302,11 @@ def read_finetuned(run: Path, seed: int | None = None) -> Finetuned:
     check_hashes(chosen[0])
     found = _describe_seed(*chosen)
     folder, task = found.folder, found.facts["task"]
-    files = {"model.safetensors": folder / "model.safetensors"}
-    tensors = read_tensors(files["model.safetensors"])
-    parts = (below("encoder.", tensors), below("head.", tensors))
+    files = {WEIGHTS_FILE: folder / WEIGHTS_FILE}
+    tensors = read_tensors(files[WEIGHTS_FILE])
+    encoder = _fit(tensors.below("encoder."), found.sizes, str(folder))
     return Finetuned(
-        SavedNetwork("", found.sizes, parts[:1], parts[1]),
+        SavedNetwork("", found.sizes, (encoder,), tensors.below("head.")),
         Tokenizer.load(folder / "tokenizer"),
         found.facts.get("longest_row", found.config.sequence_length),
         f"{run} at seed {found.seed}, fine-tuned on {task}",
@@ -291,17 +319,20 @@ def read_finetuned(run: Path, seed: int | None = None) -> Finetuned:
     )
 
 
-def below(prefix: str, tensors: Mapping[str, Tensor]) -> Weights:
-    """Return the tensors whose names begin with `prefix`, with the prefix removed."""
-    names = (name.removeprefix(prefix) for name in tensors if name.startswith(prefix))
-    return Weights(names, lambda name: tensors[prefix + name])
+def _fit(tensors: Weights, sizes: EncoderConfig, source: str) -> Weights:
+    """Return the parameters of an encoder of these sizes, under our names, if they are such."""
+    try:
+        require_layers(tensors, "layers.", sizes)
+        return gather(partial(Encoder, sizes), tensors)
+    except UserError as error:
+        raise UserError(f"{source}: {error}") from None
 
 
 def find_networks(
     architecture: Architecture,
     sizes: EncoderConfig,
-    theirs: Mapping[str, Tensor],
-    judge: Mapping[str, Tensor] | None = None,
+    theirs: Weights,
+    judge: Weights | None = None,
 ) -> dict[str, SavedNetwork]:
     """Return the networks that transformers' tensors hold, by what they predict.
 
@@ -319,7 +350,9 @@ def find_networks(
     """
     encoders = (architecture.read_encoder(theirs, sizes),)
     heads = {
-        "replaced": judge or architecture.read_head("PreTraining", theirs, sizes),
+        "replaced": architecture.read_head("PreTraining", theirs, sizes)
+        if judge is None
+        else gather(partial(DiscriminatorHead, sizes), judge),
         "tokens": architecture.read_head("MaskedLM", theirs, sizes),
     }
     names: tuple[Predicts, ...] = ("replaced", "tokens")
@@ -332,13 +365,16 @@ def find_networks(
 def _read_huggingface(folder: Path) -> SavedModel:
     """Return the networks of a Hugging Face folder of ELECTRA or ModernBERT."""
     architecture, sizes = _read_sizes(folder)
-    files = {"model.safetensors": folder / "model.safetensors"}
-    if (folder / DISCRIMINATOR_FILE).is_file():
-        files[DISCRIMINATOR_FILE] = folder / DISCRIMINATOR_FILE
-    judge = read_tensors(files[DISCRIMINATOR_FILE]) if len(files) > 1 else None
-    theirs = read_tensors(files["model.safetensors"])
+    files = {name: folder / name for name in (WEIGHTS_FILE, DISCRIMINATOR_FILE)}
+    files = {name: path for name, path in files.items() if path.is_file()}
+    require(
+        WEIGHTS_FILE in files,
+        f"{folder} has no {WEIGHTS_FILE}; `electra import {folder} --out start` turns "
+        "pytorch_model.bin, or weights in parts, into a folder that has it",
+    )
+    theirs, *judge = map(read_tensors, files.values())
     try:
-        networks = find_networks(architecture, sizes, theirs, judge)
+        networks = find_networks(architecture, sizes, theirs, *judge)
     except UserError as error:
         raise UserError(f"{folder}: {error}") from None
     kept = next(iter(networks.values()))
@@ -351,7 +387,7 @@ def _read_huggingface(folder: Path) -> SavedModel:
     return SavedModel(
         kept,
         Tokenizer.load(folder),
-        sizes.max_position_embeddings,
+        read_length(folder, sizes),
         str(folder),
         folder=folder,
         generator=generator,
@@ -363,15 +399,29 @@ def _read_sizes(folder: Path) -> tuple[Architecture, EncoderConfig]:
     """Return the names and the sizes that config.json of a Hugging Face folder says."""
     values = read_object(folder / "config.json")
     kind = values.get("model_type")
+    readable = [each for each in ARCHITECTURES if each != "bert"]
     require(
         kind in ARCHITECTURES and kind != "bert",
-        f"{folder}: model_type must be electra or modernbert, not {kind!r}; `electra import` reads "
-        "bert",
+        f"{folder}: model_type must be {' or '.join(readable)}, not {kind!r}"
+        + (f"; `electra import {folder} --out start` makes it electra" * (kind == "bert")),
     )
     try:
         return ARCHITECTURES[str(kind)], ARCHITECTURES[str(kind)].read_config(values)
     except UserError as error:
         raise UserError(f"{folder}: {error}") from None
+
+
+def read_length(folder: Path, sizes: EncoderConfig) -> int:
+    """Return the longest row of a Hugging Face folder, tokens: trained, and with positions.
+
+    It is `sequence_length` of config.json, which exports have, else `model_max_length` of
+    tokenizer_config.json; at most, and if neither says anything, the number of positions.
+    """
+    told = read_object(folder / "config.json").get("sequence_length")
+    if told is None and (folder / "tokenizer_config.json").is_file():
+        told = read_object(folder / "tokenizer_config.json").get("model_max_length")
+    most = sizes.max_position_embeddings
+    return int(min(told, most)) if isinstance(told, int | float) and told >= 1 else most
 
 
 def _read_run(folder: Path) -> SavedModel:
@@ -386,23 +436,21 @@ def _read_run(folder: Path) -> SavedModel:
         names = {
             f"{place}.{name}" if place else name: f"{prefix}.{name}"
             for place, prefix in places.items()
-            for name in below(f"{prefix}.", tensors)
+            for name in tensors.below(f"{prefix}.")
         }
+        taken = tensors.rename(names)
 
         def load(name: str) -> Tensor:
-            tensor = tensors[names[name]]
+            tensor = taken.read(name)
             return tensor + tensors[added] if added and name == TOKENS else tensor
 
-        return Weights(names, load)
+        return Weights(taken.headers, load)
 
     def read(role: str) -> SavedNetwork:
         network = state["networks"][role]
-        return SavedNetwork(
-            network["predicts"],
-            from_dict(EncoderConfig, network["sizes"]),
-            tuple(take(places, network.get("added", "")) for places in network["encoders"]),
-            take(network["head"]),
-        )
+        sizes, added = from_dict(EncoderConfig, network["sizes"]), network.get("added", "")
+        encoders = [_fit(take(each, added), sizes, role) for each in network["encoders"]]
+        return SavedNetwork(network["predicts"], sizes, tuple(encoders), take(network["head"]))
 
     kept, generator = _parse(
         lambda: (

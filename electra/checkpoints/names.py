@@ -17,9 +17,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from electra.checkpoints.checkpoint import Weights
+from electra.checkpoints.checkpoint import Header, Weights, read_header, require_weight
 from electra.config import MODERNBERT_ONLY, EncoderConfig
-from electra.errors import require
+from electra.errors import UserError, require
 from electra.model.encoder import Encoder
 from electra.model.heads import DiscriminatorHead, GeneratorHead
 from electra.tokenizing.tokenizer import Tokenizer
@@ -42,6 +42,10 @@ Tensors = Mapping[str, Tensor]
 Modules = Mapping[str, str | tuple[str, ...]]
 """Our name of each module to theirs; {i} is the number of the layer. Several names: the rows of our
 matrix are theirs, one after the other. The empty name is the module itself."""
+
+
+MOST = 1 << 31
+"""What a size must be less than."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,7 @@ class Architecture:
         theirs: dict[str, Tensor] = {}
         for tensors, modules, before in parts:
             for name, tensor in tensors.items():
-                names = find_theirs(name, modules, before)
+                names = find_theirs(modules, before, name)
                 # A tensor alone stays as it is: a part of a matrix would share its memory.
                 rows = [each.contiguous() for each in tensor.chunk(len(names))]
                 theirs |= dict(zip(names, rows if len(names) > 1 else [tensor], strict=True))
@@ -96,36 +100,85 @@ class Architecture:
             sizes: The encoder's sizes.
 
         Raises:
-            UserError: A parameter is missing.
+            UserError: A parameter is missing or has another shape, or there are other layers.
         """
         prefix = self.prefix if any(name.startswith(self.prefix) for name in theirs) else ""
-        wanted = list_parameters(partial(Encoder, sizes))
-        names = {name: find_theirs(name, self.encoder, prefix) for name in wanted}
-        lacking = [each for parts in names.values() for each in parts if each not in theirs]
-        require(
-            not lacking,
-            f"the weights lack {lacking[:1]}; they are no {self.classes} encoder of these sizes",
-        )
-        return _gather(names, theirs)
+        require_layers(theirs, prefix + self.before_layers, sizes)
+        return gather(partial(Encoder, sizes), theirs, partial(find_theirs, self.encoder, prefix))
+
+    @property
+    def before_layers(self) -> str:
+        """What stands before the number of a layer in the names of the encoder's parameters."""
+        names = (each if isinstance(each, str) else each[0] for each in self.encoder.values())
+        return next(name.partition("{i}")[0] for name in names if "{i}" in name)
 
     def read_head(self, kind: str, theirs: Tensors, sizes: EncoderConfig) -> Weights | None:
         """Return the parameters of a head of pre-training under our names; None: it has none."""
         if kind not in self.heads:
             return None
-        head = GeneratorHead if kind == "MaskedLM" else DiscriminatorHead
-        wanted = list_parameters(partial(head, sizes))
-        names = {name: find_theirs(name, self.heads[kind], "") for name in wanted}
-        has_all = all(each in theirs for parts in names.values() for each in parts)
-        return _gather(names, theirs) if has_all else None
+        build = partial(GeneratorHead if kind == "MaskedLM" else DiscriminatorHead, sizes)
+        find = partial(find_theirs, self.heads[kind], "")
+        has_all = all(each in theirs for name in list_parameters(build) for each in find(name))
+        return gather(build, theirs, find) if has_all else None
 
 
-def list_parameters(build: Callable[[], nn.Module]) -> list[str]:
-    """Return the names of a module's parameters; none is allocated."""
-    with torch.device("meta"):
-        return [name for name, _ in build().named_parameters()]
+def require_layers(tensors: Tensors, before: str, sizes: EncoderConfig) -> None:
+    """Raise UserError unless weights have as many layers as the sizes say.
+
+    So absurd sizes are refused before a network of them is built, if only in its names.
+    """
+    layers = {
+        name.removeprefix(before).partition(".")[0] for name in tensors if name.startswith(before)
+    }
+    require(
+        len(layers) == sizes.num_hidden_layers,
+        f"num_hidden_layers is {sizes.num_hidden_layers:,}, but the weights have {len(layers):,} "
+        f"layers ({before}0, ...)",
+    )
 
 
-def find_theirs(name: str, modules: Modules, prefix: str) -> tuple[str, ...]:
+def list_parameters(build: Callable[[], nn.Module]) -> dict[str, Tensor]:
+    """Return a module's parameters, of which none is allocated."""
+    try:
+        with torch.device("meta"):
+            return dict(build().named_parameters())
+    except RuntimeError:  # an overflow
+        raise UserError("the sizes are too large for any machine") from None
+
+
+def gather(
+    build: Callable[[], nn.Module],
+    theirs: Tensors,
+    find: Callable[[str], tuple[str, ...]] = lambda name: (name,),
+) -> Weights:
+    """Return the weights of a module; presence, dtypes and shapes are checked before any is read.
+
+    Args:
+        build: Makes the module.
+        theirs: The tensors.
+        find: Returns the names in `theirs` of a parameter of the module, or of its parts.
+
+    Raises:
+        UserError: A parameter is missing, is no floating-point number, or has another shape.
+    """
+    names, headers = {}, {}
+    for name, parameter in list_parameters(build).items():
+        names[name] = find(name)
+        rows, *rest = parameter.shape
+        for each in names[name]:
+            require(each in theirs, f"the weights lack {each}")
+            found = read_header(theirs, each)
+            require_weight(found, each, (rows // len(names[name]), *rest))
+        headers[name] = Header(found.dtype, tuple(parameter.shape))
+
+    def read(name: str) -> Tensor:
+        parts = [theirs[each] for each in names[name]]
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+    return Weights(headers, read)
+
+
+def find_theirs(modules: Modules, prefix: str, name: str) -> tuple[str, ...]:
     """Return the names of one of our parameters, or of its parts, in transformers."""
     module, _, parameter = name.rpartition(".")
     layer = re.search(r"(?<=^layers\.)\d+", module)
@@ -135,14 +188,6 @@ def find_theirs(name: str, modules: Modules, prefix: str) -> tuple[str, ...]:
         f"{prefix}{each.format(i=number)}.{parameter}"
         for each in ([found] if isinstance(found, str) else found)
     )
-
-
-def _gather(names: Mapping[str, tuple[str, ...]], theirs: Tensors) -> Weights:
-    def read(name: str) -> Tensor:
-        parts = [theirs[each] for each in names[name]]
-        return torch.cat(parts) if len(parts) > 1 else parts[0]
-
-    return Weights(names, read)
 
 
 def expand_classifier(weight_CH: Tensor, bias_C: Tensor) -> dict[str, Tensor]:
@@ -197,8 +242,8 @@ def _read_fields(
         if isinstance(default, bool):
             fits, rule = isinstance(value, bool), "true or false"
         elif isinstance(default, int):
-            fits = is_number and isinstance(value, int) and value >= 1
-            rule = "a whole number from 1"
+            fits = is_number and isinstance(value, int) and 1 <= value < MOST
+            rule = f"less than {MOST:,}" if is_number and value >= MOST else "a whole number from 1"
         else:
             fits, rule = is_number and value >= 0, "a number from 0"
         require(fits, f"{name} must be {rule}, not {value!r}")

@@ -172,4 +172,12 @@ def _print_export(
     generator = f" and {out / 'generator'}" if (out / "generator").is_dir() else ""
     heads = [name for name in (HEAD_FILE, DISCRIMINATOR_FILE) if (out / name).is_file()]
     beside = "".join(f", with its head in {name}" for name in heads)
-    print_done(f"wrote {out}{generator}: {wrote}{beside}", f'python -c "from {loads}"')
+    following = f'python -c "from {loads}"'
+    if HEAD_FILE in heads:
+        file = out / "onnx" / "model.onnx"
+        whole = f"load {file}" if file.is_file() else "export with --onnx"
+        following = (
+            f"{whole}, which holds the head; or, for a classifier of transformers, fine-tune with "
+            "--set pooling=cls and export that"
+        )
+    print_done(f"wrote {out}{generator}: {wrote}{beside}", following)

@@ -319,6 +319,8 @@ def import_(
         print_note(
             f"{found.num_new:,} new tokens begin as the mean of the pieces that they replace"
         )
+    if found.num_spare:
+        print_note(f"{found.num_spare:,} rows of the embeddings have no token, and are kept")
     print_done(
         f"wrote {out}: loaded {found.num_loaded:,} of {found.num_tensors:,} tensors",
         command("finetune", out, "--task", "cola", "--data", "glue/CoLA", "--out", "cola"),

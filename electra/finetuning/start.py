@@ -93,16 +93,10 @@ def fit_to_start(
     """Return the config with unset values taken from the encoder and the task.
 
     Raises:
-        UserError: Rows would be longer than those that the encoder was trained on, its tokenizer
-            has more tokens than its embedding table, it has fewer layers than are named, or
-            settings do not go together.
+        UserError: Rows would be longer than those that the encoder was trained on, it has fewer
+            layers than are named, or settings do not go together.
     """
     source, layers, reset = pretrained.source, config.features.layers, config.reset_layers
-    num_tokens, vocab_size = pretrained.tokenizer.vocab_size, pretrained.encoder.vocab_size
-    require(
-        num_tokens <= vocab_size,
-        f"{source}: the tokenizer has {num_tokens} tokens, the encoder {vocab_size}",
-    )
     longest, most = pretrained.sequence_length, pretrained.encoder.num_hidden_layers
     length = config.sequence_length or min(task.family.longest_row, longest)
     require(

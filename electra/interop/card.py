@@ -4,7 +4,7 @@ The text stands in card.md.jinja. What no record says is not in the card. The li
 whoever publishes the model.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,7 @@ def describe_finetuning(finetuned: Finetuned) -> tuple[Facts, str]:
         ("task", str(results["task"])),
         ("start", str(results.get("source", settings.get("start", "?")))),
         ("data, sha256", ", ".join(files) or "not recorded"),
-        ("examples", ", ".join(f"{n:,} {s}" for s, n in results.get("num_examples", {}).items())),
+        ("examples", ", ".join(_count_examples(results, config.train_examples))),
         ("epochs", str(config.epochs)),
         ("batch", f"{config.batch_size} rows of at most {config.sequence_length} tokens"),
         ("learning rate", f"{config.learning_rate:g}, decay by layer {config.layer_lr_decay:g}"),
@@ -93,6 +93,13 @@ def describe_finetuning(finetuned: Finetuned) -> tuple[Facts, str]:
     return facts, scores
 
 
+def _count_examples(results: Mapping[str, Any], train_examples: int) -> Iterator[str]:
+    """Yield the number of examples of each split; of train, how many of them were used."""
+    for split, number in results.get("num_examples", {}).items():
+        is_part = split == "train" and 0 < train_examples < number
+        yield (f"{train_examples:,} of " if is_part else "") + f"{number:,} {split}"
+
+
 def _describe_machines(sessions: Sequence[Mapping[str, Any]]) -> Facts:
     def tell(key: str) -> str:
         return ", ".join(dict.fromkeys(str(each[key]) for each in sessions if each.get(key)))
@@ -108,6 +115,7 @@ def write_card(
     length: int,
     facts: Facts,
     scores: str,
+    labels: Sequence[str] = (),
     similarity: Similarity | None = None,
     agreements: Sequence[Agreement] = (),
 ) -> str:
@@ -120,6 +128,7 @@ def write_card(
         length: Longest row of the training, tokens.
         facts: The record of the training.
         scores: A table of scores, Markdown; empty: none are known.
+        labels: Of a classifier, in the order of its logits.
         similarity: Layer and pooling of a folder for sentence-transformers.
         agreements: How well the ONNX files agree.
     """
@@ -142,6 +151,7 @@ def write_card(
         length=length,
         facts=facts,
         scores=scores,
+        labels=list(labels),
         similarity=similarity,
         layers=list(layers.items()),
         agreements=agreements,

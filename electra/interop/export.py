@@ -22,7 +22,6 @@ The form "bert" writes the classes of BERT instead, for programs that know BERT 
 "sentence-transformers" the encoder up to one layer, and how its states are pooled.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,7 +54,8 @@ from electra.interop.onnx import Graph, list_inputs, write_onnx
 from electra.interop.sentence_transformers import Similarity, cut_layers, write_pooling
 from electra.model.heads import DiscriminatorHead, GeneratorHead
 from electra.tasks.registry import restore_family
-from electra.tokenizing.tokenizer import MODEL_MAX_LENGTH, Tokenizer
+from electra.tokenizing.formats import KNOWN_NAMES
+from electra.tokenizing.tokenizer import Tokenizer
 from electra.version import __version__
 
 Form = Literal["huggingface", "bert"]
@@ -83,20 +83,21 @@ class Outgoing:
     has_class: bool = True
     """Whether transformers' class of the kind has such a head."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """The head's fields of config.json."""
+    """The fields of config.json of a class with this head."""
+    labels: Sequence[str] = ()
+    """Of a classifier; the name of the number, of a regression."""
 
     @property
     def graph(self) -> Graph:
         """The whole network."""
-        is_number = self.settings.get("problem_type") == "regression"
-        network = self.network
-        encoder = network.encoders[0]
-        return Graph(network.sizes, encoder, self.kind, self.module, is_number=is_number)
+        is_number = self.kind == "SequenceClassification" and len(self.labels) == 1
+        sizes, encoder = self.network.sizes, self.network.encoders[0]
+        return Graph(sizes, encoder, self.kind, self.module, is_number=is_number)
 
     def cut(self, layer: int) -> "Outgoing":
         """Return the encoder up to a layer, without a head."""
         network = cut_layers(self.network, layer)
-        return dataclasses.replace(self, network=network, kind="", module=None)
+        return Outgoing(network, "", None, self.tokenizer, self.length, self.source)
 
 
 def export(
@@ -112,7 +113,7 @@ def export(
 ) -> str:
     """Write the folder of a model, and return its class in transformers.
 
-    Outputs equal the model's in float32. The tokenizer cuts texts at a fine-tuning's row length.
+    Outputs equal the model's in float32. Longest row of the folder is that of the training.
 
     Args:
         source: A run, one of its checkpoints, a Hugging Face folder, or a fine-tuning.
@@ -132,15 +133,13 @@ def export(
     generator = None
     if is_finetuned(source):
         finetuned = read_finetuned(source, seed)
-        outgoing, limit = describe_finetuned(finetuned), finetuned.config.sequence_length
-        facts, scores = describe_finetuning(finetuned)
+        outgoing, (facts, scores) = describe_finetuned(finetuned), describe_finetuning(finetuned)
     else:
         outgoing, generator, facts = _describe_pretrained(read_pretrained(source))
-        limit = outgoing.length if similarity else MODEL_MAX_LENGTH
     outgoing = outgoing.cut(similarity.layer) if similarity else outgoing
     with new_folder(out) as folder:
         name = write_network(folder, outgoing, form)
-        _write_tokenizer(folder, outgoing, limit)
+        _write_tokenizer(folder, outgoing)
         if similarity:
             write_pooling(folder, outgoing.network.sizes.hidden_size, outgoing.length, similarity)
         agreements = []
@@ -150,6 +149,7 @@ def export(
         card = write_card(
             *(out.name, name, (outgoing.kind, outgoing.network.sizes, outgoing.module)),
             *(outgoing.length, facts, scores),
+            labels=outgoing.labels,
             similarity=similarity,
             agreements=agreements,
         )
@@ -220,11 +220,11 @@ def describe_finetuned(model: Finetuned) -> Outgoing:
     fits = "inner.dense.weight" in head if is_modern else pooling == "cls"
     has_class = fits or not is_classifier
     settings: dict[str, Any] = {}
-    if has_class and is_modern:
+    if is_modern:
         settings["classifier_dropout"] = 0.0 if family == "squad" else config.dropout_prob
         if is_classifier:  # of a single text, and in multiple choice, segments is the mean
             settings["classifier_pooling"] = "cls" if pooling == "cls" else "mean"
-    elif has_class and family == "choice":
+    elif family == "choice":
         # The class has a summary layer before the linear one: the state of [CLS], unchanged.
         settings = {
             "summary_type": "first",
@@ -243,7 +243,8 @@ def describe_finetuned(model: Finetuned) -> Outgoing:
         config.sequence_length,
         f"{model.folder} at seed {model.seed}",
         has_class,
-        settings,
+        settings if has_class else {},
+        labels,
     )
 
 
@@ -290,6 +291,7 @@ def convert(
     kind = outgoing.kind if outgoing.has_class else ""
     name = architecture.class_name(kind)
     config = architecture.write_config(sizes, name, outgoing.tokenizer) | dict(outgoing.settings)
+    config["sequence_length"] = outgoing.length
     has_head = kind in architecture.heads
     require(
         has_head or kind in ("", "PreTraining"),
@@ -314,16 +316,19 @@ def write_network(folder: Path, outgoing: Outgoing, form: Form = "huggingface") 
     return str(architecture)
 
 
-def write_plain(folder: Path, outgoing: Outgoing, max_length: int = MODEL_MAX_LENGTH) -> None:
+def write_plain(folder: Path, outgoing: Outgoing) -> None:
     """Write a network into an existing folder, without a card."""
     write_network(folder, outgoing)
-    _write_tokenizer(folder, outgoing, max_length)
+    _write_tokenizer(folder, outgoing)
     _sign(folder, outgoing.source)
 
 
-def _write_tokenizer(folder: Path, outgoing: Outgoing, max_length: int) -> None:
+def _write_tokenizer(folder: Path, outgoing: Outgoing) -> None:
+    tokenizer, length = outgoing.tokenizer, outgoing.length
     has_segments = "token_type_ids" in list_inputs(outgoing.network.sizes, outgoing.module)
-    outgoing.tokenizer.write(folder, max_length=max_length, has_segments=has_segments)
+    tokenizer.write(folder, max_length=length, has_segments=has_segments)
+    names = zip(KNOWN_NAMES, tokenizer.special_tokens, strict=True)
+    write_json(folder / "special_tokens_map.json", {f"{role}_token": each for role, each in names})
 
 
 def _sign(folder: Path, source: str) -> None:

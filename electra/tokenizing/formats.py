@@ -232,7 +232,7 @@ def special_token(name: str, token_id: int) -> dict[str, Any]:
 
 
 def describe_for_transformers(
-    definition: Definition, max_length: int, has_segments: bool
+    definition: Definition, max_length: int | None, has_segments: bool
 ) -> dict[str, Any]:
     """Return the `tokenizer_config.json` of a folder; arguments as of `Tokenizer.write`."""
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
@@ -243,7 +243,8 @@ def describe_for_transformers(
             "strip_accents": bert["strip_accents"],
             "tokenize_chinese_chars": bert["split_ideographs"],
         }
-    settings["model_max_length"] = max_length
+    if max_length:
+        settings["model_max_length"] = max_length
     for role, token in zip(KNOWN_NAMES, definition.special_tokens, strict=True):
         settings[f"{role}_token"] = token
     segments = ["token_type_ids"] if has_segments else []

@@ -79,8 +79,6 @@ def build(content: str, definition: Definition) -> tokenizers.Tokenizer:
     return backend
 
 
-MODEL_MAX_LENGTH = 512
-"""Positions of the published ELECTRA models; written to the settings for transformers."""
 BERT_BORDER = re.compile(r"[ \t\r\n!-/:-@\[-`{-~]")
 BERT_BORDER_OR_IDEOGRAPH = re.compile(r"[ \t\r\n!-/:-@\[-`{-~\u4e00-\u9fff]")
 """Characters before which a word of BERT's ends whatever follows: white space, ASCII punctuation,
@@ -258,14 +256,13 @@ class Tokenizer:
             self.write(incomplete)
             write_hashes(incomplete)
 
-    def write(
-        self, folder: Path, max_length: int = MODEL_MAX_LENGTH, has_segments: bool = True
-    ) -> None:
+    def write(self, folder: Path, max_length: int | None = None, has_segments: bool = True) -> None:
         """Write the files of `save` into an existing folder.
 
         Args:
             folder: The existing folder.
-            max_length: Tokens of the longest row; transformers truncates to it on request.
+            max_length: Tokens of a model's longest row, to which transformers truncates on
+                request; None: the vocabulary is no model's.
             has_segments: Whether the model reads token_type_ids, which transformers then gives it.
         """
         (folder / "tokenizer.json").write_text(self._file_content(), encoding="utf-8")

@@ -1,0 +1,198 @@
+"""The weights of other programs by name, shapes before values; no code of a file ever runs.
+
+Read are TensorFlow checkpoints of google-research/electra (tensorflow.py), and Hugging Face folders
+of ELECTRA, BERT and ModernBERT: safetensors, whole or in parts, or pytorch_model.bin.
+"""
+
+import re
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from electra.checkpoints.checkpoint import (
+    Header,
+    Weights,
+    read_header,
+    read_tensors,
+    require_finite,
+)
+from electra.checkpoints.names import ARCHITECTURES, DISCRIMINATOR_FILE, ELECTRA, Architecture
+from electra.errors import UserError, require
+from electra.files import read_object
+from electra.interop.tensorflow import find_bundle, read_bundle
+
+_FROM_TENSORFLOW = {
+    "bert/": "electra/",
+    "generator/": "electra/",
+    "discriminator_predictions/dense_1/": "discriminator_predictions/dense_prediction/",
+    "cls/predictions/transform/": "generator_predictions/",
+    "cls/predictions/output_bias": "generator_predictions/output_bias",
+}
+"""Beginnings of TensorFlow's names, in models of ELECTRA and BERT, and what takes their place."""
+GENERATOR, JUDGE = "generator:", "discriminator:"
+"""Before the names of a generator that shares its checkpoint with a discriminator, and of a
+discriminator's head in a file of its own."""
+
+
+class Source(NamedTuple):
+    """The weights of a source."""
+
+    architecture: Architecture
+    tensors: Weights
+    """Under the names of the architecture; those of another network begin with GENERATOR, JUDGE."""
+    names: dict[str, str]
+    """Their names in the source."""
+    others: list[str]
+    """Names of what is no weight."""
+    config: dict[str, Any] | None
+    """Contents of config.json; None: there is none."""
+    used: set[str]
+    """Names of the tensors that were read."""
+
+    def list_left(self) -> list[str]:
+        """Return the source's names of the tensors that were not read."""
+        return [*(self.names[name] for name in self.names if name not in self.used), *self.others]
+
+
+def read_source(path: Path) -> Source:
+    """Return the weights of a TensorFlow checkpoint, its folder, or a Hugging Face folder.
+
+    Raises:
+        UserError: There is no such thing at the path, or it is damaged.
+    """
+    base = find_bundle(path)
+    if base:
+        theirs, others = read_bundle(base)
+        names = {_from_tensorflow(name): name for name in theirs}
+        turned = {
+            name: each.T.contiguous() if name.endswith("/kernel") else each
+            for name, each in theirs.items()
+        }
+        headers = {name: read_header(turned, name) for name in turned}
+        return _open(base, ELECTRA, Weights(headers, turned.__getitem__), names, others, None)
+    config = path / "config.json"
+    require(
+        config.is_file(),
+        f"{path} is neither a TensorFlow checkpoint (NAME.index) nor a Hugging Face folder "
+        "(config.json)",
+    )
+    values = read_object(config)
+    kind, (*first, last) = values.get("model_type"), ARCHITECTURES
+    require(
+        kind in ARCHITECTURES,
+        f"{config}: model_type must be {', '.join(first)} or {last}, not {kind!r}",
+    )
+    weights = _read_weights(path)
+    names = {_from_huggingface(name): name for name in weights}
+    if (path / DISCRIMINATOR_FILE).is_file():
+        judge = read_tensors(path / DISCRIMINATOR_FILE)
+        own = {name: f"{DISCRIMINATOR_FILE}: {name}" for name in judge}
+        names |= {JUDGE + name: called for name, called in own.items()}
+        weights = _join([weights, judge.rename({called: name for name, called in own.items()})])
+    return _open(path, ARCHITECTURES[str(kind)], weights, names, [], values)
+
+
+def _open(
+    path: Path,
+    architecture: Architecture,
+    weights: Weights,
+    names: dict[str, str],
+    others: list[str],
+    config: dict[str, Any] | None,
+) -> Source:
+    """Return a source whose tensors are finite float32, and noted, when they are read."""
+    used: set[str] = set()
+
+    def read(name: str) -> Tensor:
+        used.add(name)
+        return require_finite(weights[names[name]].float(), f"{path}: {names[name]}")
+
+    tensors = Weights(weights.rename(names).headers, read)
+    return Source(architecture, tensors, names, others, config, used)
+
+
+def _join(parts: list[Weights]) -> Weights:
+    """Return the tensors of several files."""
+    owners = {name: part for part in parts for name in part}
+    headers = {name: part.headers[name] for name, part in owners.items()}
+    return Weights(headers, lambda name: owners[name][name])
+
+
+def _read_weights(folder: Path) -> Weights:
+    """Return the tensors of a Hugging Face folder under the names there."""
+    index = folder / "model.safetensors.index.json"
+    if (folder / "model.safetensors").is_file():
+        return read_tensors(folder / "model.safetensors")
+    if index.is_file():
+        places = read_object(index).get("weight_map")
+        require(isinstance(places, dict), f"{index} has no weight_map")
+        assert isinstance(places, dict)
+        parts = sorted({Path(str(name)).name for name in places.values()})
+        tensors = _join([read_tensors(folder / part) for part in parts])
+        lacking = sorted(set(places) - set(tensors))
+        require(
+            not lacking, f"{folder} lacks {len(lacking)} tensors of its index, as {lacking[:1]}"
+        )
+        return tensors
+    path = folder / "pytorch_model.bin"
+    require(
+        path.is_file(),
+        f"{folder} has no weights: none of model.safetensors, {index.name} and {path.name}",
+    )
+    return _read_pickle(path)
+
+
+def _read_pickle(path: Path) -> Weights:
+    """Return the tensors of a file of torch.save, of which nothing but tensors is read."""
+    try:
+        if zipfile.is_zipfile(path):  # torch stores, and would unpack what says that it is packed
+            with zipfile.ZipFile(path) as packed:
+                num_bytes = sum(each.file_size for each in packed.infolist())
+            most = path.stat().st_size
+            require(num_bytes <= most, f"{num_bytes:,} bytes in a file of {most:,}: is it packed?")
+        loaded = torch.load(path, map_location="cpu", weights_only=True)  # runs no code of the file
+        is_named = isinstance(loaded, Mapping) and all(
+            isinstance(name, str) and isinstance(each, Tensor) for name, each in loaded.items()
+        )
+        headers = {name: _describe(each) for name, each in loaded.items()} if is_named else {}
+    except Exception as error:  # whatever the bytes lead to
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        reason = f"{path} does not hold tensors alone, or is damaged: {lines[0]}"
+        raise UserError(reason) from None
+    require(bool(headers), f"{path} does not hold tensors by name")
+    return Weights(headers, loaded.__getitem__)
+
+
+def _describe(tensor: Tensor) -> Header:
+    """Return dtype and shape; a dtype that no weight has, if the values are not there as such."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if tensor.layout is not torch.strided or tensor.device.type != "cpu":
+        dtype = f"{str(tensor.layout).removeprefix('torch.')} {dtype} on {tensor.device.type}"
+    elif tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+        dtype = f"{dtype} that repeats fewer values"
+    return Header(dtype, tuple(tensor.shape))
+
+
+def _from_tensorflow(name: str) -> str:
+    """Return a variable's name as transformers has it."""
+    is_generators = name.startswith("generator/")
+    for theirs, ours in _FROM_TENSORFLOW.items():
+        if name.startswith(theirs):
+            name = ours + name.removeprefix(theirs)
+    name = re.sub(r"/layer_(\d+)/", r"/layer/\1/", name)
+    if name == "generator_predictions/output_bias":
+        return "generator_lm_head.bias"
+    name = re.sub("/(kernel|gamma)$", "/weight", name)
+    name = re.sub("/beta$", "/bias", name)
+    name = re.sub("_embeddings$", "_embeddings/weight", name)
+    return (GENERATOR if is_generators else "") + name.replace("/", ".")
+
+
+def _from_huggingface(name: str) -> str:
+    """Return a tensor's name without what older versions of transformers wrote."""
+    name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)
+    return re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name)
