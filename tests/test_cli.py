@@ -190,8 +190,16 @@ MISTAKES = [
     ("pretrain shards --out s3://a/b", "is a URL"),
     *((f"plan --probe-seconds {each}", f"finite, not {each}") for each in ("nan", "inf", "-1.0")),
     ("report --out OUT", "error: report needs FOLDERS\n"),
-    ("report run --out notes.md", "does not begin with a table"),
-    ("detect run '-5 degrees'", "Put -- before a text that begins with -.\n"),
+    ("report run --out notes.md", "notes.md is there and is no report"),
+    ("report run --out exported/README.md", "README.md is there and is no report"),
+    ("report run --out page.html", "page.html is there and is no report"),
+    ("report run --out run/metrics.jsonl", "must be a .html or .htm or .md file, not '.jsonl'"),
+    ("report scores --out page.pdf", "not '.pdf'"),
+    ("report shards --out OUT.html", "shards is no run, no fine-tuning and no folder of"),
+    ("report vocabulary run --out OUT.html", "vocabulary is no run"),
+    ("detect run '-5 degrees'", "; put -- before a text that begins with -\n"),
+    ("pretrain shards --out -run", "; a name that begins with - is written ./-run\n"),
+    ("report -run --out OUT.html", "; a name that begins with - is written ./-run\n"),
     ("tokenizer --ids 9 --kind bpe --out OUT", "no text and no settings"),
     ("tokenizer --ids 999999999999 --out OUT", "--ids must be <= 10,000,000"),
     ("inspect shards --set encoding=utf-8", "--set is for reading a --text"),
@@ -205,7 +213,8 @@ def test_a_mistake_is_one_line_with_status_2(
     folder, _ = chain
     monkeypatch.chdir(folder)
     (folder / "notes.md").write_text("# Notes\n")
-    places = {"OUT": tmp_path / "out", "TEXT": toy_text}
+    (folder / "page.html").write_text("<title>Mine</title>\n")
+    places = {"OUT": tmp_path / "out", "OUT.html": tmp_path / "out.html", "TEXT": toy_text}
     status, printed, err = run(capsys, *(places.get(word, word) for word in shlex.split(words)))
     assert (status, printed, err.count("\n")) == (2, "", 1), err
     assert line.replace(".pretrain.", '"pretrain"') in err
@@ -222,6 +231,26 @@ def test_the_next_command_has_what_this_one_had(capsys, chain, toy_text, tmp_pat
     status, printed, err = run(capsys, *shlex.split(following))
     assert status == 0, err
     assert f"next: electra pretrain '{out}' --out run" in printed
+
+
+def test_a_name_that_begins_with_a_dash_is_one_in_the_next_command(
+    capsys, toy_text, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    _, printed, _ = run(capsys, "tokenizer", toy_text, "--out=-words", "--set", "vocab_size=120")
+    following = printed.splitlines()[-1].removeprefix("next: electra ")
+    assert "--tokenizer ./-words " in following
+    status, _, err = run(capsys, *shlex.split(following), "--dry-run")
+    assert status == 0, err
+
+
+@pytest.mark.parametrize("columns", ["0", "1", "-80", "wide", "²", "9" * 5000])
+def test_help_has_an_end_whatever_the_width(capsys, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setenv("LINES", columns)
+    status, printed, _ = run(capsys, "pretrain", "--help")
+    assert status == 0
+    assert "--max" in printed
 
 
 def test_settings_are_listed_without_shards(capsys):
@@ -259,8 +288,8 @@ def run_child(*words, **options):
         ["finetune", "run", "--task", "own", "--data", "nowhere", "--out", "OUT"],
         ["finetune", "run", "--task", "nowhere.toml", "--data", "task", "--out", "OUT"],
         ["submit", "nowhere", "--out", "OUT"],
-        ["report", "nowhere", "--out", "OUT"],
-        ["report", "run", "nowhere", "--out", "OUT"],
+        ["report", "nowhere", "--out", "OUT.html"],
+        ["report", "run", "nowhere", "--out", "OUT.html"],
         ["report", "run", "--out", "nowhere/page.html"],
         ["predict", "nowhere", "--input", "task/dev.tsv"],
         ["predict", "scores", "--input", "nowhere"],
@@ -334,7 +363,7 @@ def test_a_folder_in_the_way_of_a_file_is_one_line(capsys, chain, toy_text, tmp_
         "score": [folder / "run", "--text", toy_text],
         "embed": [folder / "run", "--input", toy_text],
     }[verb]
-    out = tmp_path / ("out.npy" if verb == "embed" else "out.jsonl")
+    out = tmp_path / {"embed": "out.npy", "report": "out.md"}.get(verb, "out.jsonl")
     in_the_way = tmp_path / f"{out.name}.incomplete"
     in_the_way.mkdir()
     status, printed, err = run(capsys, verb, *words, "--out", out)
@@ -448,7 +477,7 @@ def test_dry_runs_import_no_torch(chain):
         ["tokenizer", "task", "--out", "out"],
         ["prepare", "task", "--tokenizer", "vocabulary", "--out", "out"],
         ["pretrain", "shards", "--out", "out"],
-        ["report", "run", "--out", "out"],
+        ["report", "run", "--out", "out.md"],
         ["quickstart", "--out", "out"],
     ]
     code = (

@@ -10,6 +10,8 @@ from rich.text import Text
 
 from electra.errors import UserError
 from electra.interop.card import describe_run
+from electra.interop.export import export
+from electra.interop.importing import import_model
 from electra.presets import PRESETS
 from electra.reports.curves import draw_svg, find_panels
 from electra.reports.glossary import (
@@ -33,7 +35,10 @@ from electra.reports.runs import (
     place_on_the_papers_curve,
     pretraining_table,
     read_finetuning,
+    read_folders,
     read_runs,
+    read_samples,
+    write_tables,
 )
 from electra.reports.tokens import TokenView, describe
 from electra.reproduce.report import write_results
@@ -135,7 +140,11 @@ def test_metrics_come_back_by_step_and_a_repeated_one_counts_once(run_folder):
         "[1]",
         '{"part": "test", "step": 1}',
         '{"part": "heldout", "step": "1"}',
-        '{"part": "heldout", "step": 1, "loss": "low"}',
+        '{"part": "heldout", "step": true}',
+        '{"part": "heldout", "step": -1}',
+        *(f'{{"part": "heldout", "step": 1, "loss": {x}}}' for x in ('"low"', "NaN", "-Infinity")),
+        *(f'{{"part": "heldout", "step": 1, "loss": {x}}}' for x in ("true", "9" * 400, "[1]")),
+        '{"part": "train", "step": 1, "tokens": null, "seconds": 1}',
     ],
 )
 def test_a_garbled_record_is_left_out_and_told(run_folder, line):
@@ -147,6 +156,9 @@ def test_a_garbled_record_is_left_out_and_told(run_folder, line):
     assert (len(run.heldout), len(run.train)) == (1, 0)
 
 
+VIEW = {"token": "a", "original": "b", "is_replaced": True, "prob_replaced": 0.5}
+
+
 @pytest.mark.parametrize(
     ("file", "content", "named"),
     [
@@ -154,7 +166,34 @@ def test_a_garbled_record_is_left_out_and_told(run_folder, line):
         ("metrics.jsonl", None, "tiny is not a run folder: it has no metrics.jsonl"),
         ("manifest.json", "{\n  oops\n}", "manifest.json, line 2: not valid JSON"),
         ("finetune-cola-scratch/results.json", "{}", "it lacks 'start'"),
-        ("finetune-cola-scratch/results.json", '{"median": "high"}', "high"),
+        ("config.json", "[]", "config.json must hold an object, not list"),
+        ("config.json", '{"train": 5}', "config.json is not the config of a run"),
+        ("config.json", '{"model": {"hidden_size": "x"}}', "must be a whole number, not 'x'"),
+        *(
+            ("samples.json", text, f"samples.json is not rows of tokens: {why}")
+            for text, why in [
+                ("5", ""),
+                ('[[{"token": 1}]]', ""),
+                (json.dumps([[{**VIEW, "prob_replaced": "x"}]]), "'x' is no number"),
+                (json.dumps([[{**VIEW, "prob_replaced": 2}]]), "'a' with 2 is no token"),
+                (json.dumps([[{**VIEW, "token": None}]]), "None with 0.5 is no token"),
+            ]
+        ),
+        *(
+            ("finetune-cola-scratch/results.json", {name: value}, f"results: {value!r} is no num")
+            for name, value in [
+                *(("median", value) for value in (None, "0.5", True, [1])),
+                ("std", "high"),
+                ("num_degenerate", "1"),
+            ]
+        ),
+        ("finetune-cola-scratch/results.json", {"majority": {"mcc": "x"}}, "'x' is no number"),
+        ("finetune-cola-scratch/results.json", {"majority": 5}, "is not a fine-tuning's results"),
+        ("finetune-cola-scratch/results.json", {"seeds": ["0"]}, "is not a fine-tuning's results"),
+        ("finetune-cola-scratch/results.json", {"with_replacements": {"median": "x"}}, "'x' is no"),
+        ("finetune-cola-scratch/results.json", {"median": 10**400}, "is not a fine-tuning's"),
+        ("finetune-cola-scratch/results.json", {"median": float("nan")}, "NaN"),
+        ("samples.json", json.dumps([[{**VIEW, "prob_replaced": float("inf")}]]), "Infinity"),
     ],
 )
 def test_files_that_cannot_be_read_are_refused_in_one_line(run_folder, file, content, named):
@@ -162,14 +201,24 @@ def test_files_that_cannot_be_read_are_refused_in_one_line(run_folder, file, con
     path = run_folder / file
     if content is None:
         path.unlink()
-    elif "high" in content:
-        path.write_text(json.dumps(json.loads(path.read_text()) | json.loads(content)))
+    elif isinstance(content, dict):
+        path.write_text(json.dumps(json.loads(path.read_text()) | content))
     else:
         path.write_text(content)
     with pytest.raises(UserError) as error:
-        (read_runs([run_folder]), read_finetuning(results))
+        (read_runs([run_folder]), read_finetuning(results), read_samples(run_folder))
     assert named in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "session", [{"packages": 5}, {"flops": [{"paper": "x"}]}, {"flops": [5]}, {"flops": 5}]
+)
+def test_a_manifest_of_another_form_is_refused(run_folder, session):
+    path = run_folder / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | session))
+    with pytest.raises(UserError, match=r"^manifest\.json of tiny is not that of a run"):
+        facts_table(read_runs([run_folder]))
 
 
 def test_runs_of_one_name_are_told_apart(tmp_path):
@@ -606,7 +655,7 @@ def test_reports_and_terminal_import_no_torch():
 )
 def test_facts_tell_objective_and_generator(run_folder, method, generator, expected):
     write_records(run_folder, [record("train", 50, disc_auc=None, flops=1.5e12)])
-    config = json.loads((run_folder / "config.json").read_text())
+    config = to_dict(PRESETS["small"])
     config |= {"method": method, "generator": generator}
     (run_folder / "config.json").write_text(json.dumps(config))
     facts = dict(facts_table(read_runs([run_folder])).rows)
@@ -649,9 +698,53 @@ def test_scores_stand_beside_the_public_mark():
 
 
 def test_place_on_the_papers_curve():
-    before, between = (place_on_the_papers_curve(flops) for flops in (8.9e13, 2.7e17))
-    assert before == (
-        "8.9e+13 FLOPs by the paper's count: 1/1,000 of ELECTRA-Small after 6.25% of its training, "
-        "which had GLUE 74.1"
-    )
-    assert "past ELECTRA-Small after 12.5%, which had GLUE 76.0; 75% of" in between
+    assert [place_on_the_papers_curve(flops) for flops in (8.8e14, 8.9e14, 2.7e17, 1.5e18)] == [
+        "8.8e+14 FLOPs by the paper's count",
+        "8.9e+14 FLOPs by the paper's count: 1% of ELECTRA-Small after 6.25% of its training "
+        "(GLUE 74.1)",
+        "2.7e+17 FLOPs by the paper's count: past ELECTRA-Small after 12.5%, which had GLUE 76.0; "
+        "75% of ELECTRA-Small after 25% (GLUE 77.7)",
+        "1.5e+18 FLOPs by the paper's count: past ELECTRA-Small, which had GLUE 79.9; 2% of "
+        "ELECTRA-Base (GLUE 85.1)",
+    ]
+
+
+def write_report(path, folders):
+    found = read_folders(folders)
+    write_page(path, found.runs, finetunings=found.finetunings, models=found.models)
+    return Tags(path.read_text()).text, write_tables(found)
+
+
+def test_finetunings_alone_have_a_page_and_tables(tmp_path):
+    paths = [write_finetuning(tmp_path, from_scratch=False, median=0.5, device="Some CPU")]
+    page, tables = write_report(tmp_path / "page.html", [path.parent for path in paths])
+    for text in ("Fine-tuning on cola", "0.500 ± 0.062", "median ±", "Some CPU", "0, 1, 2"):
+        assert text in page
+    for text in ("Training curves", "Glossary", "Configuration", "Brackets"):
+        assert text not in page
+    assert "| tiny | cola | mcc | 0.500 ± 0.062 | - | 0.125 | 3 |" in tables
+    assert "| tiny | cola | pre-trained | 0, 1, 2 | Some CPU | not recorded |" in tables
+
+
+def test_an_export_and_an_import_have_a_page_and_tables(run, tmp_path):
+    for verb, source in ((export, run), (import_model, tmp_path / "export")):
+        out = tmp_path / verb.__name__.removesuffix("_model")
+        verb(source, out)
+        page, tables = write_report(tmp_path / "page.html", [out])
+        assert f"Model {out.name}" in page
+        assert "Training curves" not in page
+        row = f"| {out.name} | encoder | ElectraForPreTraining | 2 | 128 | 2 |"
+        assert row in tables
+        assert ("| generator | ElectraForMaskedLM |" in tables) == (verb is export)
+    (out / "config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"config\.json is damaged"):
+        read_folders([out])
+
+
+def test_sentences_agree_with_what_they_stand_over(run_folder, tmp_path):
+    sentences = [[TokenView("a", "a", False, 0.9)], [TokenView("b", "c", True, 0.8)]]
+    write_page(tmp_path / "page.html", read_runs([run_folder]), sentences=sentences)
+    page = " ".join(Tags((tmp_path / "page.html").read_text()).text.split())
+    assert "of all sentences together, as many tokens are suspected as were replaced" in page
+    assert "a sign of divergence if the losses rise, too" in page
+    assert "lasting rise" not in page

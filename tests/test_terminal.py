@@ -1,6 +1,7 @@
 import io
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 from rich.cells import cell_len
 from rich.text import Text
@@ -8,6 +9,7 @@ from rich.text import Text
 from electra.reports.tokens import TokenView
 from electra.terminal.live import COMPILING, Display, Progress
 from electra.terminal.printing import (
+    command,
     print_done,
     print_error,
     print_note,
@@ -139,6 +141,12 @@ def test_results_reach_a_file_while_progress_is_on_the_terminal(open_terminal, m
     with Display(steps=10):
         print("a result")  # noqa: T201
     assert file.getvalue() == "a result\n"
+
+
+def test_a_name_is_never_an_option_of_the_next_command():
+    assert command("export", Path("-a b"), "-t", Path("--c"), "--out", "-") == (
+        "electra export './-a b' ./-t ./--c --out ./-"
+    )
 
 
 def test_a_narrow_terminal_is_not_broken(open_terminal):

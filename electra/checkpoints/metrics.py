@@ -112,7 +112,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         try:
             record = _read_record(line)
             records.setdefault((record["part"], record["step"]), record)
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError):
             damaged.append(str(number))
     if damaged:
         warnings.warn(
@@ -128,8 +128,8 @@ def _read_record(line: bytes) -> dict[str, Any]:
     totals = {"train": ("tokens", "seconds"), "heldout": ()}[record["part"]]
     numbers = [record[name] for name in totals]
     others = [value for name, value in record.items() if name != "part" and value is not None]
-    if not all(isinstance(each, int | float) for each in numbers + others):
+    if not all(type(each) in (int, float) and math.isfinite(each) for each in numbers + others):
         raise ValueError("not a number")
-    if not isinstance(record["step"], int):
+    if type(record["step"]) is not int or record["step"] < 0:
         raise ValueError("not a step")
     return record

@@ -157,16 +157,16 @@ def _run(given: Sequence[str]) -> int:
                 result_action="return_none",
             )
     except MissingArgumentError as error:
-        print_error(_name_missing(error))
+        print_error(_name_missing(error) + _hint_at_dash(words))
         return 2
     except CoercionError as error:
         is_time = error.target_type is timedelta and error.token is not None
         print_error(_name_time(error) if is_time else _in_one_line(error))
         return 2
     except CycloptsError as error:
-        is_text = words[:1] in DASHED and isinstance(error, UnknownOptionError)
-        hint = " Put -- before a text that begins with -." if is_text else ""
-        print_error(_in_one_line(error) + hint)
+        is_unknown = isinstance(error, UnknownOptionError)
+        hint = _hint_at_dash(words) if is_unknown else ""
+        print_error((_in_one_line(error).rstrip(".") if hint else _in_one_line(error)) + hint)
         return 2
     except UserError as error:
         print_error(str(error))
@@ -205,6 +205,14 @@ def _name_missing(error: MissingArgumentError) -> str:
         return f"{given} needs a value"
     is_positional = error.argument.field_info.is_positional
     return f"{verb} needs {name.removeprefix('--').upper() if is_positional else name}"
+
+
+def _hint_at_dash(words: Sequence[str]) -> str:
+    """Return how a name or a text that begins with - is written, if there is one."""
+    dashed = next((word for word in words if re.match("-[^-]", word)), "")
+    if dashed and words[:1] in DASHED:
+        return "; put -- before a text that begins with -"
+    return f"; a name that begins with - is written ./{dashed}" if dashed else ""
 
 
 def _is_text(word: str) -> bool:

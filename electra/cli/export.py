@@ -14,50 +14,61 @@ if TYPE_CHECKING:
 
 
 def report(folders: tuple[Path, ...], *, out: Path, dry_run: DryRun = False) -> None:
-    """Write a self-contained HTML page about runs and their fine-tunings, or tables in Markdown.
+    """Write a self-contained HTML page about runs, fine-tunings and models, or Markdown tables.
 
     Example: electra report run cola --out report.html
 
     Parameters
     ----------
     folders
-        Run folders and fine-tuning folders, in any order.
+        Run folders, fine-tuning folders, and folders of `electra export` or `electra import`, in
+        any order.
     out
-        The file to write: an HTML page, or tables alone if its name ends with .md.
+        The file to write: an HTML page, or tables alone if its name ends with .md. A report that is
+        there is replaced.
     """
+    from electra.files import write_text
     from electra.reports.page import write_page
-    from electra.reports.runs import read_finetuning, read_runs, read_samples
+    from electra.reports.runs import read_folders, read_samples, write_tables
     from electra.terminal.printing import command, print_done
 
-    require(not out.is_dir(), f"{out} is a folder; name a file, as {out / 'report.html'}")
-    refuse_file(out, replace=True)
+    _refuse_others(out)
     if dry_run:
         return print_dry_run(None, f"read {', '.join(map(str, folders))} and write {out}")
-    runs = [folder for folder in folders if (folder / "metrics.jsonl").exists()]
-    finetunings = [
-        read_finetuning(folder / "results.json") for folder in folders if folder not in runs
-    ]
-    require(bool(runs), "report needs at least one run folder of `electra pretrain`")
-    if out.suffix == ".md":
-        from electra.files import write_text
-        from electra.reports.runs import write_tables
-
-        require(
-            not out.exists() or out.read_text("utf-8", "replace").startswith("| "),
-            f"{out} is there and does not begin with a table; choose another --out",
-        )
-        write_text(out, write_tables(read_runs(runs), finetunings))
+    found = read_folders(folders)
+    if out.suffix.lower() == ".md":
+        write_text(out, write_tables(found))
         return print_done(f"wrote {out}")
-    export_it = command("export", runs[0], "--out", "exported")
+    run = next((folder for folder in folders if (folder / "metrics.jsonl").exists()), None)
+    following = command("predict", folders[0], "--input", "FILE")
+    if run:
+        following = command("export", run, "--out", "exported")
+    elif not found.finetunings:
+        following = command("finetune", folders[0], "--task", "own", "--data", "FOLDER")
+        following += " --out results"
     write_page(
         out,
-        read_runs(runs),
-        finetunings=finetunings,
-        sentences=read_samples(runs[0]),
+        found.runs,
+        finetunings=found.finetunings,
+        models=found.models,
+        sentences=read_samples(run) if run else (),
         files={str(folder): "read" for folder in folders},
-        next_command=export_it,
+        next_command=following,
     )
-    print_done(f"wrote {out}", export_it)
+    print_done(f"wrote {out}", following)
+
+
+def _refuse_others(out: Path) -> None:
+    """Refuse to replace anything but an earlier report, before any work is done."""
+    require(not out.is_dir(), f"{out} is a folder; name a file, as {out / 'report.html'}")
+    refuse_file(out, (".html", ".htm", ".md"), replace=True)
+    if not out.exists():
+        return
+    begin = out.read_text("utf-8", "replace") if out.is_file() else ""
+    is_report = " - ELECTRA</title>" in begin.partition("<style>")[0]
+    if out.suffix.lower() == ".md":
+        is_report = begin.startswith(("| run | steps |", "| encoder | task |", "| model | network"))
+    require(is_report, f"{out} is there and is no report; choose another --out")
 
 
 def export(

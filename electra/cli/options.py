@@ -68,11 +68,11 @@ def resolve(settings: ConfigType, toml: Path | None, assignments: Sequence[str])
 
 def repeat(
     assignments: Sequence[str], toml: Path | None = None, recipe: str | None = None
-) -> list[str]:
+) -> list[object]:
     """Return the words that give the same settings to the next command."""
     return [
         *(["--recipe", recipe] if recipe else []),
-        *(["--config", str(toml)] if toml else []),
+        *(["--config", toml] if toml else []),
         *(["--set", *assignments] if assignments else []),
     ]
 

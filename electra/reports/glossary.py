@@ -216,7 +216,7 @@ GLOSSARY: dict[str, Metric] = {
         "learning rate",
         "",
         ".2e",
-        "Step size of the optimizer: rises during warm-up, then decays linearly to 0.",
+        "Step size of the optimizer: rises during warm-up, and decays linearly to 0 at the end.",
         column=("learn", "rate", 6),
         panel="Learning rate",
     ),
@@ -224,8 +224,9 @@ GLOSSARY: dict[str, Metric] = {
         "gradient norm",
         "",
         ".2f",
-        "L2 norm of the gradient of both networks together, before clipping. A steady norm is "
-        "good; a lasting rise is the first sign of divergence.",
+        "L2 norm of the gradient of both networks together, before clipping. It often rises slowly "
+        "while the losses fall. A sudden rise, and losses that rise with it, are the first sign of "
+        "divergence.",
         column=("grad", "norm", 4),
         panel="Gradient norm",
     ),
@@ -258,18 +259,18 @@ GLOSSARY: dict[str, Metric] = {
 """The metrics by key, in the order of tables and of the report's glossary."""
 
 CAPTIONS = {
-    "Generator's loss": "Falls while the generator learns the language.",
+    "Generator's loss": "The lower, the better the generator knows the language.",
     "Discriminator's loss": "The gap below the dashed line is what the discriminator has learnt.",
     "Discriminator on old and new text": "Held-out rows whose replaced tokens stay the same. A "
     "rise means that it has become worse.",
     "Discriminator's AUC": "0.5 is chance, 1 is perfect.",
     "Generator's accuracy": "Of the most probable token, and of the sampled token.",
-    "Replaced rate": "Falls as the generator's samples get better.",
-    "Restoring loss": "Falls while the encoder learns.",
+    "Replaced rate": "The better the generator's samples, the lower.",
+    "Restoring loss": "The lower, the more the encoder has learnt.",
     "Generator's entropy": "Near 0, all samples are the same token.",
-    "Learning rate": "Warm-up, then linear decay to 0.",
+    "Learning rate": "Rises in the warm-up, and decays to 0 at the end.",
     "Speed": "A dip means that the machine had other work.",
-    "Gradient norm": "A lasting rise is a sign of divergence.",
+    "Gradient norm": "A sudden rise is a sign of divergence if the losses rise, too.",
 }
 """What to look for in the report's curves, by title, in their order; others follow without."""
 

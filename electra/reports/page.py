@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +14,19 @@ from electra.reports.glossary import GLOSSARY
 from electra.reports.rendering import Table, to_html
 from electra.reports.runs import (
     Finetuning,
+    Model,
     Run,
     average_rows,
     count_seeds,
     facts_table,
     finetuning_table,
     heldout_table,
+    models_table,
+    origins_table,
     pair_finetunings,
 )
 from electra.reports.tokens import Sentence, TokenView, describe
+from electra.settings import to_dict
 
 
 def render_page(template: str, **values: Any) -> str:
@@ -48,16 +51,18 @@ def write_page(
     runs: Sequence[Run],
     *,
     finetunings: Sequence[Finetuning] = (),
+    models: Sequence[Model] = (),
     sentences: Sequence[Sentence] = (),
     files: Mapping[str, str] | None = None,
     next_command: str = "",
 ) -> None:
-    """Write the report of one run, or of several runs side by side.
+    """Write the report of runs side by side, of fine-tunings and of models.
 
     Args:
         path: The HTML file. An existing file is replaced.
-        runs: The runs, from `read_runs`. Their names form the title.
+        runs: The runs, from `read_runs`.
         finetunings: Fine-tunings from the pre-trained weights and from scratch.
+        models: Folders that were exported or imported.
         sentences: Held-out examples, shown token by token.
         files: Descriptions of other written files, by path.
         next_command: The command to run next.
@@ -67,7 +72,7 @@ def write_page(
     """
     page = render_page(
         "report.html",
-        title=f"Pre-training {' and '.join(run.name for run in runs)}",
+        title=_name_page(runs, finetunings, models),
         runs=runs,
         name=lambda run: f"{run.name}: " if len(runs) > 1 else "",
         describe_run=_describe_run,
@@ -75,8 +80,13 @@ def write_page(
         heldout=heldout_table(runs),
         tasks=_list_tasks(finetunings),
         averages=Table(finetuning_table([]).headers, average_rows(finetunings)),
+        is_spread=any(each.std is not None for each in finetunings),
+        is_replaced=any(each.num_replaced for each in finetunings),
+        origins=origins_table(finetunings),
+        models=models_table(models),
         facts=facts_table(runs),
-        json=partial(json.dumps, indent=2, ensure_ascii=False),
+        json=lambda value: json.dumps(value, indent=2, ensure_ascii=False),
+        to_dict=to_dict,
         panels=find_panels(runs),
         draw=lambda panel, runs: Markup(draw_svg(panel, runs)),
         sentences=sentences,
@@ -89,24 +99,37 @@ def write_page(
     write_text(path, page)
 
 
+def _name_page(
+    runs: Sequence[Run], finetunings: Sequence[Finetuning], models: Sequence[Model]
+) -> str:
+    """Return the title: what was pre-trained, else what was fine-tuned, else the models."""
+    if runs:
+        return f"Pre-training {' and '.join(run.name for run in runs)}"
+    if finetunings:
+        tasks = dict.fromkeys(each.task for each in finetunings)
+        return f"Fine-tuning on {' and '.join(tasks)}"
+    return f"Model {' and '.join(each.name for each in models)}"
+
+
 def _describe_run(run: Run) -> str:
     """Return two sentences: the cost of the run, and its held-out metrics."""
     heldout, (steps, *others) = run.last_heldout, run.cost
     cost = ", ".join(
         [f"{steps} steps", *(f"{others[0]} tokens", others[1])[: 2 * ("-" not in others)]]
     )
-    if heldout.get("mlm_accuracy") is None:
-        return f"{cost}. Nothing was held out, so what the network has learnt was not measured."
-    restored = f"restores {heldout['mlm_accuracy']:.0%} of the masked tokens"
-    if "restore_loss" in heldout:
-        return f"{cost}. On held-out text, the generator {restored}."
-    if heldout.get("disc_auc") is None:
-        return f"{cost}. On held-out text, the encoder {restored}."
-    return (
-        f"{cost}. On held-out text, the generator {restored}, and the discriminator ranks a "
-        f"replaced token above an original token {heldout['disc_auc']:.0%} of the time (chance: "
-        "50%)."
-    )
+    found = []
+    if heldout.get("mlm_accuracy") is not None:
+        is_alone = run.config.method.objective == "mlm"
+        restored = f"restores {heldout['mlm_accuracy']:.0%} of the masked tokens"
+        found.append(f"the {'encoder' if is_alone else 'generator'} {restored}")
+    if heldout.get("disc_auc") is not None:
+        found.append(
+            "the discriminator ranks a replaced token above an original token "
+            f"{heldout['disc_auc']:.0%} of the time (chance: 50%)"
+        )
+    if found:
+        return f"{cost}. On held-out text, {', and '.join(found)}."
+    return f"{cost}. What the network has learnt was not measured on held-out text."
 
 
 def _describe_gap(run: Run) -> str:

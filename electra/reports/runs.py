@@ -3,21 +3,25 @@
 Only the GLUE averages are computed; all other numbers are those in the files.
 """
 
+import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from electra.checkpoints.manifest import read_manifest
 from electra.checkpoints.metrics import read_metrics
+from electra.config import MethodConfig, PretrainConfig
 from electra.errors import UserError, require
-from electra.files import parse_json, read_object, read_text
+from electra.files import HASHES, check_hashes, parse_json, read_object, read_text
 from electra.reports.glossary import GLOSSARY, format_count, format_metric, format_seconds
 from electra.reports.rendering import Table, to_markdown
 from electra.reports.tokens import Sentence, TokenView, suspect_as_many
+from electra.settings import from_dict
 
 UNKNOWN = "not recorded"
 MetricsRecord = Mapping[str, Any]
@@ -28,7 +32,7 @@ class Run:
     """A pre-training run: configuration, manifest and metrics."""
 
     name: str
-    config: Mapping[str, Any]
+    config: PretrainConfig
     manifest: Mapping[str, Any]
     train: Sequence[MetricsRecord]
     heldout: Sequence[MetricsRecord]
@@ -120,6 +124,42 @@ class Finetuning:
         return abs(self.median - other.median) > (self.std or 0.0) + (other.std or 0.0)
 
 
+class Model(NamedTuple):
+    """A folder that `electra export` or `electra import` wrote, or another Hugging Face folder."""
+
+    name: str
+    networks: Mapping[str, Mapping[str, Any]]
+    """The config.json of each network: "encoder", and perhaps "generator"."""
+    origin: Mapping[str, Any]
+    """The folder's electra.json; empty without one."""
+
+
+class Found(NamedTuple):
+    """What lies in some folders, of each kind in their order."""
+
+    runs: list[Run]
+    finetunings: list[Finetuning]
+    models: list[Model]
+
+
+def read_folders(folders: Sequence[Path]) -> Found:
+    """Return the runs, fine-tunings and models in these folders.
+
+    Raises:
+        UserError: A folder holds none of them, or a file is damaged.
+    """
+    runs, finetunings, models = [], [], []
+    for folder in folders:
+        require(folder.is_dir(), f"there is no folder {folder}")
+        if (folder / "metrics.jsonl").exists():
+            runs.append(folder)
+        elif (folder / "results.json").exists():
+            finetunings.append(read_finetuning(folder / "results.json"))
+        else:
+            models.append(_read_model(folder))
+    return Found(read_runs(runs), finetunings, models)
+
+
 def read_runs(folders: Sequence[Path]) -> list[Run]:
     """Return the runs in these folders, named by folder, or by path if folder names repeat.
 
@@ -133,6 +173,17 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
     return [_read_run(f, f.name if count[f.name] == 1 else str(f)) for f in folders]
 
 
+@contextmanager
+def _refuse(path: Path | str, what: str) -> Iterator[None]:
+    """Refuse a file whose values are of another form, in one line."""
+    try:
+        yield
+    except KeyError as error:
+        raise UserError(f"{path} is not {what}: it lacks {error}") from None
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise UserError(f"{path} is not {what}: {error}") from None
+
+
 def _read_run(folder: Path, name: str) -> Run:
     path = folder / "metrics.jsonl"
     require(path.is_file(), f"{folder} is not a run folder: it has no metrics.jsonl")
@@ -141,14 +192,32 @@ def _read_run(folder: Path, name: str) -> Run:
     parts: dict[str, list[MetricsRecord]] = {"train": [], "heldout": []}
     for place in sorted(by_step):
         parts[place[1]].append(by_step[place])
-    return Run(name, read_object(folder / "config.json"), read_manifest(folder), **parts)
+    path = folder / "config.json"
+    values = read_object(path)
+    with _refuse(path, "the config of a run"):
+        config = from_dict(PretrainConfig, values)
+    return Run(name, config, read_manifest(folder), **parts)
+
+
+def _read_model(folder: Path) -> Model:
+    check_hashes(folder)
+    places = {"encoder": folder, "generator": folder / "generator"}
+    paths = {role: place / "config.json" for role, place in places.items()}
+    networks = {role: read_object(path) for role, path in paths.items() if path.is_file()}
+    require(
+        "encoder" in networks and all("model_type" in each for each in networks.values()),
+        f"{folder} is no run, no fine-tuning and no folder of `electra export` or `electra import`",
+    )
+    path = folder / HASHES
+    return Model(folder.name, networks, read_object(path) if path.is_file() else {})
 
 
 def read_finetuning(path: Path) -> Finetuning:
     """Return the scores in a fine-tuning's results.json.
 
     Raises:
-        UserError: The file cannot be read, lacks a field, or is that of a grid.
+        UserError: The file cannot be read, lacks a field, holds something else than a number where
+            there should be one, or is that of a grid.
     """
     values = read_object(path)
     folder = path.parent
@@ -156,28 +225,34 @@ def read_finetuning(path: Path) -> Finetuning:
         "best" not in values,
         f"{folder} holds several fine-tunings; take one of them: {folder}/{values.get('best')}",
     )
-    try:
+    with _refuse(path, "a fine-tuning's results"):
         return Finetuning(
             encoder=Path(values["start"]).name,
             task=str(values["task"]),
             metric=str(values["metric"]),
             from_scratch=bool(values["from_scratch"]),
             seeds=tuple(values["seeds"]),
-            median=float(values["median"]),
-            std=None if values["std"] is None else float(values["std"]),
-            majority=values["majority"].get(values["metric"]),
+            median=_number(values["median"]),
+            std=_number_or_none(values["std"]),
+            majority=_number_or_none(values["majority"].get(values["metric"])),
             num_replaced=_count_replaced(values),
-            replaced_median=(values.get("with_replacements") or {}).get("median"),
-            num_degenerate=int(values["num_degenerate"]),
+            replaced_median=_number_or_none((values.get("with_replacements") or {}).get("median")),
+            num_degenerate=round(_number(values["num_degenerate"])),
             commit=values.get("commit"),
             device=values.get("device"),
             scores=_collect_scores(values["seeds"].values()),
             after=str(values.get("after", "")),
         )
-    except KeyError as error:
-        raise UserError(f"{path} is not a fine-tuning's results: it lacks {error}") from None
-    except (TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{path} is not a fine-tuning's results: {error}") from None
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{value!r} is no number")
+    return float(value)
+
+
+def _number_or_none(value: Any) -> float | None:
+    return None if value is None else _number(value)
 
 
 def _count_replaced(values: Mapping[str, Any]) -> int:
@@ -199,7 +274,7 @@ def _collect_scores(seeds: Iterable[Mapping[str, Any]]) -> dict[str, tuple[float
         for split, others in record.get("other_scores", {}).items():
             scores |= {f"{split} {metric}": value for metric, value in others.items()}
         for name, value in scores.items():
-            collected.setdefault(name, []).append(float(value))
+            collected.setdefault(name, []).append(_number(value))
     return {name: tuple(values) for name, values in collected.items()}
 
 
@@ -235,18 +310,21 @@ def read_samples(run: Path) -> list[Sentence]:
     path = run / "samples.json"
     if not path.exists():
         return []
-    try:
-        rows = [[TokenView(**view) for view in row] for row in parse_json(read_text(path), path)]
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{path} does not hold rows of tokens: {error}") from None
+    text = read_text(path)
+    with _refuse(path, "rows of tokens"):
+        rows = [[TokenView(**view) for view in row] for row in parse_json(text, path)]
+        for view in (view for row in rows for view in row):
+            if not (isinstance(view.token, str) and 0 <= _number(view.prob_replaced) <= 1):
+                raise ValueError(f"{view.token!r} with {view.prob_replaced!r} is no token")
     return suspect_as_many(rows)
 
 
-def write_tables(runs: Sequence[Run], finetunings: Sequence[Finetuning]) -> str:
-    """Return Markdown: runs and their held-out measures, where they come from, and scores."""
+def write_tables(found: Found) -> str:
+    """Return Markdown: runs, their held-out measures and where they come from; scores; models."""
+    runs = found.runs
     tables = [pretraining_table(runs), domains_table(runs), facts_table(runs)]
-    if finetunings:
-        tables.append(finetuning_table(finetunings))
+    tables += [finetuning_table(found.finetunings), origins_table(found.finetunings)]
+    tables.append(models_table(found.models))
     return "\n\n".join(to_markdown(table) for table in tables if table.rows) + "\n"
 
 
@@ -401,36 +479,83 @@ def average_rows(finetunings: Sequence[Finetuning]) -> list[list[str]]:
     return rows
 
 
+def origins_table(finetunings: Sequence[Finetuning]) -> Table:
+    """Return the seeds, machine and commit of each fine-tuning, one row per fine-tuning."""
+    rows = [
+        [
+            each.encoder,
+            each.label,
+            "scratch" if each.from_scratch else "pre-trained",
+            ", ".join(each.seeds),
+            str(each.device or UNKNOWN),
+            format_commit(each.commit),
+        ]
+        for each in finetunings
+    ]
+    return Table(["encoder", "task", "from", "seeds", "device", "commit"], rows)
+
+
+def models_table(models: Sequence[Model]) -> Table:
+    """Return the sizes and the origin of each network of models, one row per network."""
+    sizes = {
+        "layers": "num_hidden_layers",
+        "width": "hidden_size",
+        "heads": "num_attention_heads",
+        "vocabulary": "vocab_size",
+        "positions": "max_position_embeddings",
+    }
+    rows = [
+        [
+            model.name,
+            role,
+            " ".join(map(str, config.get("architectures") or [config["model_type"]])),
+            *(str(config.get(size, "-")) for size in sizes.values()),
+            str(model.origin.get("source", UNKNOWN)),
+        ]
+        for model in models
+        for role, config in model.networks.items()
+    ]
+    return Table(["model", "network", "class", *sizes, "made from"], rows)
+
+
 def facts_table(runs: Sequence[Run]) -> Table:
     """Return the settings and the environment of each run, one column per run."""
-    facts = [_list_facts(run) for run in runs]
-    rows = [[name, *(column[name] for column in facts)] for name in facts[0]]
+    facts = []
+    for run in runs:
+        with _refuse(f"manifest.json of {run.name}", "that of a run"):
+            facts.append(_list_facts(run))
+    names = facts[0] if facts else ()
+    rows = [[name, *(column[name] for column in facts)] for name in names]
     return Table(["", *(run.name for run in runs)], rows)
 
 
 def _list_facts(run: Run) -> dict[str, str]:
-    model, train = _section_of(run, "model"), _section_of(run, "train")
-    last = run.last_train
+    config, last = run.config, run.last_train
+    model, train = config.model, config.train
     versions = (
         {"electra": session.get("electra", UNKNOWN), **session.get("packages", {})}
         for session in run.manifest["sessions"]
     )
     packages = (", ".join(f"{name} {each}" for name, each in one.items()) for one in versions)
+    start = run.manifest.get("init_from")
+    initial = train.initial_weights
+    drawn = "random, as in the paper" if initial == "bert" else f"random, with {initial}"
+    method, usual = config.method, MethodConfig()
+    ways = [way for way in (method.scheme, method.mode) if way not in (usual.scheme, usual.mode)]
     return {
-        "objective": _describe_objective(run),
-        "encoder": f"{model('num_hidden_layers')} layers, width {model('hidden_size')}, "
-        f"{model('num_attention_heads')} heads",
-        "generator": _describe_generator(run),
-        "first weights": _describe_first_weights(run),
-        "vocabulary": f"{model('vocab_size')} tokens",
-        "batch": f"{train('batch_size')} rows of {_section_of(run, 'examples')('sequence_length')} "
-        "tokens",
-        "masked": f"{_section_of(run, 'method')('mask_prob')} of the tokens",
-        "steps": f"{format_metric('step', last.get('step'))} of {train('steps')}",
-        "text read": f"{last['tokens']:,} tokens" if "tokens" in last else UNKNOWN,
-        "operations": f"{last['flops']:.2e} FLOPs" if "flops" in last else UNKNOWN,
+        "objective": ", ".join([method.objective, *ways]),
+        "encoder": f"{model.num_hidden_layers:,} layers, width {model.hidden_size:,}, "
+        f"{model.num_attention_heads:,} heads",
+        "generator": _describe_generator(config),
+        "first weights": str(start.get("source", UNKNOWN)) if start else drawn,
+        "vocabulary": f"{model.vocab_size:,} tokens",
+        "batch": f"{train.batch_size:,} rows of {config.examples.sequence_length:,} tokens",
+        "masked": f"{method.mask_prob} of the tokens",
+        "steps": f"{format_metric('step', last.get('step'))} of {train.steps:,}",
+        "text read": f"{last['tokens']:,} tokens" if last else UNKNOWN,
+        "operations": f"{last['flops']:.2e} FLOPs" if last.get("flops") else UNKNOWN,
         "on the paper's curve": _find_place(run),
-        "time": format_seconds(last["seconds"]) if "seconds" in last else UNKNOWN,
+        "time": format_seconds(last["seconds"]) if last else UNKNOWN,
         "device": " and ".join(map(str, run.tell("device"))) or UNKNOWN,
         "dtype": " and ".join(map(str, run.tell("dtype"))).replace("torch.", "") or UNKNOWN,
         "seed": str(run.manifest.get("seed", UNKNOWN)),
@@ -439,42 +564,16 @@ def _list_facts(run: Run) -> dict[str, str]:
     }
 
 
-def _section_of(run: Run, name: str) -> Callable[[str], str]:
-    """Return a function from a field of one section of the run's configuration to its text."""
-    section = run.config.get(name) or {}
-
-    def read(key: str) -> str:
-        value = section.get(key, "?")
-        return f"{value:,}" if isinstance(value, int) else str(value)
-
-    return read
-
-
-def _describe_objective(run: Run) -> str:
-    method = run.config.get("method", {})  # old runs have no "objective"; they are RTD
-    usual = {"scheme": "joint", "mode": "paper"}
-    words = [method[key] for key in usual if method.get(key, usual[key]) != usual[key]]
-    return ", ".join([method.get("objective", "rtd"), *words])
-
-
-def _describe_generator(run: Run) -> str:
-    generator = run.config.get("generator", {})
-    if run.config.get("method", {}).get("objective") == "mlm":
+def _describe_generator(config: PretrainConfig) -> str:
+    generator = config.generator
+    if config.method.objective == "mlm":
         return "none"
-    if generator.get("kind", "network") != "network":
-        return str(generator["kind"])
-    read = _section_of(run, "generator")
-    width, layers = (generator.get(key) for key in ("hidden_size", "num_hidden_layers"))
-    wide = f"width {width}" if width else f"{read('hidden_fraction')} of the width"
-    deep = f"{layers} layers" if layers else f"{read('layers_fraction')} of the layers"
+    if generator.kind != "network":
+        return generator.kind
+    width, layers = generator.hidden_size, generator.num_hidden_layers
+    wide = f"width {width:,}" if width else f"{generator.hidden_fraction} of the width"
+    deep = f"{layers:,} layers" if layers else f"{generator.layers_fraction} of the layers"
     return f"{wide}, {deep}"
-
-
-def _describe_first_weights(run: Run) -> str:
-    if start := run.manifest.get("init_from"):
-        return str(start.get("source", UNKNOWN))
-    initial = _section_of(run, "train")("initial_weights")
-    return "random, as in the paper" if initial == "bert" else f"random, with {initial}"
 
 
 def format_commit(commit: object) -> str:
@@ -487,11 +586,10 @@ def format_commit(commit: object) -> str:
 
 def _find_place(run: Run) -> str:
     """Return where the run stands now among the paper's points of FLOPs and scores."""
-    planned, steps = run.tell("flops"), run.config.get("train", {}).get("steps")
-    done = run.last_train.get("step")
-    if not planned or not done or not steps:
+    planned, done = run.tell("flops"), run.last_train.get("step")
+    if not planned or not done:
         return UNKNOWN
-    return place_on_the_papers_curve(planned[-1]["paper"] * done / steps)
+    return place_on_the_papers_curve(_number(planned[-1]["paper"]) * done / run.config.train.steps)
 
 
 PAPER = (
@@ -505,21 +603,22 @@ PAPER = (
     (3.1e21, 89.5, "ELECTRA-Large"),
 )
 """FLOPs by the paper's count, GLUE dev in points, and the model. Source: tables 1 and 2."""
+WORTH_TELLING = 0.01
+"""Share of the next point below which a run of minutes learns nothing from it."""
 
 
 def place_on_the_papers_curve(flops: float) -> str:
     """Return in words which of the paper's points a run has passed, and which is the next.
 
-    The operations so far are counted as the paper does (`count_as_the_paper`).
+    The operations so far are counted as the paper does (`count_as_the_paper`). Below a hundredth of
+    the first point, they stand alone.
     """
     passed = [point for point in PAPER if point[0] <= flops]
     following = [point for point in PAPER if point[0] > flops]
-    spent = f"{flops:.1e} FLOPs by the paper's count"
-    if not passed:
-        needed, score, name = following[0]
-        return f"{spent}: 1/{needed / flops:,.0f} of {name}, which had GLUE {score}"
-    text = f"{spent}: past {passed[-1][2]}, which had GLUE {passed[-1][1]}"
-    if following:
-        needed, score, name = following[0]
-        text += f"; {flops / needed:.0%} of {name} ({score})"
+    text = f"{flops:.1e} FLOPs by the paper's count"
+    if passed:
+        text += f": past {passed[-1][2]}, which had GLUE {passed[-1][1]}"
+    for needed, score, name in following[:1]:
+        if flops / needed >= WORTH_TELLING:
+            text += f"{';' if passed else ':'} {flops / needed:.0%} of {name} (GLUE {score})"
     return text

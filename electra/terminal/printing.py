@@ -3,13 +3,16 @@
 So a result can be piped while notes and progress stay on the terminal.
 """
 
+import os
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich import box
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, ConsoleDimensions
 from rich.table import Table as RuledTable
 from rich.text import Text
 
@@ -17,9 +20,28 @@ from electra.processes import find_place
 from electra.reports.rendering import Table
 from electra.reports.tokens import Sentence, TokenView, Word, describe
 
+SIZE = re.compile("[1-9][0-9]{0,3}")
+"""What COLUMNS and LINES may say; anything else is as if they were not set."""
+LEAST_COLUMNS = 20
+"""In fewer, the help would be wrapped for ever."""
+
 
 class PipeConsole(Console):
-    """A console that raises BrokenPipeError; rich's own console exits with status 1."""
+    """A console of any size that raises BrokenPipeError; rich's own exits with status 1."""
+
+    def __init__(self, **how: Any):
+        said = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in ("COLUMNS", "LINES") or SIZE.fullmatch(value)
+        }
+        super().__init__(_environ=said, **how)
+
+    @property  # type: ignore[override]
+    def size(self) -> ConsoleDimensions:
+        """Return the width and height of the terminal; the width is at least LEAST_COLUMNS."""
+        width, height = super().size
+        return ConsoleDimensions(max(width, LEAST_COLUMNS), height)
 
     def on_broken_pipe(self) -> None:
         """Raise the BrokenPipeError again. rich calls this method while handling that error."""
@@ -57,8 +79,12 @@ def print_done(what: str, next_command: str = "") -> None:
 
 
 def command(*words: object) -> str:
-    """Return a command line of electra as a shell reads it."""
-    return shlex.join(["electra", *map(str, words)])
+    """Return a command line of electra as a shell reads it; no name is taken for an option."""
+    said = ["electra"]
+    for word in words:
+        is_option = isinstance(word, str) and word.startswith("--")
+        said.append(f"./{word}" if str(word).startswith("-") and not is_option else str(word))
+    return shlex.join(said)
 
 
 def print_lines(lines: Sequence[str]) -> None:
