@@ -128,7 +128,7 @@ def test_metrics_come_back_by_step_and_a_repeated_one_counts_once(run_folder):
     write_records(run_folder, records)
     assert [(r["step"], r["loss"]) for r in read_runs([run_folder])[0].train] == [
         (50, 20.5),
-        (100, 2),
+        (100, 1),
     ]
 
 
@@ -166,7 +166,7 @@ VIEW = {"token": "a", "original": "b", "is_replaced": True, "prob_replaced": 0.5
         ("metrics.jsonl", None, "tiny is not a run folder: it has no metrics.jsonl"),
         ("manifest.json", "{\n  oops\n}", "manifest.json, line 2: not valid JSON"),
         ("finetune-cola-scratch/results.json", "{}", "it lacks 'start'"),
-        ("config.json", "[]", "config.json must hold an object, not list"),
+        ("config.json", "[]", "config.json: must be a JSON object, not []"),
         ("config.json", '{"train": 5}', "config.json is not the config of a run"),
         ("config.json", '{"model": {"hidden_size": "x"}}', "must be a whole number, not 'x'"),
         *(

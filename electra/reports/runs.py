@@ -187,11 +187,11 @@ def _refuse(path: Path | str, what: str) -> Iterator[None]:
 def _read_run(folder: Path, name: str) -> Run:
     path = folder / "metrics.jsonl"
     require(path.is_file(), f"{folder} is not a run folder: it has no metrics.jsonl")
-    by_step = {(record["step"], record["part"]): record for record in read_metrics(path)}
-    require(bool(by_step), f"{path} holds no record: the run has not logged anything yet")
+    records = sorted(read_metrics(path), key=lambda record: record["step"])
+    require(bool(records), f"{path} holds no record: the run has not logged anything yet")
     parts: dict[str, list[MetricsRecord]] = {"train": [], "heldout": []}
-    for place in sorted(by_step):
-        parts[place[1]].append(by_step[place])
+    for record in records:
+        parts[record["part"]].append(record)
     path = folder / "config.json"
     values = read_object(path)
     with _refuse(path, "the config of a run"):
