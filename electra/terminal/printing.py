@@ -37,7 +37,7 @@ class PipeConsole(Console):
         }
         super().__init__(_environ=said, **how)
 
-    @property  # type: ignore[override]
+    @property  # type: ignore[misc]
     def size(self) -> ConsoleDimensions:
         """Return the width and height of the terminal; the width is at least LEAST_COLUMNS."""
         width, height = super().size
