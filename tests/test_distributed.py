@@ -337,24 +337,30 @@ def test_processes_share_seeds_and_grid_points(start, toy_question, tmp_path, wo
 
 
 @pytest.mark.parametrize(
-    ("error", "ends"),
+    ("error", "on_host", "ends"),
     [
-        (None, True),
-        (Interrupted(Path("run"), 3), True),  # by all processes after the same step
-        (UserError("no memory"), False),
-        (ZeroDivisionError(), False),
+        (None, False, True),
+        (Interrupted(Path("run"), 3), False, True),  # by all processes after the same step
+        (UserError("no memory"), False, False),
+        (ZeroDivisionError(), False, False),
+        (ZeroDivisionError(), True, True),
     ],
 )
-def test_nccl_is_ended_by_all_processes_or_by_none(monkeypatch, error, ends):
-    """An error of one process alone must not wait for the others, who know nothing of it."""
-    ended = []
+def test_nccl_is_ended_by_all_processes_or_by_none(monkeypatch, error, on_host, ends):
+    """An error of one process alone must not wait for the others, who know nothing of it.
+
+    Processes that share nothing on their devices have no NCCL.
+    """
+    begun, ended = [], []
     monkeypatch.setattr(dist, "rendezvous", lambda *words, **_: iter([(None, 0, 2)]))
-    monkeypatch.setattr(dist, "init_process_group", lambda *words, **_: None)
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **_: begun.append(backend))
     monkeypatch.setattr(dist, "destroy_process_group", lambda: ended.append(True))
     machine = Machine(torch.device("cuda"), num_ranks=2)
-    with nullcontext() if error is None else pytest.raises(type(error)), joined(machine):
+    expected = nullcontext() if error is None else pytest.raises(type(error))
+    with expected, joined(machine, on_host=on_host):
         if error is not None:
             raise error
+    assert begun == ["gloo" if on_host else "cpu:gloo,cuda:nccl"]
     assert bool(ended) == ends
 
 

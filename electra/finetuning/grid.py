@@ -101,7 +101,10 @@ def search(
     del settings["config"]
     if machine.rank > 0:
         progress = ignore
-    with joined(machine, LONGEST_WAIT), begin_shared_folder(out, settings, machine) as folder:
+    with (
+        joined(machine, LONGEST_WAIT, on_host=True),
+        begin_shared_folder(out, settings, machine) as folder,
+    ):
         numbered = list(enumerate(combinations.items()))
         for number, (name, config) in numbered[machine.rank :: machine.num_ranks]:
             if not (folder / name).exists():

@@ -112,7 +112,10 @@ def train_seeds(
     architecture = job.pretrained.encoder.architecture
     choose_layers(job.config.layers, architecture, machine.device, is_plain=False)
     settings = job.settings()
-    with joined(machine, LONGEST_WAIT), begin_shared_folder(out, settings, machine) as folder:
+    with (
+        joined(machine, LONGEST_WAIT, on_host=True),
+        begin_shared_folder(out, settings, machine) as folder,
+    ):
         if machine.rank > 0:
             progress = ignore
         rows = encode_task(job.task, job.pretrained, job.config)

@@ -28,9 +28,7 @@ class Batch(NamedTuple):
 
     def to(self, device: torch.device) -> "Batch":
         """Return the batch on a device; the copy to a CUDA device is asynchronous."""
-        if device.type == "cuda":  # from pinned memory, which torch keeps until it is copied
-            return self._each(lambda tensor: tensor.pin_memory().to(device, non_blocking=True))
-        return self._each(lambda tensor: tensor.to(device))
+        return self._each(lambda tensor: copy_to(device, tensor))
 
     def rows(self, rows: slice) -> "Batch":
         """Return the rows of a slice of the batch."""
@@ -44,6 +42,13 @@ class Batch(NamedTuple):
             change(self.token_type_ids_BL),
             None if documents is None else change(documents),
         )
+
+
+def copy_to(device: torch.device, tensor: Tensor) -> Tensor:
+    """Return the tensor on a device; the copy to a CUDA device is asynchronous."""
+    if device.type == "cuda":  # from pinned memory, which torch keeps until it is copied
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 def find_real(batch: Batch) -> Tensor:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from electra.model.batch import copy_to
 from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.optimizer import step_seed
 
@@ -262,8 +263,8 @@ def make_batch(rows: Rows, items: Tensor, device: torch.device) -> TaskBatch:
         for name, values in taken.targets.items()
     }
     return TaskBatch(
-        taken.input_ids[:, :longest].long().to(device),
-        real.to(device) if is_padded else None,
-        types.to(device) if has_pairs else None,
-        {name: values.to(device) for name, values in targets.items()},
+        copy_to(device, taken.input_ids[:, :longest].long()),
+        copy_to(device, real) if is_padded else None,
+        copy_to(device, types) if has_pairs else None,
+        {name: copy_to(device, values) for name, values in targets.items()},
     )

@@ -40,10 +40,18 @@ SETTLE_SECONDS = 0.5
 
 
 @contextmanager
-def joined(machine: Machine, timeout: timedelta = TIMEOUT) -> Iterator[None]:
+def joined(
+    machine: Machine, timeout: timedelta = TIMEOUT, *, on_host: bool = False
+) -> Iterator[None]:
     """Join the processes of a machine's step into one group, inside the context.
 
     They end with torchrun, which started them.
+
+    Args:
+        machine: Device, rank and number of processes.
+        timeout: As TIMEOUT.
+        on_host: Whether the processes tell each other only what the host knows. NCCL then takes no
+            time and no memory.
 
     Raises:
         UserError: Another process has ended, so that this one cannot go on.
@@ -58,7 +66,7 @@ def joined(machine: Machine, timeout: timedelta = TIMEOUT) -> Iterator[None]:
     import torch.distributed.fsdp
     import torch.distributed.nn.functional  # noqa: F401
 
-    on_cuda = machine.device.type == "cuda"
+    on_cuda = machine.device.type == "cuda" and not on_host
     store, rank, num_ranks = next(dist.rendezvous("env://", timeout=timeout))
     if find_place().num_local == num_ranks:
         # torchrun keeps its store when it starts the processes anew, with the addresses of the
