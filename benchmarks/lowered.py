@@ -64,7 +64,10 @@ H100 = SimpleNamespace(
     shared_memory_per_multiprocessor=228 * 2**10,
 )
 """What the compiler asks of a GPU."""
-ROWS = {"tiny": 64, "small": 128, "base": 32, "large": 32}
+ROWS = {
+    **{"tiny": 64, "mini": 64, "small": 128, "base": 32, "large": 32},
+    **{"modern-tiny": 64, "modern-mini": 64, "modern-small": 128},
+}
 """Rows of a micro-batch by preset."""
 VARIANTS = {
     **{preset: (preset, []) for preset in ROWS},
@@ -78,6 +81,7 @@ VARIANTS = {
         "small",
         ["generator.hidden_fraction=1", "generator.layers_fraction=0.25"],
     ),
+    "small, apart": ("small", ["method.sharing=gdes", "train.updates=apart"]),
     **{
         f"small, {objective}": ("small", [f"method.objective={objective}"])
         for objective in OBJECTIVES
@@ -104,7 +108,7 @@ class Count:
     def __init__(self) -> None:
         self.record = dict.fromkeys(
             (
-                *("triton", "products", "attention", "sums", "others", "outside"),
+                *("triton", "products", "attention", "sums", "memsets", "others", "outside"),
                 *("triton_bytes", "bytes"),
             ),
             0,
@@ -121,6 +125,7 @@ class Count:
         self.record["triton"] += len(re.findall(r"\btriton_\w+\.run\(", code))
         # The last stage of a mix-order reduction is no kernel of Triton's but an eager sum.
         self.record["sums"] += len(re.findall(r"\.sum\(dim=0\)", code))
+        self.record["memsets"] += len(re.findall(r"\.zero_\(\)", code))
         for name in names:
             words = {"attention": "atten", "products": "mm|linear"}
             kinds = (kind for kind, word in words.items() if re.search(word, name))
@@ -404,6 +409,7 @@ def tabulate(records: dict[str, dict[str, Any]]) -> Table:
             "products",
             "attention",
             "eager sums",
+            "memsets",
             "others",
             "outside",
             "assembled",
@@ -416,7 +422,10 @@ def tabulate(records: dict[str, dict[str, Any]]) -> Table:
                 f"{record['rows']} x {record['length']}",
                 *(
                     f"{record[kind]:,}"
-                    for kind in ("triton", "products", "attention", "sums", "others", "outside")
+                    for kind in (
+                        *("triton", "products", "attention", "sums", "memsets", "others"),
+                        "outside",
+                    )
                 ),
                 str(record["assembled"] or "-"),
                 f"{record['bytes'] / 1e9:.2f}",
