@@ -112,19 +112,21 @@ class PrepareConfig(Settings):
 class EncoderConfig(Settings):
     """Architecture and sizes of one encoder. Source: Table 6.
 
-    Names are those of Hugging Face's ElectraConfig, and of its ModernBertConfig for what only that
-    architecture has.
+    Names are those of Hugging Face's ElectraConfig, and of its ModernBertConfig and DebertaV2Config
+    for what only those architectures have.
     """
 
-    architecture: Literal["electra", "modernbert"] = "electra"
+    architecture: Literal["electra", "modernbert", "deberta-v2"] = "electra"
     """electra: layers as in BERT, which the paper has. modernbert: the graph of Hugging Face's
     ModernBertModel: norms before attention and feed-forward, rotary positions, a gated
-    feed-forward, local attention in most layers. The presets modern-... have it."""
+    feed-forward, local attention in most layers. The presets modern-... have it. deberta-v2: the
+    graph of DebertaV2Model as DeBERTaV3 sets it: attention by content and by distance. The presets
+    deberta-v3-... have it."""
     vocab_size: Annotated[int, AtLeast(1)] = 30_522
     """Entries of the vocabulary. Pre-training takes the value from the shards."""
     embedding_size: Annotated[int, AtLeast(1)]
     """Width of the embeddings. A linear layer projects them to `hidden_size` if the two differ.
-    modernbert: they may not differ."""
+    modernbert, deberta-v2: they may not differ."""
     hidden_size: Annotated[int, AtLeast(1)]
     """Width of the hidden states."""
     num_hidden_layers: Annotated[int, AtLeast(1)]
@@ -136,7 +138,8 @@ class EncoderConfig(Settings):
     max_position_embeddings: Annotated[int, AtLeast(1)] = 512
     """Longest row, tokens."""
     type_vocab_size: Annotated[int, AtLeast(1)] = 2
-    """Number of segments. modernbert: it has no segment embeddings; leave it at 2."""
+    """Number of segments. modernbert, deberta-v2: they have no segment embeddings; leave it at
+    2."""
     hidden_dropout_prob: Annotated[float, Within("[0, 1)")] = 0.1
     """Dropout probability of the embeddings and of the outputs of attention and feed-forward.
     modernbert: of the embeddings and inside the feed-forward (its embedding_dropout and
@@ -169,9 +172,14 @@ class EncoderConfig(Settings):
     classifier_bias: bool = False
     """modernbert: whether the inner linear map of the generator's head, and of heads of
     fine-tuning, has a bias."""
+    position_buckets: Annotated[int, AtLeast(4)] = 256
+    """deberta-v2: buckets of distances to either side. Distances up to half of them have a bucket
+    each, farther ones share buckets of logarithmic width."""
+    max_relative_positions: Annotated[int, AtLeast(4)] = 512
+    """deberta-v2: distance at which the buckets end; all from there on are one."""
 
     needs = (
-        Needs("architecture=modernbert", "type_vocab_size=2", "it has no segments, and ignores it"),
+        Needs("architecture!=electra", "type_vocab_size=2", "it has no segments, and ignores it"),
     )
 
     def check(self) -> None:
@@ -179,33 +187,46 @@ class EncoderConfig(Settings):
         heads, hidden_size = self.num_attention_heads, self.hidden_size
         divides = hidden_size % heads == 0
         self.must("hidden_size", divides, f"be a multiple of num_attention_heads {heads}")
-        if self.architecture == "electra":
-            for each in dataclasses.fields(self):
+        of_this = f"in architecture {self.architecture}"
+        for each in dataclasses.fields(self):
+            if each.name in OF_ONE_ARCHITECTURE - ONLY[self.architecture]:
                 is_unused = getattr(self, each.name) == each.default
-                if each.name in MODERNBERT_ONLY:
-                    self.must(each.name, is_unused, f"be {each.default} in architecture electra")
-            return
+                self.must(each.name, is_unused, f"be {each.default} {of_this}")
         is_wide, how = self.embedding_size == hidden_size, f"be hidden_size {hidden_size}"
-        self.must("embedding_size", is_wide, f"{how} in architecture modernbert")
-        self.must("local_attention", self.local_attention % 2 == 0, "be even")
-        how = "give heads of an even size, for rotary positions"
-        self.must("num_attention_heads", self.head_size % 2 == 0, how)
+        self.must("embedding_size", is_wide or self.architecture == "electra", f"{how} {of_this}")
+        if self.architecture == "modernbert":
+            self.must("local_attention", self.local_attention % 2 == 0, "be even")
+            how = "give heads of an even size, for rotary positions"
+            self.must("num_attention_heads", self.head_size % 2 == 0, how)
+        middle = self.position_buckets // 2
+        is_far = self.max_relative_positions > middle + 1
+        self.must("max_relative_positions", is_far, f"be more than {middle + 1}, half the buckets")
 
     @property
     def head_size(self) -> int:
         """Width of an attention head."""
         return self.hidden_size // self.num_attention_heads
 
+    @property
+    def has_norm_bias(self) -> bool:
+        """Whether layer norms have a bias."""
+        return self.norm_bias or self.architecture != "modernbert"
+
     def is_local(self, layer: int) -> bool:
         """Return whether a layer, counted from 0, attends to the window of local attention."""
         return self.architecture == "modernbert" and layer % self.global_attn_every_n_layers > 0
 
 
-MODERNBERT_ONLY = frozenset(
-    ("local_attention", "global_attn_every_n_layers", "global_rope_theta", "local_rope_theta")
-    + ("norm_bias", "attention_bias", "mlp_bias", "classifier_bias")
-)
-"""Fields of EncoderConfig that the architecture electra does not read."""
+ONLY = {
+    "electra": frozenset[str](),
+    "modernbert": frozenset(
+        ("local_attention", "global_attn_every_n_layers", "global_rope_theta", "local_rope_theta")
+        + ("norm_bias", "attention_bias", "mlp_bias", "classifier_bias")
+    ),
+    "deberta-v2": frozenset(("position_buckets", "max_relative_positions")),
+}
+"""Fields of EncoderConfig that one architecture alone reads."""
+OF_ONE_ARCHITECTURE = frozenset[str]().union(*ONLY.values())
 
 
 NOT_SIZES = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
@@ -280,11 +301,11 @@ class GeneratorConfig(Settings):
             f"heads; {hidden_size - hidden_size % head_size} is",
         )
         num_layers = round(discriminator.num_hidden_layers * self.layers_fraction)
-        is_modern = discriminator.architecture == "modernbert"
+        is_projected = discriminator.architecture == "electra"
         return dataclasses.replace(
             discriminator,
             hidden_size=hidden_size,
-            embedding_size=hidden_size if is_modern else discriminator.embedding_size,
+            embedding_size=discriminator.embedding_size if is_projected else hidden_size,
             intermediate_size=round(discriminator.intermediate_size * fraction),
             num_attention_heads=num_heads,
             num_hidden_layers=self.num_hidden_layers or max(1, num_layers),
@@ -458,8 +479,8 @@ class TrainConfig(Settings):
     """bert: as in the paper. neighbours: the first layer starts with attention to adjacent tokens,
     and output biases start at the log token frequencies. cooccurrence: the same, and token
     embeddings start as a factor of the tokens' mutual information, counted in some seconds. Meant
-    for short runs. The architecture modernbert has no position embeddings to find adjacent tokens
-    by: neighbours is refused, and cooccurrence leaves the first layer as it is."""
+    for short runs. The architectures modernbert and deberta-v2 have no position embeddings to find
+    adjacent tokens by: neighbours is refused, and cooccurrence leaves the first layer as it is."""
     log_every: Annotated[int, AtLeast(1)] = 50
     """Steps between two records of metrics.jsonl."""
     evaluate_every: Annotated[int, AtLeast(1)] = 10_000
@@ -574,7 +595,7 @@ class PretrainConfig(Settings):
         Needs(
             "train.initial_weights=neighbours",
             "model.architecture=electra",
-            "modernbert has no position embeddings; cooccurrence needs none",
+            "the others have no position embeddings; cooccurrence needs none",
         ),
     )
 
@@ -590,14 +611,14 @@ class PretrainConfig(Settings):
         )
         if self.generator.kind != "network":
             return
-        is_modern = model.architecture == "modernbert" and sharing in ("embeddings", "gdes")
+        is_tied = model.architecture != "electra" and sharing in ("embeddings", "gdes")
         self.must(
             "generator.hidden_fraction",
-            not is_modern
+            not is_tied
             or self.method.objective == "mlm"
             or generator.hidden_size == model.hidden_size,
-            f"be 1 for method.sharing {sharing} in architecture modernbert; a generator with "
-            "generator.layers_fraction=0.25 is small too",
+            f"be 1 for method.sharing {sharing} in architecture {model.architecture}; a generator "
+            "with generator.layers_fraction=0.25 is small too",
         )
         narrow = min(model.hidden_size, generator.hidden_size)
         self.must(

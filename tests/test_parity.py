@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from electra.checkpoints.folder import read_model
 from electra.checkpoints.names import ELECTRA
-from electra.config import MODERNBERT_ONLY, EncoderConfig
+from electra.config import OF_ONE_ARCHITECTURE, EncoderConfig
 from electra.errors import UserError
 from electra.files import write_json
 from electra.interop.export import export
@@ -149,7 +149,7 @@ def test_missing_fields_have_transformers_defaults():
     theirs = transformers.ElectraConfig()
     ours = ELECTRA.read_config({"model_type": "electra"})
     for name, value in dataclasses.asdict(ours).items():
-        if name != "architecture" and name not in MODERNBERT_ONLY:
+        if name != "architecture" and name not in OF_ONE_ARCHITECTURE:
             assert value == getattr(theirs, name), name
 
 

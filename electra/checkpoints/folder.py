@@ -30,7 +30,6 @@ from electra.config import EncoderConfig, FinetuneConfig, PretrainConfig
 from electra.errors import UserError, require
 from electra.files import check_hashes, read_object, sha256_file
 from electra.model.encoder import Encoder
-from electra.model.heads import DiscriminatorHead
 from electra.settings import from_dict
 from electra.tokenizing.tokenizer import Tokenizer
 
@@ -146,8 +145,8 @@ def read_model(folder: Path) -> SavedModel:
     """Return the model in a folder.
 
     Args:
-        folder: A run folder or one of its checkpoints, a Hugging Face folder of ELECTRA or
-            ModernBERT, or a folder of `electra finetune`: the model of its best seed.
+        folder: A run folder or one of its checkpoints, a Hugging Face folder, or a folder of
+            `electra finetune`: the model of its best seed.
 
     Raises:
         UserError: The folder is none of these, or is damaged.
@@ -352,7 +351,7 @@ def find_networks(
     heads = {
         "replaced": architecture.read_head("PreTraining", theirs, sizes)
         if judge is None
-        else gather(partial(DiscriminatorHead, sizes), judge),
+        else architecture.read_beside(judge, sizes),
         "tokens": architecture.read_head("MaskedLM", theirs, sizes),
     }
     names: tuple[Predicts, ...] = ("replaced", "tokens")
@@ -363,7 +362,7 @@ def find_networks(
 
 
 def _read_huggingface(folder: Path) -> SavedModel:
-    """Return the networks of a Hugging Face folder of ELECTRA or ModernBERT."""
+    """Return the networks of a Hugging Face folder."""
     architecture, sizes = _read_sizes(folder)
     files = {name: folder / name for name in (WEIGHTS_FILE, DISCRIMINATOR_FILE)}
     files = {name: path for name, path in files.items() if path.is_file()}

@@ -10,7 +10,7 @@ Shape suffixes: H hidden size, C classes.
 import dataclasses
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from electra.checkpoints.checkpoint import Header, Weights, read_header, require_weight
-from electra.config import MODERNBERT_ONLY, EncoderConfig
+from electra.config import OF_ONE_ARCHITECTURE, EncoderConfig
 from electra.errors import UserError, require
 from electra.model.encoder import Encoder
 from electra.model.heads import DiscriminatorHead, GeneratorHead
@@ -37,7 +37,7 @@ Kind = Literal[
 HEAD_FILE = "head.safetensors"
 """A fine-tuned head that transformers has no class with, beside the encoder; under our names."""
 DISCRIMINATOR_FILE = "discriminator_head.safetensors"
-"""The discriminator's head, likewise, under the names in `DiscriminatorHead`."""
+"""The discriminator's head, likewise, under the names in `Architecture.beside`."""
 Tensors = Mapping[str, Tensor]
 Modules = Mapping[str, str | tuple[str, ...]]
 """Our name of each module to theirs; {i} is the number of the layer. Several names: the rows of our
@@ -67,6 +67,10 @@ class Architecture:
     read_config: Callable[[Mapping[str, Any]], EncoderConfig]
     """Returns the sizes. Missing fields have transformers' defaults. Raises UserError if a field
     is wrong, or the model has a feature that our encoder lacks."""
+    beside: Modules = field(
+        default_factory=lambda: {"dense": "dense", "dense_prediction": "dense_prediction"}
+    )
+    """Of the discriminator's head, if no class has it and it lies in a file of its own."""
 
     def class_name(self, kind: str) -> str:
         """Return the class with a kind of head, or that of the encoder if there is none."""
@@ -92,6 +96,15 @@ class Architecture:
                 theirs |= dict(zip(names, rows if len(names) > 1 else [tensor], strict=True))
         return theirs
 
+    def to_beside(self, head: Tensors) -> dict[str, Tensor]:
+        """Return a discriminator's head under the names in its own file."""
+        return {find_theirs(self.beside, "", name)[0]: each for name, each in head.items()}
+
+    def read_beside(self, theirs: Tensors, sizes: EncoderConfig) -> Weights:
+        """Return a discriminator's head from its own file, under our names."""
+        find = partial(find_theirs, self.beside, "")
+        return gather(partial(DiscriminatorHead, sizes), theirs, find)
+
     def read_encoder(self, theirs: Tensors, sizes: EncoderConfig) -> Weights:
         """Return an encoder's parameters under our names.
 
@@ -114,10 +127,11 @@ class Architecture:
 
     def read_head(self, kind: str, theirs: Tensors, sizes: EncoderConfig) -> Weights | None:
         """Return the parameters of a head of pre-training under our names; None: it has none."""
-        if kind not in self.heads:
+        modules = self.heads.get(kind, self.beside if kind == "PreTraining" else {})
+        if not modules:
             return None
         build = partial(GeneratorHead if kind == "MaskedLM" else DiscriminatorHead, sizes)
-        find = partial(find_theirs, self.heads[kind], "")
+        find = partial(find_theirs, modules, "")
         has_all = all(each in theirs for name in list_parameters(build) for each in find(name))
         return gather(build, theirs, find) if has_all else None
 
@@ -261,7 +275,7 @@ def _fields(
         renamed: Their names in config.json, if others.
         defaults: Defaults in transformers, if others than ours.
     """
-    own = {field.name: field.default for field in dataclasses.fields(EncoderConfig)}
+    own = {each.name: each.default for each in dataclasses.fields(EncoderConfig)}
     return {
         name: (renamed.get(name, name), defaults[name] if name in defaults else own[name])
         for name in names
@@ -287,9 +301,9 @@ _POST_NORM: Modules = {
 }
 _ELECTRA_FIELDS = _fields(
     [
-        field.name
-        for field in dataclasses.fields(EncoderConfig)
-        if field.name != "architecture" and field.name not in MODERNBERT_ONLY
+        each.name
+        for each in dataclasses.fields(EncoderConfig)
+        if each.name not in ("architecture", *OF_ONE_ARCHITECTURE)
     ],
     {},
     embedding_size=128,
@@ -537,5 +551,103 @@ MODERNBERT = Architecture(
     write_config=_write_modern,
     read_config=_read_modern,
 )
-ARCHITECTURES = {each.model_type: each for each in (ELECTRA, BERT, MODERNBERT)}
+
+# The names of DeBERTa
+
+_SAME_IN_DEBERTA = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "layer_norm_eps"),
+    *("num_attention_heads", "max_position_embeddings", "initializer_range", "position_buckets"),
+    *("hidden_dropout_prob", "attention_probs_dropout_prob"),
+)
+_DEBERTA_FIELDS = _fields(
+    _SAME_IN_DEBERTA,
+    {},
+    vocab_size=128_100,
+    hidden_size=1536,
+    intermediate_size=6144,
+    num_hidden_layers=24,
+    num_attention_heads=24,
+    layer_norm_eps=1e-7,
+)
+_OF_V3: Mapping[str, tuple[Any, Any, str]] = {
+    "hidden_act": ("gelu", "gelu", "the encoder has no other activation"),
+    "relative_attention": (True, False, "attention without distances is BERT's"),
+    "position_biased_input": (False, True, "version 3 adds no positions to the embeddings"),
+    "share_att_key": (True, False, "version 3 maps distances as it maps states"),
+    "norm_rel_ebd": ("layer_norm", "none", "version 3 normalises the table of distances"),
+    "type_vocab_size": (0, 0, "version 3 has no segments"),
+    "conv_kernel_size": (0, 0, "the convolution of version 2 is not built"),
+}
+"""Fields of config.json with the value of version 3, the only one that is built; transformers'
+default; and the reason."""
+
+
+def _write_deberta(sizes: EncoderConfig, class_name: str, tokenizer: Tokenizer) -> dict[str, Any]:
+    longest, farthest = sizes.max_position_embeddings, sizes.max_relative_positions
+    return {
+        "model_type": "deberta-v2",
+        "architectures": [class_name],
+        **{name: getattr(sizes, name) for name in _SAME_IN_DEBERTA},
+        **{name: value for name, (value, *_) in _OF_V3.items()},
+        "max_relative_positions": -1 if farthest == longest else farthest,
+        "pos_att_type": "p2c|c2p",
+        "pooler_hidden_size": sizes.hidden_size,
+        "pooler_hidden_act": "gelu",
+        "pooler_dropout": 0,
+        "legacy": True,
+        "pad_token_id": tokenizer.pad_id,
+        "tie_word_embeddings": True,
+    }
+
+
+def _read_deberta(values: Mapping[str, Any]) -> EncoderConfig:
+    for name, (expected, default, reason) in _OF_V3.items():
+        value = values.get(name, default)
+        require(value == expected, f"{name} must be {expected!r}, not {value!r}: {reason}")
+    kinds = values.get("pos_att_type") or []
+    words = kinds.lower().split("|") if isinstance(kinds, str) else kinds
+    require(
+        sorted(str(each).strip() for each in words) == ["c2p", "p2c"],
+        f"pos_att_type must be 'p2c|c2p', not {kinds!r}: version 3 has both terms and no other",
+    )
+    sizes = _read_fields(values, _DEBERTA_FIELDS, {})
+    hidden_size, heads = sizes["hidden_size"], sizes["num_attention_heads"]
+    derived = {"embedding_size": hidden_size, "attention_head_size": hidden_size // heads}
+    _read_fields(values, {}, derived)
+    farthest = values.get("max_relative_positions", -1)
+    require(type(farthest) is int, f"max_relative_positions must be a number, not {farthest!r}")
+    return EncoderConfig(
+        architecture="deberta-v2",
+        embedding_size=hidden_size,
+        max_relative_positions=farthest if farthest > 0 else sizes["max_position_embeddings"],
+        **sizes,
+    )
+
+
+_CLASSIFIER: Modules = {"inner": "pooler.dense", "dense": "classifier"}
+DEBERTA = Architecture(
+    model_type="deberta-v2",
+    classes="DebertaV2",
+    prefix="deberta.",
+    bare_prefix="",
+    encoder={
+        **_POST_NORM,
+        "places.embeddings": "encoder.rel_embeddings",
+        "places.norm": "encoder.LayerNorm",
+        "layers.{i}.attention.qkv": tuple(
+            f"encoder.layer.{{i}}.attention.self.{part}_proj" for part in ("query", "key", "value")
+        ),
+    },
+    heads={
+        "MaskedLM": BERT.heads["MaskedLM"],
+        "SequenceClassification": _CLASSIFIER,
+        "TokenClassification": {"dense": "classifier"},
+        "QuestionAnswering": {"dense": "qa_outputs"},
+        "MultipleChoice": _CLASSIFIER,
+    },
+    write_config=_write_deberta,
+    read_config=_read_deberta,
+    beside={"dense": "mask_predictions.dense", "dense_prediction": "mask_predictions.classifier"},
+)
+ARCHITECTURES = {each.model_type: each for each in (ELECTRA, BERT, MODERNBERT, DEBERTA)}
 """By the name of `EncoderConfig.architecture` and of config.json's model_type."""

@@ -215,7 +215,7 @@ def describe_finetuned(model: Finetuned) -> Outgoing:
         head["dense.weight"] = head["dense.weight"] * (greatest - least)
         head["dense.bias"] = head["dense.bias"] * (greatest - least) + least
         labels = facts["columns"][-1:]
-    is_modern = sizes.architecture == "modernbert"
+    is_modern, is_electra = (sizes.architecture == each for each in ("modernbert", "electra"))
     is_classifier = family in ("classification", "choice")
     fits = "inner.dense.weight" in head if is_modern else pooling == "cls"
     has_class = fits or not is_classifier
@@ -224,7 +224,7 @@ def describe_finetuned(model: Finetuned) -> Outgoing:
         settings["classifier_dropout"] = 0.0 if family == "squad" else config.dropout_prob
         if is_classifier:  # of a single text, and in multiple choice, segments is the mean
             settings["classifier_pooling"] = "cls" if pooling == "cls" else "mean"
-    elif family == "choice":
+    elif is_electra and family == "choice":
         # The class has a summary layer before the linear one: the state of [CLS], unchanged.
         settings = {
             "summary_type": "first",
@@ -284,8 +284,7 @@ def convert(
     sizes, head = outgoing.network.sizes, outgoing.network.head
     require(
         form != "bert" or sizes.architecture == "electra",
-        "BERT has learned positions and norms after its layers' parts, modernbert rotary positions "
-        "and norms before them: export without --as bert, for all that have ModernBERT",
+        f"BERT has learned positions, {sizes.architecture} has not: export without --as bert",
     )
     architecture = ARCHITECTURES["bert" if form == "bert" else sizes.architecture]
     kind = outgoing.kind if outgoing.has_class else ""
@@ -299,7 +298,9 @@ def convert(
         "with tanh; export without --as bert, or with --onnx",
     )
     beside = {} if has_head else head
-    if kind == "SequenceClassification" and architecture is ELECTRA:
+    if outgoing.kind == "PreTraining":
+        beside = architecture.to_beside(beside)
+    if "inner" in architecture.heads.get(kind, {}):
         head = expand_classifier(head["dense.weight"], head["dense.bias"])
     return config, architecture.to_theirs(outgoing.network.encoders[0], head, kind), beside
 

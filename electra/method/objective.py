@@ -20,7 +20,7 @@ from electra.model.batch import Batch
 from electra.model.encoder import Embeddings, Encoder, Layer
 from electra.model.heads import DiscriminatorHead, GeneratorHead
 from electra.model.masked_lm import FixedDistribution, MaskedLM, TwoTowers
-from electra.model.modernbert import ModernEmbeddings
+from electra.model.modernbert import TokenEmbeddings
 
 
 class Judgement(NamedTuple):
@@ -219,7 +219,7 @@ class Parts:
         return encoder
 
     def _new_encoder(
-        self, sizes: EncoderConfig, embeddings: Embeddings | ModernEmbeddings | None
+        self, sizes: EncoderConfig, embeddings: Embeddings | TokenEmbeddings | None
     ) -> Encoder:
         return Encoder(
             sizes,

@@ -94,12 +94,15 @@ class SelfAttention(nn.Module):
         self, x_BLH: Tensor, mask_BNLL: Tensor | None, masks: DropoutMasks | None
     ) -> Tensor:
         """Return the attention output (B, L, H); arguments as in `PostNormLayer.forward`."""
-        B, L, H = x_BLH.shape
-        q_BNLD, k_BNLD, v_BNLD = (
-            self.qkv(x_BLH).view(B, L, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
-        )
-        context_BNLD = attend(q_BNLD, k_BNLD, v_BNLD, mask_BNLL, self.dropout, masks)
-        return self.output(context_BNLD.transpose(1, 2).reshape(B, L, H))
+        context_BNLD = attend(*self.map_heads(x_BLH), mask_BNLL, self.dropout, masks)
+        return self.output(context_BNLD.transpose(1, 2).flatten(2))
+
+    def map_heads(self, x_BLH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values, (B, N, L, D) each."""
+        B, L, _ = x_BLH.shape
+        qkv_BL3ND = self.qkv(x_BLH).view(B, L, 3, self.num_heads, -1)
+        q_BNLD, k_BNLD, v_BNLD = qkv_BL3ND.permute(2, 0, 3, 1, 4).unbind(0)
+        return q_BNLD, k_BNLD, v_BNLD
 
 
 class PostNormLayer(nn.Module):
@@ -109,9 +112,11 @@ class PostNormLayer(nn.Module):
     (an adapter) takes part. All layers are alike, whatever their `number`.
     """
 
+    attention_type: type[SelfAttention] = SelfAttention
+
     def __init__(self, config: EncoderConfig, number: int = 0):
         super().__init__()
-        self.attention = SelfAttention(config)
+        self.attention = self.attention_type(config)
         self.attention_norm = LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.intermediate = Linear(config.hidden_size, config.intermediate_size)
         self.output = Linear(config.intermediate_size, config.hidden_size)

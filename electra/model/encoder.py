@@ -1,15 +1,15 @@
 """The encoder of both networks: embeddings and a stack of layers, of one of the architectures.
 
 Each architecture has a file that defines its embeddings, its layer, and what its layers need to
-know of positions (electra.py, modernbert.py); fused.py and triton.py compute the same faster. The
-encoder holds one of each and hands them what they need.
+know of positions (electra.py, modernbert.py, deberta.py); fused.py and triton.py compute the same
+faster. The encoder holds one of each and hands them what they need.
 
 Shape suffixes: B rows of the batch, L positions, H hidden size, K layers read as features.
 
 Parameters are float32. `compute_dtype` is the dtype of activations and matrix products: embeddings
 are looked up and normalised in float32 and cast once; parts.py casts the weights.
 
-Source: google-research/electra model/modeling.py; of ModernBERT see modernbert.py.
+Source: google-research/electra model/modeling.py; of the others see their files.
 """
 
 from collections.abc import Iterator
@@ -22,25 +22,32 @@ from torch.utils.checkpoint import checkpoint
 
 from electra.config import EncoderConfig
 from electra.errors import UserError, require
+from electra.model.deberta import DisentangledLayer, RelativePlaces, RelativePositions
 from electra.model.electra import AttentionMask, Embeddings, PostNormLayer
-from electra.model.fused import FusedPostNormLayer, FusedPreNormLayer
+from electra.model.fused import (
+    FusedDisentangledLayer,
+    FusedPostNormLayer,
+    FusedPreNormLayer,
+)
 from electra.model.modernbert import (
-    ModernEmbeddings,
     Places,
     PreNormLayer,
     RotaryPlaces,
+    TokenEmbeddings,
     make_norm,
 )
 from electra.model.parts import Dropout, DropoutMasks, Linear, Sees, Sight
 
 Layer = PostNormLayer | PreNormLayer
+Where = list[Tensor | None] | list[Places] | list[RelativePlaces]
+"""What each layer needs to know of the positions."""
 
 
 class Body(NamedTuple):
     """The parts of an architecture."""
 
-    embeddings: type[Embeddings] | type[ModernEmbeddings]
-    places: type[AttentionMask] | type[RotaryPlaces]
+    embeddings: type[Embeddings] | type[TokenEmbeddings]
+    places: type[AttentionMask] | type[RotaryPlaces] | type[RelativePositions]
     """Makes what each layer needs to know of the positions of a batch."""
     layer: type[Layer]
     """The definition, which can be hooked and adapted."""
@@ -52,7 +59,10 @@ class Body(NamedTuple):
 
 BODIES = {
     "electra": Body(Embeddings, AttentionMask, PostNormLayer, FusedPostNormLayer, False),
-    "modernbert": Body(ModernEmbeddings, RotaryPlaces, PreNormLayer, FusedPreNormLayer, True),
+    "modernbert": Body(TokenEmbeddings, RotaryPlaces, PreNormLayer, FusedPreNormLayer, True),
+    "deberta-v2": Body(
+        TokenEmbeddings, RelativePositions, DisentangledLayer, FusedDisentangledLayer, False
+    ),
 }
 """By `model.architecture`."""
 
@@ -79,7 +89,7 @@ class Encoder(nn.Module):
         config: EncoderConfig,
         *,
         layer: type[Layer] | None = None,
-        embeddings: Embeddings | ModernEmbeddings | None = None,
+        embeddings: Embeddings | TokenEmbeddings | None = None,
         compute_dtype: torch.dtype = torch.float32,
         recompute_activations: bool = False,
     ):
@@ -183,10 +193,10 @@ class Encoder(nn.Module):
         attention_mask_BL: Tensor | None = None,
         document_ids_BL: Tensor | None = None,
         sees: Sees = "all",
-    ) -> list[Tensor | None] | list[Places]:
+    ) -> Where:
         """Return what each layer needs to know of the positions; arguments as in `forward`."""
         length, device = input_ids_BL.shape[1], input_ids_BL.device
-        found: list[Tensor | None] | list[Places] = self.places(
+        found: Where = self.places(
             Sight(length, device, self.compute_dtype, attention_mask_BL, document_ids_BL, sees)
         )
         return found
@@ -222,7 +232,7 @@ class Encoder(nn.Module):
 
 def choose_layers(
     setting: Literal["auto", "plain", "fused", "triton"],
-    architecture: Literal["electra", "modernbert"],
+    architecture: Literal["electra", "modernbert", "deberta-v2"],
     device: torch.device,
     *,
     is_plain: bool,

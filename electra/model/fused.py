@@ -10,12 +10,13 @@ product reads them. docs/PERFORMANCE.md has what this gives.
 The classes have the parameters of the definitions under the same names. Losses agree with them to
 1e-6 relative in float32 and gradients to 1e-5 of their largest element; in bfloat16 both are as far
 from float32 as each other. Sub-modules are not called, their parameters are read: forward hooks on
-them never fire, and what replaces one (an adapter) takes no part. Whoever needs either builds
-`PostNormLayer` or `PreNormLayer`.
+them never fire, and what replaces one (an adapter) takes no part. Whoever needs either builds the
+definition.
 
 Shape suffixes: B rows of the batch, L positions, M = B * L, H hidden size, N heads, D size of a
 head, Z = B * N heads, times the blocks where attention is in blocks, Q queries and X keys of one of
 them, J = 3H (query, key and value), F feed-forward size, G = 2F; 3 stands for query, key and value.
+R rows of a table of distances, of which there are T = 2 L - 1.
 In functions of any matrix: I and O input and output size of a linear map, I, J, K rows, inner and
 columns of a product. A leading d: the gradient of the loss with respect to the tensor named after
 it.
@@ -28,6 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from electra.config import EncoderConfig
+from electra.model.deberta import DisentangledLayer, RelativePlaces
 from electra.model.electra import PostNormLayer
 from electra.model.modernbert import Places, PreNormLayer
 from electra.model.parts import Dropout, DropoutMasks
@@ -62,12 +64,10 @@ class Kept(NamedTuple):
         return x + y if self.mask is None else torch.addcmul(x, y, self.mask, value=self.scale)
 
 
-def draw_pools(
-    config: EncoderConfig, num_positions: int, dtype: torch.dtype, *widths: int
-) -> DropoutMasks:
-    """Return the masks of one pass over so many positions, the largest of the greatest width."""
+def draw_pools(config: EncoderConfig, dtype: torch.dtype, *sizes: int) -> DropoutMasks:
+    """Return the masks of one pass, of at most these numbers of elements."""
     probs = {config.hidden_dropout_prob, config.attention_probs_dropout_prob} - {0.0}
-    return DropoutMasks(num_positions * max(widths), dtype, sorted(probs))
+    return DropoutMasks(max(sizes), dtype, sorted(probs))
 
 
 class FusedPostNormLayer(PostNormLayer):
@@ -79,38 +79,128 @@ class FusedPostNormLayer(PostNormLayer):
     ) -> DropoutMasks:
         """Return the dropout masks of one pass of `num_rows` rows in training."""
         widths = (config.embedding_size, config.hidden_size, config.num_attention_heads * length)
-        return draw_pools(config, num_rows * length, dtype, *widths)
+        return draw_pools(config, dtype, num_rows * length * max(widths))
 
     def forward(
         self, x_BLH: Tensor, mask_BNLL: Tensor | None, masks: DropoutMasks | None
     ) -> Tensor:
         """Return what `PostNormLayer.forward` returns; without `masks` nothing is dropped."""
-        B, L, H = x_BLH.shape
-        attention, num_heads = self.attention, self.attention.num_heads
-        of_probs = Kept.draw(attention.dropout, (B * num_heads, L, L), masks)
-        of_attended, of_output = (Kept.draw(self.dropout, (B * L, H), masks) for _ in range(2))
-        maps = attention.qkv, attention.output, self.attention_norm
-        parameters = [tensor for each in maps for tensor in (each.weight, each.bias)]
-        x_1_MH: Tensor = _PostAttention.apply(
-            *(x_BLH, mask_BNLL, of_probs, of_attended, num_heads, self.attention_norm.eps),
-            *parameters,
-        )
-        maps = self.intermediate, self.output, self.output_norm
-        parameters = [tensor for each in maps for tensor in (each.weight, each.bias)]
-        y_MH: Tensor = _PostFeedForward.apply(x_1_MH, of_output, self.output_norm.eps, *parameters)
-        return y_MH.view(B, L, H)
+        return _apply_post_norm(self, x_BLH, mask_BNLL, masks)
+
+
+class FusedDisentangledLayer(DisentangledLayer):
+    """`DisentangledLayer` for training and evaluation on a CPU."""
+
+    @classmethod
+    def draw_masks(
+        cls, config: EncoderConfig, num_rows: int, length: int, dtype: torch.dtype
+    ) -> DropoutMasks:
+        """Return the dropout masks of one pass of `num_rows` rows in training."""
+        widths = config.hidden_size, config.num_attention_heads * length
+        of_table = 2 * config.position_buckets * config.hidden_size
+        return draw_pools(config, dtype, num_rows * length * max(widths), of_table)
+
+    def forward(  # type: ignore[override]
+        self, x_BLH: Tensor, places: RelativePlaces, masks: DropoutMasks | None
+    ) -> Tensor:
+        """Return what `DisentangledLayer.forward` returns; without `masks` nothing is dropped."""
+        table_RH = places.table_RH
+        kept = Kept.draw(self.attention.relative_dropout, tuple(table_RH.shape), masks)
+        if kept.mask is not None:
+            table_RH = table_RH * kept.mask * kept.scale
+        return _apply_post_norm(self, x_BLH, places.mask, masks, table_RH, places.rows_T)
+
+
+def _apply_post_norm(
+    layer: PostNormLayer,
+    x_BLH: Tensor,
+    mask_BNLL: Tensor | None,
+    masks: DropoutMasks | None,
+    table_RH: Tensor | None = None,
+    rows_T: Tensor | None = None,
+) -> Tensor:
+    """Return the hidden states (B, L, H) after a layer; table and rows are `RelativePlaces`'."""
+    B, L, H = x_BLH.shape
+    attention, num_heads = layer.attention, layer.attention.num_heads
+    of_probs = Kept.draw(attention.dropout, (B * num_heads, L, L), masks)
+    of_attended, of_output = (Kept.draw(layer.dropout, (B * L, H), masks) for _ in range(2))
+    maps = attention.qkv, attention.output, layer.attention_norm
+    parameters = [tensor for each in maps for tensor in (each.weight, each.bias)]
+    x_1_MH: Tensor = _PostAttention.apply(
+        *(x_BLH, table_RH, rows_T, mask_BNLL, of_probs, of_attended, num_heads),
+        *(layer.attention_norm.eps, *parameters),
+    )
+    maps = layer.intermediate, layer.output, layer.output_norm
+    parameters = [tensor for each in maps for tensor in (each.weight, each.bias)]
+    y_MH: Tensor = _PostFeedForward.apply(x_1_MH, of_output, layer.output_norm.eps, *parameters)
+    return y_MH.view(B, L, H)
+
+
+class Distances(NamedTuple):
+    """Queries and keys of all distances between two positions, in disentangled attention.
+
+    What position i gives j by their distance is a column of the product of i with all keys, one
+    further to the right for each j: all of them are a strided view of the products. No score is
+    gathered, and no gradient scattered, but those of the T distances. Z = N * B, not B * N.
+    """
+
+    q_NTD: Tensor
+    """From distance -(L - 1) to L - 1, query less key."""
+    k_NTD: Tensor
+    """From distance L - 1 to -(L - 1)."""
+
+    @property
+    def scale(self) -> float:
+        """Factor of the three scores together."""
+        return float((3 * self.k_NTD.shape[2]) ** -0.5)
+
+    def score(self, q_ZLD: Tensor, k_ZLD: Tensor) -> Tensor:
+        """Return scale * (q k^T + the two scores by distance), (Z, L, L)."""
+        scale = self.scale
+        shape, length = (len(self.k_NTD), -1, q_ZLD.shape[2]), q_ZLD.shape[1]
+        by_key = product(q_ZLD.view(shape), self.k_NTD.transpose(1, 2), scale)
+        by_query = product(k_ZLD.view(shape), self.q_NTD.transpose(1, 2), scale)
+        own = _skew(by_key, length)
+        scores_ZLL = torch.baddbmm(own, q_ZLD, k_ZLD.transpose(1, 2), alpha=scale)
+        return scores_ZLL.add_(_skew(by_query, length).transpose(1, 2))
+
+    def score_back(
+        self, dscores_ZLL: Tensor, q: Tensor, k: Tensor, dq: Tensor, dk: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Add to the gradients of query and key; return those of `q_NTD` and `k_NTD`."""
+        (N, T, D), (Z, L, _) = self.k_NTD.shape, dscores_ZLL.shape
+        dproducts = dscores_ZLL.new_zeros(N, Z // N * L, T)  # what no pair reads stays zero
+        found = []
+        for x, dx, other_NTD, dscores in (
+            (k, dk, self.q_NTD, dscores_ZLL.transpose(1, 2)),
+            (q, dq, self.k_NTD, dscores_ZLL),
+        ):
+            _skew(dproducts, L).copy_(dscores)
+            dx.view(N, -1, D).baddbmm_(dproducts, other_NTD, alpha=self.scale)
+            found.append(product(dproducts.transpose(1, 2), x.view(N, -1, D), self.scale))
+        return found[0], found[1]
+
+
+def _skew(products: Tensor, length: int) -> Tensor:
+    """Return the view (Z, L, L) of (..., T) whose column j of row i is column j - i + L - 1."""
+    width = 2 * length - 1
+    shape = products.numel() // (length * width), length, length
+    return products.as_strided(shape, (length * width, width - 1, 1), length - 1)
 
 
 class _PostAttention(torch.autograd.Function):
     """norm(x + dropout(attention(x))): (B, L, H) to (M, H), in the compute dtype.
 
     The parameters are float32: weight and bias of query, key and value, of the output, of the norm.
+    With a table of distances attention is disentangled, and heads come before rows.
     """
 
     @staticmethod
     def forward(
         ctx: Any,
         x_BLH: Tensor,
+        table_RH: Tensor | None,
+        rows_T: Tensor | None,
         mask_BNLL: Tensor | None,
         of_probs: Kept,
         of_attended: Kept,
@@ -120,45 +210,64 @@ class _PostAttention(torch.autograd.Function):
     ) -> Tensor:
         B, L, H = x_BLH.shape
         N, D = num_heads, H // num_heads
+        swaps = table_RH is not None
         W_qkv, b_qkv, W_o, b_o = (each.to(x_BLH.dtype) for each in parameters[:4])
         g, h = parameters[4:]
         x_MH = x_BLH.reshape(-1, H)
-        qkv_3ZLD = (
-            map_rows(x_MH, W_qkv, b_qkv)
-            .view(B, L, 3, N, D)
-            .permute(2, 0, 3, 1, 4)
-            .reshape(3, B * N, L, D)
-        )
+        qkv_3BNLD = map_rows(x_MH, W_qkv, b_qkv).view(B, L, 3, N, D).permute(2, 0, 3, 1, 4)
+        qkv_3ZLD = _swap(qkv_3BNLD, 1, swaps).reshape(3, B * N, L, D)
+        distances = None
+        if table_RH is not None and rows_T is not None:
+            qk_RJ = map_rows(table_RH, W_qkv[: 2 * H], b_qkv[: 2 * H])
+            q_NRD, k_NRD = qk_RJ.view(-1, 2, N, D).permute(1, 2, 0, 3)
+            distances = Distances(q_NRD[:, rows_T], k_NRD[:, rows_T.flip(0)])
+            mask_BNLL = None if mask_BNLL is None else mask_BNLL.transpose(0, 1)
+        size = (N, B) if swaps else (B, N)
         q, k, v = qkv_3ZLD.unbind(0)
-        context_ZLD, probs_ZLL = attend(q, k, v, mask_BNLL, (B, N), of_probs)
-        context_MH = context_ZLD.view(B, N, L, D).transpose(1, 2).reshape(-1, H)
+        context_ZLD, probs_ZLL = attend(q, k, v, mask_BNLL, size, of_probs, distances)
+        context_BNLD = _swap(context_ZLD.view(*size, L, D), 0, swaps)
+        context_MH = context_BNLD.transpose(1, 2).reshape(-1, H)
         sum_MH = of_attended.add(x_MH, map_rows(context_MH, W_o, b_o))
         x_1_MH, mean, rstd = torch.native_layer_norm(sum_MH, [H], g, h, eps)
         if any(ctx.needs_input_grad):
             ctx.size, ctx.kept = (B, L, N, D), (of_probs, of_attended)
+            ctx.distances = distances
             ctx.save_for_backward(
-                *(x_MH, qkv_3ZLD, probs_ZLL, context_MH, W_qkv, W_o),
+                *(x_MH, table_RH, rows_T, qkv_3ZLD, probs_ZLL, context_MH, W_qkv, W_o),
                 *(sum_MH, mean, rstd, g, h),
             )
         return x_1_MH
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> Gradients:
-        x_MH, qkv_3ZLD, probs_ZLL, context_MH, W_qkv, W_o, *norm = ctx.saved_tensors
-        (B, L, N, D), (of_probs, of_attended) = ctx.size, ctx.kept
+        x_MH, table_RH, rows_T, *saved = ctx.saved_tensors
+        qkv_3ZLD, probs_ZLL, context_MH, W_qkv, W_o, *norm = saved
+        (B, L, N, D), (of_probs, of_attended), distances = ctx.size, ctx.kept, ctx.distances
+        swaps = distances is not None
         dsum_MH, dg, dh = norm_back(grad_outputs[0], *norm)
         dattended_MH = of_attended.drop(dsum_MH)
         dW_o = weight_gradient(dattended_MH, context_MH, of_attended.scale)
         db_o = bias_gradient(dattended_MH, of_attended.scale)
         dcontext_MH = map_back(dattended_MH, W_o, of_attended.scale)
-        dcontext_ZLD = dcontext_MH.view(B, L, N, D).transpose(1, 2).reshape(-1, L, D)
+        dcontext_BNLD = dcontext_MH.view(B, L, N, D).transpose(1, 2)
+        dcontext_ZLD = _swap(dcontext_BNLD, 0, swaps).reshape(-1, L, D)
         dqkv_3ZLD = torch.empty_like(qkv_3ZLD)
-        attend_back(dcontext_ZLD, *qkv_3ZLD.unbind(0), probs_ZLL, of_probs, *dqkv_3ZLD.unbind(0))
-        dqkv_MJ = dqkv_3ZLD.view(3, B, N, L, D).permute(1, 3, 0, 2, 4).reshape(B * L, -1)
+        *_, of_distances = attend_back(
+            *(dcontext_ZLD, *qkv_3ZLD.unbind(0), probs_ZLL, of_probs, *dqkv_3ZLD.unbind(0)),
+            distances=distances,
+        )
+        dqkv_3BNLD = _swap(dqkv_3ZLD.view(3, *((N, B) if swaps else (B, N)), L, D), 1, swaps)
+        dqkv_MJ = dqkv_3BNLD.permute(1, 3, 0, 2, 4).reshape(B * L, -1)
         dx_MH = torch.addmm(dsum_MH, dqkv_MJ, W_qkv)
+        dW_qkv, db_qkv, dtable_RH = weight_gradient(dqkv_MJ, x_MH), bias_gradient(dqkv_MJ), None
+        if of_distances is not None:
+            dqk_RJ = _gather_rows(*of_distances, rows_T, len(table_RH)).to(table_RH.dtype)
+            dtable_RH = dqk_RJ @ W_qkv[: dqk_RJ.shape[1]]
+            dW_qkv[: dqk_RJ.shape[1]] += weight_gradient(dqk_RJ, table_RH)
+            db_qkv[: dqk_RJ.shape[1]] += bias_gradient(dqk_RJ)
         return (
-            *(dx_MH.view(B, L, -1), None, None, None, None, None),
-            *(weight_gradient(dqkv_MJ, x_MH), bias_gradient(dqkv_MJ), dW_o, db_o, dg, dh),
+            *(dx_MH.view(B, L, -1), dtable_RH, None, None, None, None, None, None),
+            *(dW_qkv, db_qkv, dW_o, db_o, dg, dh),
         )
 
 
@@ -206,7 +315,7 @@ class FusedPreNormLayer(PreNormLayer):
     ) -> DropoutMasks:
         """Return the dropout masks of one pass of `num_rows` rows in training."""
         widths = config.hidden_size, config.intermediate_size, config.num_attention_heads * length
-        return draw_pools(config, num_rows * length, dtype, *widths)
+        return draw_pools(config, dtype, num_rows * length * max(widths))
 
     def forward(self, x_BLH: Tensor, places: Places, masks: DropoutMasks | None) -> Tensor:
         """Return what `PreNormLayer.forward` returns; without `masks` nothing is dropped."""
@@ -293,7 +402,7 @@ class _PreAttention(torch.autograd.Function):
             dcontext_ZQD = places.cut(dcontext_BNLD).flatten(0, 2)
         else:
             dcontext_ZQD = dcontext_BNLD.reshape(-1, L, D)
-        dq, dk, dv = attend_back(dcontext_ZQD, *_arrange(qkv_3BNLD, places), probs_ZQX, of_probs)
+        dq, dk, dv, _ = attend_back(dcontext_ZQD, *_arrange(qkv_3BNLD, places), probs_ZQX, of_probs)
         dmapped_MJ = torch.empty((B * L, 3 * N * D), dtype=W_qkv.dtype)
         dmapped_3BNLD = dmapped_MJ.view(B, L, 3, N, D).permute(2, 0, 3, 1, 4)
         _rotate(dq.view(B, N, -1, D)[:, :, :L], places, -1, dmapped_3BNLD[0])
@@ -369,12 +478,16 @@ def attend(
     mask: Tensor | None,
     size: tuple[int, int],
     of_probs: Kept,
+    distances: Distances | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return dropout(softmax(q k^T / sqrt(D) + mask)) v (Z, Q, D), and the softmax (Z, Q, X).
 
-    The mask broadcasts to (B, N, ..., Q, X), where `size` is (B, N).
+    The mask broadcasts to (*size, ..., Q, X), where `size` is (B, N), or with distances (N, B).
     """
-    scores_ZQX = product(q_ZQD, k_ZXD.transpose(1, 2), q_ZQD.shape[2] ** -0.5)
+    if distances is None:
+        scores_ZQX = product(q_ZQD, k_ZXD.transpose(1, 2), q_ZQD.shape[2] ** -0.5)
+    else:
+        scores_ZQX = distances.score(q_ZQD, k_ZXD)
     if mask is not None:
         scores_ZQX.view(*size, *mask.shape[2:-2], *scores_ZQX.shape[1:]).add_(mask)
     probs_ZQX = scores_ZQX.softmax(dim=-1)
@@ -389,15 +502,22 @@ def attend_back(
     probs_ZQX: Tensor,
     of_probs: Kept,
     *out: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of query, key and value, written to `out` if that is given."""
+    distances: Distances | None = None,
+) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, Tensor] | None]:
+    """Return the gradients of query, key and value, written to `out` if that is given.
+
+    The last result is that of the distances' queries and keys, if there are any.
+    """
     dq, dk, dv = out or (None, None, None)
-    scale, scale_scores = of_probs.scale, q_ZQD.shape[2] ** -0.5
+    scale_scores = q_ZQD.shape[2] ** -0.5 if distances is None else distances.scale
+    scale = of_probs.scale
     dv = product(of_probs.drop(probs_ZQX).transpose(1, 2), dcontext_ZQD, scale, dv)
     dprobs_ZQX = of_probs.drop_(product(dcontext_ZQD, v_ZXD.transpose(1, 2), scale))
     dscores_ZQX = torch._softmax_backward_data(dprobs_ZQX, probs_ZQX, -1, probs_ZQX.dtype)
     dq = product(dscores_ZQX, k_ZXD, scale_scores, dq)
-    return dq, product(dscores_ZQX.transpose(1, 2), q_ZQD, scale_scores, dk), dv
+    dk = product(dscores_ZQX.transpose(1, 2), q_ZQD, scale_scores, dk)
+    back = distances and distances.score_back(dscores_ZQX, q_ZQD, k_ZXD, dq, dk)
+    return dq, dk, dv, back
 
 
 def product(a_ZIJ: Tensor, b_ZJK: Tensor, scale: float, out: Tensor | None = None) -> Tensor:
@@ -464,6 +584,20 @@ def _arrange(qkv_3BNLD: Tensor, places: Places) -> tuple[Tensor, Tensor, Tensor]
         return q, k, v
     k, v = (places.cut_with_neighbours(each).flatten(0, 2) for each in qkv_3BNLD[1:])
     return places.cut(qkv_3BNLD[0]).flatten(0, 2), k, v
+
+
+def _swap(x: Tensor, axis: int, swaps: bool) -> Tensor:
+    """Return a tensor with the axes of rows and heads exchanged, or as it is."""
+    return x.transpose(axis, axis + 1) if swaps else x
+
+
+def _gather_rows(dq_NTD: Tensor, dk_NTD: Tensor, rows_T: Tensor, num_rows: int) -> Tensor:
+    """Return the gradients of queries and keys of the table's rows (R, 2H), float32."""
+    N, _, D = dq_NTD.shape
+    dqk_2NRD = torch.zeros(2, N, num_rows, D)
+    dqk_2NRD[0].index_add_(1, rows_T, dq_NTD.float())
+    dqk_2NRD[1].index_add_(1, rows_T.flip(0), dk_NTD.float())
+    return dqk_2NRD.permute(2, 0, 1, 3).reshape(num_rows, -1)
 
 
 def _gather(x_ZXD: Tensor, size: tuple[int, int, int, int], places: Places) -> Tensor:

@@ -105,7 +105,7 @@ def build_inner(config: EncoderConfig) -> nn.Module:
 def _biases(config: EncoderConfig) -> tuple[bool, bool]:
     """Return whether the inner linear map of a head has a bias, and whether its norm has one."""
     is_modern = config.architecture == "modernbert"
-    return not is_modern or config.classifier_bias, not is_modern or config.norm_bias
+    return not is_modern or config.classifier_bias, config.has_norm_bias
 
 
 class ClassifierHead(nn.Module):

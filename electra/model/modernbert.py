@@ -38,10 +38,10 @@ from electra.model.parts import (
 
 def make_norm(config: EncoderConfig) -> LayerNorm:
     """Return a layer norm of the hidden size, with a bias if the config has it."""
-    return LayerNorm(config.hidden_size, eps=config.layer_norm_eps, bias=config.norm_bias)
+    return LayerNorm(config.hidden_size, eps=config.layer_norm_eps, bias=config.has_norm_bias)
 
 
-class ModernEmbeddings(nn.Module):
+class TokenEmbeddings(nn.Module):
     """Token embeddings, normalised: ids (B, L) to (B, L, H). Positions are the layers' business."""
 
     def __init__(self, config: EncoderConfig):

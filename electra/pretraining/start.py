@@ -30,7 +30,7 @@ from electra.method.objective import Objective, Parts
 from electra.method.registry import build_objective
 from electra.model.encoder import Embeddings, Encoder, choose_layers
 from electra.model.initialisation import draw_glorot, init_weights, look_at_neighbours
-from electra.model.modernbert import ModernEmbeddings
+from electra.model.modernbert import TokenEmbeddings
 from electra.pretraining.init_from import load_network, size_generator
 from electra.shards.store import Shards
 from electra.tokenizing.tokenizer import Tokenizer
@@ -133,7 +133,7 @@ def build_model(
     if config.method.mode == "reference":
         draw_glorot(model, others)
     if train.initial_weights != "bert":
-        by_embeddings: dict[Embeddings | ModernEmbeddings, list[Encoder]] = {}
+        by_embeddings: dict[Embeddings | TokenEmbeddings, list[Encoder]] = {}
         for part in (model.kept, *model.modules()):
             if isinstance(part, Encoder) and part not in by_embeddings.get(part.embeddings, []):
                 by_embeddings.setdefault(part.embeddings, []).append(part)

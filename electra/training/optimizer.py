@@ -84,7 +84,7 @@ def _depth(name: str) -> int | None:
     parts = name.split(".")
     if "layers" in parts:
         return int(parts[parts.index("layers") + 1]) + 1
-    if "embeddings" in parts or "embeddings_project" in parts:
+    if {"embeddings", "embeddings_project", "places"} & set(parts):
         return 0
     return None
 
