@@ -190,8 +190,8 @@ def pretrain(
         shards: Folder that `electra prepare` wrote.
         out: The run folder.
         preset: Sizes and settings to begin with.
-        recipe: As published, or as found by experiment; None: best for tiny, mini and
-            modern-tiny, paper for the others.
+        recipe: As published, or as found by experiment; None: best for tiny, mini,
+            modern-tiny and deberta-tiny, paper for the others.
         settings: Settings to change.
         show: Called with each record of metrics.jsonl.
 

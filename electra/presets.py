@@ -70,6 +70,36 @@ def modern_sizes(hidden_size: int, num_hidden_layers: int) -> EncoderConfig:
     )
 
 
+def deberta_sizes(hidden_size: int, num_hidden_layers: int, **changes: Any) -> EncoderConfig:
+    """Return an encoder of the architecture deberta-v2, with DeBERTaV3's settings.
+
+    Args:
+        hidden_size: Width of embeddings and hidden states, a multiple of 64.
+        num_hidden_layers: Number of layers.
+        changes: Other fields of EncoderConfig.
+    """
+    changes = {"architecture": "deberta-v2", "layer_norm_eps": 1e-7, **changes}
+    return encoder_sizes(hidden_size, num_hidden_layers, hidden_size, **changes)
+
+
+def _deberta(
+    hidden_size: int, num_hidden_layers: int, learning_rate: float, batch_size: int
+) -> PretrainConfig:
+    """Return the settings of a size of DeBERTaV3.
+
+    Source: He et al. 2021; microsoft/DeBERTa experiments/language_model/rtd.sh for learning rate,
+    batch and steps.
+    """
+    return PretrainConfig(
+        model=deberta_sizes(hidden_size, num_hidden_layers),
+        generator=GeneratorConfig(hidden_fraction=1.0, layers_fraction=0.5),
+        method=MethodConfig(sharing="gdes"),
+        examples=ExamplesConfig(sequence_length=512),
+        optimizer=OptimizerConfig(learning_rate=learning_rate),
+        train=TrainConfig(steps=1_000_000, batch_size=batch_size, updates="apart"),
+    )
+
+
 def improve(config: PretrainConfig, layers_fraction: float = 0.25) -> PretrainConfig:
     """Return the settings with the recipe `best`.
 
@@ -138,6 +168,22 @@ _PAPER: Mapping[str, PretrainConfig] = {
         generator=GeneratorConfig(hidden_fraction=1.0, layers_fraction=0.25),
         train=TrainConfig(steps=1_000_000, batch_size=128),
     ),
+    # DeBERTaV3's sizes; the script only continues small, which has the settings of xsmall here.
+    "deberta-v3-xsmall": _deberta(384, 12, 3e-4, 64),
+    "deberta-v3-small": _deberta(768, 6, 3e-4, 64),
+    "deberta-v3-base": _deberta(768, 12, 1e-4, 256),
+    "deberta-v3-large": _deberta(1024, 24, 1e-4, 256),
+    # Not published: the size of `tiny`, with Small's settings and buckets for rows of 128.
+    "deberta-tiny": PretrainConfig(
+        model=deberta_sizes(
+            *(128, 4),
+            position_buckets=64,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+        ),
+        generator=GeneratorConfig(hidden_fraction=1.0, layers_fraction=0.5),
+        train=_TINY,
+    ),
 }
 
 
@@ -178,16 +224,17 @@ RECIPES: Mapping[str, Mapping[str, PretrainConfig]] = {
         "tiny": _best_on_two_cores(_without_dropout(_PAPER["tiny"]), _TINY, 0.5),
         "mini": _best_on_two_cores(_without_dropout(_PAPER["mini"]), _MINI, 0.25, 0.4),
         "modern-tiny": _best_on_two_cores(_PAPER["modern-tiny"].model, _TINY, 0.5),
+        "deberta-tiny": _best_on_two_cores(_PAPER["deberta-tiny"].model, _TINY, 0.5),
     },
 }
 """Pre-training settings by recipe and size. `paper` is as published (table 6 of the paper, and for
 `tiny` and `mini` the settings of Small). `best` has what was found by experiment, at the size of
-`tiny`; at the paper's sizes it has not been measured."""
+`tiny`; at the paper's sizes, and with `deberta-tiny`, it has not been measured."""
 PRESETS: Mapping[str, PretrainConfig] = dict(RECIPES["paper"]) | {
-    name: RECIPES["best"][name] for name in ("tiny", "mini", "modern-tiny")
+    name: RECIPES["best"][name] for name in ("tiny", "mini", "modern-tiny", "deberta-tiny")
 }
 """Pre-training settings by size, if no recipe is named: the paper's, and the best for `tiny`,
-`mini` and `modern-tiny`.
+`mini`, `modern-tiny` and `deberta-tiny`.
 
 On a GPU the paper's settings are not the fastest. 128 rows of 128 tokens do not fill it: more rows
 a step, with a learning rate to match, take less time for each. examples.short_prob=0 leaves out

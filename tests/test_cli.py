@@ -594,6 +594,5 @@ def test_a_recipe_is_one_word(preset, capsys, tmp_path):
         printed[recipe] = capsys.readouterr().out
     assert "optimizer.matrices=adamw" in printed["paper"]
     assert "optimizer.matrices=muon" in printed["best"]
-    assert (
-        printed[None] == printed["best" if preset in ("tiny", "mini", "modern-tiny") else "paper"]
-    )
+    is_measured = preset.endswith("tiny") or preset == "mini"
+    assert printed[None] == printed["best" if is_measured else "paper"]

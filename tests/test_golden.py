@@ -42,6 +42,11 @@ MODERN = [
     "generator.hidden_fraction=1",
     "generator.layers_fraction=0.5",
 ]
+DEBERTA = [
+    *("model.architecture=deberta-v2", "model.embedding_size=128", "model.position_buckets=8"),
+    *("model.max_relative_positions=16", "generator.hidden_fraction=1"),
+    "generator.layers_fraction=0.5",
+]
 VARIANTS = {
     "rtd": [],
     "rtd-masked-only": ["method.objective=rtd_masked_only"],
@@ -83,6 +88,8 @@ VARIANTS = {
         "examples.attend=document",
     ],
     "modern-electric": [*MODERN, "method.objective=electric", "optimizer.matrices=muon"],
+    "deberta": [*DEBERTA, "method.sharing=gdes", "train.updates=apart"],
+    "deberta-mlm": [*DEBERTA, "method.objective=mlm", "examples.attend=document"],
     "no-dropout": ["model.hidden_dropout_prob=0", "model.attention_probs_dropout_prob=0"],
 }
 

@@ -7,7 +7,7 @@ import torch
 
 from electra.checkpoints.checkpoint import read_tensors
 from electra.checkpoints.folder import Finetuned, SavedNetwork, read_model
-from electra.checkpoints.names import DISCRIMINATOR_FILE, HEAD_FILE
+from electra.checkpoints.names import DEBERTA, DISCRIMINATOR_FILE, HEAD_FILE
 from electra.config import FeaturesConfig, FinetuneConfig
 from electra.errors import UserError
 from electra.interop import onnx
@@ -15,14 +15,14 @@ from electra.interop.export import KINDS, describe, describe_finetuned, write_ne
 from electra.model.encoder import Encoder
 from electra.model.heads import DiscriminatorHead, GeneratorHead
 from electra.model.initialisation import init_weights
-from electra.presets import encoder_sizes, modern_sizes
+from electra.presets import deberta_sizes, encoder_sizes, modern_sizes
 from electra.tasks.registry import restore_family
 
 transformers = pytest.importorskip("transformers")
 
 FORMATS = (
     *(("electra", "huggingface"), ("electra", "bert"), ("modernbert", "huggingface")),
-    ("modernbert with biases", "huggingface"),
+    *(("modernbert with biases", "huggingface"), ("deberta-v2", "huggingface")),
 )
 FAMILIES = {kind: family for family, kind in KINDS.items()}
 PRETRAINING = {"": None, "PreTraining": DiscriminatorHead, "MaskedLM": GeneratorHead}
@@ -38,6 +38,8 @@ def make_sizes(body, embedding_size=32, positions=16, vocab_size=120):
     options = {"vocab_size": vocab_size, "max_position_embeddings": positions}
     if body == "electra":
         return encoder_sizes(64, 2, embedding_size, **options)
+    if body == "deberta-v2":
+        return deberta_sizes(64, 2, position_buckets=8, max_relative_positions=12, **options)
     names = ("norm_bias", "attention_bias", "mlp_bias", "classifier_bias")
     options |= dict.fromkeys(names, body.endswith("biases"))
     return dataclasses.replace(modern_sizes(64, 3), local_attention=8, **options)
@@ -89,7 +91,7 @@ def assert_same_outputs(outgoing, theirs, beside):
     ours = list(ours) if isinstance(ours, tuple) else [ours]
     names = ("input_ids", "attention_mask", "token_type_ids")
     inputs = dict(zip(names, rows, strict=True))
-    if theirs.config.model_type == "modernbert":
+    if theirs.config.model_type in ("modernbert", "deberta-v2"):
         del inputs["token_type_ids"]
     if beside and outgoing.kind == "MultipleChoice":
         inputs = {name: each.flatten(0, 1) for name, each in inputs.items()}
@@ -127,10 +129,14 @@ def test_round_trip(kind, pooling, body, form, toy_tokenizer, tmp_path):
         write_plain(tmp_path, outgoing)
     paths = [tmp_path / name for name in (HEAD_FILE, DISCRIMINATOR_FILE)]
     beside = next((dict(read_tensors(path)) for path in paths if path.exists()), {})
-    prefix = {"electra": "Electra"}.get(body, "ModernBert") if form == "huggingface" else "Bert"
+    prefix = {"electra": "Electra", "deberta-v2": "DebertaV2"}.get(body, "ModernBert")
+    prefix = prefix if form == "huggingface" else "Bert"
     has_class = not beside and kind
     name = f"{prefix}For{kind}" if has_class else f"{prefix}Model"
     options = {"add_pooling_layer": False} if name == "BertModel" else {}
+    if body == "deberta-v2" and kind == "PreTraining":
+        assert all(each.startswith("mask_predictions.") for each in beside)
+        beside = dict(DEBERTA.read_head(kind, beside, sizes))
     theirs, info = getattr(transformers, name).from_pretrained(
         tmp_path, output_loading_info=True, **options
     )
@@ -155,7 +161,7 @@ def assert_same_tensors(ours, theirs):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("body", ["electra", "modernbert"])
+@pytest.mark.parametrize("body", ["electra", "modernbert", "deberta-v2"])
 @pytest.mark.parametrize(("kind", "pooling"), CASES)
 def test_onnx_agrees(kind, pooling, body, toy_tokenizer, toy_text, tmp_path):
     """In float32 over 20 shapes, and another network is noticed; in int8 beyond chance.
@@ -202,7 +208,8 @@ def test_heads_that_no_class_can_hold_are_refused(facts, settings, message, toy_
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("modernbert", "BERT has learned positions and norms after"),
+        ("modernbert", "BERT has learned positions, modernbert has not"),
+        ("deberta-v2", "BERT has learned positions, deberta-v2 has not"),
         ("electra", "embedding_size 32 must be hidden_size 64, as in base"),
     ],
 )

@@ -40,7 +40,7 @@ class RelativePlaces(NamedTuple):
     @property
     def rows_LL(self) -> Tensor:
         """The row of each pair's distance, query less key."""
-        length = (len(self.rows_T) + 1) // 2
+        length = (self.rows_T.shape[0] + 1) // 2
         place_L = torch.arange(length, device=self.rows_T.device)
         return self.rows_T[place_L[:, None] - place_L + length - 1]
 

@@ -169,7 +169,8 @@ class Sight(NamedTuple):
         if self.sees != "all":
             ones_LL = torch.ones(self.length, self.length, dtype=torch.bool, device=self.device)
             hidden_LL = ones_LL.triu(1) if self.sees == "before" else ones_LL.tril(-1)
-            forbidden_BNLL = hidden_LL if forbidden_BNLL is None else forbidden_BNLL | hidden_LL
+            hidden_BNLL = hidden_LL[None, None]
+            forbidden_BNLL = hidden_BNLL if forbidden_BNLL is None else forbidden_BNLL | hidden_BNLL
         return forbidden_BNLL
 
     def make_mask(self, forbidden: Tensor | None) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""The architecture modernbert against transformers' ModernBertModel, and in all that trains."""
+"""The architectures modernbert and deberta-v2 against transformers' own, and in all that trains."""
 
 import dataclasses
 import itertools
@@ -9,15 +9,16 @@ import torch.nn.functional as F
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
-from electra.checkpoints.names import MODERNBERT
+from electra.checkpoints.names import ARCHITECTURES, DEBERTA, MODERNBERT
 from electra.config import EncoderConfig
 from electra.errors import UserError
 from electra.method.flops import count_true
 from electra.method.masking import Vocabulary
 from electra.method.objective import Parts
 from electra.method.registry import build_objective
+from electra.model.deberta import DisentangledLayer, find_rows
 from electra.model.encoder import Encoder
-from electra.model.fused import FusedPreNormLayer
+from electra.model.fused import FusedDisentangledLayer, FusedPreNormLayer
 from electra.model.heads import GeneratorHead
 from electra.model.initialisation import init_weights
 from electra.model.modernbert import PreNormLayer, find_block
@@ -51,7 +52,25 @@ WITH_BIASES = dataclasses.replace(
     classifier_bias=True,
     global_attn_every_n_layers=2,
 )
+DISTANCES = dataclasses.replace(
+    SIZES,
+    architecture="deberta-v2",
+    num_hidden_layers=2,
+    layer_norm_eps=1e-7,
+    local_attention=128,
+    position_buckets=8,
+    max_relative_positions=32,
+)
+AS_PUBLISHED = dataclasses.replace(DISTANCES, position_buckets=256, max_relative_positions=512)
 BOTH = (PreNormLayer, FusedPreNormLayer)
+FORMS = {"modernbert": BOTH, "deberta-v2": (DisentangledLayer, FusedDisentangledLayer)}
+CASES = {
+    "no-biases": SIZES,
+    "biases": WITH_BIASES,
+    "deberta": DISTANCES,
+    "deberta-as-published": AS_PUBLISHED,
+}
+EVERY = pytest.mark.parametrize("sizes", CASES.values(), ids=CASES)
 TOLERANCE = {"atol": 1e-5, "rtol": 0}
 
 
@@ -71,16 +90,17 @@ def draw(module, std=0.2):
 
 def convert(sizes, encoder, predicts, head):
     kind = "MaskedLM" if predicts == "tokens" else "PreTraining"
-    values = MODERNBERT.write_config(sizes, MODERNBERT.class_name(kind), TOKENIZER)
-    return values, MODERNBERT.to_theirs(encoder, head, kind)
+    names = ARCHITECTURES[sizes.architecture]
+    values = names.write_config(sizes, names.class_name(kind), TOKENIZER)
+    return values, names.to_theirs(encoder, head, kind)
 
 
-def build_theirs(architecture, values, tensors):
-    config = transformers.ModernBertConfig(**values)
-    model = getattr(transformers, architecture)(config)
+def build_theirs(values, tensors):
+    config = transformers.AutoConfig.for_model(**values)
+    model = getattr(transformers, *values["architectures"])(config)
     unused = model.load_state_dict(tensors, strict=False)
     assert not unused.unexpected_keys
-    assert set(unused.missing_keys) <= {"decoder.weight"}  # tied
+    assert all("decoder." in name for name in unused.missing_keys)  # tied
     return model.eval()
 
 
@@ -95,21 +115,16 @@ def rows_of(length, is_padded):
 # Parity
 
 
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        pytest.param(SIZES, id="no-biases", marks=pytest.mark.slow),
-        pytest.param(WITH_BIASES, id="biases"),
-    ],
-)
-@pytest.mark.parametrize("layer", BOTH)
-def test_states_are_those_of_transformers_at_every_length(sizes, layer):
-    """Over rows in which local attention is dense, in blocks, and wider than the row."""
+@EVERY
+@pytest.mark.parametrize("is_fast", [False, True])
+def test_states_are_those_of_transformers_at_every_length(sizes, is_fast):
+    """Local attention is dense, in blocks, and wider than the row; distances exceed the buckets."""
+    layer = FORMS[sizes.architecture][is_fast]
     encoder = draw(Encoder(sizes, layer=layer).eval())
-    theirs = build_theirs("ModernBertModel", *convert(sizes, encoder.state_dict(), "replaced", {}))
+    theirs = build_theirs(*convert(sizes, encoder.state_dict(), "replaced", {}))
     count = sum(parameter.numel() for parameter in encoder.parameters())
     assert count == sum(parameter.numel() for parameter in theirs.parameters())
-    lengths = (1, 2, 16, 17, 18, 48, 49, 64, 65, 100, 128, 257, 512, 1024)
+    lengths = (1, 2, 5, 17, 48, 64, 65, 129, 131, 257, 1024)
     assert {find_block(length, 16) for length in lengths} == {0, 16}
     for length, is_padded in itertools.product(lengths, (False, True)):
         ids, real = rows_of(length, is_padded)
@@ -121,15 +136,13 @@ def test_states_are_those_of_transformers_at_every_length(sizes, layer):
         torch.testing.assert_close(states[is_token], expected[is_token], **TOLERANCE)
 
 
-@pytest.mark.parametrize("sizes", [SIZES, WITH_BIASES], ids=["no-biases", "biases"])
-@pytest.mark.parametrize("layer", BOTH)
-@pytest.mark.parametrize("length", [24, 130])
-def test_logits_and_gradients_are_those_of_transformers(sizes, layer, length):
-    encoder, head = draw(Encoder(sizes, layer=layer)), draw(GeneratorHead(sizes))
-    theirs = build_theirs(
-        "ModernBertForMaskedLM",
-        *convert(sizes, encoder.state_dict(), "tokens", head.state_dict()),
-    )
+@EVERY
+@pytest.mark.parametrize("is_fast", [False, True])
+@pytest.mark.parametrize("length", [24, 150])
+def test_logits_and_gradients_are_those_of_transformers(sizes, is_fast, length):
+    encoder = draw(Encoder(sizes, layer=FORMS[sizes.architecture][is_fast]))
+    head = draw(GeneratorHead(sizes))
+    theirs = build_theirs(*convert(sizes, encoder.state_dict(), "tokens", head.state_dict()))
     ids, real = rows_of(length, is_padded=True)
     chosen = real & (torch.rand(ids.shape, generator=rng(3)) < 0.3)
     logits = head(encoder(ids, real)) @ encoder.embeddings.tokens.weight.T + head.bias
@@ -143,8 +156,8 @@ def test_logits_and_gradients_are_those_of_transformers(sizes, layer, length):
         for module in (encoder, head)
     ]
     _, ours = convert(sizes, gradients[0], "tokens", gradients[1])
-    expected = {name: parameter.grad for name, parameter in theirs.named_parameters()}
-    expected.pop("decoder.weight", None)
+    expected = {name: each.grad for name, each in theirs.named_parameters()}
+    expected = {n: each for n, each in expected.items() if not n.endswith("decoder.weight")}
     assert ours.keys() == expected.keys()
     for name, gradient in ours.items():
         # transformers' embeddings have no gradient at [PAD], which no token attends to.
@@ -152,22 +165,23 @@ def test_logits_and_gradients_are_those_of_transformers(sizes, layer, length):
         assert (gradient - expected[name]).abs().max() <= 1e-5 * scale, name
 
 
-@pytest.mark.parametrize("sizes", [SIZES, WITH_BIASES], ids=["no-biases", "biases"])
+@EVERY
 def test_names_and_sizes_round_trip(sizes):
-    encoder = draw(Encoder(sizes))
+    encoder, names = draw(Encoder(sizes)), ARCHITECTURES[sizes.architecture]
     for kind in ("", "MaskedLM"):
-        theirs = MODERNBERT.to_theirs(encoder.state_dict(), {}, kind)
-        back = MODERNBERT.read_encoder(theirs, sizes)
+        theirs = names.to_theirs(encoder.state_dict(), {}, kind)
+        back = names.read_encoder(theirs, sizes)
         assert back.keys() == encoder.state_dict().keys()
         assert all(torch.equal(back[name], each) for name, each in encoder.state_dict().items())
-    values = MODERNBERT.write_config(sizes, "ModernBertModel", TOKENIZER)
-    assert MODERNBERT.read_config(values) == sizes
+    values = names.write_config(sizes, names.class_name(""), TOKENIZER)
+    assert names.read_config(values) == sizes
     # As the newest transformers writes it: lists and tables in place of numbers.
-    config = transformers.ModernBertConfig(**values)
-    assert config.layer_types == [
-        "sliding_attention" if sizes.is_local(layer) else "full_attention" for layer in range(4)
-    ]
-    assert MODERNBERT.read_config(config.to_dict()) == sizes
+    config = transformers.AutoConfig.for_model(**values)
+    assert names.read_config(config.to_dict()) == sizes
+    if sizes.architecture == "modernbert":
+        assert config.layer_types == [
+            "sliding_attention" if sizes.is_local(layer) else "full_attention" for layer in range(4)
+        ]
 
 
 def test_missing_fields_have_transformers_defaults():
@@ -199,56 +213,98 @@ def test_a_model_that_our_encoder_is_not_is_refused(change, message):
         MODERNBERT.read_config({"model_type": "modernbert", **change})
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"relative_attention": None}, "relative_attention must be True, not False: attention"),
+        ({"position_biased_input": True}, "position_biased_input must be False, not True: version"),
+        ({"share_att_key": False}, "share_att_key must be True, not False: version 3 maps"),
+        ({"norm_rel_ebd": None}, "norm_rel_ebd must be 'layer_norm', not 'none': version 3"),
+        ({"type_vocab_size": 2}, "type_vocab_size must be 0, not 2: version 3 has no segments"),
+        ({"conv_kernel_size": 3}, "conv_kernel_size must be 0, not 3: the convolution"),
+        ({"hidden_act": "relu"}, "hidden_act must be 'gelu', not 'relu'"),
+        ({"pos_att_type": ["c2p"]}, "pos_att_type must be 'p2c|c2p', not"),
+        ({"pos_att_type": "c2p|p2c|p2p"}, "version 3 has both terms and no other"),
+        ({"position_buckets": -1}, "position_buckets must be a whole number from 1, not -1"),
+        ({"max_relative_positions": 4}, "max_relative_positions must be more than 5, half"),
+        ({"embedding_size": 24}, "embedding_size must be 48, not 24"),
+        ({"attention_head_size": 8}, "attention_head_size must be 16, not 8"),
+    ],
+)
+def test_what_is_not_deberta_v3_is_refused_with_the_reason(change, message):
+    values = DEBERTA.write_config(DISTANCES, "DebertaV2Model", TOKENIZER) | change
+    values = {name: value for name, value in values.items() if value is not None}
+    with pytest.raises(UserError, match=message.replace("|", r"\|")):
+        DEBERTA.read_config(values)
+
+
+def test_distances_have_the_buckets_of_the_paper():
+    """Near ones their own; far ones shared; equal to either side; beyond the last one, one."""
+    rows = find_rows(DISTANCES, 100) - 8
+    assert rows[99 - 4 : 99 + 5].tolist() == list(range(-4, 5))
+    assert torch.equal(rows[:99].clamp(min=-7), -rows[100:].flip(0))
+    assert rows[99:].tolist() == sorted(rows[99:].tolist())
+    assert rows[99 + 31] == 7
+    assert (rows[99 + 32 :] == 7).all()
+
+
 # The layers
 
 
-def run(layer_class, dtype, length, dropout_prob, is_local, sizes=SIZES):
+def run(is_fast, dtype, length, dropout_prob, number, sizes):
     """Return the output of a layer and every gradient of a weighted sum of it."""
     sizes = dataclasses.replace(
         sizes, hidden_dropout_prob=dropout_prob, attention_probs_dropout_prob=dropout_prob / 2
     )
-    layer = draw(layer_class(sizes, int(is_local))).train(dropout_prob > 0)
-    encoder = Encoder(sizes, compute_dtype=dtype)
-    real = torch.arange(length) < torch.tensor([length, length // 2 + 1])[:, None]
-    places = encoder.find_places(real.long(), real)[int(is_local)]
-    x = torch.randn(2, length, 48, generator=rng(5)).to(dtype).requires_grad_()
-    weights = torch.randn(2, length, 48, generator=rng(6)) * real[:, :, None]
+    layer = FORMS[sizes.architecture][is_fast]
+    encoder = draw(Encoder(sizes, layer=layer, compute_dtype=dtype)).train(dropout_prob > 0)
+    # Masks of the scores have heads first in the fast form of DeBERTa: one row has them alike.
+    num_rows = 1 if dropout_prob else 2
+    real = torch.arange(length) < torch.tensor([length, length // 2 + 1])[:num_rows, None]
+    places = encoder.find_places(real.long(), real)[number]
+    shape = (num_rows, length, 48)
+    x = torch.randn(shape, generator=rng(5)).to(dtype).requires_grad_()
+    weights = torch.randn(shape, generator=rng(6)) * real[:, :, None]
     torch.manual_seed(2)
     masks = None
     if dropout_prob:
-        masks = DropoutMasks(2 * length * 3 * length, dtype, {dropout_prob, dropout_prob / 2})
-    y = layer(x, places, masks)
+        masks = DropoutMasks(6 * (length + 48) ** 2, dtype, {dropout_prob, dropout_prob / 2})
+    y = encoder.layers[number](x, places, masks)
     (y.float() * weights).sum().backward()
-    gradients = {name: parameter.grad for name, parameter in layer.named_parameters()}
+    gradients = {n: each.grad for n, each in encoder.named_parameters() if each.grad is not None}
     return y.detach() * real[:, :, None], {"x": x.grad.float(), **gradients}
 
 
 @pytest.mark.parametrize("length", [10, 40, 130])
-@pytest.mark.parametrize("is_local", [False, True])
+@pytest.mark.parametrize("number", [0, 1])
 @pytest.mark.parametrize("dropout_prob", [0.0, 0.2])
-@pytest.mark.parametrize("sizes", [SIZES, WITH_BIASES], ids=["no-biases", "biases"])
-def test_the_fused_layer_is_the_plain_one(length, is_local, dropout_prob, sizes):
+@pytest.mark.parametrize("sizes", [SIZES, WITH_BIASES, DISTANCES], ids=["no", "biases", "deberta"])
+def test_the_fused_layer_is_the_plain_one(length, number, dropout_prob, sizes):
     (plain, plain_grads), (fused, fused_grads) = (
-        run(each, torch.float32, length, dropout_prob, is_local, sizes) for each in BOTH
+        run(is_fast, torch.float32, length, dropout_prob, number, sizes) for is_fast in (0, 1)
     )
     torch.testing.assert_close(fused, plain, atol=2e-6 * plain.abs().max().item(), rtol=0)
     assert fused_grads.keys() == plain_grads.keys()
     for name, gradient in fused_grads.items():
         largest = plain_grads[name].abs().max()
-        assert (gradient - plain_grads[name]).abs().max() <= 1e-5 * largest, name
+        assert (gradient - plain_grads[name]).abs().max() <= 1e-5 * largest + 1e-6, name
 
 
-@pytest.mark.parametrize("is_local", [False, True])
-def test_in_bfloat16_both_layers_are_as_far_from_float32(is_local):
-    exact, exact_grads = run(PreNormLayer, torch.float32, 130, 0.0, is_local)
+@pytest.mark.parametrize(
+    ("number", "sizes"),
+    [(0, SIZES), (1, SIZES), (0, DISTANCES)],
+    ids=["global", "local", "deberta"],
+)
+def test_in_bfloat16_both_layers_are_as_far_from_float32(number, sizes):
+    exact, exact_grads = run(False, torch.float32, 130, 0.0, number, sizes)
 
-    def distance(layer_class):
-        y, grads = run(layer_class, torch.bfloat16, 130, 0.0, is_local)
+    def distance(is_fast):
+        y, grads = run(is_fast, torch.bfloat16, 130, 0.0, number, sizes)
         errors = [(y - exact).norm() / exact.norm()]
         errors += [(grads[name] - each).norm() / each.norm() for name, each in exact_grads.items()]
         return torch.stack(errors)
 
-    plain, fused = map(distance, BOTH)
+    plain, fused = map(distance, (False, True))
     assert (fused <= 1.5 * plain).all(), (fused / plain).tolist()
 
 
@@ -263,11 +319,12 @@ def test_scores_of_rotated_vectors_depend_on_the_distance_only():
     assert scores.diagonal(1).mean() != scores.diagonal(2).mean()
 
 
-@pytest.mark.parametrize("layer", BOTH)
+@pytest.mark.parametrize("is_fast", [False, True])
+@pytest.mark.parametrize("body", [SIZES, DISTANCES], ids=["modernbert", "deberta"])
 @pytest.mark.parametrize("sees", ["all", "before", "after"])
-def test_packed_documents_have_the_states_that_they_have_alone(layer, sees):
-    """Wherever they stand in a row: rotary positions need no restart at a document's border."""
-    encoder = draw(Encoder(SIZES, layer=layer).eval())
+def test_packed_documents_have_the_states_that_they_have_alone(body, is_fast, sees):
+    """Wherever they stand in a row: distances need no restart at a document's border."""
+    encoder = draw(Encoder(body, layer=FORMS[body.architecture][is_fast]).eval())
     ids = torch.randint(5, VOCAB, (2, 140), generator=rng(0))
     lengths = [[60, 80], [1, 99]]
     numbers = torch.tensor([[1] * 60 + [2] * 80, [1] * 1 + [2] * 99 + [0] * 40])
@@ -295,8 +352,13 @@ def test_initial_weights_that_write_to_the_hidden_states_are_smaller():
 
 # Training
 
+COUNTED = {
+    **{("modern-mini", length): ["model.local_attention=64"] for length in (64, 128, 520)},
+    **{("deberta-tiny", length): ["model.position_buckets=8"] for length in (16, 128)},
+}
 
-@pytest.mark.parametrize("length", [64, 128, 520])
+
+@pytest.mark.parametrize(("preset", "length"), COUNTED)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -306,17 +368,17 @@ def test_initial_weights_that_write_to_the_hidden_states_are_smaller():
         ["method.sharing=none", "generator.hidden_fraction=0.5"],
     ],
 )
-def test_true_count_is_that_of_torch(settings, length):
+def test_true_count_is_that_of_torch(settings, preset, length):
     config = override(
-        PRESETS["modern-mini"],
+        PRESETS[preset],
         [
-            *("model.num_hidden_layers=4", "model.vocab_size=500", "model.local_attention=64"),
+            *("model.num_hidden_layers=2", "model.vocab_size=500", *COUNTED[preset, length]),
             *("model.max_position_embeddings=1024", f"examples.sequence_length={length}"),
-            *settings,
+            *("train.initial_weights=bert", *settings),
         ],
     )
     objective = build_objective(Parts(config, Vocabulary(torch.ones(500, dtype=torch.bool))))
-    batch = make_rows(config, 2, seed=0)
+    batch = make_rows(config, 1024 // length + 1, seed=0)
     with FlopCounterMode(display=False) as counter:
         objective.compute(batch, torch.Generator()).loss.backward()
     tokens = batch.input_ids_BL.numel()
