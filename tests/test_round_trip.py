@@ -136,7 +136,7 @@ def test_round_trip(kind, pooling, body, form, toy_tokenizer, tmp_path):
     options = {"add_pooling_layer": False} if name == "BertModel" else {}
     if body == "deberta-v2" and kind == "PreTraining":
         assert all(each.startswith("mask_predictions.") for each in beside)
-        beside = dict(DEBERTA.read_head(kind, beside, sizes))
+        beside = dict(DEBERTA.read_beside(beside, sizes))
     theirs, info = getattr(transformers, name).from_pretrained(
         tmp_path, output_loading_info=True, **options
     )

@@ -127,11 +127,10 @@ class Architecture:
 
     def read_head(self, kind: str, theirs: Tensors, sizes: EncoderConfig) -> Weights | None:
         """Return the parameters of a head of pre-training under our names; None: it has none."""
-        modules = self.heads.get(kind, self.beside if kind == "PreTraining" else {})
-        if not modules:
+        if kind not in self.heads:
             return None
         build = partial(GeneratorHead if kind == "MaskedLM" else DiscriminatorHead, sizes)
-        find = partial(find_theirs, modules, "")
+        find = partial(find_theirs, self.heads[kind], "")
         has_all = all(each in theirs for name in list_parameters(build) for each in find(name))
         return gather(build, theirs, find) if has_all else None
 

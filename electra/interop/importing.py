@@ -245,8 +245,11 @@ def _extend_positions(network: SavedNetwork, number: int, how: PositionRows) -> 
     far over the longest row as before, and the fastest one as far over one token. Windows and base
     of local layers stay.
 
+    Distances stay as they are: beyond the last bucket all are one.
+
     Raises:
-        UserError: There are more positions already, or rotary ones were to be repeated.
+        UserError: There are more positions already, or others than learned ones were to be
+            repeated.
 
     Source: "NTK-aware" interpolation, section 3.1 of Peng et al. 2023 (YaRN).
     """
@@ -255,7 +258,8 @@ def _extend_positions(network: SavedNetwork, number: int, how: PositionRows) -> 
     is_learned = POSITIONS in tensors
     require(
         is_learned or how == "interpolate",
-        f"--position-rows {how} is for learned positions; rotary ones are rescaled: leave it out",
+        f"--position-rows {how} is for learned positions; {sizes.architecture} has none: leave it "
+        "out",
     )
     require(
         number >= most,
@@ -269,7 +273,7 @@ def _extend_positions(network: SavedNetwork, number: int, how: PositionRows) -> 
         else:
             rows = F.interpolate(old.T[None], number, mode="linear", align_corners=True)[0].T
         tensors[POSITIONS] = rows.contiguous()
-    else:
+    elif sizes.architecture == "modernbert":
         factor = (number / most) ** (sizes.head_size / (sizes.head_size - 2))
         longer = dataclasses.replace(longer, global_rope_theta=sizes.global_rope_theta * factor)
     return dataclasses.replace(network, sizes=longer, encoders=(tensors,))
