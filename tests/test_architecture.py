@@ -118,7 +118,7 @@ def test_the_method_knows_nothing_of_files_devices_or_loops():
         assert set(imports_of(path)) <= {"config", "errors", "model", "method"}, path
     paper = ROOT / "method" / "replaced_token_detection.py"
     assert len(paper.read_text().splitlines()) <= 200
-    assert len(reach_of(paper)) <= 15
+    assert len(reach_of(paper)) <= 16  # a file for each body among them
 
 
 CORE_ONLY = """
