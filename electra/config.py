@@ -41,8 +41,6 @@ class TokenizerConfig(Settings):
     """The field of a .jsonl record, or the column of a table, that holds the text."""
     encoding: str = "utf-8"
     """Encoding of the text, as in `electra prepare`."""
-    form: Literal["auto", "text"] = "auto"
-    """What lies in a file, as in `electra prepare`."""
 
     needs = (
         Needs("split_ideographs=True|False", "kind=wordpiece", "the others split no ideographs"),
@@ -72,10 +70,6 @@ class PrepareConfig(Settings):
     encoding: str = "utf-8"
     """Encoding of the text, such as euc_kr, shift_jis, gb18030, latin_1 or utf-16; detect: told for
     each file, and said."""
-    form: Literal["auto", "text"] = "auto"
-    """What lies in a file whose name does not tell, as .jsonl does. auto: its beginning tells:
-    plain text, JSON lines, an array of JSON, a table, pages of WikiExtractor; markup is refused.
-    text: plain text."""
     heldout_prob: Annotated[float, Within("[0, 1)")] = 0.005
     """Share of the documents held out for evaluation, chosen by a hash of their text. So a document
     stays held out when the corpus grows or is reordered, and so do its duplicates."""
@@ -714,6 +708,10 @@ class OwnTaskConfig(Settings):
     """Dev file, as `train`. Unset: the file named dev, validation, valid or val."""
     test: str | None = None
     """Test file, as `train`. Unset: the file named test, if there is one."""
+    separator: str = ""
+    """Character between the columns of a .csv or .tsv; a tab may be written as \\t. Unset: the
+    comma, semicolon, tab or bar that is most frequent in the first line of a .csv, and a tab in a
+    .tsv."""
     metric: Literal["accuracy", "f1", "mcc", "spearman", "pearson"] | None = None
     """Headline metric. Unset: the first metric of the kind in OWN_METRICS. All metrics of the kind
     are reported."""
@@ -730,6 +728,13 @@ class OwnTaskConfig(Settings):
         if self.metric:
             require_choice(f"own.metric of a {self.kind}", self.metric, OWN_METRICS[self.kind])
         self.must("name", self.name.isprintable() and self.name != "", "be printable, not empty")
+        is_character = len(self.between) <= 1 and self.between not in ('"', "\r", "\n")
+        self.must("separator", is_character, "be one character, not a quotation mark")
+
+    @property
+    def between(self) -> str:
+        """`separator` itself; a tab may be written as two characters."""
+        return self.separator.replace("\\t", "\t")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -737,8 +742,8 @@ class SquadConfig(Settings):
     """Files and head of `electra finetune --task squad-1.1` and `--task squad-2.0`."""
 
     train: str = ""
-    """Training files in the data folder, separated by commas: .json (SQuAD) or .jsonl (MRQA),
-    compressed or not. Unset: the file whose name begins with train."""
+    """Training files in the data folder, separated by commas: .json, .jsonl or .parquet of SQuAD,
+    of MRQA, or flat as of `datasets`. Unset: the file whose name begins with train."""
     dev: str = ""
     """Dev files, as `train`. Unset: the file whose name begins with dev."""
     test: str = ""
@@ -811,6 +816,10 @@ class FinetuneConfig(Settings):
     """Examples per optimizer step."""
     train_examples: Annotated[int, AtLeast(0)] = 0
     """Number of training examples to use, drawn at random, the same for every seed; 0: all."""
+    dev_fraction: Annotated[float, Within("[0, 1)")] = 0.0
+    """Share of train that becomes the dev set if there is no dev file, such as 0.1. It follows a
+    hash of the texts, so equal texts (of a pair the first, of questions the context) fall on one
+    side."""
     epochs: Annotated[int, AtLeast(0)] = 0
     """Passes over train. 0: the task's default, which is 10 for GLUE's RTE and STS-B, 2 for SQuAD,
     and 3 for all other tasks."""

@@ -148,7 +148,7 @@ CASES = {
         {"question": "x", "context": "y"},
         [
             ({"question": "x"}, "no 'context', which must be text"),
-            ({"question": "x", "context": "y", "id": 7}, "'id' is 7; it must be text"),
+            ({"question": "x", "context": "y", "id": 0.5}, "'id' is 0.5; it must be text"),
         ],
         {"id", "answer", "span", "prob_none"},
         *({"epochs": 12, "layer_lr_decay": 1.0, "dropout_prob": 0.0}, 96, 0.9),
@@ -239,8 +239,7 @@ def test_what_is_unlabelled_has_predictions_and_no_scores(name, pretrained, tmp_
     asked = [family.parse(record) for record in number_records([case.record] * 2)]
     rows = family.encode(asked, pretrained.tokenizer, 16)
     outputs = run_network(build(pretrained, family), rows, CPU)
-    if name != "tagging":  # its words have arbitrary tags
-        assert family.score(rows, outputs) == {}
+    assert family.score(rows, outputs) == {}
     answers = family.describe_answers(rows, outputs)
     assert [set(each) for each in answers] == [case.answer] * 2
     family.write_predictions(tmp_path, "test", rows, outputs)

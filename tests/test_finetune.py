@@ -195,12 +195,13 @@ def test_presets_are_table_7_and_follow_the_encoders_width():
 # --- a seed ---
 
 
-def test_a_seed_is_repeatable_and_another_differs(pretrained, task, rows):
-    config = dataclasses.replace(CONFIG, epochs=1)
-    one, same, other = (
-        train_seed(Job(pretrained, task, config), rows, Machine(), seed=seed, progress=ignore)
-        for seed in (0, 0, 1)
-    )
+def test_a_seed_is_repeatable_whatever_was_drawn_before_and_another_differs(pretrained, task, rows):
+    job = Job(pretrained, task, dataclasses.replace(CONFIG, epochs=1))
+    runs = []
+    for earlier, seed in ((1, 0), (step_seed(5, "anything", 2), 0), (1, 1)):
+        torch.manual_seed(earlier)
+        runs.append(train_seed(job, rows, Machine(), seed=seed, progress=ignore))
+    one, same, other = runs
     assert torch.equal(one.outputs["dev"]["logits"], same.outputs["dev"]["logits"])
     for first, second in zip(one.model.parameters(), same.model.parameters(), strict=True):
         assert torch.equal(first, second)
@@ -270,6 +271,7 @@ def test_the_folder_holds_scores_predictions_and_a_model_that_gives_them(start, 
     (manifest,) = json.loads((out / "manifest.json").read_text())["sessions"]
     assert (results["commit"], results["device"]) == (str(manifest["commit"]), manifest["device"])
     assert manifest["dtype"] == "torch.float32"
+    assert manifest["notes"] == []
     saved = json.loads((out / "config.json").read_text())
     assert from_dict(FinetuneConfig, saved["config"]) == dataclasses.replace(
         config, sequence_length=32
@@ -293,22 +295,6 @@ def test_the_folder_holds_scores_predictions_and_a_model_that_gives_them(start, 
         assert label == task.family.labels[task.examples["dev"][number].label]
         assert guess == task.family.labels[int(probs[number].argmax())]
         assert [float(each) for each in written] == pytest.approx(probs[number].tolist(), abs=1e-5)
-
-
-def test_a_fine_tuning_is_in_one_process_at_a_time(start, data, tmp_path):
-    config = dataclasses.replace(CONFIG, epochs=1)
-    refused = []
-
-    def try_another(record):
-        if record["part"] == "task":
-            with pytest.raises(UserError) as refusal:
-                finetune(start, "own", data, tmp_path / "a", config, seeds=1, progress=ignore)
-            refused.append(str(refusal.value))
-
-    finetune(start, "own", data, tmp_path / "a", config, seeds=1, progress=try_another)
-    says = f"{tmp_path}/a.incomplete is in use by process {os.getpid()} on "
-    assert [line.startswith(says) for line in refused] == [True]
-    assert not list(tmp_path.rglob("lock"))
 
 
 @pytest.mark.parametrize("name", ["config.json", "seed-0/results.json"])
@@ -460,21 +446,30 @@ def test_what_is_unset_comes_from_the_encoder_and_the_task(pretrained, task):
     assert (chosen.sequence_length, chosen.epochs) == (16, 5)
 
 
-def test_dropout_and_order_do_not_depend_on_earlier_random_numbers(pretrained, task, rows):
-    config = dataclasses.replace(CONFIG, epochs=1)
-    torch.manual_seed(1)
-    one = train_seed(Job(pretrained, task, config), rows, Machine(), seed=0, progress=ignore)
-    torch.manual_seed(step_seed(5, "anything", 2))
-    torch.rand(7)
-    two = train_seed(Job(pretrained, task, config), rows, Machine(), seed=0, progress=ignore)
-    assert torch.equal(one.outputs["dev"]["logits"], two.outputs["dev"]["logits"])
-
-
-def test_part_of_train(start, data, tmp_path):
+def test_part_of_train_and_one_process_at_a_time(start, data, tmp_path):
     config = dataclasses.replace(CONFIG, train_examples=40, epochs=1)
-    results = finetune(start, "own", data, tmp_path / "part", config, seeds=2, progress=ignore)
+    arguments = (start, "own", data, tmp_path / "part", config)
+
+    def try_another(record):
+        if record["part"] == "task":
+            says = f"{tmp_path}/part.incomplete is in use by process {os.getpid()} on "
+            refuse(says, lambda: finetune(*arguments, seeds=1, progress=ignore))
+
+    results = finetune(*arguments, seeds=2, progress=try_another)
+    assert not list(tmp_path.rglob("lock"))
     assert results["num_items"]["train"] == 40
     assert results["seeds"]["0"]["steps"] == 3
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    (alone / "all.tsv").write_bytes((data / "train.tsv").read_bytes())
+    config = dataclasses.replace(config, dev_fraction=0.25)
+    of_one = (start, "own", alone / "all.tsv", tmp_path / "split", config)
+    results = finetune(*of_one, seeds=1, progress=ignore)
+    (manifest,) = json.loads((tmp_path / "split/manifest.json").read_text())["sessions"]
+    assert sum(results["num_examples"].values()) == 400
+    assert results["notes"][0] == manifest["notes"][0]
+    assert results["notes"][0].startswith("dev is 1")
+    assert results["config"]["dev_fraction"] == 0.25
     more = dataclasses.replace(CONFIG, train_examples=5000)
     refuse(
         "train_examples 5000 is more than the",

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
+from tasks import ignore, refuse, write_files
 
 from electra.checkpoints.folder import read_finetuned, read_model
 from electra.checkpoints.names import expand_classifier
@@ -36,7 +37,7 @@ CONFIG = FinetuneConfig(
     learning_rate=3e-3,
     layer_lr_decay=0.9,
     batch_size=16,
-    epochs=4,
+    epochs=1,
     reseeds=0,
     sequence_length=24,
     precision="float32",
@@ -49,22 +50,21 @@ KEYS = ("missing_keys", "unexpected_keys", "mismatched_keys")
 
 @pytest.fixture(scope="module")
 def sentences(toy_text):
-    return [line for line in toy_text.read_text().splitlines() if line][:400]
+    return [line for line in toy_text.read_text().splitlines() if line][:240]
 
 
 def write_splits(folder, name, header, lines):
     """Write the first three quarters as train and the rest as dev."""
-    folder.mkdir()
     cut = len(lines) * 3 // 4
-    for split, part in (("train", lines[:cut]), ("dev", lines[cut:])):
-        (folder / name.format(split)).write_text("\n".join([*header, *part]) + "\n")
-    return folder
+    parts = {"train": lines[:cut], "dev": lines[cut:]}
+    return write_files(
+        folder, {name.format(split): "\n".join([*header, *parts[split]]) + "\n" for split in parts}
+    )
 
 
 def write_squad(folder, sentences):
     """Who did it? Of every third text what it does not say is asked."""
-    folder.mkdir()
-    for split, part in (("train", sentences[:120]), ("dev", sentences[120:180])):
+    for split, part in (("train", sentences[:30]), ("dev", sentences[30:90])):
         paragraphs = []
         texts = [" ".join(part[place : place + 3]) for place in range(0, len(part), 3)]
         for number, context in enumerate(texts):
@@ -74,79 +74,51 @@ def write_squad(folder, sentences):
                 asked["answers"] = [{"text": who, "answer_start": 0}]
             asked["is_impossible"] = not asked["answers"]
             paragraphs.append({"context": context, "qas": [asked]})
-        write_json(folder / f"{split}.json", {"data": [{"paragraphs": paragraphs}]})
+        content = json.dumps({"data": [{"paragraphs": paragraphs}]})
+        write_files(folder, {f"{split}.json": content})
     return folder
 
 
 @pytest.fixture(scope="module")
 def runs(start, sentences, tmp_path_factory):
-    """A finished fine-tuning of each kind, by name, and in DATA.name the folder of its files."""
-    folder = tmp_path_factory.mktemp("runs")
-    rng = random.Random(0)
-    data = {
-        "texts": write_splits(
-            folder / "texts-data",
-            "{}.tsv",
-            ["text\tlabel"],
-            [f"{line}\t{'woman' if 'queen' in line else 'other'}" for line in sentences],
-        ),
-        "numbers": write_splits(
-            folder / "numbers-data",
-            "{}.tsv",
-            ["index\tsentence1\tsentence2\tscore"],
-            [f"{n}\t{line}\tthe boat .\t{rng.randint(0, 5)}" for n, line in enumerate(sentences)],
-        ),
-        "tags": write_splits(
-            folder / "tags-data",
-            "{}.conll",
-            [],
-            [
-                "".join(f"{word} {PEOPLE.get(word, 'O')}\n" for word in (one + " " + two).split())
-                for one, two in zip(sentences[:200], sentences[200:], strict=True)
-            ],
-        ),
-        "plain": write_squad(folder / "plain-data", sentences),
-        "choices": write_splits(
-            folder / "choices-data",
-            "{}.tsv",
-            ["text\tending0\tending1\tending2\tlabel"],
-            [
-                "\t".join([line, *rng.sample(["a boat", "a day", "the sea"], 3), str(n % 3)])
-                for n, line in enumerate(sentences[:200])
-            ],
-        ),
-    }
-    data["beam"], data["mean"] = data["plain"], data["texts"]
-    data["pairs"], data["mean-choices"] = data["numbers"], data["choices"]
+    """A finished fine-tuning of each kind, by name, and in NAME-data the folder of its files.
+
+    Only texts and tags are trained until they learn; of the others the answers matter, not what
+    they are.
+    """
+    folder, rng = tmp_path_factory.mktemp("runs"), random.Random(0)
+    few = sentences[:64]
+    things = ["a boat", "a day", "the sea"]
+    texts = [f"{line}\t{'woman' if 'queen' in line else 'other'}" for line in sentences]
+    numbers = [f"{n}\t{line}\tthe boat .\t{rng.randint(0, 5)}" for n, line in enumerate(few)]
+    choices = ["\t".join([x, *rng.sample(things, 3), str(n % 3)]) for n, x in enumerate(few)]
+    tags = [
+        "".join(f"{word} {PEOPLE.get(word, 'O')}\n" for word in f"{one} {two}".split())
+        for one, two in zip(sentences[:160:2], sentences[1:160:2], strict=True)
+    ]
+    header = ["text\tending0\tending1\tending2\tlabel"]
+    write_splits(folder / "texts-data", "{}.tsv", ["text\tlabel"], texts)
+    pairs = ["index\tsentence1\tsentence2\tscore"]
+    write_splits(folder / "numbers-data", "{}.tsv", pairs, numbers)
+    write_splits(folder / "tags-data", "{}.conll", [], tags)
+    write_splits(folder / "choices-data", "{}.tsv", header, choices)
+    write_squad(folder / "plain-data", sentences)
+    choice = ["own.kind=choice", "own.choices=ending0,ending1,ending2"]
     settings = {
-        "texts": ("own", [], 2),
-        "mean": ("own", ["pooling=mean", "precision=bfloat16"], 1),
-        "numbers": ("sts-b", [], 1),
-        "pairs": ("sts-b", ["pooling=segments"], 1),
-        "choices": (
-            "own",
-            ["own.kind=choice", "own.choices=ending0,ending1,ending2", "pooling=cls"],
-            1,
-        ),
-        "mean-choices": (
-            "own",
-            ["own.kind=choice", "own.choices=ending0,ending1,ending2", "pooling=mean"],
-            1,
-        ),
-        "tags": ("tagging", ["precision=bfloat16"], 1),
-        "plain": ("squad-2.0", ["squad.head=plain"], 1),
-        "beam": ("squad-2.0", [], 1),
+        "texts": ("own", "texts", ["epochs=5"], 2),
+        "mean": ("own", "texts", ["pooling=mean", "precision=bfloat16", "epochs=2"], 1),
+        "numbers": ("sts-b", "numbers", [], 1),
+        "pairs": ("sts-b", "numbers", ["pooling=segments"], 1),
+        "choices": ("own", "choices", [*choice, "pooling=cls", "epochs=8"], 1),
+        "mean-choices": ("own", "choices", [*choice, "pooling=mean"], 1),
+        "tags": ("tagging", "tags", ["epochs=5"], 1),
+        "plain": ("squad-2.0", "plain", ["squad.head=plain"], 1),
+        "beam": ("squad-2.0", "plain", [], 1),
     }
-    for name, (task, assignments, seeds) in settings.items():
-        finetune(
-            start,
-            task,
-            data[name],
-            folder / name,
-            override(CONFIG, assignments),
-            seeds=seeds,
-            progress=lambda record: None,
-        )
+    for name, (task, data, assignments, seeds) in settings.items():
+        config = override(CONFIG, assignments)
+        out, how = folder / name, {"seeds": seeds, "progress": ignore}
+        finetune(start, task, folder / f"{data}-data", out, config, **how)
     return folder
 
 
@@ -167,9 +139,9 @@ def encode_file(finetuned, path):
 
 
 def run_command(capsys, *words):
+    status = 0
     try:
         main([str(word) for word in words])
-        status = 0
     except SystemExit as stop:
         status = stop.code
     return status, *capsys.readouterr()
@@ -178,46 +150,30 @@ def run_command(capsys, *words):
 # --- the answers that training wrote ---
 
 
-@pytest.mark.parametrize("name", ["texts", "mean"])
-def test_dev_texts_get_the_labels_and_probabilities_of_training(runs, name):
-    found = predict(runs / name, runs / "texts-data" / "dev.tsv", seed=0)
+@pytest.mark.parametrize(
+    ("name", "data", "labels"),
+    [
+        ("texts", "texts", ["other", "woman"]),
+        ("mean", "texts", ["other", "woman"]),
+        ("numbers", "numbers", []),
+        ("choices", "choices", ["0", "1", "2"]),
+    ],
+)
+def test_dev_gets_the_labels_numbers_and_probabilities_of_training(runs, name, data, labels):
+    found = predict(runs / name, runs / f"{data}-data" / "dev.tsv", seed=0)
     lines = (runs / name / "seed-0" / "predictions.tsv").read_text().splitlines()
     header, *rows = [line.split("\t")[2:] for line in lines]
-    assert header == ["prediction", "prob_other", "prob_woman"]
-    expected = [
-        {"prediction": row[0], "prob_other": float(row[1]), "prob_woman": float(row[2])}
-        for row in rows
-    ]
-    assert found.records == expected
+    assert header == ["prediction", *(f"prob_{label}" for label in labels)]
+    for answer, (prediction, *probs) in zip(found.records, rows, strict=True):
+        first = prediction if labels else float(prediction)
+        assert list(answer.values()) == [first, *map(float, probs)]
+        assert list(answer) == header
+    assert len({str(answer) for answer in found.records}) > 10
     results = json.loads((runs / name / "results.json").read_text())
-    assert found.num_cut == results["num_cut"]["dev"] > 0
-    assert {row[0] for row in rows} == {"other", "woman"}
-
-
-def test_dev_pairs_get_the_numbers_of_training(runs):
-    found = predict(runs / "numbers", runs / "numbers-data" / "dev.tsv")
-    lines = (runs / "numbers" / "seed-0" / "predictions.tsv").read_text().splitlines()[1:]
-    assert found.records == [{"prediction": float(line.split("\t")[2])} for line in lines]
-    assert len({each["prediction"] for each in found.records}) > 10
-
-
-def test_dev_choices_get_the_probabilities_of_training(runs):
-    found = predict(runs / "choices", runs / "choices-data" / "dev.tsv")
-    lines = (runs / "choices" / "seed-0" / "predictions.tsv").read_text().splitlines()
-    header, *rows = [line.split("\t")[2:] for line in lines]
-    assert header == ["prediction", "prob_0", "prob_1", "prob_2"]
-    assert found.records == [
-        {"prediction": row[0], **{f"prob_{n}": float(row[n + 1]) for n in range(3)}} for row in rows
-    ]
-    assert len({each["prob_0"] for each in found.records}) > 10
-
-
-def test_another_number_of_choices_is_refused(runs, tmp_path):
-    (tmp_path / "two.tsv").write_text("text\ta\tb\nthe queen\tone\ttwo\n")
-    with pytest.raises(UserError, match=r"two.tsv: no column 'ending0', 'ending1', 'ending2'"):
-        predict(runs / "choices", tmp_path / "two.tsv")
-    with pytest.raises(UserError, match="--columns must name 4, as text, ending0"):
-        predict(runs / "choices", tmp_path / "two.tsv", columns=["text", "a", "b"])
+    assert found.num_cut == results["num_cut"]["dev"]
+    if name == "texts":
+        assert found.num_cut > 0
+        assert {row[0] for row in rows} == {"other", "woman"}
 
 
 def test_dev_sentences_get_the_tags_of_training(runs):
@@ -252,28 +208,19 @@ def test_the_seed_that_is_best_on_dev_answers_unless_another_is_asked_for(runs, 
     scores = {int(seed): each["scores"]["accuracy"] for seed, each in results["seeds"].items()}
     assert read_finetuned(runs / "texts").seed == max(scores, key=scores.get)
     assert read_finetuned(runs / "texts", 1).seed == 1
-    for best in (0, 1):
+    replacement = {**results["seeds"]["1"], "scores": {"accuracy": 2.0}, "replaces": 0}
+    for best in (0, 1, 1000):
         for seed, record in results["seeds"].items():
             record["scores"]["accuracy"] = 0.9 if int(seed) == best else 0.8
-        copy = tmp_path / str(best)
+        results["replacements"] = {"1000": replacement} if best == 1000 else {}
+        copy, trained = tmp_path / str(best), min(best, 1)
         (copy / f"seed-{best}").mkdir(parents=True)
-        (copy / f"seed-{best}" / "model").symlink_to(runs / "texts" / f"seed-{best}" / "model")
+        (copy / f"seed-{best}" / "model").symlink_to(runs / "texts" / f"seed-{trained}" / "model")
         (copy / "config.json").write_text((runs / "texts" / "config.json").read_text())
         write_json(copy / "results.json", results)
         assert read_finetuned(copy).seed == best
         path = runs / "texts-data" / "dev.tsv"
-        assert predict(copy, path) == predict(runs / "texts", path, seed=best)
-
-
-def test_a_seed_that_replaced_another_answers_if_it_is_best_on_dev(runs, tmp_path):
-    results = json.loads((runs / "texts" / "results.json").read_text())
-    seeds = results["seeds"]
-    results["replacements"] = {"1000": {**seeds["1"], "scores": {"accuracy": 2.0}, "replaces": 0}}
-    (tmp_path / "seed-1000").mkdir()
-    (tmp_path / "seed-1000" / "model").symlink_to(runs / "texts" / "seed-1" / "model")
-    (tmp_path / "config.json").write_text((runs / "texts" / "config.json").read_text())
-    write_json(tmp_path / "results.json", results)
-    assert read_finetuned(tmp_path).seed == 1000
+        assert predict(copy, path) == predict(runs / "texts", path, seed=trained)
 
 
 # --- records ---
@@ -307,64 +254,16 @@ def test_a_loaded_model_reads_no_file_and_answers_alike_in_any_batch(runs, tmp_p
             assert alone[key] == (pytest.approx(value, abs=1e-5) if is_number else value), key
 
 
-def test_records_get_the_answers_that_the_verb_writes(runs, tmp_path, capsys):
-    out = tmp_path / "out.jsonl"
-    for name, file in DEV_FILES.items():
-        words = ["predict", runs / name, "--input", runs / file, "--out", out]
-        assert run_command(capsys, *words)[0] == 0
-        finetuned = read_finetuned(runs / name)
-        found = load_model(finetuned).answer(read_records(finetuned.facts, runs / file))
-        assert [json.loads(line) for line in out.read_text().splitlines()] == found.records
-        out.unlink()
-
-
 def test_a_record_needs_no_more_than_the_fields_of_its_family(runs):
     asked = {"question": "who painted", "context": "the queen painted a boat ."}
     model = load_model(read_finetuned(runs / "plain"))
     named, numbered = model.answer([asked | {"id": "x", "other": 5}, asked]).records
     assert (named["id"], numbered["id"]) == ("x", "2")
     assert named | {"id": "2"} == numbered
+    with pytest.raises(UserError, match=r"^record 2: no 'context', which must be text"):
+        model.answer([asked, {"question": "x"}])
     tagger = load_model(read_finetuned(runs / "tags"))
     assert tagger.answer([{"tokens": []}]).records == [{"tokens": [], "tags": []}]
-
-
-@pytest.mark.parametrize(
-    ("name", "record", "message"),
-    [
-        ("texts", {"txt": "x"}, "no 'text', which must be text; did you mean 'txt'?"),
-        ("texts", {}, "no 'text', which must be text"),
-        ("texts", {"text": None}, "'text' is None; it must be text"),
-        ("texts", "x", "'x' must be a dictionary of fields"),
-        ("numbers", {"text_a": "x", "text": "y"}, "no 'text_b', which must be text; did you mean"),
-        ("tags", {"tokens": "a boat"}, "'tokens' is 'a boat'; it must be a list of texts"),
-        ("tags", {"tokens": ["a", 5]}, "'tokens' is ['a', 5]; it must be a list of texts"),
-        ("tags", {"tokens": ["a", ""]}, "'tokens' has an empty text; a word must not be empty"),
-        (
-            "choices",
-            {"context": "x", "choices": ["a", "b"]},
-            "'choices' has 2 texts; it must have 3, as in training",
-        ),
-        (
-            "choices",
-            {"context": "x", "choices": ["a", " ", "b"]},
-            "'choices' has an empty text, choice 1",
-        ),
-        ("plain", {"question": "x"}, "no 'context', which must be text"),
-        ("plain", {"question": "x", "context": "y", "id": 7}, "'id' is 7; it must be text"),
-    ],
-)
-def test_records_that_do_not_fit_are_refused_by_number(runs, name, record, message):
-    right = {
-        "texts": {"text": "x"},
-        "numbers": {"text_a": "x", "text_b": "y"},
-        "tags": {"tokens": ["x"]},
-        "choices": {"context": "x", "choices": ["a", "b", "c"]},
-        "plain": {"question": "x", "context": "y"},
-    }
-    with pytest.raises(UserError) as refusal:
-        load_model(read_finetuned(runs / name)).answer([right[name], record])
-    assert str(refusal.value).startswith(f"record 2: {message}")
-    assert "\n" not in str(refusal.value)
 
 
 # --- files ---
@@ -473,86 +372,41 @@ def test_long_texts_are_cut_and_counted_and_progress_is_told(runs, tmp_path):
 # --- refusals ---
 
 
-TABLE = "; say with --columns which to read in place of "
 REFUSED = [
-    (
-        ("texts", "a.tsv", "texts\tid\nx\t1\n", []),
-        f"a.tsv: no column 'text'; its columns are texts, id{TABLE}text",
-    ),
-    (
-        ("texts", "a.tsv", "text\tid\nx\t1\ny\n", []),
-        "a.tsv line 3: 1 tab-separated fields; it must have 2: text, id",
-    ),
-    (
-        ("texts", "a.jsonl", '{"text": "x"}\n{"txt": "y"}', []),
-        "a.jsonl line 2: no 'text'; it must be text",
-    ),
-    (("texts", "a.jsonl", "", []), "a.jsonl is empty: it must have at least one row"),
-    (("texts", "a.txt", " \n", []), "a.txt is empty: it must have at least one line of text"),
-    (("texts", "a.md", "x", []), "a.md must be .txt, .tsv, "),
-    (("texts", "a.tsv", "a\nx\n", ["a", "b"]), "--columns must name 1, as text, not a, b"),
-    (
-        ("texts", "a.txt", "x\n", ["text"]),
-        "a.txt is plain text, a text a line; text must be columns of a .tsv, ",
-    ),
-    (
-        ("numbers", "a.txt", "x\n", []),
-        "a.txt is plain text, a text a line; sentence1 and sentence2 must be columns of a .tsv, ",
-    ),
-    (
-        ("tags", "a.txt", "queen B-PER\n\na O\n", []),
-        "a.txt: every line ends with a tag, as in a file of columns; if it is one, say which "
-        "column is the word's: --columns 1",
-    ),
-    (
-        ("tags", "a.conll", "queen O\na\n", []),
-        "a.conll line 2: 1 columns; it must have 2, as line 1 has",
-    ),
-    (
-        ("tags", "a.conll", "queen\n", ["2"]),
-        "a.conll line 1: word_column must lie in 1 to 1, not 2",
-    ),
-    (
-        ("tags", "a.conll", "queen\n", ["word"]),
-        "--columns of a .conll file must be the word's number, not 'word'",
-    ),
-    (
-        ("tags", "a.conll", "queen\n", ["1", "2"]),
-        "--columns must name that of the word, not 1, 2",
-    ),
-    (
-        ("tags", "a.jsonl", '{"tokens": []}', []),
-        "a.jsonl is empty: it must have at least one word",
-    ),
-    (
-        ("tags", "a.jsonl", '{"tokens": ["a", ""]}', []),
-        "a.jsonl line 1: the word must not be empty",
-    ),
-    (
-        ("tags", "a.jsonl", '{"token": ["a"]}', []),
-        "a.jsonl: no column 'tokens'; did you mean 'token'?",
-    ),
-    (("plain", "a.txt", "x\n", []), "a.txt must be .json, .tsv, "),
-    (
-        ("plain", "a.tsv", "question\tid\nx\t1\n", []),
-        f"a.tsv: no column 'context'; its columns are question, id{TABLE}question, context",
-    ),
-    (
-        ("plain", "a.tsv", "question\tcontext\tid\nx\t\tq7\n", []),
-        "question 'q7': its context has no token; it must have one",
-    ),
-]
+    ("texts", "a.tsv", "texts\tid\nx\t1\n", [], "a.tsv: no column 'text'; its columns are texts, "),
+    ("texts", "a.tsv", "text\tid\nx\t1\ny\n", [], "a.tsv line 3: 1 tab-separated fields; it must "),
+    ("texts", "a.jsonl", '{"text": "x"}\n{"txt": "y"}', [], "a.jsonl line 2: no 'text'; it must b"),
+    ("texts", "a.jsonl", "", [], "a.jsonl is empty: it must have at least one row"),
+    ("texts", "a.txt", " \n", [], "a.txt is empty: it must have at least one line of text"),
+    ("texts", "a.md", "x", [], "a.md must be .txt, .tsv, "),
+    ("texts", "a.tsv", "a\nx\n", ["a", "b"], "--columns must name 1, as text, not a, b"),
+    ("texts", "a.txt", "x\n", ["text"], "a.txt is plain text, a text a line; text must be columns"),
+    ("numbers", "a.txt", "x\n", [], "a.txt is plain text, a text a line; sentence1 and sentence2 "),
+    ("tags", "a.txt", "queen B-PER\n\na O\n", [], "a.txt: every line ends with a tag, as in a fil"),
+    ("tags", "a.conll", "queen O\na\n", [], "a.conll line 2: 1 columns; it must have 2, as line 1"),
+    ("tags", "a.conll", "queen\n", ["2"], "a.conll line 1: word_column must lie in 1 to 1, not 2"),
+    ("tags", "a.conll", "queen\n", ["word"], "--columns of a .conll file must be the word's numbe"),
+    ("tags", "a.conll", "queen\n", ["1", "2"], "--columns must name that of the word, not 1, 2"),
+    ("tags", "a.jsonl", '{"tokens": []}', [], "a.jsonl is empty: it must have at least one word"),
+    ("tags", "a.jsonl", '{"tokens": ["a", ""]}', [], "a.jsonl line 1: the word must not be empty"),
+    ("tags", "a.jsonl", '{"token": ["a"]}', [], "a.jsonl: no column 'tokens'; did you mean 'token"),
+    ("plain", "a.txt", "x\n", [], "a.txt must be .json, .tsv, "),
+    ("choices", "a.tsv", "text\ta\tb\nx\ty\tz\n", [], "a.tsv: no column 'ending0', 'ending1', "),
+    ("choices", "a.tsv", "text\ta\tb\nx\ty\tz\n", ["text", "a", "b"], "--columns must name 4, as "),
+    ("plain", "a.tsv", "question\tid\nx\t1\n", [], "a.tsv: no column 'context'; its columns are q"),
+    ("plain", "a.tsv", "question\tcontext\tid\nx\t\tq7\n", [], "question 'q7': its context has no"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("asked", "message"), REFUSED)
-def test_files_that_do_not_fit_are_refused_in_one_line(runs, tmp_path, asked, message):
-    run, name, content, columns = asked
+@pytest.mark.parametrize(("run", "name", "content", "columns", "message"), REFUSED)
+def test_files_that_do_not_fit_are_refused_in_one_line(
+    runs, tmp_path, run, name, content, columns, message
+):
     (tmp_path / name).write_text(content)
-    with pytest.raises(UserError) as refusal:
-        predict(runs / run, tmp_path / name, columns)
-    text = str(refusal.value).replace(f"{tmp_path}/", "")
-    assert text.startswith(message)
-    assert "\n" not in text
+    refuse(
+        f"{tmp_path}/{message}" if message.startswith(name) else message,
+        lambda: predict(runs / run, tmp_path / name, columns),
+    )
 
 
 def test_folders_that_are_no_finished_fine_tuning_are_refused(runs, start, tmp_path):
@@ -808,7 +662,7 @@ def test_an_exported_classifier_can_be_trained_further(runs, tmp_path, name):
     torch.manual_seed(0)
     with torch.no_grad():
         exact = theirs.eval()(**inputs).logits
-        noisy = torch.stack([theirs.train()(**inputs).logits for _ in range(100)])
+        noisy = torch.stack([theirs.train()(**inputs).logits for _ in range(30)])
     assert (noisy - exact).std() < 0.2 * exact.abs().mean()
 
     labels = exact.argmin(dim=1)  # the contrary of what it has learnt
@@ -841,35 +695,6 @@ def run_card(folder, monkeypatch):
     return code, names
 
 
-@pytest.mark.parametrize(
-    ("name", "record"),
-    [
-        ("mean", {"text": "a text"}),
-        ("pairs", {"sentence1": "a text", "sentence2": "another one"}),
-        ("mean-choices", {"text": "a text", "ending0": "an ending", "ending1": "another one"}),
-    ],
-)
-def test_a_head_without_a_class_lies_beside_the_encoder(runs, tmp_path, name, record, monkeypatch):
-    """The card's lines give the answers of `predict`."""
-    assert export(runs / name, tmp_path / "hf") == "ElectraModel"
-    load(transformers.AutoModel, tmp_path / "hf")
-    _, names = run_card(tmp_path / "hf", monkeypatch)
-    if name == "mean-choices":
-        record["ending2"] = "another one"  # three choices, as in training
-    table = write_table(tmp_path / "in.tsv", list(record), [list(record.values())])
-    (answer,) = ask(read_in_float32(runs / name), table).records
-    if name == "pairs":
-        assert names["logits"].tolist() == pytest.approx([answer["prediction"]], abs=1e-3)
-        assert names["labels"] == ["score"]
-        return
-    probs = [value for key, value in answer.items() if key.startswith("prob_")]
-    probs = torch.tensor(probs)[: len(names["logits"])]
-    # Probabilities, not logits: answers are rounded to six places, and the logarithm of a small
-    # probability magnifies the rounding.
-    expected = probs / probs.sum()
-    torch.testing.assert_close(names["logits"].softmax(dim=0), expected, atol=1e-5, rtol=0)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["texts", "pairs", "tags", "plain", "mean-choices"])
 def test_onnx_holds_the_whole_fine_tuned_network(runs, tmp_path, name):
@@ -898,7 +723,16 @@ def test_onnx_holds_the_whole_fine_tuned_network(runs, tmp_path, name):
     assert "The files hold the network with its head" in (tmp_path / "hf/README.md").read_text()
 
 
-@pytest.mark.parametrize("name", ["texts", "numbers", "tags", "plain", "choices", "mean", "pairs"])
+BESIDE = {
+    "mean": {"text": "a text"},
+    "pairs": {"sentence1": "a text", "sentence2": "another one"},
+    "mean-choices": {"text": "a text", "ending0": "an ending"}
+    | dict.fromkeys(["ending1", "ending2"], "another one"),
+}
+"""What the cards of heads that no class of transformers holds ask of the encoder and the head."""
+
+
+@pytest.mark.parametrize("name", ["texts", "numbers", "tags", "plain", "choices", *BESIDE])
 def test_the_card_of_every_head_has_its_scores_and_code_that_runs(
     runs, tmp_path, name, monkeypatch
 ):
@@ -911,11 +745,28 @@ def test_the_card_of_every_head_has_its_scores_and_code_that_runs(
     own = results["seeds"][str(model.seed)]["scores"][results["metric"]]
     assert f"| {own:.3f} | {results['median']:.3f}{std} | {len(results['seeds'])} |" in card
     assert all(digest in card for digest in settings["files"].values())
-    code, _ = run_card(tmp_path / "hf", monkeypatch)
+    code, names = run_card(tmp_path / "hf", monkeypatch)
     assert architecture in code
     with pytest.raises(UserError, match="BERT has no projection of embeddings"):
         export(runs / name, tmp_path / "bert", form="bert")
     assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+    assert (architecture == "ElectraModel") is (name in BESIDE)
+    if name not in BESIDE:
+        return
+    load(transformers.AutoModel, tmp_path / "hf")
+    asked = BESIDE[name]
+    table = write_table(tmp_path / "in.tsv", list(asked), [list(asked.values())])
+    (answer,) = ask(read_in_float32(runs / name), table).records
+    if name == "pairs":
+        assert names["logits"].tolist() == pytest.approx([answer["prediction"]], abs=1e-3)
+        assert names["labels"] == ["score"]
+        return
+    probs = [value for key, value in answer.items() if key.startswith("prob_")]
+    probs = torch.tensor(probs)[: len(names["logits"])]
+    # Probabilities, not logits: answers are rounded to six places, and the logarithm of a small
+    # probability magnifies the rounding.
+    expected = probs / probs.sum()
+    torch.testing.assert_close(names["logits"].softmax(dim=0), expected, atol=1e-5, rtol=0)
 
 
 def test_the_verb_exports_a_fine_tuning(runs, tmp_path, capsys):

@@ -205,16 +205,6 @@ def test_rows_hold_question_and_window_and_say_where_the_answer_is(language_toke
     assert sum(count > 0 for count in num_found.values()) > 55
 
 
-def test_targets_of_an_unlabelled_split_are_unknown(toy_tokenizer):
-    split = [SpanQuestion("q", "who", "the queen painted a boat", None, None)]
-    rows = encode_questions(split, toy_tokenizer, 32, reference=False)
-    assert {name: values.tolist() for name, values in rows.targets.items()} == {
-        "start": [-1],
-        "end": [-1],
-        "unanswerable": [-1],
-    }
-
-
 # --- answers ---
 
 
@@ -435,6 +425,7 @@ def test_an_unlabelled_split_has_predictions_and_no_scores(toy_tokenizer, tmp_pa
     split = [SpanQuestion("q", "who", "the queen painted a boat", None, None)]
     task = Task("squad", SpanExtraction(), {"test": split})
     rows = task.encode(toy_tokenizer, 32)["test"]
+    assert [values.tolist() for values in rows.targets.values()] == [[-1]] * 3
     outputs = constant_outputs(rows, unanswerable=1.0, start=0)
     assert task.family.score(rows, outputs) == {}
     task.family.write_predictions(tmp_path, "test", rows, outputs)

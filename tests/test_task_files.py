@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 import pytest
+import torch
 from tasks import ignore, read, refuse, small_finetune, write_files
 
 from electra.config import FinetuneConfig
@@ -307,12 +308,36 @@ SCHEMES = {
         ("\u00a0 O\n\x85  B-X\n", [], [["\u00a0", "\x85"]]),
         ("New York\tB-X\n# O\tO\n", [], [["New York", "# O"]]),
         ("# id 1\tdomain=en\n2-3 _ O\n# _ B-X\n\n", [], [["2-3", "#"]]),
+        ("# O\nboat B-X\n\n#1 B-X\n\n#  O\n", [], [["#", "boat"], ["#1"], ["#"]]),
+        ("#\tO\nboat\tB-X\n\n# text = a # b\n#ad\tI-Y\n", [], [["#", "boat"], ["#ad"]]),
+        ("# # B-NP B-X\n1 CD I-NP O\n\n# a text here\na DT B-NP O\n", [], [["#", "1"], ["a"]]),
+        ("-DOCSTART- -X- O O\n\n# # O O\nA NN O S-X\n", [], [["#", "A"]]),
+        ("#begin document (a); part 0\n#\tSYM\nb\tNN\n\nc\tSYM\n#end\tNN\n\n#end document\n", [],
+         [["#", "b"], ["c", "#end"]]),
+        ("#\thttp://a [2009]\n1\t#\tO\tO\n2\tb\tB-X\tO\n", ["tagging.word_column=2",
+         "tagging.tag_column=3"], [["#", "b"]]),
     ],
-    ids=["CoNLL-U's comments and notes", "white space", "tabs", "words like numbers"],
-)
+    ids=["CoNLL-U's comments and notes", "white space", "tabs", "words like numbers", "two columns",
+         "two with tabs", "CoNLL-2000's", "CoNLL-2003's", "CoNLL-2012's comments", "GermEval's"],
+)  # fmt: skip
 def test_what_is_a_word(tmp_path, text, settings, words):
     task = tagging(tmp_path, text, text, *settings)
     assert [each.words for each in task.examples["train"]] == words
+    column = task.columns[0]
+    records = task.family.read_records(tmp_path / "dev.txt", [column], task.columns)
+    assert [each["tokens"] for each in records] == words
+
+
+@pytest.mark.parametrize("form", ["{}_PER", "PER-{}", "{}:PER", "PER_{}"])
+def test_tags_like_those_of_entities_are_plain_and_said_to_be(tmp_path, form):
+    text = f"a {form.format('B')}\nb {form.format('I')}\nc O\n"
+    for each in (text, text.replace("B", "b").replace("I", "i")):
+        task = tagging(tmp_path, each, each)
+        assert task.family.metrics == ("accuracy",)
+        (note,) = task.notes
+        assert note.startswith("tags such as ")
+        assert "scored as plain tags" in note
+    assert tagging(tmp_path, IOB2, IOB2, "tagging.tag_column=2").notes == ()
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -329,6 +354,151 @@ def test_prefixes_alone_are_entities(tmp_path):
     assert task.examples["dev"][0].tags == ["B"]
 
 
+# --- without labels ---
+
+ABSENT = object()
+UNLABELLED_FORMS = [-1, "-1", -1.0, "", None, "?", ABSENT]
+KINDS = {
+    "classification": ({"text": "a"}, ["0", "1"], []),
+    "pairs": ({"text_a": "a", "text_b": "b"}, [0, 1], []),
+    "regression": ({"text": "a"}, [0, 2.5], ["own.kind=regression"]),
+    "choice": ({"text": "a", "o": ["b", "c"]}, [0, 1], ["own.kind=choice", "own.choices=o"]),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_has_no_labels_is_answered_and_not_scored(tmp_path, toy_tokenizer, kind):
+    fields, labels, settings = KINDS[kind]
+    train = lines(*(fields | {"label": label} for label in labels * 2))
+    for unknown in UNLABELLED_FORMS:
+        record = fields if unknown is ABSENT else fields | {"label": unknown}
+        files = {"train.jsonl": train, "dev.jsonl": train, "test.jsonl": lines(record, record)}
+        task = read("own", write_files(tmp_path, files), *settings)
+        assert [each.label for each in task.examples["test"]] == [None, None]
+        rows = task.encode(toy_tokenizer, 16)["test"]
+        logits = torch.zeros(2, len(task.family.labels) or 1)
+        assert task.family.score(rows, {"logits": logits}) == {}
+        if unknown != "":
+            (tmp_path / "dev.jsonl").write_text(lines(record, record))
+            refuse("dev.jsonl", lambda settings=settings: read("own", tmp_path, *settings))
+    some = lines(fields | {"label": labels[0]}, fields | {"label": None})
+    write_files(tmp_path, {"dev.jsonl": train, "test.jsonl": some})
+    refuse("test.jsonl line 2: 'label' is None", lambda: read("own", tmp_path, *settings))
+
+
+def test_minus_one_is_a_label_where_train_has_it(tmp_path):
+    train = "text,label\na,-1\nb,1\nc,-1\nd,1\n"
+    files = {"train.csv": train, "dev.csv": train, "test.csv": "text,label\na,-1\n"}
+    assert read("own", write_files(tmp_path, files)).examples["test"] == [Example("a", None, 0)]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("test.txt", "The\nboat\n"),
+        ("test.txt", "The DT\nboat NN\n"),
+        ("test.txt", "The\tDT\t\nboat\tNN\t\n"),
+        ("test.conll", "The DT _\nboat NN _\n"),
+        ("test.conll", "The DT ?\nboat NN ?\n"),
+        ("test.jsonl", lines({"tokens": ["The", "boat"]})),
+        ("test.jsonl", lines({"tokens": ["The", "boat"], "tags": None})),
+        ("test.jsonl", lines({"tokens": ["The", "boat"], "tags": []})),
+        ("test.jsonl", lines({"tokens": ["The", "boat"], "tags": [-1, -1]})),
+    ],
+)
+def test_words_without_tags_are_answered_and_not_scored(tmp_path, toy_tokenizer, name, content):
+    write_files(tmp_path, {name: content})
+    task = tagging(tmp_path, IOB2)
+    (sentence,) = task.examples["test"]
+    assert (sentence.words, sentence.tags) == (["The", "boat"], [])
+    rows = task.encode(toy_tokenizer, 16)["test"]
+    outputs = {"logits": torch.zeros(*rows.targets["labels"].shape, 5)}
+    assert int((rows.targets["labels"] >= 0).sum()) == 2
+    assert task.family.score(rows, outputs) == {}
+    task.family.write_predictions(tmp_path, "test", rows, outputs)
+    assert (tmp_path / "test_predictions.conll").read_text() == "The _ O\nboat _ O\n\n"
+    assert task.notes == (f"{name} has no tags: it is answered, and not scored",)
+
+
+# --- files found by name, in parts, and a part of train as dev ---
+
+
+def test_files_are_found_in_any_case_and_in_parts(tmp_path):
+    write_files(tmp_path, {"Validation.TSV": DEV})
+    for part in range(2):
+        write_parquet(tmp_path / f"train-0000{part}-of-00002.parquet", RECORDS[part::2])
+    task = read("own", tmp_path)
+    assert [each.text_a for each in task.examples["train"]] == [
+        RECORDS[place]["text"] for place in (0, 2, 1, 3)
+    ]
+    assert len(task.examples["dev"]) == 2
+    (tmp_path / "train-00000-of-00002.parquet").unlink()
+    refuse("has train-00001-of-00002.parquet alone, of 2 parts", lambda: read("own", tmp_path))
+    (tmp_path / "train-00001-of-00002.parquet").rename(tmp_path / "train-00000-of-00001.parquet")
+    refuse("train-00000-of-00001.parquet: every 'label' is 'bad'", lambda: read("own", tmp_path))
+    cola = {"TRAIN.TSV": COLA, "Dev.tsv.gz": gzip.compress(COLA.encode())}
+    assert len(read("cola", write_files(tmp_path / "CoLA", cola)).examples["dev"]) == 2
+
+
+def test_a_share_of_train_is_dev_and_equal_texts_stay_together(tmp_path):
+    rows = [f"text {n % 70},{n % 2}\n" for n in range(200)]
+    path = write_files(tmp_path, {"all.csv": "text,label\n" + "".join(rows)}) / "all.csv"
+    refuse("has no dev file; add one named dev, or make a share", lambda: read("own", path))
+    task = read("own", path, "dev_fraction=0.1")
+    dev, train = ({each.text_a for each in task.examples[split]} for split in ("dev", "train"))
+    assert not dev & train
+    assert 20 <= len(task.examples["dev"]) <= 22
+    assert len(task.examples["train"]) + len(task.examples["dev"]) == 200
+    assert "(dev_fraction=0.1)" in task.notes[-1]
+    path.write_text("text,label\n" + "".join(reversed(rows)))
+    again = read("own", path, "dev_fraction=0.1").examples["dev"]
+    assert sorted(again) == sorted(task.examples["dev"])
+    refuse("leaves 200 to train on and 0 as dev", lambda: read("own", path, "dev_fraction=0.001"))
+    write_files(tmp_path / "both", {"train.csv": path.read_bytes(), "dev.csv": path.read_bytes()})
+    refuse("own has a dev file", lambda: read("own", tmp_path / "both", "dev_fraction=0.1"))
+
+
+def test_a_share_of_pairs_swapped_and_of_questions(tmp_path, toy_tokenizer):
+    write_files(tmp_path / "STS-B", {"train.tsv": STS + STS.split("\n", 1)[1].replace("boat", "b")})
+    task = read("sts-b", tmp_path, "dev_fraction=0.5")
+    assert [len(task.examples[split]) for split in ("train", "dev")] == [2, 2]
+    assert len(task.encode(toy_tokenizer, 16)["train"]) == 4
+    asked = [flat(id=n, context=f"{CONTEXT} {n % 4}") for n in range(8)]
+    write_files(tmp_path / "squad", {"train.jsonl": lines(*asked)})
+    task = read("squad-1.1", tmp_path / "squad", "dev_fraction=0.25")
+    assert len({each.context for each in task.examples["dev"]}) == 1
+    assert [len(task.examples[split]) for split in ("train", "dev")] == [6, 2]
+
+
+def test_rows_of_qqp_with_too_few_columns_are_left_out_and_said(tmp_path):
+    header = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n"
+    row, short = "1\t2\t3\ta\tb\t1\n", "4\t5\t6\n"
+    files = {"train.tsv": header + row + short + row + "4\n", "dev.tsv": header + row}
+    task = read("qqp", write_files(tmp_path, files))
+    assert task.examples["train"] == [Example("a", "b", 1)] * 2
+    assert task.notes == ("train.tsv: 2 of 4 rows have fewer than 6 columns and are left out",)
+    write_files(tmp_path, {"test.tsv": header + short})
+    refuse("test.tsv line 2: 3 tab-separated fields; it must have 6", lambda: read("qqp", tmp_path))
+
+
+def test_a_csv_may_have_another_separator(tmp_path):
+    table = 'text;label\n"a; b, c";x\nd;y\n"e\nf";x\ng;y\n'
+    write_files(tmp_path, {"train.csv": table, "dev.csv": table})
+    task = read("own", tmp_path, "own.separator=;")
+    assert task.examples == read("own", tmp_path).examples
+    assert [each.text_a for each in task.examples["train"]] == ["a; b, c", "d", "e\nf", "g"]
+    records = task.family.read_records(tmp_path / "dev.csv", [], task.columns, ";")
+    assert records[0] == {"text": "a; b, c"}
+    tabs = {"train.csv": TRAIN, "dev.csv": TRAIN}
+    tabs = write_files(tmp_path / "tabs", tabs)
+    assert len(read("own", tabs, "own.separator=\\t").examples["train"]) == 4
+    write_files(tmp_path, {"dev.csv": "a;b\nc"})
+    refuse("line 2: 1 semicolon-separated", lambda: read("own", tmp_path, "own.separator=;"))
+    lists = write_files(tmp_path / "lists", {"train.jsonl": lines(*RECORDS), "dev.jsonl": "{}"})
+    refuse("own.separator is for .csv and .tsv", lambda: read("own", lists, "own.separator=;"))
+    refuse("own.separator must be one character", lambda: read("own", tabs, "own.separator=ab"))
+
+
 # --- questions ---
 
 CONTEXT = "The old sailor sold a boat. The queen painted it."
@@ -343,6 +513,12 @@ def squad(*entries: dict) -> str:
 def entry(answer: str = "a boat", start: int = 20, **other) -> dict:
     answers = [{"text": answer, "answer_start": start}]
     return {"id": "q1", "question": "What was sold?", "answers": answers} | other
+
+
+def flat(**other) -> dict:
+    """A question as `datasets` has it."""
+    answers = {"text": ["a boat"], "answer_start": [20]}
+    return {"id": 7, "question": "What was sold?", "context": CONTEXT, "answers": answers} | other
 
 
 def mrqa(**other) -> str:
@@ -378,17 +554,44 @@ def test_mrqas_spans_include_the_last_character_and_several_files_are_named(tmp_
     ]
 
 
+@pytest.mark.parametrize("form", ["jsonl", "parquet", "json lines", "json list", "json data"])
+def test_flat_questions_are_read_in_every_format(tmp_path, form):
+    none = {"text": [], "answer_start": []}
+    records = [flat(), flat(id=8, answers=none)]
+    name = f"train-00000-of-00001-0a1b2c.{form.partition(' ')[0]}"
+    if form == "parquet":
+        write_parquet(tmp_path / name, records)
+    else:
+        whole = {"json list": records, "json data": {"data": records}}.get(form)
+        write_files(tmp_path, {name: lines(*records) if whole is None else json.dumps(whole)})
+    test = lines(flat(answers=none), {k: v for k, v in flat(id="x").items() if k != "answers"})
+    write_files(tmp_path, {"validation.jsonl": lines(*records), "test.jsonl": test})
+    task = read("squad-2.0", tmp_path)
+    answered = FIRST._replace(id="7")
+    assert task.examples["train"] == task.examples["dev"]
+    assert task.examples["train"] == [answered, answered._replace(id="8", answers=(), span=None)]
+    unknown = answered._replace(answers=None, span=None)
+    assert task.examples["test"] == [unknown, unknown._replace(id="x")]
+    records = task.family.read_records(tmp_path / name, [], task.columns)
+    assert [each["id"] for each in records] == ["7", "8"]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
+        ("x.jsonl", lines(flat(answers={"text": ["a"], "answer_start": []})), "1 texts and 0 answ"),
+        ("x.jsonl", lines(flat(answers={"text": "a boat"})), "'text' is 'a boat'; it must be a li"),
+        ("x.jsonl", lines(flat(answers=None)), "'answers' is None; it must be a list"),
+        ("x.json", lines(flat(), {})[:-2] + "]", "line 2: not valid JSON"),
         ("x.json", "{", "line 1: not valid JSON"),
         ("x.json", b"\xff", "line 1: not UTF-8"),
-        ("x.json", "[]", "[] must be a dictionary"),
+        ("x.json", "[]", "no questions"),
+        ("x.json", "1", "1 must be a dictionary"),
         ("x.json", '{"data": {}}', "'data' is {}; it must be a list"),
         ("x.json", '{"data": []}', "no questions"),
-        ("x.json", '{"data": [{}]}', "article 1: no 'paragraphs'"),
+        ("x.json", '{"data": [{}]}', "record 1: no 'context'"),
         ("x.json", squad().replace(f'"{CONTEXT}"', "1"), "paragraph 1: 'context' is 1; it must be"),
-        ("x.json", squad(entry(), {"id": 7}), "article 1 paragraph 1 question 2: 'id' is 7"),
+        ("x.json", squad(entry(), {"id": 0.5}), "record 1 paragraph 1 question 2: 'id' is 0.5"),
         ("x.json", squad(entry(question=None)), "question 'q1': 'question' is None"),
         ("x.json", squad(entry(), entry()), "question 'q1': an id must be that of one"),
         ("x.json", squad(entry(answers=[])), "no answers; it must have one, or is_impossible"),
@@ -402,7 +605,7 @@ def test_mrqas_spans_include_the_last_character_and_several_files_are_named(tmp_
         ("x.json", squad(entry("", 3)), "'' at answer_start 3"),
         ("x.json", "[" * 100_000, "nested too deeply"),
         ("x.jsonl", "[]\n", "line 1: must be a JSON object"),
-        ("x.jsonl", '\n{"context": "a"}', "line 2: no 'qas'"),
+        ("x.jsonl", '\n{"context": "a"}', "line 2: no 'id'"),
         ("x.jsonl", mrqa(answers=[]), "question 'm1': 'answers' is empty"),
         ("x.jsonl", mrqa(answers=[3]), "'answers' is [3]; it must be a list of texts"),
         ("x.jsonl", mrqa(detected_answers=[{"char_spans": [[20, 49]]}]), "with [20, 49]; they"),
@@ -496,15 +699,15 @@ REFUSALS = [
     ("cola", {}, ["own.text=body"], "own.text is for the task 'own'; 'cola' says what its files a"),
     ("cola", {}, ["squad.head=plain"], "squad.head is for squad-1.1 and squad-2.0, not for cola"),
     ("sst", {}, [], "neither a train.tsv nor a folder SST-2 with one; give GLUE's folder or the t"),
-    ("cola", {"train.tsv": COLA}, [], "has no dev.tsv"),
+    ("cola", {"train.tsv": COLA}, [], "has no dev file; add one named dev, or make a share"),
     ("sst-2", {"train.tsv": COLA, "dev.tsv": COLA}, [], "train.tsv: no column 'sentence'"),
     *(
         ("sts-b", {"train.tsv": STS.replace("4.500", value), "dev.tsv": STS}, [],
          "line 2: the label must be a number in [0, 5]")
         for value in ("5.1", "-0.1", "high", "nan", "")
     ),
-    ("swag", only(ENDINGS, "val.csv"), [], "has no train.csv; give SWAG's folder"),
-    ("swag", only(ENDINGS, "train.csv"), [], "has no val.csv; give SWAG's folder"),
+    ("swag", only(ENDINGS, "val.csv"), [], "has no train file; add train with .csv"),
+    ("swag", only(ENDINGS, "train.csv"), [], "has no dev file; add one named dev"),
     ("swag", change(ENDINGS, "train.csv", "ending", "end"), [], "no columns ending0, ending1, ..."),
     ("swag", change(ENDINGS, "val.csv", "It ran.", ""), [], "val.csv line 3: choice 2 is empty"),
     ("swag", change(ENDINGS, "val.csv", ",It ran.", ""), [], "line 3: 9 comma-separated fields"),
@@ -513,10 +716,12 @@ REFUSALS = [
     ("swag", change(ENDINGS, "val.csv", "sent1", "sent0"), [], "no column 'sent1'; did you mean"),
     ("swag", change(ENDINGS, "val.csv", 'It\nsank."', "It"), [], "val.csv line 3: not valid CSV"),
     ("swag", ENDINGS | {"val.csv": FOUR}, [], "val.csv: 4 choices a row; it must be 3, as in"),
-    ("tagging", only(TAGS, "dev.txt"), [], "no train file; add train with .txt, .conll, .tsv, .io"),
-    ("tagging", only(TAGS, "train.txt"), [], "no dev file; add dev with .txt"),
+    ("tagging", only(TAGS, "dev.txt"), [], "no train file; add train with .txt, .conll, "),
+    ("tagging", only(TAGS, "train.txt"), [], "no dev file; add one named dev"),
     ("tagging", TAGS | {"train.jsonl": "{}"}, [], "train.jsonl, train.txt; keep one of them there"),
     ("tagging", TAGS | {"dev.txt": ""}, [], "dev.txt is empty"),
+    ("tagging", TAGS | {"dev.txt": "A DT _\n"}, [], "line 1: the tag '_' must be O or begin"),
+    ("tagging", {each: "1\ta\tX\n2\tb\tY\n" for each in TAGS}, [], "column 1 numbers the words; "),
     ("tagging", TAGS | {"dev.txt": "-DOCSTART- O\n\n"}, [], "dev.txt is empty"),
     ("tagging", TAGS | {"dev.txt": "\nA O\nboat NN O\n"}, [], "line 3: 3 columns; it must have 2,"),
     ("tagging", TAGS | {"dev.txt": "A\nboat\n"}, [], "line 1: one column; a word and its tag are"),
@@ -542,8 +747,8 @@ REFUSALS = [
             ('{"tokens": ["a"], "tags": [0]}', "line 1: 'tags' is [0]; it must be a list of texts"),
         )
     ),
-    ("squad-1.1", {}, [], "no train file; add train with .json, .jsonl, or name it with squad.tra"),
-    ("squad-1.1", {"train.json": squad(entry())}, [], "no dev file; add dev with .json, .jsonl"),
+    ("squad-1.1", {}, [], "add train with .json, .jsonl, .parquet, or name it with squad.tra"),
+    ("squad-1.1", {"train.json": squad(entry())}, [], "no dev file; add one named dev"),
     ("squad-1.1", {"train.json": squad(entry())}, ["squad.dev=d.json"], "squad.dev: no file"),
     ("squad-2.0", {"train.json": squad(entry()), "dev.json": squad(entry())}, [],
      "is the task squad-1.1"),
@@ -642,7 +847,10 @@ def test_results_have_the_tasks_name_and_a_changed_file_is_noticed(weather, star
 def test_nothing_is_written_for_data_that_do_not_fit(weather, start):
     (weather / "data" / "dev.csv").write_text("body,mood\na,good\nb,so so\n")
     before = sorted(weather.rglob("*"))
-    for data, words in (("data", "dev.csv line 3: unknown label 'so so'"), ("nowhere", "no file")):
+    for data, words in (
+        ("data", "dev.csv line 3: unknown label 'so so'"),
+        ("nowhere", "is not a folder"),
+    ):
         with pytest.raises(UserError, match=words):
             finetune(
                 *(start, str(weather / "weather.toml"), weather / data, weather / "out"),

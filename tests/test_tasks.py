@@ -1,38 +1,20 @@
 import math
 import random
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from electra.config import FinetuneConfig
-from electra.settings import override
 from electra.tasks.choice import ChoiceQuestion, MultipleChoice
 from electra.tasks.classification import Classification, Example
 from electra.tasks.family import Task
 from electra.tasks.predictions import score
-from electra.tasks.registry import read_task
 from electra.tasks.rows import choose_batches, cut_pair, encode_texts, make_batch, pack_row
 from electra.tokenizing.formats import SPECIAL_TOKENS
 from electra.tokenizing.tokenizer import Tokenizer
 
-GLUE_FOLDER = Path(__file__).parents[2] / "shared/data/glue"
 CPU = torch.device("cpu")
-
-
-def write(folder: Path, **files: str) -> Path:
-    folder.mkdir(exist_ok=True)
-    for name, content in files.items():
-        stem, _, suffix = name.rpartition("_")
-        (folder / f"{stem}.{suffix}").write_text(content, encoding="utf-8")
-    return folder
-
-
-def own(folder: Path, *settings: str) -> Classification:
-    config = override(FinetuneConfig(), [f"own.{setting}" for setting in settings])
-    return read_task("own", folder, config)
 
 
 def toy_task(examples) -> Task:

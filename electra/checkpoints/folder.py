@@ -250,7 +250,7 @@ def find_seed(run: Path, seed: int | None = None) -> SavedSeed:
 
 
 def _choose_seed(run: Path, seed: int | None) -> tuple[Path, int, FinetuneConfig, dict[str, Any]]:
-    """Return the folder of the model of a seed, the seed, its settings, and the columns it read."""
+    """Return the folder of the model of a seed, the seed, its settings, and what it read."""
     require(
         is_finetuned(run) and (run / "results.json").is_file(),
         f"{run} is not a finished folder of `electra finetune`: it must have a config.json with a "
@@ -277,18 +277,19 @@ def _choose_seed(run: Path, seed: int | None) -> tuple[Path, int, FinetuneConfig
     require(
         seed in headlines, f"{run} has no seed {seed}; choose from {', '.join(map(str, headlines))}"
     )
-    return run / f"seed-{seed}" / "model", seed, config, {"columns": columns}
+    read = {"columns": columns, "separator": config.own.between}
+    return run / f"seed-{seed}" / "model", seed, config, read
 
 
 def _describe_seed(
-    folder: Path, seed: int, config: FinetuneConfig, columns: dict[str, Any]
+    folder: Path, seed: int, config: FinetuneConfig, read: dict[str, Any]
 ) -> SavedSeed:
     facts = read_object(folder / "config.json")
     sizes, task = _parse(
         lambda: (from_dict(EncoderConfig, facts["encoder"]), str(facts["task"])),
         f"{folder / 'config.json'} is not the config of a fine-tuned model",
     )
-    return SavedSeed(folder, seed, sizes, config, {**facts, "task": task, **columns})
+    return SavedSeed(folder, seed, sizes, config, {**facts, "task": task, **read})
 
 
 def read_finetuned(run: Path, seed: int | None = None) -> Finetuned:

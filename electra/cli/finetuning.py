@@ -14,6 +14,7 @@ from electra.cli.options import (
     refuse_file,
     resolve,
 )
+from electra.config import FinetuneConfig
 
 
 def finetune(
@@ -34,7 +35,8 @@ def finetune(
     The tasks are those of GLUE by name (cola, sst-2, ... mnli), squad-1.1, squad-2.0, swag,
     `tagging` (named entities, chunks or parts of speech, in CoNLL's columns or JSON lines), and
     `own`, a task of yours: a folder with a train and a dev file, and perhaps a test file, as .tsv,
-    .csv, .jsonl or .parquet. Each row holds a text, a pair of texts, or a text and choices, with a
+    .csv, .jsonl or .parquet. Without a dev file, `--set dev_fraction=0.1` makes a tenth of train
+    the dev set. Each row holds a text, a pair of texts, or a text and choices, with a
     label or a number. `--set own.field=value` names the files and columns; so does `--task
     FILE.toml`, a file of the same fields.
 
@@ -51,7 +53,7 @@ def finetune(
     task
         The task's name, or a .toml file that describes one.
     data
-        The folder of the task's files.
+        The folder of the task's files, or the training file alone.
     out
         The folder of scores and models to write.
     seeds
@@ -70,7 +72,7 @@ def finetune(
     from electra.presets import finetune_preset
     from electra.reports.runs import finetuning_table, read_finetuning
     from electra.terminal.live import Progress, show_finetuning
-    from electra.terminal.printing import command, print_done, print_note, print_table
+    from electra.terminal.printing import print_table
 
     preset = finetune_preset(read_sizes(start))
     if grid:  # it compares seeds as they are drawn
@@ -80,19 +82,9 @@ def finetune(
     refuse_existing(out)
     require_seeds(seeds)
     if dry_run:
-        from electra.tasks.registry import read_task, resolve_own
-
-        settings = resolve_own(task, settings)
-        question = read_task(task, data, settings)
-        files = ", ".join(map(str, question.files))
-        found = ", ".join(f"{len(each):,} in {split}" for split, each in question.examples.items())
         times = f"{seeds} times" if seeds > 1 else "once"
         each = f" with each of {' '.join(combinations)}" if grid else ""
-        return print_dry_run(
-            settings,
-            f"read {files} (columns {', '.join(question.columns)}; {found}), "
-            f"fine-tune {times}{each}, write {out}",
-        )
+        return _print_plan(task, data, settings, f"fine-tune {times}{each}, write {out}")
     with Progress(f"fine-tuning on {task}", unit="steps") as progress:
         show = show_finetuning(progress, seeds * len(combinations))
         how: dict[str, Any] = {"seeds": seeds, "from_scratch": from_scratch, "progress": show}
@@ -103,7 +95,27 @@ def finetune(
             results = run_finetune(start, task, data, out, settings, **how)
             scores, table = out, finetuning_table([read_finetuning(out / "results.json")])
     print_table(table.rows, table.headers)
-    for note in results["notes"]:
+    _print_end(start, out, scores, results["notes"])
+
+
+def _print_plan(task: str, data: Path, settings: FinetuneConfig, rest: str) -> None:
+    """Read the task, and print what was found and what would be done."""
+    from electra.tasks.registry import read_task, resolve_own
+    from electra.terminal.printing import print_note
+
+    settings = resolve_own(task, settings)
+    question = read_task(task, data, settings)
+    files, columns = ", ".join(map(str, question.files)), ", ".join(question.columns)
+    found = ", ".join(f"{len(each):,} in {split}" for split, each in question.examples.items())
+    for note in question.notes:
+        print_note(note)
+    print_dry_run(settings, f"read {files} (columns {columns}; {found}), {rest}")
+
+
+def _print_end(start: Path, out: Path, scores: Path, notes: list[str]) -> None:
+    from electra.terminal.printing import command, print_done, print_note
+
+    for note in notes:
         print_note(note)
     is_run = (start / "metrics.jsonl").is_file()  # only of a run there is a page
     report_it = command("report", start, scores, "--out", "report.html")
@@ -142,7 +154,7 @@ def submit(
     from electra.finetuning.submit import submit as run_submit
     from electra.terminal.printing import print_done, print_table
 
-    refuse_file(out, (".zip",))
+    refuse_file(out)
     if dry_run:
         return print_dry_run(None, f"read {', '.join(map(str, folders))} and write {out}")
     answers = run_submit(folders, out, ensemble=ensemble, partial=partial)

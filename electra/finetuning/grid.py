@@ -32,10 +32,8 @@ def combine(
 ) -> dict[str, FinetuneConfig]:
     """Return the settings of every combination by its name, such as "learning_rate=1e-4,epochs=3".
 
-    Args:
-        config: The settings that all combinations start from.
-        fixed: `field=value`, applied to all combinations.
-        grid: `field=value,value`, one string for each field.
+    All start from `config` and `fixed`, each `field=value`; `grid` has `field=value,value` for each
+    field.
 
     Raises:
         UserError: A field or value is unknown, a combination occurs twice, or settings do not fit
@@ -71,19 +69,10 @@ def search(
 ) -> dict[str, Any]:
     """Fine-tune with every combination of settings, write a folder and return its results.
 
-    Args:
-        start: As for `finetune`.
-        task: As for `finetune`.
-        data: As for `finetune`.
-        out: The folder to write, with a folder of `finetune` for each combination; must not exist.
-            It is `<out>.incomplete` until all combinations are finished.
-        combinations: Settings by name, from `combine`.
-        seeds: Number of seeds of each combination.
-        from_scratch: As for `finetune`.
-        progress: As for `finetune`; records also have "combination" and "run", the run's number.
-
-    Raises:
-        UserError: As for `finetune`, before the first run.
+    The arguments are those of `finetune`, but for the settings by name, from `combine`. The folder
+    has a folder of `finetune` for each combination, and is `<out>.incomplete` until all are
+    finished. Records of progress also have "combination" and "run", the run's number. What is
+    refused is refused before the first run.
     """
     refuse_existing(out)
     require_seeds(seeds)
@@ -101,10 +90,8 @@ def search(
     del settings["config"]
     if machine.rank > 0:
         progress = ignore
-    with (
-        joined(machine, LONGEST_WAIT, on_host=True),
-        begin_shared_folder(out, settings, machine) as folder,
-    ):
+    shared = begin_shared_folder(out, settings, machine, job.task.notes)
+    with joined(machine, LONGEST_WAIT, on_host=True), shared as folder:
         numbered = list(enumerate(combinations.items()))
         for number, (name, config) in numbered[machine.rank :: machine.num_ranks]:
             if not (folder / name).exists():
@@ -114,7 +101,7 @@ def search(
                 tell = _number_runs(progress, name, number * seeds)
                 train_seeds(job, start, folder / name, alone, seeds, tell)
         wait_for_all(machine)
-        results = _compare(folder, list(combinations))
+        results = _compare(folder, list(combinations), job.task.notes)
         if machine.rank == 0:
             write_json(folder / "results.json", results)
         return results
@@ -127,7 +114,7 @@ def _number_runs(progress: Progress, name: str, before: int) -> Progress:
     )
 
 
-def _compare(folder: Path, names: Sequence[str]) -> dict[str, Any]:
+def _compare(folder: Path, names: Sequence[str], notes: Sequence[str]) -> dict[str, Any]:
     """Return the scores of the combinations, best first; equal scores keep their order."""
     of_all = ("task", "metric", "start", "source", "from_scratch", "device")
     of_each = ("median", "std", "with_replacements", "num_degenerate", "commit")
@@ -142,7 +129,7 @@ def _compare(folder: Path, names: Sequence[str]) -> dict[str, Any]:
         **{key: best[key] for key in of_all},
         "num_seeds": len(best["seeds"]),
         "best": best["combination"],
-        "notes": [CHOSEN_ON_DEV],
+        "notes": [*notes, CHOSEN_ON_DEV],
         "combinations": [{key: each[key] for key in ("combination", *of_each)} for each in found],
     }
 

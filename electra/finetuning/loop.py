@@ -111,11 +111,8 @@ def train_seeds(
     # Also called by build_network, but a refusal must come before the folder is made.
     architecture = job.pretrained.encoder.architecture
     choose_layers(job.config.layers, architecture, machine.device, is_plain=False)
-    settings = job.settings()
-    with (
-        joined(machine, LONGEST_WAIT, on_host=True),
-        begin_shared_folder(out, settings, machine) as folder,
-    ):
+    shared = begin_shared_folder(out, job.settings(), machine, job.task.notes)
+    with joined(machine, LONGEST_WAIT, on_host=True), shared as folder:
         if machine.rank > 0:
             progress = ignore
         rows = encode_task(job.task, job.pretrained, job.config)
@@ -160,13 +157,6 @@ def train_seed(
     """Fine-tune with one seed, and evaluate on dev after the epochs that `score_epochs` names.
 
     The last epoch is selected, or the best on dev with `keep_epoch=best`.
-
-    Args:
-        job: The encoder, the task and the settings.
-        rows: The encoded examples, from `encode_task`.
-        machine: Device, and dtype of activations and matrix products.
-        seed: Seed of the head's weights, the data order and dropout.
-        progress: Called with "train" records every PROGRESS_STEPS steps and with "dev" records.
 
     Source: section 3.1, appendix B and Table 7; run_finetuning.py, whose loss is the sum over the
     batch (mode reference).

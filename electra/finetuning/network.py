@@ -62,14 +62,6 @@ def build_network(
     """Return the encoder under a new head, with the dropout of fine-tuning.
 
     An encoder that is frozen (`features.layers`) has no dropout.
-
-    Args:
-        pretrained: The encoder's sizes and weights.
-        family: Builds the head.
-        config: Dropout, which layers the head reads, and how many top layers begin anew.
-        machine: Device, and dtype of activations and matrix products.
-        seed: Seed of the weights that are drawn.
-        from_scratch: Draw the encoder's weights as well.
     """
     dropout_prob = 0.0 if config.features.layers else config.dropout_prob
     sizes = dataclasses.replace(
@@ -94,16 +86,7 @@ def build_network(
 
 
 def load_network(finetuned: Finetuned, family: Family, machine: Machine) -> TaskNetwork:
-    """Return a saved fine-tuned network on a machine.
-
-    Args:
-        finetuned: The sizes, settings and parameters.
-        family: Builds the head.
-        machine: Where and in which dtype the network computes.
-
-    Raises:
-        UserError: The file of the parameters is damaged or lacks one.
-    """
+    """Return a saved fine-tuned network on a machine; refuse a damaged file of parameters."""
     config = finetuned.config
     # A model trained with fused layers on a CPU may answer on another device.
     setting: Literal["plain", "auto"] = "plain" if config.layers == "plain" else "auto"
@@ -127,13 +110,8 @@ def run_network(
     """Return the outputs for all items in their order, without dropout; empty if there are none.
 
     Dimensions of the length of a batch's rows are padded to the longest batch: logits with -inf,
-    integers with -1.
-
-    Args:
-        model: The network; it is left in evaluation mode.
-        rows: The items.
-        device: Where the network is.
-        progress: Called with the number of items done and of all items.
+    integers with -1. The network is left in evaluation mode. `progress` is called with the number
+    of items done and of all items.
     """
     model.eval()
     lengths, on_cpu = rows.item_lengths.tolist() if len(rows) else [], device.type == "cpu"

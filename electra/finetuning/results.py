@@ -2,8 +2,8 @@
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -32,30 +32,27 @@ SEED_KEYS = (
 
 
 @contextmanager
-def begin_shared_folder(out: Path, settings: dict[str, Any], machine: Machine) -> Iterator[Path]:
+def begin_shared_folder(
+    out: Path, settings: dict[str, Any], machine: Machine, notes: Sequence[str]
+) -> Iterator[Path]:
     """Yield `<out>.incomplete` to all processes, and rename it when all of them have left it.
 
     Process 0 begins and renames it; each process reads the results of the others. After an error
     the folder stays, and another call with the same settings continues there.
-
-    Raises:
-        UserError: The folder was begun with other settings, was not written by a fine-tuning, or is
-            in use by another process.
     """
-    if machine.rank == 0:
-        with _begin_folder(out, settings, machine) as folder:
-            wait_for_all(machine)
-            yield folder
-            wait_for_all(machine)
-    else:
+    incomplete = out.with_name(out.name + ".incomplete")
+    begun = _begin_folder(out, settings, machine, notes)
+    with begun if machine.rank == 0 else nullcontext(incomplete) as folder:
         wait_for_all(machine)
-        yield out.with_name(out.name + ".incomplete")
+        yield folder
         wait_for_all(machine)
     wait_for_all(machine)
 
 
 @contextmanager
-def _begin_folder(out: Path, settings: dict[str, Any], machine: Machine) -> Iterator[Path]:
+def _begin_folder(
+    out: Path, settings: dict[str, Any], machine: Machine, notes: Sequence[str]
+) -> Iterator[Path]:
     """Yield `<out>.incomplete`, new or begun with the same settings, and rename it at the end."""
     folder = out.with_name(out.name + ".incomplete")
     settings_path, lock = folder / "config.json", folder / LOCK
@@ -79,6 +76,7 @@ def _begin_folder(out: Path, settings: dict[str, Any], machine: Machine) -> Iter
             device=machine.name,
             dtype=str(machine.dtype),
             scikit_learn=metadata.version("scikit-learn"),
+            notes=list(notes),
         )
         yield folder
         folder.rename(out)
@@ -166,11 +164,7 @@ def describe_job(job: Job, rows: TaskRows, start: Path, machine: Machine) -> dic
 
 
 def read_results(path: Path, keys: Iterable[str], advice: str) -> dict[str, Any]:
-    """Return a results.json, all of whose keys are there.
-
-    Raises:
-        UserError: The file is missing or damaged; the message ends with the advice.
-    """
+    """Return a results.json, all of whose keys are there."""
     record = read_object(path)
     missing = [key for key in keys if key not in record]
     require(not missing, f"{path} lacks {', '.join(missing)}; remove {path.parent} to {advice}")
@@ -193,7 +187,7 @@ def summarise(folder: Path, task: Task) -> dict[str, Any]:
     runs.sort(key=lambda record: record["seed"])
     drawn = {record["seed"]: record for record in runs if "replaces" not in record}
     others = {record["seed"]: record for record in runs if "replaces" in record}
-    notes = [
+    notes = list(task.notes) + [
         f"{_name_seed(record)} collapsed: {'; '.join(record['notes'])}"
         for record in runs
         if record["notes"]

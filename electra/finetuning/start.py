@@ -50,11 +50,7 @@ class Job:
 def read_job(
     pretrained: SavedModel, task: str, data: Path, config: FinetuneConfig, *, from_scratch: bool
 ) -> Job:
-    """Return the fine-tuning of an encoder on the task of this name.
-
-    Raises:
-        UserError: The task's files or the settings do not fit.
-    """
+    """Return the fine-tuning of an encoder on the task of this name."""
     config = resolve_own(task, config)
     read = read_task(task, data, config)
     return Job(pretrained, read, fit_to_start(config, pretrained, read, from_scratch), from_scratch)
@@ -68,11 +64,7 @@ class TaskRows(NamedTuple):
 
 
 def encode_task(task: Task, pretrained: SavedModel, config: FinetuneConfig) -> TaskRows:
-    """Return the rows of a task, those of train reduced to `train_examples` items if it is set.
-
-    Raises:
-        UserError: `train_examples` is more than train has.
-    """
+    """Return the rows of a task, those of train reduced to `train_examples` items if it is set."""
     splits = task.encode(pretrained.tokenizer, config.sequence_length)
     train, count = splits["train"], config.train_examples
     require_examples(count, len(train), task)

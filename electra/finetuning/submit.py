@@ -52,21 +52,12 @@ class SubmissionFile:
 def submit(
     folders: Sequence[Path], out: Path, *, ensemble: bool = False, partial: bool = False
 ) -> list[SubmissionFile]:
-    """Write a submission to the GLUE server and return its files.
+    """Write a submission to the GLUE server, a new .zip file, and return its files.
 
-    WNLI gets the most frequent label of train unless a fine-tuning on WNLI is given.
-
-    Args:
-        folders: Finished fine-tunings on tasks of GLUE, one for each task.
-        out: The .zip file to write; must not exist.
-        ensemble: Use the mean over the seeds as drawn instead of the seed that is best on dev,
-            which may be the replacement of a collapsed seed.
-        partial: Leave out test sets without predictions.
-
-    Raises:
-        UserError: A folder is not a finished fine-tuning on a task of GLUE, two folders have the
-            same task, the number of predictions is not that of the test set's rows, or a test set
-            has no predictions.
+    `folders` are finished fine-tunings on tasks of GLUE, one for each task. WNLI gets the most
+    frequent label of train unless there is a fine-tuning on it. An `ensemble` answers with the mean
+    over the seeds as drawn instead of the seed that is best on dev, which may be the replacement of
+    a collapsed seed. A `partial` submission leaves out test sets without predictions.
     """
     refuse_existing(out)
     finished = _read_results(folders)

@@ -18,8 +18,9 @@ from electra.files import sha256_file
 from electra.inference.embed import Pooling
 from electra.inference.network import LoadedEncoder
 from electra.interop.sentence_transformers import LayerScore, Similarity
+from electra.tasks.family import find_split
 from electra.tasks.predictions import score_spearman
-from electra.text.tables import find_table, read_table
+from electra.text.tables import read_table
 
 COLUMNS = ("sentence1", "sentence2", "score")
 """As in STS-B."""
@@ -50,9 +51,9 @@ def read_pairs(path: Path, columns: Sequence[str] = COLUMNS) -> Pairs:
     """
     require(len(columns) == 3, f"--columns must name two texts and a score, not {len(columns)}")
     require(path.exists(), f"there is no file {path}")
-    file = find_table(path, "dev", ".tsv") if path.is_dir() else path
-    require(file is not None, f"{path} has no dev.tsv; name the file")
-    assert file
+    found = find_split(path, "dev", (".tsv",)) if path.is_dir() else [path]
+    require(bool(found), f"{path} has no dev.tsv; name the file")
+    file = found[0]
     table = read_table(file)
     first, second, scores = (table.column(name, fractions=True) for name in columns)
     try:

@@ -116,7 +116,7 @@ def count_finetunings(
     encoders = {name: sketch_objective(config).kept for name, config in configs.items()}
     counts = {}
     for task, question in tasks.items():
-        train = [*question.examples["train"], *question.swapped_pairs]
+        train = question.training_examples
         sample = train[:: -(-len(train) // SAMPLE)]
         for name, encoder in encoders.items():
             longest = configs[name].examples.sequence_length

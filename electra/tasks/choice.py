@@ -5,7 +5,7 @@ and the softmax is over the logits of a question. Source: section 4.4 of the BER
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -17,10 +17,9 @@ from electra.config import EncoderConfig, FinetuneConfig
 from electra.errors import UserError, require
 from electra.model.heads import ClassifierHead, build_inner
 from electra.tasks.classification import Labelled, read_labels
-from electra.tasks.family import Constant, Record, Task
-from electra.tasks.inputs import choose_columns, require_format
+from electra.tasks.family import Constant, Record, Task, choose_columns, find_splits
 from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_texts, pack_rows
-from electra.text.tables import TABLE_FORMATS, TableFile, find_table, read_table
+from electra.text.tables import TableFile, read_table
 from electra.tokenizing.tokenizer import Tokenizer
 
 
@@ -59,20 +58,19 @@ class MultipleChoice(Labelled):
         return ChoiceQuestion(context, tuple(choices), None)
 
     def read_records(
-        self, path: Path, columns: Sequence[str], trained: Sequence[str]
+        self, path: Path, columns: Sequence[str], trained: Sequence[str], separator: str = ""
     ) -> list[dict[str, Any]]:
         """Return contexts with their choices: the rows of a table."""
-        require_format(path, TABLE_FORMATS)
-        table = read_table(path)
+        table = read_table(path, separator=separator)
         context, *rest = choose_columns(table, columns, trained[:-1])  # the last is the label's
         begin = rest.pop(0) if self.begin else ""
-        questions = read_choice_questions(table, context, rest, begin=begin)
-        count = len(questions[0].choices)
-        require(
-            count == self.num_choices,
-            f"{path}: {count} choices a row; the model was trained on {self.num_choices}",
-        )
-        return [{"context": each.context, "choices": list(each.choices)} for each in questions]
+        choices_of = _read_choices(table, rest, begin)
+        _require_count(table, choices_of, self.num_choices)
+        contexts = table.column(context)
+        return [
+            {"context": context, "choices": list(choices)}
+            for context, choices in zip(contexts, choices_of, strict=True)
+        ]
 
     def encode(
         self, examples: Sequence[ChoiceQuestion], tokenizer: Tokenizer, sequence_length: int
@@ -111,46 +109,62 @@ class MultipleChoice(Labelled):
         return cls(facts["num_choices"], facts["begin"])
 
 
-def read_choice_questions(
-    table: TableFile,
+def read_choice_task(
+    name: str,
+    tables: Mapping[str, Sequence[TableFile]],
     context: str,
     choices: Sequence[str],
-    label: str | None = None,
-    *,
+    label: str,
     begin: str = "",
-) -> list[ChoiceQuestion]:
-    """Return a question for each row of a table.
+) -> Task:
+    """Return the task of the questions in the tables of each split, one for each row.
 
-    Args:
-        table: The rows.
-        context: Column of the context of a row's choices.
-        choices: Columns of the choices; a single one holds lists of them.
-        label: Column of the right choice's number, from 0; None: it is unknown.
-        begin: Column of the words that all choices of a row begin with, if there is one.
-
-    Raises:
-        UserError: A column is missing, rows have different numbers of choices, a choice is empty,
-            or a label is not the number of one.
+    `label` is the column of the right choice's number, from 0. A single column of choices holds
+    lists of them. All choices of a row begin with the words in the column `begin`, if it is set.
     """
-    if len(choices) == 1:
-        rows = table.lists(choices[0])
+    examples: dict[str, list[ChoiceQuestion]] = {}
+    count = len(_read_choices(tables["train"][0], choices, begin)[0])
+    for split, parts in tables.items():
+        for table in parts:
+            choices_of = _read_choices(table, choices, begin)
+            _require_count(table, choices_of, count)
+            labels = read_labels(table, split, label, tuple(map(str, range(count))))
+            read = zip(table.column(context), choices_of, labels, strict=True)
+            examples.setdefault(split, []).extend(ChoiceQuestion(*each) for each in read)
+    starts = [begin] if begin else []
+    return Task(
+        name,
+        MultipleChoice(count, begin),
+        examples,
+        files=tuple(table.path for parts in tables.values() for table in parts),
+        columns=(context, *starts, *choices, label),
+    )
+
+
+def _read_choices(
+    table: TableFile, columns: Sequence[str], begin: str
+) -> Sequence[tuple[str, ...]]:
+    """Return the choices of each row, as many in each, none of them empty."""
+    if len(columns) == 1:
+        rows = table.lists(columns[0])
     else:
-        rows = list(zip(*(table.column(column) for column in choices), strict=True))
-    count = len(rows[0])
+        rows = list(zip(*(table.column(column) for column in columns), strict=True))
     for number, row in enumerate(rows):
-        if mistake := _find_mistake(row, count):
+        if mistake := _find_mistake(row, len(rows[0])):
             raise UserError(f"{table.place(number)}: {mistake}")
-    if begin:
-        starts = table.column(begin)
-        rows = [
-            tuple(f"{start} {text}" if start else text for text in row)
-            for start, row in zip(starts, rows, strict=True)
-        ]
-    labels: Sequence[Any] = [None] * len(rows)
-    if label is not None:
-        labels = read_labels(table, label, tuple(map(str, range(count))))
-    contexts = table.column(context)
-    return [ChoiceQuestion(*each) for each in zip(contexts, rows, labels, strict=True)]
+    if not begin:
+        return rows
+    return [
+        tuple(f"{start} {text}" if start else text for text in row)
+        for start, row in zip(table.column(begin), rows, strict=True)
+    ]
+
+
+def _require_count(table: TableFile, rows: Sequence[Sequence[str]], count: int) -> None:
+    require(
+        len(rows[0]) == count,
+        f"{table.path}: {len(rows[0])} choices a row; it must be {count}, as in training",
+    )
 
 
 def _find_mistake(choices: Sequence[str], count: int) -> str:
@@ -163,62 +177,24 @@ def _find_mistake(choices: Sequence[str], count: int) -> str:
     return f"choice {empty[0]} is empty; every row must have {count}" if empty else ""
 
 
-def choice_task(
-    name: str,
-    tables: dict[str, TableFile],
-    examples: dict[str, list[ChoiceQuestion]],
-    columns: Sequence[str],
-    begin: str = "",
-) -> Task:
-    """Return the task of the questions in tables.
-
-    Raises:
-        UserError: The questions of a split have another number of choices than those of train.
-    """
-    counts = {split: len(questions[0].choices) for split, questions in examples.items()}
-    for split, count in counts.items():
-        require(
-            count == counts["train"],
-            f"{tables[split].path}: {count} choices a row; it must be {counts['train']}, as in "
-            f"{tables['train'].path}",
-        )
-    return Task(
-        name,
-        MultipleChoice(counts["train"], begin),
-        examples,
-        files=tuple(table.path for table in tables.values()),
-        columns=tuple(columns),
-    )
-
-
 def read_swag(data: Path) -> Task:
     """Return SWAG from its folder: train.csv, val.csv and, if there is one, test.csv.
 
     The context is `sent1`, and a choice is `sent2`, where the second sentence begins, and an
     ending. A test file may lack the labels.
-
-    Raises:
-        UserError: A file is missing or not as SWAG's.
     """
-    tables = {}
-    for split, stem in (("train", "train"), ("dev", "val"), ("test", "test")):
-        path = find_table(data, stem, ".csv")
+    files = find_splits(data, (".csv",))
+    tables = {split: [read_table(path) for path in paths] for split, paths in files.items()}
+    endings = {
+        table.path: [name for name in table.columns if name.startswith("ending")]
+        for parts in tables.values()
+        for table in parts
+    }
+    first = next(iter(endings.values()))
+    for path, names in endings.items():
+        require(len(names) > 1, f"{path}: no columns ending0, ending1, ...; give SWAG's folder")
         require(
-            path is not None or split == "test", f"{data} has no {stem}.csv; give SWAG's folder"
+            names == first,
+            f"{path}: {len(names)} choices a row; it must be {len(first)}, as in training",
         )
-        if path is not None:
-            tables[split] = read_table(path)
-    examples = {}
-    for split, table in tables.items():
-        label = None if split == "test" and "label" not in table.columns else "label"
-        examples[split] = read_choice_questions(
-            table, "sent1", _endings(table), label, begin="sent2"
-        )
-    columns = ("sent1", "sent2", *_endings(tables["train"]), "label")
-    return choice_task("swag", tables, examples, columns, begin="sent2")
-
-
-def _endings(table: TableFile) -> list[str]:
-    names = [name for name in table.columns if name.startswith("ending")]
-    require(len(names) > 1, f"{table.path}: no columns ending0, ending1, ...; give SWAG's folder")
-    return names
+    return read_choice_task("swag", tables, "sent1", first, "label", begin="sent2")

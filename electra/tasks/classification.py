@@ -16,8 +16,17 @@ from torch import Tensor, nn
 from electra.config import EncoderConfig, FinetuneConfig
 from electra.errors import UserError, did_you_mean, require
 from electra.model.heads import ClassifierHead, FeatureHead, PairHead, build_inner
-from electra.tasks.family import Constant, Family, Record
-from electra.tasks.inputs import TEXT, choose_columns, is_plain, read_plain, require_format
+from electra.tasks.family import (
+    PLAIN,
+    Constant,
+    Family,
+    Record,
+    choose_columns,
+    is_plain,
+    is_unlabelled,
+    read_plain,
+    require_format,
+)
 from electra.tasks.predictions import (
     PROB,
     average,
@@ -94,18 +103,13 @@ class Labelled(Family):
         """Return the `prediction` for each item, and the probability of each label."""
         decided = self.decide(outputs)
         if not self.labels:
-            numbers = self._unscale(decided).tolist()
-            return [{"prediction": round(number, 4)} for number in numbers]
-        names = [PROB + label for label in self.labels]
-        return [
-            {
-                "prediction": self.labels[guess],
-                **{name: round(share, 6) for name, share in zip(names, shares, strict=True)},
-            }
-            for guess, shares in zip(
-                decided.tolist(), outputs["logits"].softmax(dim=1).tolist(), strict=True
-            )
-        ]
+            return [{"prediction": round(each, 4)} for each in self._unscale(decided).tolist()]
+        names, shares_of = [PROB + label for label in self.labels], outputs["logits"].softmax(dim=1)
+        answers = []
+        for guess, shares in zip(decided.tolist(), shares_of.tolist(), strict=True):
+            probs = zip(names, (round(share, 6) for share in shares), strict=True)
+            answers.append({"prediction": self.labels[guess], **dict(probs)})
+        return answers
 
 
 class Example(NamedTuple):
@@ -136,7 +140,7 @@ class Classification(Labelled):
         return Example(record.text("text"), None, None)
 
     def read_records(
-        self, path: Path, columns: Sequence[str], trained: Sequence[str]
+        self, path: Path, columns: Sequence[str], trained: Sequence[str], separator: str = ""
     ) -> list[dict[str, Any]]:
         """Return the rows of a table, or the lines of plain text that are not blank."""
         trained = trained[:-1]  # the last is the label's
@@ -147,12 +151,11 @@ class Classification(Labelled):
                 f"columns of a {', '.join(TABLE_FORMATS)} file",
             )
             return [{"text": line} for line in read_plain(path)]
-        require_format(path, (TEXT, *TABLE_FORMATS))
-        table = read_table(path)
-        examples = read_examples(table, choose_columns(table, columns, trained))
-        if not self.has_pairs:
-            return [{"text": each.text_a} for each in examples]
-        return [{"text_a": each.text_a, "text_b": each.text_b} for each in examples]
+        require_format(path, (PLAIN, *TABLE_FORMATS))
+        table = read_table(path, separator=separator)
+        names = ("text_a", "text_b") if self.has_pairs else ("text",)
+        texts = [table.column(each) for each in choose_columns(table, columns, trained)]
+        return [dict(zip(names, each, strict=True)) for each in zip(*texts, strict=True)]
 
     def encode(
         self, examples: Sequence[Example], tokenizer: Tokenizer, sequence_length: int
@@ -178,19 +181,14 @@ class Classification(Labelled):
 
     def build_head(self, sizes: EncoderConfig, config: FinetuneConfig) -> nn.Module:
         """Return a linear layer on one state of a row or on those of two texts, or BiLSTMs."""
-        size, num_logits, dropout_prob = (
-            sizes.hidden_size,
-            len(self.labels) or 1,
-            config.dropout_prob,
-        )
+        size, num_logits = sizes.hidden_size, len(self.labels) or 1
+        drop = config.dropout_prob
         if config.features.layers:
-            return FeatureHead(
-                size, num_logits, config.features, of="row", dropout_prob=dropout_prob
-            )
+            return FeatureHead(size, num_logits, config.features, of="row", dropout_prob=drop)
         if config.pooling == "segments" and self.has_pairs:
-            return PairHead(size + sizes.embedding_size, num_logits, dropout_prob)
+            return PairHead(size + sizes.embedding_size, num_logits, drop)
         pooling = "mean" if config.pooling == "segments" else config.pooling
-        return ClassifierHead(size, num_logits, dropout_prob, pooling, build_inner(sizes))
+        return ClassifierHead(size, num_logits, drop, pooling, build_inner(sizes))
 
     def answer(self, head: nn.Module, states: Tensor, batch: TaskBatch) -> Outputs:
         """Return logits (B, labels), or the number predicted (B, 1)."""
@@ -233,39 +231,39 @@ class Classification(Labelled):
 def read_examples(
     table: TableFile,
     texts: Sequence[str],
-    label: str | None = None,
+    split: str,
+    label: str,
     labels: tuple[str, ...] | tuple[float, float] = (),
 ) -> list[Example]:
-    """Return an example for each row of a table.
-
-    Args:
-        table: The rows.
-        texts: Column of the text, or of both texts of a pair.
-        label: Column of the label; None: the labels are unknown.
-        labels: The names of the labels in order, or the smallest and the largest number.
-
-    Raises:
-        UserError: A column is missing, or a label is none of `labels`.
-    """
+    """Return an example for each row of a split's table, whose columns `texts` has one or two."""
     firsts, *others = [table.column(text) for text in texts]
     seconds = others[0] if others else [None] * len(firsts)
-    read: list[int | float | None] = [None] * len(firsts)
-    if label is not None:
-        read = list(read_labels(table, label, labels))
-    return [Example(*each) for each in zip(firsts, seconds, read, strict=True)]
+    known = read_labels(table, split, label, labels)
+    return [Example(*each) for each in zip(firsts, seconds, known, strict=True)]
 
 
 def read_labels(
-    table: TableFile, column: str, labels: tuple[str, ...] | tuple[float, float]
-) -> list[int | float]:
-    """Return the index in `labels` of each label of a column, or for a range the numbers.
+    table: TableFile, split: str, column: str, labels: tuple[str, ...] | tuple[float, float]
+) -> Sequence[Any]:
+    """Return the index in `labels` of each label of a column; without `labels` the numbers.
 
-    Raises:
-        UserError: A label is not among `labels`, or no number in the range.
+    `labels` may also be the least and the greatest number. All are None if a split other than train
+    and dev has no label: the column is missing, or `is_unlabelled`.
     """
+    labels = labels or (-math.inf, math.inf)
+    values = [row.get(column) for row in table.rows]
+    has_none = is_unlabelled(values, [label for label in labels if isinstance(label, str)])
+    if has_none and not split.startswith(("train", "dev")):
+        return [None] * len(values)
     is_number = not isinstance(labels[0], str)
     read = []
-    for number, name in enumerate(table.column(column, fractions=is_number)):
+    names = table.column(column, fractions=is_number)
+    require(
+        not has_none,
+        f"{table.path}: every {column!r} is {values[0]!r}, as in a file without labels; {split} "
+        "must have them",
+    )
+    for number, name in enumerate(names):
         try:
             read.append(_read_label(name, labels))
         except UserError as error:

@@ -1,5 +1,8 @@
-"""What a family of tasks answers for, the records it is asked, and a labelled data set."""
+"""What a family of tasks answers for; a labelled data set, its files and the records to answer."""
 
+import dataclasses
+import hashlib
+import re
 import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,9 +15,18 @@ from torch import Tensor, nn
 from electra.config import EncoderConfig, FinetuneConfig
 from electra.errors import did_you_mean, require
 from electra.tasks.rows import Outputs, Rows, TaskBatch
+from electra.text.streams import STDIN
+from electra.text.tables import TableFile, format_of, read_text_lines, stem_of
 from electra.tokenizing.tokenizer import Tokenizer
 
 KINDS = {str: "text", int: "a whole number", bool: "true or false", list: "a list"}
+SPLITS = {"train": "train", "dev": "dev|validation|valid|val|testa", "test": "test|testb"}
+"""Names of a split's files, without format and compression, as regular expressions."""
+PART = re.compile("-([0-9]+)-of-([0-9]+)(-[0-9a-f]+)?")
+"""What names a part of a file: train-00000-of-00002.parquet, with a hash on older hubs."""
+PLAIN = ".txt"
+UNKNOWN = {"", "-1", "-1.0", "-100", "?", "_", "-", "na", "n/a", "nan", "<na>", "none", "null"}
+"""What stands in the place of a label that is not known, in lower case."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +49,11 @@ class Record:
         """Return a field that is text; refuse a missing field and any other value."""
         return self.take(name, str)
 
+    def name(self, field: str) -> str:
+        """Return a field that is text or a whole number, as text."""
+        value = self.fields.get(field)
+        return str(value) if type(value) is int else self.text(field)
+
     def texts(self, name: str) -> list[str]:
         """Return a field that is a list of texts; refuse a missing field and any other value."""
         values = self.take(name, list, "a list of texts")
@@ -55,6 +72,11 @@ class Record:
         self.require(fits, f"{name!r} is {reprlib.repr(value)}; it must be {rule}")
         return value
 
+    def parts(self, name: str, unit: str) -> "list[Record]":
+        """Return the objects in a field that is a list, each named by its unit and number."""
+        values = enumerate(self.take(name, list), 1)
+        return [Record(f"{self.place} {unit} {number}", value) for number, value in values]
+
     def require(self, rule_holds: bool, message: str) -> None:
         """Raise UserError with the record's place and the message unless the rule holds."""
         require(rule_holds, f"{self.place}: {message}")
@@ -63,6 +85,107 @@ class Record:
 def number_records(values: Iterable[Any]) -> list[Record]:
     """Return dictionaries as records, numbered from 1; refuse any other value."""
     return [Record(f"record {number}", value, number) for number, value in enumerate(values, 1)]
+
+
+def is_unlabelled(values: Iterable[Any], labels: Iterable[str] = ()) -> bool:
+    """Return whether no value is a label: each is one of UNKNOWN, and none is one of `labels`."""
+    texts = {str(value).strip() for value in values}
+    return texts.isdisjoint(labels) and {text.lower() for text in texts} <= UNKNOWN
+
+
+# Files
+
+
+def find_splits(
+    data: Path,
+    formats: Sequence[str],
+    splits: Mapping[str, str] = SPLITS,
+    *,
+    chosen: Mapping[str, Sequence[str]] = {},
+    setting: str = "",
+) -> dict[str, list[Path]]:
+    """Return the files of each split that a folder has; there is one of train.
+
+    `data` may be the file of train alone. `splits` has the regular expression of the files' names,
+    without format and compression; `chosen` has names of files to take instead, and `setting` is
+    the section of the settings that chooses them.
+    """
+    require(data.is_dir() or data.is_file(), f"{data} is not a folder; give the one with the files")
+    folder = data if data.is_dir() else data.parent
+    found: dict[str, list[Path]] = {}
+    for split, names in splits.items():
+        paths = [folder / name for name in chosen.get(split, ())]
+        for path in paths:
+            require(path.is_file(), f"{setting}.{split}: no file {path}")
+        if not paths and data.is_dir():
+            paths = find_split(data, split, formats, names, setting)
+        elif not paths and split == "train":
+            paths = [data]
+        found |= {split: paths} if paths else {}
+    advice = f", or name it with {setting}.train" if setting else ""
+    listed = ", ".join(formats)
+    require("train" in found, f"{data} has no train file; add train with {listed}{advice}")
+    return found
+
+
+def find_split(
+    folder: Path, split: str, formats: Sequence[str], names: str = "", setting: str = ""
+) -> list[Path]:
+    """Return the file of a split, or its parts, by its name in any case; empty if there is none."""
+    found = sorted(
+        path
+        for path in folder.iterdir()
+        if re.fullmatch(names or split, PART.sub("", stem_of(path, formats)), re.IGNORECASE)
+        and path.is_file()
+    )
+    listed = ", ".join(path.name for path in found)
+    parts = [match for path in found if (match := PART.search(path.name))]
+    is_one = len({PART.sub("", path.name) for path in found}) == 1 and len(parts) == len(found)
+    advice = f"choose with {setting}.{split}" if setting else "keep one of them there"
+    require(len(found) <= 1 or is_one, f"{folder} has several {split} files: {listed}; {advice}")
+    numbers = [int(part[1]) for part in parts]
+    whole = [*range(int(parts[0][2]))] if parts else []
+    require(numbers == whole, f"{folder} has {listed} alone, of {len(whole)} parts; add the others")
+    return found
+
+
+def is_plain(path: Path) -> bool:
+    """Return whether a file to predict is plain text: standard input or .txt."""
+    return path == STDIN or format_of(path) == PLAIN
+
+
+def read_plain(path: Path) -> list[str]:
+    """Return the lines of a text file that are not blank; refuse a file without any."""
+    lines = [line for line in read_text_lines(path) if line.strip()]
+    require(bool(lines), f"{path} is empty: it must have at least one line of text")
+    return lines
+
+
+def require_format(path: Path, formats: Sequence[str]) -> None:
+    """Refuse a file of another format."""
+    require(
+        format_of(path) in formats,
+        f"{path} must be {', '.join(formats)}, compressed or not, not {format_of(path)!r}",
+    )
+
+
+def choose_columns(table: TableFile, columns: Sequence[str], expected: Sequence[str]) -> list[str]:
+    """Return the columns that the user named, or else those expected; all of them are there."""
+    require(
+        len(columns) in (0, len(expected)),
+        f"--columns must name {len(expected)}, as {', '.join(expected)}, not {', '.join(columns)}",
+    )
+    missing = [name for name in columns or expected if name not in table.columns]
+    require(
+        not missing,
+        f"{table.path}: no column {', '.join(map(repr, missing))}; its columns are "
+        f"{', '.join(table.columns)}; say with --columns which to read in place of "
+        f"{', '.join(expected)}",
+    )
+    return list(columns or expected)
+
+
+# Families and tasks
 
 
 class Constant(NamedTuple):
@@ -102,9 +225,13 @@ class Family(ABC):
             UserError: A field is missing or has a wrong value; the message names both.
         """
 
+    def text_of(self, example: Any) -> str:
+        """Return the text by which an example belongs to train or to dev: by default its first."""
+        return str(example[0])
+
     @abstractmethod
     def read_records(
-        self, path: Path, columns: Sequence[str], trained: Sequence[str]
+        self, path: Path, columns: Sequence[str], trained: Sequence[str], separator: str = ""
     ) -> list[dict[str, Any]]:
         """Return the records in a file, as `parse` takes them; labels in the file are ignored.
 
@@ -112,6 +239,7 @@ class Family(ABC):
             path: The file, compressed or not.
             columns: Names of the columns to read; empty: those of training.
             trained: The columns of training, `Task.columns`.
+            separator: What separates the columns of a .csv or .tsv; if empty, its first line tells.
 
         Raises:
             UserError: The file cannot be read, is empty or does not fit.
@@ -198,14 +326,51 @@ class Task:
     """The files that were read, for manifests."""
     columns: tuple[str, ...] = ()
     """The columns or fields that were read; the last is that of the label."""
-    swapped_pairs: tuple[Any, ...] = ()
-    """Training examples in addition to "train": its pairs in reverse order."""
+    swaps_pairs: bool = False
+    """Whether to train on every pair of texts in reverse order, too."""
+    notes: tuple[str, ...] = ()
+    """What a user must know of how the files were read, a sentence each."""
+
+    @property
+    def training_examples(self) -> list[Any]:
+        """The examples of train, and if `swaps_pairs` their pairs in reverse order."""
+        train = self.examples["train"]
+        swapped = [each._replace(text_a=each.text_b, text_b=each.text_a) for each in train]
+        return [*train, *swapped] if self.swaps_pairs else train
+
+    def hold_out(self, fraction: float) -> "Task":
+        """Return the task with a share of train as dev.
+
+        Examples are held out by the hash of their text, so equal texts fall on one side.
+        """
+        setting, train = f"dev_fraction={fraction:g}", self.examples["train"]
+        require("dev" not in self.examples, f"{setting}: {self.name} has a dev file; leave it out")
+        words = (" ".join(self.family.text_of(each).split()) for each in train)
+        digests = [hashlib.sha256(text.encode(errors="replace")).digest() for text in words]
+        count = round(fraction * len(train))
+        last = sorted(digests)[count - 1] if count else b""
+        sides: tuple[list[Any], list[Any]] = [], []
+        for digest, example in zip(digests, train, strict=True):
+            sides[digest <= last].append(example)
+        kept, held = sides
+        require(
+            bool(kept and held),
+            f"{setting} of {len(train):,} examples leaves {len(kept):,} to train on and "
+            f"{len(held):,} as dev; both must have one",
+        )
+        note = (
+            f"dev is {len(held):,} of the {len(train):,} examples of train, chosen by a hash of "
+            f"their texts ({setting})"
+        )
+        others = {split: each for split, each in self.examples.items() if split != "train"}
+        examples = {"train": kept, "dev": held, **others}
+        return dataclasses.replace(self, examples=examples, notes=(*self.notes, note))
 
     def encode(self, tokenizer: Tokenizer, sequence_length: int) -> dict[str, Rows]:
         """Return the rows of every split, of at most `sequence_length` tokens."""
         splits = dict(self.examples)
-        if self.swapped_pairs:
-            splits["train"] = [*splits["train"], *self.swapped_pairs]
+        if self.swaps_pairs:
+            splits["train"] = self.training_examples
         return {
             split: self.family.encode(examples, tokenizer, sequence_length)
             for split, examples in splits.items()

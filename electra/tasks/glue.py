@@ -5,11 +5,12 @@ Source: gluebenchmark.com; classification_tasks.py of the reference.
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from electra.errors import UserError, require
-from electra.tasks.classification import Classification, Example, read_examples
-from electra.tasks.family import Task
-from electra.text.tables import find_table, read_table
+from electra.errors import UserError
+from electra.tasks.classification import Classification, read_examples
+from electra.tasks.family import Task, find_split, find_splits
+from electra.text.tables import read_table
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class GlueTask:
     """Names of the columns of train and dev if these have no header."""
     epochs: int = 3
     files: tuple[tuple[str, str], ...] = (("train", "train"), ("dev", "dev"), ("test", "test"))
-    """Name of each split's file, without .tsv; the splits after dev may be absent."""
+    """Name of each split's file, without format."""
     is_unordered: bool = False
     """Whether the order of a pair has no meaning, so that train may have it both ways."""
 
@@ -85,6 +86,7 @@ GLUE = {
         ),
     ),
 }
+FORMATS = (".tsv",)
 DIAGNOSTIC = ("diagnostic", "AX", "ax")
 """Folders beside MNLI's that may hold the diagnostic set (AX)."""
 NAMES = {folder.lower(): name for name, task in GLUE.items() for folder in task.folders}
@@ -92,55 +94,48 @@ NAMES = {folder.lower(): name for name, task in GLUE.items() for folder in task.
 
 
 def read_glue_task(name: str, data: Path, *, swap_pairs: bool) -> Task:
-    """Return a GLUE task with its examples; test sets come without labels, as distributed.
-
-    Args:
-        name: A key of GLUE.
-        data: The task's folder, or GLUE's folder with the task's inside.
-        swap_pairs: Whether to train on pairs in both orders if the order has no meaning.
-
-    Raises:
-        UserError: `data` is neither folder, or a file is not as GLUE distributes it.
-    """
+    """Return a GLUE task with its examples; test sets come without labels, as distributed."""
     task = GLUE[name]
     folder = _find_folder(task, data)
-    found = {split: _find_file(folder, stem) for split, stem in task.files}
-    files = {split: path for split, path in found.items() if path is not None}
-    require("dev" in files, f"{folder} has no {dict(task.files)['dev']}.tsv")
-    examples = {}
-    for split, path in files.items():
+    files = find_splits(folder, FORMATS, dict(task.files))
+    if "diagnostic" in dict(task.files):
+        for beside in (folder.parent / each for each in DIAGNOSTIC):
+            found = find_split(beside, "diagnostic", FORMATS) if beside.is_dir() else []
+            files |= {"diagnostic": found} if found and "diagnostic" not in files else {}
+    examples: dict[str, list[Any]] = {}
+    notes = []
+    for split, paths in files.items():
         is_labelled = split.startswith(("train", "dev"))
-        table = read_table(path, task.columns if is_labelled else ())
-        label = task.label if is_labelled else None
-        examples[split] = read_examples(table, task.texts, label, task.label_range or task.labels)
-    swapped = []
-    if swap_pairs and task.is_unordered:  # Source: double_unordered in classification_tasks.py
-        swapped = [Example(b, a, label) for a, b, label in examples["train"] if b is not None]
+        columns, label = (task.columns, task.label) if is_labelled else ((), "")
+        examples[split] = []
+        for path in paths:
+            table = read_table(path, columns, may_be_short=is_labelled)
+            labels = task.label_range or task.labels
+            examples[split] += read_examples(table, task.texts, split, label, labels)
+            if table.num_short:
+                notes.append(
+                    f"{path.name}: {table.num_short:,} of {len(table.rows) + table.num_short:,} "
+                    f"rows have fewer than {len(table.columns)} columns and are left out"
+                )
     has_pairs = len(task.texts) > 1
     return Task(
         name,
         Classification(task.metrics, task.labels, task.label_range, has_pairs),
         examples,
         epochs=task.epochs,
-        files=tuple(files.values()),
+        files=tuple(path for paths in files.values() for path in paths),
         columns=(*task.texts, task.label),
-        swapped_pairs=tuple(swapped),
+        swaps_pairs=swap_pairs and task.is_unordered,  # Source: its double_unordered
+        notes=tuple(notes),
     )
 
 
 def _find_folder(task: GlueTask, data: Path) -> Path:
     names = [name for folder in task.folders for name in (folder, folder.lower())]
     for folder in (data, *(data / name for name in names)):
-        if _find_file(folder, "train"):
+        if folder.is_dir() and find_split(folder, "train", FORMATS):
             return folder
     raise UserError(
         f"{data} has neither a train.tsv nor a folder {names[0]} with one; give GLUE's folder or "
         "the task's"
     )
-
-
-def _find_file(folder: Path, stem: str) -> Path | None:
-    """Return a split's file, compressed or not."""
-    beside = [folder.parent / name for name in DIAGNOSTIC] if stem == "diagnostic" else []
-    found = (find_table(place, stem, ".tsv") for place in (folder, *beside))
-    return next((path for path in found if path), None)

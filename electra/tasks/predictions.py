@@ -72,11 +72,7 @@ def _write(path: Path, names: Sequence[str], rows: Sequence[Sequence[str]]) -> N
 
 
 def read_predictions(path: Path) -> Predictions:
-    """Return what `write_labels` or `write_numbers` wrote.
-
-    Raises:
-        UserError: The file cannot be read or holds no predictions.
-    """
+    """Return what `write_labels` or `write_numbers` wrote."""
     table = read_table(path)
     labels = tuple(name.removeprefix(PROB) for name in table.columns if name.startswith(PROB))
     columns = [table.column(PROB + label) for label in labels] or [table.column("prediction")]
@@ -88,11 +84,7 @@ def read_predictions(path: Path) -> Predictions:
 
 
 def average(predictions: Sequence[Predictions]) -> Predictions:
-    """Return the mean of several models' probabilities, or of their numbers: an ensemble.
-
-    Raises:
-        UserError: The predictions are of different items or labels.
-    """
+    """Return the mean of several models' probabilities, or of their numbers: an ensemble."""
     first = predictions[0]
     require(
         all((each.labels, each.gold) == (first.labels, first.gold) for each in predictions),

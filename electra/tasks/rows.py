@@ -213,11 +213,7 @@ def own_words(
 
     The context of a word in a window is the number of tokens on its shorter side, and
     `window_weight` for each token of the window. Of equals the first window owns the word.
-
-    Args:
-        windows: The words of each window, which cover the text in order.
-        begins: Number of the first token of each word, and of all tokens at the end.
-        window_weight: How much a longer window counts.
+    `begins` are the numbers of each word's first token, and of all tokens at the end.
     """
     if len(windows) == 1:
         return [0] * len(windows[0])

@@ -1,4 +1,4 @@
-"""Questions whose answers are spans of a context, as in SQuAD 1.1 and 2.0 and in MRQA.
+"""Questions whose answers are spans of a context: of SQuAD 1.1 and 2.0, also flat, and of MRQA.
 
 A row is [CLS] question [SEP] window [SEP]. A context longer than a window is covered by several
 windows that overlap; each token is owned by the window that has most of the text around it, and an
@@ -8,7 +8,7 @@ Source: rajpurkar.github.io/SQuAD-explorer; github.com/mrqa/MRQA-Shared-Task-201
 """
 
 import reprlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -23,8 +23,15 @@ from electra.config import EncoderConfig, FinetuneConfig, SquadConfig
 from electra.errors import UserError, require
 from electra.files import parse_json, write_json
 from electra.model.heads import UNANSWERABLE_WEIGHT, BeamSpanHead, SpanHead, build_inner, span_loss
-from electra.tasks.family import Constant, Family, Record, Task
-from electra.tasks.inputs import choose_columns, find_files, require_format
+from electra.tasks.family import (
+    Constant,
+    Family,
+    Record,
+    Task,
+    choose_columns,
+    find_splits,
+    require_format,
+)
 from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_texts, own_words, pad_rows
 from electra.tasks.squad_score import score_v1, score_v2
 from electra.text.tables import TABLE_FORMATS, format_of, read_content, read_table
@@ -32,7 +39,8 @@ from electra.tokenizing.tokenizer import Tokenizer
 
 SQUAD_2 = "squad-2.0"
 """The task whose contexts need not hold the answer."""
-FORMATS = (".json", ".jsonl")
+FORMATS = (".json", ".jsonl", ".parquet")
+FILES = {"train": "train.*", "dev": "dev.*|valid.*|val", "test": "test.*"}
 COLUMNS = ("question", "context")
 """Columns of a table of questions to answer."""
 MAX_QUESTION = 64
@@ -69,32 +77,18 @@ class SpanQuestion(NamedTuple):
 
 
 def read_squad_task(name: str, data: Path, config: SquadConfig, *, reference: bool = False) -> Task:
-    """Return the task of a folder's questions.
-
-    Args:
-        name: squad-1.1, in whose dev set every question has an answer, or squad-2.0, where some
-            have none.
-        data: The folder.
-        config: The head, and the names of files in the folder that are read one after the other.
-            Unset: the file whose name begins with the split.
-        reference: As `SpanExtraction.reference`.
-
-    Raises:
-        UserError: A file is missing, is one of several, is not of its format, or is of the other
-            task.
-    """
-    files: dict[str, list[Path]] = {}
-    for split in ("train", "dev", "test"):
-        names = [each.strip() for each in getattr(config, split).split(",") if each.strip()]
-        found = find_files(data, split, f"{split}.*", FORMATS, chosen=names, setting="squad")
-        files |= {split: found} if found else {}
+    """Return the task of a folder's questions: squad-2.0 if some of dev have no answer."""
+    listed = {split: getattr(config, split).split(",") for split in FILES}
+    chosen = {split: [each.strip() for each in listed[split] if each.strip()] for split in FILES}
+    files = find_splits(data, FORMATS, FILES, chosen=chosen, setting="squad")
     examples = {
         split: read_questions(paths, is_labelled=split != "test") for split, paths in files.items()
     }
-    has_none = any(question.answers == () for question in examples["dev"])
+    judged = "dev" if "dev" in examples else "train"  # of which dev is then a part
+    has_none = any(question.answers == () for question in examples[judged])
     require(
         has_none == (name == SQUAD_2),
-        f"{files['dev'][0]}: {'some of its questions have no' if has_none else 'all have an'} "
+        f"{files[judged][0]}: {'some of its questions have no' if has_none else 'all have an'} "
         f"answer; that is the task {SQUAD_2 if has_none else 'squad-1.1'}",
     )
     return Task(
@@ -110,61 +104,77 @@ def read_squad_task(name: str, data: Path, config: SquadConfig, *, reference: bo
 def read_questions(paths: Sequence[Path], *, is_labelled: bool) -> list[SpanQuestion]:
     """Return the questions of some files, one file after the other.
 
-    Args:
-        paths: .json files are SQuAD's, .jsonl files MRQA's; compressed or not.
-        is_labelled: Whether the answers are known; otherwise answers in the file are ignored.
-
-    Raises:
-        UserError: A file cannot be read or does not have its format, an answer is not at its
-            position, or two questions have the same id.
+    A record of a file is an article of SQuAD's, a paragraph of MRQA's, or a single question, as
+    `datasets` has them: {"id", "question", "context", "answers": {"text", "answer_start"}}. Unless
+    `is_labelled`, answers are ignored.
     """
     questions: list[SpanQuestion] = []
     ids: set[str] = set()
     for path in paths:
         require_format(path, FORMATS)
-        is_squad = format_of(path) == ".json"
-        id_key, take_answers = ("id", _squad_answers) if is_squad else ("qid", _mrqa_answers)
-        for paragraph in _read_squad(path) if is_squad else _read_mrqa(path):
-            context = paragraph.text("context")
-            for number, values in enumerate(paragraph.take("qas", list), 1):
-                name = Record(f"{paragraph.place} question {number}", values).text(id_key)
-                asked = Record(f"{path} question {name!r}", values)
-                asked.require(name not in ids, "an id must be that of one question")
-                ids.add(name)
-                known = take_answers(asked, context) if is_labelled else (None, None)
-                questions.append(SpanQuestion(name, asked.text("question"), context, *known))
+        for context, asked in _list_asked(path):
+            name = asked.name("qid" if "qid" in asked.fields else "id")
+            asked = Record(f"{path} question {name!r}", asked.fields)
+            asked.require(name not in ids, "an id must be that of one question")
+            ids.add(name)
+            known = _read_answers(asked, context) if is_labelled else (None, None)
+            questions.append(SpanQuestion(name, asked.text("question"), context, *known))
     names = ", ".join(map(str, paths))
     require(bool(questions), f"{names}: no questions; there must be at least one")
     return questions
 
 
-def _read_squad(path: Path) -> Iterator[Record]:
-    """Yield each paragraph of a file of SQuAD's."""
-    data = parse_json(read_content(path), path)
-    for number, article in enumerate(Record(str(path), data).take("data", list), 1):
-        place = f"{path} article {number}"
-        for count, paragraph in enumerate(Record(place, article).take("paragraphs", list), 1):
-            yield Record(f"{place} paragraph {count}", paragraph)
+def _list_asked(path: Path) -> Iterator[tuple[str, Record]]:
+    """Yield each question of a file and its context; a header of MRQA's is passed over."""
+    for record in _list_records(path):
+        fields = record.fields
+        parts = record.parts("paragraphs", "paragraph") if "paragraphs" in fields else [record]
+        for paragraph in [] if "header" in fields else parts:
+            context, is_one = paragraph.text("context"), "qas" not in paragraph.fields
+            for asked in [paragraph] if is_one else paragraph.parts("qas", "question"):
+                yield context, asked
 
 
-def _read_mrqa(path: Path) -> Iterator[Record]:
-    """Yield each line but the header of a file of MRQA's."""
-    table = read_table(path)
-    for line, row in zip(table.lines, table.rows, strict=True):
-        if "header" not in row:
-            yield Record(f"{path} line {line}", row)
+def _list_records(path: Path) -> list[Record]:
+    """Return the rows of a table; of a .json file its "data", its list, or its lines."""
+    if format_of(path) != ".json":
+        table = read_table(path)
+        return [Record(table.place(number), row) for number, row in enumerate(table.rows)]
+    content = read_content(path)
+    lines = [(n, line) for n, line in enumerate(content.splitlines(), 1) if line.strip()]
+    if len(lines) > 1 and lines[0][1].rstrip().endswith(b"}"):  # as `datasets` has it
+        return [
+            Record(place, parse_json(line, place))
+            for place, line in ((f"{path} line {number}", line) for number, line in lines)
+        ]
+    data = parse_json(content, path)
+    whole = Record(str(path), {"data": data} if isinstance(data, list) else data)
+    return whole.parts("data", "record") if "data" in whole.fields else [whole]
 
 
 Answers = tuple[tuple[str, ...], tuple[int, int] | None]
 """The texts of the right answers, and the span of the first."""
 
 
-def _squad_answers(asked: Record, context: str) -> Answers:
-    listed = asked.take("answers", list)
-    if "is_impossible" in asked.fields and asked.take("is_impossible", bool):
+def _read_answers(asked: Record, context: str) -> Answers:
+    if "detected_answers" in asked.fields:
+        return _mrqa_answers(asked, context)
+    listed = asked.fields.get("answers")
+    is_flat = isinstance(listed, Mapping)
+    if isinstance(listed, Mapping):
+        columns = Record(f"{asked.place}, answers", listed)
+        texts, starts = columns.texts("text"), columns.take("answer_start", list)
+        columns.require(
+            len(texts) == len(starts), f"{len(texts)} texts and {len(starts)} answer_start"
+        )
+        pairs = zip(texts, starts, strict=True)
+        listed = [{"text": text, "answer_start": start} for text, start in pairs]
+    else:
+        listed = asked.take("answers", list)
+    if asked.fields.get("is_impossible") is not None and asked.take("is_impossible", bool):
         asked.require(not listed, "is_impossible is true, so it must have no answers")
         return (), None
-    asked.require(bool(listed), "no answers; it must have one, or is_impossible true")
+    asked.require(is_flat or bool(listed), "no answers; it must have one, or is_impossible true")
     spans = []
     for values in listed:
         answer = Record(asked.place, values)
@@ -176,7 +186,7 @@ def _squad_answers(asked: Record, context: str) -> Answers:
             f"answer, {reprlib.repr(text)}",
         )
         spans.append((start, start + len(text)))
-    return tuple(answer["text"] for answer in listed), spans[0]
+    return tuple(answer["text"] for answer in listed), spans[0] if spans else None
 
 
 def _mrqa_answers(asked: Record, context: str) -> Answers:
@@ -280,14 +290,10 @@ def find_answers(rows: Rows, outputs: Outputs) -> SpanAnswers:
     """Return the best answers to each question, and the odds that it has none.
 
     A span is at most MAX_ANSWER tokens long and starts where its row owns the text. Its text is cut
-    from the context from its first token's first character to its last token's last.
-
-    Args:
-        rows: The questions, from `SpanExtraction.encode`.
-        outputs: Of the head, for all rows. Of a BeamSpanHead a span's score is the
-            log-probability of start and end, and the null odds are the least `unanswerable` of the
-            question's rows. Of a SpanHead the score is the sum of the two logits, and the null odds
-            are the least sum at [CLS] of the rows, less the best span's.
+    from the context from its first token's first character to its last token's last. Of a
+    BeamSpanHead the score of a span is the log-probability of start and end, and the null odds are
+    the least `unanswerable` of the question's rows. Of a SpanHead the score is the sum of the two
+    logits, and the null odds are the least sum at [CLS] of the rows, less the best span's.
 
     Source: qa_metrics.py write_predictions, which puts the text together again from tokens.
     """
@@ -368,23 +374,27 @@ class SpanExtraction(Family):
     """Whether a saved model may answer that the context holds no answer, as in SQuAD 2.0."""
     metrics: tuple[str, ...] = ("f1", "exact")
 
+    def text_of(self, example: SpanQuestion) -> str:
+        """Return the context: the questions about a text stay together."""
+        return example.context
+
     def parse(self, record: Record) -> SpanQuestion:
         """Return {"question": ..., "context": ...} as a question.
 
         A field "id" names the question; the default is the record's number.
         """
-        name = record.text("id") if "id" in record.fields else str(record.number)
+        name = record.name("id") if "id" in record.fields else str(record.number)
         return SpanQuestion(name, record.text("question"), record.text("context"), None, None)
 
     def read_records(
-        self, path: Path, columns: Sequence[str], trained: Sequence[str]
+        self, path: Path, columns: Sequence[str], trained: Sequence[str], separator: str = ""
     ) -> list[dict[str, Any]]:
         """Return the questions of SQuAD's or MRQA's files, or the rows of a table.
 
         The id of a row is that of its column `id`; without such a column, the number of its line.
         """
         require_format(path, (".json", *TABLE_FORMATS))
-        table = None if format_of(path) == ".json" else read_table(path)
+        table = None if format_of(path) == ".json" else read_table(path, separator=separator)
         if table is None or (not columns and {"header", "qas"} & set(table.columns)):
             questions = read_questions([path], is_labelled=False)
             asked = [(each.id, each.text, each.context) for each in questions]

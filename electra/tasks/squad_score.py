@@ -83,12 +83,6 @@ def score_v2(
 ) -> dict[str, float]:
     """Return the scores where some questions have no answer: SQuAD 2.0.
 
-    Args:
-        predictions: The best text for each question, even if it is probably unanswerable.
-        null_odds: Log-odds that a question has no answer.
-        answers: The right answers of each question; empty if it has none.
-        threshold: Questions whose odds exceed it are answered with "".
-
     Returns:
         `f1` and `exact` over all questions, and over those with and without an answer
         (`has_answer_`, `no_answer_`). Also the best scores over all thresholds on these questions:

@@ -29,25 +29,33 @@ from torch.nn.utils.rnn import pad_sequence
 from electra.config import EncoderConfig, FinetuneConfig
 from electra.errors import UserError, did_you_mean, require
 from electra.model.heads import FeatureHead, TaggingHead, build_inner
-from electra.tasks.family import Constant, Family, Record, Task
-from electra.tasks.inputs import find_files, is_plain, read_plain, require_format
+from electra.tasks.family import (
+    Constant,
+    Family,
+    Record,
+    Task,
+    find_splits,
+    is_plain,
+    is_unlabelled,
+    read_plain,
+    require_format,
+)
 from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_words, own_words, pad_rows
 from electra.text.tables import format_of, read_table, read_text_lines
 from electra.tokenizing.tokenizer import Tokenizer
 
-FILE_NAMES = {
-    "train": "train",
-    "dev": "dev|valid|validation|val|testa",
-    "test": "test|testb",
-}
-"""Names of a task's files, without format, as regular expressions."""
-JSON_LINES = ".jsonl"
-FORMATS = (".txt", ".conll", ".tsv", ".iob", JSON_LINES)
+LISTS = (".jsonl", ".parquet")
+"""Formats with a sentence a row, whose words and tags are lists."""
+FORMATS = (".txt", ".conll", ".conllu", ".tsv", ".iob", *LISTS)
 FIELDS = ("tokens", "tags")
-"""Fields of a line of JSON."""
+"""Names of the lists."""
 DOCUMENT_START = "-DOCSTART-"
 ENTITY_METRICS = ("f1", "precision", "recall", "accuracy")
 ENTITY_TAG = re.compile(r"O|[BIESLU](-.+)?")
+LIKE_ENTITY = re.compile(r"[BI][-_:./|].+|.+[-_:./|][BI]", re.IGNORECASE)
+"""Tags that other programs read as those of entities."""
+INNER_ROW = re.compile("[0-9]+[-.][0-9]+")
+"""Number of a row of CoNLL-U that notes on the words around it: 3-4, 3.1."""
 
 
 class Entity(NamedTuple):
@@ -149,6 +157,7 @@ class TaggedSentence(NamedTuple):
 
     words: list[str]
     tags: list[str]
+    """Empty if they are unknown."""
     lines: list[int]
     """Line of each word in its file, from 1."""
 
@@ -158,150 +167,223 @@ def read_tagging_task(data: Path, *, word_column: int = 1, tag_column: int = 0) 
 
     Tags name entities if one begins with B- or I-, or if each is O or a prefix alone; entities of
     every scheme become IOB2. Other tags, such as parts of speech, are labels as they are. The
-    labels are those of train.
+    labels are those of train. A test file may be without tags.
     Columns are those of TaggingConfig.
-
-    Raises:
-        UserError: A file is missing, ambiguous, empty or malformed, train has one label only, or
-            dev or test has one that train lacks.
     """
-    files = {
-        split: path
-        for split, names in FILE_NAMES.items()
-        for path in find_files(data, split, names, FORMATS)
-    }
-    splits = {split: read_sentences(path, word_column, tag_column) for split, path in files.items()}
-    labels = tuple(sorted({tag for sentence in splits["train"] for tag in sentence.tags}))
-    require(len(labels) > 1, f"{files['train']}: every tag is {labels[0]!r}; two are needed")
+    files = find_splits(data, FORMATS)
+    columns = word_column, tag_column
+    notes: list[str] = []
+    read = {"train": [(path, read_sentences(path, *columns, (), notes)) for path in files["train"]]}
+    tags = {tag for _, part in read["train"] for sentence in part for tag in sentence.tags}
+    train, labels = files["train"][0], tuple(sorted(tags))
+    require(len(labels) > 1, f"{train}: every tag is {labels[0]!r}; two are needed")
     has_entities = any(tag.startswith(("B-", "I-")) for tag in labels) or all(
         ENTITY_TAG.fullmatch(tag) for tag in labels
     )
-    for split, path in files.items():
-        _check_tags(path, splits[split], labels, has_entities)
+    for split in ("dev", "test"):
+        for path in files.get(split, ()):
+            column: int | None = tag_column
+            if split == "test" and _lacks_tags(path, train, *columns, labels):
+                column = None
+                notes.append(f"{path.name} has no tags: it is answered, and not scored")
+            part = read_sentences(path, word_column, column, labels, notes)
+            read.setdefault(split, []).append((path, part))
+    for path, part in chain.from_iterable(read.values()):
+        _check_tags(path, part, labels, has_entities)
+    splits = {split: [each for _, part in parts for each in part] for split, parts in read.items()}
     if has_entities:
         types = sorted({type_of(tag) for tag in labels if tag != "O"})
         labels = ("O", *(_tag(prefix, each) for each in types for prefix in "BI"))
         for sentences in splits.values():
             sentences[:] = [
-                each._replace(tags=write_tags(find_entities(each.tags), len(each.words)))
+                each._replace(tags=write_tags(find_entities(each.tags), len(each.tags)))
                 for each in sentences
             ]
-    is_json = format_of(files["train"]) == JSON_LINES
+    elif looks := [tag for tag in labels if LIKE_ENTITY.fullmatch(tag)]:
+        notes.append(
+            f"tags such as {looks[0]!r} are scored as plain tags, by accuracy; the tags of "
+            "entities are O, and B- or I- before the type, such as B-PER"
+        )
+    is_list = format_of(train) in LISTS
     return Task(
         data.resolve().name,
         Tagging(labels, ENTITY_METRICS if has_entities else ("accuracy",)),
         splits,
-        files=tuple(files.values()),
-        columns=FIELDS if is_json else (str(word_column), str(tag_column or "last")),
+        files=tuple(path for paths in files.values() for path in paths),
+        columns=FIELDS if is_list else (str(word_column), str(tag_column or "last")),
+        notes=tuple(notes),
     )
+
+
+def _lacks_tags(
+    path: Path, train: Path, word_column: int, tag_column: int, labels: Sequence[str]
+) -> bool:
+    """Return whether a test file has fewer columns than train, or tags that are no labels."""
+    if format_of(path) in LISTS:
+        cells = [row.get(FIELDS[1]) or [None] for row in read_table(path).rows]
+        return is_unlabelled(
+            chain.from_iterable(cell if isinstance(cell, list) else [cell] for cell in cells),
+            labels,
+        )
+    most = tag_column or (2 if format_of(train) in LISTS else _count_columns(train))
+    if _count_columns(path) < most:
+        return True
+    read = read_sentences(path, word_column, tag_column, labels, [])
+    return is_unlabelled((tag for sentence in read for tag in sentence.tags), labels)
+
+
+def _count_columns(path: Path) -> int:
+    return len(_split_line(*_find_model(read_text_lines(path))))
 
 
 def _check_tags(
     path: Path, sentences: Sequence[TaggedSentence], train: Sequence[str], has_entities: bool
 ) -> None:
     """Refuse tags that train does not have, and of entities types that it does not have."""
-    tags, types = set(train), {type_of(tag) for tag in train if tag != "O"}
+    types = {type_of(tag) for tag in train if tag != "O"}
+    lines: dict[str, int] = {}
     for sentence in sentences:
-        for line, tag in zip(sentence.lines, sentence.tags, strict=True):
-            if has_entities and not ENTITY_TAG.fullmatch(tag):
-                raise UserError(
-                    f"{path} line {line}: the tag {tag!r} must be O or begin with B-, I-, E-, S-, "
-                    "L- or U-, as entities' tags do"
-                )
-            is_entity = has_entities and (tag == "O" or type_of(tag) in types)
-            if not is_entity and tag not in tags:
-                near = did_you_mean(tag, train)
-                raise UserError(f"{path} line {line}: train has no tag {tag!r}{near}")
+        for tag, line in zip(sentence.tags, sentence.lines, strict=False):
+            lines.setdefault(tag, line)
+    for tag, line in lines.items():
+        place = f"{path} line {line}"
+        require(
+            tag != "" and " " not in tag and tag.isprintable(),
+            f"{place}: the tag {tag!r} must be printable, without spaces and not empty",
+        )
+        require(
+            not has_entities or ENTITY_TAG.fullmatch(tag) is not None,
+            f"{place}: the tag {tag!r} must be O or begin with B-, I-, E-, S-, L- or U-, as "
+            "entities' tags do",
+        )
+        is_entity = has_entities and (tag == "O" or type_of(tag) in types)
+        if not is_entity and tag not in train:
+            raise UserError(f"{place}: train has no tag {tag!r}{did_you_mean(tag, train)}")
 
 
 def read_sentences(
-    path: Path, word_column: int, tag_column: int | None, field: str = FIELDS[0]
+    path: Path,
+    word_column: int,
+    tag_column: int | None,
+    known: Sequence[str],
+    notes: list[str],
+    field: str = FIELDS[0],
 ) -> list[TaggedSentence]:
-    """Return the sentences of a file, none of them empty.
+    """Return the sentences of a file; without a tag column its tags are ignored.
 
-    A column file has a word a line and a blank line after each sentence. Its columns are separated
-    by tabs if its first word's line has one, else by spaces. A line that begins with -DOCSTART- is
-    no word. If the file begins with a comment, "# ..." as in CoNLL-U, so may every sentence; where
-    the word is not the first column, lines numbered 3-4 or 3.1 are no words then, but CoNLL-U's
-    notes on those around them.
-
-    A line of a .jsonl file is a sentence: {"tokens": ["A", "boat"], "tags": ["O", "O"]}.
-    Without a tag column tags are ignored, and a line of a .jsonl file may have no words.
+    A column file has a word a line and a blank line after each sentence (`_read_columns`). A row of
+    the other formats is a sentence: {"tokens": ["A", "boat"], "tags": ["O", "O"]}. Without a tag
+    column it may have no words. `known` are tags that other files have; `notes` are added to.
     """
-    if format_of(path) == JSON_LINES:
-        sentences = _read_json_lines(path, field, has_tags=tag_column is not None)
+    if format_of(path) in LISTS:
+        sentences = _read_lists(path, field, has_tags=tag_column is not None)
     else:
-        sentences = _read_columns(path, word_column, tag_column)
+        sentences = _read_columns(path, word_column, tag_column, known, notes)
     has_words = any(sentence.words for sentence in sentences)
     require(has_words, f"{path} is empty: it must have at least one word")
-    for words, tags, lines in sentences:
-        for line, word in zip(lines, words, strict=True):
-            require(word != "", f"{path} line {line}: the word must not be empty")
-        for line, tag in zip(lines, tags, strict=False):
-            if not tag or " " in tag or not tag.isprintable():
-                raise UserError(
-                    f"{path} line {line}: the tag {tag!r} must be printable, without spaces and "
-                    "not empty"
-                )
+    for words, _, lines in sentences:
+        if "" in words:
+            place = f"{path} line {lines[words.index('')]}"
+            raise UserError(f"{place}: the word must not be empty")
     return sentences
 
 
-def _read_json_lines(path: Path, field: str, *, has_tags: bool) -> list[TaggedSentence]:
+def _read_lists(path: Path, field: str, *, has_tags: bool) -> list[TaggedSentence]:
     table = read_table(path)
     words_of = table.lists(field)
     tags_of = table.lists(FIELDS[1]) if has_tags else [()] * len(words_of)
     sentences = []
-    for line, words, tags in zip(table.lines, words_of, tags_of, strict=True):
+    for number, (words, tags) in enumerate(zip(words_of, tags_of, strict=True)):
         require(
             not has_tags or len(words) == len(tags),
-            f"{path} line {line}: {len(words)} tokens and {len(tags)} tags; each token must have "
-            "one tag",
+            f"{table.place(number)}: {len(words)} tokens and {len(tags)} tags; each token must "
+            "have one tag",
         )
         if words or not has_tags:
+            line = table.lines[number]
             sentences.append(TaggedSentence(list(words), list(tags), [line] * len(words)))
     return sentences
 
 
-def _read_columns(path: Path, word_column: int, tag_column: int | None) -> list[TaggedSentence]:
+def _find_model(lines: Sequence[str]) -> tuple[str, str]:
+    """Return the line that the others are like, and the separator of its columns: tab or space.
+
+    It is the first that is neither blank nor a border nor begins with #, if there is one.
+    """
+    words = [line for line in lines if line.strip() and not line.startswith(DOCUMENT_START)]
+    line = next((line for line in words if not line.startswith("#")), [*words, ""][0])
+    return line, "\t" if "\t" in line else " "
+
+
+def _read_columns(
+    path: Path,
+    word_column: int,
+    tag_column: int | None,
+    known: Sequence[str],
+    notes: list[str],
+) -> list[TaggedSentence]:
+    """Return the sentences of a file with a word a line.
+
+    A line that begins with -DOCSTART- ends a sentence. Of the lines before a sentence that begin
+    with #, those are words that have as many columns as the others, and a tag that is one of
+    `known`, of other lines or an entity's; the rest are comments, such as "# text = ..." in
+    CoNLL-U, and noted if their tag alone tells. Where the first column numbers the words, rows 3-4
+    and 3.1 are no words.
+    """
     lines = read_text_lines(path)
-    has_comments = lines[0].startswith("# ")
-    blocks = _split_blocks(lines, has_comments)
-    if not blocks:
+    model, separator = _find_model(lines)
+    if not model:
         return []
-    first_number, first_line = blocks[0][0]
-    separator = "\t" if "\t" in first_line else " "
-    num_columns = len(_split_line(first_line, separator))
-    _check_columns(f"{path} line {first_number}", num_columns, word_column, tag_column)
-    has_notes = has_comments and word_column != 1
-    sentences = []
-    for block in blocks:
-        sentence = TaggedSentence([], [], [])
-        for number, line in block:
-            columns = _split_line(line, separator)
-            if len(columns) != num_columns:
-                raise UserError(
-                    f"{path} line {number}: {len(columns)} columns; it must have {num_columns}, "
-                    f"as line {first_number} has"
-                )
-            if not has_notes or columns[0].isdecimal():
-                sentence.words.append(columns[word_column - 1])
-                sentence.lines.append(number)
-                if tag_column is not None:
-                    sentence.tags.append(columns[tag_column - 1])  # of tag_column 0 the last
-        if sentence.words:
-            sentences.append(sentence)
-    return sentences
-
-
-def _split_blocks(lines: list[str], has_comments: bool) -> list[list[tuple[int, str]]]:
-    """Return the numbered lines of each sentence."""
-    blocks: list[list[tuple[int, str]]] = [[]]
-    for number, line in enumerate(lines, 1):
+    first, num_columns = lines.index(model) + 1, len(_split_line(model, separator))
+    _check_columns(f"{path} line {first}", num_columns, word_column, tag_column)
+    place = (tag_column or 0) - 1  # of tag_column 0 the last
+    split = [_split_line(line, separator) for line in lines]
+    whole = [row for row in split if len(row) == num_columns]
+    borders = ("#", DOCUMENT_START)
+    begins = [not line.strip() or line.startswith(borders) for line in ["", *lines[:-1]]]
+    tags = {*known} | {
+        row[place]
+        for line, row, is_first in zip(lines, split, begins, strict=True)
+        if len(row) == num_columns and not (is_first and line.startswith("#"))
+    }
+    is_numbered = word_column > 1 and any(row[0] == "1" for row in whole)
+    sentences, passed = [TaggedSentence([], [], [])], []
+    for number, (line, row) in enumerate(zip(lines, split, strict=True), 1):
+        words, tags_of, numbers = sentences[-1]
         if not line.strip() or line.startswith(DOCUMENT_START):
-            blocks.append([])
-        elif blocks[-1] or not has_comments or not line.startswith("#"):
-            blocks[-1].append((number, line))
-    return [block for block in blocks if block]
+            sentences.append(TaggedSentence([], [], []))
+            continue
+        is_like = len(row) == num_columns
+        if line.startswith("#") and not words:
+            is_tag = is_like and (row[place] in tags or ENTITY_TAG.fullmatch(row[place]))
+            if not (is_tag or (is_like and num_columns == 1)):
+                passed += [line] if is_like else []
+                continue
+        if not is_like:
+            raise UserError(
+                f"{path} line {number}: {len(row)} columns; it must have {num_columns}, as line "
+                f"{first} has"
+            )
+        if not (is_numbered and INNER_ROW.fullmatch(row[0])):
+            words.append(row[word_column - 1])
+            numbers.append(number)
+            tags_of.extend([] if tag_column is None else [row[place]])
+    if passed:
+        count = f"{len(passed):,} lines, such as {passed[0]!r},"
+        notes.append(f"{path.name}: {count} are taken for comments: no word has such a tag")
+    found = [sentence for sentence in sentences if sentence.words]
+    _refuse_numbers(f"{path}: column {word_column}", [sentence.words for sentence in found])
+    return found
+
+
+def _refuse_numbers(place: str, words_of: list[list[str]]) -> None:
+    """Refuse a column that numbers the words of each sentence, as CoNLL-U's first."""
+    counts = [[str(number + 1) for number in range(len(words))] for words in words_of]
+    require(
+        words_of != counts or max(map(len, counts), default=0) < 2,
+        f"{place} numbers the words; name the column of the words, such as "
+        "tagging.word_column=2 (of `electra predict`: --columns 2)",
+    )
 
 
 def _split_line(line: str, separator: str) -> list[str]:
@@ -380,11 +462,10 @@ class Tagging(Family):
         """Return {"tokens": [...]}, a list of words, as a sentence; it may be empty."""
         words = record.texts("tokens")
         record.require("" not in words, "'tokens' has an empty text; a word must not be empty")
-        # `encode` marks the words to answer by their tags, so every word gets an arbitrary one.
-        return TaggedSentence(words, [self.labels[0]] * len(words), [])
+        return TaggedSentence(words, [], [])
 
     def read_records(
-        self, path: Path, columns: Sequence[str], trained: Sequence[str]
+        self, path: Path, columns: Sequence[str], trained: Sequence[str], separator: str = ""
     ) -> list[dict[str, Any]]:
         """Return sentences of words: columns, JSON lines, or lines of plain text split at spaces.
 
@@ -403,15 +484,13 @@ class Tagging(Family):
             )
             return [{"tokens": words} for words in lines]
         require_format(path, FORMATS)
-        if format_of(path) == JSON_LINES:
-            sentences = read_sentences(path, 1, None, *columns)
-        else:
-            column = columns[0] if columns else trained[0]
-            require(
-                column.isdecimal() or not columns,
-                f"--columns of a {format_of(path)} file must be the word's number, not {column!r}",
-            )
-            sentences = read_sentences(path, int(column) if column.isdecimal() else 1, None)
+        column = columns[0] if columns else trained[0]
+        require(
+            format_of(path) in LISTS or column.isdecimal() or not columns,
+            f"--columns of a {format_of(path)} file must be the word's number, not {column!r}",
+        )
+        number, field = int(column) if column.isdecimal() else 1, [*columns, FIELDS[0]][0]
+        sentences = read_sentences(path, number, None, self.labels, [], field)
         return [{"tokens": each.words} for each in sentences]
 
     def encode(
@@ -439,7 +518,9 @@ class Tagging(Family):
             for window in cut_word_windows([len(each) for each in tokens], room):
                 row, labels = [tokenizer.cls_id], [-1]
                 for word in window.words:
-                    label = label_ids[sentence.tags[word]] if word in window.scored else -1
+                    # An unknown label may be any: it marks a word to answer.
+                    known = label_ids[sentence.tags[word]] if sentence.tags else 0
+                    label = known if word in window.scored else -1
                     row += tokens[word]
                     labels += [label] + [-1] * (len(tokens[word]) - 1)
                 rows.append(([*row, tokenizer.sep_id], len(row) + 1))
@@ -450,12 +531,10 @@ class Tagging(Family):
 
     def build_head(self, sizes: EncoderConfig, config: FinetuneConfig) -> nn.Module:
         """Return dropout and a linear layer on every position, or BiLSTMs on features."""
-        size, num_labels, dropout_prob = sizes.hidden_size, len(self.labels), config.dropout_prob
+        size, count, drop = sizes.hidden_size, len(self.labels), config.dropout_prob
         if config.features.layers:
-            return FeatureHead(
-                size, num_labels, config.features, of="tokens", dropout_prob=dropout_prob
-            )
-        return TaggingHead(size, num_labels, dropout_prob, build_inner(sizes))
+            return FeatureHead(size, count, config.features, of="tokens", dropout_prob=drop)
+        return TaggingHead(size, count, drop, build_inner(sizes))
 
     def answer(self, head: nn.Module, states: Tensor, batch: TaskBatch) -> Outputs:
         """Return logits (B, l, labels)."""
@@ -469,7 +548,9 @@ class Tagging(Family):
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-1)
 
     def score(self, rows: Rows, outputs: Outputs) -> dict[str, float]:
-        """Return the metrics over all words as fractions."""
+        """Return the metrics over all words as fractions; empty if the tags are unknown."""
+        if not rows.examples[0].tags:
+            return {}
         return self._score_tags(rows.examples, self._decide(rows, outputs))
 
     def _decide(self, rows: Rows, outputs: Outputs) -> list[list[str]]:
@@ -510,18 +591,20 @@ class Tagging(Family):
         """Write each word with its label and prediction, and for entities the scores by type.
 
         predictions.conll has `word label prediction` a line and a blank line after each sentence,
-        as conlleval reads it; white space within a word becomes "_". types.tsv has a line a type.
+        as conlleval reads it; white space within a word, and a label that is unknown, becomes "_".
+        types.tsv has a line a type.
         """
         predicted = self._decide(rows, outputs)
         before = "" if split == "dev" else f"{split}_"
         lines = []
         for sentence, guesses in zip(rows.examples, predicted, strict=True):
-            for word, label, guess in zip(sentence.words, sentence.tags, guesses, strict=True):
+            labels = sentence.tags or ["_"] * len(guesses)
+            for word, label, guess in zip(sentence.words, labels, guesses, strict=True):
                 lines.append(f"{'_'.join(word.split()) or '_'} {label} {guess}\n")
             lines.append("\n")
         text = "".join(lines)  # half a surrogate pair, which JSON can hold, is no character
         (folder / f"{before}predictions.conll").write_text(text, "utf-8", errors="replace")
-        if self.metrics == ENTITY_METRICS:
+        if self.metrics == ENTITY_METRICS and rows.examples[0].tags:
             counts = count_entities((sentence.tags for sentence in rows.examples), predicted)
             (folder / f"{before}types.tsv").write_text(_format_types(counts), encoding="utf-8")
 

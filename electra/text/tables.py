@@ -23,14 +23,7 @@ import numpy as np
 
 from electra.errors import UserError, did_you_mean, import_extra, require
 from electra.files import parse_json, parse_object, require_regular
-from electra.text.streams import (
-    DATASET,
-    DECOMPRESSORS,
-    STDIN,
-    compression_of,
-    open_source,
-    unchanged,
-)
+from electra.text.streams import DATASET, STDIN, compression_of, open_source
 
 TABLE_FORMATS = (".tsv", ".csv", ".jsonl", ".parquet")
 SEPARATED_FORMATS = (".csv", ".tsv")
@@ -56,12 +49,6 @@ def stem_of(path: Path, formats: Sequence[str]) -> str:
     return plain.stem if format_of(path) in formats else ""
 
 
-def find_table(folder: Path, stem: str, suffix: str) -> Path | None:
-    """Return a folder's file of this name, compressed or not, if there is one."""
-    paths = (folder / (stem + suffix + compression) for compression in ("", *DECOMPRESSORS))
-    return next((path for path in paths if path.is_file()), None)
-
-
 # Rows of both
 
 
@@ -71,12 +58,13 @@ def _split_rows(
     columns: Sequence[str] = (),
     kind: str = "",
     separator: str = "",
+    may_be_short: bool = False,
 ) -> Iterator[tuple[int, Sequence[str]]]:
     """Yield a table's columns and its rows that are not blank, with the line where each begins.
 
     Fields of a .csv may be quoted and then hold separators and line ends; in a .tsv, as GLUE writes
     it, a quotation mark is text. Without `columns` the first row names them, and without
-    `separator` it tells that of a .csv.
+    `separator` it tells that of a .csv. A row may have fewer fields if it `may_be_short`.
     """
     if columns:
         yield 0, columns
@@ -90,7 +78,7 @@ def _split_rows(
         rows = _split_csv(path, lines, separator)
     for number, fields in rows:
         columns = columns or fields
-        if len(fields) != len(columns):
+        if len(fields) > len(columns) or (len(fields) < len(columns) and not may_be_short):
             name = SEPARATORS.get(separator, repr(separator))
             raise UserError(
                 f"{path} line {number}: {len(fields)} {name}-separated fields; it must have "
@@ -174,7 +162,7 @@ def jsonl_texts(
     for line in lines:
         place = f"{path}, line {next(numbers)}{origin}"
         if line.strip():
-            text = _text_of(parse_json(line.lstrip("\x1e"), place), text_field, place, names)
+            text = _text_of(parse_json(line, place), text_field, place, names)
             del line  # which may be as large as the text
             yield text
 
@@ -302,6 +290,8 @@ class TableFile:
     rows: list[dict[str, Any]]
     lines: Sequence[int]
     """Line of each row in the file, from 1; of a .parquet file, which has no lines, its number."""
+    num_short: int = 0
+    """Rows that were left out because they have fewer fields than there are columns."""
 
     def column(self, name: str, *, fractions: bool = False) -> list[str]:
         """Return a column's values as text; whole numbers and true or false are written out.
@@ -348,13 +338,20 @@ class TableFile:
             raise UserError(f"{self.place(number)}: {what}; {rule}")
 
 
-def read_table(path: Path, columns: tuple[str, ...] = (), separator: str = "") -> TableFile:
+def read_table(
+    path: Path,
+    columns: tuple[str, ...] = (),
+    separator: str = "",
+    *,
+    may_be_short: bool = False,
+) -> TableFile:
     """Return the rows of a table in any of TABLE_FORMATS, compressed or not.
 
     Args:
         path: The file.
         columns: Names of a TSV's columns if its first line is a row already.
         separator: What separates the columns of a .csv or .tsv; if empty, its first line tells.
+        may_be_short: Leave out rows of these with too few fields and count them, not refuse them.
 
     Raises:
         UserError: The file cannot be read, is empty, or a line does not fit.
@@ -366,23 +363,30 @@ def read_table(path: Path, columns: tuple[str, ...] = (), separator: str = "") -
     )
     content = read_content(path)
     read = {".parquet": _read_parquet, ".jsonl": _read_jsonl}.get(kind)
-    table = read(path, content) if read else _read_separated(path, content, columns, separator)
+    table = (
+        read(path, content)
+        if read
+        else _read_separated(path, content, columns, separator, may_be_short)
+    )
     require(bool(table.rows), f"{path} is empty: it must have at least one row")
     return table
 
 
 def _read_separated(
-    path: Path, content: bytes, columns: tuple[str, ...], separator: str
+    path: Path, content: bytes, columns: tuple[str, ...], separator: str, may_be_short: bool
 ) -> TableFile:
     text = _decode(path, content)
     is_tsv = format_of(path) == ".tsv"
     lines = text.split("\n") if is_tsv else io.StringIO(text, newline="")
-    records = list(_split_rows(path, lines, columns if is_tsv else (), separator=separator))
-    columns = tuple(records.pop(0)[1]) if records else ()
+    columns = columns if is_tsv else ()
+    found = list(_split_rows(path, lines, columns, "", separator, may_be_short))
+    columns = tuple(found.pop(0)[1]) if found else ()
     twice = [name for name in columns if columns.count(name) > 1]
     require(not twice, f"{path}: two columns are named {''.join(twice[:1])!r}")
-    rows = [dict(zip(columns, fields, strict=True)) for _, fields in records]
-    return TableFile(path, columns, rows, [number for number, _ in records])
+    whole = [(number, fields) for number, fields in found if len(fields) == len(columns)]
+    rows = [dict(zip(columns, fields, strict=True)) for _, fields in whole]
+    numbers = [number for number, _ in whole]
+    return TableFile(path, columns, rows, numbers, len(found) - len(whole))
 
 
 def _read_jsonl(path: Path, content: bytes) -> TableFile:
@@ -420,7 +424,7 @@ def read_content(path: Path) -> bytes:
     """
     if path != STDIN:
         require_regular(path)
-    with unchanged(path), open_source(path) as (_, stream):
+    with open_source(path) as (_, stream):
         return stream.read()
 
 

@@ -1,0 +1,119 @@
+"""A task of your own: tables with a text, a pair of texts or choices, and a label or a number."""
+
+from pathlib import Path
+
+import numpy as np
+
+from electra.config import OWN_METRICS, OwnTaskConfig
+from electra.errors import UserError, require
+from electra.tasks.choice import read_choice_task
+from electra.tasks.classification import Classification, Example, read_examples
+from electra.tasks.family import Task, find_splits
+from electra.text.tables import SEPARATED_FORMATS, TABLE_FORMATS, TableFile, format_of, read_table
+
+TEXT_COLUMNS = ("text", "sentence", "text_a", "sentence1")
+TEXT_B_COLUMNS = ("text_b", "sentence2")
+
+
+def read_own_task(data: Path, config: OwnTaskConfig) -> Task:
+    """Return the task of a folder's tables, or of one table.
+
+    The labels are those of train, sorted; whole numbers are names. The range of a regression is
+    that of train; labels of the other files may be outside.
+    """
+    named = {split: getattr(config, split) for split in ("train", "dev", "test")}
+    chosen = {split: [name] for split, name in named.items() if name is not None}
+    files = find_splits(data, TABLE_FORMATS, chosen=chosen, setting="own")
+    paths = tuple(path for parts in files.values() for path in parts)
+    require(
+        config.separator == "" or any(format_of(path) in SEPARATED_FORMATS for path in paths),
+        f"own.separator is for .csv and .tsv files, and {data} has none",
+    )
+    tables = {
+        split: [read_table(path, separator=config.between) for path in parts]
+        for split, parts in files.items()
+    }
+    texts = _choose_texts(tables["train"][0], config)
+    if config.kind == "choice":
+        choices = [column.strip() for column in (config.choices or "").split(",")]
+        return read_choice_task(config.name, tables, texts[0], choices, config.label)
+    is_regression = config.kind == "regression"
+    labels = () if is_regression else _collect_labels(tables["train"], config.label)
+    read = {
+        split: [
+            (table, read_examples(table, texts, split, config.label, labels)) for table in parts
+        ]
+        for split, parts in tables.items()
+    }
+    metrics = OWN_METRICS[config.kind]
+    headline = config.metric or metrics[0]
+    metrics = (headline, *(metric for metric in metrics if metric != headline))
+    label_range = _find_range(read, config.label) if is_regression else None
+    return Task(
+        config.name,
+        Classification(metrics, labels, label_range, has_pairs=len(texts) > 1),
+        {split: [each for _, part in parts for each in part] for split, parts in read.items()},
+        files=paths,
+        columns=(*texts, config.label),
+    )
+
+
+def _choose_texts(train: TableFile, config: OwnTaskConfig) -> list[str]:
+    """Return the column of the text, or those of both texts of a pair."""
+    text, text_b = config.text, config.text_b
+    if text is None:
+        text = next((column for column in TEXT_COLUMNS if column in train.columns), "")
+        require(
+            text != "",
+            f"{train.path}: no column named {', '.join(TEXT_COLUMNS)}; choose one of "
+            f"{', '.join(train.columns)} with own.text",
+        )
+        detected = (column for column in TEXT_B_COLUMNS if column in train.columns)
+        text_b = text_b or next(detected, None)
+    return [text] if text_b is None else [text, text_b]
+
+
+def _collect_labels(train: list[TableFile], column: str) -> tuple[str, ...]:
+    """Return the names of a classification's labels, sorted."""
+    places: dict[str, str] = {}
+    for table in train:
+        for number, name in enumerate(table.column(column)):
+            if name not in places:
+                places[name] = table.place(number)
+    path, labels = train[0].path, tuple(sorted(places))
+    count = sum(len(table.rows) for table in train)
+    require(len(labels) > 1, f"{path}: every {column!r} is {labels[0]!r}; two labels are needed")
+    require(
+        2 * len(labels) <= count,
+        f"{path}: {column!r} has {len(labels)} labels in {count} rows; a label must "
+        "occur twice on average. Choose another column with own.label, or own.kind=regression if "
+        "it holds numbers",
+    )
+    for name, place in places.items():
+        is_name = name != "" and name.isprintable()
+        require(is_name, f"{place}: the label {name!r} must be printable and not empty")
+    return labels
+
+
+def _find_range(
+    read: dict[str, list[tuple[TableFile, list[Example]]]], column: str
+) -> tuple[float, float]:
+    """Return the least and the greatest label of train, if every label can be scaled by them."""
+    train = [each.label or 0.0 for _, part in read["train"] for each in part]
+    least, greatest = float(min(train)), float(max(train))
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        size = np.float32(greatest) - np.float32(least)
+        require(
+            size != 0,
+            f"{read['train'][0][0].path}: every {column!r} is {least:g} in float32; two different "
+            "numbers are needed",
+        )
+        for table, part in (each for parts in read.values() for each in parts):
+            for number, label in enumerate(each.label for each in part):
+                fits = label is None or np.isfinite((np.float32(label) - np.float32(least)) / size)
+                if not fits:
+                    raise UserError(
+                        f"{table.place(number)}: the label {label:g} is beyond float32 on the "
+                        f"scale from {least:g} to {greatest:g}"
+                    )
+    return least, greatest
