@@ -41,6 +41,8 @@ class TokenizerConfig(Settings):
     """The field of a .jsonl record, or the column of a table, that holds the text."""
     encoding: str = "utf-8"
     """Encoding of the text, as in `electra prepare`."""
+    form: Literal["auto", "text"] = "auto"
+    """What lies in a file, as in `electra prepare`."""
 
     needs = (
         Needs("split_ideographs=True|False", "kind=wordpiece", "the others split no ideographs"),
@@ -70,6 +72,10 @@ class PrepareConfig(Settings):
     encoding: str = "utf-8"
     """Encoding of the text, such as euc_kr, shift_jis, gb18030, latin_1 or utf-16; detect: told for
     each file, and said."""
+    form: Literal["auto", "text"] = "auto"
+    """What lies in a file whose name does not tell, as .jsonl does. auto: its beginning tells:
+    plain text, JSON lines, an array of JSON, a table, pages of WikiExtractor; markup is refused.
+    text: plain text."""
     heldout_prob: Annotated[float, Within("[0, 1)")] = 0.005
     """Share of the documents held out for evaluation, chosen by a hash of their text. So a document
     stays held out when the corpus grows or is reordered, and so do its duplicates."""

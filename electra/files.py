@@ -47,9 +47,10 @@ def write_text(path: Path, text: str) -> None:
 def new_file(path: Path) -> Iterator[Path]:
     """Yield `<path>.incomplete` for writing; at the end it is on the disk and becomes `path`.
 
-    A file that was there is replaced. After an error the incomplete file is removed, and a file
-    that was there is as it was.
+    A file that was there is replaced; a device or a FIFO is refused. After an error the incomplete
+    file is removed, and a file that was there is as it was.
     """
+    require_regular(path)
     incomplete = path.with_name(path.name + ".incomplete")
     try:
         yield incomplete

@@ -287,14 +287,14 @@ def run_child(*words, **options):
         ["finetune", "nowhere", "--task", "own", "--data", "task", "--out", "OUT"],
         ["finetune", "run", "--task", "own", "--data", "nowhere", "--out", "OUT"],
         ["finetune", "run", "--task", "nowhere.toml", "--data", "task", "--out", "OUT"],
-        ["submit", "nowhere", "--out", "OUT"],
+        ["submit", "nowhere", "--out", "OUT.zip"],
         ["report", "nowhere", "--out", "OUT.html"],
         ["report", "run", "nowhere", "--out", "OUT.html"],
         ["report", "run", "--out", "nowhere/page.html"],
         ["predict", "nowhere", "--input", "task/dev.tsv"],
         ["predict", "scores", "--input", "nowhere"],
-        ["score", "run", "--text", "nowhere", "--out", "OUT"],
-        ["score", "nowhere", "--text", "task/dev.tsv", "--out", "OUT"],
+        ["score", "run", "--text", "nowhere", "--out", "OUT.tsv"],
+        ["score", "nowhere", "--text", "task/dev.tsv", "--out", "OUT.tsv"],
         ["embed", "nowhere", "--input", "task/dev.tsv", "--out", "OUT.npy"],
         ["embed", "run", "--input", "nowhere", "--out", "OUT.npy"],
         ["export", "nowhere", "--out", "OUT"],
@@ -341,6 +341,9 @@ def test_what_the_system_refuses_is_one_line(capsys, chain, toy_text, tmp_path, 
         (["report", folder / "run", "--out", f"{long}.html"], f"{long}.*: File name too long"),
         (["export", folder / "run", "--out", toy_text / "out"], "toy.txt.*: Not a directory"),
         (["report", folder / "run", "--out", "."], r"\. is a folder; name a file, as report.html"),
+        (["report", folder / "run", "--out", "a.pdf"], r"a\.pdf must be a \.html .*, not '\.pdf'"),
+        (["submit", folder / "scores", "--out", "a.tar"], r"a\.tar must be a \.zip file"),
+        (["score", "run", "--text", toy_text, "--out", "a.json"], r"a\.json must be a \.tsv file"),
         (["quickstart", "--out", "."], r"\. exists already; name a folder in it, as quickstart"),
         (["tokenizer", toy_text, "--out", "a\0b"], r"'a\\x00b' is not UTF-8, or has a NUL in it"),
         (["tokenizer", toy_text, "--out", "caf\udce9"], r"'caf\\udce9' is not UTF-8, or has a NUL"),
@@ -363,7 +366,8 @@ def test_a_folder_in_the_way_of_a_file_is_one_line(capsys, chain, toy_text, tmp_
         "score": [folder / "run", "--text", toy_text],
         "embed": [folder / "run", "--input", toy_text],
     }[verb]
-    out = tmp_path / {"embed": "out.npy", "report": "out.md"}.get(verb, "out.jsonl")
+    suffix = {"submit": "zip", "report": "html", "predict": "jsonl", "score": "tsv", "embed": "npy"}
+    out = tmp_path / f"out.{suffix[verb]}"
     in_the_way = tmp_path / f"{out.name}.incomplete"
     in_the_way.mkdir()
     status, printed, err = run(capsys, verb, *words, "--out", out)

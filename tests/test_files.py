@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from electra.errors import UserError
-from electra.files import new_folder, parse_object, read_object
+from electra.files import new_folder, parse_object, read_object, write_json
 
 DAMAGED = {
     "[" * 100_000: "JSON that is nested too deeply",
@@ -51,6 +51,14 @@ def test_a_pipe_in_place_of_a_file_is_refused(tmp_path):
     for path in (tmp_path / "config.json", Path("/dev/zero")):
         with pytest.raises(UserError, match=f"{path} is not a regular file"):
             read_object(path)
+
+
+def test_a_pipe_is_not_replaced_by_a_file(tmp_path):
+    os.mkfifo(tmp_path / "out.json")
+    with pytest.raises(UserError, match=r"out\.json is not a regular file"):
+        write_json(tmp_path / "out.json", {})
+    assert [path.name for path in tmp_path.iterdir() if path.is_fifo()] == ["out.json"]
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_second_writer_neither_clears_nor_replaces(tmp_path):

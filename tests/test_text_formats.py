@@ -2,8 +2,10 @@
 
 import bz2
 import csv
+import gzip
 import json
 import lzma
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -23,7 +25,8 @@ DOCUMENTS = [['said "no", twice'], ["two", "lines"], ["naïve 中文"]]
 
 
 def read(*names, **more):
-    sources = find_sources([str(name) for name in names], more.get("encoding", "utf-8"))
+    looks = {name: more[name] for name in ("encoding", "text_field", "form") if name in more}
+    sources = find_sources([str(name) for name in names], **looks)
     reader = Reader(**more)
     return list(reader.read(sources.files)), reader.counts
 
@@ -49,19 +52,178 @@ def test_tables(tmp_path, newline):
         read(tmp_path / "b.csv")
 
 
+RECORDS = [{"text": f"The text {n}.\n& more.", "timestamp": "2019-04-25T12"} for n in range(15)]
+LINES = "".join(json.dumps(record) + "\n" for record in RECORDS)
+LONG = {"text": "word " * 20_000, "url": "x"}
+FORMS = {
+    "c4-train.00000-of-01024.json.gz": (gzip.compress(LINES.encode()), "JSON lines", 15),
+    "part-00000": (LINES, "JSON lines", 15),
+    "corpus.txt": ("\ufeff" + LINES.replace("\n", "\r\n"), "JSON lines", 15),
+    "sequence.json": ("\x1e" + LINES[:-1].replace("\n", "\n\x1e"), "JSON lines", 15),
+    "long.json": (json.dumps(LONG) + "\n" + json.dumps(LONG), "JSON lines", 2),
+    "one.json": ('{"text": "one", "id": 1}', "JSON lines", 1),
+    "pretty.json": (json.dumps(RECORDS[0], indent=2), "JSON", 1),
+    "array.json": (json.dumps(RECORDS), "JSON", 15),
+    "array": (json.dumps([LONG, LONG], indent=1), "JSON", 2),
+    "strings.json": ('["one", "two"]', "JSON", 2),
+    "table": ("n\ttext\n1\tone\n2\ttwo\n", "TSV", 2),
+    "table.dat": ('n,text\n1,"one, two"\n2,three\n', "CSV", 2),
+    "half.csv": ('n;text;"a,b"\n1;"one; two";x\n2;three;x\n', "CSV", 2),
+    "bars.csv": ("n|text\n1|one, two\n", "CSV", 1),
+    "tabs.txt": ("one\ttwo\nthree\tfour\nfive\tsix\n", "plain text", 1),
+    "music.txt": ("[Music] A song.\n{Laughter}", "plain text", 1),
+    "notes": ("[1] A reference.\n\n[2] Another.", "plain text", 2),
+    "chat.log": ("<ann> hello\n<ben> hello", "plain text", 1),
+    "page.md": ('<div align="center">\n<b>Title</b></div>', "plain text", 1),
+    "quote.txt": ('["No," she said.', "plain text", 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_the_content_tells_the_form_where_the_name_does_not(tmp_path, name):
+    content, form, number = FORMS[name]
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    documents, counts = read(path, border="auto")
+    assert (dict(counts.forms), len(documents)) == ({form: 1}, number)
+    if number == 15:
+        assert documents == [[f"The text {n}.", "& more."] for n in range(15)]
+    assert not any("timestamp" in line or "url" in line for each in documents for line in each)
+
+
+NO_TEXT = {
+    "pages-articles.xml": ('<mediawiki xmlns="x">\n<page>', "a dump of MediaWiki; WikiExtractor"),
+    "page.html": ("<!-- saved -->\n<!DOCTYPE html>\n<p>text</p>", "HTML; its text has to be"),
+    "paper.pdf": ("<html><body>Sign in</body></html>", "HTML"),
+    "Posts.xml": ('<?xml version="1.0"?>\n<posts><row Id="1" /></posts>', "XML"),
+    "part": ("<p>one</p>\n<p>two</p>", "markup"),
+    "CC-MAIN.warc.wet": ("WARC/1.0\r\nWARC-Type: warcinfo\r\n", "a WARC archive"),
+    "book.rtf": (r"{\rtf1\ansi text}", "PDF, PostScript or RTF"),
+    "page.sql": ("-- MySQL dump 10.13\nINSERT INTO page VALUES (1)", "SQL"),
+    "film.srt": ("1\n00:00:01,000 --> 00:00:02,000\nA word.", "subtitles"),
+    "test.conllu": ("# sent_id = 1\n1\tone\tone\n", "a table of CoNLL-U"),
+    "SHA256SUMS": ("e3" * 32 + "  a.txt\n", "a list of hashes"),
+    "a.txt": ("version https://git-lfs.github.com/spec/v1\noid sha256:0", "a pointer of Git LFS"),
+    "dicts.txt": ("{'text': 'one'}\n{'text': 'two'}", "Python's way of writing records"),
+    "pairs.dat": ("one\teins\ntwo\tzwei\nthree\tdrei\n", "a table by tabs without a column 'text'"),
+    "infos.json": ('{"default": {"text": 1}}', "JSON without the field 'text'; choose from def"),
+    "config.json": ('{\n  "texts": 1\n}', "JSON without the field 'text'; did you mean 'texts'?"),
+    "files.json": ('[{"name": "a"}, {"name": "b"}]', "JSON without the field 'text'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NO_TEXT)
+def test_what_holds_no_plain_text_is_refused_and_passed_over_in_a_folder(tmp_path, name):
+    content, kind = NO_TEXT[name]
+    path = tmp_path / name
+    path.write_text(content)
+    with pytest.raises(UserError, match=re.escape(f"{name} is not text: {kind}")) as refused:
+        read(path)
+    assert str(refused.value).endswith("(--set form=text reads it as it is)")
+    with pytest.raises(UserError, match=re.escape(f"{name} is not text: {kind}")):
+        list(Reader().read([path]))
+    assert read(path, form="text")[1].forms == {"plain text": 1}
+    (tmp_path / "b.txt").write_text("text")
+    found = find_sources([str(tmp_path)])
+    assert [path.name for path in found.files] == ["b.txt"]
+    assert found.passed_over[0][1].startswith(kind)
+
+
+def test_files_about_the_data_are_passed_over(tmp_path):
+    names = ["README.md", "LICENSE", "settings.yaml"]
+    for folder in ("records", "texts", "pages"):
+        (tmp_path / folder / "deep").mkdir(parents=True)
+        for name in names:
+            (tmp_path / folder / name).write_text("about the data")
+    (tmp_path / "records/deep/a.json").write_text(LINES)
+    (tmp_path / "records/deep/notes.txt").write_text("text beside records")
+    for number in range(4):
+        (tmp_path / f"texts/{number}.txt").write_text("a text")
+        (tmp_path / f"pages/{number}.md").write_text("a page of documentation")
+    for folder, kept, number in (
+        ("records", ["a.json", "notes.txt"], 3),
+        ("texts", ["0.txt", "1.txt", "2.txt", "3.txt"], 3),
+        ("pages", ["0.md", "1.md", "2.md", "3.md", "README.md"], 2),
+    ):
+        found = find_sources([str(tmp_path / folder)])
+        assert [path.name for path in found.files] == kept
+        assert len(found.passed_over) == number
+    assert len(find_sources([str(tmp_path / "records" / name) for name in names]).files) == 3
+
+
 def test_pages_of_wikiextractor(tmp_path):
+    """Attributes in any order and number, as with --revision; entities; pages without text."""
     folder = tmp_path / "AA"
     folder.mkdir()
     page = '<doc id="{0}" url="https://ko.example?curid={0}" title="A &amp; &quot;B&quot;">\n'
     (folder / "wiki_00").write_text(
         page.format(1) + "A &amp; B\n\nfirst &lt;b&gt;\n\nsecond\n\n</doc>\n"
         + page.format(2) + "Other\n\n</doc>\n"
+        + '<doc id="10" revid="3" url="https://x" title="T&#39;s">\nT&#39;s\n\nText.\n</doc>\n\n'
+        + "<doc title='Redirect' id='11' url='u'>\nRedirect\n\n</doc>\n"
+        + '<doc url="u" title="Nothing" id="12" lang="ko">\n</doc>\n'
     )  # fmt: skip
     (folder / "wiki_01.bz2").write_bytes(bz2.compress(
         json.dumps({"id": "3", "text": "Third\n\npage"}).encode() + b"\n"
     ))  # fmt: skip
-    expected = [["A & B", "first <b>", "second"], ["Other"], ["Third", "page"]]
-    assert read(tmp_path)[0] == expected
+    (tmp_path / "dump").write_text('<doc id="1" title="One">\nOne\n\npage\n</doc>\n')
+    expected = [["A & B", "first <b>", "second"], ["Other"], ["T's", "Text."], ["Third", "page"]]
+    documents, counts = read(tmp_path)
+    assert documents == [*expected, ["One", "page"]]
+    assert (counts.empty, counts.documents) == (2, 5)
+    assert counts.forms == {"pages of WikiExtractor": 2, "JSON lines": 1}
+
+
+def test_null_is_counted_and_passed_over_in_every_format(tmp_path):
+    texts = ["one", None, "two", " "]
+    rows = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    (tmp_path / "a.jsonl").write_text(rows + "\n")
+    (tmp_path / "a").write_text(rows)
+    (tmp_path / "a.json").write_text(json.dumps([{"text": text} for text in texts]))
+    (tmp_path / "a.csv").write_text('n,text\n1,one\n2,\n3,two\n4," "\n')
+    names = ["a.jsonl", "a", "a.json", "a.csv"]
+    if datasets := pytest.importorskip("datasets"):
+        rows = datasets.Dataset.from_dict({"text": texts})
+        rows.to_parquet(str(tmp_path / "a.parquet"))
+        rows.save_to_disk(str(tmp_path / "saved"))
+        (tmp_path / "hub").mkdir()
+        (tmp_path / "a.jsonl").rename(tmp_path / "hub/data.jsonl")
+        (tmp_path / "a.jsonl").write_text((tmp_path / "hub/data.jsonl").read_text())
+        names += ["a.parquet", "saved"]
+    for name in (*names, f"datasets:{tmp_path}/hub"):
+        documents, counts = read(name if ":" in name else tmp_path / name)
+        assert (documents, counts.empty) == ([["one"], ["two"]], 2), name
+
+
+def write_twice(path, before, after):
+    """Read a file of which another program replaces the content after the first document."""
+    path.write_bytes(before)
+    documents = Reader(border="line").read([path])
+    next(documents)
+    path.write_bytes(after)
+    return list(documents)
+
+
+@pytest.mark.parametrize("kind", [".txt", ".jsonl", ".txt.gz", ".csv", ".parquet"])
+def test_a_text_that_changes_while_it_is_read_is_refused(tmp_path, kind):
+    lines = [f"line {number}" for number in range(100_000)]
+    path, half = tmp_path / f"a{kind}", tmp_path / f"half{kind}"
+    for target, part in ((path, lines), (half, lines[: len(lines) // 2])):
+        if kind == ".parquet":
+            pyarrow = pytest.importorskip("pyarrow")
+            table = pyarrow.table({"text": part})
+            pytest.importorskip("pyarrow.parquet").write_table(table, target)
+            continue
+        rows = part if "txt" in kind else ["text", *part] if kind == ".csv" else (
+            [json.dumps({"text": line}) for line in part])  # fmt: skip
+        content = "\n".join(rows).encode()
+        target.write_bytes(gzip.compress(content) if kind.endswith(".gz") else content)
+    before = path.read_bytes()
+    for after in (half.read_bytes(), before + before):  # cut, as by another download; appended to
+        with pytest.raises(UserError, match=f"a{kind} was changed while it was read"):
+            write_twice(path, before, after)
+    path.write_bytes(before)
+    assert len(list(Reader(border="line").read([path]))) == 100_000
 
 
 def test_datasets_saved_and_streamed(tmp_path):

@@ -231,7 +231,7 @@ def score(
     require((text is None) != (pairs is None), "score needs either --text FILE or --pairs FILE")
     found = scoring.read_pairs(pairs) if pairs else None
     sentences = [*found.good, *found.bad] if found else read_sentences(text or Path())
-    refuse_file(out)
+    refuse_file(out, (".json",) if pairs else (".tsv",))
     if dry_run:
         what = f"{len(sentences):,} lines of {text or pairs}"
         return print_dry_run(None, f"score {what} with {run} and write {out}")

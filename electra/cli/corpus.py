@@ -1,6 +1,6 @@
 """tokenizer, prepare and inspect: from text to shards, and what is in them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -74,7 +74,7 @@ def tokenizer(
     from electra.reports.glossary import format_count
     from electra.terminal.live import Progress
     from electra.terminal.printing import command, print_done
-    from electra.text.documents import Reader
+    from electra.text.documents import make_reader
     from electra.tokenizing.extend import extend as extend_tokenizer
     from electra.tokenizing.tokenizer import Tokenizer
 
@@ -93,10 +93,10 @@ def tokenizer(
             getattr(settings, name) == getattr(TokenizerConfig(), name),
             f"{name} is that of the old vocabulary, {extend}; leave it out",
         )
-    files = find_text(text, settings.encoding)
+    files = find_text(text, settings)
     if dry_run:
         return print_dry_run(settings, f"read {_describe(files)} and write the tokenizer {out}")
-    reader = Reader(text_field=settings.text_field, encoding=settings.encoding)
+    reader = make_reader(settings)
     counts = reader.counts
     sample: list[str] = []
     with Progress("vocabulary", unit="characters") as progress:
@@ -117,8 +117,9 @@ def tokenizer(
     told = f"{made.vocab_size:,} tokens from {format_count(counts.characters)} characters"
     if old:
         told = f"{made.vocab_size - old.vocab_size:,} tokens added to {old.vocab_size:,}"
+    told = "; ".join([told, *_tell_reading(vars(counts))])
     _note_marks(made, sample)
-    reading = [each for each in given if setting_name(each) in ("text_field", "encoding")]
+    reading = [each for each in given if setting_name(each) in ("text_field", "encoding", "form")]
     print_done(
         f"wrote {out}: {told}",
         command("prepare", *text, "--tokenizer", out, "--out", "shards", *repeat(reading)),
@@ -218,7 +219,7 @@ def prepare(
         engine == "local" or not (share or finish),
         "--engine ray does the whole preparation; leave out --task and --finish",
     )
-    files = find_text(text, settings.encoding)
+    files = find_text(text, settings)
     loaded = Tokenizer.load(tokenizer)
     if not is_url(out):
         refuse_existing(out)
@@ -275,18 +276,33 @@ def _tell_counts(manifest: dict[str, Any]) -> Iterator[str]:
     yield f"{train['num_tokens']:,} tokens in {train['num_documents']:,} documents"
     yield f"held out {heldout['num_tokens']:,} tokens in {heldout['num_documents']:,}"
     yield f"unknown tokens {manifest['unk_tokens']:,}"
-    if lines := manifest["text"].get("files_of_lines"):  # not in shards of older versions
+    text = manifest["text"]
+    yield from _tell_reading(text)
+    if lines := text["files_of_lines"]:
         yield (
             "files with few blank lines or none, each line a document "
             f"{lines:,} (--set border=file: each file one document)"
         )
-    if invalid := manifest["text"]["invalid_sequences"]:
-        yield f"invalid UTF-8 replaced {invalid:,} times"
+    if files := text["files_of_one_document"]:
+        yield (
+            f"files of many lines without a blank one, each file a document {files:,} (--set "
+            "border=line: each line one document)"
+        )
     if manifest["duplicates"]:
         yield f"documents with the text of an earlier one {manifest['duplicates']:,}"
     if manifest["dropped"]:
         found = (f"{number:,} ({reason})" for reason, number in manifest["dropped"].items())
         yield f"documents dropped: {', '.join(found)}"
+
+
+def _tell_reading(counts: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what was read as what, and what was not read, of the counts of a text."""
+    forms = (f"{number:,} as {form}" for form, number in counts["forms"].items())
+    yield f"files read: {', '.join(forms)}"
+    if empty := counts["empty"]:
+        yield f"records and pages without text passed over {empty:,}"
+    if invalid := counts["invalid_sequences"]:
+        yield f"invalid UTF-8 replaced {invalid:,} times"
 
 
 def _parse_share(text: str) -> tuple[int, int]:
@@ -303,7 +319,7 @@ def inspect(
     text: Words = (),
     json: bool = False,
     set_: Annotated[
-        Set, Parameter(help="How --text is read: text_field=NAME, encoding=NAME.")
+        Set, Parameter(help="How --text is read: text_field=NAME, encoding=NAME, form=text.")
     ] = (),
 ) -> None:
     """Show what a tokenizer does with a text, or what lies in a shards folder.
@@ -330,7 +346,7 @@ def inspect(
     from electra.shards.store import open_shards
     from electra.terminal.live import Progress
     from electra.terminal.printing import print_lines, print_sections
-    from electra.text.documents import Reader
+    from electra.text.documents import make_reader
     from electra.text.streams import is_url, locate
     from electra.tokenizing.tokenizer import Tokenizer
 
@@ -351,20 +367,20 @@ def inspect(
         return print_sections(describe_shards(shards, found))
     loaded = Tokenizer.load(folder / "tokenizer" if is_shards else folder)
     settings = resolve(TokenizerConfig(), None, set_)
-    reader = Reader(text_field=settings.text_field, encoding=settings.encoding)
-    documents = reader.read(find_text(text, settings.encoding))
+    reader = make_reader(settings)
+    documents = reader.read(find_text(text, settings))
     report = report_text(loaded, (line for document in documents for line in document))
     if json:
         return print_lines([dumps(report.as_json(), ensure_ascii=False)])
     print_sections(describe_text(loaded, report))
 
 
-def find_text(text: Sequence[str], encoding: str) -> Sequence[Path]:
+def find_text(text: Sequence[str], settings: TokenizerConfig | PrepareConfig) -> Sequence[Path]:
     """Return the files to read, and tell what is passed over and what is waited for."""
     from electra.terminal.printing import print_note
     from electra.text.sources import find_sources, name_encodings, name_passed_over
 
-    sources = find_sources(text, encoding)
+    sources = find_sources(text, settings.encoding, settings.text_field, settings.form)
     if sources.encodings:
         print_note(name_encodings(sources.encodings))
     if sources.passed_over:

@@ -154,7 +154,7 @@ def submit(
     from electra.finetuning.submit import submit as run_submit
     from electra.terminal.printing import print_done, print_table
 
-    refuse_file(out)
+    refuse_file(out, (".zip",))
     if dry_run:
         return print_dry_run(None, f"read {', '.join(map(str, folders))} and write {out}")
     answers = run_submit(folders, out, ensemble=ensemble, partial=partial)

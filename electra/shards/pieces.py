@@ -27,7 +27,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -37,8 +37,8 @@ from electra.files import read_object, sha256_file, write_json
 from electra.processes import follow_parent, usable_cores
 from electra.shards.cleaning import Filters, sign_documents
 from electra.shards.store import PARTS, ShardWriter
-from electra.text.documents import PlainBorder, Reader, TextCounts, close_last, group_texts
-from electra.text.streams import compression_of, is_dataset, is_url
+from electra.text.documents import RangeBorder, TextCounts, close_last, group_texts, make_reader
+from electra.text.streams import compression_of, stamp_of, unchanged
 from electra.tokenizing.tokenizer import Tokenizer
 from electra.tokenizing.words import LineEncoder, TokenBatch, WordEncoder, make_encoder
 
@@ -49,6 +49,7 @@ SETTINGS_OF_PIECES = (
     "border",
     "text_field",
     "encoding",
+    "form",
     "heldout_prob",
     "shard_tokens",
     "seed",
@@ -84,8 +85,8 @@ class FileRange:
     """Time of the last change of the file, nanoseconds."""
     start: int = 0
     stop: int | None = None
-    border: PlainBorder | None = None
-    """Of a range of plain text: where its documents end. None: as the settings say."""
+    border: RangeBorder | None = None
+    """Of a range: where it is cut."""
 
     @property
     def is_whole(self) -> bool:
@@ -138,7 +139,7 @@ def list_pieces(files: Iterable[Path], config: PrepareConfig, tokenizer_digest: 
     groups: list[tuple[int, tuple[FileRange, ...]]] = []
     small: list[FileRange] = []
     room = config.task_bytes
-    reader = Reader(border=config.border, encoding=config.encoding)
+    reader = make_reader(config, border=config.border)
 
     def end_group() -> None:
         if small:
@@ -146,7 +147,7 @@ def list_pieces(files: Iterable[Path], config: PrepareConfig, tokenizer_digest: 
             small.clear()
 
     for path in files:
-        size, modified = _look_at(path)
+        size, modified = stamp_of(path)
         text_bytes = size * (EXPANSION if compression_of(path) else 1)
         is_large = text_bytes > config.task_bytes
         if is_large or text_bytes > room:
@@ -161,22 +162,13 @@ def list_pieces(files: Iterable[Path], config: PrepareConfig, tokenizer_digest: 
             number = -(-text_bytes // config.task_bytes)
             borders = [index * config.task_bytes for index in range(number)]
             shares = np.diff(np.linspace(0, size, number + 1).astype(np.int64)).tolist()
-            border = None if unit in ("record", "group") else cast(PlainBorder, unit)
             for share, start, stop in zip(shares, borders, [*borders[1:], None], strict=True):
-                groups.append((share, (FileRange(path, size, modified, start, stop, border),)))
+                groups.append((share, (FileRange(path, size, modified, start, stop, unit),)))
     end_group()
     return [
         Piece(number, ranges, share, config, tokenizer_digest)
         for number, (share, ranges) in enumerate(groups)
     ]
-
-
-def _look_at(path: Path) -> tuple[int, int]:
-    """Return the size of a file and the time of its last change; of a dataset of a hub, zeros."""
-    if is_dataset(path):
-        return 0, 0
-    status = path.stat()
-    return status.st_size, int(status.st_mtime * 1e9) if is_url(path) else status.st_mtime_ns
 
 
 # One piece
@@ -266,18 +258,11 @@ def read_texts(
 ) -> Iterator[str]:
     """Yield the documents of a piece, each with its lines joined by line feeds."""
     config = piece.config
+    reader = make_reader(config, border=config.border, names=names, counts=counts)
     for part in piece.ranges:
-        is_lined = config.border == "auto" and part.border == "line"
-        counts.files_of_lines += is_lined and part.start == 0
-        reader = Reader(
-            border=part.border or config.border,
-            text_field=config.text_field,
-            encoding=config.encoding,
-            names=names,
-            counts=counts,
-        )
-        for lines in reader.read_range(part.path, part.start, part.stop):
-            yield "\n".join(lines)
+        with unchanged(part.path, (part.size, part.modified)):
+            for lines in reader.read_range(part.path, part.start, part.stop, part.border):
+                yield "\n".join(lines)
 
 
 def hash_documents(texts: Sequence[str], seed: int) -> np.ndarray:
@@ -308,14 +293,17 @@ def select(batch: TokenBatch, is_chosen: np.ndarray) -> tuple[np.ndarray, np.nda
     )
 
 
-def sum_records(records: Sequence[Record]) -> tuple[dict[str, int], dict[str, int], int]:
+def sum_records(records: Sequence[Record]) -> tuple[dict[str, Any], dict[str, int], int]:
     """Return the sums over pieces: counts of the text, dropped documents by reason, [UNK]."""
     text: Counter[str] = Counter()
+    forms: Counter[str] = Counter()
     dropped: Counter[str] = Counter()
     for record in records:
-        text.update(record["text"])
+        text.update({name: n for name, n in record["text"].items() if name != "forms"})
+        forms.update(record["text"]["forms"])
         dropped.update(record["dropped"])
-    return dict(text), dict(dropped), sum(record["unk_tokens"] for record in records)
+    num_unknown = sum(record["unk_tokens"] for record in records)
+    return {**text, "forms": dict(forms)}, dict(dropped), num_unknown
 
 
 # Engines

@@ -11,7 +11,6 @@ the same bytes for every way, number of processes and interruption.
 """
 
 import json
-import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -33,8 +32,8 @@ from electra.shards.pieces import (
     run_on_ray,
 )
 from electra.shards.store import MAX_SHARD_TOKENS
-from electra.text.sources import find_sources
-from electra.text.streams import STDIN, is_url, locate, read_bytes, send
+from electra.text.sources import Sources, find_sources, look
+from electra.text.streams import STDIN, is_url, locate, open_stdin, read_bytes, send
 from electra.tokenizing.tokenizer import Tokenizer
 
 Engine = Literal["local", "ray"]
@@ -75,10 +74,10 @@ def prepare(
             preparation was begun with other settings.
         OSError: A folder cannot be listed, or `out` cannot be written.
     """
-    sources, out = find_sources(paths, config.encoding), locate(out)
+    sources, out = _find(paths, config), locate(out)
     with _begin(out, tokenizer, config, "all") as folder:
         if not _is_merged(folder, out):
-            files = _copy_pipes(sources.files, folder, progress)
+            files = _copy_pipes(sources.files, folder, config, progress)
             pieces = list_pieces(files, config, tokenizer.digest)
             _run(pieces, tokenizer, folder, config, engine, progress)
             try:
@@ -110,7 +109,7 @@ def prepare_share(
         share: The number of the share, from 0, and how many shares there are.
         progress: Called with each finished piece.
     """
-    files, out = find_sources(paths, config.encoding).files, locate(out)
+    files, out = _find(paths, config).files, locate(out)
     _require_files(files)
     number, num_shares = share
     with _begin(out, tokenizer, config, "share") as folder:
@@ -124,7 +123,7 @@ def finish(
     paths: Sequence[str], tokenizer: Tokenizer, out: str | Path, config: PrepareConfig
 ) -> dict[str, Any]:
     """Write the shards folder from the pieces that `prepare_share` did, and return its manifest."""
-    sources, out = find_sources(paths, config.encoding), locate(out)
+    sources, out = _find(paths, config), locate(out)
     _require_files(sources.files)
     with _begin(out, tokenizer, config, "finish") as folder:
         if not _is_merged(folder, out):
@@ -222,20 +221,26 @@ def _is_merged(folder: Path, out: Path) -> bool:
     return not is_url(out) and (folder / "manifest.json").exists()
 
 
+def _find(paths: Sequence[str], config: PrepareConfig) -> Sources:
+    return find_sources(paths, config.encoding, config.text_field, config.form)
+
+
 def _copy_pipes(
-    files: Sequence[Path], folder: Path, progress: TellProgress | None
+    files: Sequence[Path], folder: Path, config: PrepareConfig, progress: TellProgress | None
 ) -> Sequence[Path]:
     """Return the files, with a copy on the disk of each pipe, which can be read only once."""
     found = []
     for number, path in enumerate(files):
         if path == STDIN or path.is_fifo():
             copy = folder / f"pipe-{number}{''.join(path.suffixes)}"
-            source = os.fdopen(os.dup(0), "rb") if path == STDIN else path.open("rb")
-            with source, copy.open("wb") as target:
-                while block := source.read(1 << 20):
+            source = nullcontext(open_stdin()) if path == STDIN else path.open("rb")
+            with source as pipe, copy.open("wb") as target:
+                while block := pipe.read(1 << 20):
                     target.write(block)
                     if progress:
                         progress(target.tell(), None, 0)
+            kind = look(copy, config.encoding, config.text_field, config.form)[1]
+            require(not kind, f"{path} is not text: {kind}")
             path = copy
         found.append(path)
     return found

@@ -20,32 +20,42 @@ import unicodedata
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Literal, cast
+from typing import IO, Any, Literal, cast
 
-from electra.errors import UserError
-from electra.text.sources import encoding_of
+from electra.config import PrepareConfig, TokenizerConfig
+from electra.errors import UserError, require
+from electra.text.sources import (
+    FIRST_BYTES,
+    NAMED_FORMS,
+    WIKI_PAGE,
+    Form,
+    encoding_of,
+    tell_form,
+    why_no_text,
+)
 from electra.text.streams import (
     STDIN,
     UTF8,
     UTF16_BOMS,
     compression_of,
     is_dataset,
+    is_url,
     is_utf8,
     open_source,
     replace_surrogates,
     stream_blocks,
     transcode,
+    unchanged,
 )
 from electra.text.tables import (
     COLUMNAR_FORMATS,
-    JSONL_FORMATS,
     MAX_RECORD_CHARS,
-    SEPARATED_FORMATS,
     arrow_texts,
     dataset_texts,
     format_of,
+    json_texts,
     jsonl_texts,
     parquet_texts,
     separated_texts,
@@ -57,6 +67,9 @@ RangeBorder = PlainBorder | Literal["record", "group"]
 """Where a file can be cut into ranges. "record": between lines, which are records. "group": between
 the row groups of a .parquet file."""
 
+WIKI_TITLE = re.compile(r"""\stitle=(["'])(.*?)\1(?=\s+[\w:.-]+=|\s*>)""")
+MANY_LINES = 1000
+"""Lines from which on a file that is one document is worth a note."""
 MAX_LINE_CHARS = 100_000
 MAX_DOCUMENT_CHARS = 1 << 24
 LONG_DOCUMENT_CHARS = 1 << 20
@@ -64,11 +77,6 @@ LONG_DOCUMENT_CHARS = 1 << 20
 BLOCK_BYTES = 1 << 20
 WINDOW = 1 << 24
 """Bytes in which a range looks for the border of a document."""
-
-WIKI_BEGIN = '<doc id="'
-WIKI_PAGE = re.compile(r'<doc id="[^"]*" url="[^"]*" title=".*">\s*')
-"""First line of a page that WikiExtractor writes; the last is "</doc>"."""
-WIKI_FILE = re.compile(r"wiki_\d+")
 
 
 @dataclass
@@ -87,6 +95,10 @@ class TextCounts:
     documents: int = 0
     files_of_lines: int = 0
     """Files with no or too few blank lines, whose lines are documents for border=auto."""
+    files_of_one_document: int = 0
+    """Files of MANY_LINES lines or more that are one document for border=auto."""
+    forms: dict[str, int] = field(default_factory=dict)
+    """Files by form."""
     empty: int = 0
     """Records and pages without text, passed over: null, white space, a page's title only."""
     invalid_sequences: int = 0
@@ -100,6 +112,7 @@ class Reader:
 
     Args:
         border: Where a document of plain text ends. A record is always one document.
+        form: "auto", or "text": what its name does not tell is plain text.
         text_field: The field or column of a record that holds the text.
         encoding: Encoding of the text; "detect" tells it for each file.
         names: Names of tokens in id order. Records may then hold lists of integers, of which the
@@ -113,12 +126,14 @@ class Reader:
         border: Border = "blank",
         text_field: str = "text",
         encoding: str = UTF8,
+        form: str = "auto",
         names: Sequence[str] | None = None,
         counts: TextCounts | None = None,
     ) -> None:
         self.border: Border = border
         self.text_field = text_field
         self.encoding = encoding
+        self.form = form
         self.names = names
         self.counts = counts or TextCounts()
 
@@ -129,37 +144,44 @@ class Reader:
             UserError: A file is damaged, or a record lacks the field.
         """
         for path in paths:
-            yield from self.read_range(path)
+            with unchanged(path):
+                yield from self.read_range(path)
 
     def read_range(
-        self, path: Path, start: int = 0, stop: int | None = None
+        self, path: Path, start: int = 0, stop: int | None = None, unit: RangeBorder | None = None
     ) -> Iterator[list[str]]:
         """Yield the documents that begin in a range of a file, from `start` to before `stop`.
 
         Positions are bytes after decompression; None: the end of the file. Of a .parquet file, a
-        row group belongs to the range in which it begins.
+        row group belongs to the range in which it begins. `unit` is that of `range_border`.
 
         Raises:
             UserError: As for `read`.
         """
         self.counts.files += start == 0
         if is_dataset(path):
+            self._note_form("a dataset")
             for text in dataset_texts(str(path), self.text_field):
                 self.counts.text_bytes += len((text or "").encode("utf-8", "replace"))
                 yield from self._split_record(text)
             return
-        is_range = start > 0 or stop is not None
-        unit = self.range_border(path) if is_range else "group"
-        assert unit is not None, f"{path} cannot be read in ranges"
-        opened = open_source(path) if unit == "group" else _open_range(path, start, stop, unit)
-        with opened as (source, stream):
-            if format_of(path) in COLUMNAR_FORMATS:
-                yield from self._read_columns(path, stream, start, stop)
-            else:
-                encoding = encoding_of(path, self.encoding)
-                stream = transcode(stream, encoding, self._count_invalid, path)
-                lines = self._read_lines(path, source, stream, is_first=start == 0)
-                yield from self._read_text(path, lines, start, unit if is_range else None)
+        if start > 0 or stop is not None:
+            unit = unit or self.range_border(path)
+            assert unit is not None, f"{path} cannot be read in ranges"
+        if unit in (None, "group"):
+            with open_source(path) as (source, stream):
+                if format_of(path) in COLUMNAR_FORMATS:
+                    if start == 0:
+                        self._note_form(NAMED_FORMS[format_of(path)])
+                    yield from self._read_columns(path, stream, start, stop)
+                    return
+                stream = self._decode_stream(path, stream)
+                form, stream = self._peek(path, stream)
+                yield from self._read_text(path, source, stream, form, start, unit)
+        else:
+            form = "JSON lines" if unit == "record" else "plain text"
+            with _open_range(path, start, stop, unit) as (source, stream):
+                yield from self._read_text(path, source, stream, form, start, unit)
 
     def range_border(self, path: Path) -> RangeBorder | None:
         """Return where a file can be cut into ranges; None: it has to be read as a whole.
@@ -169,18 +191,33 @@ class Reader:
         kind = format_of(path)
         if kind == ".parquet" and not compression_of(path):
             return "group"
-        if is_dataset(path) or kind in COLUMNAR_FORMATS or kind in SEPARATED_FORMATS:
+        if is_dataset(path) or kind in COLUMNAR_FORMATS:
             return None
         if not is_utf8(encoding_of(path, self.encoding)):
             return None
-        if kind in JSONL_FORMATS:
-            return "record"
         with open_source(path) as (source, stream):
-            lines = Reader()._read_lines(path, source, stream, is_first=True)
-            first = next(lines, "")
-            if first.startswith(WIKI_BEGIN) or WIKI_FILE.match(path.name):
+            form, stream = self._peek(path, stream)
+            if form == "JSON lines":
+                return "record"
+            if form != "plain text":
                 return None
-            return _detect_border(itertools.chain([first], lines), self.border)[0]
+            lines = Reader()._read_lines(path, source, stream, is_first=True)
+            return _detect_border(lines, self.border)[0]
+
+    def _decode_stream(self, path: Path, stream: IO[bytes]) -> IO[bytes]:
+        return transcode(stream, encoding_of(path, self.encoding), self._count_invalid, path)
+
+    def _peek(self, path: Path, stream: IO[bytes]) -> tuple[Form, IO[bytes]]:
+        """Return the form of a file, and the stream of its content again, in UTF-8."""
+        first = stream.read(FIRST_BYTES)
+        head, is_whole = first.decode("utf-8", "replace"), len(first) < FIRST_BYTES
+        form, kind = tell_form(path, head, self.text_field, self.form, is_whole=is_whole)
+        if not (is_url(path) or path.is_file()):  # a pipe, whose content nobody has seen before
+            kind = why_no_text(first, UTF8) or kind
+        if form is None or kind:
+            raise UserError(f"{path} is not text: {kind}")
+        blocks = itertools.chain([first], iter(lambda: stream.read(BLOCK_BYTES), b""))
+        return form, stream_blocks(filter(None, blocks))
 
     def _read_columns(
         self, path: Path, stream: IO[bytes], start: int, stop: int | None
@@ -196,29 +233,63 @@ class Reader:
         self.counts.source_bytes = before + path.stat().st_size
 
     def _read_text(
-        self, path: Path, lines: Iterator[str], start: int, unit: RangeBorder | None
+        self,
+        path: Path,
+        source: IO[bytes],
+        stream: IO[bytes],
+        form: Form,
+        start: int,
+        unit: RangeBorder | None,
     ) -> Iterator[list[str]]:
-        """Yield the documents of a file's lines; of a range, `unit` tells where documents end."""
-        first = next(lines, "")
-        lines = itertools.chain([first], lines)
-        kind = format_of(path)
+        """Yield the documents of a text in UTF-8; of a range, `unit` tells where they end."""
+        counts = self.counts
+        if start == 0:
+            self._note_form(form)
+        lines = self._read_lines(path, source, stream, is_first=start == 0)
         records: Iterator[str | None]
-        if kind in SEPARATED_FORMATS:
-            records = separated_texts(path, _join_lines(path, lines), self.text_field)
-        elif kind in JSONL_FORMATS or (WIKI_FILE.match(path.name) and first[:1] == "{"):
+        if form == "JSON lines":
             origin = f" after byte {start:,}" if start else ""
             whole = _join_lines(path, lines)
             records = jsonl_texts(path, whole, self.text_field, origin, self.names)
+        elif form == "JSON":
+            records = json_texts(path, _join_all(path, lines), self.text_field, self.names)
+        elif form in ("CSV", "TSV"):
+            whole = _join_lines(path, lines)
+            records = separated_texts(path, whole, self.text_field, f".{form.lower()}")
+        elif form == "pages of WikiExtractor":
+            yield from self._count(self._split_pages(lines))
+            return
         else:
-            border = cast(PlainBorder | Literal["page"], unit or "page")
-            if not unit and not WIKI_PAGE.fullmatch(first):
+            border = cast(PlainBorder, unit)
+            if unit is None:
                 border, lines = _detect_border(lines, self.border)
-            is_lined = self.border == "auto" and border == "line"
-            self.counts.files_of_lines += is_lined and start == 0
+            is_auto = self.border == "auto" and start == 0
+            counts.files_of_lines += is_auto and border == "line"
+            before = counts.documents, counts.lines
             yield from self._count(_split_documents(lines, border))
+            is_one = unit is None and border == "blank" and counts.documents == before[0] + 1
+            has_many = counts.lines >= before[1] + MANY_LINES
+            counts.files_of_one_document += is_auto and is_one and has_many
             return
         for record in records:
             yield from self._split_record(record)
+
+    def _split_pages(self, lines: Iterator[str]) -> Iterator[list[str]]:
+        """Yield the pages of WikiExtractor; those with no more than their title are counted."""
+        title: str | None = None
+        for is_mark, part in itertools.groupby(lines, _is_mark):
+            if is_mark:
+                for mark in part:
+                    self.counts.empty += title is not None
+                    found = WIKI_TITLE.search(mark)
+                    begins = mark.strip() != "</doc>"
+                    title = html.unescape(found[2] if found else "") if begins else None
+                continue
+            pages = _split_documents(map(html.unescape, part), "file")
+            for page in pages:
+                if title is None or page != [" ".join(title.split())]:
+                    title = None
+                    yield page
 
     def _count(self, documents: Iterable[list[str]]) -> Iterator[list[str]]:
         counts = self.counts
@@ -227,6 +298,9 @@ class Reader:
             counts.lines += len(document)
             counts.characters += sum(map(len, document))
             yield document
+
+    def _note_form(self, form: Form) -> None:
+        self.counts.forms[form] = self.counts.forms.get(form, 0) + 1
 
     def _count_invalid(self, number: int) -> None:
         self.counts.invalid_sequences += number
@@ -288,10 +362,20 @@ class Reader:
         return text
 
 
-def _split_documents(
-    lines: Iterable[str], border: PlainBorder | Literal["page"]
-) -> Iterator[list[str]]:
-    """Yield the documents of lines; of border "page", pages of WikiExtractor."""
+def make_reader(settings: TokenizerConfig | PrepareConfig, **more: Any) -> Reader:
+    """Return the reader of a text as the settings say; for what they do not say see `Reader`."""
+    return Reader(
+        text_field=settings.text_field, encoding=settings.encoding, form=settings.form, **more
+    )
+
+
+def _is_mark(line: str) -> bool:
+    """Return whether a page of WikiExtractor begins or ends with this line."""
+    return line.strip() == "</doc>" or WIKI_PAGE.fullmatch(line) is not None
+
+
+def _split_documents(lines: Iterable[str], border: PlainBorder) -> Iterator[list[str]]:
+    """Yield the documents of lines."""
     document: list[str] = []
     num_chars = 0
     is_continued = False
@@ -299,16 +383,12 @@ def _split_documents(
         # Form feeds, no-break spaces and the like become spaces: BERT deletes some of them, which
         # joins the words on both sides.
         text = line.strip() if line[:-1].isprintable() else " ".join(line.split())
-        is_mark = border == "page" and (text == "</doc>" or WIKI_PAGE.fullmatch(text) is not None)
-        if border == "page":
-            text = "" if is_mark else html.unescape(text)
         is_blank = not text and not is_continued
         is_continued = not line.endswith("\n")
         if text:
             document += [text] if len(text) <= MAX_LINE_CHARS else _cut_line(text)
             num_chars += len(text)
         is_end = (border == "line" and not is_continued) or (border == "blank" and is_blank)
-        is_end = is_end or is_mark
         if document and (is_end or num_chars >= MAX_DOCUMENT_CHARS):
             yield document
             document, num_chars = [], 0
@@ -428,6 +508,20 @@ def _break_run(match: re.Match[str]) -> str:
         return run
     size = MAX_WORD_CHARS if run.isascii() else MAX_WORD_CHARS // MAX_DECOMPOSITION
     return " ".join(run[start : start + size] for start in range(0, len(run), size))
+
+
+def _join_all(path: Path, lines: Iterable[str]) -> str:
+    """Return the whole of a file that is one value of JSON."""
+    pieces, size = [], 0
+    for line in lines:
+        pieces.append(line)
+        size += len(line)
+        require(
+            size <= MAX_RECORD_CHARS,
+            f"{path} is one value of JSON of more than {MAX_RECORD_CHARS:,} characters; write its "
+            "records as JSON lines",
+        )
+    return "".join(pieces)
 
 
 # Ranges

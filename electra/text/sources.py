@@ -1,20 +1,28 @@
-"""The text files that the user's paths, folders and patterns name.
+"""The text files that the user's paths, folders and patterns name, and what form each of them has.
 
 A named file is read, or refused if it is not text. In a folder or a pattern, everything that is not
-text is skipped and reported: binary files, other encodings, and folders written by the commands,
-which would otherwise become part of the next corpus. A folder that cannot be listed is an error.
+text is skipped and reported: binary files, other encodings, markup, files about the data, and
+folders written by the commands, which would otherwise become part of the next corpus. A folder that
+cannot be listed is an error.
+
+The name tells the form of .jsonl, .csv, .tsv, .parquet and .arrow files, and the first characters
+that of all others.
 """
 
 import codecs
 import glob
 import os
+import re
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any, Literal
 
-from electra.errors import UserError, require
+from electra.errors import UserError, did_you_mean, require
+from electra.files import parse_json
 from electra.text.streams import (
     DETECT,
     STDIN,
@@ -29,7 +37,7 @@ from electra.text.streams import (
     is_utf8,
     open_source,
 )
-from electra.text.tables import COLUMNAR_FORMATS, format_of
+from electra.text.tables import COLUMNAR_FORMATS, JSONL_FORMATS, format_of, tell_separator
 
 FIRST_BYTES = 1 << 16
 """Bytes of the decompressed content that decide whether a file is text."""
@@ -38,6 +46,53 @@ FEW_BYTES = 200
 MAX_INVALID_SHARE = 0.1
 """Largest share of invalid characters in a UTF-8 text file. Stray bytes and Latin-1 lie below,
 encodings of other scripts far above."""
+
+Form = Literal[
+    "plain text",
+    "JSON lines",
+    "JSON",
+    "pages of WikiExtractor",
+    "CSV",
+    "TSV",
+    "Parquet",
+    "Arrow",
+    "a dataset",
+]
+"""How a text lies in a file. JSON: one value, an array of records or a record."""
+NAMED_FORMS: dict[str, Form] = {
+    ".csv": "CSV",
+    ".tsv": "TSV",
+    ".parquet": "Parquet",
+    ".arrow": "Arrow",
+    **dict.fromkeys(JSONL_FORMATS, "JSON lines"),
+}
+WIKI_PAGE = re.compile(r"""<doc\s(?=[^\n]*\bid=["'])[^\n]*["']\s*>\s*""")
+"""First line of a page that WikiExtractor writes, with any attributes; the last is "</doc>"."""
+EXTRACT = "its text has to be extracted first"
+FOREIGN = {
+    r"<mediawiki\b": "a dump of MediaWiki; WikiExtractor makes text of it",
+    r"(<!--.*?-->\s*)*(<\?xml[^>]*>\s*)?(<!doctype html|<html)\b": f"HTML; {EXTRACT}",
+    r"(<!--.*?-->\s*)*(<\?xml|<!doctype)\b": f"XML; {EXTRACT}",
+    r"WARC/\d": f"a WARC archive of web pages; {EXTRACT}",
+    r"%PDF-|%!PS|\{\\rtf": f"PDF, PostScript or RTF; {EXTRACT}",
+    r"--[- \n]*(mysql|mariadb|postgresql|sqlite)\b.*dump|insert into `?\w|create table ": "SQL",
+    r"webvtt\b|\d+\s+\d\d:\d\d:\d\d[,.]\d{3} -->": f"subtitles; {EXTRACT}",
+    r"# (newdoc|sent_id|text|global\.columns)\b.*\n(#.*\n)*\S+\t\S": "a table of CoNLL-U",
+    r"(?-i:[0-9a-f]{32}|[0-9a-f]{40}|[0-9a-f]{64}|[0-9a-f]{128}) [ *]\S": "a list of hashes",
+    r"version https://git-lfs\.github\.com/": "a pointer of Git LFS; git lfs pull fetches the file",
+    r"[\[{]\s*\{?\s*'[^'\n]*'\s*:": "Python's way of writing records; write JSON",
+}
+"""How what is no text begins, in any case, and what it is."""
+MARKUP = re.compile(r"<[a-z][\w:.-]*(\s[^<>]*)?/?>.*(</[a-z]|/>)", re.IGNORECASE | re.DOTALL)
+JSON_OBJECT = re.compile(r'\{\s*(?:"(?:[^"\\]|\\.)*"\s*:|\}\s*$)')
+JSON_ARRAY = re.compile(r'\[\s*(?:\{\s*["}]|"(?:[^"\\]|\\.)*"\s*[,\]])')
+FEW_LINES = 10
+"""Lines by which JSON lines and tables are told."""
+PROSE = {".txt", ".text", ".md", ".markdown", ".rst"}
+"""Names of plain text, which may hold tags, and tabs between words."""
+ABOUT_DATA = {"readme", "license", "licence", "copying", "notice", "citation", "changelog"}
+ABOUT_DATA |= {"metadata", "checksums", "manifest", "contributing", "authors", "version"}
+SETTINGS_FORMATS = {".yaml", ".yml", ".toml", ".ini", ".cfg", ".lock"}
 
 DATASET_MARKS = {"dataset_info.json", "state.json"}
 """Files of a folder that `datasets` saved. Its text is in its .arrow files."""
@@ -70,7 +125,9 @@ class Sources:
     """Files that are not UTF-8 and the encoding detected for each."""
 
 
-def find_sources(paths: Sequence[str], encoding: str = UTF8) -> Sources:
+def find_sources(
+    paths: Sequence[str], encoding: str = UTF8, text_field: str = "text", form: str = "auto"
+) -> Sources:
     """Return the text files that paths, folders and patterns name; "-" is standard input.
 
     A folder names all files below it, sorted, without hidden and empty files. A pipe is read only
@@ -79,6 +136,8 @@ def find_sources(paths: Sequence[str], encoding: str = UTF8) -> Sources:
     Args:
         paths: The names.
         encoding: That of the text; "detect" tells it for each file.
+        text_field: The field of a record that holds the text.
+        form: "auto", or "text": what its name does not tell is plain text.
 
     Raises:
         UserError: A path names no file, or a named file is not text.
@@ -103,14 +162,17 @@ def find_sources(paths: Sequence[str], encoding: str = UTF8) -> Sources:
             rule = f"the folder {name} holds no files with text"
         elif path.exists():
             # A pipe is not looked into, because that would consume it.
-            kind = "" if path.is_fifo() else _why_no_text(path, encoding)
-            require(not kind, f"{path} is not text: {kind}")
+            kind = "" if path.is_fifo() else look(path, encoding, text_field, form)[1]
+            as_it_is = kind and look(path, encoding, text_field, "text")[0]
+            advice = " (--set form=text reads it as it is)" if as_it_is else ""
+            require(not kind, f"{path} is not text: {kind}{advice}")
             files.append(path)
             continue
         else:
             found = sorted(_match(name, passed_over))
             rule = f"{'no file matches' if glob.has_magic(name) else 'there is no file'} {name}"
-        chosen = _choose_text(found, passed_over, encoding)
+        looks = {path: look(path, encoding, text_field, form) for path in found}
+        chosen = _choose_text(looks, passed_over)
         require(bool(chosen), "; ".join(filter(None, (rule, name_passed_over(passed_over)))))
         files += chosen
     files = list(dict.fromkeys(files))
@@ -202,12 +264,26 @@ def _match(pattern: str, passed_over: list[tuple[Path, str]]) -> Iterator[Path]:
 
 
 def _choose_text(
-    paths: Iterable[Path], passed_over: list[tuple[Path, str]], encoding: str
+    looks: Mapping[Path, tuple[Form | None, str]], passed_over: list[tuple[Path, str]]
 ) -> list[Path]:
-    """Return the text files, and report what else is there."""
+    """Return the text files, and report what else is there, such as files about the data."""
+    texts = [path for path, (form, _) in looks.items() if form]
+    formats = Counter(map(format_of, texts))
+    homes = {
+        folder
+        for path in texts
+        if looks[path][0] not in ("plain text", "pages of WikiExtractor")
+        for folder in path.parents
+    }
     chosen = []
-    for path in paths:
-        kind = _why_no_text(path, encoding)
+    for path, (form, kind) in looks.items():
+        is_rare = 2 * formats[format_of(path)] < len(texts)
+        is_about = path.name.partition(".")[0].lower() in ABOUT_DATA
+        is_beside = path.parent in homes and (is_about or format_of(path) not in (".txt", ".text"))
+        if form == "plain text" and (
+            is_beside or (is_rare and (is_about or format_of(path) in SETTINGS_FORMATS))
+        ):
+            kind = "about the data, by its name and those beside it; name it to read it"
         if kind not in UNREPORTED and path.name.endswith(INCOMPLETE):
             kind = "an unfinished file"
         if not kind:
@@ -217,19 +293,28 @@ def _choose_text(
     return chosen
 
 
-def _why_no_text(path: Path, encoding: str) -> str:
-    """Return the kind of a path that is no file of text, by its first bytes, or "" for a text."""
+def look(path: Path, encoding: str, text_field: str, form: str) -> tuple[Form | None, str]:
+    """Return the form of a file, or None and why it is no text, by its first bytes."""
     try:
         status = path.stat()
     except FileNotFoundError:
-        return "a link to nothing"
+        return None, "a link to nothing"
     if not stat.S_ISREG(status.st_mode):
-        return "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
+        return None, "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
     if not status.st_size:
-        return "empty"
+        return None, "empty"
     if format_of(path) in COLUMNAR_FORMATS:
-        return ""
+        return NAMED_FORMS[format_of(path)], ""
     first = _first_bytes(path)
+    if kind := why_no_text(first, encoding):
+        return None, kind
+    name = (detect(first) or UTF8) if encoding == DETECT else encoding
+    head = codecs.getincrementaldecoder(name)("replace").decode(first)
+    return tell_form(path, head, text_field, form, is_whole=len(first) < FIRST_BYTES)
+
+
+def why_no_text(first: bytes, encoding: str) -> str:
+    """Return why a file that begins with these bytes is no text in this encoding, or ""."""
     if encoding == DETECT:
         return "" if detect(first) else "binary"
     if not is_utf8(encoding):
@@ -246,6 +331,92 @@ def _why_no_text(path: Path, encoding: str) -> str:
         likely = ""
     advice = f"; if it is {likely}, read it with --set encoding={likely}" if likely else ""
     return f"binary, or text that is not UTF-8{advice}"
+
+
+def tell_form(
+    path: Path, head: str, text_field: str, form: str, *, is_whole: bool
+) -> tuple[Form | None, str]:
+    """Return the form of a file, by its name or its first characters; or None, and what it is.
+
+    Args:
+        path: The file.
+        head: The characters.
+        text_field: The field of a record that holds the text.
+        form: As of `find_sources`.
+        is_whole: Whether the characters are all that there are.
+    """
+    kind = format_of(path)
+    if kind in NAMED_FORMS:
+        return NAMED_FORMS[kind], ""
+    head = head.removeprefix("\ufeff").lstrip()
+    if WIKI_PAGE.match(head):
+        return "pages of WikiExtractor", ""
+    if form == "text":
+        return "plain text", ""
+    for pattern, what in FOREIGN.items():
+        if re.match(pattern, head, re.IGNORECASE):
+            return None, what
+    lines = head.split("\n")
+    if len(lines) > 1 and not is_whole:
+        lines.pop()  # cut off
+    lines = [line for line in lines if line.strip()][:FEW_LINES]
+    if head[:1] in ("{", "["):
+        return _tell_json(head, lines, text_field, is_whole=is_whole)
+    if kind not in PROSE and MARKUP.match(head):
+        return None, f"markup; {EXTRACT}"
+    return _tell_table(lines, text_field, is_prose=kind in PROSE)
+
+
+def _tell_json(
+    head: str, lines: Sequence[str], text_field: str, *, is_whole: bool
+) -> tuple[Form | None, str]:
+    """Return the form of what begins with a bracket: JSON or plain text."""
+    values = [_parse_record(line) for line in lines]
+    records: list[Any] = [value for value in values if value is not None]
+    form: Form = "JSON lines"
+    if 2 * len(records) > len(lines):
+        if len(lines) == 1 and isinstance(records[0], list) and not _holds_ids(records[0]):
+            form, records = "JSON", records[0]
+    elif not (JSON_OBJECT if head[0] == "{" else JSON_ARRAY).match(head):
+        return "plain text", ""
+    elif len(lines) > 1 or head[0] == "[":
+        form = "JSON"
+        value = _parse_record(head) if is_whole else None
+        records = value if isinstance(value, list) else [value]
+        if value is None and f'"{text_field}"' not in head:
+            return None, f"JSON without the field {text_field!r}"
+    found = [each for each in records if isinstance(each, dict) and each]
+    if found and not any(text_field in each for each in found):
+        return None, f"JSON without the field {text_field!r}{did_you_mean(text_field, found[0])}"
+    return form, ""
+
+
+def _holds_ids(record: list[Any]) -> bool:
+    return bool(record) and all(type(each) is int for each in record)
+
+
+def _parse_record(line: str) -> Any:
+    """Return the object or the list that a line is; None: it is something else."""
+    try:
+        value = parse_json(line.strip(), "")
+    except UserError:
+        return None
+    return value if isinstance(value, dict | list) else None
+
+
+def _tell_table(
+    lines: Sequence[str], text_field: str, *, is_prose: bool
+) -> tuple[Form | None, str]:
+    """Return the form of lines: a table with the column that holds the text, or plain text."""
+    if len(lines) > 1:
+        separator = tell_separator(lines[0])
+        columns = [name.strip('" \r') for name in lines[0].split(separator)]
+        is_even = len({line.count("\t") for line in lines}) == 1
+        if text_field in columns and len(columns) > 1 and (separator != "\t" or is_even):
+            return ("TSV" if separator == "\t" else "CSV"), ""
+        if "\t" in lines[0] and is_even and len(lines) > 2 and not is_prose:
+            return None, f"a table by tabs without a column {text_field!r}"
+    return "plain text", ""
 
 
 def _first_bytes(path: Path) -> bytes:

@@ -45,7 +45,7 @@ def open_source(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
     compression = compression_of(path)
     with ExitStack() as stack:
         try:
-            source = sys.stdin.buffer if path == STDIN else stack.enter_context(path.open("rb"))
+            source = open_stdin() if path == STDIN else stack.enter_context(path.open("rb"))
             stream = source
             if compression:
                 stream = stack.enter_context(DECOMPRESSORS[compression](source))
@@ -54,6 +54,52 @@ def open_source(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
             raise UserError(f"{path} is damaged or cut off: {error}") from None
         except OSError as error:
             raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def open_stdin() -> IO[bytes]:
+    """Return standard input.
+
+    Raises:
+        UserError: Standard input is closed, as by `<&-`. The next file that is opened takes its
+            place, so it must not be read by its number.
+    """
+    if sys.stdin is None or sys.stdin.closed:
+        raise UserError("standard input is closed; give it a text, or name files")
+    return sys.stdin.buffer
+
+
+def stamp_of(path: Path) -> tuple[int, int]:
+    """Return the size of a file and the time of its last change; of a dataset of a hub, zeros."""
+    if is_dataset(path):
+        return 0, 0
+    status = path.stat()
+    return status.st_size, int(status.st_mtime * 1e9) if is_url(path) else status.st_mtime_ns
+
+
+@contextmanager
+def unchanged(path: Path, stamp: tuple[int, int] | None = None) -> Iterator[None]:
+    """Refuse, at the end, a file on this machine's disk that was changed while it was read.
+
+    Args:
+        path: The file; of what is no regular file nothing is known.
+        stamp: What `stamp_of` said when the file was found; None: what it says now.
+    """
+    if is_url(path) or not path.is_file():
+        yield
+        return
+    before = stamp or stamp_of(path)
+    error = None
+    try:
+        yield
+    except UserError as found:  # what seems damaged may be half of another text
+        error = found
+    after = stamp_of(path) if path.is_file() else None
+    require(
+        after == before,
+        f"{path} was changed while it was read; run the command again when the file is complete",
+    )
+    if error:
+        raise error
 
 
 def compression_of(path: Path) -> str:

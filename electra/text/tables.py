@@ -23,7 +23,7 @@ import numpy as np
 
 from electra.errors import UserError, did_you_mean, import_extra, require
 from electra.files import parse_json, parse_object, require_regular
-from electra.text.streams import DATASET, STDIN, compression_of, open_source
+from electra.text.streams import DATASET, STDIN, compression_of, open_source, unchanged
 
 TABLE_FORMATS = (".tsv", ".csv", ".jsonl", ".parquet")
 SEPARATED_FORMATS = (".csv", ".tsv")
@@ -162,7 +162,7 @@ def jsonl_texts(
     for line in lines:
         place = f"{path}, line {next(numbers)}{origin}"
         if line.strip():
-            text = _text_of(parse_json(line, place), text_field, place, names)
+            text = _text_of(parse_json(line.lstrip("\x1e"), place), text_field, place, names)
             del line  # which may be as large as the text
             yield text
 
@@ -424,7 +424,7 @@ def read_content(path: Path) -> bytes:
     """
     if path != STDIN:
         require_regular(path)
-    with open_source(path) as (_, stream):
+    with unchanged(path), open_source(path) as (_, stream):
         return stream.read()
 
 
