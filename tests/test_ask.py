@@ -2,14 +2,18 @@
 
 import io
 import json
+import math
 import sys
 
 import pytest
 import torch
+from tasks import refuse
 
 from electra.cli import main
 from electra.errors import UserError
 from electra.inference.ask import detect, fill, load_asked
+from electra.inference.embed import embed
+from electra.inference.figure_2 import draw_picture
 from electra.interop.export import export
 
 TEXTS = ["the cat sat on a tree .", "", "[MASK] ran", "a cat sat on the unhesitatingly red mat."]
@@ -97,6 +101,22 @@ def test_texts_that_cannot_be_filled_are_refused(run, texts, top, line):
         fill(load_asked(run, "tokens"), texts, top)
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_an_answer_that_is_no_number_is_refused(run, value):
+    """JSON has no NaN. Weights that are damaged are refused where they are read."""
+    discriminator, generator = load_asked(run, "replaced"), load_asked(run, "tokens")
+    for network in (discriminator, generator):
+        with torch.no_grad():
+            network.encoder.embeddings.tokens.weight.fill_(value)
+    for act in (
+        lambda: detect(discriminator, ["a cat"]),
+        lambda: fill(generator, ["a [MASK]"]),
+        lambda: embed(discriminator, ["a cat"]),
+        lambda: draw_picture(generator, [discriminator], "a cat"),
+    ):
+        refuse("the model's answer is no number", act)
+
+
 def test_both_verbs_print_text_or_json(run, tmp_path, capsys, monkeypatch):
     main(["detect", str(run), "the cat sat", "--threshold", "0"])
     printed = capsys.readouterr().out
@@ -108,6 +128,8 @@ def test_both_verbs_print_text_or_json(run, tmp_path, capsys, monkeypatch):
     answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [answer["text"] for answer in answers] == ["the cat", "a mat"]
     assert [word["text"] for word in answers[0]["words"]] == ["the", "cat"]
+    main(["detect", str(run), "a \udcff cat", "--json"])  # an argument that is not UTF-8
+    assert json.loads(capsys.readouterr().out.encode())["text"].endswith(" cat")
     main(["fill", str(run), "the [MASK] sat", "--top", "2"])
     assert len(capsys.readouterr().out.splitlines()) == 4
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"[MASK] sat\n")))

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from contextlib import contextmanager
 
 import pytest
 
@@ -13,9 +14,15 @@ pytest.importorskip("axe_playwright_python")
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import sync_playwright
 from services import load_alone, served
+from tasks import ignore, small_finetune, write_files
 
 from electra.checkpoints.checkpoint import list_checkpoints
+from electra.checkpoints.folder import read_finetuned
+from electra.finetuning.loop import finetune
 from electra.inference.figure_2 import draw_picture
+from electra.inference.predict import load_model
+from electra.tasks.tagging import find_entities
+from electra.training.machine import Machine
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(
@@ -40,10 +47,10 @@ def browser():
         browser.close()
 
 
-@pytest.fixture
-def page(browser, address):
-    """The page with its first picture; it must ask nobody else, and no script may fail."""
-    page = browser.new_page()
+@contextmanager
+def shown(browser, address, first, **how):
+    """The page with its first answer; it must ask nobody else, and no script may fail."""
+    page = browser.new_page(**how)
     page.set_default_timeout(1000 * SECONDS)
     asked, failures = [], []
     page.on("request", lambda request: asked.append(request.url))
@@ -51,11 +58,17 @@ def page(browser, address):
     page.on("console", lambda line: failures.append(line.text) if line.type == "error" else None)
     page.on("dialog", lambda dialog: failures.append(f"dialog: {dialog.message}"))
     page.goto(address)
-    page.wait_for_selector(".token")
+    page.wait_for_selector(first)
     yield page
     assert {url for url in asked if not url.startswith((f"{address}/", "data:"))} == set()
     assert failures == []
     page.close()
+
+
+@pytest.fixture
+def page(browser, address):
+    with shown(browser, address, ".token") as page:
+        yield page
 
 
 @pytest.fixture(scope="module")
@@ -63,11 +76,11 @@ def networks(run):
     return load_alone(run, "tokens"), load_alone(run, "replaced")
 
 
-def settle(page, text=None):
+def settle(page, text=None, place="#tokens"):
     """Wait until the page shows the answer to its newest question."""
     if text is not None:
         page.fill("#text", text)
-    page.wait_for_selector("#tokens:not([aria-busy])", state="attached")
+    page.wait_for_selector(f"{place}:not([aria-busy])", state="attached")
 
 
 def read_tokens(page):
@@ -182,23 +195,112 @@ def test_hostile_text_is_only_text(page, name):
         assert "more were left out" in page.inner_text("#note")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 768, 360])
-def test_it_is_accessible_at_every_width(browser, address, width, scheme):
-    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    page.set_default_timeout(1000 * SECONDS)
-    page.goto(address)
-    page.wait_for_selector(".token")
-    page.wait_for_selector("figure")
-    settle(page, TEXT)
-    page.click('[data-place="1"]')
-    settle(page)
+def check_access(page):
+    """No rule of accessibility is broken, and nothing is wider than the window."""
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     # The page's policy forbids other scripts; axe is evaluated by the browser's own tool.
     found = Axe().run(page).response
     assert [(each["id"], each["nodes"][0]["html"]) for each in found["violations"]] == []
     assert len(found["passes"]) > 10
-    page.close()
+
+
+@pytest.mark.parametrize(
+    ("width", "scheme"), [(1280, "light"), (1280, "dark"), (768, "light"), (360, "dark")]
+)
+def test_it_is_accessible_at_every_width(browser, address, width, scheme):
+    window = {"viewport": {"width": width, "height": 900}, "color_scheme": scheme}
+    with shown(browser, address, ".token", **window) as page:
+        page.wait_for_selector("figure")
+        settle(page, TEXT)
+        page.click('[data-place="1"]')
+        settle(page)
+        check_access(page)
+
+
+MARKS = """each => each.map(mark => [mark.dataset.tag, mark.querySelector("bdi").textContent])"""
+
+
+@pytest.fixture(scope="module")
+def tuned(run, toy_text, toy_question, tmp_path_factory):
+    """Fine-tunings by name: labels, tags and spans."""
+    folder = tmp_path_factory.mktemp("tuned")
+    lines = [line for line in toy_text.read_text().splitlines() if line.startswith("the queen")]
+    tags = [["B-PER", "I-PER", *"O" * (len(line.split()) - 2)] for line in lines]
+    rows = [
+        json.dumps({"tokens": line.split(), "tags": own})
+        for line, own in zip(lines, tags, strict=True)
+    ]
+    answers = [{"text": "queen", "answer_start": 4}]
+    asked = [
+        {"context": line, "qas": [{"id": str(n), "question": "who ?", "answers": answers}]}
+        for n, line in enumerate(lines)
+    ]
+    for split, part in (("train", slice(16)), ("dev", slice(16, 24))):
+        squad = {"version": "1.1", "data": [{"title": "", "paragraphs": asked[part]}]}
+        write_files(folder / "tags", {f"{split}.jsonl": "\n".join(rows[part])})
+        write_files(folder / "spans", {f"{split}.json": json.dumps(squad)})
+    names = {"label": ("own", toy_question), "tagged": ("tagging", folder / "tags")}
+    names["span"] = ("squad-1.1", folder / "spans")
+    config = small_finetune()
+    for name, (task, data) in names.items():
+        finetune(run, task, data, folder / name, config, seeds=1, progress=ignore)
+    return {name: load_model(read_finetuned(folder / name), Machine()) for name in names}, folder
+
+
+def test_fine_tuned_models_answer_texts_of_their_dev_sets(browser, tuned, toy_question):
+    """Without a pre-trained model; what is shown is what the library answers."""
+    models, folder = tuned
+    window = {"viewport": {"width": 390, "height": 844}}
+    with (
+        served(*(folder / name for name in models)) as (_, port),
+        shown(browser, f"http://127.0.0.1:{port}", "#answer .best", **window) as page,
+    ):
+
+        def answer(name, **fields):
+            for field, text in fields.items():
+                page.fill(f"#field-{field}", text)
+            settle(page, place="#answer")
+            record = {
+                field: page.input_value(f"#field-{field}").split(" " if field == "tokens" else "\0")
+                for field in models[name].network.family.fields
+                if field != "id"
+            }
+            record |= {field: text[0] for field, text in record.items() if field != "tokens"}
+            return models[name].answer([record]).records[0], record
+
+        assert not page.is_visible("#picture")
+        _, record = answer("label")
+        dev = (toy_question / "dev.tsv").read_text()
+        assert record["text"] in dev
+        page.click("#example")
+        assert answer("label")[1]["text"] in dev.replace(record["text"], "")
+        for text in ("the queen sold a boat .", HOSTILE["script"]):
+            expected, _ = answer("label", text=text)
+            assert page.inner_text("#answer .best") == expected["prediction"]
+            probs = page.eval_on_selector_all(
+                "#answer li", "each => each.map(e => +e.dataset.prob)"
+            )
+            shares = [prob for name, prob in expected.items() if name.startswith("prob_")]
+            assert probs == pytest.approx(sorted(shares, reverse=True), abs=1e-5)
+        check_access(page)
+        page.select_option("#model", "tagged")
+        page.wait_for_selector("#answer .words")
+        expected, record = answer("tagged")
+        assert expected["tokens"] == record["tokens"]
+        entities = find_entities(expected["tags"])
+        words = [" ".join(expected["tokens"][each.start : each.stop]) for each in entities]
+        assert page.eval_on_selector_all("#answer mark", MARKS) == [["PER", each] for each in words]
+        check_access(page)
+        page.select_option("#model", "span")
+        page.wait_for_selector("#field-question")
+        expected, record = answer(
+            "span", context="the queen painted the castle . " + "<b>x</b>" * 3
+        )
+        assert expected["span"]
+        assert page.inner_text("#answer .best") == expected["answer"]
+        assert page.inner_text("#answer .words").startswith("the queen painted")
+        assert page.inner_text("#answer mark:first-of-type") == expected["span"]
+        check_access(page)
 
 
 def test_it_follows_a_run_that_goes_on(browser, run, tmp_path):

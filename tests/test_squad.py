@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tasks import refuse
 
 from electra.config import TokenizerConfig
-from electra.errors import UserError
 from electra.model.heads import span_loss
 from electra.tasks.family import Task
 from electra.tasks.squad import (
@@ -33,46 +33,43 @@ def encode_questions(questions, tokenizer, sequence_length, *, reference):
 
 
 @pytest.mark.parametrize(
-    ("context", "answer", "message"),
+    ("context", "answer", "words"),
     [
-        ("\u200b", "\u200b", "question 'q': its context has no token; it must have one"),
-        ("a \u200b b", "\u200b", "question 'q': its answer has no token; it must have one"),
+        ("\u200b", "\u200b", "its context has no token; it must have one"),
+        ("a \u200b b", "\u200b", "its answer has no token; it must have one"),
+        ("a " * 500_001, "a", "its context has 1,000,002 characters; it"),
     ],
+    ids=["no context", "no answer", "a long context"],
 )
-def test_texts_of_which_nothing_is_left_are_refused(toy_tokenizer, context, answer, message):
+def test_texts_that_make_no_rows_are_refused(toy_tokenizer, context, answer, words):
     start = context.index(answer)
     question = SpanQuestion("q", "who", context, (answer,), (start, start + 1))
-    with pytest.raises(UserError) as refusal:
-        encode_questions([question], toy_tokenizer, 16, reference=False)
-    assert str(refusal.value) == message
+    refuse(
+        f"question 'q': {words}",
+        lambda: encode_questions([question], toy_tokenizer, 32, reference=False),
+    )
 
 
 # --- windows ---
 
 
-def test_windows_cover_the_text_and_overlap():
+@pytest.mark.parametrize(("size", "stride"), [(5, 3), (8, 4), (9, 2), (1, 1), (70, 35)])
+def test_windows_overlap_and_a_token_is_owned_by_the_one_that_shows_most_around_it(size, stride):
     for num_tokens in range(1, 60):
-        for size, stride in ((5, 3), (8, 4), (1, 1), (70, 35)):
-            windows = [window for window, _ in cut_windows(num_tokens, size, stride)]
-            assert windows[0].start == 0
-            assert windows[-1].stop == num_tokens
-            assert all(len(window) == size for window in windows[:-1])
-            assert all(b.start - a.start == stride for a, b in pairwise(windows))
-
-
-def test_a_token_is_owned_by_the_window_that_shows_most_around_it():
-    for num_tokens in range(1, 60):
-        for size, stride in ((5, 3), (8, 4), (9, 2), (1, 1)):
-            spans = cut_windows(num_tokens, size, stride)
-            for token in range(num_tokens):
-                scores = [
-                    min(token - tokens.start, tokens.stop - 1 - token) + 0.01 * len(tokens)
-                    if token in tokens
-                    else -1
-                    for tokens, _ in spans
-                ]
-                owners = [n for n, (_, owned) in enumerate(spans) if token in owned]
-                assert owners == [scores.index(max(scores))]
+        spans = cut_windows(num_tokens, size, stride)
+        windows = [window for window, _ in spans]
+        assert (windows[0].start, windows[-1].stop) == (0, num_tokens)
+        assert all(len(window) == size for window in windows[:-1])
+        assert all(b.start - a.start == stride for a, b in pairwise(windows))
+        for token in range(num_tokens):
+            scores = [
+                min(token - tokens.start, tokens.stop - 1 - token) + 0.01 * len(tokens)
+                if token in tokens
+                else -1
+                for tokens in windows
+            ]
+            owners = [n for n, (_, owned) in enumerate(spans) if token in owned]
+            assert owners == [scores.index(max(scores))]
 
 
 def test_a_long_text_takes_no_more_memory_than_its_tokens():
@@ -82,12 +79,6 @@ def test_a_long_text_takes_no_more_memory_than_its_tokens():
     tracemalloc.stop()
     assert windows[-1][1].stop == 50_000
     assert peak < 5e6
-
-
-def test_a_text_of_more_rows_than_make_sense_is_refused(toy_tokenizer):
-    question = SpanQuestion("q", "a", "a " * 500_001, None, None)
-    with pytest.raises(UserError, match="question 'q': its context has 1,000,002 characters; it"):
-        encode_questions([question], toy_tokenizer, 32, reference=False)
 
 
 WORDS = (
@@ -309,6 +300,12 @@ def test_a_beam_gives_the_best_of_its_spans(encoded):
 # --- the task ---
 
 
+def encode_split(split, tokenizer, **family):
+    """The task of some questions, and their rows."""
+    task = Task("squad", SpanExtraction(**family), {"dev": split})
+    return task, task.encode(tokenizer, 32)["dev"]
+
+
 def toy_questions(seed: int, count: int, *, with_none: bool) -> list[SpanQuestion]:
     """Who did what when; some sentences do not say when."""
     rng = random.Random(seed)
@@ -336,8 +333,7 @@ def toy_questions(seed: int, count: int, *, with_none: bool) -> list[SpanQuestio
 @pytest.mark.parametrize(("head", "with_none"), [("beam", True), ("plain", True), ("beam", False)])
 def test_the_constant_answer_is_the_best_that_reads_no_text(toy_tokenizer, head, with_none):
     questions = toy_questions(0, 40, with_none=with_none)
-    task = Task("squad", SpanExtraction(head=head), {"train": questions, "dev": questions})
-    rows = task.encode(toy_tokenizer, 32)["train"]
+    task, rows = encode_split(questions, toy_tokenizer, head=head)
     num_none = sum(not question.answers for question in questions)
     share = num_none / len(questions)
     targets = rows.targets
@@ -385,8 +381,7 @@ def constant_outputs(rows, *, unanswerable: float, start: int) -> dict[str, torc
 )
 def test_a_collapse_is_told(toy_tokenizer, unanswerable, reference, message):
     split = toy_questions(0, 20, with_none=True)
-    task = Task("squad", SpanExtraction(reference=reference), {"dev": split})
-    rows = task.encode(toy_tokenizer, 32)["dev"]
+    task, rows = encode_split(split, toy_tokenizer, reference=reference)
     outputs = constant_outputs(rows, unanswerable=unanswerable, start=1)
     assert task.family.describe_collapse(rows, outputs) == message
     scores = task.family.score(rows, outputs)
@@ -396,8 +391,7 @@ def test_a_collapse_is_told(toy_tokenizer, unanswerable, reference, message):
 def test_one_and_the_same_answer_is_told(toy_tokenizer):
     context = "the queen painted a boat"
     asked = [SpanQuestion(str(n), "who", context, ("the queen",), (0, 9)) for n in range(3)]
-    task = Task("squad", SpanExtraction(), {"dev": asked})
-    rows = task.encode(toy_tokenizer, 32)["dev"]
+    task, rows = encode_split(asked, toy_tokenizer)
     outputs = constant_outputs(rows, unanswerable=1.0, start=0)
     assert task.family.describe_collapse(rows, outputs) == "every dev prediction is 'the'"
     assert task.family.score(rows, outputs) == {"exact": 0.0, "f1": 0.0}
@@ -405,9 +399,7 @@ def test_one_and_the_same_answer_is_told(toy_tokenizer):
 
 @pytest.mark.parametrize("head", ["beam", "plain"])
 def test_a_model_that_diverged_is_scored_and_told(toy_tokenizer, tmp_path, head):
-    split = toy_questions(0, 8, with_none=True)
-    task = Task("squad", SpanExtraction(head=head), {"dev": split})
-    rows = task.encode(toy_tokenizer, 32)["dev"]
+    task, rows = encode_split(toy_questions(0, 8, with_none=True), toy_tokenizer, head=head)
     outputs = constant_outputs(rows, unanswerable=torch.nan, start=0)
     outputs["end_scores"] = outputs["end_scores"] + torch.nan
     if head == "plain":
@@ -423,17 +415,18 @@ def test_a_model_that_diverged_is_scored_and_told(toy_tokenizer, tmp_path, head)
 
 def test_an_unlabelled_split_has_predictions_and_no_scores(toy_tokenizer, tmp_path):
     split = [SpanQuestion("q", "who", "the queen painted a boat", None, None)]
-    task = Task("squad", SpanExtraction(), {"test": split})
-    rows = task.encode(toy_tokenizer, 32)["test"]
-    assert [values.tolist() for values in rows.targets.values()] == [[-1]] * 3
+    task, rows = encode_split(split, toy_tokenizer)
+    assert sorted(rows.targets) == ["end", "start", "unanswerable"]
+    assert all(values.tolist() == [-1] for values in rows.targets.values())
     outputs = constant_outputs(rows, unanswerable=1.0, start=0)
     assert task.family.score(rows, outputs) == {}
     task.family.write_predictions(tmp_path, "test", rows, outputs)
-    assert json.loads((tmp_path / "test_predictions.json").read_text()) == {"q": "the"}
-    assert json.loads((tmp_path / "test_null_odds.json").read_text()) == {"q": 1.0}
-    assert json.loads((tmp_path / "test_nbest.json").read_text()) == {
-        "q": [{"text": "the", "probability": 1.0, "score": 0.0}]
-    }
+    for name, expected in (
+        ("predictions", "the"),
+        ("null_odds", 1.0),
+        ("nbest", [{"text": "the", "probability": 1.0, "score": 0.0}]),
+    ):
+        assert json.loads((tmp_path / f"test_{name}.json").read_text()) == {"q": expected}
 
 
 @pytest.mark.slow

@@ -182,8 +182,9 @@ def _read_texts(text: str | None, path: Path | None) -> Sequence[str]:
 
 def _print_json(**values: Any) -> None:
     from electra.terminal.printing import print_lines
+    from electra.text.streams import replace_surrogates
 
-    print_lines([dumps(values, ensure_ascii=False)])
+    print_lines([replace_surrogates(dumps(values, ensure_ascii=False, allow_nan=False))])
 
 
 def score(

@@ -1,5 +1,6 @@
 """The folder of a fine-tuning: begun under a lock, with a folder for each seed and results.json."""
 
+import json
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,12 +19,17 @@ from electra.finetuning.start import Job, TaskRows
 from electra.settings import to_dict
 from electra.tasks.family import Constant, Family, Task
 from electra.tasks.rows import Outputs, Rows
+from electra.text.streams import replace_surrogates
 from electra.training.distributed import wait_for_all
 from electra.training.machine import Machine
 
 CHANCE = 0.99
 """A run has learnt nothing if its last steps have more than this share of the loss of the best
 constant answer."""
+NUM_EXAMPLES = 8
+"""Records of dev that are kept with a model; the page of `electra serve` shows them."""
+EXAMPLE_CHARS = 1000
+"""Characters of such a record, as JSON."""
 SEED_KEYS = (
     *("seed", "scores", "degenerate", "notes"),
     *("train_seconds", "examples_per_second", "commit"),
@@ -109,12 +115,25 @@ def write_seed(folder: Path, run: SeedRun, job: Job, rows: TaskRows) -> None:
             "longest_row": job.longest_row,
             "pooling": job.config.pooling,
             "encoder": to_dict(run.model.encoder.config),
+            "examples": list_examples(family, rows.splits["dev"]),
         }
         write_json(model / "config.json", facts)
         write_hashes(model)
         for split, outputs in run.outputs.items():
             family.write_predictions(incomplete, split, rows.splits[split], outputs)
         write_json(incomplete / "results.json", {**run.record, "commit": find_commit()})
+
+
+def list_examples(family: Family, dev: Rows) -> list[dict[str, Any]]:
+    """Return a few short records from all over dev, for those who try the model."""
+    records = [family.record(each) for each in dev.examples]
+    lines = [json.dumps(each, ensure_ascii=False) for each in records]
+    fit = [
+        each
+        for each, line in zip(records, lines, strict=True)
+        if len(line) <= EXAMPLE_CHARS and line == replace_surrogates(line)
+    ]
+    return fit[:: max(1, len(fit) // NUM_EXAMPLES)][:NUM_EXAMPLES]
 
 
 def find_failures(

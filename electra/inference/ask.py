@@ -30,12 +30,8 @@ class Candidate:
 def load_asked(folder: Path, predicts: Literal["replaced", "tokens"]) -> LoadedNetwork:
     """Return the discriminator ("replaced") or the masked language model ("tokens") of a folder.
 
-    It computes in float32: its answers are those of its exports, on every machine.
-
-    Args:
-        folder: A run of `electra pretrain`, or a Hugging Face folder such as `electra export`
-            writes, whose generator may lie in a folder `generator` inside.
-        predicts: What the network predicts.
+    It computes in float32: its answers are those of its exports, on every machine. The folder is a
+    run, or one of Hugging Face's kind, whose generator may lie in a folder `generator` inside.
 
     Raises:
         UserError: The folder has no such network, or is damaged.
@@ -52,18 +48,14 @@ def detect(
 ) -> list[list[Word]]:
     """Return the words of each text with their probabilities of being replaced.
 
-    A text that is longer than the network's rows is judged in pieces, which begin at words.
-
-    Args:
-        network: A discriminator.
-        texts: Any texts; one without tokens has no words.
-        progress: Called with the number of pieces done and of all pieces.
+    A text that is longer than the discriminator's rows is judged in pieces, which begin at words.
+    `progress` is called with the number of pieces done and of all pieces.
     """
     encoded = [network.tokenizer.encode_with_offsets(text) for text in texts]
     pieces = network.cut([ids for ids, _ in encoded])
     judged = network.run(
         [piece.ids for piece in pieces],
-        lambda rows: network.head(network.encode(rows)).sigmoid().tolist(),
+        lambda rows: network.judge(rows).sigmoid().tolist(),
         progress,
     )
     probs: list[list[float]] = [[] for _ in texts]
@@ -94,21 +86,16 @@ def _join(
 
 @torch.inference_mode()
 def fill(network: LoadedNetwork, texts: Sequence[str], top: int = 5) -> list[list[list[Candidate]]]:
-    """Return, of each text, the most probable tokens for each [MASK], the best first.
+    """Return, of each text, the `top` most probable tokens for each [MASK], the best first.
 
     All gaps of a text are empty at once, as in pre-training.
-
-    Args:
-        network: A masked language model, such as a generator.
-        texts: Texts with at least one [MASK] each.
-        top: Number of tokens for each.
 
     Raises:
         UserError: A text has no [MASK], or more tokens than the network's rows.
     """
     require(top >= 1, f"top must be >= 1, not {top}")
     names = ["the text"] if len(texts) == 1 else [f"text {n}" for n in range(1, len(texts) + 1)]
-    encoded = [encode_gaps(network, *each) for each in zip(texts, names, strict=True)]
+    encoded = [_encode_gaps(network, *each) for each in zip(texts, names, strict=True)]
 
     def answer(rows: Sequence[Sequence[int]]) -> list[list[list[Candidate]]]:
         gaps: list[list[list[Candidate]]] = [[] for _ in rows]
@@ -135,12 +122,8 @@ def list_best(network: LoadedNetwork, log_probs_MV: Tensor, top: int) -> list[li
     ]
 
 
-def encode_gaps(network: LoadedNetwork, text: str, name: str = "the text") -> list[int]:
-    """Return the ids of a text with the mask's id at each [MASK].
-
-    Raises:
-        UserError: As `fill`; the message begins with the name of the text.
-    """
+def _encode_gaps(network: LoadedNetwork, text: str, name: str) -> list[int]:
+    """Return the ids of a text with the mask's id at each [MASK], or refuse it by its name."""
     tokenizer = network.tokenizer
     require(MASK in text, f"{name} has no {MASK}: write one where a token is to be filled in")
     first, *others = text.split(MASK)

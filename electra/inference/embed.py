@@ -9,7 +9,7 @@ Shape suffixes: L positions, H hidden size.
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
 
@@ -28,14 +28,13 @@ CHUNK = 4096
 
 
 class Units(NamedTuple):
-    """The words or tokens of a text."""
+    """The words or tokens of a text: places of first and behind last characters, embeddings."""
 
     starts: np.ndarray
-    """Place of each unit's first character in the text (units,), int32."""
+    """(units,), int32."""
     ends: np.ndarray
-    """Place behind its last character."""
     states: np.ndarray
-    """Embeddings (units, H), float32."""
+    """(units, H), float32."""
 
 
 @torch.inference_mode()
@@ -52,13 +51,9 @@ def embed(
     A text that is longer than the encoder's rows is cut into pieces, of which the mean is taken
     over all positions, or over their [CLS].
 
-    Args:
-        network: An encoder, with or without a head.
-        texts: Any texts.
-        layer: Layer, from 1, whose states are pooled; None: the last.
-        pooling: mean: over all positions, [CLS] and [SEP] included, as sentence-transformers does.
-            cls: the state of [CLS].
-        progress: Called with the number of pieces done and of all pieces.
+    The states are those of a layer, from 1; None: the last. The mean includes [CLS] and [SEP], as
+    that of sentence-transformers does. `progress` is called with the number of pieces done and of
+    all pieces.
 
     Raises:
         UserError: There is no such layer.
@@ -90,17 +85,8 @@ def embed_units(
 ) -> list[Units]:
     """Return the embeddings of each text's words or tokens, in order, with their places.
 
-    The embedding of a word is the mean over its tokens. Punctuation marks are words.
-
-    Args:
-        network: An encoder, with or without a head.
-        texts: Any texts; one without tokens has no units.
-        unit: What is embedded.
-        layer: Layer, from 1, whose states are taken; None: the last.
-        progress: Called with the number of pieces done and of all pieces.
-
-    Raises:
-        UserError: There is no such layer.
+    The embedding of a word is the mean over its tokens. Punctuation marks are words. The other
+    arguments are those of `embed`.
     """
     encoded = [network.tokenizer.encode_with_offsets(text) for text in texts]
     pieces = network.cut([ids for ids, _ in encoded])
@@ -140,16 +126,6 @@ def _compute_states(
     return [each_LH[: len(row) + 2] for row, each_LH in zip(rows, states_BLH, strict=True)]
 
 
-class _Part(NamedTuple):
-    """Embeddings to write, in the order of the fields of a .npy file."""
-
-    rows: np.ndarray
-    """Number of the text of each."""
-    starts: np.ndarray
-    ends: np.ndarray
-    states: np.ndarray
-
-
 def write_embeddings(
     path: Path,
     network: LoadedEncoder,
@@ -162,69 +138,59 @@ def write_embeddings(
 ) -> int:
     """Write the embeddings of texts, their words or their tokens, and return their number.
 
-    Args:
-        path: A .npy file: of texts an array of embeddings, of words and tokens an array of elements
-            with row (number of the text), start, end and embedding. Or a .parquet file with these
-            as columns, and the text.
-        network: An encoder.
-        texts: The texts.
-        unit: What is embedded.
-        layer: As in `embed`.
-        pooling: As in `embed`, for texts.
-        progress: Called with the number of texts done and of all texts.
+    A .npy file has of texts an array of embeddings, of words and tokens an array of elements with
+    row (number of the text), start, end and embedding. A .parquet file has these as columns, and
+    the text. Layer and pooling are as in `embed`.
 
     Raises:
         UserError: There is no such layer.
     """
     size, num_written = network.encoder.config.hidden_size, 0
     facts = {"unit": unit, "layer": layer or network.num_layers, "pooling": pooling}
+    places = [("row", "<i8"), ("start", "<i4"), ("end", "<i4")]
+    dtype = np.dtype([*places, ("embedding", "<f4", (size,))])
     path.parent.mkdir(parents=True, exist_ok=True)
     with new_file(path) as incomplete:
-        writer: AbstractContextManager[Callable[[_Part], None]]
-        if path.suffix.lower() == ".npy":
-            writer = _open_npy(incomplete, unit, size)
-        else:
-            writer = _open_parquet(incomplete, unit, size, facts, texts)
-        with writer as write:
+        opener = _open_npy if path.suffix.lower() == ".npy" else _open_parquet
+        with opener(incomplete, dtype, facts, texts) as write:
             for first in range(0, len(texts), CHUNK):
                 chunk = texts[first : first + CHUNK]
-                numbers = np.arange(first, first + len(chunk))
                 if unit == "text":
                     states = embed(network, chunk, layer=layer, pooling=pooling)
-                    part = _Part(
-                        numbers, np.zeros_like(numbers), np.array(list(map(len, chunk))), states
-                    )
+                    counts = [1] * len(chunk)
+                    columns: Any = 0, list(map(len, chunk)), states
                 else:
                     units = embed_units(network, chunk, unit=unit, layer=layer)
-                    rows = np.repeat(numbers, [len(each.starts) for each in units])
-                    part = _Part(rows, *map(np.concatenate, zip(*units, strict=True)))
-                write(part)
-                num_written += len(part.rows)
+                    counts = [len(each.starts) for each in units]
+                    columns = map(np.concatenate, zip(*units, strict=True))
+                elements = np.empty(sum(counts), dtype)
+                elements["row"] = np.repeat(range(first, first + len(chunk)), counts)
+                elements["start"], elements["end"], elements["embedding"] = columns
+                write(elements)
+                num_written += len(elements)
                 progress(first + len(chunk), len(texts))
     return num_written
 
 
 @contextmanager
-def _open_npy(path: Path, unit: Unit, size: int) -> Iterator[Callable[[_Part], None]]:
-    fields = [("row", "<i8"), ("start", "<i4"), ("end", "<i4"), ("embedding", "<f4", (size,))]
-    dtype = np.dtype("<f4") if unit == "text" else np.dtype(fields)
-    count = 0
+def _open_npy(
+    path: Path, dtype: np.dtype, facts: dict[str, Any], texts: Sequence[str]
+) -> Iterator[Callable[[np.ndarray], None]]:
+    """Yield what writes elements, of texts their embeddings alone; the header is written last."""
+    is_text, count = facts["unit"] == "text", 0
 
     def write_header(file: IO[bytes]) -> None:
-        shape = (count, size) if unit == "text" else (count,)
-        description = np.lib.format.dtype_to_descr(dtype)
-        header = {"descr": description, "fortran_order": False, "shape": shape}
+        kind, shape = (
+            (dtype["embedding"].base, dtype["embedding"].shape) if is_text else (dtype, ())
+        )
+        description = np.lib.format.dtype_to_descr(kind)
+        header = {"descr": description, "fortran_order": False, "shape": (count, *shape)}
         np.lib.format.write_array_header_1_0(file, header)  # has room for any count
 
-    def write(part: _Part) -> None:
+    def write(elements: np.ndarray) -> None:
         nonlocal count
-        count += len(part.rows)
-        elements: Any = part.states.astype("<f4")
-        if unit != "text":
-            elements = np.empty(len(part.rows), dtype)
-            for name, values in zip(dtype.names or (), part, strict=True):
-                elements[name] = values
-        file.write(elements.tobytes())
+        count += len(elements)
+        file.write((elements["embedding"] if is_text else elements).tobytes())
 
     with path.open("w+b") as file:
         write_header(file)
@@ -235,26 +201,25 @@ def _open_npy(path: Path, unit: Unit, size: int) -> Iterator[Callable[[_Part], N
 
 @contextmanager
 def _open_parquet(
-    path: Path, unit: Unit, size: int, facts: dict[str, Any], texts: Sequence[str]
-) -> Iterator[Callable[[_Part], None]]:
+    path: Path, dtype: np.dtype, facts: dict[str, Any], texts: Sequence[str]
+) -> Iterator[Callable[[np.ndarray], None]]:
+    """Yield what writes elements and their texts; texts have no places."""
     arrow = import_extra("pyarrow", "parquet", f"writing {path}")
     parquet = import_extra("pyarrow.parquet", "parquet", f"writing {path}")
-    places = [("start", arrow.int32()), ("end", arrow.int32())] if unit != "text" else []
+    (size,) = dtype["embedding"].shape
+    places = [("start", arrow.int32()), ("end", arrow.int32())] if facts["unit"] != "text" else []
     embedding = arrow.list_(arrow.float32(), size)
     schema = arrow.schema(
         [("row", arrow.int64()), *places, ("text", arrow.string()), ("embedding", embedding)],
         metadata={"electra": json.dumps(facts)},
     )
 
-    def write(part: _Part) -> None:
-        ranges = zip(part.rows, part.starts, part.ends, strict=True)
-        values = {
-            "row": part.rows,
-            "start": part.starts,
-            "end": part.ends,
-            "text": [texts[row][start:end] for row, start, end in ranges],
-            "embedding": arrow.FixedSizeListArray.from_arrays(part.states.ravel(), size),
-        }
+    def write(elements: np.ndarray) -> None:
+        values = {name: elements[name] for name in ("row", "start", "end")}
+        ranges = zip(*values.values(), strict=True)
+        values["text"] = [texts[row][start:end] for row, start, end in ranges]
+        states = np.ascontiguousarray(elements["embedding"]).ravel()
+        values["embedding"] = arrow.FixedSizeListArray.from_arrays(states, size)
         writer.write_table(arrow.table({name: values[name] for name in schema.names}, schema))
 
     with parquet.ParquetWriter(path, schema) as writer:

@@ -62,16 +62,9 @@ def draw_picture(
 ) -> Picture:
     """Return what generator and discriminators make of a text; a function of its arguments.
 
-    Args:
-        generator: None: nothing can be masked.
-        discriminators: They judge the same corrupted tokens, so their vocabularies must be equal.
-        text: Any text; tokens beyond the shortest of the networks' rows are cut off.
-        mask_prob: Share of the tokens that are masked, [CLS] and [SEP] counted, as in the paper;
-            0: none.
-        positions: Numbers of the tokens that are masked, from 0, in place of `mask_prob`.
-        seed: Seed of positions and samples. The sample of a token does not depend on which others
-            are masked, except through what the generator reads.
-        top: Number of candidates.
+    Tokens beyond the shortest of the networks' rows are cut off. Of the others, `mask_prob` are
+    masked, [CLS] and [SEP] counted, as in the paper, or those at `positions`, from 0. The sample of
+    a token does not depend on which others are masked, except through what the generator reads.
 
     Raises:
         UserError: The vocabularies differ, there is no such position, or no generator to fill it.
@@ -151,5 +144,5 @@ def sample_tokens(log_probs_MV: Tensor, uniform_M: Tensor) -> Tensor:
 
 
 def _judge(network: LoadedNetwork, ids_L: Tensor) -> list[float]:
-    logits_1L = network.head(network.encode([ids_L.tolist()]))
+    logits_1L = network.judge([ids_L.tolist()])
     return logits_1L.sigmoid()[0, 1 : 1 + len(ids_L)].tolist()

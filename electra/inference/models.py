@@ -17,7 +17,6 @@ from electra.errors import UserError, require
 from electra.files import read_object
 from electra.inference.ask import Candidate, detect, fill
 from electra.inference.embed import Pooling, embed
-from electra.inference.figure_2 import Picture, draw_picture
 from electra.inference.network import LoadedNetwork, load_network
 from electra.inference.predict import FinetunedModel, load_model
 from electra.reports.tokens import Word
@@ -26,26 +25,6 @@ from electra.training.machine import Machine
 
 MAX_TOP = 50
 """Most candidates that can be asked for."""
-
-
-class EmbedRequest(NamedTuple):
-    """A text, and which of its hidden states are pooled, as for `embed.embed`."""
-
-    text: str
-    layer: int
-    """From 1."""
-    pooling: Pooling
-
-
-class PictureRequest(NamedTuple):
-    """The arguments of `draw_picture`, and the discriminators that judge beside the model's own."""
-
-    text: str
-    mask_prob: float
-    positions: tuple[int, ...] | None
-    seed: int
-    top: int
-    others: tuple[LoadedNetwork, ...] = ()
 
 
 class Networks(NamedTuple):
@@ -99,25 +78,20 @@ class PretrainedModel:
         }
 
     def load(self) -> None:
-        """Read the newest checkpoint or the folder's networks; those in use stay until then.
-
-        Raises:
-            UserError: The folder has neither a discriminator nor a generator, or is damaged.
-        """
+        """Read the newest checkpoint or the folder's networks; those in use stay until then."""
         model = read_pretrained(self.folder)
         facts = model.tokenizer, model.sequence_length, self.machine
-        found: list[LoadedNetwork | None] = []
-        refusals = []
-        kinds: tuple[Literal["replaced", "tokens"], ...] = ("replaced", "tokens")
-        for predicts in kinds:
+
+        def load(predicts: Literal["replaced", "tokens"]) -> LoadedNetwork | None:
             try:
-                found.append(load_network(model.network(predicts), *facts))
-            except UserError as error:
-                found.append(None)
-                refusals.append(error)
-        if len(refusals) == len(kinds):
-            raise refusals[0]
-        self.networks = Networks(model.step, *found)
+                return load_network(model.network(predicts), *facts)
+            except UserError:
+                return None
+
+        found = Networks(model.step, load("replaced"), load("tokens"))
+        if not any(found[1:]):
+            model.network("replaced")  # which is refused, and why
+        self.networks = found
 
     def is_outdated(self) -> bool:
         """Return whether the run has a newer checkpoint than the networks in memory."""
@@ -136,35 +110,6 @@ class PretrainedModel:
         assert self.networks.generator
         return fill(self.networks.generator, texts, MAX_TOP)
 
-    def embed(self, requests: list[EmbedRequest]) -> list[list[float]]:
-        """Answer requests as `embed.embed`; those of one layer and pooling together."""
-        assert self.encoder
-        answers: list[list[float]] = [[] for _ in requests]
-        for how in {each[1:] for each in requests}:
-            places = [place for place, each in enumerate(requests) if each[1:] == how]
-            texts = [requests[place].text for place in places]
-            found = embed(self.encoder, texts, layer=how[0], pooling=how[1])
-            for place, embedding in zip(places, found.tolist(), strict=True):
-                answers[place] = embedding
-        return answers
-
-    def picture(self, requests: list[PictureRequest]) -> list[Picture]:
-        """Draw pictures, one after the other."""
-        _, discriminator, generator = self.networks
-        own = [discriminator] if discriminator else []
-        return [
-            draw_picture(
-                generator,
-                [*own, *each.others],
-                each.text,
-                mask_prob=each.mask_prob if generator else 0,
-                positions=each.positions,
-                seed=each.seed,
-                top=each.top,
-            )
-            for each in requests
-        ]
-
     def read_curves(self, after: int) -> tuple[list[dict[str, Any]], bool]:
         """Return the records of metrics.jsonl beyond a step, and whether the run began again.
 
@@ -176,6 +121,19 @@ class PretrainedModel:
         return kept, is_shorter
 
 
+class Embed(NamedTuple):
+    """The question for embeddings as of `embed.embed`; equal ones are computed together."""
+
+    encoder: LoadedNetwork
+    layer: int
+    """From 1."""
+    pooling: Pooling
+
+    def __call__(self, texts: list[str]) -> list[list[float]]:
+        """Return the embeddings of texts."""
+        return embed(self.encoder, texts, layer=self.layer, pooling=self.pooling).tolist()
+
+
 @dataclass(eq=False)
 class TaskModel:
     """A fine-tuned model."""
@@ -183,6 +141,8 @@ class TaskModel:
     name: str
     model: FinetunedModel
     task: str
+    examples: Sequence[dict[str, Any]] = ()
+    """Records of the dev set; none of a model of an earlier release."""
     verbs: tuple[str, ...] = ("predict",)
 
     def describe(self) -> dict[str, Any]:
@@ -195,15 +155,13 @@ class TaskModel:
             "task": self.task,
             "family": family.facts()["family"],
             "labels": list(getattr(family, "labels", None) or []),
+            "fields": list(family.fields),
+            "examples": list(self.examples),
             "max_tokens": self.model.sequence_length - 2,
         }
 
     def check(self, records: Sequence[Any]) -> None:
-        """Refuse records that lack a field, before they wait among those of others.
-
-        Raises:
-            UserError: As `FinetunedModel.answer`.
-        """
+        """Refuse records that lack a field, before they wait among those of others."""
         for record in number_records(records):
             self.model.network.family.parse(record)
 
@@ -220,11 +178,7 @@ def load_models(
 ) -> dict[str, ServedModel]:
     """Return the models of some folders by name: that of the folder, with its step if it has one.
 
-    Args:
-        folders: Runs, checkpoints of runs, Hugging Face folders, fine-tunings; `NAME=FOLDER` gives
-            a name of its own.
-        machine: Where the networks compute.
-        may_wait: Whether a run may still be without a checkpoint.
+    `NAME=FOLDER` gives a name of its own. With `may_wait` a run may still be without a checkpoint.
 
     Raises:
         UserError: A folder is none of these or is damaged, or two models have one name.
@@ -243,7 +197,8 @@ def load_models(
         if is_finetuned(folder):
             finetuned = read_finetuned(folder)
             task = str(finetuned.facts["task"])
-            models[name] = TaskModel(name, load_model(finetuned, machine), task)
+            examples = finetuned.facts.get("examples", ())
+            models[name] = TaskModel(name, load_model(finetuned, machine), task, examples)
             continue
         model = PretrainedModel(name, folder, machine)
         models[name] = model

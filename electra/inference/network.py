@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -31,8 +32,6 @@ class Piece(NamedTuple):
 
     text: int
     """Number of the text."""
-    place: slice
-    """Place among the ids of the text."""
     ids: Sequence[int]
 
 
@@ -59,18 +58,17 @@ class LoadedEncoder:
     def encode(self, rows: Sequence[Sequence[int]], layer: int | None = None) -> Tensor:
         """Return the hidden states (B, L, H) of rows of ids, between [CLS] and [SEP].
 
-        Args:
-            rows: Ids without special tokens; shorter rows are padded at their end.
-            layer: Layer, from 1, after which the states are taken; None: the last.
+        Shorter rows are padded at their end. The states are those after a layer, from 1; None: the
+        last.
 
         Raises:
-            UserError: There is no such layer.
+            UserError: There is no such layer, or a state is no number.
         """
         input_ids_BL, mask_BL = self.pad(rows)
         if layer is None:
-            return self.encoder(input_ids_BL, mask_BL)
+            return require_numbers(self.encoder(input_ids_BL, mask_BL))
         self.require_layer(layer)
-        return self.encoder.states_after(layer, input_ids_BL, mask_BL)
+        return require_numbers(self.encoder.states_after(layer, input_ids_BL, mask_BL))
 
     def pad(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         """Return rows of ids between [CLS] and [SEP] (B, L), and True at what is no padding."""
@@ -89,11 +87,8 @@ class LoadedEncoder:
     ) -> list[Result]:
         """Return the answer to each row, in order; rows of like length are asked together.
 
-        Args:
-            rows: Ids without special tokens, or what `length` gives the number of ids of.
-            answer: Returns an answer to each row of a batch.
-            progress: Called with the number of rows done and of all rows.
-            length: Returns the number of ids of a row.
+        A row is ids without special tokens, or what `length` gives the number of ids of. `progress`
+        is called with the number of rows done and of all rows.
         """
         return run_by_length(
             [length(row) + 2 for row in rows],
@@ -108,22 +103,16 @@ class LoadedEncoder:
 
         A text without tokens is one empty piece.
         """
-        return [
-            Piece(number, place, ids[place])
-            for number, ids in enumerate(texts)
-            for place in self._cut(ids)
-        ]
+        return [Piece(number, ids) for number, text in enumerate(texts) for ids in self._cut(text)]
 
-    def _cut(self, ids: Sequence[int]) -> Iterator[slice]:
-        starts_word, start = self.tokenizer.starts_word, 0
-        while len(ids) - start > self.max_tokens:
-            end = start + self.max_tokens
-            while end > start and not starts_word[ids[end]]:
-                end -= 1
-            end = end if end > start else start + self.max_tokens
-            yield slice(start, end)
-            start = end
-        yield slice(start, len(ids))
+    def _cut(self, ids: Sequence[int]) -> Iterator[Sequence[int]]:
+        start, most = 0, self.max_tokens
+        while len(ids) - start > most:
+            begins = self.tokenizer.starts_word[ids[start : start + most + 1]].nonzero()[0]
+            size = begins.max(initial=0) or most
+            yield ids[start : start + size]
+            start += size
+        yield ids[start:]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,18 +126,25 @@ class LoadedNetwork(LoadedEncoder):
         assert isinstance(self.head, GeneratorHead)
         features_ME = self.head(hidden_MH).float()
         logits_MV = features_ME @ self.encoder.embeddings.tokens.weight.T + self.head.bias
-        return F.log_softmax(logits_MV, dim=-1)
+        return require_numbers(F.log_softmax(logits_MV, dim=-1))
+
+    def judge(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        """Return a discriminator's logits (B, L) of rows of ids, between [CLS] and [SEP]."""
+        return require_numbers(self.head(self.encode(rows)))
+
+
+def require_numbers(values: Tensor) -> Tensor:
+    """Return the values if none is NaN or infinite, which JSON cannot hold; -inf is padding."""
+    is_number = bool((values < torch.inf).all())
+    require(is_number, "the model's answer is no number: its weights are damaged, or too large")
+    return values
 
 
 def load_encoder(folder: Path) -> LoadedEncoder:
-    """Return the encoder in a folder, on the fastest device that there is, in float32.
-
-    Args:
-        folder: A run folder, one of its checkpoints, a Hugging Face folder, or a folder of
-            `electra finetune`; as for `read_model`.
+    """Return the encoder in a folder of any kind, on the fastest device that there is, in float32.
 
     Raises:
-        UserError: The folder is none of these, or is damaged.
+        UserError: The folder holds no model, or is damaged.
     """
     pretrained = read_model(folder)
     machine = prepare_machine("auto", "float32", 0)
@@ -165,11 +161,7 @@ def load_network(
 ) -> LoadedNetwork:
     """Return a network with its weights, on the machine's device.
 
-    Args:
-        saved: The network of a checkpoint or of a folder.
-        tokenizer: Its tokenizer.
-        sequence_length: Longest row that it was trained with, tokens.
-        machine: Device and dtype.
+    `sequence_length` is the longest row that it was trained with, tokens.
     """
     kind = GeneratorHead if saved.predicts == "tokens" else DiscriminatorHead
     head = kind(saved.sizes).eval()

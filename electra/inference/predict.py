@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from electra.checkpoints.folder import Finetuned
 from electra.files import write_text
 from electra.finetuning.network import TaskNetwork, load_network, run_network
+from electra.inference.network import require_numbers
 from electra.tasks.family import number_records
 from electra.tasks.registry import restore_family
 from electra.text.streams import replace_surrogates
@@ -19,10 +20,9 @@ ANSWER_FORMATS = (".jsonl", ".tsv")
 
 
 class Answers(NamedTuple):
-    """The answers to a list of records."""
+    """The answers to a list of records, in order, as of `Family.describe_answers`."""
 
     records: list[dict[str, Any]]
-    """An answer for each record, in order; `Family.describe_answers` says what is in it."""
     num_cut: int
     """Records that were longer than the model's rows and were cut."""
 
@@ -46,11 +46,7 @@ class FinetunedModel:
 
         On the machine of the fine-tuning, the answers to dev are bit for bit those of training.
 
-        Args:
-            records: Dictionaries with the fields of the family: {"text": ...}; {"text_a": ...,
-                "text_b": ...}; {"tokens": [...]}; {"question": ..., "context": ...}, with an "id"
-                if wanted; or {"context": ..., "choices": [...]}. Other fields are ignored.
-            progress: Called with the number of items done and of all items.
+        Records are dictionaries with the fields of `Family.fields`; others are ignored.
 
         Raises:
             UserError: A field of a record is missing or wrong; the message names the record by its
@@ -62,16 +58,16 @@ class FinetunedModel:
             return Answers([], 0)
         rows = family.encode(examples, self.tokenizer, self.sequence_length)
         outputs = run_network(self.network, rows, self.machine.device, progress)
+        for values in outputs.values():
+            require_numbers(values)
         return Answers(family.describe_answers(rows, outputs), rows.num_cut)
 
 
 def load_model(finetuned: Finetuned, machine: Machine | None = None) -> FinetunedModel:
     """Return a fine-tuned model ready to answer; its files are not read again.
 
-    Args:
-        finetuned: The model.
-        machine: None: device, precision and threads are those of the fine-tuning's settings. A
-            model that was trained on a CUDA device then answers on the CPU if there is none.
+    Without a machine, device, precision and threads are those of the fine-tuning's settings; a
+    model that was trained on a CUDA device then answers on the CPU if there is none.
 
     Raises:
         UserError: A file of the model is damaged, or its family is unknown.

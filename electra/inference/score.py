@@ -35,7 +35,6 @@ from electra.text.tables import read_table
 from electra.training.machine import prepare_machine
 
 BREAKS = str.maketrans("\t\r", "  ")
-"""The characters that a field of a table must not contain, and their replacements."""
 
 
 class Score(NamedTuple):
@@ -65,10 +64,6 @@ class Scorer:
     ) -> list[Score]:
         """Return the score of each sentence, in order.
 
-        Args:
-            sentences: Texts of 1 to `max_tokens` tokens.
-            progress: Called with the number of rows done and of all rows.
-
         Raises:
             UserError: A sentence is too long or has no tokens; the message has its number, from 1.
         """
@@ -91,7 +86,7 @@ class Scorer:
 
     def _ask(self, rows: list[list[int]]) -> list[float]:
         """Return the sum over the tokens of each row, without [CLS] and [SEP]."""
-        logit_BL = self.network.head(self.network.encode(rows))
+        logit_BL = self.network.judge(rows)
         log_prob_BL = -logit_BL if self.predicts == "energy" else F.logsigmoid(-logit_BL)
         pairs = zip(log_prob_BL.cpu(), rows, strict=True)
         return [log_prob_L[1 : 1 + len(row)].sum().item() for log_prob_L, row in pairs]
@@ -108,20 +103,15 @@ class Scorer:
 
 
 class Pairs(NamedTuple):
-    """Minimal pairs: sentences that differ in what makes one of them wrong."""
+    """Minimal pairs: sentences that differ in what makes one of them wrong, and their kinds."""
 
     good: list[str]
     bad: list[str]
     kinds: list[str]
-    """Kind of each pair."""
 
 
 def read_pairs(path: Path) -> Pairs:
-    """Return the pairs of a table with sentence_good, sentence_bad and UID, the kind, as in BLiMP.
-
-    Raises:
-        UserError: The file cannot be read, or lacks a column.
-    """
+    """Return the pairs of a table as BLiMP's: sentence_good, sentence_bad and UID, the kind."""
     table = read_table(path)
     columns = (table.column(name) for name in ("sentence_good", "sentence_bad", "UID"))
     return Pairs(*columns)
@@ -130,13 +120,8 @@ def read_pairs(path: Path) -> Pairs:
 def compare_pairs(pairs: Pairs, scores: Sequence[Score]) -> dict[str, Any]:
     """Return the share of pairs whose good sentence has the higher PLL; equal ones count half.
 
-    Args:
-        pairs: The pairs.
-        scores: Scores of the good sentences, then of the bad ones.
-
-    Returns:
-        "pairs", their number; "accuracy", the mean over the kinds; "kinds", which has each kind's
-        number of pairs and accuracy. In BLiMP every kind has 1,000 pairs.
+    `scores` are those of the good sentences, then of the bad ones. The accuracy is the mean over
+    the kinds. In BLiMP every kind has 1,000 pairs.
 
     Source: Warstadt et al. 2020, "BLiMP: The Benchmark of Linguistic Minimal Pairs for English".
     """
@@ -153,14 +138,10 @@ def compare_pairs(pairs: Pairs, scores: Sequence[Score]) -> dict[str, Any]:
 
 
 def load_scorer(run: Path, network: Literal["kept", "generator"] = "kept") -> Scorer:
-    """Return the scorer of a run folder; its files are not read again.
+    """Return the scorer of a run or a checkpoint: the network that is kept, or the generator.
 
     Device, precision and threads are those of the run's settings (`train`). A run that was trained
     on a CUDA device is scored on the CPU if there is none.
-
-    Args:
-        run: The run folder, or one of its checkpoints.
-        network: The network that pre-training returns, or the generator.
 
     Raises:
         UserError: `run` is not a run folder, has no intact checkpoint, or has no network that

@@ -16,7 +16,7 @@ import torch
 from electra.errors import UserError, require
 from electra.files import sha256_file
 from electra.inference.embed import Pooling
-from electra.inference.network import LoadedEncoder
+from electra.inference.network import LoadedEncoder, require_numbers
 from electra.interop.sentence_transformers import LayerScore, Similarity
 from electra.tasks.family import find_split
 from electra.tasks.predictions import score_spearman
@@ -40,11 +40,7 @@ class Pairs(NamedTuple):
 
 
 def read_pairs(path: Path, columns: Sequence[str] = COLUMNS) -> Pairs:
-    """Return the pairs of a table, or of the dev set in a folder, as STS-B's.
-
-    Args:
-        path: A table in any format, compressed or not, or a folder with dev.tsv.
-        columns: Names of the columns: the two sentences, and their score.
+    """Return the pairs of a table, or of dev.tsv in a folder: two sentences, and their score.
 
     Raises:
         UserError: The file cannot be read, or lacks a column, or a score is no number.
@@ -72,11 +68,6 @@ def choose_layer(
     """Return the layer and the pooling whose cosines agree best with the scores of the pairs.
 
     Sentences are cut to the encoder's rows, as sentence-transformers does.
-
-    Args:
-        network: The encoder.
-        pairs: The dev set.
-        progress: Called with the number of sentences done and of all sentences.
     """
     sentences = list(dict.fromkeys([*pairs.first, *pairs.second]))
     place = {sentence: number for number, sentence in enumerate(sentences)}
@@ -111,6 +102,7 @@ def _pool_layers(network: LoadedEncoder, rows: Sequence[Sequence[int]]) -> np.nd
     """Return the states of rows of ids (B, P, K, H), float32: pooled in two ways, of all layers."""
     input_ids_BL, mask_BL = network.pad(rows)
     states_KBLH = network.encoder.layer_states(network.num_layers, input_ids_BL, mask_BL).float()
+    require_numbers(states_KBLH)
     final_norm = network.encoder.final_norm
     if final_norm is not None:  # an encoder that ends with a lower layer has it there
         states_KBLH[:-1] = final_norm(states_KBLH[:-1])

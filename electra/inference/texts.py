@@ -7,27 +7,14 @@ from electra.text.tables import TABLE_FORMATS, format_of, read_table, read_text_
 
 
 def read_sentences(path: Path) -> list[str]:
-    """Return the lines of a UTF-8 file, compressed or not, that are not blank.
-
-    Raises:
-        UserError: The file cannot be read, or holds no text.
-    """
+    """Return the lines of a UTF-8 file, compressed or not, that are not blank: one at least."""
     lines = [line.strip() for line in read_text_lines(path) if line.strip()]
     require(bool(lines), f"{path} holds no line of text")
     return lines
 
 
 def read_texts(path: Path, column: str | None = None) -> list[str]:
-    """Return the texts of a file: the lines that are not blank, or a column of a table.
-
-    Args:
-        path: A text file, or a .tsv, .csv, .jsonl or .parquet table; compressed or not; - is
-            standard input.
-        column: The table's column; None: `text`.
-
-    Raises:
-        UserError: The file cannot be read, or holds no text, or is no table and has no column.
-    """
+    """Return the texts of a file: the lines that are not blank, or a column of a table."""
     if format_of(path) in TABLE_FORMATS:
         return read_table(path).column(column or "text", fractions=True)
     require(

@@ -22,27 +22,25 @@ VERB = re.compile(r"/models/[^/]+/(detect|fill|predict|picture|embed|curves)")
 
 
 class Meters:
-    """Counts and durations of one service, for Prometheus.
-
-    Args:
-        count_waiting: Returns the number of items that wait.
-    """
+    """Counts and durations of one service, for Prometheus."""
 
     def __init__(self, count_waiting: Callable[[], int]):
-        self.registry = registry = CollectorRegistry()
-        told = "Requests, by verb and status."
-        self.requests = Counter("electra_requests", told, ["verb", "status"], registry=registry)
-        told = "Time to answer a request."
-        self.seconds = Histogram("electra_request_seconds", told, ["verb"], registry=registry)
-        told, sizes = "Texts or records that were computed together.", (1, 2, 4, 8, 16, 32, 64, 128)
-        self.batches = Histogram("electra_batch_items", told, buckets=sizes, registry=registry)
-        told = "Time spent computing."
-        self.computing = Counter("electra_compute_seconds", told, registry=registry)
-        told = "Texts or records that wait."
-        waiting = Gauge("electra_waiting_items", told, registry=registry)
+        self.registry = CollectorRegistry()
+        kept: Any = {"registry": self.registry}
+        self.requests = Counter(
+            "electra_requests", "Requests, by verb and status.", ["verb", "status"], **kept
+        )
+        self.seconds = Histogram(
+            "electra_request_seconds", "Time to answer a request.", ["verb"], **kept
+        )
+        sizes = (1, 2, 4, 8, 16, 32, 64, 128)
+        told = "Texts or records that were computed together."
+        self.batches = Histogram("electra_batch_items", told, buckets=sizes, **kept)
+        self.computing = Counter("electra_compute_seconds", "Time spent computing.", **kept)
+        waiting = Gauge("electra_waiting_items", "Texts or records that wait.", **kept)
         waiting.set_function(count_waiting)
         told = "Requests being received or answered."
-        self.in_progress = Gauge("electra_requests_in_progress", told, registry=registry)
+        self.in_progress = Gauge("electra_requests_in_progress", told, **kept)
 
     def observe_batch(self, items: int, seconds: float) -> None:
         """Count a batch."""
@@ -62,14 +60,7 @@ class Gate:
 
     A body is received whole, within its limits of size and time, before a route sees it. Starlette
     and uvicorn have middleware for host names and for concurrent requests, but theirs answer with
-    plain text and other statuses.
-
-    Args:
-        app: The application behind the gate.
-        config: Limits.
-        meters: Where requests are counted.
-        token: As in `Service`.
-        hosts: As in `Service`.
+    plain text and other statuses. Token and hosts are as in `Service`.
     """
 
     def __init__(

@@ -19,12 +19,11 @@ Question = Callable[[list[Any]], Sequence[Any]]
 
 
 class Full(Exception):
-    """The queue holds as much as it may."""
+    """The queue holds as much as it may; `retry_after` seconds later it should be empty."""
 
     def __init__(self, retry_after: int):
         super().__init__(f"the service is busy; try again in {retry_after} s")
         self.retry_after = retry_after
-        """Time after which the queue should be empty, seconds."""
 
 
 class Failed(Exception):
@@ -32,32 +31,11 @@ class Failed(Exception):
 
 
 @dataclass(eq=False)
-class _Job:
-    """The items of one request; its future has the list of their answers."""
-
-    num_left: int
-    answers: list[Any]
-    future: Future = field(default_factory=Future)
-
-    def answer(self, place: int, answer: Any) -> None:
-        self.answers[place] = answer
-        self.num_left -= 1
-        if not self.num_left:
-            with contextlib.suppress(InvalidStateError):  # nobody waits any more
-                self.future.set_result(self.answers)
-
-    def fail(self, error: Exception) -> None:
-        with contextlib.suppress(InvalidStateError):
-            self.future.set_exception(error)
-
-
-@dataclass(eq=False)
 class _Item:
     question: Question
     value: Any
     size: int
-    job: _Job
-    place: int
+    future: Future = field(default_factory=Future)
 
 
 class BatchQueue:
@@ -67,9 +45,6 @@ class BatchQueue:
         batch_items: Items that are computed together at most.
         max_waiting: Sum of the sizes that may wait.
         observe: Called in the thread with the number of items and the seconds of each batch.
-
-    Attributes:
-        num_waiting: Items that wait now.
     """
 
     def __init__(
@@ -97,22 +72,15 @@ class BatchQueue:
         """Whether items are still computed."""
         return self._thread.is_alive()
 
-    def submit(self, question: Question, values: Sequence[Any], sizes: Sequence[int]) -> Future:
-        """Return the future of the answers to some values, all of which are taken or none.
-
-        Args:
-            question: What is asked of each value.
-            values: Any; must not be empty.
-            sizes: How long each value is, in characters.
+    def submit(
+        self, question: Question, values: Sequence[Any], sizes: Sequence[int]
+    ) -> list[Future]:
+        """Return the futures of the answers to some values of some sizes: all are taken, or none.
 
         Raises:
             Full: The queue has no room. An empty queue takes everything.
         """
-        job = _Job(len(values), [None] * len(values))
-        items = [
-            _Item(question, value, size, job, place)
-            for place, (value, size) in enumerate(zip(values, sizes, strict=True))
-        ]
+        items = list(map(_Item, [question] * len(values), values, sizes))
         with self._changed:
             if self._waiting and self._size + sum(sizes) > self.max_waiting:
                 seconds = self._size / self._speed if self._speed else 1.0
@@ -120,7 +88,7 @@ class BatchQueue:
             self._waiting += items
             self._size += sum(sizes)
             self._changed.notify()
-        return job.future
+        return [item.future for item in items]
 
     def close(self, seconds: float | None = None) -> None:
         """Compute what waits and end the thread, or leave it to its work after some seconds."""
@@ -143,7 +111,7 @@ class BatchQueue:
         with self._changed:
             while True:
                 # The caller of a cancelled future has gone: its time was up.
-                self._waiting = [each for each in self._waiting if not each.job.future.cancelled()]
+                self._waiting = [each for each in self._waiting if not each.future.cancelled()]
                 if self._waiting or self._is_closed:
                     break
                 self._changed.wait()
@@ -164,6 +132,7 @@ def _compute(batch: list[_Item]) -> None:
     """Answer the items together; if that fails, in halves, so that only the failing one fails."""
     try:
         answers = batch[0].question([item.value for item in batch])
+        answered = list(zip(batch, answers, strict=True))
     except BaseException as error:  # a panic of a tokenizer is no Exception
         if len(batch) > 1:
             half = len(batch) // 2
@@ -171,6 +140,9 @@ def _compute(batch: list[_Item]) -> None:
             return _compute(batch[half:])
         if not isinstance(error, Exception):
             error = Failed(f"not to be computed: {type(error).__name__}: {error}")
-        return batch[0].job.fail(error)
-    for item, answer in zip(batch, answers, strict=True):
-        item.job.answer(item.place, answer)
+        with contextlib.suppress(InvalidStateError):  # nobody waits any more
+            batch[0].future.set_exception(error)
+        return
+    for item, answer in answered:
+        with contextlib.suppress(InvalidStateError):
+            item.future.set_result(answer)

@@ -23,17 +23,8 @@ BACKLOG = 512
 class Server:
     """A service on a socket, which is bound before the models are read.
 
-    Args:
-        folders: As for `load_models`.
-        config: Limits.
-        host: Address to listen on.
-        port: 0: a free one.
-        token: As for `Service`.
-        follow: Whether new checkpoints of runs are taken up, and a run may be without one.
-
-    Attributes:
-        models: The models by name.
-        address: Where the service can be reached from this machine.
+    With `follow` new checkpoints of runs are taken up, and a run may be without one. Port 0 is a
+    free one; `address` is where the service can be reached from this machine.
 
     Raises:
         UserError: The address is in use or not of this machine, or a folder is not a model.

@@ -7,7 +7,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from typing import Annotated, Any, Literal
 
@@ -21,15 +21,8 @@ from starlette.exceptions import HTTPException
 
 from electra.errors import UserError, did_you_mean, require
 from electra.inference.ask import Candidate
-from electra.inference.figure_2 import PictureToken
-from electra.inference.models import (
-    MAX_TOP,
-    EmbedRequest,
-    PictureRequest,
-    PretrainedModel,
-    ServedModel,
-    TaskModel,
-)
+from electra.inference.figure_2 import PictureToken, draw_picture
+from electra.inference.models import MAX_TOP, Embed, PretrainedModel, ServedModel, TaskModel
 from electra.reports.tokens import Word
 from electra.service.config import ServeConfig
 from electra.service.gate import Gate, Meters, refuse
@@ -50,13 +43,9 @@ comes with `Retry-After`. The page is at [/](/)."""
 class Service:
     """Models, queue and limits of one service, and its application.
 
-    Args:
-        models: The models by name.
-        config: Limits.
-        token: What a client must send as `Authorization: Bearer TOKEN`; None: nothing.
-        hosts: Names under which the service may be addressed; None: any. A page of another site
-            that has its name point to this machine is refused thereby.
-        follow: Whether new checkpoints of the runs are taken up.
+    Clients must send the token, if there is one, as `Authorization: Bearer TOKEN`. `hosts` are the
+    names under which the service may be addressed, so that a page of another site that has its name
+    point to this machine is refused; None: any. With `follow` new checkpoints of runs are taken up.
     """
 
     def __init__(
@@ -113,9 +102,9 @@ class Service:
         limit, longest = self.config.max_texts, self.config.max_chars
         require(len(values) <= limit, f"{len(values)} texts; a request may have {limit}")
         require(max(sizes) <= longest, f"a text of {max(sizes)} characters; {longest} are allowed")
-        future = asyncio.wrap_future(self.queue.submit(question, values, sizes))
+        futures = map(asyncio.wrap_future, self.queue.submit(question, values, sizes))
         try:
-            return await asyncio.wait_for(future, self.config.max_seconds)
+            return await asyncio.wait_for(asyncio.gather(*futures), self.config.max_seconds)
         except TimeoutError:
             message = f"no answer within {self.config.max_seconds:g} s"
             raise HTTPException(503, message, {"Retry-After": "5"}) from None
@@ -160,17 +149,16 @@ class Texts(BaseModel):
     texts: list[Text] = Field(min_length=1, examples=[["the chef ate the piano"]])
 
 
-class Gaps(BaseModel):
+class Gaps(Texts):
     """Texts with at least one [MASK] each."""
 
     texts: list[Text] = Field(min_length=1, examples=[["the chef [MASK] the meal"]])
     top: int = Field(5, ge=1, le=MAX_TOP, description="Candidates for each gap.")
 
 
-class ToEmbed(BaseModel):
+class ToEmbed(Texts):
     """Texts to embed."""
 
-    texts: list[Text] = Field(min_length=1, examples=[["the chef cooked the meal"]])
     layer: int | None = Field(None, ge=1, description="Layer from 1; null: the last.")
     pooling: Literal["mean", "cls"] = Field("mean", description="Of the states of a text.")
 
@@ -219,7 +207,7 @@ class Picture:
 
 @dataclass
 class Curves:
-    """New records of a run's metrics.jsonl."""
+    """New records of a run's metrics.jsonl; all of them if it began again."""
 
     records: list[dict[str, Any]]
     restarted: bool
@@ -280,10 +268,8 @@ async def embed(
     assert found.encoder
     layer = body.layer or found.encoder.num_layers
     found.encoder.require_layer(layer)
-    requests = [EmbedRequest(text, layer, body.pooling) for text in body.texts]
-    answers: list[list[float]] = await service.ask(
-        found.embed, requests, list(map(len, body.texts))
-    )
+    question = Embed(found.encoder, layer, body.pooling)
+    answers: list[list[float]] = await service.ask(question, body.texts, list(map(len, body.texts)))
     return answers
 
 
@@ -314,14 +300,20 @@ async def picture(
     body: PictureOf,
 ) -> Picture:
     """The paper's picture: masked, filled by the generator, judged."""
+    _, own, generator = found.networks
+    judges = [found.name, *body.beside] if own else body.beside
     others = [service.find(name, "detect").networks.discriminator for name in body.beside]
-    positions = None if body.positions is None else tuple(body.positions)
-    request = PictureRequest(
-        body.text, body.mask_prob, positions, body.seed, body.top, tuple(others)
+    draw = partial(
+        draw_picture,
+        generator,
+        [own, *others] if own else others,
+        mask_prob=body.mask_prob if generator else 0,
+        positions=body.positions,
+        seed=body.seed,
+        top=body.top,
     )
-    (drawn,) = await service.ask(found.picture, [request], [len(body.text)])
-    own = [found.name] if found.networks.discriminator else []
-    return Picture([*own, *body.beside], drawn.tokens, drawn.num_cut)
+    (drawn,) = await service.ask(lambda texts: [draw(texts[0])], [body.text], [len(body.text)])
+    return Picture(judges, drawn.tokens, drawn.num_cut)
 
 
 @routes.get("/models/{model}/curves", tags=["models"])

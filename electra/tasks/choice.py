@@ -46,6 +46,11 @@ class MultipleChoice(Labelled):
         """The numbers of the choices."""
         return tuple(map(str, range(self.num_choices)))
 
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The context, and a list of choices."""
+        return ("context", "choices")
+
     def parse(self, record: Record) -> ChoiceQuestion:
         """Return {"context": ..., "choices": [...]} as a question."""
         context, choices = record.text("context"), record.texts("choices")

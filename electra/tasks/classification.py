@@ -133,6 +133,11 @@ class Classification(Labelled):
     has_pairs: bool = False
     """Whether an example is a pair of texts."""
 
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """One text or two."""
+        return ("text_a", "text_b") if self.has_pairs else ("text",)
+
     def parse(self, record: Record) -> Example:
         """Return {"text": ...}, or {"text_a": ..., "text_b": ...} of pairs, as an example."""
         if self.has_pairs:
@@ -153,9 +158,8 @@ class Classification(Labelled):
             return [{"text": line} for line in read_plain(path)]
         require_format(path, (PLAIN, *TABLE_FORMATS))
         table = read_table(path, separator=separator)
-        names = ("text_a", "text_b") if self.has_pairs else ("text",)
         texts = [table.column(each) for each in choose_columns(table, columns, trained)]
-        return [dict(zip(names, each, strict=True)) for each in zip(*texts, strict=True)]
+        return [dict(zip(self.fields, each, strict=True)) for each in zip(*texts, strict=True)]
 
     def encode(
         self, examples: Sequence[Example], tokenizer: Tokenizer, sequence_length: int

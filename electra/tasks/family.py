@@ -213,6 +213,15 @@ class Family(ABC):
     """Whether the head may be a FeatureHead on a frozen encoder."""
 
     @property
+    @abstractmethod
+    def fields(self) -> tuple[str, ...]:
+        """Names of a record's fields, in the order in which an example begins with them."""
+
+    def record(self, example: Any) -> dict[str, Any]:
+        """Return an example as a record, without its label: what `parse` takes."""
+        return dict(zip(self.fields, example, strict=False))
+
+    @property
     def headline(self) -> str:
         """The metric that summaries report and that selects checkpoints."""
         return self.metrics[0]

@@ -374,6 +374,11 @@ class SpanExtraction(Family):
     """Whether a saved model may answer that the context holds no answer, as in SQuAD 2.0."""
     metrics: tuple[str, ...] = ("f1", "exact")
 
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """A name, and the texts of question and context."""
+        return ("id", *COLUMNS)
+
     def text_of(self, example: SpanQuestion) -> str:
         """Return the context: the questions about a text stay together."""
         return example.context

@@ -458,6 +458,11 @@ class Tagging(Family):
     metrics: tuple[str, ...] = ()
     """ENTITY_METRICS, or accuracy alone if the tags name no entities."""
 
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """A list of words."""
+        return ("tokens",)
+
     def parse(self, record: Record) -> TaggedSentence:
         """Return {"tokens": [...]}, a list of words, as a sentence; it may be empty."""
         words = record.texts("tokens")
@@ -491,7 +496,7 @@ class Tagging(Family):
         )
         number, field = int(column) if column.isdecimal() else 1, [*columns, FIELDS[0]][0]
         sentences = read_sentences(path, number, None, self.labels, [], field)
-        return [{"tokens": each.words} for each in sentences]
+        return list(map(self.record, sentences))
 
     def encode(
         self, examples: Sequence[TaggedSentence], tokenizer: Tokenizer, sequence_length: int
