@@ -564,7 +564,7 @@ def test_samples_follow_the_generators_probabilities():
 def test_a_fine_tuned_answer_that_is_no_number_is_refused(tuned):
     model = load_model(read_finetuned(tuned), Machine())
     with torch.no_grad():
-        model.network.head.out.weight.fill_(torch.nan)
+        model.network.head.dense.weight.fill_(torch.nan)
     refuse("answer is no number", lambda: model.answer([{"text": "a"}]))
 
 

@@ -89,9 +89,7 @@ def fill(network: LoadedNetwork, texts: Sequence[str], top: int = 5) -> list[lis
     """Return, of each text, the `top` most probable tokens for each [MASK], the best first.
 
     All gaps of a text are empty at once, as in pre-training.
-
-    Raises:
-        UserError: A text has no [MASK], or more tokens than the network's rows.
+    A text without one, or with more tokens than the network's rows, is refused.
     """
     require(top >= 1, f"top must be >= 1, not {top}")
     names = ["the text"] if len(texts) == 1 else [f"text {n}" for n in range(1, len(texts) + 1)]

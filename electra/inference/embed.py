@@ -54,9 +54,6 @@ def embed(
     The states are those of a layer, from 1; None: the last. The mean includes [CLS] and [SEP], as
     that of sentence-transformers does. `progress` is called with the number of pieces done and of
     all pieces.
-
-    Raises:
-        UserError: There is no such layer.
     """
     pieces = network.cut(network.tokenizer.encode_batch(list(texts)))
 
@@ -141,9 +138,6 @@ def write_embeddings(
     A .npy file has of texts an array of embeddings, of words and tokens an array of elements with
     row (number of the text), start, end and embedding. A .parquet file has these as columns, and
     the text. Layer and pooling are as in `embed`.
-
-    Raises:
-        UserError: There is no such layer.
     """
     size, num_written = network.encoder.config.hidden_size, 0
     facts = {"unit": unit, "layer": layer or network.num_layers, "pooling": pooling}
@@ -215,7 +209,7 @@ def _open_parquet(
     )
 
     def write(elements: np.ndarray) -> None:
-        values = {name: elements[name] for name in ("row", "start", "end")}
+        values: dict[str, Any] = {name: elements[name] for name in ("row", "start", "end")}
         ranges = zip(*values.values(), strict=True)
         values["text"] = [texts[row][start:end] for row, start, end in ranges]
         states = np.ascontiguousarray(elements["embedding"]).ravel()

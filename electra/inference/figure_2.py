@@ -21,12 +21,11 @@ from electra.method.masking import choose_positions
 
 @dataclass(frozen=True)
 class PictureToken:
-    """A token of the text, and what became of it."""
+    """A token of the text with its place, and what became of it."""
 
     original: str
     """As in the vocabulary; a piece that continues a word begins with "##"."""
     start: int
-    """Place of its first character in the text."""
     end: int
     is_masked: bool
     token: str
@@ -34,19 +33,17 @@ class PictureToken:
     candidates: list[Candidate]
     """The generator's most probable tokens, the best first; empty unless masked."""
     prob_original: float
-    """The generator's probability of the original token; 0 unless masked."""
+    """The generator's probability; 0 unless masked."""
     prob_token: float
-    """The generator's probability of its sample; 0 unless masked."""
     probs_replaced: list[float]
     """Each discriminator's probability that the token was replaced."""
 
 
 class Picture(NamedTuple):
-    """A text through generator and discriminators."""
+    """A text through generator and discriminators; tokens at its end may be cut."""
 
     tokens: list[PictureToken]
     num_cut: int
-    """Tokens at the end of the text that the model's rows do not hold."""
 
 
 @torch.inference_mode()
@@ -65,9 +62,6 @@ def draw_picture(
     Tokens beyond the shortest of the networks' rows are cut off. Of the others, `mask_prob` are
     masked, [CLS] and [SEP] counted, as in the paper, or those at `positions`, from 0. The sample of
     a token does not depend on which others are masked, except through what the generator reads.
-
-    Raises:
-        UserError: The vocabularies differ, there is no such position, or no generator to fill it.
     """
     networks = [*discriminators, *([generator] if generator else [])]
     require(bool(networks), "a picture needs a generator or a discriminator")

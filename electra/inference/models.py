@@ -31,7 +31,7 @@ class Networks(NamedTuple):
     """The networks of a pre-trained model. They are replaced together when a run goes on."""
 
     step: int | None = None
-    """Steps of the checkpoint; None for a Hugging Face folder, and before the first checkpoint."""
+    """Of the checkpoint; None for a Hugging Face folder, and before the first checkpoint."""
     discriminator: LoadedNetwork | None = None
     generator: LoadedNetwork | None = None
 
@@ -121,7 +121,8 @@ class PretrainedModel:
         return kept, is_shorter
 
 
-class Embed(NamedTuple):
+@dataclass(frozen=True)
+class Embed:
     """The question for embeddings as of `embed.embed`; equal ones are computed together."""
 
     encoder: LoadedNetwork
@@ -179,9 +180,6 @@ def load_models(
     """Return the models of some folders by name: that of the folder, with its step if it has one.
 
     `NAME=FOLDER` gives a name of its own. With `may_wait` a run may still be without a checkpoint.
-
-    Raises:
-        UserError: A folder is none of these or is damaged, or two models have one name.
     """
     models: dict[str, ServedModel] = {}
     for word in folders:

@@ -68,9 +68,6 @@ def load_model(finetuned: Finetuned, machine: Machine | None = None) -> Finetune
 
     Without a machine, device, precision and threads are those of the fine-tuning's settings; a
     model that was trained on a CUDA device then answers on the CPU if there is none.
-
-    Raises:
-        UserError: A file of the model is damaged, or its family is unknown.
     """
     config = finetuned.config
     machine = machine or prepare_machine(

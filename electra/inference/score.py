@@ -142,10 +142,6 @@ def load_scorer(run: Path, network: Literal["kept", "generator"] = "kept") -> Sc
 
     Device, precision and threads are those of the run's settings (`train`). A run that was trained
     on a CUDA device is scored on the CPU if there is none.
-
-    Raises:
-        UserError: `run` is not a run folder, has no intact checkpoint, or has no network that
-            scores.
     """
     config, networks = read_run_config(run_of(run)), read_pretrained(run)
     objective = config.method.objective

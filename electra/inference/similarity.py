@@ -30,21 +30,16 @@ NUM_COMPARED = 32
 
 
 class Pairs(NamedTuple):
-    """Pairs of sentences with the scores that people gave."""
+    """Pairs of sentences with the scores that people gave, and the name and sha256 of the file."""
 
     first: list[str]
     second: list[str]
     scores: list[float]
     data: str
-    """Name and sha256 of the file."""
 
 
 def read_pairs(path: Path, columns: Sequence[str] = COLUMNS) -> Pairs:
-    """Return the pairs of a table, or of dev.tsv in a folder: two sentences, and their score.
-
-    Raises:
-        UserError: The file cannot be read, or lacks a column, or a score is no number.
-    """
+    """Return the pairs of a table, or of dev.tsv in a folder: two sentences, and their score."""
     require(len(columns) == 3, f"--columns must name two texts and a score, not {len(columns)}")
     require(path.exists(), f"there is no file {path}")
     found = find_split(path, "dev", (".tsv",)) if path.is_dir() else [path]

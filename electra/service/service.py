@@ -71,14 +71,8 @@ class Service:
         )
         app.state.service = self
         app.include_router(routes)
-        app.add_exception_handler(RequestValidationError, _refuse_validation)
-        app.add_exception_handler(HTTPException, _refuse_http)
-        app.add_exception_handler(UserError, lambda _, error: refuse(422, str(error)))
-        app.add_exception_handler(Failed, lambda _, error: refuse(500, str(error)))
-        app.add_exception_handler(Exception, lambda *_: refuse(500, "an error of the service"))
-        app.add_exception_handler(
-            Full, lambda _, error: refuse(429, str(error), {"Retry-After": str(error.retry_after)})
-        )
+        for kind in (RequestValidationError, HTTPException, UserError, Full, Failed, Exception):
+            app.add_exception_handler(kind, _explain)
         self.app = Gate(app, config, self.meters, token=token, hosts=hosts)
 
     @asynccontextmanager
@@ -120,18 +114,21 @@ class Service:
         return model
 
 
-def _refuse_validation(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    if first["type"] == "json_invalid":
-        return refuse(422, f"the body is not JSON: {first['ctx']['error']}")
-    place = ".".join(str(part) for part in first["loc"][1:])
-    return refuse(422, f"{place}: {first['msg']}" if place else first["msg"])
-
-
-def _refuse_http(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, HTTPException)
-    return refuse(error.status_code, str(error.detail), error.headers)
+def _explain(request: Request, error: Exception) -> JSONResponse:
+    """Return an answer with one line of what is wrong with a request, or with the service."""
+    if isinstance(error, RequestValidationError):
+        first = error.errors()[0]
+        if first["type"] == "json_invalid":
+            return refuse(422, f"the body is not JSON: {first['ctx']['error']}")
+        place = ".".join(str(part) for part in first["loc"][1:])
+        return refuse(422, f"{place}: {first['msg']}" if place else first["msg"])
+    if isinstance(error, HTTPException):
+        return refuse(error.status_code, str(error.detail), error.headers)
+    if isinstance(error, Full):
+        return refuse(429, str(error), {"Retry-After": str(error.retry_after)})
+    if isinstance(error, UserError):
+        return refuse(422, str(error))
+    return refuse(500, str(error) if isinstance(error, Failed) else "an error of the service")
 
 
 def _require_whole(text: str) -> str:
