@@ -18,6 +18,11 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else f"; choose from {', '.join(choices)}"
 
 
+def count_of(number: int, noun: str) -> str:
+    """Return "1 file" or "1,234 files"."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def require(rule_holds: bool, message: str) -> None:
     """Raise UserError(message) unless the rule holds."""
     if not rule_holds:

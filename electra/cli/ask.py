@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from electra.cli.options import DryRun, Words, print_dry_run, refuse_file
-from electra.errors import import_extra, require
+from electra.errors import count_of, import_extra, require
 
 Input = Annotated[Path, Parameter(name="--input")]
 InputOrText = Annotated[Path | None, Parameter(name="--input")]
@@ -63,19 +63,21 @@ def predict(
     count = len(records)
     if dry_run:
         who, where = f"seed {finetuned.seed}", out or "standard output"
-        return print_dry_run(None, f"answer {count:,} inputs of {input_} with {who} to {where}")
+        what = f"{count_of(count, 'input')} of {input_}"
+        return print_dry_run(None, f"answer {what} with {who} to {where}")
     model = load_model(finetuned)
     with Progress("predicting", unit="rows") as progress:
         answers = model.answer(records, progress.update)
     if answers.num_cut:
+        was = "was" if answers.num_cut == 1 else "were"
         print_note(
-            f"{answers.num_cut:,} of {count:,} inputs were longer than the run's rows of "
-            f"{model.sequence_length} tokens and were cut"
+            f"{answers.num_cut:,} of {count_of(count, 'input')} {was} longer than the run's rows "
+            f"of {model.sequence_length} tokens and {was} cut"
         )
     if out is None:
         return print_lines(list_json(answers))
     write_answers(out, answers)
-    print_done(f"wrote {out}: {count:,} answers of seed {finetuned.seed} of {run}")
+    print_done(f"wrote {out}: {count_of(count, 'answer')} of seed {finetuned.seed} of {run}")
 
 
 def detect(
@@ -234,7 +236,7 @@ def score(
     sentences = [*found.good, *found.bad] if found else read_sentences(text or Path())
     refuse_file(out, (".json",) if pairs else (".tsv",))
     if dry_run:
-        what = f"{len(sentences):,} lines of {text or pairs}"
+        what = f"{count_of(len(sentences), 'line')} of {text or pairs}"
         return print_dry_run(None, f"score {what} with {run} and write {out}")
     scorer = scoring.load_scorer(run, network)
     with Progress("scoring", unit="rows") as progress:
@@ -243,12 +245,12 @@ def score(
         result = scoring.compare_pairs(found, scores)
         write_json(out, {**scorer.origin, **result})
         return print_done(
-            f"wrote {out}: the good sentence of {result['pairs']:,} pairs is preferred in "
-            f"{result['accuracy']:.1%}, mean of {len(result['kinds'])} kinds"
+            f"wrote {out}: the good sentence of {count_of(result['pairs'], 'pair')} is preferred "
+            f"in {result['accuracy']:.1%}, mean of {count_of(len(result['kinds']), 'kind')}"
         )
     scoring.write_scores(out, scores)
     mean = sum(each.pll for each in scores) / sum(each.num_tokens for each in scores)
-    print_done(f"wrote {out}: {len(scores):,} lines, {mean:.3f} a token on average")
+    print_done(f"wrote {out}: {count_of(len(scores), 'line')}, {mean:.3f} a token on average")
 
 
 def embed(
@@ -307,10 +309,13 @@ def embed(
         import_extra("pyarrow", "parquet", f"writing {out}")
     texts = read_texts(input_, column)
     if dry_run:
-        return print_dry_run(None, f"embed {len(texts):,} texts of {input_} and write {out}")
+        return print_dry_run(
+            None, f"embed {count_of(len(texts), 'text')} of {input_} and write {out}"
+        )
     network = load_encoder(model)
     how: Any = {"unit": unit, "layer": layer, "pooling": pooling}
     with Progress("embedding", unit="texts") as progress:
         count = write_embeddings(out, network, texts, **how, progress=progress.update)
     size = network.encoder.config.hidden_size
-    print_done(f"wrote {out}: {count:,} embeddings of {size} numbers, one for each {unit}")
+    told = f"{count_of(count, 'embedding')} of {count_of(size, 'number')}"
+    print_done(f"wrote {out}: {told}, one for each {unit}")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from electra.checkpoints.folder import read_pretrained
-from electra.errors import require
+from electra.errors import count_of, require
 from electra.inference.network import LoadedNetwork, load_network
 from electra.reports.tokens import Word
 from electra.tokenizing.tokenizer import Tokenizer
@@ -131,6 +131,6 @@ def _encode_gaps(network: LoadedNetwork, text: str, name: str) -> list[int]:
         ids += [tokenizer.mask_id, *tokenizer.encode_glued(part.rstrip())]
     require(
         len(ids) <= network.max_tokens,
-        f"{name} has {len(ids)} tokens; the model's rows hold {network.max_tokens}",
+        f"{name} has {count_of(len(ids), 'token')}; the model's rows hold {network.max_tokens}",
     )
     return ids

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from electra.errors import require
+from electra.errors import count_of, require
 from electra.inference.ask import Candidate, list_best
 from electra.inference.network import LoadedNetwork
 from electra.method.masking import choose_positions
@@ -78,7 +78,9 @@ def draw_picture(
     else:
         places = sorted(set(positions))
         wrong = [place for place in positions if not 0 <= place < length]
-        require(not wrong, f"no token {wrong[:1]}: the text has the tokens 0 to {length - 1}")
+        require(
+            not wrong, f"no token {wrong[:1]}: the text has {count_of(length, 'token')}, from 0"
+        )
     can_fill = generator is not None or not places
     require(can_fill, "the model has no generator, so no token can be masked and replaced")
     corrupt_L = original_L

@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from electra.checkpoints.checkpoint import run_of
 from electra.checkpoints.folder import SavedNetwork, read_pretrained, read_run_config
 from electra.checkpoints.manifest import find_commit
-from electra.errors import require
+from electra.errors import count_of, require
 from electra.files import write_text
 from electra.inference.network import LoadedNetwork, load_network
 from electra.text.tables import read_table
@@ -72,8 +72,8 @@ class Scorer:
         for line, (sentence, ids) in enumerate(zip(sentences, encoded, strict=True), start=1):
             require(
                 0 < len(ids) <= network.max_tokens,
-                f"line {line} has {len(ids)} tokens; it must have 1 to {network.max_tokens}, as "
-                f"the run's rows: {sentence[:40]!r}",
+                f"line {line} has {count_of(len(ids), 'token')}; it must have 1 to "
+                f"{network.max_tokens}, as the run's rows: {sentence[:40]!r}",
             )
         if self.predicts != "tokens":
             plls = network.run(encoded, self._ask, progress)

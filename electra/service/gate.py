@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from electra.errors import count_of
 from electra.service.config import ServeConfig
 
 OPEN = ("/", "/health", "/ready")
@@ -120,20 +121,22 @@ class Gate:
                 where = {"WWW-Authenticate": "Bearer"}
                 raise HTTPException(401, "a token is needed: Authorization: Bearer TOKEN", where)
         if self.num_requests > config.max_requests and not is_open:
-            message = f"{config.max_requests} requests are in progress; try again in 1 s"
+            message = f"in progress: {count_of(config.max_requests, 'request')}; try again in 1 s"
             raise HTTPException(429, message, {"Retry-After": "1"})
         if is_open:  # no route of these reads a body
             return b""
         length, limit = headers.get("content-length", "0"), config.max_body_bytes
         if int(length) > limit:
-            raise HTTPException(413, f"a body of {length} bytes; {limit} are allowed")
+            raise HTTPException(
+                413, f"a body of {count_of(int(length), 'byte')}; it may have {limit}"
+            )
         body = bytearray()
         try:
             async with asyncio.timeout(config.max_seconds):
                 async for part in request.stream():
                     body += part
                     if len(body) > limit:
-                        raise HTTPException(413, f"a body of more than {limit} bytes")
+                        raise HTTPException(413, f"a body of more than {count_of(limit, 'byte')}")
         except TimeoutError:
             raise HTTPException(408, f"no body within {config.max_seconds:g} s") from None
         except ClientDisconnect:

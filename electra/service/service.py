@@ -19,7 +19,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import AfterValidator, BaseModel, Field
 from starlette.exceptions import HTTPException
 
-from electra.errors import UserError, did_you_mean, require
+from electra.errors import UserError, count_of, did_you_mean, require
 from electra.inference.ask import Candidate
 from electra.inference.figure_2 import PictureToken, draw_picture
 from electra.inference.models import MAX_TOP, Embed, PretrainedModel, ServedModel, TaskModel
@@ -94,8 +94,11 @@ class Service:
     async def ask(self, question: Question, values: Sequence[Any], sizes: Sequence[int]) -> Any:
         """Return the answers to some values, computed with those of other requests."""
         limit, longest = self.config.max_texts, self.config.max_chars
-        require(len(values) <= limit, f"{len(values)} texts; a request may have {limit}")
-        require(max(sizes) <= longest, f"a text of {max(sizes)} characters; {longest} are allowed")
+        require(
+            len(values) <= limit, f"{count_of(len(values), 'text')}; a request may have {limit}"
+        )
+        told = f"a text of {count_of(max(sizes), 'character')}; it may have {longest}"
+        require(max(sizes) <= longest, told)
         futures = map(asyncio.wrap_future, self.queue.submit(question, values, sizes))
         try:
             return await asyncio.wait_for(asyncio.gather(*futures), self.config.max_seconds)
