@@ -128,8 +128,6 @@ def test_both_verbs_print_text_or_json(run, tmp_path, capsys, monkeypatch):
     answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [answer["text"] for answer in answers] == ["the cat", "a mat"]
     assert [word["text"] for word in answers[0]["words"]] == ["the", "cat"]
-    main(["detect", str(run), "a \udcff cat", "--json"])  # an argument that is not UTF-8
-    assert json.loads(capsys.readouterr().out.encode())["text"].endswith(" cat")
     main(["fill", str(run), "the [MASK] sat", "--top", "2"])
     assert len(capsys.readouterr().out.splitlines()) == 4
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"[MASK] sat\n")))
