@@ -58,7 +58,7 @@ def test_ranges_are_the_file(tmp_path_factory, text, borders, border, suffix):
         found, counts = read_ranges(path, [0, *borders], border)
     assert found == expected
     assert (counts.documents, counts.files_of_lines) == (whole.documents, whole.files_of_lines)
-    assert (counts.text_bytes, counts.files) == (whole.text_bytes, 1)
+    assert (counts.text_bytes, counts.forms) == (whole.text_bytes, whole.forms)
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
@@ -127,7 +127,7 @@ def test_row_groups_in_ranges_are_the_table(table, borders):
     assert len(expected) == 500
     found, counts = read_ranges(table, [0, *borders], "blank")
     assert found == expected
-    assert (counts.text_bytes, counts.files) == (whole.text_bytes, 1)
+    assert (counts.text_bytes, counts.forms) == (whole.text_bytes, whole.forms)
 
 
 def test_a_large_table_is_several_pieces(table, tokenizer, tmp_path):

@@ -39,19 +39,11 @@ HASHES_AT_ONCE = 1 << 24
 
 
 class Filters:
-    """The filters of the settings, and how many documents each has dropped.
-
-    Attributes:
-        dropped: Numbers of dropped documents by reason.
-        aside: The file for dropped documents, if they are to be written.
-
-    Raises:
-        UserError: The library of a filter is not installed.
-    """
+    """The filters of the settings, and how many documents each has dropped, by reason."""
 
     def __init__(self, config: PrepareConfig) -> None:
         self.config = config
-        self.aside: IO[str] | None = None
+        self.aside: IO[str] | None = None  # for dropped documents that are to be written
         self.dropped: Counter[str] = Counter()
         self.languages = {name.strip() for name in config.languages.split(",") if name.strip()}
         if self.languages:

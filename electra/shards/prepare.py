@@ -99,15 +99,8 @@ def prepare_share(
     """Do a share of the pieces of a preparation, and return its number of pieces.
 
     Any number of processes on any machines can do shares at the same time; `finish` is the last
-    step. The machines must see the text and `out` under the same names.
-
-    Args:
-        paths: As for `prepare`, the same in all shares, but no pipes.
-        tokenizer: As for `prepare`.
-        out: The folder that `finish` will write.
-        config: As for `prepare`.
-        share: The number of the share, from 0, and how many shares there are.
-        progress: Called with each finished piece.
+    step. The machines must see the text, which holds no pipes, and `out` under the same names.
+    `share` is the number of the share, from 0, and how many there are; for the rest see `prepare`.
     """
     files, out = _find(paths, config).files, locate(out)
     _require_files(files)

@@ -83,7 +83,6 @@ WINDOW = 1 << 24
 class TextCounts:
     """Counts of what has been read so far."""
 
-    files: int = 0
     source_bytes: int = 0
     """Bytes of the files on disk; of ranges of .parquet files, of the whole files."""
     text_bytes: int = 0
@@ -98,44 +97,33 @@ class TextCounts:
     files_of_one_document: int = 0
     """Files of MANY_LINES lines or more that are one document for border=auto."""
     forms: dict[str, int] = field(default_factory=dict)
-    """Files by form."""
+    """Number of files by form."""
     empty: int = 0
     """Records and pages without text, passed over: null, white space, a page's title only."""
     invalid_sequences: int = 0
     """Invalid UTF-8 sequences and unpaired surrogates, replaced by U+FFFD."""
 
 
+@dataclass(kw_only=True)
 class Reader:
     """Reads documents, each a list of non-empty lines, and counts what has been read so far.
 
     In lines with unusual white space, each run of white space becomes one space.
-
-    Args:
-        border: Where a document of plain text ends. A record is always one document.
-        form: "auto", or "text": what its name does not tell is plain text.
-        text_field: The field or column of a record that holds the text.
-        encoding: Encoding of the text; "detect" tells it for each file.
-        names: Names of tokens in id order. Records may then hold lists of integers, of which the
-            names become the words of a line.
-        counts: Updated while reading; complete after the last document.
     """
 
-    def __init__(
-        self,
-        *,
-        border: Border = "blank",
-        text_field: str = "text",
-        encoding: str = UTF8,
-        form: str = "auto",
-        names: Sequence[str] | None = None,
-        counts: TextCounts | None = None,
-    ) -> None:
-        self.border: Border = border
-        self.text_field = text_field
-        self.encoding = encoding
-        self.form = form
-        self.names = names
-        self.counts = counts or TextCounts()
+    border: Border = "blank"
+    """Where a document of plain text ends. A record is always one document."""
+    text_field: str = "text"
+    """The field or column of a record that holds the text."""
+    encoding: str = UTF8
+    """Encoding of the text; "detect" tells it for each file."""
+    form: str = "auto"
+    """"auto", or "text": what its name does not tell is plain text."""
+    names: Sequence[str] | None = None
+    """Names of tokens in id order. Records may then hold lists of integers, of which the names
+    become the words of a line."""
+    counts: TextCounts = field(default_factory=TextCounts)
+    """Updated while reading; complete after the last document."""
 
     def read(self, paths: Iterable[Path]) -> Iterator[list[str]]:
         """Yield the documents of files, which `find_sources` found.
@@ -158,7 +146,6 @@ class Reader:
         Raises:
             UserError: As for `read`.
         """
-        self.counts.files += start == 0
         if is_dataset(path):
             self._note_form("a dataset")
             for text in dataset_texts(str(path), self.text_field):
@@ -175,7 +162,8 @@ class Reader:
                         self._note_form(NAMED_FORMS[format_of(path)])
                     yield from self._read_columns(path, stream, start, stop)
                     return
-                stream = self._decode_stream(path, stream)
+                encoding = encoding_of(path, self.encoding)
+                stream = transcode(stream, encoding, self._count_invalid, path)
                 form, stream = self._peek(path, stream)
                 yield from self._read_text(path, source, stream, form, start, unit)
         else:
@@ -203,9 +191,6 @@ class Reader:
                 return None
             lines = Reader()._read_lines(path, source, stream, is_first=True)
             return _detect_border(lines, self.border)[0]
-
-    def _decode_stream(self, path: Path, stream: IO[bytes]) -> IO[bytes]:
-        return transcode(stream, encoding_of(path, self.encoding), self._count_invalid, path)
 
     def _peek(self, path: Path, stream: IO[bytes]) -> tuple[Form, IO[bytes]]:
         """Return the form of a file, and the stream of its content again, in UTF-8."""

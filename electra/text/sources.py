@@ -75,8 +75,9 @@ FOREIGN = {
     r"(<!--.*?-->\s*)*(<\?xml|<!doctype)\b": f"XML; {EXTRACT}",
     r"WARC/\d": f"a WARC archive of web pages; {EXTRACT}",
     r"%PDF-|%!PS|\{\\rtf": f"PDF, PostScript or RTF; {EXTRACT}",
-    r"--[- \n]*(mysql|mariadb|postgresql|sqlite)\b.*dump|insert into `?\w|create table ": "SQL",
-    r"webvtt\b|\d+\s+\d\d:\d\d:\d\d[,.]\d{3} -->": f"subtitles; {EXTRACT}",
+    r"--[- \n]*(mysql|mariadb|postgresql|sqlite)\b.*dump": "a dump of SQL",
+    r"(insert into|create table)( if not exists)? [`\"\w.]+\s*(\(|values)": "SQL",
+    r"(webvtt\b.*\s+)?(\d+\s+)?(\d\d:)?\d\d:\d\d[,.]\d{3} -->": f"subtitles; {EXTRACT}",
     r"# (newdoc|sent_id|text|global\.columns)\b.*\n(#.*\n)*\S+\t\S": "a table of CoNLL-U",
     r"(?-i:[0-9a-f]{32}|[0-9a-f]{40}|[0-9a-f]{64}|[0-9a-f]{128}) [ *]\S": "a list of hashes",
     r"version https://git-lfs\.github\.com/": "a pointer of Git LFS; git lfs pull fetches the file",
@@ -338,12 +339,7 @@ def tell_form(
 ) -> tuple[Form | None, str]:
     """Return the form of a file, by its name or its first characters; or None, and what it is.
 
-    Args:
-        path: The file.
-        head: The characters.
-        text_field: The field of a record that holds the text.
-        form: As of `find_sources`.
-        is_whole: Whether the characters are all that there are.
+    `is_whole` says whether the characters, `head`, are all that there are.
     """
     kind = format_of(path)
     if kind in NAMED_FORMS:
@@ -412,7 +408,9 @@ def _tell_table(
         separator = tell_separator(lines[0])
         columns = [name.strip('" \r') for name in lines[0].split(separator)]
         is_even = len({line.count("\t") for line in lines}) == 1
-        if text_field in columns and len(columns) > 1 and (separator != "\t" or is_even):
+        is_table = is_even if separator == "\t" else lines[1].count(separator) >= len(columns) - 1
+        is_table = is_table and len(columns) > 1 and bool(columns[0])  # one of Markdown has none
+        if text_field in columns and is_table:
             return ("TSV" if separator == "\t" else "CSV"), ""
         if "\t" in lines[0] and is_even and len(lines) > 2 and not is_prose:
             return None, f"a table by tabs without a column {text_field!r}"

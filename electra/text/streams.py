@@ -39,8 +39,7 @@ TRUSTED_SECONDS = 24 * 3600
 def open_source(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
     """Yield the raw file, whose position is the progress, and the stream of decompressed content.
 
-    Raises:
-        UserError: The file is damaged or unreadable. This can happen at any read of the content.
+    A damaged or unreadable file is a UserError, which can happen at any read of the content.
     """
     compression = compression_of(path)
     with ExitStack() as stack:
@@ -57,11 +56,9 @@ def open_source(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
 
 
 def open_stdin() -> IO[bytes]:
-    """Return standard input.
+    """Return standard input, or refuse one that was closed, as by `<&-`.
 
-    Raises:
-        UserError: Standard input is closed, as by `<&-`. The next file that is opened takes its
-            place, so it must not be read by its number.
+    The next file that is opened takes its number, which must therefore not be read.
     """
     if sys.stdin is None or sys.stdin.closed:
         raise UserError("standard input is closed; give it a text, or name files")
@@ -205,11 +202,7 @@ def find_mark(first: bytes) -> str:
 
 
 def detect(first: bytes) -> str:
-    """Return the encoding of a text that begins with these bytes; "" if it is no text.
-
-    Raises:
-        UserError: The text is not UTF-8, and the package that tells encodings is not installed.
-    """
+    """Return the encoding of a text that begins with these bytes; "" if it is no text."""
     if mark := find_mark(first):
         return mark
     if b"\0" in first:
@@ -222,11 +215,7 @@ def detect(first: bytes) -> str:
 
 
 def guess(first: bytes) -> str:
-    """Return which of CANDIDATES a text without marks is in; "" if it is in none.
-
-    Raises:
-        UserError: The package that tells encodings is not installed.
-    """
+    """Return which of CANDIDATES a text without marks is in; "" if it is in none."""
     purpose = "telling encodings (or name yours: --set encoding=NAME)"
     normalizer = import_extra("charset_normalizer", "encodings", purpose)
     # The last character may be incomplete.
@@ -244,11 +233,7 @@ def transcode(
 ) -> IO[bytes]:
     """Return a stream of the same text in UTF-8.
 
-    Args:
-        stream: Text in the encoding.
-        encoding: Its name; UTF-8 is passed on as it is.
-        count: Called with the number of invalid sequences, each of which becomes U+FFFD.
-        path: For messages. A stream that cannot begin as the encoding does is a UserError.
+    `count` is called with the number of invalid sequences, each of which becomes U+FFFD.
     """
 
     def blocks() -> Iterator[bytes]:
@@ -311,11 +296,7 @@ def locate(name: str | Path) -> Path:
 
 
 def find_urls(name: str) -> list[Path]:
-    """Return the files that a URL names: a file, all below a folder, or those of a pattern.
-
-    Raises:
-        UserError: The place cannot be reached, or there is no file.
-    """
+    """Return the files that a URL names: a file, all below a folder, or those of a pattern."""
     top = cast(Any, locate(name))
     with _explain(name, "cannot be read"):
         if "*" in name:

@@ -150,13 +150,8 @@ def jsonl_texts(
 ) -> Iterator[str | None]:
     """Yield the text of each line that is not blank, an object with the field; null is None.
 
-    Args:
-        path: For messages.
-        lines: Whole lines.
-        text_field: The field.
-        origin: Where the lines begin, for messages.
-        names: Names of tokens in id order. A line or its field may then be a list of ids, of which
-            the names become the words of the text.
+    `path` and `origin`, where the lines begin, are for messages. With `names` of tokens, in id
+    order, a line or its field may be a list of ids, whose names become the words of the text.
     """
     numbers = itertools.count(1)
     for line in lines:
@@ -248,13 +243,8 @@ def _to_bytes(path: Path, column: Any, text_field: str) -> Iterator[bytes | None
 def dataset_texts(name: str, text_field: str) -> Iterator[str | None]:
     """Yield the texts of a dataset of Hugging Face, one after the other as they arrive.
 
-    Args:
-        name: datasets:NAME, datasets:NAME:CONFIGURATION or datasets:NAME:CONFIGURATION:SPLIT. NAME
-            is that of a hub, or a folder.
-        text_field: The field that holds the text.
-
-    Raises:
-        UserError: There is no such dataset, or it lacks the field.
+    Its name is datasets:NAME, datasets:NAME:CONFIGURATION or datasets:NAME:CONFIGURATION:SPLIT,
+    where NAME is that of a hub, or a folder.
     """
     datasets = import_extra("datasets", "datasets", Path(name))
     title, _, rest = name.removeprefix(DATASET).partition(":")
