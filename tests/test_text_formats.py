@@ -3,9 +3,11 @@
 import bz2
 import csv
 import gzip
+import io
 import json
 import lzma
 import re
+import sys
 
 import pytest
 from hypothesis import given, settings
@@ -133,6 +135,22 @@ def test_what_holds_no_plain_text_is_refused_and_passed_over_in_a_folder(tmp_pat
     found = find_sources([str(tmp_path)])
     assert [path.name for path in found.files] == ["b.txt"]
     assert found.passed_over[0][1].startswith(kind)
+
+
+def test_standard_input_is_looked_at_as_a_file_is(tmp_path, monkeypatch):
+    def give(content):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+        return read("-")
+
+    documents, counts = give(LINES.encode())
+    assert (len(documents), counts.forms) == (15, {"JSON lines": 1})
+    assert give(b"a text")[0] == [["a text"]]
+    for content, kind in ((b"<html><p>text</p>", "HTML"), (b"\x89PNG\0", "binary")):
+        with pytest.raises(UserError, match=f"^- is not text: {kind}"):
+            give(content)
+    monkeypatch.setattr(sys, "stdin", None)  # as Python sets it after <&-
+    with pytest.raises(UserError, match="standard input is closed; give it a text"):
+        read("-")
 
 
 def test_files_about_the_data_are_passed_over(tmp_path):
