@@ -158,13 +158,22 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Return the values of a TOML file by dotted name.
 
     Raises:
-        UserError: The file cannot be read, or is not valid TOML.
+        UserError: As of `parse_toml`.
+    """
+    return dict(flatten(parse_toml(path)))
+
+
+def parse_toml(path: Path) -> dict[str, Any]:
+    """Return the content of a TOML file. All TOML that the package reads is read here.
+
+    Raises:
+        UserError: The file cannot be read, or is not valid TOML, or is nested too deeply.
     """
     try:
-        return dict(flatten(tomllib.loads(path.read_text(encoding="utf-8"))))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also of numbers with too many digits
         raise UserError(f"{path} is not valid TOML: {error}") from None
 
 

@@ -301,6 +301,8 @@ def test_repeats_are_passes(corpora):
         (['shards = "small"', 'shards = "{toy}"'], "another tokenizer"),
         ([], "it has no table"),
         (["["], "is not valid TOML"),
+        (["weight = " + "[" * 100_000], "is not valid TOML"),
+        (["weight = " + "9" * 5000], "is not valid TOML"),
     ],
 )
 def test_refusals_of_mixtures(corpora, toy_shards, tables, message):

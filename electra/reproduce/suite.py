@@ -5,15 +5,13 @@ same kind of file (docs/REPRODUCE.md).
 """
 
 import math
-import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from electra.errors import UserError, did_you_mean, require, require_choice
-from electra.files import read_text
-from electra.settings import parse_value, setting_name
+from electra.settings import parse_toml, parse_value, setting_name
 
 SUITES = Path(__file__).parent / "suites"
 SUFFIX = ".toml"
@@ -264,10 +262,7 @@ def change_suite(suite: Suite, settings: Sequence[str], **changes: Any) -> Suite
 def _read_values(path: Path, extended_by: tuple[Path, ...]) -> dict[str, Any]:
     """Return the keys of a file and of those that it extends."""
     require(path.resolve() not in extended_by, f"{path} extends itself")
-    try:
-        values = tomllib.loads(read_text(path))
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{path} is not valid TOML: {error}") from None
+    values = parse_toml(path)
     bases = values.pop("extends", [])
     bases = [bases] if isinstance(bases, str) else bases
     require(

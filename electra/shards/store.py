@@ -23,7 +23,6 @@ import hashlib
 import json
 import math
 import time
-import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
@@ -36,6 +35,7 @@ import numpy as np
 
 from electra.errors import UserError, require
 from electra.files import parse_object, read_object, sha256_file, write_json
+from electra.settings import parse_toml
 from electra.text.streams import TRUSTED_SECONDS, fetch, fetched, is_url, locate, read_bytes
 from electra.tokenizing.tokenizer import Tokenizer, tokens_dtype
 
@@ -346,10 +346,7 @@ def _open_mixture(path: Path, *, verify: bool | Literal["anew"]) -> Shards:
 
 def _read_tables(path: Path) -> list[dict[str, Any]]:
     """Return the tables of a mixture after checking what they hold."""
-    try:
-        tables: Any = tomllib.loads(path.read_text(encoding="utf-8")).get("corpus")
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not valid TOML: {error}") from None
+    tables: Any = parse_toml(path).get("corpus")
     is_list = isinstance(tables, list) and all(isinstance(table, dict) for table in tables)
     if not (is_list and tables):
         raise UserError(f"{path} is no mixture: it has no table [[corpus]]")
