@@ -224,6 +224,8 @@ def test_the_verb_writes_onnx_that_agrees(run, toy_text, tmp_path, monkeypatch):
         expected = theirs(**inputs).logits.numpy()
     assert logits == pytest.approx(expected, abs=1e-4)
     check_hashes(out / "onnx")
+    int8, quantized = (out / "onnx" / f"model_{name}.onnx" for name in ("int8", "quantized"))
+    assert int8.read_bytes() == quantized.read_bytes()
     # A file that does not agree is refused, and nothing is left.
     monkeypatch.setattr(onnx, "LEAST_AGREEMENT", 1.01)
     with pytest.raises(

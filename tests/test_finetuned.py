@@ -108,7 +108,7 @@ def runs(start, sentences, tmp_path_factory):
         "texts": ("own", "texts", ["epochs=5"], 2),
         "mean": ("own", "texts", ["pooling=mean", "precision=bfloat16", "epochs=2"], 1),
         "numbers": ("sts-b", "numbers", [], 1),
-        "pairs": ("sts-b", "numbers", ["pooling=segments"], 1),
+        "pairs": ("sts-b", "numbers", ["pooling=segments", "train_examples=40"], 1),
         "choices": ("own", "choices", [*choice, "pooling=cls", "epochs=8"], 1),
         "mean-choices": ("own", "choices", [*choice, "pooling=mean"], 1),
         "tags": ("tagging", "tags", ["epochs=5"], 1),
@@ -786,3 +786,8 @@ def test_the_verb_exports_a_fine_tuning(runs, tmp_path, capsys):
     config = json.loads((out / "config.json").read_text())
     assert config["id2label"] == {"0": "other", "1": "woman"}
     assert config["label2id"] == {"other": 0, "woman": 1}
+    status, printed, err = run_command(capsys, "export", runs / "mean", "--out", tmp_path / "mean")
+    assert status == 0, err
+    wrote, following = printed.strip().splitlines()
+    assert wrote.endswith("as ElectraModel, with its head in head.safetensors")
+    assert "--onnx, which holds the head; or, for a classifier of transformers, fine" in following

@@ -68,6 +68,9 @@ class Weights(Mapping[str, Tensor]):
             raise KeyError(name)
         return self.read(name)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.headers  # Mapping's own would read the tensor
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.headers)
 
@@ -87,12 +90,7 @@ class Weights(Mapping[str, Tensor]):
 
 
 def read_tensors(path: Path) -> Weights:
-    """Return the tensors of a safetensors file, of which only the header is read now.
-
-    Raises:
-        UserError: The file is missing, truncated or not a safetensors file; or, when it is read, a
-            tensor has values that are not finite.
-    """
+    """Return the tensors of a safetensors file, of which only the header is read now."""
     try:
         file = safe_open(path, framework="pt")
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
@@ -137,11 +135,7 @@ def require_weight(found: Header, name: str, shape: Sequence[int]) -> None:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write a safetensors file, readable for whom the user's umask says.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
+    """Write a safetensors file, readable for whom the user's umask says."""
     path.touch()
     mode = path.stat().st_mode  # save_file leaves a file that only its owner can read
     contiguous = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
@@ -157,11 +151,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 @torch.no_grad()
 def load_parameters(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Copy tensors into the model's parameters of the same names.
-
-    Raises:
-        UserError: A parameter is missing among the tensors or has another shape.
-    """
+    """Copy tensors into the model's parameters of the same names."""
     parameters = dict(model.named_parameters())
     _require_parameters(tensors, parameters)
     for name, parameter in parameters.items():

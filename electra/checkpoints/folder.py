@@ -155,11 +155,7 @@ def read_model(folder: Path) -> SavedModel:
 
 
 def read_sizes(folder: Path) -> EncoderConfig:
-    """Return the sizes of the encoder in a folder, as `read_model` has them; no weights are read.
-
-    Raises:
-        UserError: The folder holds no model, or its config.json is damaged.
-    """
+    """Return the sizes of the encoder in a folder, as `read_model` has; no weights are read."""
     if is_finetuned(folder):
         return find_seed(folder).sizes
     if is_huggingface(folder):
@@ -208,11 +204,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_run_config(run: Path) -> PretrainConfig:
-    """Return the settings of a run folder.
-
-    Raises:
-        UserError: `run` is not a run folder, or config.json is damaged.
-    """
+    """Return the settings of a run folder."""
     path = run / "config.json"
     require(path.is_file(), f"{run} is not a run folder of `electra pretrain`: no config.json")
     values = read_object(path)
@@ -401,7 +393,7 @@ def _read_sizes(folder: Path) -> tuple[Architecture, EncoderConfig]:
     kind = values.get("model_type")
     readable = [each for each in ARCHITECTURES if each != "bert"]
     require(
-        kind in ARCHITECTURES and kind != "bert",
+        str(kind) in readable,
         f"{folder}: model_type must be {' or '.join(readable)}, not {kind!r}"
         + (f"; `electra import {folder} --out start` makes it electra" * (kind == "bert")),
     )

@@ -106,15 +106,7 @@ class Architecture:
         return gather(partial(DiscriminatorHead, sizes), theirs, find)
 
     def read_encoder(self, theirs: Tensors, sizes: EncoderConfig) -> Weights:
-        """Return an encoder's parameters under our names.
-
-        Args:
-            theirs: Those of a class with or without a head.
-            sizes: The encoder's sizes.
-
-        Raises:
-            UserError: A parameter is missing or has another shape, or there are other layers.
-        """
+        """Return an encoder's parameters under our names."""
         prefix = self.prefix if any(name.startswith(self.prefix) for name in theirs) else ""
         require_layers(theirs, prefix + self.before_layers, sizes)
         return gather(partial(Encoder, sizes), theirs, partial(find_theirs, self.encoder, prefix))
@@ -164,16 +156,7 @@ def gather(
     theirs: Tensors,
     find: Callable[[str], tuple[str, ...]] = lambda name: (name,),
 ) -> Weights:
-    """Return the weights of a module; presence, dtypes and shapes are checked before any is read.
-
-    Args:
-        build: Makes the module.
-        theirs: The tensors.
-        find: Returns the names in `theirs` of a parameter of the module, or of its parts.
-
-    Raises:
-        UserError: A parameter is missing, is no floating-point number, or has another shape.
-    """
+    """Return the weights of a module; names, dtypes and shapes are checked before any is read."""
     names, headers = {}, {}
     for name, parameter in list_parameters(build).items():
         names[name] = find(name)
@@ -211,9 +194,6 @@ def expand_classifier(weight_CH: Tensor, bias_C: Tensor) -> dict[str, Tensor]:
     units allow, and the second layer averages the copies. Dropout and gradients are then spread
     over the layer as in an ordinary head. The remaining H % 2C units are zero and stay zero in
     training.
-
-    Raises:
-        UserError: There are more than H / 2 classes.
     """
     num_classes, hidden_size = weight_CH.shape
     copies = hidden_size // (2 * num_classes)
@@ -267,13 +247,7 @@ def _read_fields(
 def _fields(
     names: Collection[str], renamed: Mapping[str, str], **defaults: Any
 ) -> dict[str, tuple[str, Any]]:
-    """Return names and defaults of fields in config.json.
-
-    Args:
-        names: Fields of EncoderConfig.
-        renamed: Their names in config.json, if others.
-        defaults: Defaults in transformers, if others than ours.
-    """
+    """Return names and defaults of fields in config.json."""
     own = {each.name: each.default for each in dataclasses.fields(EncoderConfig)}
     return {
         name: (renamed.get(name, name), defaults[name] if name in defaults else own[name])
@@ -446,6 +420,7 @@ def _write_modern(sizes: EncoderConfig, class_name: str, tokenizer: Tokenizer) -
         **_MODERN_FIXED,
         "initializer_cutoff_factor": 2.0,
         "norm_eps": sizes.layer_norm_eps,
+        "layer_norm_eps": sizes.layer_norm_eps,  # as candle calls it
         "attention_dropout": sizes.attention_probs_dropout_prob,
         "embedding_dropout": sizes.hidden_dropout_prob,
         "mlp_dropout": sizes.hidden_dropout_prob,

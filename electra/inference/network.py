@@ -126,7 +126,8 @@ class LoadedNetwork(LoadedEncoder):
         assert isinstance(self.head, GeneratorHead)
         features_ME = self.head(hidden_MH).float()
         logits_MV = features_ME @ self.encoder.embeddings.tokens.weight.T + self.head.bias
-        return require_numbers(F.log_softmax(logits_MV, dim=-1))
+        log_probs_MV = require_numbers(F.log_softmax(logits_MV, dim=-1))
+        return log_probs_MV[:, : self.tokenizer.vocab_size]  # without rows that no token has
 
     def judge(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """Return a discriminator's logits (B, L) of rows of ids, between [CLS] and [SEP]."""

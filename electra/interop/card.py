@@ -119,19 +119,7 @@ def write_card(
     similarity: Similarity | None = None,
     agreements: Sequence[Agreement] = (),
 ) -> str:
-    """Return the text of README.md.
-
-    Args:
-        name: Of the model.
-        architecture: The class in transformers.
-        network: What it answers, the sizes of its encoder, and its head.
-        length: Longest row of the training, tokens.
-        facts: The record of the training.
-        scores: A table of scores, Markdown; empty: none are known.
-        labels: Of a classifier, in the order of its logits.
-        similarity: Layer and pooling of a folder for sentence-transformers.
-        agreements: How well the ONNX files agree.
-    """
+    """Return the text of README.md."""
     kind, sizes, head = network
     layers: dict[int, list[float]] = {}  # first all means, then all states of [CLS]
     for each in similarity.scores if similarity else ():

@@ -191,12 +191,7 @@ def describe(network: SavedNetwork, tokenizer: Tokenizer, length: int, source: s
 
 
 def describe_finetuned(model: Finetuned) -> Outgoing:
-    """Return a fine-tuned network as the class in transformers has it that has its layers.
-
-    Raises:
-        UserError: The head is no function of one pass over a row: a BiLSTM on features, or the
-            beam of SQuAD.
-    """
+    """Return a fine-tuned network as the class in transformers has it that has its layers."""
     facts, config, sizes = model.facts, model.config, model.encoder
     family, pooling, labels = facts["family"], config.pooling, facts.get("labels") or []
     require(
@@ -261,7 +256,10 @@ def describe_labels(labels: Sequence[str], *, is_of_rows: bool = True) -> dict[s
 def _choose_network(model: SavedModel) -> SavedNetwork:
     """Return the network that a Hugging Face folder says it holds: its class is written again."""
     values = read_object(model.folder / "config.json")
-    (name,) = values.get("architectures") or ["ElectraModel"]
+    names = values.get("architectures") or ["ElectraModel"]
+    is_one = isinstance(names, list) and len(names) == 1 and isinstance(names[0], str)
+    require(is_one, f"{model.folder}: architectures must name one class, not {names!r}")
+    name = names[0]
     if name.endswith("ForPreTraining") or DISCRIMINATOR_FILE in model.files:
         return model.network("replaced")
     if name.endswith("ForMaskedLM"):
@@ -276,11 +274,7 @@ def _choose_network(model: SavedModel) -> SavedNetwork:
 def convert(
     outgoing: Outgoing, form: Form = "huggingface"
 ) -> tuple[dict[str, Any], dict[str, Tensor], Mapping[str, Tensor]]:
-    """Return config.json and the tensors of the class, and those of a head that lies beside it.
-
-    Raises:
-        UserError: BERT has no such graph, or no class with such a head.
-    """
+    """Return config.json and the tensors of the class, and those of a head that lies beside it."""
     sizes, head = outgoing.network.sizes, outgoing.network.head
     require(
         form != "bert" or sizes.architecture == "electra",

@@ -1,6 +1,6 @@
 """Other people's weights as Hugging Face folders of ELECTRA or ModernBERT, which every verb reads.
 
-sources.py reads the weights. BERT's pooler and its next-sentence head have no place here and are
+weights.py reads the weights. BERT's pooler and its next-sentence head have no place here and are
 left over. Rows of the embeddings that no token has, of a vocabulary that was padded, are kept.
 
 More tokens and longer rows can be made. New rows of the embeddings and of the generator's output
@@ -32,7 +32,7 @@ from electra.config import EncoderConfig
 from electra.errors import UserError, require
 from electra.files import new_folder
 from electra.interop.export import describe, write_plain
-from electra.interop.sources import GENERATOR, JUDGE, Source, read_source
+from electra.interop.weights import GENERATOR, JUDGE, Source, read_source
 from electra.tokenizing.tokenizer import Tokenizer
 
 HEAD_SIZE = 64
@@ -196,10 +196,6 @@ def find_pieces(old: Tokenizer, new: Tokenizer) -> list[list[int]]:
 
     An old token has its own id. A new one has those of the pieces that stood in its place
     (`Tokenizer.spell`).
-
-    Raises:
-        UserError: The new vocabulary lacks an old token, is of another kind, or normalises text in
-            another way.
     """
     for name in ("kind", "lowercase", "strip_accents"):
         ours, theirs = getattr(old, name), getattr(new, name)
@@ -246,10 +242,6 @@ def _extend_positions(network: SavedNetwork, number: int, how: PositionRows) -> 
     of local layers stay.
 
     Distances stay as they are: beyond the last bucket all are one.
-
-    Raises:
-        UserError: There are more positions already, or others than learned ones were to be
-            repeated.
 
     Source: "NTK-aware" interpolation, section 3.1 of Peng et al. 2023 (YaRN).
     """

@@ -4,6 +4,7 @@ Shape suffixes: B rows of the batch, C choices of a row, L positions, H hidden s
 """
 
 import logging
+import shutil
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,15 +35,7 @@ def list_inputs(sizes: EncoderConfig, head: nn.Module | None) -> tuple[str, ...]
 
 
 class Graph(nn.Module):
-    """A network with the outputs that transformers' class of its kind has, if there is one.
-
-    Args:
-        sizes: Sizes of the encoder.
-        encoder: The encoder's parameters, under our names.
-        kind: What the head answers.
-        head: The head, with its parameters; None: there is none.
-        is_number: Whether the head's logit is a number, not that of a class.
-    """
+    """A network with the outputs that transformers' class of its kind has, if there is one."""
 
     def __init__(
         self,
@@ -142,17 +135,7 @@ class Agreement(NamedTuple):
 def write_onnx(
     folder: Path, graph: Graph, tokenizer: Tokenizer, text: Sequence[str] = ()
 ) -> list[Agreement]:
-    """Write onnx/model.onnx, and onnx/model_int8.onnx if a text is given, into a folder.
-
-    Args:
-        folder: The folder of the export.
-        graph: The network.
-        tokenizer: The network's tokenizer.
-        text: Lines of real text on which int8 is compared.
-
-    Raises:
-        UserError: A file does not agree with the network, or a package is not installed.
-    """
+    """Write onnx/model.onnx, and if a text is given onnx/model_int8.onnx, into a folder."""
     path = folder / "onnx" / "model.onnx"
     for module in ("onnx", "onnxscript", "onnxruntime"):
         import_extra(module, "onnx", f"writing {path}")
@@ -179,6 +162,7 @@ def write_onnx(
                 f"it must be {least:.0%} at least; export without --int8",
             )
         found.append(Agreement("onnx/model_int8.onnx", agreement))
+        shutil.copyfile(path, path.with_name("model_quantized.onnx"))  # what browsers ask for
     return found
 
 

@@ -67,17 +67,7 @@ def cut_layers(network: SavedNetwork, num_layers: int) -> SavedNetwork:
 
 
 def write_pooling(folder: Path, size: int, length: int, similarity: Similarity) -> None:
-    """Make a Hugging Face folder one of sentence-transformers, and compare the embeddings.
-
-    Args:
-        folder: The folder of the encoder.
-        size: Size of the embeddings.
-        length: Longest row, tokens; longer texts are cut.
-        similarity: Pooling, and the embeddings to compare with.
-
-    Raises:
-        UserError: sentence-transformers is not installed, or embeds the sentences otherwise.
-    """
+    """Make a Hugging Face folder one of sentence-transformers, and compare the embeddings."""
     library = import_extra("sentence_transformers", "sentence-transformers", f"writing {folder}")
     parts = (("Transformer", ""), ("Pooling", "1_Pooling"))
     modules: list[dict[str, Any]] = [

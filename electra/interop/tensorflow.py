@@ -10,8 +10,9 @@ Source: TensorFlow's core/util/tensor_bundle, core/lib/io/format and
 core/protobuf/tensor_bundle.proto.
 """
 
+import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,9 +50,6 @@ def find_bundle(path: Path) -> Path | None:
 
     None: there is none. Of several in a folder, the one that the file `checkpoint` names, or the
     only one.
-
-    Raises:
-        UserError: A folder has several bundles, and no file says which is meant.
     """
     if not path.is_dir():
         base = path.with_name(path.name.removesuffix(".index").partition(".data-")[0])
@@ -73,22 +71,21 @@ def read_bundle(base: Path) -> tuple[dict[str, Tensor], list[str]]:
     """Return the floating-point tensors of a bundle, float32, and the names of all others.
 
     Optimizer slots (Adam's moments) and partial tensors are among the others.
-
-    Args:
-        base: Path of the bundle, without ".index".
-
-    Raises:
-        UserError: A file is missing, is no part of a bundle, is damaged, or has a form that no
-            ELECTRA checkpoint has; or the package google-crc32c is not installed.
     """
-    index = Path(f"{base}.index")
     _checksum(b"")  # refused here without the package, not as a damaged file
+    index = Path(f"{base}.index")
     try:
         entries, num_shards = _read_index(index.read_bytes())
+        return _read_tensors(base, entries, num_shards)
     except OSError as error:
-        raise UserError(f"cannot read {index}: {error.strerror}") from None
-    except (ValueError, IndexError, struct.error) as error:
+        raise UserError(f"cannot read {error.filename or index}: {error.strerror}") from None
+    except (ValueError, IndexError, TypeError, OverflowError, struct.error) as error:
         raise UserError(f"{index} is damaged, or is no checkpoint: {error}") from None
+
+
+def _read_tensors(
+    base: Path, entries: Mapping[str, Entry], num_shards: int
+) -> tuple[dict[str, Tensor], list[str]]:
     tensors, others = {}, []
     shards: dict[int, np.memmap[Any, Any]] = {}
     for name, entry in entries.items():
@@ -97,13 +94,13 @@ def read_bundle(base: Path) -> tuple[dict[str, Tensor], list[str]]:
             continue
         path = Path(f"{base}.data-{entry.shard:05}-of-{num_shards:05}")
         if entry.shard not in shards:
-            require(path.is_file(), f"{path} is missing: it holds tensors of {index.name}")
+            require(path.is_file(), f"{path} is missing: it holds tensors of {base.name}")
             shards[entry.shard] = np.memmap(path, mode="r")
         raw = shards[entry.shard][entry.offset : entry.offset + entry.size].tobytes()
         dtype = FLOATS[entry.dtype]
-        num_bytes = dtype.itemsize * int(np.prod(entry.shape, dtype=np.int64))
         require(
-            len(raw) == entry.size == num_bytes and _checksum(raw) == entry.checksum,
+            len(raw) == entry.size == dtype.itemsize * math.prod(entry.shape)
+            and _checksum(raw) == entry.checksum,
             f"{path}: {name} is damaged",
         )
         values = np.frombuffer(raw, dtype).reshape(entry.shape).astype(np.float32)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from electra.checkpoints.checkpoint import load_parameters
@@ -26,6 +27,7 @@ from electra.config import (
 )
 from electra.errors import UserError, require
 from electra.method.objective import Network, Objective
+from electra.model.heads import GeneratorHead
 from electra.shards.store import Shards
 
 Origin = Literal["init_from", "folder", "layers", "new"]
@@ -33,6 +35,8 @@ Origin = Literal["init_from", "folder", "layers", "new"]
 MADE_FRACTION = 0.25
 """Layers of a generator that is made from the discriminator's, as a share of them, if the preset
 has a narrow generator. Such a generator is as wide as the discriminator."""
+NEVER = -1e4
+"""Bias of a token that does not exist."""
 WARMUP_SHARE = 10
 """train.steps divided by generator.warmup_steps, where a made generator's is not set."""
 
@@ -120,17 +124,11 @@ def _fit_generator(
 
 
 def require_vocabulary(start: SavedModel, shards: Shards) -> None:
-    """Refuse shards with another vocabulary than the model's, or embeddings not one for a token."""
+    """Refuse shards with another vocabulary than the model's."""
     require(
         start.tokenizer.digest == shards.tokenizer.digest,
         f"train.init_from {start.source} has another vocabulary than {shards.folder}: prepare the "
         "text with its tokenizer, by `electra prepare --tokenizer`",
-    )
-    num_rows, num_tokens = start.kept.sizes.vocab_size, shards.tokenizer.vocab_size
-    require(
-        num_rows == num_tokens,
-        f"train.init_from {start.source} has {num_rows:,} token embeddings for {num_tokens:,} "
-        "tokens; `electra import` makes them agree",
     )
 
 
@@ -230,7 +228,10 @@ def load_start(
     """Copy the weights that a continued run begins with into the objective.
 
     Heads that are new begin with the best constant predictions for the token counts of the shards.
+    Rows of a padded vocabulary that no token has stay, and are never predicted.
     """
+    num_tokens = len(frequencies_V)
+    frequencies_V = F.pad(frequencies_V, (0, config.model.vocab_size - num_tokens), value=1)
     model.set_constant_predictions(frequencies_V.to(next(model.parameters()).device))
     parts = describe_parts(model, config, start)
     for role, network in model.networks.items():
@@ -243,6 +244,8 @@ def load_start(
         elif parts[role] == "layers":
             for encoder in network.encoders:  # with fewer layers, of the same names
                 load_parameters(encoder, start.kept.encoders[0])
+        if isinstance(network.head, GeneratorHead):
+            network.head.bias[num_tokens:] = NEVER
     model.kept.embeddings.tokens.subtract_base()
 
 

@@ -65,7 +65,16 @@ def resolve(
             from electra.checkpoints.folder import read_pretrained
             from electra.pretraining.init_from import fit_to_start
 
-            settings = fit_to_start(settings, read_pretrained(Path(init_from)), given)
+            start, length = read_pretrained(Path(init_from)), settings.examples.sequence_length
+            if length > start.sequence_length:
+                told = (
+                    f"{start.source} was trained on rows of at most {start.sequence_length} tokens"
+                )
+                if "examples.sequence_length" not in given:
+                    length = start.sequence_length
+                    settings = override(settings, [f"examples.sequence_length={length}"])
+                note(f"examples.sequence_length={length}: {told}")
+            settings = fit_to_start(settings, start, given)
             if "optimizer.learning_rate" not in given:
                 note(
                     f"optimizer.learning_rate={optimizer.learning_rate:g} is {preset}'s for a run "

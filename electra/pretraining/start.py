@@ -54,7 +54,9 @@ def fit_to_shards(config: PretrainConfig, shards: Shards) -> PretrainConfig:
             or sizes that the settings cannot express.
     """
     require(bool(shards.heldout), f"{shards.folder} has no held-out part; prepare it with one")
-    model = dataclasses.replace(config.model, vocab_size=shards.tokenizer.vocab_size)
+    num_rows = config.model.vocab_size if config.train.init_from else 0  # a few may have no token
+    num_rows = max(num_rows, shards.tokenizer.vocab_size)
+    model = dataclasses.replace(config.model, vocab_size=num_rows)
     config = dataclasses.replace(config, model=model)
     if config.generator.kind != "frozen":
         return config

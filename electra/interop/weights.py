@@ -59,11 +59,7 @@ class Source(NamedTuple):
 
 
 def read_source(path: Path) -> Source:
-    """Return the weights of a TensorFlow checkpoint, its folder, or a Hugging Face folder.
-
-    Raises:
-        UserError: There is no such thing at the path, or it is damaged.
-    """
+    """Return the weights of a TensorFlow checkpoint, its folder, or a Hugging Face folder."""
     base = find_bundle(path)
     if base:
         theirs, others = read_bundle(base)
@@ -83,7 +79,7 @@ def read_source(path: Path) -> Source:
     values = read_object(config)
     kind, (*first, last) = values.get("model_type"), ARCHITECTURES
     require(
-        kind in ARCHITECTURES,
+        str(kind) in ARCHITECTURES,
         f"{config}: model_type must be {', '.join(first)} or {last}, not {kind!r}",
     )
     weights = _read_weights(path)

@@ -1,0 +1,253 @@
+"""Weights that are damaged or do not fit: refused in one line, before anything is written."""
+
+import io
+import json
+import shutil
+import zipfile
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from electra.checkpoints.folder import read_model, read_pretrained
+from electra.cli import main
+from electra.config import PrepareConfig
+from electra.errors import UserError
+from electra.inference.ask import fill, load_asked
+from electra.inference.embed import embed
+from electra.inference.network import load_encoder
+from electra.interop.export import export
+from electra.interop.importing import import_model
+from electra.pretraining.init_from import fit_to_start
+from electra.pretraining.loop import pretrain
+from electra.settings import override
+from electra.shards.prepare import prepare
+from electra.tokenizing.tokenizer import make_tokenizer
+
+WEIGHT = "electra.encoder.layer.1.output.dense.weight"
+NAN = float("nan")
+
+
+def tensor(change):
+    """Change one matrix of the weights."""
+
+    def apply(folder):
+        weights = load_file(folder / "model.safetensors")
+        weights[WEIGHT] = change(weights[WEIGHT]).contiguous()
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+    return apply
+
+
+def config(**values):
+    """Change config.json."""
+
+    def apply(folder):
+        path = folder / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+    return apply
+
+
+def pickled(change, **options):
+    """Save the weights with torch.save, changed."""
+
+    def apply(folder):
+        weights = load_file(folder / "model.safetensors")
+        (folder / "model.safetensors").unlink()
+        torch.save(change(weights), folder / "pytorch_model.bin", **options)
+
+    return apply
+
+
+def raw(content):
+    def apply(folder):
+        (folder / "model.safetensors").unlink()
+        (folder / "pytorch_model.bin").write_bytes(content)
+
+    return apply
+
+
+def packed(folder):
+    pickled(lambda weights: weights | {"more": torch.zeros(300_000)})(folder)
+    path = folder / "pytorch_model.bin"
+    stored = zipfile.ZipFile(io.BytesIO(path.read_bytes()))
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for each in stored.namelist():
+            archive.writestr(each, stored.read(each))
+
+
+def without_pickle():
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        archive.writestr("archive/version", "3")
+    return content.getvalue()
+
+
+def more_tokens(folder):
+    for path in [*folder.glob("tokenizer*"), folder / "vocab.txt", folder / "electra.json"]:
+        path.unlink()
+    make_tokenizer(200).write(folder)
+
+
+def refuse(verbs, folder, tmp_path, capsys):
+    """Return what each verb says, of which none writes anything."""
+    said = []
+    out = tmp_path / "out"
+    (tmp_path / "text.txt").write_text("the queen\n")
+    for verb in verbs:
+        words = {"embed": ["--input", tmp_path / "text.txt"]}.get(verb, [])
+        with pytest.raises(SystemExit) as stop:
+            main([str(word) for word in (verb, folder, *words, "--out", out)])
+        lines = [each for each in capsys.readouterr().err.splitlines() if each[:5] != "note:"]
+        assert (stop.value.code, len(lines), out.exists()) == (2, 1, False), lines
+        said += lines
+    return said
+
+
+SHAPE = f"{WEIGHT} has the shape"
+READ_BY_ALL = [
+    (tensor(lambda x: x.index_fill(0, torch.tensor([3]), NAN)), f"{WEIGHT} holds 256 values that"),
+    (tensor(lambda x: x.double() * 1e300), f"{WEIGHT} holds 16,384 values that are NaN or inf"),
+    (tensor(lambda x: x.T), f"{SHAPE} (256, 64); by the sizes of the model it must be (64, 256)"),
+    (tensor(lambda x: x[0, 0]), f"{SHAPE} ()"),
+    (tensor(lambda x: x[:-1]), f"{SHAPE} (63, 256)"),
+    (tensor(lambda x: x[:0]), f"{SHAPE} (0, 256)"),
+    (tensor(lambda x: x.flatten()), f"{SHAPE} (16384,)"),
+    (tensor(lambda x: x.long()), f"{WEIGHT} is I64; weights must be float32, float16, bfloat16"),
+    (tensor(lambda x: x.to(torch.complex64)), f"{WEIGHT} is C64"),
+    (config(num_hidden_layers=10**9), "num_hidden_layers is 1,000,000,000, but the weights have 2"),
+    (config(num_hidden_layers=1), "num_hidden_layers is 1, but the weights have 2 layers"),
+    (config(hidden_size=1 << 30), "the sizes are too large for any machine"),
+    (config(vocab_size=10**30), "vocab_size must be less than 2,147,483,648"),
+    (config(vocab_size=121), "word_embeddings.weight has the shape (120, 32); by the sizes"),
+    (config(sequence_length=2), "a row of 2 tokens is too short"),
+    (config(model_type="roberta"), "model_type must be electra"),
+    (config(model_type=["electra"]), "model_type must be electra"),
+    (more_tokens, "200 tokens"),
+]
+
+
+@pytest.mark.parametrize(("damage", "words"), READ_BY_ALL)
+def test_what_fits_no_network_is_refused(start, tmp_path, capsys, damage, words):
+    folder = shutil.copytree(start, tmp_path / "model")
+    damage(folder)
+    for line in refuse(("import", "export", "embed"), folder, tmp_path, capsys):
+        assert words in line, line
+
+
+IS_NO_FILE = "does not hold tensors alone, or is damaged"
+READ_BY_IMPORT = [
+    (raw(without_pickle()), IS_NO_FILE),
+    (raw(b""), IS_NO_FILE),
+    (raw(b"\x80\x02N."), IS_NO_FILE),
+    (pickled(lambda weights: weights, pickle_protocol=5), None),
+    (pickled(lambda weights: {"model": weights}), "does not hold tensors by name"),
+    (pickled(lambda weights: {5: weights[WEIGHT]}), "does not hold tensors by name"),
+    (packed, "bytes in a file of"),
+    *(
+        (pickled(lambda x, change=change, **_: x | {WEIGHT: change(x[WEIGHT])}, **options), words)
+        for options in ({}, {"_use_new_zipfile_serialization": False})
+        for change, words in (
+            (lambda x: x.to_sparse(), f"{WEIGHT} is sparse_coo float32 on cpu"),
+            (lambda x: x.to("meta"), f"{WEIGHT} is strided float32 on meta"),
+            (lambda x: torch.zeros(1).expand(x.shape), "is float32 that repeats fewer values"),
+            (lambda x: torch.zeros(1).expand(10**12, 64), "is float32 that repeats fewer values"),
+            (lambda x: x.to(torch.uint8), f"{WEIGHT} is uint8"),
+            (lambda x: x * NAN, f"{WEIGHT} holds 16,384 values that are NaN"),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("damage", "words"), READ_BY_IMPORT)
+def test_a_pickle_is_refused_by_what_is_wrong(start, tmp_path, capsys, damage, words):
+    """Every other verb names the command that reads such a file."""
+    folder = shutil.copytree(start, tmp_path / "model")
+    damage(folder)
+    (line,) = refuse(("embed",), folder, tmp_path, capsys)
+    assert f"has no model.safetensors; `electra import {folder} --out start` turns" in line
+    if words is None:
+        import_model(folder, tmp_path / "whole")
+        assert read_model(tmp_path / "whole").tensors.keys() == read_model(start).tensors.keys()
+    else:
+        (line,) = refuse(("import",), folder, tmp_path, capsys)
+        assert words in line, line
+
+
+def test_spare_rows_of_a_padded_vocabulary_are_kept(
+    run, toy_tokenizer, toy_text, toy_config, tmp_path
+):
+    """By import, pre-training, export; and no spare token is predicted."""
+    export(run, tmp_path / "padded")
+    for place in (tmp_path / "padded", tmp_path / "padded/generator"):
+        (place / "electra.json").unlink()
+        weights = load_file(place / "model.safetensors")
+        for name in ("electra.embeddings.word_embeddings.weight", "generator_lm_head.bias"):
+            if name in weights:
+                spare = torch.full((8, *weights[name].shape[1:]), 5.0)
+                weights[name] = torch.cat([weights[name], spare])
+        save_file(weights, place / "model.safetensors", {"format": "pt"})
+        config(vocab_size=128)(place)
+    found = import_model(
+        tmp_path / "padded", tmp_path / "start", None, tmp_path / "padded/generator"
+    )
+    assert found.num_spare == 8
+    assert toy_tokenizer.vocab_size == 120
+    judge = load_file(tmp_path / "start/model.safetensors")
+    assert (judge["electra.embeddings.word_embeddings.weight"][120:] == 5).all()
+    ((words,),) = fill(load_asked(tmp_path / "start", "tokens"), ["the [MASK]"], 128)
+    assert len(words) == 120
+    prepare(
+        [str(toy_text)], toy_tokenizer, tmp_path / "shards", PrepareConfig(heldout_prob=0.1), None
+    )
+    settings = [
+        f"train.init_from={tmp_path / 'start'}",
+        "train.steps=2",
+        "optimizer.warmup_steps=1",
+    ]
+    more = fit_to_start(override(toy_config, settings), read_pretrained(tmp_path / "start"))
+    pretrain(tmp_path / "shards", tmp_path / "more", more, lambda record: None)
+    assert read_model(tmp_path / "more").encoder.vocab_size == 128
+    (tmp_path / "few.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n")
+    with pytest.raises(UserError, match="128 token embeddings, and its tokenizer 5 tokens: too"):
+        import_model(tmp_path / "padded", tmp_path / "out", tmp_path / "few.txt")
+
+
+def test_the_trained_row_length_goes_with_the_weights(run, start, tmp_path, capsys):
+    """Rows of 32 of 512 positions: in every file, and obeyed by every reader."""
+    transformers = pytest.importorskip("transformers")
+    export(run, tmp_path / "one")
+    import_model(tmp_path / "one", tmp_path / "two")
+    export(tmp_path / "two", tmp_path / "three")
+    long = ["the queen sold a boat . " * 30]
+    expected = embed(load_encoder(run), long)
+    for name in ("one", "one/generator", "two", "three"):
+        folder = tmp_path / name
+        assert json.loads((folder / "config.json").read_text())["sequence_length"] == 32
+        assert read_pretrained(folder).sequence_length == 32
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        assert tokenizer.model_max_length == 32
+        assert len(tokenizer(long[0], truncation=True)["input_ids"]) == 32
+        if name != "one/generator":
+            assert embed(load_encoder(folder), long) == pytest.approx(expected, abs=1e-6)
+    words = ["finetune", tmp_path / "one", "--task", "cola", "--data", tmp_path, "--out", "x"]
+    with pytest.raises(SystemExit):
+        main([*map(str, words), "--set", "sequence_length=64"])
+    assert read_pretrained(run).encoder.max_position_embeddings == 512
+
+
+@pytest.mark.parametrize(
+    ("told", "length"), [(512, 32), (10**30, 32), (16, 16), (None, 32), ("x", 32)]
+)
+def test_rows_are_bounded_by_the_positions(start, tmp_path, told, length):
+    """What tokenizer_config.json of other people says, with 32 positions."""
+    folder = shutil.copytree(start, tmp_path / "model")
+    (folder / "electra.json").unlink()
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "model_max_length": told}))
+    import_model(folder, tmp_path / "start")
+    for each in (folder, tmp_path / "start"):
+        assert read_model(each).sequence_length == length
+    settings = json.loads((tmp_path / "start/tokenizer_config.json").read_text())
+    assert settings["model_max_length"] == length
