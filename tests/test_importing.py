@@ -12,15 +12,21 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from electra.checkpoints.checkpoint import Weights, read_header
 from electra.checkpoints.folder import read_pretrained
+from electra.checkpoints.names import ELECTRA
 from electra.cli import main
 from electra.config import PrepareConfig
 from electra.errors import UserError
 from electra.inference.ask import detect, fill, load_asked
 from electra.inference.network import load_encoder
 from electra.interop.export import export
-from electra.interop.importing import import_model
+from electra.interop.importing import find_roles, import_model
 from electra.interop.tensorflow import find_bundle, read_bundle
+from electra.interop.weights import Source
+from electra.model.encoder import Encoder
+from electra.model.heads import DiscriminatorHead, GeneratorHead
+from electra.presets import encoder_sizes
 from electra.pretraining.init_from import fit_to_start
 from electra.pretraining.loop import pretrain
 from electra.settings import override
@@ -73,6 +79,25 @@ def test_google_s_checkpoint_becomes_a_folder_for_every_verb(tmp_path):
     (words,) = detect(load_asked(tmp_path / "start", "replaced"), ["the cat sat"])
     assert len(words) == 3
     assert len(fill(load_asked(tmp_path / "start", "tokens"), ["the [MASK]"])[0]) == 1
+
+
+def test_a_generator_in_the_same_checkpoint_has_sizes_of_its_own():
+    """As in Google's small model: a narrower encoder, on the discriminator's embeddings."""
+    judge, masked_lm = (encoder_sizes(size, 2, 32, vocab_size=40) for size in (128, 64))
+    of_judge = Encoder(judge).state_dict(), DiscriminatorHead(judge).state_dict()
+    of_masked_lm = Encoder(masked_lm).state_dict(), GeneratorHead(masked_lm).state_dict()
+    tensors = ELECTRA.to_theirs(*of_judge, "PreTraining")
+    for name, each in ELECTRA.to_theirs(*of_masked_lm, "MaskedLM").items():
+        if not name.startswith("electra.embeddings."):
+            tensors[name.replace("electra.", "generator:electra.")] = each
+    headers = {name: read_header(tensors, name) for name in tensors}
+    names = dict(zip(tensors, tensors, strict=True))
+    found = Source(ELECTRA, Weights(headers, tensors.__getitem__), names, [], None, set())
+    roles = find_roles(CHECKPOINT, found)
+    assert {role: each.sizes.hidden_size for role, each in roles.items()} == {
+        "discriminator": 128,
+        "generator": 64,
+    }
 
 
 def test_damaged_and_foreign_checkpoints_are_refused(tmp_path):

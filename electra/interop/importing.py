@@ -38,6 +38,7 @@ from electra.tokenizing.tokenizer import Tokenizer
 HEAD_SIZE = 64
 """Width of an attention head in all models of google-research/electra; their checkpoints do not
 say it."""
+_DISCRIMINATORS = ("electra.encoder.", "discriminator_predictions.")
 SPARE = 1024
 """Most rows of the embeddings that no token has. Vocabularies are padded to a multiple of 8, 64 or
 128, and a few have hundreds of rows more; a greater difference is that of another vocabulary."""
@@ -96,7 +97,7 @@ def import_model(
     pieces = find_pieces(words, extended) if extend else None
     networks: dict[str, SavedModel] = {}
     for path, found in sources.items():
-        for role, network in _find_roles(path, found).items():
+        for role, network in find_roles(path, found).items():
             if generator and (role == "generator") != (path is generator):
                 continue
             _require_rows(path, network.sizes.vocab_size, words.vocab_size)
@@ -131,19 +132,21 @@ def _require_rows(path: Path, num_rows: int, num_tokens: int) -> None:
     )
 
 
-def _find_roles(path: Path, found: Source) -> dict[str, SavedNetwork]:
+def find_roles(path: Path, found: Source) -> dict[str, SavedNetwork]:
     """Return the networks in a source by role: discriminator, encoder without a head, generator."""
     architecture, tensors = found.architecture, found.tensors
     inner = tensors.below(GENERATOR)
     own = tensors.rename({name: name for name in tensors if ":" not in name})
     try:
         sizes = _read_sizes(own, found.config)
-        networks = find_networks(architecture, sizes, own, tensors.below(JUDGE) or None)
-        if inner:  # embeddings that a checkpoint does not hold twice are shared
-            shared = {name: name for name in own if not name.startswith("electra.encoder.")}
+        if inner:  # its head stands among the discriminator's tensors, as shared embeddings do
+            shared = {name: name for name in own if not name.startswith(_DISCRIMINATORS)}
             both = tensors.rename(shared | {name: GENERATOR + name for name in inner})
-            inner_sizes = _read_sizes(both, found.config)
-            networks["tokens"] = find_networks(architecture, inner_sizes, both)["tokens"]
+            own = own.rename({name: name for name in own if not name.startswith("generator_")})
+        networks = find_networks(architecture, sizes, own, tensors.below(JUDGE) or None)
+        if inner:
+            networks |= find_networks(architecture, _read_sizes(both, found.config), both)
+            networks.pop("", None)
         # BERT's masked language model, and ModernBERT's, is an encoder as well.
         is_generator = architecture is ELECTRA and not any(
             name.startswith("cls/") for name in found.names.values()
