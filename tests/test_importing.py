@@ -395,7 +395,7 @@ def test_what_is_no_model_is_refused(bert, tmp_path, monkeypatch):
     settings = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**settings, "model_type": "gpt2"}))
     with pytest.raises(
-        UserError, match="model_type must be electra, bert or modernbert, not 'gpt2'"
+        UserError, match="modernbert or deberta-v2, not 'gpt2'"
     ):
         import_model(folder, tmp_path / "out")
     with pytest.raises(UserError, match="neither a TensorFlow checkpoint"):
