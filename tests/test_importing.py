@@ -394,9 +394,7 @@ def test_what_is_no_model_is_refused(bert, tmp_path, monkeypatch):
         import_model(folder, tmp_path / "out")
     settings = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**settings, "model_type": "gpt2"}))
-    with pytest.raises(
-        UserError, match="modernbert or deberta-v2, not 'gpt2'"
-    ):
+    with pytest.raises(UserError, match="modernbert or deberta-v2, not 'gpt2'"):
         import_model(folder, tmp_path / "out")
     with pytest.raises(UserError, match="neither a TensorFlow checkpoint"):
         import_model(tmp_path, tmp_path / "out")

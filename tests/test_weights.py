@@ -93,7 +93,7 @@ def more_tokens(folder):
 def refuse(verbs, folder, tmp_path, capsys):
     """Return what each verb says, of which none writes anything."""
     said = []
-    out = tmp_path / "out"
+    out = tmp_path / "out.npy"
     (tmp_path / "text.txt").write_text("the queen\n")
     for verb in verbs:
         words = {"embed": ["--input", tmp_path / "text.txt"]}.get(verb, [])
@@ -141,7 +141,8 @@ READ_BY_IMPORT = [
     (raw(without_pickle()), IS_NO_FILE),
     (raw(b""), IS_NO_FILE),
     (raw(b"\x80\x02N."), IS_NO_FILE),
-    (pickled(lambda weights: weights, pickle_protocol=5), None),
+    (pickled(lambda weights: weights), None),
+    (pickled(lambda weights: weights, pickle_protocol=5), IS_NO_FILE),
     (pickled(lambda weights: {"model": weights}), "does not hold tensors by name"),
     (pickled(lambda weights: {5: weights[WEIGHT]}), "does not hold tensors by name"),
     (packed, "bytes in a file of"),

@@ -156,9 +156,10 @@ def _read_pickle(path: Path) -> Weights:
         )
         headers = {name: _describe(each) for name, each in loaded.items()} if is_named else {}
     except Exception as error:  # whatever the bytes lead to
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        reason = f"{path} does not hold tensors alone, or is damaged: {lines[0]}"
-        raise UserError(reason) from None
+        # Before its reason torch advises to run the file's code.
+        *_, reason = str(error).strip().rpartition("WeightsUnpickler error: ")
+        line = (reason.splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{path} does not hold tensors alone, or is damaged: {line}") from None
     require(bool(headers), f"{path} does not hold tensors by name")
     return Weights(headers, loaded.__getitem__)
 
