@@ -62,9 +62,8 @@ def predict(
     records = read_records(finetuned.facts, input_, columns)
     count = len(records)
     if dry_run:
-        who, where = f"seed {finetuned.seed}", out or "standard output"
-        what = f"{count_of(count, 'input')} of {input_}"
-        return print_dry_run(None, f"answer {what} with {who} to {where}")
+        what, who = f"{count_of(count, 'input')} of {input_}", f"seed {finetuned.seed}"
+        return print_dry_run(None, f"answer {what} with {who} to {out or 'standard output'}")
     model = load_model(finetuned)
     with Progress("predicting", unit="rows") as progress:
         answers = model.answer(records, progress.update)
