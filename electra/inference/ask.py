@@ -124,11 +124,7 @@ def _encode_gaps(network: LoadedNetwork, text: str, name: str) -> list[int]:
     """Return the ids of a text with the mask's id at each [MASK], or refuse it by its name."""
     tokenizer = network.tokenizer
     require(MASK in text, f"{name} has no {MASK}: write one where a token is to be filled in")
-    first, *others = text.split(MASK)
-    # The space before a gap belongs to what fills it.
-    ids = tokenizer.encode(first.rstrip())
-    for part in others:
-        ids += [tokenizer.mask_id, *tokenizer.encode_glued(part.rstrip())]
+    ids = tokenizer.encode_gaps(text.split(MASK))
     require(
         len(ids) <= network.max_tokens,
         f"{name} has {count_of(len(ids), 'token')}; the model's rows hold {network.max_tokens}",

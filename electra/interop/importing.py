@@ -33,6 +33,7 @@ from electra.errors import UserError, require
 from electra.files import new_folder
 from electra.interop.export import describe, write_plain
 from electra.interop.weights import GENERATOR, JUDGE, Source, read_source
+from electra.tokenizing.agreement import require_agreement
 from electra.tokenizing.tokenizer import Tokenizer
 
 HEAD_SIZE = 64
@@ -92,7 +93,10 @@ def import_model(
         UserError: A source is damaged, or is no model that can be read, or `out` exists.
     """
     sources = {path: read_source(path) for path in (source, generator) if path}
-    words = Tokenizer.load(tokenizer or (source if source.is_dir() else source.parent))
+    folder = source if source.is_dir() else source.parent
+    words = Tokenizer.load(tokenizer or folder)
+    if not tokenizer:
+        require_agreement(folder, words)
     extended = Tokenizer.load(extend) if extend else words
     pieces = find_pieces(words, extended) if extend else None
     networks: dict[str, SavedModel] = {}

@@ -13,17 +13,15 @@ which parts that holds; of all others nothing is assumed.
 """
 
 import base64
+import math
 import re
-import struct
 import unicodedata
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from electra.errors import UserError, require
-from electra.files import parse_json
 from electra.text.documents import MAX_WORD_CHARS
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -37,21 +35,24 @@ KNOWN_NAMES = {
 }
 """Names of the special tokens by role, in the order of SPECIAL_TOKENS."""
 MODELS = ("WordPiece", "BPE", "Unigram", "WordLevel")
+State = dict[str, Any]
+"""Content of a `tokenizer.json`, under the keys of DEFINING."""
+MAX_GROWTH = 4096
+"""How many times as long a normaliser or decoder may make a text."""
 BERT_KINDS = ["WordPiece", "BertNormalizer", "BertPreTokenizer"]
 
 
 class Definition(NamedTuple):
     """A tokenizer as it is stored."""
 
-    state: dict[str, Any]
-    """Content of the `tokenizer.json` under the keys of DEFINING."""
+    state: State
     special_tokens: tuple[str, ...]
     """The tokens in the roles of KNOWN_NAMES."""
 
     @property
     def tokens(self) -> list[str]:
         """All tokens in id order."""
-        ids = _ids_of(self.state)
+        ids = ids_of(self.state)
         return sorted(ids, key=ids.__getitem__)
 
     @property
@@ -79,35 +80,52 @@ class Definition(NamedTuple):
         }
 
 
-def read_definition(content: str, settings: Mapping[str, Any]) -> Definition:
-    """Return the definition in a `tokenizer.json`; `settings` of the `tokenizer_config.json`.
-
-    Raises:
-        UserError: The file is damaged, draws its ids at random, or has an unusable vocabulary.
-    """
-    try:
-        state = parse_json(content, "tokenizer.json")
-        state = {key: state.get(key) for key in DEFINING}
-        state["added_tokens"] = [dict(token) for token in state["added_tokens"] or []]
-        kind = state["model"]["type"]
-        require(kind in MODELS, f"its model is {kind}; it must be one of {', '.join(MODELS)}")
-        return define(state, settings)
-    except UserError:
-        raise
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
-        raise UserError("not a tokenizer.json") from None
-
-
-def define(state: dict[str, Any], settings: Mapping[str, Any]) -> Definition:
-    """Return the definition with its special tokens; those that it lacks are added to `state`."""
+def check_state(content: Mapping[str, Any]) -> State:
+    """Return the defining parts of a `tokenizer.json` that another program may have written."""
+    state: State = {key: content.get(key) for key in DEFINING}
+    state["added_tokens"] = [dict(token) for token in state["added_tokens"] or []]
     model = state["model"]
+    require(
+        model["type"] in MODELS,
+        f"its model is {model['type']}; it must be one of {', '.join(MODELS)}",
+    )
+    require(len(model["vocab"]) > 0, "its vocabulary is empty")
     for name in ("dropout", "alpha", "nbest_size"):
         require(not model.get(name), f"its ids are drawn at random: the model has {name}")
-    for part in parts_of(state["normalizer"]):
-        _require_flags(part, "lowercase", "strip_accents", "handle_chinese_chars", "clean_text")
-    ids = _ids_of(state)
+    for stage in ("normalizer", "pre_tokenizer", "decoder"):
+        parts = parts_of(state[stage])
+        growth = math.prod(map(_growth, parts))
+        require(
+            growth <= MAX_GROWTH,
+            f"its {stage} may make a text {growth:,} times as long; at most {MAX_GROWTH:,} is read",
+        )
+        for part in parts:
+            for name in ("lowercase", "strip_accents", "handle_chinese_chars", "clean_text"):
+                value = part.get(name)
+                is_flag = value is None or isinstance(value, bool)
+                require(is_flag, f"{name} must be true or false, not {value!r}")
+    return state
+
+
+def _growth(part: Mapping[str, Any]) -> int:
+    """Return a bound on the factor by which a part of a normaliser or decoder lengthens a text."""
+    if part["type"] == "Replace":  # an empty match stands between any two characters
+        return 1 + len(part["content"]) if part["content"] else 1
+    if part["type"] == "Precompiled":
+        content = base64.b64decode(part["precompiled_charsmap"])
+        return max(1, *map(len, content[4 + int.from_bytes(content[:4], "little") :].split(b"\0")))
+    return {"Prepend": 1 + len(part.get("prepend", "")), "ByteLevel": 2}.get(part["type"], 1)
+
+
+def define(state: State, settings: Mapping[str, Any], others: Sequence[str] = ()) -> Definition:
+    """Return the definition with the special tokens of the settings, else those of known names.
+
+    Those that it lacks are added to `state`, first the `others`, special tokens without a role.
+    """
+    ids = ids_of(state)
     named = {role: _name_of(role, settings, state, ids) for role in KNOWN_NAMES}
-    missing = [name for name in named.values() if name not in ids]
+    names = [*others, *named.values()]
+    missing = [name for name in dict.fromkeys(names) if name not in ids]
     for name in missing:
         ids[name] = len(ids)
     require(
@@ -119,27 +137,46 @@ def define(state: dict[str, Any], settings: Mapping[str, Any]) -> Definition:
     if missing:
         told = ", ".join(f"{name} = {ids[name]}" for name in missing)
         warnings.warn(f"special tokens added at the end of the vocabulary: {told}", stacklevel=2)
-    _mark_special(state, [(name, ids[name]) for name in named.values()])
+    added = {token["content"]: token for token in state["added_tokens"]}
+    for name in names:
+        added.setdefault(name, special_token(name, ids[name]))["special"] = True
+    state["added_tokens"] = sorted(added.values(), key=lambda token: token["id"])
     return Definition(state, tuple(named.values()))
 
 
-def _ids_of(state: Mapping[str, Any]) -> dict[str, int]:
+def number_tokens(tokens: Iterable[str], place: str = "line") -> dict[str, int]:
+    """Return the id of each token; none may stand twice."""
+    ids: dict[str, int] = {}
+    for number, token in enumerate(tokens):
+        known = ids.setdefault(token, number)
+        if known != number:
+            raise UserError(
+                f"{place} {number + 1} has the token {token!r} of {place} {known + 1} again"
+            )
+    return ids
+
+
+def text_of(token: object) -> str:
+    """Return the text of a token in a settings file, which may have flags; "" if there is none."""
+    text = token.get("content") if isinstance(token, Mapping) else token
+    return text if isinstance(text, str) else ""
+
+
+def ids_of(state: Mapping[str, Any]) -> dict[str, int]:
     """Return all tokens with their ids, which are 0, 1, ... without gaps."""
     vocab = state["model"]["vocab"]
-    pairs = (
-        [(entry[0], number) for number, entry in enumerate(vocab)]
-        if isinstance(vocab, list)
-        else list(vocab.items())
-    )
-    ids = dict(pairs)
-    require(len(ids) == len(pairs), "the vocabulary holds a token twice")
+    is_list = isinstance(vocab, list)
+    ids = number_tokens((entry[0] for entry in vocab), "piece") if is_list else dict(vocab)
     for token in state["added_tokens"]:
         known = ids.setdefault(token["content"], token["id"])
-        require(known == token["id"], f"the token {token['content']!r} has two ids")
-    require(
-        sorted(ids.values()) == list(range(len(ids))),
-        "the ids of the vocabulary have gaps, or one stands twice",
-    )
+        require(
+            known == token["id"],
+            f"the token {token['content']!r} has two ids, {known} and {token['id']}",
+        )
+    for number, known in enumerate(sorted(ids.values())):
+        if number != known:
+            wrong = f"{known} stands twice" if known < number else f"no token has the id {number}"
+            raise UserError(f"the {len(ids)} tokens must have the ids from 0 on; {wrong}")
     return ids
 
 
@@ -152,20 +189,10 @@ def _name_of(
         return str(own)
     if role == "unk" and model.get("unk_id") is not None:
         return str(model["vocab"][model["unk_id"]][0])
-    stated = settings.get(f"{role}_token")
-    stated = stated.get("content") if isinstance(stated, Mapping) else stated
-    if isinstance(stated, str) and stated:
+    if stated := text_of(settings.get(f"{role}_token")):
         return stated
     names = KNOWN_NAMES[role]
     return next((name for name in names if name in ids), names[0])
-
-
-def _mark_special(state: dict[str, Any], special: list[tuple[str, int]]) -> None:
-    added = {token["content"]: token for token in state["added_tokens"]}
-    for name, token_id in special:
-        token = added.setdefault(name, special_token(name, token_id))
-        token["special"] = True
-    state["added_tokens"] = sorted(added.values(), key=lambda token: token["id"])
 
 
 def _mind_unknown(state: dict[str, Any], unk: str) -> None:
@@ -180,30 +207,29 @@ def _mind_unknown(state: dict[str, Any], unk: str) -> None:
         require(model.get("unk_id") is not None, "its model has no unk_id")
 
 
-def read_normalisation(path: Path, settings: Mapping[str, Any], assumed: bool) -> dict[str, Any]:
-    """Return the settings of a tokenizer_config.json, complete and checked.
-
-    Args:
-        path: The file; it may be missing.
-        settings: Its values.
-        assumed: The value of do_lower_case if the file does not state it. A warning reports it.
-    """
-    _require_flags(settings, "do_lower_case", "strip_accents", "tokenize_chinese_chars", path=path)
-    if settings.get("do_lower_case") is None:
-        warnings.warn(
-            f"{path.parent} has no tokenizer_config.json that states whether text is lower-cased; "
-            f"assuming do_lower_case={str(assumed).lower()}",
-            stacklevel=3,
-        )
-        return {**settings, "do_lower_case": assumed}
-    return dict(settings)
-
-
-def _require_flags(values: Mapping[str, Any], *names: str, path: Path | None = None) -> None:
-    for name in names:
-        value, place = values.get(name), f"{path}: " if path else ""
-        is_flag = value is None or isinstance(value, bool)
-        require(is_flag, f"{place}{name} must be true or false, not {value!r}")
+def bert_state(
+    ids: dict[str, int], lower: bool, strip: bool | None, split: bool, unk: str = "[UNK]"
+) -> State:
+    """Return BERT's WordPiece with BERT's normalisation; flags as BertNormalizer's."""
+    return {
+        "added_tokens": [],
+        "normalizer": {
+            "type": "BertNormalizer",
+            "clean_text": True,
+            "handle_chinese_chars": split,
+            "strip_accents": strip,
+            "lowercase": lower,
+        },
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": {
+            "type": "WordPiece",
+            "unk_token": unk,
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": MAX_WORD_CHARS,
+            "vocab": ids,
+        },
+    }
 
 
 def declare(names: Sequence[str]) -> Definition:
@@ -213,8 +239,7 @@ def declare(names: Sequence[str]) -> Definition:
             name != "" and not any(map(str.isspace, name)) and name not in SPECIAL_TOKENS,
             f"the name {name!r} must be a word without white space, and no special token",
         )
-    vocab = {name: index for index, name in enumerate([*names, *SPECIAL_TOKENS])}
-    require(len(vocab) == len(names) + len(SPECIAL_TOKENS), "a name stands twice")
+    vocab = number_tokens([*names, *SPECIAL_TOKENS], "name")
     state = {
         "added_tokens": [special_token(name, vocab[name]) for name in SPECIAL_TOKENS],
         "normalizer": None,
@@ -264,12 +289,22 @@ IDEOGRAPHS = re.compile(
 """Chinese characters, each a word of its own. Source: BERT's _is_chinese_char."""
 
 METASPACE = "\u2581"
+SQUEEZED_SPACES = r"\s{2,}|[\n\r\t]"
+"""What DeBERTa's tokenizer of transformers replaces by one space."""
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 """How SentencePiece writes a byte of a character that is not in the vocabulary."""
 
 # Each of them maps characters, or characters with the combining marks that follow them, and so
 # never looks past a space: it composes with nothing, and nothing is reordered across it.
 BLIND_TO_NEIGHBOURS = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Nmt"}
+WHOLE_TEXT = {"type": "Metaspace", "replacement": " ", "prepend_scheme": "first", "split": False}
+"""Puts a space before a text that begins with none, and cuts nothing."""
+WORDS = (
+    r"'(?:[stmd]|re|ve|ll)| ?[\p{L}\p{M}][\p{L}\p{M}\u200c\u200d]*| ?\p{N}[\p{N}\p{M}]*"
+    r"| ?[^\s\p{L}\p{M}\p{N}][^\s\p{L}\p{N}]*|\s+(?!\S)|\s+"
+)
+"""GPT-2's pattern of words, in which combining marks and joiners stay in their word: GPT-2's own
+cuts words of Hindi and Thai at each vowel sign."""
 DROP_SPACES = {"BertPreTokenizer", "Whitespace", "WhitespaceSplit"}
 
 
@@ -304,15 +339,51 @@ def find_independence(definition: Mapping[str, Any]) -> Independence:
     if first["type"] in DROP_SPACES:
         depends = any(part.get("prepend_scheme") == "first" for part in others)
         return "lines" if depends else "words"
-    is_byte_level = first["type"] == "ByteLevel" and first.get("use_regex", True)
+    if others and first == {**WHOLE_TEXT, "prepend_scheme": first.get("prepend_scheme")}:
+        first = others[0]
+    is_byte_level = (first["type"] == "ByteLevel" and first.get("use_regex", True)) or (
+        first["type"] == "Split" and first["pattern"] == {"Regex": WORDS}
+    )
     is_metaspace = first["type"] == "Metaspace" and first.get("split", True)
     # BertNormalizer writes spaces around ideographs: at the end of a word they would be another's.
     return "spaced words" if (is_byte_level or is_metaspace) and not has_bert else "lines"
 
 
+def place_prefix(definition: Mapping[str, Any], scheme: Literal["first", "never"]) -> Any:
+    """Return the pre-tokenizer that puts the space of a first word before the whole text, or none.
+
+    transformers cuts a text at special tokens and then pre-tokenizes each part. ByteLevel and
+    Metaspace would put a space before every part, also before a full stop behind a [MASK].
+    """
+    parts = parts_of(definition["pre_tokenizer"])
+    strips = any(part.get("strip_left") for part in parts_of(definition["normalizer"]))
+    first, *others = parts or [{"type": None}]
+    begins = first.get("prepend_scheme") != "never" and first.get("add_prefix_space", True)
+    if first["type"] == "Metaspace" and begins and not strips:
+        first = {key: first[key] for key in first if key != "add_prefix_space"}
+        parts = [{**first, "prepend_scheme": scheme}, *others]
+    elif first["type"] == "ByteLevel" and begins and not others:
+        parts = [{**WHOLE_TEXT, "prepend_scheme": scheme}, {**first, "add_prefix_space": False}]
+    else:
+        return definition["pre_tokenizer"]
+    return {"type": "Sequence", "pretokenizers": parts} if len(parts) > 1 else parts[0]
+
+
+def absorb_space(tokens: Sequence[Mapping[str, Any]], mask: str) -> list[Any]:
+    """Return the added tokens with a mask to which the space before it belongs in transformers."""
+    return [
+        {**token, "lstrip": token.get("lstrip", False) or token["content"] == mask}
+        for token in tokens
+    ]
+
+
 def _is_blind(normalizer: Mapping[str, Any]) -> bool:
     if normalizer["type"] == "Replace":
-        return " " not in normalizer["pattern"].get("String", " ")
+        one_space = {"pattern": {"Regex": SQUEEZED_SPACES}, "content": " "}.items()
+        is_blind = " " not in normalizer["pattern"].get("String", " ")
+        return is_blind or one_space <= normalizer.items()
+    if normalizer["type"] == "Strip":  # at the end of a stretch is no space
+        return normalizer.get("strip_left") is False
     return normalizer["type"] in BLIND_TO_NEIGHBOURS | {"BertNormalizer"}
 
 
@@ -344,9 +415,6 @@ def show_tokens(definition: Mapping[str, Any], tokens: Sequence[str]) -> list[tu
     Where spaces are part of the tokens ("Ġ" of byte-level BPE, "▁" of SentencePiece), a token
     begins a word if it begins with one, with a character that is no letter, digit or combining
     mark, or with an ideograph: so words end where BERT's do.
-
-    Raises:
-        UserError: The tokens do not say where words begin.
     """
     model = definition["model"]
     if model["type"] == "WordLevel":
@@ -407,187 +475,3 @@ def _byte_table() -> dict[str, int]:
 def _bytes_of_piece(token: str) -> bytes:
     byte = BYTE_TOKEN.fullmatch(token)
     return bytes([int(byte[1], 16)]) if byte else token.replace(METASPACE, " ").encode()
-
-
-def without_space(text: str, start: int, end: int) -> tuple[int, int]:
-    """Return the borders of a stretch of text without white space at its ends."""
-    while start < end and text[start].isspace():
-        start += 1
-    while start < end and text[end - 1].isspace():
-        end -= 1
-    return start, end
-
-
-def past_marks(text: str, end: int) -> int:
-    """Return the place behind the combining marks that stand at `end`."""
-    while end < len(text) and unicodedata.category(text[end]) == "Mn":
-        end += 1
-    return end
-
-
-UNIGRAM, BPE = 1, 2
-NORMAL, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 3, 4, 5, 6
-VARINT, EIGHT_BYTES, DELIMITED, FOUR_BYTES = 0, 1, 2, 5
-
-
-class Piece(NamedTuple):
-    """An entry of the vocabulary."""
-
-    text: str
-    score: float
-    kind: int
-
-
-def read_sentencepiece(content: bytes, settings: Mapping[str, Any]) -> Definition:
-    """Return the definition in a `.model`; `settings` of a `tokenizer_config.json` beside it.
-
-    The file is a protobuf message. sentencepiece's own module for it needs the package protobuf,
-    which nothing else here does, so `_fields` reads it.
-
-    Raises:
-        UserError: The file is damaged, or is neither Unigram nor BPE.
-    """
-    try:
-        pieces, trainer, normalizer = _parse(content)
-    except (ValueError, IndexError, struct.error, UnicodeDecodeError, TypeError, AttributeError):
-        raise UserError("not a SentencePiece model, or cut off") from None
-    require(bool(pieces), "not a SentencePiece model: it holds no pieces")
-    kind = trainer.get(3, UNIGRAM)
-    require(kind in (UNIGRAM, BPE), "a SentencePiece model must be of type unigram or bpe")
-    require(
-        all(piece.kind != UNUSED for piece in pieces),
-        "a SentencePiece model with pieces of type UNUSED cannot be used",
-    )
-    return define(_build_state(pieces, trainer, normalizer, is_bpe=kind == BPE), settings)
-
-
-def read_pieces(content: bytes) -> list[Piece]:
-    """Return the pieces of a `.model` in id order."""
-    return _parse(content)[0]
-
-
-def _parse(content: bytes) -> tuple[list[Piece], dict[int, Any], dict[int, Any]]:
-    pieces: list[Piece] = []
-    specs: dict[int, dict[int, Any]] = {2: {}, 3: {}}
-    for field, value in _fields(content):
-        if field == 1:
-            facts = dict(_fields(value))
-            (score,) = struct.unpack("<f", facts.get(2, bytes(4)))
-            pieces.append(Piece(facts[1].decode(), score, facts.get(3, NORMAL)))
-        elif field in specs:
-            specs[field] = dict(_fields(value))
-    return pieces, specs[2], specs[3]
-
-
-def _fields(content: bytes) -> Iterator[tuple[int, Any]]:
-    """Yield number and value of each field of a message: an integer, or the bytes of the value."""
-    place = 0
-    while place < len(content):
-        key, place = _varint(content, place)
-        kind = key & 7
-        if kind == VARINT:
-            value: int | bytes
-            value, place = _varint(content, place)
-        else:
-            if kind == DELIMITED:
-                size, place = _varint(content, place)
-            else:
-                size = {FOUR_BYTES: 4, EIGHT_BYTES: 8}.get(kind, len(content) + 1)
-            value, place = content[place : place + size], place + size
-            if place > len(content):
-                raise ValueError("the message ends inside a field")
-        yield key >> 3, value
-
-
-def _varint(content: bytes, place: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = content[place]
-        value |= (byte & 0x7F) << shift
-        place, shift = place + 1, shift + 7
-        if byte < 0x80:
-            return value, place
-
-
-def _build_state(
-    pieces: list[Piece], trainer: dict[int, Any], normalizer: dict[int, Any], *, is_bpe: bool
-) -> dict[str, Any]:
-    normalizers: list[dict[str, Any]] = []
-    if charsmap := normalizer.get(2):
-        encoded = base64.b64encode(charsmap).decode()
-        normalizers.append({"type": "Precompiled", "precompiled_charsmap": encoded})
-    if normalizer.get(4, 1):
-        runs = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}
-        normalizers += [{"type": "Strip", "strip_left": True, "strip_right": True}, runs]
-    # Pieces that reach across a space need the whole line.
-    is_split = not any(METASPACE in piece.text[1:] for piece in pieces if piece.kind == NORMAL)
-    # "always" would write a space after each symbol that is found in text, and "first" writes none
-    # where the text began with white space.
-    has_symbols = any(piece.kind == USER_DEFINED for piece in pieces)
-    begins = ("first" if has_symbols else "always") if normalizer.get(3, 1) else "never"
-    metaspace = decoder = write_spaces(begins, is_split)
-    unk_id = trainer.get(40, 0)
-    has_bytes = any(piece.kind == BYTE for piece in pieces)
-    model = build_unigram(pieces, unk_id, has_bytes)
-    if is_bpe:
-        model = {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": pieces[unk_id].text,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": True,
-            "byte_fallback": has_bytes,
-            "ignore_merges": False,
-            "vocab": {piece.text: number for number, piece in enumerate(pieces)},
-            "merges": _find_merges(pieces),
-        }
-    added = [
-        special_token(piece.text, number) | {"special": piece.kind == CONTROL}
-        for number, piece in enumerate(pieces)
-        if piece.kind in (CONTROL, USER_DEFINED)
-    ]
-    if has_bytes:
-        spaces = {"type": "Replace", "pattern": {"String": METASPACE}, "content": " "}
-        first = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
-        parts = [spaces, {"type": "ByteFallback"}, {"type": "Fuse"}, first]
-        decoder = {"type": "Sequence", "decoders": parts}
-    return {
-        "added_tokens": added,
-        "normalizer": {"type": "Sequence", "normalizers": normalizers} if normalizers else None,
-        "pre_tokenizer": metaspace,
-        "decoder": decoder,
-        "model": model,
-    }
-
-
-def write_spaces(begins: str, is_split: bool = True) -> dict[str, Any]:
-    """Return the pre-tokenizer and decoder that writes spaces as METASPACE."""
-    return {
-        "type": "Metaspace",
-        "replacement": METASPACE,
-        "prepend_scheme": begins,
-        "split": is_split,
-    }
-
-
-def build_unigram(pieces: Sequence[Piece], unk_id: int, has_bytes: bool = False) -> dict[str, Any]:
-    """Return the model of Unigram."""
-    vocab = [[piece.text, piece.score] for piece in pieces]
-    return {"type": "Unigram", "unk_id": unk_id, "vocab": vocab, "byte_fallback": has_bytes}
-
-
-def _find_merges(pieces: list[Piece]) -> list[list[str]]:
-    """Return the merges that give each piece, the best piece first.
-
-    SentencePiece merges whichever neighbours give the piece with the highest score.
-    """
-    ids = {piece.text: number for number, piece in enumerate(pieces) if piece.kind == NORMAL}
-    merges = [
-        (-piece.score, ids[piece.text[:cut]], ids[piece.text[cut:]])
-        for piece in pieces
-        if piece.kind == NORMAL
-        for cut in range(1, len(piece.text))
-        if piece.text[:cut] in ids and piece.text[cut:] in ids
-    ]
-    return [[pieces[left].text, pieces[right].text] for _, left, right in sorted(merges)]

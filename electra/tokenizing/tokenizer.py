@@ -2,75 +2,95 @@
 
 import hashlib
 import json
+import os
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import tokenizers
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import processors
 
 from electra.config import TokenizerConfig
 from electra.errors import UserError, require
-from electra.files import check_hashes, new_folder, parse_json, read_object, write_hashes
-from electra.text.documents import MAX_WORD_CHARS
+from electra.files import check_hashes, new_folder, parse_json, write_hashes, write_json
 from electra.text.streams import locate, replace_surrogates
+from electra.tokenizing.classes import WRITTEN_FOR_TRANSFORMERS, read_definition
 from electra.tokenizing.formats import (
     METASPACE,
     SPECIAL_TOKENS,
     Definition,
     Independence,
+    State,
+    absorb_space,
+    bert_state,
     declare,
+    define,
     describe_for_transformers,
     find_independence,
     lowers_case,
+    number_tokens,
     parts_of,
-    past_marks,
-    read_definition,
-    read_normalisation,
-    read_sentencepiece,
+    place_prefix,
     show_tokens,
     strips_accents,
-    without_space,
 )
 from electra.tokenizing.training import train_bpe, train_tokens, train_unigram
 
-
-def build_bert(
-    ids: dict[str, int], lowercase: bool, strip_accents: bool, split_ideographs: bool
-) -> tokenizers.Tokenizer:
-    """Return BERT's WordPiece with BERT's normalisation."""
-    backend = tokenizers.Tokenizer(
-        models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=MAX_WORD_CHARS)
-    )
-    backend.normalizer = normalizers.BertNormalizer(
-        lowercase=lowercase, strip_accents=strip_accents, handle_chinese_chars=split_ideographs
-    )
-    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    backend.decoder = decoders.WordPiece()
-    backend.post_processor = processors.BertProcessing(
-        ("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"])
-    )
-    backend.add_special_tokens(list(SPECIAL_TOKENS))
-    backend.encode_special_tokens = True
-    return backend
+TRIAL = [
+    *("".join(chr(16 * n) * 99 for n in range(2, 96)).split()),
+    "a" * 999 + "!",
+    "1" * 999 + "!",
+]
+"""Texts on which a damaged or endless pattern of a tokenizer shows itself."""
 
 
-def build(content: str, definition: Definition) -> tokenizers.Tokenizer:
-    """Return the backend of a definition, whose rows are [CLS] A [SEP] B [SEP] in transformers."""
+CANNOT = "the tokenizer cannot encode this text"
+
+
+@contextmanager
+def _no_panic(what: str) -> Iterator[None]:
+    """Raise UserError where the library panics, which is no Exception."""
     try:
-        backend = tokenizers.Tokenizer.from_str(f'{{"version": "1.0", {content[1:]}')
-    except Exception as error:  # the library raises no narrower one
-        raise UserError(f"not a tokenizer.json: {error}") from None
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise UserError(f"{what}: {error}") from None
+
+
+@contextmanager
+def _no_report() -> Iterator[None]:
+    """Keep what a panic writes to the standard error of the process off the terminal."""
+    kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nothing)
+
+
+def build(state: State, definition: Definition) -> tokenizers.Tokenizer:
+    """Return the backend of a state, whose rows are [CLS] A [SEP] B [SEP] in transformers."""
+    with _no_panic("not a tokenizer.json"), _no_report():
+        try:
+            backend = tokenizers.Tokenizer.from_str(json.dumps({"version": "1.0", **state}))
+            backend.decode(backend.encode_batch(TRIAL)[0].ids)
+        except Exception as error:  # the library raises no narrower one
+            raise UserError(f"not a tokenizer.json: {error}") from None
     cls, sep = definition.special_tokens[2:4]
     rows: processors.PostProcessor = processors.TemplateProcessing(
         single=[cls, "$A", sep],
         pair=[cls, "$A", sep, "$B:1", f"{sep}:1"],
         special_tokens=[(token, backend.token_to_id(token)) for token in (cls, sep)],
     )
-    parts = parts_of(definition.state["pre_tokenizer"])
+    parts = parts_of(state["pre_tokenizer"])
     if any(part["type"] == "ByteLevel" for part in parts):
         # As ours, the offsets of transformers then leave out the spaces.
         rows = processors.Sequence([processors.ByteLevel(trim_offsets=True), rows])
@@ -110,50 +130,37 @@ class Tokenizer:
         Raises:
             UserError: A token occurs twice, or a special token is missing.
         """
-        strip_accents = lowercase if strip_accents is None else strip_accents
-        ids = {token: index for index, token in enumerate(tokens)}
-        require(
-            len(ids) == len(tokens),
-            "the vocabulary holds a token twice; every line must be a token of its own",
-        )
+        ids = number_tokens(tokens)
         missing = [token for token in SPECIAL_TOKENS if token not in ids]
         require(not missing, f"the vocabulary lacks the special tokens {', '.join(missing)}")
-        backend = build_bert(ids, lowercase, strip_accents, split_ideographs)
-        facts = [tuple(tokens), lowercase, strip_accents]
-        # Without the setting that every tokenizer had once, so that their digests stay the same.
-        digest = _digest(facts if split_ideographs else [*facts, split_ideographs])
-        state = {**parse_json(backend.to_str(), "the tokenizer"), "post_processor": None}
-        self._set_up(Definition(state, SPECIAL_TOKENS), backend, digest)
-        self.is_bert = True
-        self.word_border = BERT_BORDER_OR_IDEOGRAPH if split_ideographs else BERT_BORDER
+        strips = lowercase if strip_accents is None else strip_accents
+        self._set_up(define(bert_state(ids, lowercase, strips, split_ideographs), {}))
 
     @classmethod
     def from_definition(cls, definition: Definition) -> Self:
-        """Return the tokenizer of a definition.
-
-        Raises:
-            UserError: The definition is no tokenizer, or its tokens do not say where words begin.
-        """
-        if (settings := definition.bert) is not None:
-            return cls(definition.tokens, **settings)  # type: ignore[arg-type]
-        state = definition.state
-        content = json.dumps(state, ensure_ascii=False, sort_keys=True)
-        backend = build(content, definition)
+        """Return the tokenizer of a definition."""
         made = cls.__new__(cls)
-        made._set_up(definition, backend, _digest([content, definition.special_tokens]))
-        made.is_bert = False
+        made._set_up(definition)
         return made
 
-    def _set_up(self, definition: Definition, backend: tokenizers.Tokenizer, digest: str) -> None:
+    def _set_up(self, definition: Definition) -> None:
         state = definition.state
-        self._backend = backend
+        self._backend = build(state, definition)
         self.definition = definition
         """What determines the ids, as it is stored."""
-        self.digest = digest
-        """The sha256, in hexadecimal, of everything that determines the ids."""
         self.tokens_by_id = tuple(definition.tokens)
         """The vocabulary in id order, as it stands in the file."""
         self.special_tokens = definition.special_tokens
+        content = json.dumps(state, ensure_ascii=False, sort_keys=True)
+        facts: list[Any] = [content, definition.special_tokens]
+        bert = definition.bert
+        self.is_bert = bert is not None
+        if bert:
+            facts = [self.tokens_by_id, bert["lowercase"], strips_accents(state)]
+            # A setting that every tokenizer had once, so that their digests stay the same.
+            facts += [] if bert["split_ideographs"] else [False]
+        self.digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+        """The sha256, in hexadecimal, of everything that determines the ids."""
         self.ids = {token: index for index, token in enumerate(self.tokens_by_id)}
         """The id of each token of the vocabulary."""
         ids = [self.ids[token] for token in self.special_tokens]
@@ -171,6 +178,8 @@ class Tokenizer:
         self.independence: Independence = find_independence(state)
         """The stretches of a line whose ids do not depend on the rest of it."""
         self.word_border = None if self.independence == "lines" else SPACE
+        if bert:
+            self.word_border = BERT_BORDER_OR_IDEOGRAPH if bert["split_ideographs"] else BERT_BORDER
 
     @classmethod
     def train(cls, texts: Iterable[str], config: TokenizerConfig) -> Self:
@@ -201,52 +210,26 @@ class Tokenizer:
     def load(cls, path: str | Path, *, lowercase: bool = True) -> Self:
         """Return the tokenizer of a folder or file.
 
-        A folder holds `tokenizer.json`, or else `vocab.txt` of BERT's WordPiece, or else a `.model`
-        of SentencePiece. Its `tokenizer_config.json` names the special tokens and states how a
-        `vocab.txt` is normalised. A folder with an `electra.json` must match its hashes.
+        A folder holds `tokenizer.json`, or else the vocabulary of the class of transformers that
+        its `tokenizer_config.json` names: `vocab.txt` of BERT's WordPiece, a `.model` of
+        SentencePiece, `vocab.json` and `merges.txt` of RoBERTa. A folder with an `electra.json`
+        must match its hashes.
 
         Args:
-            path: The folder, or one of these files, on disk or at a URL. A `vocab.txt` has one
-                token per line.
+            path: The folder, or a file of it, on disk or at a URL. A `vocab.txt` has one token per
+                line.
             lowercase: Whether text is lower-cased, if no file states it. For a folder, a warning
                 reports the assumption.
 
         Raises:
             UserError: The tokenizer is missing, damaged or cannot be used.
         """
-        path, settings = locate(path), {}
+        path = locate(path)
         if path.is_dir():
             check_hashes(path)
-            config_path = path / "tokenizer_config.json"
-            settings = read_object(config_path) if config_path.is_file() else {}
-            models = sorted(each for each in path.iterdir() if each.suffix == ".model")
-            files = [path / "tokenizer.json", path / "vocab.txt", *models]
-            path = next((file for file in files if file.is_file()), path)
-            if path.name == "vocab.txt":
-                settings = read_normalisation(config_path, settings, lowercase)
-        require(
-            path.is_file(),
-            f"no tokenizer at {path}; expected a folder with tokenizer.json, vocab.txt or a "
-            "SentencePiece .model, or one of these files",
-        )
-        content = ""
-        if path.suffix != ".model":
-            try:
-                content = path.read_text(encoding="utf-8")
-            except UnicodeDecodeError:
-                raise UserError(f"{path} is not UTF-8 text, so not a vocabulary") from None
+        definition = read_definition(path, lowercase)
         try:
-            if path.suffix == ".model":
-                return cls.from_definition(read_sentencepiece(path.read_bytes(), settings))
-            if path.suffix == ".json":
-                return cls.from_definition(read_definition(content, settings))
-            tokens = content.replace("\r\n", "\n").removesuffix("\n").split("\n")
-            return cls(
-                tokens,
-                lowercase=settings.get("do_lower_case", lowercase),
-                strip_accents=settings.get("strip_accents"),
-                split_ideographs=settings.get("tokenize_chinese_chars") is not False,
-            )
+            return cls.from_definition(definition)
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
 
@@ -265,23 +248,24 @@ class Tokenizer:
                 request; None: the vocabulary is no model's.
             has_segments: Whether the model reads token_type_ids, which transformers then gives it.
         """
-        (folder / "tokenizer.json").write_text(self._file_content(), encoding="utf-8")
-        if self.is_bert:
-            (folder / "vocab.txt").write_text(
-                "".join(f"{token}\n" for token in self.tokens_by_id), encoding="utf-8", newline="\n"
-            )
         settings = describe_for_transformers(self.definition, max_length, has_segments)
-        (folder / "tokenizer_config.json").write_text(
-            json.dumps(settings, indent=2) + "\n", encoding="utf-8", newline="\n"
-        )
-
-    def _file_content(self) -> str:
-        """Return the `tokenizer.json`, with what makes rows of texts in transformers."""
+        state, written = self.definition.state, self.definition.state
         if self.is_bert:
-            return self._backend.to_str(pretty=True)  # the backend's `save` raises no OSError
+            lines = "".join(f"{token}\n" for token in self.tokens_by_id)
+            (folder / "vocab.txt").write_text(lines, encoding="utf-8", newline="\n")
+        if self.marks_spaces:
+            tokens = absorb_space(state["added_tokens"], self.special_tokens[-1])
+            written = state | {
+                "added_tokens": tokens,
+                "pre_tokenizer": place_prefix(state, "first"),
+            }
+        kept = {key: state[key] for key in state if state[key] != written[key]}
+        settings |= {WRITTEN_FOR_TRANSFORMERS: kept} if kept else {}
         rows = parse_json(self._backend.to_str(), "the tokenizer")["post_processor"]
-        state = {"version": "1.0", "truncation": None, "padding": None, **self.definition.state}
-        return json.dumps({**state, "post_processor": rows}, indent=2, ensure_ascii=False)
+        whole = {"version": "1.0", "truncation": None, "padding": None, **written}
+        content = json.dumps(whole | {"post_processor": rows}, indent=2, ensure_ascii=False)
+        (folder / "tokenizer.json").write_text(content, encoding="utf-8")
+        write_json(folder / "tokenizer_config.json", settings)
 
     @property
     def vocab_size(self) -> int:
@@ -301,25 +285,38 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text, without special tokens."""
-        try:
-            encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
-        except TypeError:
-            # An unpaired surrogate is not a character and becomes the replacement character.
-            whole = [replace_surrogates(text) for text in texts]
-            encodings = self._backend.encode_batch_fast(whole, add_special_tokens=False)
+        return self._encode(self._backend, texts)
+
+    def _encode(self, backend: tokenizers.Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+        with _no_panic(CANNOT):
+            try:
+                encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
+            except TypeError:
+                # An unpaired surrogate is not a character and becomes the replacement character.
+                whole = [replace_surrogates(text) for text in texts]
+                encodings = backend.encode_batch_fast(whole, add_special_tokens=False)
         return [self._clear(encoding.ids) for encoding in encodings]
 
-    def encode_glued(self, text: str) -> list[int]:
-        """Return the ids of a text that stands behind another without a space between them."""
-        ids = self.encode(text)
-        if not self.marks_spaces or not ids or text[:1].isspace():
-            return ids
-        token = self.tokens_by_id[ids[0]]
-        if token[0] not in SPACE_MARKS:
-            return ids
-        if not token[1:]:
-            return ids[1:]
-        return [self.ids.get(token[1:], ids[0]), *ids[1:]]
+    def encode_gaps(self, parts: Sequence[str]) -> list[int]:
+        """Return the ids of parts of a text with the mask between them, as in transformers.
+
+        The space before a gap belongs to what fills it. No space stands before a part that begins
+        without one.
+        """
+        first, *others = [*(part.rstrip() for part in parts[:-1]), parts[-1]]
+        ids = self.encode(first)
+        for part in self._encode(self._glued, others):
+            ids += [self.mask_id, *part]
+        return ids
+
+    @cached_property
+    def _glued(self) -> tokenizers.Tokenizer:
+        """The backend that puts no space before a text."""
+        state = self.definition.state
+        cut = place_prefix(state, "never")
+        if cut == state["pre_tokenizer"]:
+            return self._backend
+        return build({**state, "pre_tokenizer": cut}, self.definition)
 
     @cached_property
     def marks_spaces(self) -> bool:
@@ -340,12 +337,18 @@ class Tokenizer:
         its letter, so that a cut at a token never separates them. White space belongs to no token:
         a token of nothing else is empty, at the end of its space.
         """
-        encoding = self._backend.encode(replace_surrogates(text), add_special_tokens=False)
+        with _no_panic(CANNOT):
+            encoding = self._backend.encode(replace_surrogates(text), add_special_tokens=False)
         offsets = encoding.offsets
         if self.strip_accents and not text.isascii():
-            offsets = [(start, past_marks(text, end)) for start, end in offsets]
+            letters = (*(unicodedata.category(char) != "Mn" for char in text), True)
+            offsets = [(start, letters.index(True, end)) for start, end in offsets]
         if not self.is_bert:
-            offsets = [without_space(text, start, end) for start, end in offsets]
+            words = [text[start:end].lstrip() for start, end in offsets]
+            offsets = [
+                (end - len(word), end - len(word) + len(word.rstrip()))
+                for word, (_, end) in zip(words, offsets, strict=True)
+            ]
         return self._clear(encoding.ids), offsets
 
     def normalize(self, text: str) -> str:
@@ -369,7 +372,8 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the readable text of these ids, including special tokens."""
-        return self._backend.decode([int(index) for index in ids], skip_special_tokens=False)
+        with _no_panic("the tokenizer cannot decode these ids"):
+            return self._backend.decode([int(index) for index in ids], skip_special_tokens=False)
 
     def spell(self, token: str) -> list[int]:
         """Return the ids that the token of another vocabulary of this kind would have here.
@@ -398,10 +402,6 @@ def make_tokenizer(vocab_size: int) -> Tokenizer:
     """Return a tokenizer of this vocabulary size with placeholder words, for tests and timings."""
     words = (f"w{number}" for number in range(len(SPECIAL_TOKENS), vocab_size))
     return Tokenizer([*SPECIAL_TOKENS, *words])
-
-
-def _digest(facts: list[Any]) -> str:
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
 def tokens_dtype(vocab_size: int) -> str:

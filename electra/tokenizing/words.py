@@ -193,10 +193,8 @@ def _cut(content: bytes) -> Iterator[bytes]:
 def _find_words(text: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the first byte of each word, the byte after each word, and the line feeds.
 
-    A word is a character of ASCII punctuation, or a run without spaces and ASCII punctuation.
-
-    Args:
-        text: UTF-8 bytes, of which the last is a line feed.
+    A word is a character of ASCII punctuation, or a run without spaces and ASCII punctuation. The
+    last of the UTF-8 bytes is a line feed.
     """
     is_line_end = text == ord("\n")
     is_space = (text == ord(" ")) | is_line_end
@@ -241,9 +239,6 @@ class LineEncoder(dict[str, bytes]):
     The stretches are those of `Tokenizer.independence`. Where only whole lines are independent,
     nothing is remembered. The definition of the result: each line is `tokenizer.encode(line)`, of
     WordPiece `tokenizer.encode(break_words(line))`.
-
-    Args:
-        tokenizer: The tokenizer.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

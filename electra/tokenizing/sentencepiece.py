@@ -1,0 +1,183 @@
+"""SentencePiece's `.model` files: their pieces, and the tokenizer that their own rules make.
+
+The file is a protobuf message. sentencepiece's own module for it needs the package protobuf, which
+nothing else here does, so `_fields` reads it.
+"""
+
+import base64
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from electra.errors import UserError, require
+from electra.tokenizing.formats import METASPACE, special_token
+
+UNIGRAM, BPE = 1, 2
+NORMAL, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 3, 4, 5, 6
+VARINT, EIGHT_BYTES, DELIMITED, FOUR_BYTES = 0, 1, 2, 5
+
+
+class Piece(NamedTuple):
+    """An entry of the vocabulary."""
+
+    text: str
+    score: float
+    kind: int = NORMAL
+
+
+class Model(NamedTuple):
+    """What a `.model` file says."""
+
+    pieces: list[Piece]
+    is_bpe: bool
+    unk_id: int
+    normalizer: list[dict[str, Any]]
+    """The map of characters, if there is one, as a normaliser."""
+    joins_spaces: bool
+    """Whether spaces at the ends, and all but one of several, are removed."""
+    begins_with_space: bool
+
+    @property
+    def symbols(self) -> list[dict[str, Any]]:
+        """The added tokens: control symbols, which are special, and what is found in text whole."""
+        return [
+            special_token(piece.text, number) | {"special": piece.kind == CONTROL}
+            for number, piece in enumerate(self.pieces)
+            if piece.kind in (CONTROL, USER_DEFINED)
+        ]
+
+
+def read_model(content: bytes) -> Model:
+    """Return what a file says."""
+    pieces: list[Piece] = []
+    specs: dict[int, dict[int, Any]] = {2: {}, 3: {}}
+    try:
+        for field, value in _fields(content):
+            if field == 1:
+                facts = dict(_fields(value))
+                (score,) = struct.unpack("<f", facts.get(2, bytes(4)))
+                pieces.append(Piece(facts[1].decode(), score, facts.get(3, NORMAL)))
+            elif field in specs:
+                specs[field] = dict(_fields(value))
+        charsmap = base64.b64encode(specs[3].get(2, b"")).decode()
+    except (ValueError, LookupError, struct.error, TypeError, AttributeError):
+        raise UserError("not a SentencePiece model, or cut off") from None
+    require(bool(pieces), "not a SentencePiece model: it holds no pieces")
+    trainer, normalizer = specs[2], specs[3]
+    kind = trainer.get(3, UNIGRAM)
+    require(kind in (UNIGRAM, BPE), "a SentencePiece model must be of type unigram or bpe")
+    require(
+        all(piece.kind != UNUSED for piece in pieces),
+        "a SentencePiece model with pieces of type UNUSED cannot be used",
+    )
+    unk_id = trainer.get(40, 0)
+    require(
+        isinstance(unk_id, int) and unk_id < len(pieces),
+        f"not a SentencePiece model: unknown text has the id {unk_id!r} of {len(pieces)} pieces",
+    )
+    maps = [{"type": "Precompiled", "precompiled_charsmap": charsmap}] if charsmap else []
+    flags = (bool(normalizer.get(number, 1)) for number in (4, 3))
+    return Model(pieces, kind == BPE, unk_id, maps, *flags)
+
+
+def _fields(content: bytes) -> Iterator[tuple[int, Any]]:
+    """Yield number and value of each field of a message: an integer, or the bytes of the value."""
+    place = 0
+    while place < len(content):
+        key, place = _varint(content, place)
+        kind = key & 7
+        if kind == VARINT:
+            value: int | bytes
+            value, place = _varint(content, place)
+        else:
+            if kind == DELIMITED:
+                size, place = _varint(content, place)
+            else:
+                size = {FOUR_BYTES: 4, EIGHT_BYTES: 8}.get(kind, len(content) + 1)
+            value, place = content[place : place + size], place + size
+            if place > len(content):
+                raise ValueError("the message ends inside a field")
+        yield key >> 3, value
+
+
+def _varint(content: bytes, place: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = content[place]
+        value |= (byte & 0x7F) << shift
+        place, shift = place + 1, shift + 7
+        if byte < 0x80:
+            return value, place
+
+
+def build_state(model: Model) -> dict[str, Any]:
+    """Return the state of the tokenizer that encodes as SentencePiece itself."""
+    pieces, normalizers = model.pieces, list(model.normalizer)
+    if model.joins_spaces:
+        runs = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}
+        normalizers += [{"type": "Strip", "strip_left": True, "strip_right": True}, runs]
+    # Pieces that reach across a space need the whole line.
+    is_split = not any(METASPACE in piece.text[1:] for piece in pieces if piece.kind == NORMAL)
+    # "always" would write a space after each symbol that is found in text, and "first" writes none
+    # where the text began with white space.
+    has_symbols = any(piece.kind == USER_DEFINED for piece in pieces)
+    begins = ("first" if has_symbols else "always") if model.begins_with_space else "never"
+    decoder = write_spaces(begins, is_split)
+    has_bytes = any(piece.kind == BYTE for piece in pieces)
+    if has_bytes:
+        spaces = {"type": "Replace", "pattern": {"String": METASPACE}, "content": " "}
+        first = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+        parts = [spaces, {"type": "ByteFallback"}, {"type": "Fuse"}, first]
+        decoder = {"type": "Sequence", "decoders": parts}
+    build = _build_bpe if model.is_bpe else build_unigram
+    return {
+        "added_tokens": model.symbols,
+        "normalizer": {"type": "Sequence", "normalizers": normalizers} if normalizers else None,
+        "pre_tokenizer": write_spaces(begins, is_split),
+        "decoder": decoder,
+        "model": build(pieces, model.unk_id, has_bytes),
+    }
+
+
+def write_spaces(begins: str, is_split: bool = True) -> dict[str, Any]:
+    """Return the pre-tokenizer and decoder that writes spaces as METASPACE."""
+    return {
+        "type": "Metaspace",
+        "replacement": METASPACE,
+        "prepend_scheme": begins,
+        "split": is_split,
+    }
+
+
+def build_unigram(pieces: Sequence[Piece], unk_id: int, has_bytes: bool = False) -> dict[str, Any]:
+    """Return the model of Unigram."""
+    vocab = [[piece.text, piece.score] for piece in pieces]
+    return {"type": "Unigram", "unk_id": unk_id, "vocab": vocab, "byte_fallback": has_bytes}
+
+
+def _build_bpe(pieces: Sequence[Piece], unk_id: int, has_bytes: bool) -> dict[str, Any]:
+    """Return the model of BPE, with the merges that give each piece, the best piece first.
+
+    SentencePiece merges whichever neighbours give the piece with the highest score.
+    """
+    ids = {piece.text: number for number, piece in enumerate(pieces)}
+    normal = {piece.text for piece in pieces if piece.kind == NORMAL}
+    merges = [
+        (-piece.score, ids[piece.text[:cut]], ids[piece.text[cut:]])
+        for piece in pieces
+        if piece.kind == NORMAL
+        for cut in range(1, len(piece.text))
+        if piece.text[:cut] in normal and piece.text[cut:] in normal
+    ]
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": pieces[unk_id].text,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": True,
+        "byte_fallback": has_bytes,
+        "ignore_merges": False,
+        "vocab": ids,
+        "merges": [[pieces[left].text, pieces[right].text] for _, left, right in sorted(merges)],
+    }

@@ -1,0 +1,354 @@
+# ruff: noqa: RUF001
+"""Folders of other programs: the class that they name decides, as in transformers."""
+
+import base64
+import json
+import warnings
+
+import pytest
+import tokenizers
+import transformers
+from languages import TEXTS
+from tokenizers import models, pre_tokenizers
+
+from electra.config import TokenizerConfig
+from electra.errors import UserError
+from electra.files import write_json
+from electra.interop.importing import import_model
+from electra.tokenizing.agreement import SAMPLE, require_agreement
+from electra.tokenizing.tokenizer import Tokenizer
+from electra.tokenizing.words import LineEncoder
+
+LINES = [line for text in TEXTS.values() for line in text.splitlines()]
+ODD = [
+    *("  two  spaces ", "tab\tand\nline", "``quoted'' 1,000.", "ﬁ ½ Ａ，Ångström É ΑΣΣ", "x" * 150),
+    *(
+        "😀 👩‍👩‍👧 emoji",
+        "nul \x00 bell \x07 \u200b",
+        "नमस्ते दुनिया",
+        "안녕하세요 세계",
+        "don't — U.S.A.",
+        "",
+    ),
+]
+
+
+def write_folder(folder, config=None, **settings):
+    folder.mkdir(exist_ok=True)
+    write_json(folder / "config.json", {"model_type": "bert", **(config or {})})
+    if settings:
+        write_json(folder / "tokenizer_config.json", settings)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def spm(tmp_path_factory):
+    """A SentencePiece model of ten languages, with the normalisation that published ones have."""
+    trainer = pytest.importorskip("sentencepiece").SentencePieceTrainer
+    folder = tmp_path_factory.mktemp("spm")
+    (folder / "text.txt").write_text("\n".join(LINES * 3), encoding="utf-8")
+    made = {}
+    for name, settings in {
+        "plain": {},
+        "deberta": {
+            "pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "pad_piece": "[PAD]",
+            "bos_piece": "[CLS]", "eos_piece": "[SEP]", "unk_piece": "[UNK]",
+        },
+        "albert": {
+            "pad_id": 0, "unk_id": 1, "bos_id": 2, "eos_id": 3, "bos_piece": "[CLS]",
+            "eos_piece": "[SEP]", "control_symbols": "[MASK]", "user_defined_symbols": "(,)",
+        },
+    }.items():  # fmt: skip
+        trainer.train(
+            input=str(folder / "text.txt"), model_prefix=str(folder / name), vocab_size=900,
+            hard_vocab_limit=False, character_coverage=1.0, minloglevel=2, **settings,
+        )  # fmt: skip
+        made[name] = (folder / f"{name}.model").read_bytes()
+    return made
+
+
+def compare(folder, texts=(*LINES, *ODD), roles=("pad", "unk", "cls", "sep", "mask")):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ours = Tokenizer.load(folder)
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    for text in texts:
+        expected = theirs(text, add_special_tokens=False)["input_ids"]
+        assert ours.encode(text) == expected, (text, ours.tokens(ours.encode(text)))
+    assert ours.vocab_size == len(theirs) or roles == ()
+    for role, number in zip(("pad", "unk", "cls", "sep", "mask"), ours.special_ids, strict=True):
+        if role in roles:
+            assert number == getattr(theirs, f"{role}_token_id"), role
+    return ours
+
+
+FILES = {
+    "XLMRobertaTokenizer": "sentencepiece.bpe.model",
+    "CamembertTokenizer": "sentencepiece.bpe.model",
+    "AlbertTokenizer": "spiece.model",
+    "DebertaV2Tokenizer": "spm.model",
+    "PreTrainedTokenizer": "tokenizer.model",
+}
+SPM = {
+    "the issue's": ("XLMRobertaTokenizer", "plain", {}),
+    "fast": ("XLMRobertaTokenizerFast", "plain", {}),
+    "no prefix": ("XLMRobertaTokenizer", "plain", {"add_prefix_space": False}),
+    "other names": ("XLMRobertaTokenizer", "plain", {"mask_token": "[MASK]", "pad_token": "[PAD]"}),
+    "french": ("CamembertTokenizer", "plain", {}),
+    "albert": ("AlbertTokenizer", "albert", {}),
+    "albert, cased": ("AlbertTokenizer", "albert", {"do_lower_case": False, "keep_accents": True}),
+    "deberta": ("DebertaV2Tokenizer", "deberta", {}),
+    "deberta, lower": ("DebertaV2Tokenizer", "deberta", {"do_lower_case": True}),
+    "deberta, punctuation": ("DebertaV2Tokenizer", "deberta", {"split_by_punct": True}),
+    "deberta, no prefix": ("DebertaV2Tokenizer", "deberta", {"add_prefix_space": False}),
+    "deberta, without its names": ("DebertaV2Tokenizer", "plain", {}),
+    "backend": ("PreTrainedTokenizerFast", "plain", {}),
+}
+
+
+@pytest.mark.parametrize("case", SPM)
+def test_pieces_have_the_ids_of_the_class(tmp_path, spm, case):
+    name, model, settings = SPM[case]
+    kind = {"model_type": "deberta-v2" if "deberta" in case else "bert"}
+    write_folder(tmp_path, kind, tokenizer_class=name, **settings)
+    (tmp_path / FILES[name.removesuffix("Fast")]).write_bytes(spm[model])
+    roles = {"deberta, without its names": ("pad", "cls", "sep", "mask"), "backend": ()}
+    ours = compare(tmp_path, roles=roles.get(case, ("pad", "unk", "cls", "sep", "mask")))
+    if name == "DebertaV2Tokenizer":  # the tokenizer.json that transformers writes says the same
+        transformers.AutoTokenizer.from_pretrained(tmp_path).save_pretrained(tmp_path)
+        (tmp_path / FILES[name]).unlink()
+        again = compare(tmp_path, roles=("pad", "cls", "sep", "mask"))
+        assert again.encode_batch(ODD) == ours.encode_batch(ODD)
+        assert LineEncoder(ours).encode_lines(LINES) is not None
+
+
+WORDS = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    "été",
+    "ete",
+    "Ete",
+    "東",
+    "##京",
+    "東京",
+    "a",
+]
+BERT = {
+    "settings": (dict.fromkeys(["do_lower_case"], False), {}),
+    "accents": ({"do_lower_case": True, "strip_accents": False}, {}),
+    "ideographs": ({"do_lower_case": False, "tokenize_chinese_chars": False}, {}),
+    "other names": (
+        {"do_lower_case": False, "cls_token": "<s>", "mask_token": "<m>"},
+        {"added_tokens.json": {"<s>": 12, "<m>": 13}},
+    ),
+    "map of special tokens": (
+        {"do_lower_case": True},
+        {
+            "special_tokens_map.json": {"mask_token": {"content": "[MASK]"}},
+            "added_tokens.json": {"ente ": 13, "Ete ente": 12},
+        },
+    ),
+    "added tokens": (
+        {
+            "do_lower_case": True,
+            "added_tokens_decoder": {
+                "12": {"content": "ENTE", "normalized": True},
+                "0": {"content": "[PAD]", "special": True},
+                "13": {"content": "東京 東", "normalized": False, "lstrip": True},
+            },
+        },
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ["BertTokenizer", "ElectraTokenizerFast", "DistilBertTokenizer"])
+@pytest.mark.parametrize("case", BERT)
+def test_bert_folders_are_read_with_their_settings(tmp_path, name, case):
+    settings, files = BERT[case]
+    write_folder(tmp_path, tokenizer_class=name, **settings)
+    (tmp_path / "vocab.txt").write_text("\n".join(WORDS) + "\n", encoding="utf-8")
+    for file, content in files.items():
+        write_json(tmp_path / file, content)
+    texts = [
+        *ODD,
+        "Été ÉTÉ ete Ete",
+        "東京 東京a 東 京",
+        "an Ete ente a ENTE ente. x東京 東",
+    ]
+    compare(tmp_path, texts)
+    transformers.AutoTokenizer.from_pretrained(tmp_path).save_pretrained(tmp_path)
+    compare(tmp_path, texts)
+    # The settings decide over the tokenizer.json, as in transformers.
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    config["do_lower_case"] = not config["do_lower_case"]
+    write_json(tmp_path / "tokenizer_config.json", config)
+    compare(tmp_path, texts)
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_vocab_json_and_merges(tmp_path, begins):
+    vocab = {char: index for index, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    merges = [("e", "r"), ("Ġ", "a"), ("#", "#"), ("a", "b"), ("Ġ", ".")]
+    for token in (*map("".join, merges), "<s>", "<pad>", "</s>", "<unk>", "<mask>"):
+        vocab[token] = len(vocab)
+    write_folder(tmp_path, tokenizer_class="RobertaTokenizer", add_prefix_space=begins)
+    write_json(tmp_path / "vocab.json", vocab)
+    lines = ["#version: 0.2", *map(" ".join, merges)]
+    (tmp_path / "merges.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    compare(tmp_path, [*LINES, *ODD, "aber ## ab a."])
+
+
+@pytest.mark.parametrize(
+    ("settings", "config", "message"),
+    [
+        ({"tokenizer_class": "KoBertTokenizer"}, {}, "of the class KoBertTokenizer and no tok"),
+        ({"tokenizer_class": "T5TokenizerFast"}, {}, "of the class T5Tokenizer and no tokenizer"),
+        ({}, {"tokenizer_class": "BertJapaneseTokenizer"}, "of the class BertJapaneseTokenizer"),
+        ({"tokenizer_class": "ElectraTokenizer"}, {}, "nor vocab.txt, which its class ElectraT"),
+        ({"tokenizer_class": "RobertaTokenizer"}, {}, "nor vocab.json with merges.txt, which its"),
+        ({"do_lower_case": "no"}, {}, "do_lower_case must be true or false, not 'no'"),
+        ({"added_tokens_decoder": {"x": 1}}, {}, "not a tokenizer"),
+        ({"added_tokens_decoder": {"7000": {"content": "new"}}}, {}, "no token has the id 407"),
+    ],
+)
+def test_folders_that_are_refused(tmp_path, spm, settings, config, message):
+    write_folder(tmp_path, config, **settings)
+    (tmp_path / "a.model").write_bytes(spm["plain"])
+    with pytest.raises(UserError, match=message):
+        Tokenizer.load(tmp_path)
+
+
+def test_added_pieces_stand_behind_the_model(tmp_path, spm):
+    """As DeBERTa-v3's: the mask is the only token that its spm.model lacks."""
+    write_folder(tmp_path, {"model_type": "deberta-v2"}, do_lower_case=False, vocab_type="spm")
+    write_json(tmp_path / "added_tokens.json", {"[MASK]": 408})
+    (tmp_path / "spm.model").write_bytes(spm["deberta"])
+    ours = compare(tmp_path)
+    assert ours.special_ids == (0, 3, 1, 2, ours.vocab_size - 1)
+    assert ours.independence == "spaced words"
+    for line in LINES:
+        (content,) = LineEncoder(ours).encode_lines([line])
+        assert [*memoryview(content).cast("H")] == ours.encode(line)
+
+
+def test_an_import_has_the_ids_of_the_class(tmp_path, spm):
+    """They were one too small, and [PAD] stood behind the vocabulary instead of at 1."""
+    folder = write_folder(tmp_path / "theirs", tokenizer_class="XLMRobertaTokenizer")
+    (folder / "sentencepiece.bpe.model").write_bytes(spm["plain"])
+    ours = compare(folder)
+    config = transformers.BertConfig(
+        vocab_size=ours.vocab_size, hidden_size=8, num_hidden_layers=1, num_attention_heads=1,
+        intermediate_size=8, max_position_embeddings=16,
+    )  # fmt: skip
+    transformers.BertModel(config).save_pretrained(folder)
+    import_model(folder, tmp_path / "ours")
+    imported = Tokenizer.load(tmp_path / "ours")
+    assert imported.encode_batch(LINES) == ours.encode_batch(LINES)
+    assert (imported.pad_id, imported.mask_id) == (1, ours.vocab_size - 1)
+
+
+def test_an_import_that_transformers_cuts_otherwise_is_refused(tmp_path):
+    """transformers takes do_lower_case for granted, whatever the tokenizer.json says."""
+    config = TokenizerConfig(vocab_size=900, lowercase=False)
+    tokenizer = Tokenizer.train([*LINES, *SAMPLE] * 2, config)
+    tokenizer.save(tmp_path / "t")
+    write_json(tmp_path / "t/config.json", {"model_type": "bert"})
+    require_agreement(tmp_path / "t", tokenizer)
+    write_json(tmp_path / "t/tokenizer_config.json", {"tokenizer_class": "BertTokenizer"})
+    with pytest.raises(
+        UserError, match=r"BertTokenizer of transformers makes .* of .The old sailor"
+    ):
+        require_agreement(tmp_path / "t", tokenizer)
+
+
+SPLIT = {"type": "Split", "behavior": "Isolated", "invert": False}
+DAMAGES = {
+    "an empty list": {"model": {"type": "Unigram", "unk_id": 0, "vocab": []}},
+    "no words": {"model": {"type": "WordPiece", "unk_token": "[UNK]", "vocab": {}}},
+    "an empty BPE": {"model": {"type": "BPE", "vocab": {}, "merges": []}},
+    "unknown beyond": {"model": {"type": "Unigram", "unk_id": 5, "vocab": [["a", 0.0]]}},
+    "not a number": {"model": {"type": "Unigram", "unk_id": 0, "vocab": [["a", None]]}},
+    "a lacking merge": {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "b"]]}},
+    "no map": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": ""}},
+    "a cut map": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "////f2FiYw=="}},
+    "a wrong map": {
+        "normalizer": {
+            "type": "Precompiled",
+            "precompiled_charsmap": base64.b64encode(b"\x08\0\0\0\xff\xff\xff\xffab").decode(),
+        }
+    },
+    "a pattern without end": {"pre_tokenizer": {**SPLIT, "pattern": {"Regex": "(a|aa)+$"}}},
+    "no pattern": {"pre_tokenizer": {**SPLIT, "pattern": {"Regex": "("}}},
+    "pieces of no length": {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
+    "no type": {"pre_tokenizer": {}},
+    "doubling": {
+        "normalizer": {
+            "type": "Sequence",
+            "normalizers": [{"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}] * 64,
+        }
+    },
+    "doubling, inserted": {
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [{"type": "Replace", "pattern": {"Regex": ""}, "content": "x"}] * 40,
+        }
+    },
+    "bytes of bytes": {
+        "normalizer": {"type": "Sequence", "normalizers": [{"type": "ByteLevel"}] * 40}
+    },
+    "a list": {"normalizer": [1]},
+    "a text": {"added_tokens": "abc"},
+    "an id that is no number": {"added_tokens": [{"id": "7", "content": "x"}]},
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_hostile_files_are_one_line(tmp_path, capfd, name):
+    backend = tokenizers.Tokenizer(models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    state = json.loads(backend.to_str()) | DAMAGES[name]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(state))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(UserError) as caught:
+            Tokenizer.load(tmp_path)
+    assert str(caught.value).startswith(str(tmp_path))
+    assert "\n" not in str(caught.value)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_text_that_stops_the_library_is_refused(tmp_path, capfd):
+    backend = tokenizers.Tokenizer(models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    pattern = tokenizers.Regex("(b|bb)+$")
+    backend.pre_tokenizer = pre_tokenizers.Split(pattern, "isolated")
+    backend.save(str(tmp_path / "tokenizer.json"))
+    with pytest.warns(UserWarning, match="special tokens added"):
+        loaded = Tokenizer.load(tmp_path)
+    for encode in (loaded.encode, loaded.encode_with_offsets):
+        with pytest.raises(UserError, match="the tokenizer cannot encode this text"):
+            encode("b" * 99 + "!")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("vocab.txt", "\n".join([*WORDS, "x", "a"]), "line 14 has the token 'a' of line 12 again"),
+        (
+            "tokenizer.json",
+            '{"model": {"type": "Unigram", "unk_id": 0, "vocab": [["a", 0], ["b", 0], ["b", 0]]}}',
+            "piece 3 has the token 'b' of piece 2 again",
+        ),
+        (
+            "tokenizer.json",
+            '{"model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1, "a": 2}}}',
+            "'a' has two values",
+        ),
+    ],
+)
+def test_a_doubled_token_is_named(tmp_path, name, content, message):
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    with pytest.raises(UserError, match=message):
+        Tokenizer.load(tmp_path / name)
