@@ -106,7 +106,7 @@ NO_TEXT = {
     "part": ("<p>one</p>\n<p>two</p>", "markup"),
     "CC-MAIN.warc.wet": ("WARC/1.0\r\nWARC-Type: warcinfo\r\n", "a WARC archive"),
     "book.rtf": (r"{\rtf1\ansi text}", "PDF, PostScript or RTF"),
-    "page.sql": ("-- MySQL dump 10.13\nINSERT INTO page VALUES (1)", "SQL"),
+    "page.sql": ("-- MySQL dump 10.13\nINSERT INTO page VALUES (1)", "a dump of SQL"),
     "film.vtt": ("WEBVTT - a film\n\n00:01.000 --> 00:02.000\nA word.", "subtitles"),
     "film.srt": ("1\n00:00:01,000 --> 00:00:02,000\nA word.", "subtitles"),
     "test.conllu": ("# sent_id = 1\n1\tone\tone\n", "a table of CoNLL-U"),

@@ -283,7 +283,7 @@ def _tell_counts(manifest: dict[str, Any]) -> Iterator[str]:
             "files with few blank lines or none, each line a document "
             f"{lines:,} (--set border=file: each file one document)"
         )
-    if files := text["files_of_one_document"]:
+    if files := text.get("files_of_one_document"):
         yield (
             f"files of many lines without a blank one, each file a document {files:,} (--set "
             "border=line: each line one document)"
@@ -297,9 +297,10 @@ def _tell_counts(manifest: dict[str, Any]) -> Iterator[str]:
 
 def _tell_reading(counts: Mapping[str, Any]) -> Iterator[str]:
     """Yield what was read as what, and what was not read, of the counts of a text."""
-    forms = (f"{number:,} as {form}" for form, number in counts["forms"].items())
+    found = counts.get("forms") or {"plain text": counts["files"]}
+    forms = (f"{number:,} as {form}" for form, number in found.items())
     yield f"files read: {', '.join(forms)}"
-    if empty := counts["empty"]:
+    if empty := counts.get("empty"):
         yield f"records and pages without text passed over {empty:,}"
     if invalid := counts["invalid_sequences"]:
         yield f"invalid UTF-8 replaced {invalid:,} times"

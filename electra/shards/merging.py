@@ -87,9 +87,16 @@ def merge_pieces(
     if config.write_dropped:
         _write_dropped(folder / DROPPED, pieces, places, is_dropped, config.seed, tokenizer.names)
     # A file counts once for each of its ranges: the digest of shards covers this number, and the
-    # same text shall have the digest that it always had.
+    # same text shall have the digest that it always had. So counts that came later are left out if
+    # they say nothing.
     source_bytes = sum({each: each.size for piece in pieces for each in piece.ranges}.values())
-    text |= {"files": len(sources.files), "source_bytes": source_bytes}
+    forms = {} if text["forms"].keys() == {"plain text"} else text["forms"]
+    text = {"files": len(sources.files), **text, "source_bytes": source_bytes, "forms": forms}
+    later = ("files_of_one_document", "empty", "forms")
+    text = {name: count for name, count in text.items() if count or name not in later}
+    settings = {name: value for name, value in asdict(config).items() if name != "workers"}
+    if config.form == "auto":
+        del settings["form"]
     manifest = {
         "format": FORMAT,
         "version": VERSION,
@@ -103,8 +110,7 @@ def merge_pieces(
         "duplicates": num_repeats,
         "dropped": dropped,
         "heldout": split.rule,
-        # The number of workers does not change the shards, so the manifest leaves it out.
-        "config": {k: v for k, v in asdict(config).items() if k != "workers"},
+        "config": settings,  # without the number of workers, which does not change the shards
         "parts": parts,
     }
     write_json(folder / MOVES, moves)
