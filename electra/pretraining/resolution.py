@@ -65,15 +65,8 @@ def resolve(
             from electra.checkpoints.folder import read_pretrained
             from electra.pretraining.init_from import fit_to_start
 
-            start, length = read_pretrained(Path(init_from)), settings.examples.sequence_length
-            if length > start.sequence_length:
-                told = (
-                    f"{start.source} was trained on rows of at most {start.sequence_length} tokens"
-                )
-                if "examples.sequence_length" not in given:
-                    length = start.sequence_length
-                    settings = override(settings, [f"examples.sequence_length={length}"])
-                note(f"examples.sequence_length={length}: {told}")
+            start = read_pretrained(Path(init_from))
+            settings = _fit_length(settings, start.sequence_length, given, note)
             settings = fit_to_start(settings, start, given)
             if "optimizer.learning_rate" not in given:
                 note(
@@ -87,6 +80,20 @@ def resolve(
             what = f"{preset}'s {optimizer.warmup_steps:,} are for a longer one"
             note(f"optimizer.warmup_steps={longest}, a tenth of the schedule: {what}")
     require_schedule(settings)
+    return settings
+
+
+def _fit_length(
+    settings: PretrainConfig, longest: int, given: Iterable[str], note: Callable[[str], None]
+) -> PretrainConfig:
+    """Return the settings with rows no longer than the start was trained on, unless given."""
+    length = settings.examples.sequence_length
+    if length <= longest:
+        return settings
+    if "examples.sequence_length" not in given:
+        length = longest
+        settings = override(settings, [f"examples.sequence_length={length}"])
+    note(f"examples.sequence_length={length}: the start was trained on rows of {longest} tokens")
     return settings
 
 
