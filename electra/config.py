@@ -177,6 +177,14 @@ class EncoderConfig(Settings):
     each, farther ones share buckets of logarithmic width."""
     max_relative_positions: Annotated[int, AtLeast(4)] = 512
     """deberta-v2: distance at which the buckets end; all from there on are one."""
+    published_heads: bool = False
+    """deberta-v2: whether pre-training has DeBERTaV3's heads: the generator has an enhanced mask
+    decoder, and the discriminator's head also reads the state of [CLS]. Else both heads are
+    ELECTRA's."""
+    enhanced_decoder: bool = False
+    """deberta-v2: whether the last layer is an enhanced mask decoder. The layer is applied twice to
+    the states before it; the first queries are these states and absolute positions, added. A
+    generator has it if published_heads is true."""
 
     needs = (
         Needs("architecture!=electra", "type_vocab_size=2", "it has no segments, and ignores it"),
@@ -223,7 +231,9 @@ ONLY = {
         ("local_attention", "global_attn_every_n_layers", "global_rope_theta", "local_rope_theta")
         + ("norm_bias", "attention_bias", "mlp_bias", "classifier_bias")
     ),
-    "deberta-v2": frozenset(("position_buckets", "max_relative_positions")),
+    "deberta-v2": frozenset(
+        ("position_buckets", "max_relative_positions", "published_heads", "enhanced_decoder")
+    ),
 }
 """Fields of EncoderConfig that one architecture alone reads."""
 OF_ONE_ARCHITECTURE = frozenset[str]().union(*ONLY.values())
@@ -309,6 +319,7 @@ class GeneratorConfig(Settings):
             intermediate_size=round(discriminator.intermediate_size * fraction),
             num_attention_heads=num_heads,
             num_hidden_layers=self.num_hidden_layers or max(1, num_layers),
+            enhanced_decoder=discriminator.published_heads,
         )
 
 
@@ -583,6 +594,8 @@ class PretrainConfig(Settings):
         Needs("generator.start!=auto", "method.objective!=mlm", "mlm has no generator"),
         Needs("generator.warmup_steps", "method.objective!=mlm", "mlm has no generator"),
         Needs("generator.warmup_steps", "method.sharing!=all", "one of two networks rests"),
+        Needs("method.sharing=all", "model.published_heads=False", "one has a decoder"),
+        Needs("model.enhanced_decoder", "model.enhanced_decoder=False", "published_heads sets it"),
         Needs(
             "generator.warmup_steps",
             "method.scheme!=two_stage",

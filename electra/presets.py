@@ -91,7 +91,7 @@ def _deberta(
     batch and steps.
     """
     return PretrainConfig(
-        model=deberta_sizes(hidden_size, num_hidden_layers),
+        model=deberta_sizes(hidden_size, num_hidden_layers, published_heads=True),
         generator=GeneratorConfig(hidden_fraction=1.0, layers_fraction=0.5),
         method=MethodConfig(sharing="gdes"),
         examples=ExamplesConfig(sequence_length=512),

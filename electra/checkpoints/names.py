@@ -119,10 +119,11 @@ class Architecture:
 
     def read_head(self, kind: str, theirs: Tensors, sizes: EncoderConfig) -> Weights | None:
         """Return the parameters of a head of pre-training under our names; None: it has none."""
-        if kind not in self.heads:
+        modules = self.heads.get(kind, self.beside if kind == "PreTraining" else {})
+        if not modules:
             return None
         build = partial(GeneratorHead if kind == "MaskedLM" else DiscriminatorHead, sizes)
-        find = partial(find_theirs, self.heads[kind], "")
+        find = partial(find_theirs, modules, "")
         has_all = all(each in theirs for name in list_parameters(build) for each in find(name))
         return gather(build, theirs, find) if has_all else None
 
@@ -556,6 +557,10 @@ _OF_V3: Mapping[str, tuple[Any, Any, str]] = {
 default; and the reason."""
 
 
+_OF_HEADS = ("published_heads", "enhanced_decoder")
+"""Fields that are ours alone; of other programs' weights the names of the tensors say them."""
+
+
 def _write_deberta(sizes: EncoderConfig, class_name: str, tokenizer: Tokenizer) -> dict[str, Any]:
     longest, farthest = sizes.max_position_embeddings, sizes.max_relative_positions
     return {
@@ -563,6 +568,7 @@ def _write_deberta(sizes: EncoderConfig, class_name: str, tokenizer: Tokenizer) 
         "architectures": [class_name],
         **{name: getattr(sizes, name) for name in _SAME_IN_DEBERTA},
         **{name: value for name, (value, *_) in _OF_V3.items()},
+        **{name: True for name in _OF_HEADS if getattr(sizes, name)},
         "max_relative_positions": -1 if farthest == longest else farthest,
         "pos_att_type": "p2c|c2p",
         "pooler_hidden_size": sizes.hidden_size,
@@ -584,7 +590,7 @@ def _read_deberta(values: Mapping[str, Any]) -> EncoderConfig:
         sorted(str(each).strip() for each in words) == ["c2p", "p2c"],
         f"pos_att_type must be 'p2c|c2p', not {kinds!r}: version 3 has both terms and no other",
     )
-    sizes = _read_fields(values, _DEBERTA_FIELDS, {})
+    sizes = _read_fields(values, _DEBERTA_FIELDS | _fields(_OF_HEADS, {}), {})
     hidden_size, heads = sizes["hidden_size"], sizes["num_attention_heads"]
     derived = {"embedding_size": hidden_size, "attention_head_size": hidden_size // heads}
     _read_fields(values, {}, derived)
@@ -606,6 +612,7 @@ DEBERTA = Architecture(
     bare_prefix="",
     encoder={
         **_POST_NORM,
+        "position_embeddings": "embeddings.position_embeddings",
         "places.embeddings": "encoder.rel_embeddings",
         "places.norm": "encoder.LayerNorm",
         "layers.{i}.attention.qkv": tuple(
@@ -621,7 +628,11 @@ DEBERTA = Architecture(
     },
     write_config=_write_deberta,
     read_config=_read_deberta,
-    beside={"dense": "mask_predictions.dense", "dense_prediction": "mask_predictions.classifier"},
+    beside={
+        "norm": "mask_predictions.LayerNorm",
+        "dense": "mask_predictions.dense",
+        "dense_prediction": "mask_predictions.classifier",
+    },
 )
 ARCHITECTURES = {each.model_type: each for each in (ELECTRA, BERT, MODERNBERT, DEBERTA)}
 """By the name of `EncoderConfig.architecture` and of config.json's model_type."""

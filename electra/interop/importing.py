@@ -1,4 +1,4 @@
-"""Other people's weights as Hugging Face folders of ELECTRA or ModernBERT, which every verb reads.
+"""Other people's weights as Hugging Face folders of our bodies, which every verb reads.
 
 weights.py reads the weights. BERT's pooler and its next-sentence head have no place here and are
 left over. Rows of the embeddings that no token has, of a vocabulary that was padded, are kept.
@@ -27,7 +27,7 @@ from electra.checkpoints.folder import (
     find_networks,
     read_length,
 )
-from electra.checkpoints.names import ARCHITECTURES, ELECTRA
+from electra.checkpoints.names import ARCHITECTURES, DEBERTA, ELECTRA
 from electra.config import EncoderConfig
 from electra.errors import UserError, require
 from electra.files import new_folder
@@ -143,13 +143,19 @@ def find_roles(path: Path, found: Source) -> dict[str, SavedNetwork]:
     own = tensors.rename({name: name for name in tensors if ":" not in name})
     try:
         sizes = _read_sizes(own, found.config)
-        if inner:  # its head stands among the discriminator's tensors, as shared embeddings do
+        if inner and architecture is DEBERTA:
+            both, inner_sizes = inner, _find_heads(_count_layers(sizes, inner), inner)
+        elif inner:  # its head stands among the discriminator's tensors, as shared embeddings do
             shared = {name: name for name in own if not name.startswith(_DISCRIMINATORS)}
             both = tensors.rename(shared | {name: GENERATOR + name for name in inner})
+            inner_sizes = _read_sizes(both, found.config)
             own = own.rename({name: name for name in own if not name.startswith("generator_")})
-        networks = find_networks(architecture, sizes, own, tensors.below(JUDGE) or None)
+        judge = tensors.below(JUDGE) or None
+        networks = find_networks(architecture, _find_heads(sizes, own), own, judge)
+        if architecture is DEBERTA and "replaced" in networks:
+            networks.pop("tokens", None)  # a discriminator's masked language model is not trained
         if inner:
-            networks |= find_networks(architecture, _read_sizes(both, found.config), both)
+            networks |= find_networks(architecture, inner_sizes, both)
             networks.pop("", None)
         # BERT's masked language model, and ModernBERT's, is an encoder as well.
         is_generator = architecture is ELECTRA and not any(
@@ -165,6 +171,27 @@ def find_roles(path: Path, found: Source) -> dict[str, SavedNetwork]:
     if "tokens" in networks:
         roles["generator"] = networks["tokens"]
     return roles
+
+
+def _count_layers(sizes: EncoderConfig, tensors: Weights) -> EncoderConfig:
+    """Return the sizes with as many layers as DeBERTa's tensors have."""
+    before = DEBERTA.prefix + DEBERTA.before_layers
+    layers = {name.removeprefix(before).split(".")[0] for name in tensors if before in name}
+    return dataclasses.replace(sizes, num_hidden_layers=len(layers))
+
+
+def _find_heads(sizes: EncoderConfig, tensors: Weights) -> EncoderConfig:
+    """Return the sizes with what the names of DeBERTa's tensors say of its heads."""
+    if sizes.architecture != DEBERTA.model_type:
+        return sizes
+    judges = "mask_predictions.LayerNorm.weight" in tensors
+    has_positions = "deberta.embeddings.position_embeddings.weight" in tensors
+    decodes = has_positions and "cls.predictions.bias" in tensors and not judges
+    return dataclasses.replace(
+        sizes,
+        published_heads=judges or decodes or sizes.published_heads,
+        enhanced_decoder=decodes or sizes.enhanced_decoder,
+    )
 
 
 def _read_sizes(tensors: Weights, config: Mapping[str, Any] | None) -> EncoderConfig:

@@ -33,6 +33,16 @@ _FROM_TENSORFLOW = {
     "cls/predictions/output_bias": "generator_predictions/output_bias",
 }
 """Beginnings of TensorFlow's names, in models of ELECTRA and BERT, and what takes their place."""
+_FROM_OLDER = {
+    r"LayerNorm\.gamma$": "LayerNorm.weight",
+    r"LayerNorm\.beta$": "LayerNorm.bias",
+    r"^lm_predictions\.lm_head\.(dense|LayerNorm)\.": r"cls.predictions.transform.\1.",
+    r"^lm_predictions\.lm_head\.bias$": "cls.predictions.bias",
+    r"^mask_predictions\.classifer\.": "mask_predictions.classifier.",
+}
+"""Names of older versions of transformers and of microsoft/DeBERTa, and what takes their place."""
+GENERATOR_FILE = "pytorch_model.generator.bin"
+"""The generator that DeBERTaV3 was trained with, beside its discriminator."""
 GENERATOR, JUDGE = "generator:", "discriminator:"
 """Before the names of a generator that shares its checkpoint with a discriminator, and of a
 discriminator's head in a file of its own."""
@@ -84,6 +94,11 @@ def read_source(path: Path) -> Source:
     )
     weights = _read_weights(path)
     names = {_from_huggingface(name): name for name in weights}
+    if (path / GENERATOR_FILE).is_file():
+        inner = _read_pickle(path / GENERATOR_FILE)
+        own = {name: f"{GENERATOR_FILE}: {name}" for name in inner}
+        names |= {GENERATOR + _from_huggingface(name): called for name, called in own.items()}
+        weights = _join([weights, inner.rename({called: name for name, called in own.items()})])
     if (path / DISCRIMINATOR_FILE).is_file():
         judge = read_tensors(path / DISCRIMINATOR_FILE)
         own = {name: f"{DISCRIMINATOR_FILE}: {name}" for name in judge}
@@ -190,6 +205,7 @@ def _from_tensorflow(name: str) -> str:
 
 
 def _from_huggingface(name: str) -> str:
-    """Return a tensor's name without what older versions of transformers wrote."""
-    name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)
-    return re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name)
+    """Return a tensor's name as transformers writes it today."""
+    for theirs, ours in _FROM_OLDER.items():
+        name = re.sub(theirs, ours, name)
+    return name

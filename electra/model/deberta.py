@@ -103,10 +103,16 @@ class DisentangledAttention(SelfAttention):
         self.relative_dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(  # type: ignore[override]  # the encoder hands each layer its own kind of places
-        self, x_BLH: Tensor, places: RelativePlaces, masks: DropoutMasks | None
+        self,
+        x_BLH: Tensor,
+        places: RelativePlaces,
+        masks: DropoutMasks | None,
+        queries_BLH: Tensor | None = None,
     ) -> Tensor:
-        """Return the attention output (B, L, H); arguments as in `PostNormLayer.forward`."""
+        """Return the attention output (B, L, H); arguments as in `DisentangledLayer.forward`."""
         q_BNLD, k_BNLD, v_BNLD = self.map_heads(x_BLH)
+        if queries_BLH is not None:
+            q_BNLD, _, _ = self.map_heads(queries_BLH)
         relative_RH = self.relative_dropout(places.table_RH, masks)
         q_1NRD, k_1NRD, _ = self.map_heads(relative_RH[None])
         scores_BNLL = q_BNLD @ k_BNLD.transpose(-1, -2)
@@ -132,6 +138,25 @@ class DisentangledLayer(PostNormLayer):
     def __init__(self, config: EncoderConfig, number: int = 0):
         super().__init__(config, number)
         self.config = config
+
+    def forward(  # type: ignore[override]
+        self,
+        x_BLH: Tensor,
+        places: RelativePlaces,
+        masks: DropoutMasks | None,
+        queries_BLH: Tensor | None = None,
+    ) -> Tensor:
+        """Return the hidden states (B, L, H) after this layer, in the dtype of `x_BLH`.
+
+        Args:
+            x_BLH: Hidden states before this layer, of which keys and values are made.
+            places: From `RelativePositions`.
+            masks: From `draw_masks`; None: torch's own dropout, which drops in training only.
+            queries_BLH: What queries are made of and results are added to, in an enhanced mask
+                decoder; None: `x_BLH`.
+        """
+        attended_BLH = self.attention(x_BLH, places, masks, queries_BLH)
+        return self.finish(x_BLH if queries_BLH is None else queries_BLH, attended_BLH, masks)
 
     def count_flops(self, length: int) -> dict[str, float]:
         """Return the operations per position of the forward pass on rows of `length`, by part.

@@ -145,7 +145,10 @@ class PostNormLayer(nn.Module):
                 None: every position is seen.
             masks: From `draw_masks`; None: torch's own dropout, which drops in training only.
         """
-        attended_BLH = self.attention(x_BLH, mask_BNLL, masks)
+        return self.finish(x_BLH, self.attention(x_BLH, mask_BNLL, masks), masks)
+
+    def finish(self, x_BLH: Tensor, attended_BLH: Tensor, masks: DropoutMasks | None) -> Tensor:
+        """Return the hidden states after this layer, given its attention's output."""
         x_BLH = self.attention_norm(x_BLH + self.dropout(attended_BLH, masks))
         inner_BLF = F.gelu(self.intermediate(x_BLH))
         return self.output_norm(x_BLH + self.dropout(self.output(inner_BLF), masks))

@@ -110,6 +110,11 @@ class Encoder(nn.Module):
             self.layer(config, number) for number in range(config.num_hidden_layers)
         )
         self.final_norm = make_norm(config) if body.ends_with_norm else None
+        self.position_embeddings = (
+            nn.Embedding(config.max_position_embeddings, config.hidden_size)
+            if config.enhanced_decoder
+            else None
+        )
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.has_dropout = config.hidden_dropout_prob + config.attention_probs_dropout_prob > 0
 
@@ -136,17 +141,40 @@ class Encoder(nn.Module):
         """
         x_BLH, masks = self._begin(input_ids_BL, token_type_ids_BL)
         places = self.find_places(input_ids_BL, attention_mask_BL, document_ids_BL, sees)
-        for layer, where in zip(self.layers, places, strict=True):
+        for number in range(len(self.layers)):
+            x_BLH = self._run_layer(number, x_BLH, places[number], masks)
+        return x_BLH
+
+    def _run_layer(
+        self,
+        number: int,
+        x_BLH: Tensor,
+        where: Tensor | Places | RelativePlaces | None,
+        masks: DropoutMasks | None,
+    ) -> Tensor:
+        """Return the hidden states (B, L, H) after a layer; after the last one, those to return.
+
+        Source, of the enhanced mask decoder: microsoft/DeBERTa EnhancedMaskDecoder.
+        """
+
+        def run(*more: Tensor) -> Tensor:
             if self.recompute_activations and self.training:
-                x_BLH = checkpoint(
-                    layer,
-                    *(x_BLH, where, masks),
+                states: Tensor = checkpoint(
+                    self.layers[number],
+                    *(x_BLH, where, masks, *more),
                     use_reentrant=False,
                     preserve_rng_state=self.has_dropout,
                 )
             else:
-                x_BLH = layer(x_BLH, where, masks)
-        return x_BLH if self.final_norm is None else self.final_norm(x_BLH)
+                states = self.layers[number](x_BLH, where, masks, *more)
+            return states
+
+        is_last = number == len(self.layers) - 1
+        if is_last and self.position_embeddings is not None:
+            positions_LH = self.position_embeddings.weight[: x_BLH.shape[1]]
+            return run(run(x_BLH + positions_LH.to(x_BLH.dtype)))
+        y_BLH = run()
+        return self.final_norm(y_BLH) if is_last and self.final_norm is not None else y_BLH
 
     def count_flops(self, length: int) -> dict[str, float]:
         """Return the operations per position of the forward pass on rows of `length`, by part.
@@ -159,6 +187,10 @@ class Encoder(nn.Module):
         for layer in self.layers:
             for name, flops in cast(Layer, layer).count_flops(length).items():
                 parts[name] = parts.get(name, 0) + flops
+        if self.position_embeddings is not None:  # the last layer again, and its queries apart
+            for name, flops in cast(Layer, self.layers[-1]).count_flops(length).items():
+                parts[name] += flops
+            parts["attention, projections"] += 12 * self.config.hidden_size**2
         return parts
 
     @torch.no_grad()
@@ -210,10 +242,9 @@ class Encoder(nn.Module):
         """Yield the hidden states (B, L, H) after each layer, computed as they are asked for."""
         x_BLH, masks = self._begin(input_ids_BL, token_type_ids_BL)
         places = self.find_places(input_ids_BL, attention_mask_BL)
-        for number, (layer, where) in enumerate(zip(self.layers, places, strict=True), start=1):
-            x_BLH = layer(x_BLH, where, masks)
-            is_last = number == len(self.layers)
-            yield self.final_norm(x_BLH) if is_last and self.final_norm is not None else x_BLH
+        for number in range(len(self.layers)):
+            x_BLH = self._run_layer(number, x_BLH, places[number], masks)
+            yield x_BLH
 
     def _begin(
         self, input_ids_BL: Tensor, token_type_ids_BL: Tensor | None

@@ -101,9 +101,15 @@ class FusedDisentangledLayer(DisentangledLayer):
         return draw_pools(config, dtype, num_rows * length * max(widths), of_table)
 
     def forward(  # type: ignore[override]
-        self, x_BLH: Tensor, places: RelativePlaces, masks: DropoutMasks | None
+        self,
+        x_BLH: Tensor,
+        places: RelativePlaces,
+        masks: DropoutMasks | None,
+        queries_BLH: Tensor | None = None,
     ) -> Tensor:
         """Return what `DisentangledLayer.forward` returns; without `masks` nothing is dropped."""
+        if queries_BLH is not None:  # one layer of a generator: as it is defined
+            return super().forward(x_BLH, places, masks, queries_BLH)
         table_RH = places.table_RH
         kept = Kept.draw(self.attention.relative_dropout, tuple(table_RH.shape), masks)
         if kept.mask is not None:

@@ -61,11 +61,14 @@ class GeneratorHead(nn.Module):
 class DiscriminatorHead(nn.Module):
     """One float32 logit per position: positive means replaced.
 
-    Source: run_pretraining.py _get_discriminator_output.
+    Source: run_pretraining.py _get_discriminator_output. With `published_heads` the state of [CLS]
+    is added to every other, and the sum normalised: microsoft/DeBERTa LMMaskPredictionHead.
     """
 
     def __init__(self, config: EncoderConfig):
         super().__init__()
+        has_norm = config.published_heads
+        self.norm = LayerNorm(config.hidden_size, config.layer_norm_eps) if has_norm else None
         self.dense = Linear(config.hidden_size, config.hidden_size)
         self.dense_prediction = Linear(config.hidden_size, 1)
 
@@ -76,6 +79,8 @@ class DiscriminatorHead(nn.Module):
 
     def forward(self, hidden_BLH: Tensor) -> Tensor:
         """Map hidden states (B, L, H) to logits (B, L)."""
+        if self.norm is not None:
+            hidden_BLH = self.norm(hidden_BLH + hidden_BLH[..., :1, :])
         inner_BLH = F.gelu(self.dense(hidden_BLH)).float()  # one column: float32 costs nothing here
         return self.dense_prediction(inner_BLH).squeeze(-1)
 

@@ -83,11 +83,14 @@ def _fit_encoder(
     sizes = {name: getattr(start.kept.sizes, name) for name in names if name not in NOT_SIZES}
     for name, value in sizes.items():
         chosen = getattr(config.model, name)
+        is_free = name == "vocab_size" or (name == "published_heads" and not start.kept.predicts)
         require(
-            name == "vocab_size" or f"model.{name}" not in given or chosen == value,
+            is_free or f"model.{name}" not in given or chosen == value,
             f"model.{name} {chosen} contradicts train.init_from {config.train.init_from}, whose "
             f"encoder has {value}: leave out the setting",
         )
+    if not start.kept.predicts:  # the heads are new
+        sizes["published_heads"] = config.model.published_heads
     return dataclasses.replace(config.model, **sizes)
 
 
@@ -243,7 +246,12 @@ def load_start(
             load_network(network, find_generator(config, start)[0])
         elif parts[role] == "layers":
             for encoder in network.encoders:  # with fewer layers, of the same names
-                load_parameters(encoder, start.kept.encoders[0])
+                new = {
+                    name: each
+                    for name, each in encoder.named_parameters()
+                    if name.startswith("position_embeddings.")
+                }
+                load_parameters(encoder, {**new, **start.kept.encoders[0]})
         if isinstance(network.head, GeneratorHead):
             network.head.bias[num_tokens:] = NEVER
     model.kept.embeddings.tokens.subtract_base()

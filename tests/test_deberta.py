@@ -1,0 +1,245 @@
+"""DeBERTaV3's heads against formulas in float64, and its published folders in and out."""
+
+import dataclasses
+import math
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+from electra.checkpoints.checkpoint import list_checkpoints, load_parameters, read_tensors
+from electra.checkpoints.folder import read_pretrained
+from electra.checkpoints.names import DEBERTA
+from electra.files import write_json
+from electra.interop.export import export
+from electra.interop.importing import import_model
+from electra.model.deberta import DisentangledLayer, find_rows
+from electra.model.encoder import Encoder
+from electra.model.fused import FusedDisentangledLayer
+from electra.model.heads import DiscriminatorHead, GeneratorHead
+from electra.model.initialisation import init_weights
+from electra.presets import PRESETS, deberta_sizes
+from electra.pretraining.loop import pretrain, resume
+from electra.settings import override
+
+SIZES = deberta_sizes(
+    *(64, 2),
+    vocab_size=99,
+    max_position_embeddings=32,
+    position_buckets=8,
+    max_relative_positions=16,
+    published_heads=True,
+)
+DECODES = dataclasses.replace(SIZES, enhanced_decoder=True)
+
+
+def draw(module):
+    rng = torch.Generator().manual_seed(0)
+    init_weights(module, 0.2, rng)
+    with torch.no_grad():
+        for each in module.parameters():
+            if each.dim() == 1:
+                each += 0.1 * torch.randn(each.shape, generator=rng)
+    return module.eval()
+
+
+def norm(x, weight, bias):
+    centred = x - x.mean(dim=-1, keepdim=True)
+    return centred / (centred.pow(2).mean(dim=-1, keepdim=True) + 1e-7).sqrt() * weight + bias
+
+
+def apply_layer(p, queries, states):
+    """One head and one row: the attention of `queries` over `states`, pair by pair, in float64."""
+    q_map, k_map, v_map = p["attention.qkv.weight"].chunk(3)
+    q_bias, k_bias, v_bias = p["attention.qkv.bias"].chunk(3)
+    table = norm(p["table"], p["places.norm.weight"], p["places.norm.bias"])
+    rows, length = find_rows(SIZES, len(states)), len(states)
+    q, k, v = queries @ q_map.T + q_bias, states @ k_map.T + k_bias, states @ v_map.T + v_bias
+    scores = torch.zeros(length, length, dtype=torch.float64)
+    for i in range(length):
+        for j in range(length):
+            distance = table[rows[i - j + length - 1]]
+            by_key, by_query = distance @ k_map.T + k_bias, distance @ q_map.T + q_bias
+            scores[i, j] = (q[i] @ k[j] + q[i] @ by_key + by_query @ k[j]) / math.sqrt(3 * 64)
+    attended = scores.softmax(dim=-1) @ v @ p["attention.output.weight"].T
+    attended = attended + p["attention.output.bias"]
+    x = norm(queries + attended, p["attention_norm.weight"], p["attention_norm.bias"])
+    inner = F.gelu(x @ p["intermediate.weight"].T + p["intermediate.bias"])
+    out = inner @ p["output.weight"].T + p["output.bias"]
+    return norm(x + out, p["output_norm.weight"], p["output_norm.bias"])
+
+
+@pytest.mark.parametrize("layer", [DisentangledLayer, FusedDisentangledLayer])
+def test_the_enhanced_mask_decoder_is_its_formula(layer):
+    """The last layer twice, over the states before it, from these and absolute positions."""
+    encoder = draw(Encoder(DECODES, layer=layer))
+    ids = torch.randint(5, 99, (1, 23), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        found = encoder(ids)[0]
+        assert torch.equal(encoder.layer_states(1, ids)[0, 0], found)
+        before = encoder.states_after(1, ids)[0].double()
+        p = {name: each.double() for name, each in encoder.layers[1].named_parameters()}
+        p |= {name: each.double() for name, each in encoder.named_parameters() if "places" in name}
+        p["table"] = p["places.embeddings.weight"]
+        queries = before + encoder.position_embeddings.weight[:23].double()
+        expected = apply_layer(p, apply_layer(p, queries, before), before)
+    torch.testing.assert_close(found.double(), expected, atol=2e-5, rtol=0)
+
+
+def test_the_discriminators_head_reads_the_state_of_cls():
+    head = draw(DiscriminatorHead(SIZES))
+    states = torch.randn(2, 7, 64, generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        p = {name: each.double() for name, each in head.named_parameters()}
+        both = states.double() + states[:, :1].double()
+        inner = norm(both, p["norm.weight"], p["norm.bias"]) @ p["dense.weight"].T
+        inner = F.gelu(inner + p["dense.bias"])
+        expected = (inner @ p["dense_prediction.weight"].T)[..., 0] + p["dense_prediction.bias"]
+        torch.testing.assert_close(head(states).double(), expected, atol=1e-5, rtol=0)
+        torch.testing.assert_close(head(states[0]), head(states)[0])  # of a row alone
+
+
+def test_flops_of_the_decoder_are_counted():
+    encoder = draw(Encoder(DECODES))
+    ids = torch.randint(5, 99, (100, 16))
+    with FlopCounterMode(display=False) as counter:
+        encoder(ids)
+    counted = sum(encoder.count_flops(16).values())
+    assert counted == pytest.approx(counter.get_total_flops() / ids.numel(), rel=0.01)
+
+
+@pytest.fixture(scope="module")
+def config(toy_config):
+    """DeBERTaV3's whole method: its heads, embeddings and updates."""
+    model = dataclasses.replace(SIZES, hidden_dropout_prob=0.1)
+    config = override(PRESETS["deberta-v3-xsmall"], ["examples.sequence_length=32"])
+    return override(
+        dataclasses.replace(config, model=model),
+        [
+            *("optimizer.warmup_steps=2", "train.steps=4"),
+            *("train.batch_size=8", "train.log_every=2", "train.evaluate_every=2"),
+            *("train.save_every=2", "train.evaluate_rows=16", "train.precision=float32"),
+            *("train.threads=1", "train.keep_checkpoints=3"),
+        ],
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(toy_shards, config, tmp_path_factory):
+    """A run and its export."""
+    folder = tmp_path_factory.mktemp("deberta")
+    pretrain(toy_shards, folder / "run", config, lambda record: None)
+    export(folder / "run", folder / "hf")
+    return folder
+
+
+def test_a_resumed_run_is_the_same_run(folder, toy_shards, config, tmp_path):
+    class Interrupted(Exception):
+        pass
+
+    def stop(record):
+        if record["part"] == "heldout" and record["step"] == 2:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        pretrain(toy_shards, tmp_path / "run", config, stop)
+    resume(tmp_path / "run", lambda record: None)
+    expected, found = (
+        read_tensors(list_checkpoints(each / "run")[-1] / "model.safetensors")
+        for each in (folder, tmp_path)
+    )
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+def assert_same(found, expected):
+    assert (found.sizes, found.predicts) == (expected.sizes, expected.predicts)
+    for ours, theirs in ((found.encoders[0], expected.encoders[0]), (found.head, expected.head)):
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_an_exported_folder_is_read_back_and_exported_again(folder, tmp_path):
+    saved, again = read_pretrained(folder / "run"), read_pretrained(folder / "hf")
+    assert_same(again.kept, saved.kept)
+    assert_same(again.generator, saved.generator)
+    export(folder / "hf", tmp_path / "again")
+    for name in ("model.safetensors", "discriminator_head.safetensors", "config.json"):
+        assert (tmp_path / "again" / name).read_bytes() == (folder / "hf" / name).read_bytes()
+
+
+def test_the_cards_lines_use_the_published_head(folder, monkeypatch):
+    card = (folder / "hf" / "README.md").read_text()
+    (lines,) = re.findall(r"^```python\n(.*?)^```$", card, re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(folder)
+    names = {}
+    exec(lines, names)
+    found = read_pretrained(folder / "run").kept
+    encoder, head = Encoder(found.sizes).eval(), DiscriminatorHead(found.sizes)
+    load_parameters(encoder, found.encoders[0])
+    load_parameters(head, found.head)
+    with torch.no_grad():
+        probs = head(encoder(names["inputs"]["input_ids"])).sigmoid()
+    torch.testing.assert_close(names["probs"], probs, atol=1e-5, rtol=0)
+
+
+@pytest.fixture
+def published(folder, tmp_path):
+    """Both networks as Microsoft publishes them, the discriminator with a head that is no use."""
+    place, saved = tmp_path / "hub", read_pretrained(folder / "hf")
+    encoders = {"pytorch_model.bin": saved.kept, "pytorch_model.generator.bin": saved.generator}
+    place.mkdir()
+    for name, network in encoders.items():
+        tensors = DEBERTA.to_theirs(network.encoders[0], {}, "MaskedLM")
+        lm_head = saved.generator.head
+        tensors |= {
+            f"lm_predictions.lm_head.{each.replace('norm', 'LayerNorm')}": lm_head[each]
+            for each in lm_head
+        }
+        if network is saved.kept:
+            tensors |= DEBERTA.to_beside(network.head)
+            words = tensors["deberta.embeddings.word_embeddings.weight"]
+            tensors["deberta.embeddings.position_embeddings.weight"] = torch.ones(32, 64)
+            tensors["deberta.embeddings.word_embeddings.weight"] = words.clone()
+        torch.save({key: each.clone() for key, each in tensors.items()}, place / name)
+    sizes = dataclasses.replace(saved.kept.sizes, published_heads=False)
+    values = DEBERTA.write_config(sizes, "DebertaV2Model", saved.tokenizer)
+    write_json(place / "config.json", values)
+    saved.tokenizer.write(place, has_segments=False)
+    return place
+
+
+def test_a_published_pair_becomes_a_folder_for_every_verb(published, folder, tmp_path):
+    found = import_model(published, tmp_path / "start")
+    lost = {"deberta.embeddings.position_embeddings.weight", "lm_predictions.lm_head.bias"}
+    lost |= {
+        f"lm_predictions.lm_head.{part}.{name}"
+        for part in ("dense", "LayerNorm")
+        for name in ("weight", "bias")
+    }
+    assert {*found.left_over} == lost
+    assert found.num_loaded == found.num_tensors - 6
+    saved, again = read_pretrained(folder / "hf"), read_pretrained(tmp_path / "start")
+    assert_same(again.kept, saved.kept)
+    assert_same(again.generator, saved.generator)
+
+
+def test_a_discriminator_alone_is_continued_with_a_made_generator(
+    published, toy_shards, config, tmp_path
+):
+    (published / "pytorch_model.generator.bin").unlink()
+    assert {*import_model(published, tmp_path / "start").networks} == {"discriminator"}
+    settings = [f"train.init_from={tmp_path / 'start'}", "train.updates=joint"]
+    start = dataclasses.replace(config, train=dataclasses.replace(config.train, steps=20))
+    records = []
+    pretrain(
+        *(toy_shards, tmp_path / "run", override(start, [*settings, "train.steps=20"])),
+        records.append,
+    )
+    assert all(math.isfinite(each["loss"]) for each in records if "loss" in each)
+    generator = read_pretrained(tmp_path / "run").generator
+    assert generator.sizes.enhanced_decoder
+    assert generator.sizes.num_hidden_layers == 1
+    assert GeneratorHead(generator.sizes).dense.out_features == 64
