@@ -271,7 +271,7 @@ def test_rotary_positions_of_longer_rows_turn_more_slowly(modernbert, transforme
 
 def test_what_does_not_fit_modernbert_is_refused(modernbert, tmp_path):
     _, folder = modernbert
-    with pytest.raises(UserError, match="repeat is for learned positions; rotary ones are resc"):
+    with pytest.raises(UserError, match="repeat is for learned positions; modernbert has none"):
         import_model(folder, tmp_path / "out", positions=128, position_rows="repeat")
     with pytest.raises(UserError, match="--positions 8 is less than the"):
         import_model(folder, tmp_path / "out", positions=8)
