@@ -10,7 +10,7 @@ from runs import assert_same_end, ignore, read_records, send_at
 from safetensors.torch import load_file, save_file
 
 from electra.checkpoints.checkpoint import find_checkpoint
-from electra.checkpoints.folder import read_pretrained, read_run_config
+from electra.checkpoints.folder import SavedModel, SavedNetwork, read_pretrained, read_run_config
 from electra.checkpoints.manifest import read_manifest
 from electra.checkpoints.metrics import read_metrics
 from electra.cli import main
@@ -19,7 +19,7 @@ from electra.errors import UserError
 from electra.interop.export import export
 from electra.method.flops import count_parts
 from electra.method.registry import sketch_objective
-from electra.presets import PRESETS
+from electra.presets import PRESETS, modern_sizes
 from electra.pretraining.acceleration import prepare_step
 from electra.pretraining.init_from import describe_parts, fit_to_start, load_start
 from electra.pretraining.journal import Alarms
@@ -133,6 +133,15 @@ def test_folders_that_do_not_fit_are_refused(folders, toy_shards, toy_config, tm
         continued(toy_config, tmp_path / "untied")
     assert continued(toy_config, tmp_path / "untied", "method.sharing=none")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("preset", ["base", "small"])
+def test_the_generator_of_another_preset_is_not_built_first(toy_config, preset):
+    """A third of the heads of a small ModernBERT are heads of an odd size."""
+    sizes = override(modern_sizes(64, 2), ["num_attention_heads=2", "vocab_size=120"])
+    start = SavedModel(SavedNetwork("", sizes, ({},)), make_tokenizer(120), 64, "encoder")
+    config = override(PRESETS[preset], ["train.init_from=encoder", "examples.sequence_length=32"])
+    assert fit_to_start(config, start).generator.hidden_fraction == 1
 
 
 # Weights
@@ -452,6 +461,8 @@ def test_the_command_continues_a_continued_run(folders, toy_shards, tmp_path, mo
     config = read_run_config(tmp_path / "run")
     assert (config.model.hidden_size, config.generator.warmup_steps) == (128, 2)
     assert config.train.initial_weights == "bert"
+    assert config.optimizer.learning_rate == pytest.approx(2e-3 / 6, rel=1e-4)
+    assert "a sixth of tiny's: less of what was learnt is lost" in " ".join(printed.err.split())
     shutil.rmtree(tmp_path / "start")
     main([*words, "train.steps=24"])
     assert "goes on with other settings: train.steps 20 -> 24" in capsys.readouterr().err

@@ -413,6 +413,15 @@ def test_a_damaged_run_is_named(unfinished, name, key):
         resume(unfinished, ignore)
 
 
+def test_a_damaged_tokenizer_is_noticed_when_the_run_goes_on(unfinished):
+    flip_bit(unfinished / "tokenizer/tokenizer.json")
+    with pytest.raises(UserError, match=r"tokenizer\.json is damaged: .* a copy of .*shards"):
+        resume(unfinished, ignore)
+    shutil.rmtree(unfinished / "tokenizer")
+    with pytest.raises(UserError, match=r"no tokenizer at .* a copy of"):
+        resume(unfinished, ignore)
+
+
 def test_a_damaged_record_costs_no_other(finished, unfinished):
     """Nor does a last line that was cut off, which is no news after a crash."""
     path = unfinished / "metrics.jsonl"

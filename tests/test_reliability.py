@@ -34,10 +34,11 @@ from electra.pretraining.guard import ACCEPTED, NOT_FINITE, SPIKE, Guard
 from electra.pretraining.journal import PATIENCE, Alarms
 from electra.pretraining.loop import pretrain, resume
 from electra.pretraining.plan import make_rows
+from electra.pretraining.resolution import resolve
 from electra.pretraining.start import build_model
 from electra.pretraining.step import Step
 from electra.processes import Interrupted, heed_signals
-from electra.settings import override
+from electra.settings import flatten, override, to_dict
 from electra.tokenizing.tokenizer import make_tokenizer
 from electra.training.machine import Machine
 
@@ -90,6 +91,10 @@ def test_a_run_can_be_made_longer(finished, toy_shards, toy_config, tmp_path):
     [
         ("train.steps=8", r"train\.steps=12, not 8: a run can be made longer, not shorter"),
         ("model.num_hidden_layers=3", r"begun with model\.num_hidden_layers=2, not 3: .* --out"),
+        (
+            "train.seed=1 model.layer_norm_eps=1 train.log_every=3",
+            r"model\.layer_norm_eps=1e-12, not 1\.0, train\.seed=0, not 1: .* --resume \S*run`$",
+        ),
         ("train.seed=1", r"begun with train\.seed=0, not 1"),
         ("optimizer.learning_rate=1", r"learning_rate=0\.001, not 1\.0"),
     ],
@@ -97,8 +102,25 @@ def test_a_run_can_be_made_longer(finished, toy_shards, toy_config, tmp_path):
 def test_a_run_is_not_continued_as_another(stopped, toy_shards, toy_config, setting, says):
     before = (stopped / "config.json").read_text()
     with pytest.raises(UserError, match=says):
-        pretrain(toy_shards, stopped, override(toy_config, [setting]), ignore)
+        pretrain(toy_shards, stopped, override(toy_config, setting.split()), ignore)
     assert (stopped / "config.json").read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (["train.steps=3"], "train.steps=12, not 3: a run can be made longer, not shorter"),
+        (["model.hidden_size=64"], "model.hidden_size=128, not 64"),
+        ([], r"and \d+ more differ: the run would be neither"),
+    ],
+)
+def test_the_command_says_which_settings_differ(stopped, toy_config, settings, says):
+    """Before any rule of a new run, such as that its warm-up is shorter than its steps."""
+    values = flatten(to_dict(toy_config))
+    begun = [f"{name}={value}" for name, value in values if value is not None] if settings else []
+    given = {each.partition("=")[0]: each for each in (*begun, *settings)}
+    with pytest.raises(UserError, match=says):
+        resolve("tiny", None, list(given.values()), run=stopped)
 
 
 def test_a_run_is_not_continued_on_other_shards(stopped, toy_shards, toy_config, tmp_path):

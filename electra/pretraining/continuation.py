@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,12 @@ from electra.checkpoints.checkpoint import list_checkpoints, step_of
 from electra.checkpoints.folder import read_run_config
 from electra.checkpoints.manifest import read_manifest
 from electra.checkpoints.metrics import read_metrics
-from electra.config import PretrainConfig
+from electra.config import NOT_SIZES, SIZES_OF_GENERATOR, PretrainConfig
 from electra.errors import UserError, require
 from electra.files import new_folder, write_json, write_text
 from electra.pretraining.acceleration import Ranking, recorded_ranking
 from electra.settings import flatten, override, to_dict
+from electra.tokenizing.tokenizer import Tokenizer
 
 MAY_CHANGE = frozenset(
     f"train.{name}"
@@ -52,46 +54,77 @@ def read_run(
         what = f"{run / 'manifest.json'} is damaged"
         raise UserError(f"{what}: shards must have a folder and a sha256")
     if given:
-        given = _fit_to_run(given, config)
-        config, changed = given, find_changes(run, config, given)
+        config, changed = settle(run, config, given)
+    try:
+        Tokenizer.load(run / "tokenizer")
+    except UserError as error:
+        where = Path(source["folder"]) / "tokenizer"
+        raise UserError(f"{error}; the run had a copy of {where}") from None
     ranking = recorded_ranking(manifest, device)
     return to_dict(config), changed, source, ranking, manifest.get("init_from")
 
 
-def _fit_to_run(given: PretrainConfig, begun: PretrainConfig) -> PretrainConfig:
-    """Return the settings of a command with the sizes that the run took from shards and others."""
-    model = dataclasses.replace(given.model, vocab_size=begun.model.vocab_size)
-    given = dataclasses.replace(given, model=model)
-    if given.generator.kind != "frozen":
-        return given
-    sizes = {name: getattr(begun.generator, name) for name in ("hidden_size", "num_hidden_layers")}
-    return dataclasses.replace(given, generator=dataclasses.replace(given.generator, **sizes))
+def settle(
+    run: Path, begun: PretrainConfig, wanted: PretrainConfig, given: Collection[str] | None = None
+) -> tuple[PretrainConfig, dict[str, str]]:
+    """Return the settings with which a run goes on, and how they change, by name: "OLD -> NEW".
 
+    What shards and other models determined when the run began stays: those models need not be
+    there any more.
 
-def find_changes(run: Path, begun: PretrainConfig, given: PretrainConfig) -> dict[str, str]:
-    """Return how the settings of a run change, by name, as "OLD -> NEW".
+    Args:
+        run: The run folder, for messages.
+        begun: The settings that the run was begun with.
+        wanted: The settings of the command.
+        given: Names of those that the user chose; None: all of them.
 
-    Settings that the weights or the meaning of the metrics depend on are refused if they differ.
+    Raises:
+        UserError: Settings differ that the weights or the meaning of the metrics depend on, or the
+            run would be shorter.
     """
-    before, after = (dict(flatten(to_dict(config))) for config in (begun, given))
-    changed = [name for name in after if after[name] != before[name]]
-    for name in changed:
-        if name == "method.generator_steps":  # 0 is half of the steps; what counts is below
-            continue
-        what = f"{run} was begun with {name}={before[name]}, not {after[name]}"
-        mixed = f"{what}: the run would be neither the one nor the other; choose another --out"
-        require(name in MAY_CHANGE, mixed)
-        is_shorter = name == "train.steps" and after[name] < before[name]
-        require(not is_shorter, f"{what}: a run can be made longer, not shorter")
+    before, after = (dict(flatten(to_dict(config))) for config in (begun, wanted))
+    kept = {"model.vocab_size"}
+    if wanted.generator.kind == "frozen":
+        kept |= {"generator.hidden_size", "generator.num_hidden_layers"}
+    if given is not None:
+        kept |= _fitted_when_begun(wanted).difference(given)
+    changed = [name for name in after if after[name] != before[name] and name not in kept]
+    # Of method.generator_steps 0 is half of the steps; what counts is below.
+    refused = [name for name in changed if name not in {*MAY_CHANGE, "method.generator_steps"}]
+    if refused or wanted.train.steps < begun.train.steps:
+        named = refused or ["train.steps"]
+        differs = ", ".join(f"{name}={before[name]}, not {after[name]}" for name in named[:5])
+        more = f", and {len(named) - 5} more differ" if len(named) > 5 else ""
+        why = "the run would be neither the one nor the other"
+        if not refused:
+            why = "a run can be made longer, not shorter"
+        how = f", or go on as it was begun, by `electra pretrain --resume {run}`"
+        if (run / "results.json").exists():
+            how = "; as it was begun it is complete"
+        raise UserError(f"{run} was begun with {differs}{more}: {why}; choose another --out{how}")
+    settled = override(begun, [f"{name}={after[name]}" for name in changed])
     first, setting = begun.second_stage, "generator.warmup_steps"
     if not begun.generator.warmup_steps:
         setting = "method.generator_steps"
     require(
-        given.second_stage == first,
-        f"{run}: the second stage began at step {first}, and with train.steps={given.train.steps} "
-        f"it would begin at {given.second_stage}: set {setting}={first}",
+        settled.second_stage == first,
+        f"{run}: the second stage began at step {first}, and with "
+        f"train.steps={settled.train.steps} it would begin at {settled.second_stage}: set "
+        f"{setting}={first}",
     )
-    return {name: f"{before[name]} -> {after[name]}" for name in changed}
+    return settled, {name: f"{before[name]} -> {after[name]}" for name in changed}
+
+
+def _fitted_when_begun(config: PretrainConfig) -> set[str]:
+    """Return the settings that a run found for itself when it began, unless they were given."""
+    if not config.train.init_from:
+        return {"optimizer.warmup_steps"}
+    sizes = {field.name for field in dataclasses.fields(config.model)}.difference(NOT_SIZES)
+    return {
+        *("optimizer.learning_rate", "optimizer.warmup_steps", "train.initial_weights"),
+        *(f"model.{name}" for name in sizes),
+        *(f"generator.{name}" for name in (*SIZES_OF_GENERATOR, "warmup_steps")),
+    }
 
 
 def branch(trunk: Path, out: Path, config: PretrainConfig) -> None:
@@ -114,7 +147,7 @@ def branch(trunk: Path, out: Path, config: PretrainConfig) -> None:
     fraction, steps = config.optimizer.decay_fraction, config.train.steps
     if steps > begun.train.steps or fraction == 1:
         raise UserError(f"{trunk} has no stable part that a run of {steps} steps could share")
-    find_changes(trunk, begun, override(config, [f"train.steps={begun.train.steps}"]))
+    settle(trunk, begun, override(config, [f"train.steps={begun.train.steps}"]))
     stable = steps - max(1, round(fraction * steps))
     shared = [each for each in list_checkpoints(trunk) if step_of(each) <= stable]
     last = step_of(shared[-1]) if shared else 0

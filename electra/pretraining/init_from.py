@@ -111,7 +111,7 @@ def _fit_generator(
         )
         _require_shareable(config, start.kept, saved, source)
     elif origin == "layers":
-        if not is_chosen and generator.encoder(model).hidden_size != model.hidden_size:
+        if not is_chosen and generator.hidden_fraction != 1:
             generator = dataclasses.replace(
                 generator, hidden_fraction=1.0, layers_fraction=MADE_FRACTION
             )

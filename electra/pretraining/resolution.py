@@ -6,18 +6,15 @@ read, so that the settings of a run are printed at once.
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
-from electra.config import (
-    NOT_SIZES,
-    SIZES_OF_GENERATOR,
-    PretrainConfig,
-    longest_warmup,
-    require_schedule,
-)
+from electra.config import PretrainConfig, longest_warmup, require_schedule
 from electra.errors import require_choice
 from electra.presets import PRESETS, RECIPES
-from electra.settings import override, override_values, read_toml, setting_name, to_dict
+from electra.settings import override, override_values, read_toml, setting_name
+
+GENTLER = 6
+"""The preset's learning rate divided by that of a continued model. Of what a model knew of the old
+text 8% was lost at 3e-4, about a sixth of tiny's rate, and 68% at 1e-3 (docs/DOMAIN.md)."""
 
 
 def resolve(
@@ -32,8 +29,8 @@ def resolve(
     """Return the settings of a pre-training.
 
     A preset's warm-up is cut to a tenth of a short schedule; one that was set is kept, or refused.
-    With train.init_from, sizes are those of that model. A run that was begun keeps the warm-up and
-    the sizes that it began with, also if it is made longer.
+    With train.init_from, sizes are those of that model, and the rate is a sixth of the preset's. A
+    run that was begun keeps what it determined when it began, also if it is made longer.
 
     Args:
         preset: Name of the preset.
@@ -58,27 +55,25 @@ def resolve(
     init_from, optimizer = settings.train.init_from, settings.optimizer
     if run is not None and (run / "config.json").exists():
         from electra.checkpoints.folder import read_run_config
+        from electra.pretraining.continuation import settle
 
-        settings = _keep_begun(settings, read_run_config(run), given)
-    else:
-        if init_from:
-            from electra.checkpoints.folder import read_pretrained
-            from electra.pretraining.init_from import fit_to_start
+        return settle(run, read_run_config(run), settings, given)[0]
+    if init_from:
+        from electra.checkpoints.folder import read_pretrained
+        from electra.pretraining.init_from import fit_to_start
 
-            start = read_pretrained(Path(init_from))
-            settings = _fit_length(settings, start.sequence_length, given, note)
-            settings = fit_to_start(settings, start, given)
-            if "optimizer.learning_rate" not in given:
-                note(
-                    f"optimizer.learning_rate={optimizer.learning_rate:g} is {preset}'s for a run "
-                    "from scratch; less of what was learnt is lost with a smaller one, such as a "
-                    "sixth (docs/DOMAIN.md)"
-                )
-        longest = longest_warmup(settings.shortest_schedule)
-        if optimizer.warmup_steps > longest and "optimizer.warmup_steps" not in given:
-            settings = override(settings, [f"optimizer.warmup_steps={longest}"])
-            what = f"{preset}'s {optimizer.warmup_steps:,} are for a longer one"
-            note(f"optimizer.warmup_steps={longest}, a tenth of the schedule: {what}")
+        start = read_pretrained(Path(init_from))
+        settings = _fit_length(settings, start.sequence_length, given, note)
+        settings = fit_to_start(settings, start, given)
+        if "optimizer.learning_rate" not in given:
+            rate = f"optimizer.learning_rate={optimizer.learning_rate / GENTLER:g}"
+            settings = override(settings, [rate])
+            note(f"{rate}, a sixth of {preset}'s: less of what was learnt is lost (docs/DOMAIN.md)")
+    longest = longest_warmup(settings.shortest_schedule)
+    if optimizer.warmup_steps > longest and "optimizer.warmup_steps" not in given:
+        settings = override(settings, [f"optimizer.warmup_steps={longest}"])
+        what = f"{preset}'s {optimizer.warmup_steps:,} are for a longer one"
+        note(f"optimizer.warmup_steps={longest}, a tenth of the schedule: {what}")
     require_schedule(settings)
     return settings
 
@@ -95,30 +90,3 @@ def _fit_length(
         settings = override(settings, [f"examples.sequence_length={length}"])
     note(f"examples.sequence_length={length}: the start was trained on rows of {longest} tokens")
     return settings
-
-
-def _keep_begun(
-    settings: PretrainConfig, begun: PretrainConfig, given: Iterable[str]
-) -> PretrainConfig:
-    """Return the settings with those that a run determined when it began, unless they are given.
-
-    The model of train.init_from need not be there any more.
-    """
-    kept: dict[str, Any] = {"optimizer.warmup_steps": begun.optimizer.warmup_steps}
-    if settings.train.init_from:
-        kept["train.initial_weights"] = begun.train.initial_weights
-        kept |= {
-            f"model.{name}": value
-            for name, value in to_dict(begun.model).items()
-            if name not in NOT_SIZES
-        }
-        for name in (*SIZES_OF_GENERATOR, "warmup_steps"):
-            kept[f"generator.{name}"] = getattr(begun.generator, name)
-    return override(
-        settings,
-        [
-            f"{name}={value}"
-            for name, value in kept.items()
-            if value is not None and name not in given
-        ],
-    )
