@@ -253,6 +253,24 @@ def test_help_has_an_end_whatever_the_width(capsys, monkeypatch, columns):
     assert "--max" in printed
 
 
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        ("pretrain --preset", "modern-tiny"),
+        ("reproduce --preset", "tiny"),
+        ("finetune run --task", "cola"),
+        ("reproduce", "table-5"),
+        ("pretrain --set", "train.steps="),
+        ("tokenizer --set", "vocab_size="),
+        ("prepare --set", "duplicates="),
+        ("quickstart --set", "pretrain.train.steps="),
+        ("serve --set", "batch_tokens="),
+    ],
+)
+def test_the_shell_completes_values(capsys, words, value):
+    assert value in run(capsys, "__complete", *words.split(), "")[1].splitlines()
+
+
 def test_settings_are_listed_without_shards(capsys):
     status, printed, _ = run(capsys, "pretrain", "--preset", "small", "--dry-run")
     assert status == 0

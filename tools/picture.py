@@ -10,19 +10,22 @@ from html import escape
 
 from electra.reports.runs import Finetuning, Run, pair_finetunings
 
-WIDTH = 860
+WIDTH = 480
+"""One panel below the other: on a phone, of 360 pixels, letters are still 11 high."""
 TOP = 84
-"""Height of the titles above both panels. All lengths are in pixels."""
-ROW = 24
+"""Height of the titles above a panel. All lengths are in pixels."""
+CURVE_HEIGHT = 310
+"""Of the upper panel, with titles and labels."""
+ROW = 26
 """Height of a task's row."""
-CURVE = (52, 330)
+CURVE = (62, WIDTH - 20)
 """Left and right end of the curve panel."""
-SCORES = (510, 760)
+SCORES = (178, 396)
 """Positions of the scores 0 and 1."""
 
 STYLE = """
-  text { fill: #1f2328; font: 13px system-ui, -apple-system, "Segoe UI", sans-serif; }
-  .title { font-weight: 600; font-size: 15px; }
+  text { fill: #1f2328; font: 15px system-ui, -apple-system, "Segoe UI", sans-serif; }
+  .title { font-weight: 600; font-size: 17px; }
   .muted { fill: #57606a; }
   .right { text-anchor: end; }
   .middle { text-anchor: middle; }
@@ -58,13 +61,13 @@ def draw_results(run: Run, finetunings: Sequence[Finetuning]) -> str:
     """
     pairs = [(a, b) for a, b in pair_finetunings(finetunings).values() if a and b]
     pairs.sort(key=lambda pair: pair[1].median - pair[0].median)
-    height = TOP + ROW * max(len(pairs), 8) + 48
+    height = CURVE_HEIGHT + TOP + ROW * len(pairs) + 56
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
-        f'aria-label="{escape(_describe(run, pairs))}">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" viewBox="0 0 {WIDTH} {height}" '
+        f'role="img" aria-label="{escape(_describe(run, pairs))}">',
         f"<style>{STYLE}</style>",
         f'<rect class="paper" width="{WIDTH}" height="{height}" rx="8"/>',
-        *_draw_curves(run, height - 48),
+        *_draw_curves(run, CURVE_HEIGHT - 64),
         *_draw_scores(pairs, height),
         "</svg>",
     ]
@@ -92,7 +95,7 @@ def _draw_curves(run: Run, bottom: float) -> list[str]:
     parts = [
         _text(20, 30, "Pre-training", "title"),
         _text(20, 50, "discriminator's loss on held-out text, nats", "muted"),
-        _text((left + right) / 2, bottom + 36, cost, "muted middle"),
+        _text((left + right) / 2, bottom + 42, cost, "muted middle"),
     ]
     names = ("constant_disc_loss", "disc_loss")
     records = [r for r in run.heldout if all(r.get(name) is not None for name in names)]
@@ -113,7 +116,7 @@ def _draw_curves(run: Run, bottom: float) -> list[str]:
         parts.append(_line("grid", left, y, right, y))
         parts.append(_text(left - 6, y + 4, f"{value:.6g}", "muted right"))
     for x_end, step, kind in ((left, 0, "middle"), (right, end, "right")):
-        parts.append(_text(x_end, bottom + 18, f"{step:,}", f"muted {kind}"))
+        parts.append(_text(x_end, bottom + 21, f"{step:,}", f"muted {kind}"))
     for name, kind in zip(names, ("constant", "curve"), strict=True):
         points = " ".join("{:.1f},{:.1f}".format(*place(r["step"], r[name])) for r in records)
         parts.append(f'<polyline class="{kind}" points="{points}"/>')
@@ -136,11 +139,15 @@ def _list_ticks(low: float, high: float) -> list[float]:
 def _draw_scores(pairs: Sequence[tuple[Finetuning, Finetuning]], height: float) -> list[str]:
     """Return the panel of scores: one row per task, largest gain first."""
     zero, one = SCORES
-    bottom = TOP + ROW * len(pairs) - 8
-    parts = [_text(370, 30, "Fine-tuning", "title"), *_draw_legend(370, 46)]
+    top = CURVE_HEIGHT + TOP
+    bottom = top + ROW * len(pairs) - 8
+    parts = [
+        _text(20, CURVE_HEIGHT + 30, "Fine-tuning", "title"),
+        *_draw_legend(20, CURVE_HEIGHT + 48),
+    ]
     for share in (0, 0.25, 0.5, 0.75, 1):
         x = zero + share * (one - zero)
-        parts.append(_line("grid", x, TOP - 14, x, bottom))
+        parts.append(_line("grid", x, top - 14, x, bottom))
         parts.append(_text(x, bottom + 18, f"{share:g}", "muted middle"))
 
     def place(score: float) -> float:
@@ -148,12 +155,12 @@ def _draw_scores(pairs: Sequence[tuple[Finetuning, Finetuning]], height: float) 
 
     has_replaced = False
     for number, (pretrained, scratch) in enumerate(pairs):
-        y = TOP + ROW * number
+        y = top + ROW * number
         is_replaced = bool(pretrained.num_replaced or scratch.num_replaced)
         has_replaced |= is_replaced
         name = f"{pretrained.task} ({pretrained.metric}){'*' * is_replaced}"
         before, after = place(scratch.median), place(pretrained.median)
-        parts.append(_text(zero - 14, y + 4, name, "right"))
+        parts.append(_text(zero - 14, y + 5, name, "right"))
         if pretrained.majority is not None:
             guess = place(pretrained.majority)
             parts.append(_line("guess", guess, y - 7, guess, y + 7))
@@ -161,7 +168,7 @@ def _draw_scores(pairs: Sequence[tuple[Finetuning, Finetuning]], height: float) 
         parts.append(f'<circle class="before" cx="{before:.1f}" cy="{y}" r="4.5"/>')
         parts.append(f'<circle class="after" cx="{after:.1f}" cy="{y}" r="5.5"/>')
         gain = pretrained.median - scratch.median
-        parts.append(_text(WIDTH - 24, y + 4, f"{gain:+.3f}", "right"))
+        parts.append(_text(WIDTH - 24, y + 5, f"{gain:+.3f}", "right"))
     note = "median over the seeds; right: the gain"
     if has_replaced:
         note = f"{note}; * seeds replaced"
@@ -172,9 +179,9 @@ def _draw_scores(pairs: Sequence[tuple[Finetuning, Finetuning]], height: float) 
 def _draw_legend(x: float, y: float) -> list[str]:
     return [
         f'<circle class="after" cx="{x + 6}" cy="{y}" r="5.5"/>',
-        _text(x + 18, y + 4, "pre-trained", "muted"),
-        f'<circle class="before" cx="{x + 108}" cy="{y}" r="4.5"/>',
-        _text(x + 120, y + 4, "from scratch", "muted"),
-        _line("guess", x + 216, y - 7, x + 216, y + 7),
-        _text(x + 226, y + 4, "majority guess", "muted"),
+        _text(x + 18, y + 5, "pre-trained", "muted"),
+        f'<circle class="before" cx="{x + 124}" cy="{y}" r="4.5"/>',
+        _text(x + 136, y + 5, "from scratch", "muted"),
+        _line("guess", x + 250, y - 7, x + 250, y + 7),
+        _text(x + 260, y + 5, "majority guess", "muted"),
     ]

@@ -16,9 +16,10 @@ from electra.cli.options import (
     refuse_existing,
     repeat,
     resolve,
+    settings_of,
 )
 from electra.config import PrepareConfig, TokenizerConfig
-from electra.errors import require
+from electra.errors import count_of, require
 from electra.settings import setting_name
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def tokenizer(
     kind: Literal["wordpiece", "bpe", "unigram"] | None = None,
     extend: Path | None = None,
     ids: str | None = None,
-    set_: Set = (),
+    set_: Annotated[Set, settings_of(TokenizerConfig())] = (),
     config: Toml = None,
     dry_run: DryRun = False,
 ) -> None:
@@ -177,7 +178,7 @@ def prepare(
     engine: Literal["local", "ray"] = "local",
     task: str | None = None,
     finish: bool = False,
-    set_: Set = (),
+    set_: Annotated[Set, settings_of(PrepareConfig())] = (),
     config: Toml = None,
     dry_run: DryRun = False,
 ) -> None:
@@ -273,7 +274,7 @@ def _note_unknown(manifest: dict[str, Any], tokenizer: Path) -> None:
 def _tell_counts(manifest: dict[str, Any]) -> Iterator[str]:
     """Yield what a manifest of shards counts, without what did not occur."""
     train, heldout = manifest["parts"]["train"], manifest["parts"]["heldout"]
-    yield f"{train['num_tokens']:,} tokens in {train['num_documents']:,} documents"
+    yield f"{train['num_tokens']:,} tokens in {count_of(train['num_documents'], 'document')}"
     yield f"held out {heldout['num_tokens']:,} tokens in {heldout['num_documents']:,}"
     yield f"unknown tokens {manifest['unk_tokens']:,}"
     text = manifest["text"]
@@ -394,4 +395,4 @@ def find_text(text: Sequence[str], settings: TokenizerConfig | PrepareConfig) ->
 
 def _describe(files: Sequence[Path]) -> str:
     size = sum(file.stat().st_size for file in files if file.is_file())
-    return f"{len(files)} file{'s' if len(files) != 1 else ''} ({size / 1e6:,.1f} MB)"
+    return f"{count_of(len(files), 'file')} ({size / 1e6:,.1f} MB)"

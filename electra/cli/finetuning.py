@@ -1,32 +1,42 @@
 """finetune, and submit, which sends what it answered to GLUE."""
 
 import dataclasses
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from electra.cli.options import (
     DryRun,
     Set,
     Toml,
     Words,
+    completed,
     print_dry_run,
     refuse_existing,
     refuse_file,
     resolve,
+    settings_of,
 )
 from electra.config import FinetuneConfig
+from electra.presets import FINETUNE_PRESETS
+
+
+def _list_tasks() -> Iterable[str]:
+    from electra.tasks.registry import TASKS
+
+    return TASKS
 
 
 def finetune(
     start: Path,
     *,
-    task: str,
+    task: Annotated[str, completed(_list_tasks)],
     data: Path,
     out: Path,
     seeds: int = 1,
     from_scratch: bool = False,
     grid: Words = (),
-    set_: Set = (),
+    set_: Annotated[Set, settings_of(FINETUNE_PRESETS["tiny"])] = (),
     config: Toml = None,
     dry_run: DryRun = False,
 ) -> None:

@@ -1,6 +1,6 @@
 """The options that several verbs share, and what is done with them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -10,6 +10,17 @@ from electra import files
 from electra.errors import require
 from electra.presets import PRESETS, RECIPES
 from electra.settings import flatten, override, override_from_toml, to_dict
+
+
+def completed(name: Callable[[], Iterable[str]]) -> Parameter:
+    """Return a parameter whose values the shell completes with these names."""
+    return Parameter(completer=lambda context: list(name()))
+
+
+def settings_of(config: Any) -> Parameter:
+    """Return a parameter of settings, which the shell completes with the fields of a config."""
+    return completed(lambda: [f"{name}=" for name, _ in flatten(to_dict(config))])
+
 
 Words = Annotated[tuple[str, ...], Parameter(consume_multiple=True)]
 Paths = Annotated[tuple[Path, ...], Parameter(consume_multiple=True)]
@@ -23,6 +34,7 @@ Set = Annotated[
 ]
 SetPretraining = Annotated[
     Set,
+    settings_of(PRESETS["tiny"]),
     Parameter(
         help="Settings of pre-training as section.field=value; `electra pretrain --dry-run` lists "
         "all of them."
@@ -39,6 +51,7 @@ InitFrom = Annotated[
         "train.init_from=FOLDER."
     ),
 ]
+PRESET = completed(lambda: PRESETS)
 BEST_BY_DEFAULT = [name for name, preset in PRESETS.items() if preset == RECIPES["best"][name]]
 Recipe = Annotated[
     Literal["paper", "best"] | None,

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from electra.cli.options import (
+    PRESET,
     DryRun,
     InitFrom,
     Recipe,
@@ -17,6 +18,7 @@ from electra.cli.options import (
     print_dry_run,
     refuse_existing,
     repeat,
+    settings_of,
 )
 from electra.config import PretrainConfig
 from electra.errors import UserError, require
@@ -28,7 +30,7 @@ def pretrain(
     shards: Path | None = None,
     *,
     preset: Annotated[
-        str | None, Parameter(help=f"One of {', '.join(PRESETS)}; tiny if not given.")
+        str | None, PRESET, Parameter(help=f"One of {', '.join(PRESETS)}; tiny if not given.")
     ] = None,
     recipe: Recipe = None,
     out: Path | None = None,
@@ -36,7 +38,7 @@ def pretrain(
     also_evaluate: Path | None = None,
     resume: Path | None = None,
     max_time: timedelta | None = None,
-    set_: Set = (),
+    set_: Annotated[Set, settings_of(PRESETS["tiny"])] = (),
     config: Toml = None,
     dry_run: DryRun = False,
 ) -> None:
@@ -156,7 +158,7 @@ def refuse_changes(run: Path, given: PretrainConfig | None) -> None:
 
 def plan(
     *,
-    preset: Annotated[str, Parameter(help=f"One of {', '.join(PRESETS)}.")] = "small",
+    preset: Annotated[str, PRESET, Parameter(help=f"One of {', '.join(PRESETS)}.")] = "small",
     recipe: Recipe = None,
     steps: int | None = None,
     init_from: InitFrom = None,
@@ -216,7 +218,7 @@ def plan(
 
 def flops(
     *,
-    preset: Annotated[str, Parameter(help=f"One of {', '.join(PRESETS)}.")] = "small",
+    preset: Annotated[str, PRESET, Parameter(help=f"One of {', '.join(PRESETS)}.")] = "small",
     recipe: Recipe = None,
     set_: SetPretraining = (),
     config: Toml = None,

@@ -1,21 +1,25 @@
 """All steps at once: quickstart, and reproduce for the paper's tables or a suite of your own."""
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
 from electra.cli.options import (
+    PRESET,
     DryRun,
     Paths,
     Set,
     SetPretraining,
     Toml,
     Words,
+    completed,
     print_dry_run,
     refuse_url,
     resolve,
+    settings_of,
 )
 from electra.errors import UserError, require
 from electra.presets import PRESETS
@@ -29,7 +33,7 @@ def quickstart(
     *,
     text: Words = (),
     out: Path = Path("quickstart"),
-    set_: Set = (),
+    set_: Annotated[Set, settings_of(QUICKSTART)] = (),
     config: Toml = None,
     dry_run: DryRun = False,
 ) -> None:
@@ -66,8 +70,14 @@ def _next_free(out: Path) -> Path:
     return free
 
 
+def _list_suites() -> Iterable[str]:
+    from electra.reproduce.suite import list_suites
+
+    return list_suites()
+
+
 def reproduce(
-    name: str | None = None,
+    name: Annotated[str | None, completed(_list_suites)] = None,
     *,
     shards: Path | None = None,
     glue: Path | None = None,
@@ -76,7 +86,9 @@ def reproduce(
     out: Path | None = None,
     earlier: Paths = (),
     preset: Annotated[
-        str | None, Parameter(help=f"One of {', '.join(PRESETS)}; if not given, the suite's.")
+        str | None,
+        PRESET,
+        Parameter(help=f"One of {', '.join(PRESETS)}; if not given, the suite's."),
     ] = None,
     recipe: Annotated[
         Literal["paper", "best"] | None,
@@ -136,9 +148,8 @@ def reproduce(
             (key, each.title, len(each.rows), each.seeds) for key, each in list_suites().items()
         ]
         print_table(rows, ["suite", "title", "rows", "seeds"])
-        return print_done(
-            f"{len(rows)} suites", "electra reproduce NAME --shards SHARDS --glue GLUE --dry-run"
-        )
+        following = "electra reproduce NAME --shards SHARDS --glue GLUE --dry-run"
+        return print_done(f"{len(rows)} suites", following)
     for folder in (runs, out):
         if folder is not None:
             refuse_url(folder)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from electra.cli.options import DryRun, Set, Toml, print_dry_run, resolve
+from electra.cli.options import DryRun, Set, Toml, print_dry_run, resolve, settings_of
 from electra.errors import import_extra, require
 from electra.service.config import ServeConfig
 
@@ -20,7 +20,7 @@ def serve(
     *,
     host: str = "127.0.0.1",
     port: int = 8000,
-    set_: Set = (),
+    set_: Annotated[Set, settings_of(ServeConfig())] = (),
     config: Toml = None,
     dry_run: DryRun = False,
 ) -> None:
@@ -52,7 +52,7 @@ def page(
     *,
     port: int = 0,
     open_: Annotated[bool, Parameter(name="--open", negative="--no-open")] = True,
-    set_: Set = (),
+    set_: Annotated[Set, settings_of(ServeConfig())] = (),
     config: Toml = None,
     dry_run: DryRun = False,
 ) -> None:

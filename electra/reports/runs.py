@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from electra.checkpoints.manifest import read_manifest
 from electra.checkpoints.metrics import read_metrics
 from electra.config import MethodConfig, PretrainConfig
-from electra.errors import UserError, require
+from electra.errors import UserError, count_of, require
 from electra.files import HASHES, check_hashes, parse_json, read_object, read_text
 from electra.reports.glossary import GLOSSARY, format_count, format_metric, format_seconds
 from electra.reports.rendering import Table, to_markdown
@@ -544,8 +544,8 @@ def _list_facts(run: Run) -> dict[str, str]:
     ways = [way for way in (method.scheme, method.mode) if way not in (usual.scheme, usual.mode)]
     return {
         "objective": ", ".join([method.objective, *ways]),
-        "encoder": f"{model.num_hidden_layers:,} layers, width {model.hidden_size:,}, "
-        f"{model.num_attention_heads:,} heads",
+        "encoder": f"{count_of(model.num_hidden_layers, 'layer')}, width {model.hidden_size:,}, "
+        f"{count_of(model.num_attention_heads, 'head')}",
         "generator": _describe_generator(config),
         "first weights": str(start.get("source", UNKNOWN)) if start else drawn,
         "vocabulary": f"{model.vocab_size:,} tokens",
@@ -572,7 +572,7 @@ def _describe_generator(config: PretrainConfig) -> str:
         return generator.kind
     width, layers = generator.hidden_size, generator.num_hidden_layers
     wide = f"width {width:,}" if width else f"{generator.hidden_fraction} of the width"
-    deep = f"{layers:,} layers" if layers else f"{generator.layers_fraction} of the layers"
+    deep = count_of(layers, "layer") if layers else f"{generator.layers_fraction} of the layers"
     return f"{wide}, {deep}"
 
 

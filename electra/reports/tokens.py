@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from electra.errors import count_of
+
 
 class TokenView(NamedTuple):
     """One token of a corrupted sentence, and the discriminator's probability for the token."""
@@ -70,5 +72,5 @@ def describe(sentence: Sentence) -> str:
     """Return a summary such as "3 replaced: 2 caught, 1 missed; 1 false alarm"."""
     count = Counter(token.verdict for token in sentence)
     replaced = count["caught"] + count["missed"]
-    alarms = f"{count['false alarm']} false alarm{'' if count['false alarm'] == 1 else 's'}"
+    alarms = count_of(count["false alarm"], "false alarm")
     return f"{replaced} replaced: {count['caught']} caught, {count['missed']} missed; {alarms}"

@@ -10,6 +10,7 @@ import matplotlib
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
+from electra.errors import count_of
 from electra.files import write_json, write_text
 from electra.reports.curves import COLOURS, STYLE
 from electra.reports.glossary import format_count
@@ -122,11 +123,12 @@ def list_comparisons(cells: Sequence[Cell]) -> list[dict[str, Any]]:
 
 def describe(suite: Suite, cells: Sequence[Cell], num_done: int, num_runs: int) -> list[str]:
     """Return what the paper says, what was compared, and which of its orderings hold here."""
+    tasks = count_of(len(suite.tasks), "task")
     here = (
-        f"Here: recipe {suite.recipe}; all rows have the same budget, in {UNITS[suite.equal]}. "
-        f"A score is the mean of {len(suite.tasks)} tasks on dev, in points, with the 95% interval "
-        "over pre-training seeds. Gains are paired by seed, and their intervals pool the noise of "
-        "the rows. "
+        f"Here: recipe {suite.recipe}; all rows have the same budget, in {UNITS[suite.equal]}. A "
+        f"score is the mean of {tasks} on dev, in points, with the 95% interval over "
+        "pre-training seeds. Gains are paired by seed, and their intervals pool the noise of the "
+        "rows. "
         f"{num_done} of {num_runs} runs are finished."
     )
     if any(cell.fraction < 1 for cell in cells):
