@@ -71,8 +71,8 @@ def predict(
     if answers.num_cut:
         was = "was" if answers.num_cut == 1 else "were"
         print_note(
-            f"{answers.num_cut:,} of {count_of(count, 'input')} {was} longer than the run's rows "
-            f"of {model.sequence_length} tokens and {was} cut"
+            f"{answers.num_cut:,} of {count:,} inputs {was} longer than the run's rows of "
+            f"{model.sequence_length} tokens and {was} cut"
         )
     if out is None:
         return print_lines(list_json(answers))
