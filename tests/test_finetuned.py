@@ -481,7 +481,7 @@ def test_the_verb_answers_a_file_or_standard_input(runs, tmp_path, capsys, monke
     words = ["predict", runs / "texts", "--input", named, "--columns", "review"]
     status, printed, err = run_command(capsys, *words, "--seed", "1")
     assert (status, len(printed.splitlines())) == (0, 1), err
-    assert "note: 1 of 1 input was longer than the run's rows of 24 tokens and was cut" in err
+    assert "note: 1 of 1 inputs was longer than the run's rows of 24 tokens and was cut" in err
 
     for refused, message in ((out, f"{out} exists already"), (tmp_path / "out.csv", "not '.csv'")):
         status, printed, err = run_command(capsys, *words, "--out", refused)
