@@ -61,7 +61,6 @@ def predict(
         refuse_file(out, ANSWER_FORMATS)
     records = read_records(finetuned.facts, input_, columns)
     count = len(records)
-    asked = f"{count_of(count, 'input')} of {input_}"
     if dry_run:
         what, who = f"{count_of(count, 'input')} of {input_}", f"seed {finetuned.seed}"
         return print_dry_run(None, f"answer {what} with {who} to {out or 'standard output'}")

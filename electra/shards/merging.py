@@ -86,17 +86,6 @@ def merge_pieces(
         parts = {"train": describe_part(entries), "heldout": heldout.finish()}
     if config.write_dropped:
         _write_dropped(folder / DROPPED, pieces, places, is_dropped, config.seed, tokenizer.names)
-    # A file counts once for each of its ranges: the digest of shards covers this number, and the
-    # same text shall have the digest that it always had. So counts that came later are left out if
-    # they say nothing.
-    source_bytes = sum({each: each.size for piece in pieces for each in piece.ranges}.values())
-    forms = {} if text["forms"].keys() == {"plain text"} else text["forms"]
-    text = {"files": len(sources.files), **text, "source_bytes": source_bytes, "forms": forms}
-    later = ("files_of_one_document", "empty", "forms")
-    text = {name: count for name, count in text.items() if count or name not in later}
-    settings = {name: value for name, value in asdict(config).items() if name != "workers"}
-    if config.form == "auto":
-        del settings["form"]
     manifest = {
         "format": FORMAT,
         "version": VERSION,
@@ -105,17 +94,39 @@ def merge_pieces(
         "tokenizer_digest": tokenizer.digest,
         "source_files": [replace_surrogates(path.name) for path in sources.files],
         "passed_over": len(sources.passed_over),
-        "text": text,
+        "text": _describe_text(text, pieces, sources),
         "unk_tokens": num_unknown,
         "duplicates": num_repeats,
         "dropped": dropped,
         "heldout": split.rule,
-        "config": settings,  # without the number of workers, which does not change the shards
+        "config": _describe_settings(config),
         "parts": parts,
     }
     write_json(folder / MOVES, moves)
     content = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
     write_text(folder / "manifest.json", content)
+
+
+def _describe_text(
+    counts: dict[str, Any], pieces: Sequence[Piece], sources: Sources
+) -> dict[str, Any]:
+    """Return the counts of the text for the manifest.
+
+    The digest of shards covers them, and the same text shall have the digest that it always had. So
+    a file counts its bytes once for each of its ranges, and counts that came later are left out if
+    they say nothing.
+    """
+    num_bytes = sum({each: each.size for piece in pieces for each in piece.ranges}.values())
+    forms = {} if counts["forms"].keys() == {"plain text"} else counts["forms"]
+    text = {"files": len(sources.files), **counts, "source_bytes": num_bytes, "forms": forms}
+    later = ("files_of_one_document", "empty", "forms")
+    return {name: count for name, count in text.items() if count or name not in later}
+
+
+def _describe_settings(config: PrepareConfig) -> dict[str, Any]:
+    """Return the settings that the shards depend on; of one that came later, if it is set."""
+    left_out = {"workers", *(["form"] if config.form == "auto" else [])}
+    return {name: value for name, value in asdict(config).items() if name not in left_out}
 
 
 def move_shards(folder: Path) -> None:
