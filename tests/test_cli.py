@@ -107,7 +107,7 @@ def test_a_run_goes_on_by_its_own_command(capsys, chain, tmp_path):
     assert "note: " in err
     assert "goes on with other settings: train.steps 6 -> 30" in " ".join(err.split())
     assert json.loads((tmp_path / "run/results.json").read_text())["steps"] == 30
-    status, _, err = run(capsys, *words, "--max-time", "0s", "--set", *SMALL)
+    status, _, err = run(capsys, *words, "--max-time", "0s", "--set", *longer)
     assert status == 2
     assert "--max-time must be > 0" in err
 
@@ -264,7 +264,7 @@ def test_help_has_an_end_whatever_the_width(capsys, monkeypatch, columns):
         ("tokenizer --set", "vocab_size="),
         ("prepare --set", "duplicates="),
         ("quickstart --set", "pretrain.train.steps="),
-        ("serve --set", "batch_tokens="),
+        ("serve --set", "batch_items="),
     ],
 )
 def test_the_shell_completes_values(capsys, words, value):

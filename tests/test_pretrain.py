@@ -676,7 +676,7 @@ def test_a_run_without_evaluations(toy_shards, toy_config, tmp_path):
     assert {record["part"] for record in records} == {"train"}
     assert not (run / "samples.json").exists()
     write_page(tmp_path / "page.html", read_runs([run]), sentences=read_samples(run))
-    assert "Nothing was held out" in (tmp_path / "page.html").read_text()
+    assert "was not measured on held-out text" in (tmp_path / "page.html").read_text()
 
 
 def test_the_manifest_tells_of_every_session(unfinished):
