@@ -79,7 +79,8 @@ def read_source(path: Path) -> Source:
             for name, each in theirs.items()
         }
         headers = {name: read_header(turned, name) for name in turned}
-        return _open(base, ELECTRA, Weights(headers, turned.__getitem__), names, others, None)
+        weights = Weights(headers, lambda name: require_finite(turned[name], f"{base}: {name}"))
+        return _open(ELECTRA, weights, names, others, None)
     config = path / "config.json"
     require(
         config.is_file(),
@@ -104,23 +105,22 @@ def read_source(path: Path) -> Source:
         own = {name: f"{DISCRIMINATOR_FILE}: {name}" for name in judge}
         names |= {JUDGE + name: called for name, called in own.items()}
         weights = _join([weights, judge.rename({called: name for name, called in own.items()})])
-    return _open(path, ARCHITECTURES[str(kind)], weights, names, [], values)
+    return _open(ARCHITECTURES[str(kind)], weights, names, [], values)
 
 
 def _open(
-    path: Path,
     architecture: Architecture,
     weights: Weights,
     names: dict[str, str],
     others: list[str],
     config: dict[str, Any] | None,
 ) -> Source:
-    """Return a source whose tensors are finite float32, and noted, when they are read."""
+    """Return a source whose tensors are float32, and noted, when they are read."""
     used: set[str] = set()
 
     def read(name: str) -> Tensor:
         used.add(name)
-        return require_finite(weights[names[name]].float(), f"{path}: {names[name]}")
+        return weights[names[name]].float()
 
     tensors = Weights(weights.rename(names).headers, read)
     return Source(architecture, tensors, names, others, config, used)
@@ -176,7 +176,7 @@ def _read_pickle(path: Path) -> Weights:
         line = (reason.splitlines() or [type(error).__name__])[0]
         raise UserError(f"{path} does not hold tensors alone, or is damaged: {line}") from None
     require(bool(headers), f"{path} does not hold tensors by name")
-    return Weights(headers, loaded.__getitem__)
+    return Weights(headers, lambda name: require_finite(loaded[name], f"{path}: {name}"))
 
 
 def _describe(tensor: Tensor) -> Header:

@@ -145,10 +145,8 @@ class Step:
             if self.machine.device.type != "cuda":
                 self._seed_dropout(number, "dropout" if firsts is None else "second dropout")
             with self.weights():
-                arguments: list[Any] = [batch.rows(rows), draw.rows(rows), counts]
-                if half is not None:
-                    arguments.append(firsts[len(outputs)] if firsts else half)
-                output = self.forward(*arguments)
+                given = [] if half is None else [firsts[len(outputs)] if firsts else half]
+                output = self.forward(batch.rows(rows), draw.rows(rows), counts, *given)
                 output.loss.backward()
             outputs.append(output._replace(loss=output.loss.detach()))
         for parameter in model.resting:
