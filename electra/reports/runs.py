@@ -554,7 +554,7 @@ def _list_facts(run: Run) -> dict[str, str]:
         "steps": f"{format_metric('step', last.get('step'))} of {train.steps:,}",
         "text read": f"{last['tokens']:,} tokens" if last else UNKNOWN,
         "operations": f"{last['flops']:.2e} FLOPs" if last.get("flops") else UNKNOWN,
-        "on the paper's curve": _find_place(run),
+        "compared with the paper": _find_place(run),
         "time": format_seconds(last["seconds"]) if last else UNKNOWN,
         "device": " and ".join(map(str, run.tell("device"))) or UNKNOWN,
         "dtype": " and ".join(map(str, run.tell("dtype"))).replace("torch.", "") or UNKNOWN,
