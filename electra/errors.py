@@ -1,6 +1,7 @@
 """The error of a user's mistake, and the wordings that rooms share."""
 
 import difflib
+import shlex
 from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
@@ -21,6 +22,15 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
 def count_of(number: int, noun: str) -> str:
     """Return "1 file" or "1,234 files"."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def command(*words: object) -> str:
+    """Return a command line of electra as a shell reads it; no name is taken for an option."""
+    said = ["electra"]
+    for word in words:
+        is_option = isinstance(word, str) and word.startswith("--")
+        said.append(f"./{word}" if str(word).startswith("-") and not is_option else str(word))
+    return shlex.join(said)
 
 
 def require(rule_holds: bool, message: str) -> None:

@@ -1,11 +1,13 @@
 """Imports point one way, the core stands on four packages, and only the right files print."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import electra
+from electra.cli.entry import VERBS
 from electra.model.batch import Batch
 from electra.pretraining.acceleration import prepare_step
 from electra.pretraining.start import build_model, count_tokens, fit_to_shards
@@ -163,6 +165,16 @@ def test_only_the_terminal_prints():
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "print"
         ]
         assert not calls or room_of(path) == "terminal", path
+
+
+def test_a_command_in_a_message_is_quoted_as_the_shell_needs_it():
+    """`errors.command` writes every command that holds a name; no f-string does."""
+    verbs = "|".join(verb.__name__.strip("_") for group in VERBS.values() for verb in group)
+    for path in sources():
+        for node in ast.walk(ast.parse(path.read_text())):
+            parts = node.values if isinstance(node, ast.JoinedStr) else []
+            text = "".join(p.value if isinstance(p, ast.Constant) else "{}" for p in parts)
+            assert not re.search(rf"electra ({verbs}) [^`]*{{}}", text), f"{path}: {text}"
 
 
 def test_nothing_unpickles():

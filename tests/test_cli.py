@@ -93,20 +93,23 @@ def test_each_verb_ends_with_what_was_written_and_what_comes_next(chain):
 def test_a_run_goes_on_by_its_own_command(capsys, chain, tmp_path):
     """Stopped by a time limit, which is an orderly end, and made longer, which is said."""
     folder, _ = chain
-    words = ["pretrain", folder / "shards", "--out", tmp_path / "run"]
+    words = ["pretrain", folder / "shards", "--out", tmp_path / "a run"]
     in_time = [*words, "--max-time", "0.001s", "--set", *SMALL]
     status, out, err = run(capsys, *in_time)
     assert status == 0, err
     assert "stopped at step 1;" in out
-    assert "next: electra pretrain --resume" in out
+    assert f"next: electra pretrain --resume '{tmp_path}/a run'" in out
+    status, _, err = run(capsys, *words, "--set", *SMALL, "train.seed=1")
+    assert status == 2
+    assert f"by `electra pretrain --resume '{tmp_path}/a run'`" in " ".join(err.split())
     status, out, _ = run(capsys, *in_time, "--dry-run")
-    assert f"would continue {tmp_path}/run" in out
+    assert f"would continue {tmp_path}/a run" in out
     longer = [word.replace("steps=6", "steps=30") for word in SMALL]
     status, out, err = run(capsys, *words, "--set", *longer)
     assert status == 0, err
     assert "note: " in err
     assert "goes on with other settings: train.steps 6 -> 30" in " ".join(err.split())
-    assert json.loads((tmp_path / "run/results.json").read_text())["steps"] == 30
+    assert json.loads((tmp_path / "a run/results.json").read_text())["steps"] == 30
     status, _, err = run(capsys, *words, "--max-time", "0s", "--set", *longer)
     assert status == 2
     assert "--max-time must be > 0" in err

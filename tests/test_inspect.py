@@ -6,6 +6,7 @@ import pytest
 from languages import TEXTS
 
 from electra.cli import main
+from electra.reports.inspection import script_of
 from electra.shards.store import open_shards
 from electra.tokenizing.tokenizer import Tokenizer
 
@@ -96,6 +97,36 @@ def test_lost_letters_are_said(tmp_path, capsys):
     assert "of the characters of Devanagari, which are letters there" in said
     main([*words, "strip_accents=false", "--out", str(tmp_path / "kept")])
     assert "Devanagari" not in capsys.readouterr().err
+
+
+def test_the_scripts_that_are_told_have_names(tmp_path, capsys):
+    for char, script in {
+        **{"é": "Latin", "\u0301": "signs", "\ufe0f": "signs", "\U000e0100": "signs"},
+        **{
+            "ª": "Latin",
+            "ʰ": "Latin",
+            "\u02bc": "signs",
+            "µ": "Greek",
+            "\u2102": "Latin",
+            "々": "Han",
+        },
+        **{
+            "\uff21": "Latin",
+            "ｶ": "Katakana",
+            "ﾡ": "Hangul",
+            "\U0001d538": "Latin",
+            "𐌀": "Old Italic",
+        },
+        **{"ก": "Thai", "٣": "digits", "☎": "signs", "𗀀": "signs"},
+    }.items():
+        assert script_of(char) == script, char
+    (tmp_path / "signs.txt").write_text("❤️ ☎️ ✔️ ☀️ a cafe\u0301\n" * 50)
+    main(["tokenizer", str(tmp_path / "signs.txt"), "--out", str(tmp_path / "vocabulary")])
+    assert "characters of" not in capsys.readouterr().err
+    main(["inspect", str(tmp_path / "vocabulary"), "--text", str(tmp_path / "signs.txt")])
+    shown = capsys.readouterr().out
+    assert "signs" in shown
+    assert "Variation" not in shown
 
 
 def test_extension_and_declared_ids(shards, corpus, tmp_path, capsys):

@@ -6,10 +6,10 @@ from pathlib import Path
 from rich.cells import cell_len
 from rich.text import Text
 
+from electra.errors import command
 from electra.reports.tokens import TokenView
 from electra.terminal.live import COMPILING, Display, Progress
 from electra.terminal.printing import (
-    command,
     print_done,
     print_error,
     print_note,

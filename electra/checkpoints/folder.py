@@ -27,7 +27,7 @@ from electra.checkpoints.names import (
     require_layers,
 )
 from electra.config import EncoderConfig, FinetuneConfig, PretrainConfig
-from electra.errors import UserError, require
+from electra.errors import UserError, command, require
 from electra.files import check_hashes, read_object, sha256_file
 from electra.model.encoder import Encoder
 from electra.settings import from_dict
@@ -361,7 +361,7 @@ def _read_huggingface(folder: Path) -> SavedModel:
     files = {name: path for name, path in files.items() if path.is_file()}
     require(
         WEIGHTS_FILE in files,
-        f"{folder} has no {WEIGHTS_FILE}; `electra import {folder} --out start` turns "
+        f"{folder} has no {WEIGHTS_FILE}; `{command('import', folder, '--out', 'start')}` turns "
         "pytorch_model.bin, or weights in parts, into a folder that has it",
     )
     theirs, *judge = map(read_tensors, files.values())
@@ -395,7 +395,7 @@ def _read_sizes(folder: Path) -> tuple[Architecture, EncoderConfig]:
     require(
         str(kind) in readable,
         f"{folder}: model_type must be {' or '.join(readable)}, not {kind!r}"
-        + (f"; `electra import {folder} --out start` makes it electra" * (kind == "bert")),
+        + f"; `{command('import', folder, '--out', 'start')}` makes it electra" * (kind == "bert"),
     )
     try:
         return ARCHITECTURES[str(kind)], ARCHITECTURES[str(kind)].read_config(values)

@@ -19,7 +19,7 @@ from electra.cli.options import (
     settings_of,
 )
 from electra.config import PrepareConfig, TokenizerConfig
-from electra.errors import count_of, require
+from electra.errors import command, count_of, require
 from electra.settings import setting_name
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ MIN_SHARE = 0.001
 """Share of the words from which on a script is worth a note."""
 MANY_UNKNOWN = 0.01
 """Share of unknown tokens beyond which a vocabulary does not fit a text."""
-NEEDS_NO_MARKS = {"Latin", "Greek", "Cyrillic", "Hebrew", "Arabic"}
+NEEDS_NO_MARKS = {"Latin", "Greek", "Cyrillic", "Hebrew", "Arabic", "digits", "signs"}
 """Scripts in which a letter without its combining marks is still read as that letter."""
 
 
@@ -74,7 +74,7 @@ def tokenizer(
     """
     from electra.reports.glossary import format_count
     from electra.terminal.live import Progress
-    from electra.terminal.printing import command, print_done
+    from electra.terminal.printing import print_done
     from electra.text.documents import make_reader
     from electra.tokenizing.extend import extend as extend_tokenizer
     from electra.tokenizing.tokenizer import Tokenizer
@@ -130,7 +130,7 @@ def tokenizer(
 def _declare(ids: str, out: Path, dry_run: bool) -> None:
     """Write a vocabulary of ids that are no text: so many, or one for each line of a file."""
     from electra.files import read_text
-    from electra.terminal.printing import command, print_done
+    from electra.terminal.printing import print_done
     from electra.tokenizing.tokenizer import Tokenizer
 
     if ids.isdecimal():
@@ -209,7 +209,7 @@ def prepare(
     """
     from electra.shards import prepare as preparation
     from electra.terminal.live import Progress
-    from electra.terminal.printing import command, print_done, print_note
+    from electra.terminal.printing import print_done, print_note
     from electra.text.streams import is_url, locate
     from electra.tokenizing.tokenizer import Tokenizer
 
@@ -267,7 +267,7 @@ def _note_unknown(manifest: dict[str, Any], tokenizer: Path) -> None:
     if share > MANY_UNKNOWN:
         print_note(
             f"{share:.1%} of the tokens are unknown: the vocabulary is not one of this text; see "
-            f"electra inspect {tokenizer} --text FILE"
+            + command("inspect", tokenizer, "--text", "FILE")
         )
 
 

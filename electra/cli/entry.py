@@ -35,7 +35,7 @@ from electra.cli.finetuning import finetune, submit
 from electra.cli.pretraining import flops, import_, plan, pretrain
 from electra.cli.reproduce import quickstart, reproduce
 from electra.cli.serving import page, serve
-from electra.errors import UserError, require
+from electra.errors import UserError, command, require
 from electra.processes import Interrupted, find_place, is_launched, stop_signals
 from electra.version import __version__
 
@@ -128,7 +128,7 @@ def _open_streams() -> None:
 
 def _run(given: Sequence[str]) -> int:
     """Run the command and return its status; print an error that is not a bug."""
-    from electra.terminal.printing import PipeConsole, command, print_done, print_error
+    from electra.terminal.printing import PipeConsole, print_done, print_error
 
     rank = find_place().rank
     if rank > 0:  # process 0 prints the results and notes

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from electra.cli.options import DryRun, Paths, Words, print_dry_run, refuse_existing, refuse_file
-from electra.errors import require
+from electra.errors import command, require
 
 if TYPE_CHECKING:
     from electra.interop.sentence_transformers import Similarity
@@ -30,7 +30,7 @@ def report(folders: tuple[Path, ...], *, out: Path, dry_run: DryRun = False) -> 
     from electra.files import write_text
     from electra.reports.page import write_page
     from electra.reports.runs import read_folders, read_samples, write_tables
-    from electra.terminal.printing import command, print_done
+    from electra.terminal.printing import print_done
 
     _refuse_others(out)
     if dry_run:

@@ -18,6 +18,7 @@ from electra.cli.options import (
     settings_of,
 )
 from electra.config import FinetuneConfig
+from electra.errors import command
 from electra.presets import FINETUNE_PRESETS
 
 
@@ -123,7 +124,7 @@ def _print_plan(task: str, data: Path, settings: FinetuneConfig, rest: str) -> N
 
 
 def _print_end(start: Path, out: Path, scores: Path, notes: list[str]) -> None:
-    from electra.terminal.printing import command, print_done, print_note
+    from electra.terminal.printing import print_done, print_note
 
     for note in notes:
         print_note(note)

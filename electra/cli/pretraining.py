@@ -21,7 +21,7 @@ from electra.cli.options import (
     settings_of,
 )
 from electra.config import PretrainConfig
-from electra.errors import UserError, require
+from electra.errors import UserError, command, require
 from electra.presets import PRESETS
 from electra.pretraining.resolution import resolve
 
@@ -132,7 +132,7 @@ def _print_results(run: Path, results: dict[str, Any]) -> None:
     """Print what a run has reached on held-out text, and how far that is on the paper's curve."""
     from electra.reports.glossary import describe_heldout
     from electra.reports.runs import place_on_the_papers_curve
-    from electra.terminal.printing import command, print_done
+    from electra.terminal.printing import print_done
 
     wrote = f"wrote {run}"
     if results["heldout"]:
@@ -180,7 +180,7 @@ def plan(
     from electra.pretraining.plan import plan as run_plan
     from electra.reports.glossary import format_count, format_seconds
     from electra.terminal.live import Progress
-    from electra.terminal.printing import command, print_done, print_note, print_table
+    from electra.terminal.printing import print_done, print_note, print_table
 
     require(
         0 < probe_seconds < math.inf,
@@ -301,7 +301,7 @@ def import_(
         repeat: the old ones, one after the other, again and again.
     """
     from electra.interop.importing import import_model
-    from electra.terminal.printing import command, print_done, print_note, print_table
+    from electra.terminal.printing import print_done, print_note, print_table
 
     refuse_existing(out)
     if dry_run:

@@ -21,7 +21,7 @@ from electra.cli.options import (
     resolve,
     settings_of,
 )
-from electra.errors import UserError, require
+from electra.errors import UserError, command, require
 from electra.presets import PRESETS
 from electra.quickstart.config import QUICKSTART
 
@@ -139,7 +139,7 @@ def reproduce(
         Runs that are computed at a time; if not given, one for each GPU, or one on a CPU. 0: none;
         the results of what is finished are written.
     """
-    from electra.terminal.printing import command, print_done, print_table
+    from electra.terminal.printing import print_done, print_table
 
     if name is None:
         from electra.reproduce.suite import list_suites

@@ -12,7 +12,7 @@ from electra.checkpoints.folder import read_run_config
 from electra.checkpoints.manifest import read_manifest
 from electra.checkpoints.metrics import read_metrics
 from electra.config import NOT_SIZES, SIZES_OF_GENERATOR, PretrainConfig
-from electra.errors import UserError, require
+from electra.errors import UserError, command, require
 from electra.files import new_folder, write_json, write_text
 from electra.pretraining.acceleration import Ranking, recorded_ranking
 from electra.settings import flatten, override, to_dict
@@ -98,7 +98,7 @@ def settle(
         why = "the run would be neither the one nor the other"
         if not refused:
             why = "a run can be made longer, not shorter"
-        how = f", or go on as it was begun, by `electra pretrain --resume {run}`"
+        how = f", or go on as it was begun, by `{command('pretrain', '--resume', run)}`"
         if (run / "results.json").exists():
             how = "; as it was begun it is complete"
         raise UserError(f"{run} was begun with {differs}{more}: {why}; choose another --out{how}")

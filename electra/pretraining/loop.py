@@ -27,7 +27,7 @@ from electra.checkpoints.checkpoint import (
 from electra.checkpoints.folder import SavedModel, read_pretrained, read_run_config
 from electra.checkpoints.manifest import LOCK
 from electra.config import PretrainConfig, longest_warmup, require_schedule
-from electra.errors import UserError, require
+from electra.errors import UserError, command, require
 from electra.files import hold, new_folder, write_json
 from electra.method.objective import Objective
 from electra.model.batch import Batch
@@ -206,7 +206,8 @@ def _writing(run: Path) -> Iterator[None]:
     except OSError as error:
         what = f"{error.filename or run}: {error.strerror or error}"
         if (run / "config.json").exists():
-            what += f"; checkpoints written before are whole: electra pretrain --resume {run}"
+            what += "; checkpoints written before are whole: "
+            what += command("pretrain", "--resume", run)
         raise UserError(what) from None
 
 

@@ -5,7 +5,6 @@ import itertools
 import json
 import multiprocessing
 import os
-import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
@@ -20,7 +19,7 @@ from electra.config import (
     TokenizerConfig,
     longest_warmup,
 )
-from electra.errors import require
+from electra.errors import command, require
 from electra.files import read_object
 from electra.finetuning.grid import combine, search
 from electra.interop.export import export
@@ -101,7 +100,8 @@ def quickstart(text: Sequence[str], out: Path, config: QuickstartConfig) -> None
     samples = _pretrain(settings, shards, out)
     finetunings = compare(*_plan_comparisons(out, tasks, settings, config)) if tasks else []
     export(out / "run", out / "exported")
-    next_command = f"electra pretrain {out}/shards --out longer-run --set train.steps=20000"
+    longer = "--out", "longer-run", "--set", "train.steps=20000"
+    next_command = command("pretrain", out / "shards", *longer)
     _report(out, shards, samples, finetunings, next_command)
     minutes = (time.perf_counter() - began) / 60
     print_done(f"wrote {out} in {minutes:.1f} minutes", next_command)
@@ -170,8 +170,8 @@ def _show_count(items: Iterable[Any], progress: Progress) -> Iterator[Any]:
 
 
 def _train_tokenizer(corpus: Sequence[str], out: Path, config: QuickstartConfig) -> Tokenizer:
-    words, changed = shlex.join(corpus), set_words(TokenizerConfig(), config.tokenizer)
-    print_step(f"electra tokenizer {words} --out {out}/tokenizer{changed}")
+    changed = set_words(TokenizerConfig(), config.tokenizer)
+    print_step(command("tokenizer", *corpus, "--out", out / "tokenizer", *changed))
     with Progress("vocabulary", unit="lines") as progress:
         lines = _stream_lines(find_sources(corpus).files, config.prepare)
         tokenizer = Tokenizer.train(_show_count(lines, progress), config.tokenizer)
@@ -182,8 +182,8 @@ def _train_tokenizer(corpus: Sequence[str], out: Path, config: QuickstartConfig)
 def _prepare(
     corpus: Sequence[str], tokenizer: Tokenizer, out: Path, config: QuickstartConfig
 ) -> Shards:
-    words, changed = shlex.join(corpus), set_words(PrepareConfig(), config.prepare)
-    print_step(f"electra prepare {words} --tokenizer {out}/tokenizer --out {out}/shards{changed}")
+    folders = "--tokenizer", out / "tokenizer", "--out", out / "shards"
+    print_step(command("prepare", *corpus, *folders, *set_words(PrepareConfig(), config.prepare)))
     with Progress("preparing", unit="bytes") as progress:
         manifest = prepare(
             corpus,
@@ -266,7 +266,7 @@ def fit_to_time(config: QuickstartConfig, shards: Shards) -> PretrainConfig:
 def _pretrain(settings: PretrainConfig, shards: Shards, out: Path) -> list[Sentence]:
     """Pre-train, and print and return samples of held-out text."""
     changed = set_words(fit_to_shards(PRESETS["tiny"], shards), settings)
-    print_step(f"electra pretrain {out}/shards --out {out}/run{changed}")
+    print_step(command("pretrain", out / "shards", "--out", out / "run", *changed))
     with Display(steps=settings.train.steps) as display:
         pretrain(out / "shards", out / "run", settings, display.show)
     samples = read_samples(out / "run")
@@ -331,12 +331,10 @@ def _plan_comparisons(
                 config.seeds * len(combinations),
             )
         )
-        flag = " --from-scratch" if from_scratch else ""
-        flag += set_words(finetune_preset(settings.model), finetune)
-        print_step(
-            f"electra finetune {out}/run --task {task} --data {data} --out {place} "
-            f"--seeds {config.seeds} --grid {grid}{flag}"
-        )
+        words = ["--task", task, "--data", data, "--out", place, "--seeds", config.seeds]
+        words += ["--grid", grid, *(["--from-scratch"] if from_scratch else [])]
+        changed = set_words(finetune_preset(settings.model), finetune)
+        print_step(command("finetune", out / "run", *words, *changed))
     return comparisons, num_workers
 
 
@@ -466,10 +464,10 @@ def describe_gain(pretrained: Finetuning, scratch: Finetuning) -> str:
     )
 
 
-def set_words(default: Any, settings: Any) -> str:
-    """Return " --set name=value ..." with the settings that differ from the default, or ""."""
+def set_words(default: Any, settings: Any) -> list[str]:
+    """Return "--set", "name=value", ... with the settings that differ from the default, or none."""
     changes = [
         f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}"
         for name, (_, value) in differences(default, settings).items()
     ]
-    return f" --set {' '.join(changes)}" if changes else ""
+    return ["--set", *changes] if changes else []

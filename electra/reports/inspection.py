@@ -32,27 +32,41 @@ Sections = dict[str, Table | list[str]]
 SAMPLED_DOCUMENTS = 2000
 """Documents of each part whose scripts are counted, at equal distances."""
 
-RENAMED = {"CJK": "Han", "FULLWIDTH": "", "HALFWIDTH": "", "MATHEMATICAL": "signs"}
 DIGITS, SIGNS = "digits", "signs"
+LETTERS = ("Lu", "Ll", "Lt", "Lo")
+NO_SCRIPTS = (
+    *("COMBINING", "VARIATION", "MODIFIER", "MUSICAL", "VERTICAL", "TURNED", "CARON", "ROMAN"),
+    *("HALFWIDTH", "VIETNAMESE", "MASU", "PHAISTOS", "UNNAMED"),
+)
+RENAMED = dict.fromkeys(NO_SCRIPTS, SIGNS) | {"CJK": "Han", "IDEOGRAPHIC": "Han"}
+"""By the first word of a character's name, where that word is no script's."""
+BEGINNINGS = {"OLD", "NEW", "TAI", "LINEAR", "OL", "PAU", "IMPERIAL", "INSCRIPTIONAL"}
+"""First words of scripts' names that say little without the second."""
 
 
 @cache
 def script_of(char: str) -> str:
-    """Return the script of a letter, such as "Latin" or "Hangul", or "digits", or "signs"."""
+    """Return the script of a letter, such as "Latin" or "Old Italic", or "digits", or "signs".
+
+    Marks that go with any script, such as accents and variation selectors, are signs.
+    """
     category = unicodedata.category(char)
     if category == "Nd":
         return DIGITS
     if category[0] not in "LM":
         return SIGNS
-    first, *others = unicodedata.name(char, "unknown").split()
-    name = RENAMED.get(first, first.split("-")[0].capitalize())
-    return name or (others[0].capitalize() if others else SIGNS)
+    plain = unicodedata.normalize("NFKC", char)  # of a superscript or a wide letter, the letter
+    letter = next((each for each in plain if unicodedata.category(each) in LETTERS), char)
+    first, *others = unicodedata.name(letter, "UNNAMED").split()
+    if first in BEGINNINGS:
+        return f"{first} {others[0]}".title()
+    return RENAMED.get(first, first.split("-")[0].capitalize())
 
 
 def script_of_word(word: str) -> str:
     """Return the script of a word: that of its first letter, else digits or signs."""
     scripts = [script_of(char) for char in word]
-    letters = (script for script in scripts if script not in (DIGITS, SIGNS, "Combining"))
+    letters = (script for script in scripts if script not in (DIGITS, SIGNS))
     return next(letters, DIGITS if DIGITS in scripts else SIGNS)
 
 

@@ -5,7 +5,6 @@ So a result can be piped while notes and progress stay on the terminal.
 
 import os
 import re
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -76,15 +75,6 @@ def print_done(what: str, next_command: str = "") -> None:
     if next_command:
         line = Text("next: ", "dim").append(printable(next_command), "not dim bold")
         console.print(line, soft_wrap=True)
-
-
-def command(*words: object) -> str:
-    """Return a command line of electra as a shell reads it; no name is taken for an option."""
-    said = ["electra"]
-    for word in words:
-        is_option = isinstance(word, str) and word.startswith("--")
-        said.append(f"./{word}" if str(word).startswith("-") and not is_option else str(word))
-    return shlex.join(said)
 
 
 def print_lines(lines: Sequence[str]) -> None:
