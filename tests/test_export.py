@@ -215,17 +215,27 @@ def test_the_verb_writes_onnx_that_agrees(run, toy_text, tmp_path, monkeypatch):
     card = (out / "README.md").read_text()
     assert re.search(r"differs from torch by at most \d\.\de-0\d, over 20 shapes", card)
     assert re.search(r"agrees with float32 in (99|100)\.\d\d% of [\d,]+ decisions", card)
+    assert re.search(r"hidden states have a cosine of (0\.999\d|1\.0000) on average", card)
     theirs = transformers.ElectraForPreTraining.from_pretrained(out).eval()
     ids = torch.randint(5, 100, (3, 9), generator=torch.Generator().manual_seed(1))
     inputs = dict(zip(onnx.INPUTS, (ids, torch.ones_like(ids), ids % 2), strict=True))
     session = onnx.open_session(out / "onnx" / "model.onnx", threads=1)
-    (logits,) = session.run(["logits"], {name: each.numpy() for name, each in inputs.items()})
+    states, logits = session.run(None, {name: each.numpy() for name, each in inputs.items()})
     with torch.no_grad():
         expected = theirs(**inputs).logits.numpy()
+        expected_states = theirs.electra(**inputs).last_hidden_state.numpy()
     assert logits == pytest.approx(expected, abs=1e-4)
-    check_hashes(out / "onnx")
-    int8, quantized = (out / "onnx" / f"model_{name}.onnx" for name in ("int8", "quantized"))
-    assert int8.read_bytes() == quantized.read_bytes()
+    assert states == pytest.approx(expected_states, abs=1e-4)
+    assert [each.name for each in session.get_outputs()] == ["last_hidden_state", "logits"]
+    generator = transformers.ElectraForMaskedLM.from_pretrained(out / "generator").eval()
+    session = onnx.open_session(out / "generator" / "onnx" / "model.onnx", threads=1)
+    (logits,) = session.run(["logits"], {name: each.numpy() for name, each in inputs.items()})
+    with torch.no_grad():
+        assert logits == pytest.approx(generator(**inputs).logits.numpy(), abs=1e-4)
+    for part in (out, out / "generator"):
+        check_hashes(part / "onnx")
+        int8, quantized = (part / "onnx" / f"model_{name}.onnx" for name in ("int8", "quantized"))
+        assert int8.read_bytes() == quantized.read_bytes()
     # A file that does not agree is refused, and nothing is left.
     monkeypatch.setattr(onnx, "LEAST_AGREEMENT", 1.01)
     with pytest.raises(

@@ -17,7 +17,7 @@ from electra.checkpoints.metrics import read_metrics
 from electra.checkpoints.names import Kind
 from electra.config import EncoderConfig
 from electra.files import read_object
-from electra.interop.onnx import NUM_SHAPES, SUSPECTED, Agreement
+from electra.interop.onnx import NUM_SHAPES, SUSPECTED, Agreements
 from electra.interop.sentence_transformers import Similarity
 from electra.model.heads import PairHead
 from electra.reports.glossary import summarise
@@ -117,7 +117,8 @@ def write_card(
     scores: str,
     labels: Sequence[str] = (),
     similarity: Similarity | None = None,
-    agreements: Sequence[Agreement] = (),
+    *,
+    agreements: Agreements,
 ) -> str:
     """Return the text of README.md."""
     kind, sizes, head = network

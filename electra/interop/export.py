@@ -3,7 +3,7 @@
 Of a pre-training run, or a Hugging Face folder of ELECTRA or ModernBERT:
 OUT/                ElectraForPreTraining: the discriminator with its head; or ElectraForMaskedLM if
                     the objective has no discriminator
-OUT/generator/      ElectraForMaskedLM: the generator, if there is one
+OUT/generator/      ElectraForMaskedLM: the generator, if there is one; with an ONNX file of its own
 
 Of a fine-tuning:
 OUT/                ElectraForSequenceClassification, ElectraForTokenClassification,
@@ -50,7 +50,7 @@ from electra.checkpoints.names import (
 from electra.errors import require
 from electra.files import new_folder, read_object, write_hashes, write_json, write_text
 from electra.interop.card import Facts, describe_finetuning, describe_run, write_card
-from electra.interop.onnx import Graph, list_inputs, write_onnx
+from electra.interop.onnx import Agreements, Graph, list_inputs, write_onnx
 from electra.interop.sentence_transformers import Similarity, cut_layers, write_pooling
 from electra.model.heads import DiscriminatorHead, GeneratorHead
 from electra.tasks.registry import restore_family
@@ -138,27 +138,38 @@ def export(
         outgoing, generator, facts = _describe_pretrained(read_pretrained(source))
     outgoing = outgoing.cut(similarity.layer) if similarity else outgoing
     with new_folder(out) as folder:
-        name = write_network(folder, outgoing, form)
+        architecture = write_network(folder, outgoing, form)
         _write_tokenizer(folder, outgoing)
         if similarity:
             write_pooling(folder, outgoing.network.sizes.hidden_size, outgoing.length, similarity)
-        agreements = []
-        if onnx or int8_text:
-            agreements = write_onnx(folder, outgoing.graph, outgoing.tokenizer, int8_text)
-            write_hashes(folder / "onnx", source=outgoing.source, electra=__version__)
+        parts = {"": outgoing}
+        if generator and form == "huggingface" and not similarity:
+            parts["generator/"] = generator
+            (folder / "generator").mkdir()
+            write_plain(folder / "generator", generator)
+        is_onnx = onnx or bool(int8_text)
+        agreements = _add_onnx(folder, parts, int8_text) if is_onnx else {}
         card = write_card(
-            *(out.name, name, (outgoing.kind, outgoing.network.sizes, outgoing.module)),
+            *(out.name, architecture, (outgoing.kind, outgoing.network.sizes, outgoing.module)),
             *(outgoing.length, facts, scores),
+            agreements=agreements,
             labels=outgoing.labels,
             similarity=similarity,
-            agreements=agreements,
         )
         write_text(folder / "README.md", card)
         _sign(folder, outgoing.source)
-        if generator and form == "huggingface" and not similarity:
-            (folder / "generator").mkdir()
-            write_plain(folder / "generator", generator)
-    return name
+    return architecture
+
+
+def _add_onnx(folder: Path, parts: Mapping[str, Outgoing], text: Sequence[str]) -> Agreements:
+    """Write onnx/ of each network, beside its folder's weights; return what the card tells."""
+    agreements: Agreements = {}
+    for name, part in parts.items():
+        place = folder / name
+        found = write_onnx(place, part.graph, part.tokenizer, text, is_beside=bool(name))
+        agreements |= {f"{name}onnx/{file}": facts for file, facts in found.items()}
+        write_hashes(place / "onnx", source=part.source, electra=__version__)
+    return agreements
 
 
 def _describe_pretrained(model: SavedModel) -> tuple[Outgoing, Outgoing | None, Facts]:

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -69,7 +69,14 @@ class Graph(nn.Module):
         """Names of the outputs."""
         if self.kind == "QuestionAnswering":
             return "start_logits", "end_logits"
+        if self.has_states:  # first, since clients that embed texts take the first output
+            return "last_hidden_state", "logits"
         return ("logits",) if self.kind else ("last_hidden_state",)
+
+    @property
+    def has_states(self) -> bool:
+        """Whether hidden states stand beside the logits, as pre-trained networks have them."""
+        return self.kind in ("PreTraining", "MaskedLM")
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
@@ -92,11 +99,13 @@ class Graph(nn.Module):
         if isinstance(head, ClassifierHead):
             return head(hidden_BLH, attention_mask)
         if isinstance(head, GeneratorHead):
-            return F.linear(head(hidden_BLH), self.encoder.embeddings.tokens.weight, head.bias)
+            table_VE = self.encoder.embeddings.tokens.weight
+            return hidden_BLH, F.linear(head(hidden_BLH), table_VE, head.bias)
         if isinstance(head, SpanHead):  # transformers' class does not forbid positions
             start_BL, end_BL = head.dense(head.inner(hidden_BLH)).unbind(dim=-1)
             return start_BL, end_BL
-        return head(hidden_BLH)
+        logits = head(hidden_BLH)
+        return (hidden_BLH, logits) if self.has_states else logits
 
 
 TOLERANCE = 1e-4
@@ -124,18 +133,22 @@ Rows = tuple[Tensor, Tensor, Tensor]
 """Inputs of a graph: ids, mask and segments, int64."""
 
 
-class Agreement(NamedTuple):
-    """How well a file agrees with the network in torch; for the card."""
-
-    file: str
-    """The file's name."""
-    facts: dict[str, Any]
+Agreements = dict[str, dict[str, Any]]
+"""How well each file agrees with its network in torch, by the file's name; for the card."""
 
 
 def write_onnx(
-    folder: Path, graph: Graph, tokenizer: Tokenizer, text: Sequence[str] = ()
-) -> list[Agreement]:
-    """Write onnx/model.onnx, and if a text is given onnx/model_int8.onnx, into a folder."""
+    folder: Path,
+    graph: Graph,
+    tokenizer: Tokenizer,
+    text: Sequence[str] = (),
+    *,
+    is_beside: bool = False,
+) -> Agreements:
+    """Write onnx/model.onnx, and if a text is given onnx/model_int8.onnx, into a folder.
+
+    Of a network that lies beside another one a file in int8 that does not agree is left out.
+    """
     path = folder / "onnx" / "model.onnx"
     for module in ("onnx", "onnxscript", "onnxruntime"):
         import_extra(module, "onnx", f"writing {path}")
@@ -149,20 +162,25 @@ def write_onnx(
     )
     facts: dict[str, Any] = {"difference": difference, "longest": graph.longest}
     facts |= {"inputs": graph.inputs, "outputs": graph.outputs}
-    found = [Agreement("onnx/model.onnx", facts)]
-    if text:
-        path = path.with_name("model_int8.onnx")
-        quantise(path.with_name("model.onnx"), path)
-        agreement = compare_text(path, graph, tokenizer, text)
-        for name, least in (("agreement", LEAST_AGREEMENT), ("agreement_ranked", LEAST_RANKED)):
-            share = agreement.get(name, 1.0)
-            require(
-                share >= least,
-                f"int8 agrees with float32 in {share:.2%} of {agreement['decisions']:,} decisions; "
-                f"it must be {least:.0%} at least; export without --int8",
-            )
-        found.append(Agreement("onnx/model_int8.onnx", agreement))
-        shutil.copyfile(path, path.with_name("model_quantized.onnx"))  # what browsers ask for
+    found = {path.name: facts}
+    if not text:
+        return found
+    path = path.with_name("model_int8.onnx")
+    quantise(path.with_name("model.onnx"), path)
+    agreement = compare_text(path, graph, tokenizer, text)
+    found[path.name] = agreement
+    for name, least in (("agreement", LEAST_AGREEMENT), ("agreement_ranked", LEAST_RANKED)):
+        share = agreement.get(name, 1.0)
+        if is_beside and not share >= least:
+            path.unlink()
+            agreement["least"] = least
+            return found
+        require(
+            share >= least,
+            f"int8 agrees with float32 in {share:.2%} of {agreement['decisions']:,} decisions; "
+            f"it must be {least:.0%} at least; export without --int8",
+        )
+    shutil.copyfile(path, path.with_name("model_quantized.onnx"))  # what browsers ask for
     return found
 
 
@@ -185,17 +203,23 @@ def compare_text(
     at which it suspects SUSPECTED of them.
 
     Returns:
-        "decisions", their number, "agreement", the share of equal ones, and of a discriminator
-        "agreement_ranked" and "suspected", the share that the network suspects.
+        "decisions", their number, "agreement", the share of equal ones, of hidden states beside
+        the logits their mean "cosine", and of a discriminator "agreement_ranked" and "suspected",
+        the share that the network suspects.
     """
     is_choice = graph.kind not in ("", "PreTraining") and not graph.is_number
     only = tokenizer.mask_id if graph.kind == "MaskedLM" else None
-    pairs = [
-        [each.argmax(axis=-1) if is_choice else each for each in pair]
-        for pair in _run_both(path, graph, _make_rows(graph, tokenizer, text), only)
-    ]
-    a, b = (np.concatenate(each) for each in zip(*pairs, strict=True))
+    decided, states = [], []
+    for number, pair in enumerate(_run_both(path, graph, _make_rows(graph, tokenizer, text), only)):
+        if graph.has_states and number % 2 == 0:
+            states.append(pair)
+        else:
+            ours, theirs = pair
+            decided.append((ours.argmax(-1), theirs.argmax(-1)) if is_choice else pair)
+    a, b = _join(decided)
     facts: dict[str, Any] = {"decisions": len(a)}
+    if states:
+        facts["cosine"] = float(_cosines(*_join(states)).mean())
     same = a == b
     if graph.kind == "PreTraining":
         threshold = np.quantile(a, 1 - SUSPECTED)
@@ -203,11 +227,20 @@ def compare_text(
         facts["agreement_ranked"] = float(((a > threshold) == (b > threshold)).mean())
         facts["suspected"] = float((a > 0).mean())
     elif not graph.kind:
-        norms = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
-        same = (a * b).sum(axis=-1) / norms >= COSINE
+        same = _cosines(a, b) >= COSINE
     elif graph.is_number:
         same = np.abs(a - b) <= NEAR * np.ptp(a)
     return facts | {"agreement": float(same.mean())}
+
+
+def _join(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    ours, theirs = zip(*pairs, strict=True)
+    return np.concatenate(ours), np.concatenate(theirs)
+
+
+def _cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    norms = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
+    return np.asarray((a * b).sum(axis=-1) / norms)
 
 
 def open_session(path: Path, threads: int = 0) -> Any:
