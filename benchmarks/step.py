@@ -13,8 +13,9 @@ ours, plain     ours, neither compiled nor captured (on a GPU)
 ours, wide      ours with a generator of the discriminator's width and a quarter of its layers
                 (--wide): a different computation, whose time only is compared
 
-Of the architecture modernbert the modules are ModernBertForMaskedLM, and ModernBertModel under
-transformers' head for ELECTRA's discriminator.
+Of the architectures modernbert and deberta-v2 the modules are the architecture's own ...ForMaskedLM,
+and its ...Model under transformers' head for ELECTRA's discriminator. transformers has neither
+DeBERTaV3's heads nor its sharing: the presets deberta-v3-... are timed with ELECTRA's.
 
 All variants have the same sizes, batch, dropout, vocabulary and tied embeddings. Before the timing,
 all variants except "ours, wide" must compute the same two losses from the same weights, masks and
@@ -60,6 +61,9 @@ from electra.training.machine import Machine, prepare_machine
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
 """Largest relative difference between losses of the same computation, by dtype."""
 
+AS_ELECTRA = ("model.published_heads=false", "method.sharing=embeddings", "train.updates=joint")
+"""What is different in DeBERTaV3 for which transformers has no modules."""
+
 
 class Ours:
     """The step of pre-training."""
@@ -100,14 +104,14 @@ class Ours:
         return output.judgement.corrupt_ids_BL.gather(1, draw.index_BS)
 
 
-class ModernDiscriminator(nn.Module):
-    """transformers' ModernBertModel under transformers' head of ElectraForPreTraining."""
+class Discriminator(nn.Module):
+    """transformers' encoder of another body under its head of ElectraForPreTraining."""
 
     def __init__(self, config: Any):
         super().__init__()
-        from transformers import ElectraConfig, ElectraForPreTraining, ModernBertModel
+        from transformers import AutoModel, ElectraConfig, ElectraForPreTraining
 
-        self.base_model = ModernBertModel(config)
+        self.base_model = AutoModel.from_config(config)
         sizes = ElectraConfig(hidden_size=config.hidden_size, num_hidden_layers=0, vocab_size=1)
         self.discriminator_predictions = ElectraForPreTraining(sizes).discriminator_predictions
 
@@ -134,7 +138,7 @@ class Loop:
         sizes = self.config.model
         small = self.config.generator.encoder(sizes)
 
-        self.is_modern = sizes.architecture == "modernbert"
+        self.architecture = sizes.architecture
         encoders = model.discriminator.state_dict(), model.generator.encoder.state_dict()
         heads = model.discriminator_head.state_dict(), model.generator.head.state_dict()
         names, tokenizer = ARCHITECTURES[sizes.architecture], make_tokenizer(sizes.vocab_size)
@@ -147,16 +151,20 @@ class Loop:
         name = names.class_name("PreTraining")
         values = names.write_config(sizes, name, tokenizer)
         judge = ELECTRA.to_theirs({}, heads[0], "PreTraining")
-        if self.is_modern:
-            tensors = names.to_theirs(encoders[0])
-            tensors = {f"base_model.{name}": each for name, each in tensors.items()} | judge
-            self.discriminator = self._build(ModernDiscriminator, values, tensors)
-            self.features, self.softmax = self.generator.head, self.generator.decoder
-        else:
+        if self.architecture == "electra":
             tensors = names.to_theirs(encoders[0]) | judge
             self.discriminator = self._build(name, values, tensors)
             self.features = self.generator.generator_predictions
             self.softmax = self.generator.generator_lm_head
+        else:
+            tensors = names.to_theirs(encoders[0])
+            tensors = {f"base_model.{name}": each for name, each in tensors.items()} | judge
+            self.discriminator = self._build(Discriminator, values, tensors)
+            if self.architecture == "modernbert":
+                self.features, self.softmax = self.generator.head, self.generator.decoder
+            else:
+                head = self.generator.cls.predictions
+                self.features, self.softmax = head.transform, head.decoder
         self.generator.base_model.embeddings = self.discriminator.base_model.embeddings
         self.softmax.weight = self.discriminator.base_model.get_input_embeddings().weight
         self.parameters = list(
@@ -173,8 +181,10 @@ class Loop:
         """Return a network of transformers, on the device and in training."""
         import transformers
 
-        name = "ModernBertConfig" if self.is_modern else "ElectraConfig"
-        config = getattr(transformers, name)(**values, attn_implementation=self.attention)
+        name = f"{ARCHITECTURES[self.architecture].classes}Config"
+        # Of DeBERTa transformers has no other attention.
+        attention = "eager" if self.architecture == "deberta-v2" else self.attention
+        config = getattr(transformers, name)(**values, attn_implementation=attention)
         is_name = isinstance(architecture, str)
         make: Any = getattr(transformers, str(architecture)) if is_name else architecture
         network = make(config)
@@ -183,9 +193,9 @@ class Loop:
 
     def inputs(self, input_ids_BL: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return what the networks read: token ids and, unless they have none, segments."""
-        if self.is_modern:
-            return {"input_ids": input_ids_BL}
-        return {"input_ids": input_ids_BL, "token_type_ids": batch.token_type_ids_BL}
+        if self.architecture == "electra":
+            return {"input_ids": input_ids_BL, "token_type_ids": batch.token_type_ids_BL}
+        return {"input_ids": input_ids_BL}
 
     def build_optimizer(self) -> torch.optim.Optimizer:
         """Return torch's AdamW with its default implementation."""
@@ -389,6 +399,8 @@ def main() -> None:
     """Check the losses, measure, print a table, and write the results."""
     arguments = read_arguments()
     settings = [f"train.batch_size={arguments.batch_size}", *arguments.set]
+    if PRESETS[arguments.preset].model.architecture == "deberta-v2":
+        settings = [*AS_ELECTRA, *settings]
     config = override(PRESETS[arguments.preset], settings)
     machine = prepare_machine("auto", config.train.precision, arguments.threads)
     if arguments.memory_of:

@@ -209,6 +209,11 @@ def test_of_a_giant_text_no_more_is_tokenized_than_its_row_takes(name, toy_token
     assert tokenizer.num_chars < 3000
 
 
+def test_only_pairs_are_swapped(name):
+    task = draw_task(name, 6)
+    assert task.training_examples == task.examples["train"]
+
+
 def test_padding_does_not_change_outputs(name, pretrained):
     task = draw_task(name, 20)
     rows = encode_task(task, pretrained, small_finetune(sequence_length=32))

@@ -344,8 +344,9 @@ class Task:
     def training_examples(self) -> list[Any]:
         """The examples of train, and if `swaps_pairs` their pairs in reverse order."""
         train = self.examples["train"]
-        swapped = [each._replace(text_a=each.text_b, text_b=each.text_a) for each in train]
-        return [*train, *swapped] if self.swaps_pairs else train
+        if not self.swaps_pairs:
+            return train
+        return train + [each._replace(text_a=each.text_b, text_b=each.text_a) for each in train]
 
     def hold_out(self, fraction: float) -> "Task":
         """Return the task with a share of train as dev.
