@@ -11,7 +11,14 @@ from electra.checkpoints.names import DEBERTA, DISCRIMINATOR_FILE, HEAD_FILE
 from electra.config import FeaturesConfig, FinetuneConfig
 from electra.errors import UserError
 from electra.interop import onnx
-from electra.interop.export import KINDS, describe, describe_finetuned, write_network, write_plain
+from electra.interop.export import (
+    KINDS,
+    convert,
+    describe,
+    describe_finetuned,
+    write_network,
+    write_plain,
+)
 from electra.model.encoder import Encoder
 from electra.model.heads import DiscriminatorHead, GeneratorHead
 from electra.model.initialisation import init_weights
@@ -24,6 +31,7 @@ FORMATS = (
     *(("electra", "huggingface"), ("electra", "bert"), ("modernbert", "huggingface")),
     *(("modernbert with biases", "huggingface"), ("deberta-v2", "huggingface")),
 )
+BODIES = ("electra", "modernbert", "deberta-v2")
 FAMILIES = {kind: family for family, kind in KINDS.items()}
 PRETRAINING = {"": None, "PreTraining": DiscriminatorHead, "MaskedLM": GeneratorHead}
 CASES = [*((kind, "cls") for kind in (*PRETRAINING, *FAMILIES)), ("SequenceClassification", "mean")]
@@ -162,8 +170,52 @@ def assert_same_tensors(ours, theirs):
     assert all(torch.equal(each, theirs[name]) for name, each in ours.items())
 
 
+REQUIRED = """vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads
+hidden_activation max_position_embeddings initializer_range initializer_cutoff_factor norm_eps
+norm_bias layer_norm_eps pad_token_id eos_token_id bos_token_id cls_token_id sep_token_id
+global_rope_theta local_rope_theta attention_bias attention_dropout global_attn_every_n_layers
+local_attention classifier_activation num_labels id2label label2id classifier_pooling"""
+"""Fields without which candle and text-embeddings-inference do not read a ModernBERT classifier.
+Source: modernbert.rs of both."""
+
+
+def test_a_config_suits_older_readers_and_newer_ones(toy_tokenizer):
+    sizes = dataclasses.replace(make_sizes("modernbert"), local_rope_theta=5.0)
+    config, _, _ = convert(make_outgoing("SequenceClassification", "cls", sizes, toy_tokenizer))
+    assert not set(REQUIRED.split()) - set(config)
+    assert config["rope_parameters"]["full_attention"]["rope_theta"] == config["global_rope_theta"]
+    assert config["rope_parameters"]["sliding_attention"]["rope_theta"] == 5.0
+    assert config["num_labels"] == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("body", "attention"),
+    [(body, "eager") for body in BODIES] + [(body, "sdpa") for body in BODIES[:2]],
+)
+@torch.no_grad()
+def test_padding_changes_no_state_and_nothing_is_nan(
+    body, attention, dtype, toy_tokenizer, tmp_path
+):
+    """Most windows of local attention see padding alone, and the last row has no token."""
+    sizes = make_sizes(body, positions=64, vocab_size=toy_tokenizer.vocab_size)
+    write_plain(tmp_path, make_outgoing("PreTraining", "cls", sizes, toy_tokenizer))
+    model = transformers.AutoModel.from_pretrained(
+        tmp_path, attn_implementation=attention, dtype=dtype
+    ).eval()
+    ids = torch.randint(5, 100, (3, 40), generator=torch.Generator().manual_seed(1))
+    mask = (torch.arange(40) < torch.tensor([[40], [3], [0]])).long()
+    states = model(ids * mask, mask).last_hidden_state
+    assert states.dtype == dtype
+    assert states.isfinite().all()
+    alone = model(ids[1:2, :3], mask[1:2, :3]).last_hidden_state
+    assert alone.abs().max() > 0.1
+    tolerance = 2e-5 if dtype == torch.float32 else 0.1
+    torch.testing.assert_close(states[1:2, :3], alone, atol=tolerance, rtol=0)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("body", ["electra", "modernbert", "deberta-v2"])
+@pytest.mark.parametrize("body", BODIES)
 @pytest.mark.parametrize(("kind", "pooling"), CASES)
 def test_onnx_agrees(kind, pooling, body, toy_tokenizer, toy_text, tmp_path):
     """In float32 over 20 shapes, and another network is noticed; in int8 beyond chance.

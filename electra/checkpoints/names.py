@@ -412,8 +412,9 @@ _MODERN_FIELDS = _fields(
 def _write_modern(sizes: EncoderConfig, class_name: str, tokenizer: Tokenizer) -> dict[str, Any]:
     """Return config.json with the names that all versions of transformers and the servers read.
 
-    The newest transformers turns rotary bases and local attention into lists and tables.
+    The newest transformers turns rotary bases into a table; older ones and servers read fields.
     """
+    bases = {"full_attention": sizes.global_rope_theta, "sliding_attention": sizes.local_rope_theta}
     return {
         "model_type": "modernbert",
         "architectures": [class_name],
@@ -428,6 +429,9 @@ def _write_modern(sizes: EncoderConfig, class_name: str, tokenizer: Tokenizer) -
         "global_attn_every_n_layers": sizes.global_attn_every_n_layers,
         "global_rope_theta": sizes.global_rope_theta,
         "local_rope_theta": sizes.local_rope_theta,
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()
+        },
         "decoder_bias": True,
         "classifier_pooling": "cls",
         "classifier_dropout": 0.0,

@@ -259,6 +259,7 @@ def describe_labels(labels: Sequence[str], *, is_of_rows: bool = True) -> dict[s
     names = {
         "id2label": {str(place): label for place, label in enumerate(labels)},
         "label2id": {label: place for place, label in enumerate(labels)},
+        "num_labels": len(labels),  # text-embeddings-inference reads it of ModernBERT
     }
     kind = "regression" if len(labels) == 1 else "single_label_classification"
     return {"problem_type": kind, **names} if is_of_rows else names
