@@ -61,6 +61,7 @@ DISTANCES = dataclasses.replace(
     position_buckets=8,
     max_relative_positions=32,
 )
+DECODER = dataclasses.replace(DISTANCES, enhanced_decoder=True)
 AS_PUBLISHED = dataclasses.replace(DISTANCES, position_buckets=256, max_relative_positions=512)
 BOTH = (PreNormLayer, FusedPreNormLayer)
 FORMS = {"modernbert": BOTH, "deberta-v2": (DisentangledLayer, FusedDisentangledLayer)}
@@ -269,16 +270,21 @@ def run(is_fast, dtype, length, dropout_prob, number, sizes):
     masks = None
     if dropout_prob:
         masks = DropoutMasks(6 * (length + 48) ** 2, dtype, {dropout_prob, dropout_prob / 2})
-    y = encoder.layers[number](x, places, masks)
+    queries = torch.randn(shape, generator=rng(7)).to(dtype).requires_grad_()
+    more = [queries] if sizes.enhanced_decoder else []
+    y = encoder.layers[number](x, places, masks, *more)
     (y.float() * weights).sum().backward()
     gradients = {n: each.grad for n, each in encoder.named_parameters() if each.grad is not None}
-    return y.detach() * real[:, :, None], {"x": x.grad.float(), **gradients}
+    of_states = {f"input {n}": each.grad.float() for n, each in enumerate([x, *more])}
+    return y.detach() * real[:, :, None], {**of_states, **gradients}
 
 
 @pytest.mark.parametrize("length", [10, 40, 130])
 @pytest.mark.parametrize("number", [0, 1])
 @pytest.mark.parametrize("dropout_prob", [0.0, 0.2])
-@pytest.mark.parametrize("sizes", [SIZES, WITH_BIASES, DISTANCES], ids=["no", "biases", "deberta"])
+@pytest.mark.parametrize(
+    "sizes", [SIZES, WITH_BIASES, DISTANCES, DECODER], ids=["no", "biases", "deberta", "decoder"]
+)
 def test_the_fused_layer_is_the_plain_one(length, number, dropout_prob, sizes):
     (plain, plain_grads), (fused, fused_grads) = (
         run(is_fast, torch.float32, length, dropout_prob, number, sizes) for is_fast in (0, 1)
@@ -292,8 +298,8 @@ def test_the_fused_layer_is_the_plain_one(length, number, dropout_prob, sizes):
 
 @pytest.mark.parametrize(
     ("number", "sizes"),
-    [(0, SIZES), (1, SIZES), (0, DISTANCES)],
-    ids=["global", "local", "deberta"],
+    [(0, SIZES), (1, SIZES), (0, DISTANCES), (1, DECODER)],
+    ids=["global", "local", "deberta", "decoder"],
 )
 def test_in_bfloat16_both_layers_are_as_far_from_float32(number, sizes):
     exact, exact_grads = run(False, torch.float32, 130, 0.0, number, sizes)

@@ -108,13 +108,12 @@ class FusedDisentangledLayer(DisentangledLayer):
         queries_BLH: Tensor | None = None,
     ) -> Tensor:
         """Return what `DisentangledLayer.forward` returns; without `masks` nothing is dropped."""
-        if queries_BLH is not None:  # one layer of a generator: as it is defined
-            return super().forward(x_BLH, places, masks, queries_BLH)
         table_RH = places.table_RH
         kept = Kept.draw(self.attention.relative_dropout, tuple(table_RH.shape), masks)
         if kept.mask is not None:
             table_RH = table_RH * kept.mask * kept.scale
-        return _apply_post_norm(self, x_BLH, places.mask, masks, table_RH, places.rows_T)
+        more = queries_BLH, table_RH, places.rows_T
+        return _apply_post_norm(self, x_BLH, places.mask, masks, *more)
 
 
 def _apply_post_norm(
@@ -122,10 +121,14 @@ def _apply_post_norm(
     x_BLH: Tensor,
     mask_BNLL: Tensor | None,
     masks: DropoutMasks | None,
+    queries_BLH: Tensor | None = None,
     table_RH: Tensor | None = None,
     rows_T: Tensor | None = None,
 ) -> Tensor:
-    """Return the hidden states (B, L, H) after a layer; table and rows are `RelativePlaces`'."""
+    """Return the hidden states (B, L, H) after a layer.
+
+    Queries are those of `DisentangledLayer.forward`, table and rows `RelativePlaces`'.
+    """
     B, L, H = x_BLH.shape
     attention, num_heads = layer.attention, layer.attention.num_heads
     of_probs = Kept.draw(attention.dropout, (B * num_heads, L, L), masks)
@@ -133,7 +136,7 @@ def _apply_post_norm(
     maps = attention.qkv, attention.output, layer.attention_norm
     parameters = [tensor for each in maps for tensor in (each.weight, each.bias)]
     x_1_MH: Tensor = _PostAttention.apply(
-        *(x_BLH, table_RH, rows_T, mask_BNLL, of_probs, of_attended, num_heads),
+        *(x_BLH, queries_BLH, table_RH, rows_T, mask_BNLL, of_probs, of_attended, num_heads),
         *(layer.attention_norm.eps, *parameters),
     )
     maps = layer.intermediate, layer.output, layer.output_norm
@@ -147,7 +150,9 @@ class Distances(NamedTuple):
 
     What position i gives j by their distance is a column of the product of i with all keys, one
     further to the right for each j: all of them are a strided view of the products. No score is
-    gathered, and no gradient scattered, but those of the T distances. Z = N * B, not B * N.
+    gathered, and no gradient scattered, but those of the T distances. A band of b positions reads
+    L + b - 1 of the distances, so the products are those of bands. Z = N * B, not B * N; b
+    positions of a band, W distances that they read.
     """
 
     q_NTD: Tensor
@@ -162,49 +167,82 @@ class Distances(NamedTuple):
 
     def score(self, q_ZLD: Tensor, k_ZLD: Tensor) -> Tensor:
         """Return scale * (q k^T + the two scores by distance), (Z, L, L)."""
-        scale = self.scale
-        shape, length = (len(self.k_NTD), -1, q_ZLD.shape[2]), q_ZLD.shape[1]
-        by_key = product(q_ZLD.view(shape), self.k_NTD.transpose(1, 2), scale)
-        by_query = product(k_ZLD.view(shape), self.q_NTD.transpose(1, 2), scale)
-        own = _skew(by_key, length)
-        scores_ZLL = torch.baddbmm(own, q_ZLD, k_ZLD.transpose(1, 2), alpha=scale)
-        return scores_ZLL.add_(_skew(by_query, length).transpose(1, 2))
+        by_query_ZLL = q_ZLD.new_empty(*q_ZLD.shape[:2], q_ZLD.shape[1])
+        for rows, columns in _bands(q_ZLD.shape[1]):
+            by_query_ZLL[:, rows].copy_(self._multiply(k_ZLD, rows, self.q_NTD[:, columns]))
+        # Transposed as a whole: torch adds a transposed view without vectors.
+        scores_ZLL = torch.baddbmm(
+            by_query_ZLL.transpose(1, 2), q_ZLD, k_ZLD.transpose(1, 2), alpha=self.scale
+        )
+        for rows, columns in _bands(q_ZLD.shape[1]):
+            scores_ZLL[:, rows].add_(self._multiply(q_ZLD, rows, self.k_NTD[:, columns]))
+        return scores_ZLL
+
+    def _multiply(self, x_ZLD: Tensor, rows: slice, other_NWD: Tensor) -> Tensor:
+        """Return the scores (Z, b, L) of a band."""
+        x_NPD = _cut(x_ZLD, rows, len(other_NWD))
+        return _skew(product(x_NPD, other_NWD.transpose(1, 2), self.scale), x_ZLD.shape[1])
 
     def score_back(
         self, dscores_ZLL: Tensor, q: Tensor, k: Tensor, dq: Tensor, dk: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Add to the gradients of query and key; return those of `q_NTD` and `k_NTD`."""
+        """Add to the gradients of query and key; return those of `q_NTD` and `k_NTD`, float32."""
         (N, T, D), (Z, L, _) = self.k_NTD.shape, dscores_ZLL.shape
-        dproducts = dscores_ZLL.new_zeros(N, Z // N * L, T)  # what no pair reads stays zero
         found = []
-        for x, dx, other_NTD, dscores in (
-            (k, dk, self.q_NTD, dscores_ZLL.transpose(1, 2)),
+        for x_ZLD, dx_ZLD, other_NTD, d_ZLL in (
+            (k, dk, self.q_NTD, dscores_ZLL.transpose(1, 2).contiguous()),
             (q, dq, self.k_NTD, dscores_ZLL),
         ):
-            _skew(dproducts, L).copy_(dscores)
-            dx.view(N, -1, D).baddbmm_(dproducts, other_NTD, alpha=self.scale)
-            found.append(product(dproducts.transpose(1, 2), x.view(N, -1, D), self.scale))
+            dother_NTD = torch.zeros(N, T, D)
+            for rows, columns in _bands(L):
+                other_NWD, x_NPD = other_NTD[:, columns], _cut(x_ZLD, rows, N)
+                # What no pair reads stays zero.
+                d_NPW = d_ZLL.new_zeros(N, x_NPD.shape[1], other_NWD.shape[1])
+                _skew(d_NPW, L).copy_(d_ZLL[:, rows])
+                dx_ZLD[:, rows] += product(d_NPW, other_NWD, self.scale).view(Z, -1, D)
+                dother_NTD[:, columns] += product(d_NPW.transpose(1, 2), x_NPD, self.scale)
+            found.append(dother_NTD)
         return found[0], found[1]
 
 
+_BAND = 64
+"""Positions of a band: fewer make small products, more compute distances that none of them reads."""
+
+
+def _bands(length: int) -> list[tuple[slice, slice]]:
+    """Return the positions of each band, and the distances that they read."""
+    ends = [(start, min(start + _BAND, length)) for start in range(0, length, _BAND)]
+    return [
+        (slice(start, stop), slice(length - stop, 2 * length - 1 - start)) for start, stop in ends
+    ]
+
+
+def _cut(x_ZLD: Tensor, rows: slice, num_heads: int) -> Tensor:
+    """Return the positions of a band, of each head those of all rows (N, B * b, D)."""
+    return x_ZLD[:, rows].reshape(num_heads, -1, x_ZLD.shape[2])
+
+
 def _skew(products: Tensor, length: int) -> Tensor:
-    """Return the view (Z, L, L) of (..., T) whose column j of row i is column j - i + L - 1."""
-    width = 2 * length - 1
-    shape = products.numel() // (length * width), length, length
-    return products.as_strided(shape, (length * width, width - 1, 1), length - 1)
+    """Return the view (Z, b, L) of (N, B * b, W) whose column j of row i is column j - i + b - 1."""
+    width = products.shape[2]
+    band = width - length + 1
+    shape = products.numel() // (band * width), band, length
+    return products.as_strided(shape, (band * width, width - 1, 1), band - 1)
 
 
 class _PostAttention(torch.autograd.Function):
     """norm(x + dropout(attention(x))): (B, L, H) to (M, H), in the compute dtype.
 
     The parameters are float32: weight and bias of query, key and value, of the output, of the norm.
-    With a table of distances attention is disentangled, and heads come before rows.
+    With a table of distances attention is disentangled, and heads come before rows. Queries of
+    other states than `x_BLH` are what the result is added to.
     """
 
     @staticmethod
     def forward(
         ctx: Any,
         x_BLH: Tensor,
+        queries_BLH: Tensor | None,
         table_RH: Tensor | None,
         rows_T: Tensor | None,
         mask_BNLL: Tensor | None,
@@ -219,8 +257,11 @@ class _PostAttention(torch.autograd.Function):
         swaps = table_RH is not None
         W_qkv, b_qkv, W_o, b_o = (each.to(x_BLH.dtype) for each in parameters[:4])
         g, h = parameters[4:]
-        x_MH = x_BLH.reshape(-1, H)
-        qkv_3BNLD = map_rows(x_MH, W_qkv, b_qkv).view(B, L, 3, N, D).permute(2, 0, 3, 1, 4)
+        x_MH, qkv_MJ = x_BLH.reshape(-1, H), map_rows(x_BLH.reshape(-1, H), W_qkv, b_qkv)
+        queries_MH = x_MH if queries_BLH is None else queries_BLH.reshape(-1, H)
+        if queries_BLH is not None:
+            qkv_MJ[:, :H] = map_rows(queries_MH, W_qkv[:H], b_qkv[:H])
+        qkv_3BNLD = qkv_MJ.view(B, L, 3, N, D).permute(2, 0, 3, 1, 4)
         qkv_3ZLD = _swap(qkv_3BNLD, 1, swaps).reshape(3, B * N, L, D)
         distances = None
         if table_RH is not None and rows_T is not None:
@@ -233,20 +274,20 @@ class _PostAttention(torch.autograd.Function):
         context_ZLD, probs_ZLL = attend(q, k, v, mask_BNLL, size, of_probs, distances)
         context_BNLD = _swap(context_ZLD.view(*size, L, D), 0, swaps)
         context_MH = context_BNLD.transpose(1, 2).reshape(-1, H)
-        sum_MH = of_attended.add(x_MH, map_rows(context_MH, W_o, b_o))
+        sum_MH = of_attended.add(queries_MH, map_rows(context_MH, W_o, b_o))
         x_1_MH, mean, rstd = torch.native_layer_norm(sum_MH, [H], g, h, eps)
         if any(ctx.needs_input_grad):
             ctx.size, ctx.kept = (B, L, N, D), (of_probs, of_attended)
-            ctx.distances = distances
+            ctx.distances, ctx.has_queries = distances, queries_BLH is not None
             ctx.save_for_backward(
-                *(x_MH, table_RH, rows_T, qkv_3ZLD, probs_ZLL, context_MH, W_qkv, W_o),
+                *(x_MH, queries_MH, table_RH, rows_T, qkv_3ZLD, probs_ZLL, context_MH, W_qkv, W_o),
                 *(sum_MH, mean, rstd, g, h),
             )
         return x_1_MH
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> Gradients:
-        x_MH, table_RH, rows_T, *saved = ctx.saved_tensors
+        x_MH, queries_MH, table_RH, rows_T, *saved = ctx.saved_tensors
         qkv_3ZLD, probs_ZLL, context_MH, W_qkv, W_o, *norm = saved
         (B, L, N, D), (of_probs, of_attended), distances = ctx.size, ctx.kept, ctx.distances
         swaps = distances is not None
@@ -264,15 +305,25 @@ class _PostAttention(torch.autograd.Function):
         )
         dqkv_3BNLD = _swap(dqkv_3ZLD.view(3, *((N, B) if swaps else (B, N)), L, D), 1, swaps)
         dqkv_MJ = dqkv_3BNLD.permute(1, 3, 0, 2, 4).reshape(B * L, -1)
-        dx_MH = torch.addmm(dsum_MH, dqkv_MJ, W_qkv)
-        dW_qkv, db_qkv, dtable_RH = weight_gradient(dqkv_MJ, x_MH), bias_gradient(dqkv_MJ), None
+        db_qkv, dqueries_BLH, dtable_RH = bias_gradient(dqkv_MJ), None, None
+        if ctx.has_queries:
+            H = N * D
+            dq_MH, dkv_MJ = dqkv_MJ[:, :H], dqkv_MJ[:, H:]
+            dqueries_BLH = torch.addmm(dsum_MH, dq_MH, W_qkv[:H]).view(B, L, -1)
+            dx_MH = dkv_MJ @ W_qkv[H:]
+            parts = weight_gradient(dq_MH, queries_MH), weight_gradient(dkv_MJ, x_MH)
+            dW_qkv = torch.cat(parts)
+        else:
+            dx_MH = torch.addmm(dsum_MH, dqkv_MJ, W_qkv)
+            dW_qkv = weight_gradient(dqkv_MJ, x_MH)
         if of_distances is not None:
             dqk_RJ = _gather_rows(*of_distances, rows_T, len(table_RH)).to(table_RH.dtype)
             dtable_RH = dqk_RJ @ W_qkv[: dqk_RJ.shape[1]]
             dW_qkv[: dqk_RJ.shape[1]] += weight_gradient(dqk_RJ, table_RH)
             db_qkv[: dqk_RJ.shape[1]] += bias_gradient(dqk_RJ)
         return (
-            *(dx_MH.view(B, L, -1), dtable_RH, None, None, None, None, None, None),
+            *(dx_MH.view(B, L, -1), dqueries_BLH, dtable_RH),
+            *(None, None, None, None, None, None),
             *(dW_qkv, db_qkv, dW_o, db_o, dg, dh),
         )
 
@@ -601,8 +652,8 @@ def _gather_rows(dq_NTD: Tensor, dk_NTD: Tensor, rows_T: Tensor, num_rows: int) 
     """Return the gradients of queries and keys of the table's rows (R, 2H), float32."""
     N, _, D = dq_NTD.shape
     dqk_2NRD = torch.zeros(2, N, num_rows, D)
-    dqk_2NRD[0].index_add_(1, rows_T, dq_NTD.float())
-    dqk_2NRD[1].index_add_(1, rows_T.flip(0), dk_NTD.float())
+    dqk_2NRD[0].index_add_(1, rows_T, dq_NTD)
+    dqk_2NRD[1].index_add_(1, rows_T.flip(0), dk_NTD)
     return dqk_2NRD.permute(2, 0, 1, 3).reshape(num_rows, -1)
 
 
