@@ -26,12 +26,6 @@ def encoder_sizes(
 
     Attention heads have 64 dimensions, and the feed-forward layer is four times as wide as the
     hidden states.
-
-    Args:
-        hidden_size: Width of the hidden states, a multiple of 64.
-        num_hidden_layers: Number of layers.
-        embedding_size: Width of the embeddings.
-        changes: Other fields of EncoderConfig.
     """
     return EncoderConfig(
         embedding_size=embedding_size,
@@ -50,10 +44,6 @@ def modern_sizes(hidden_size: int, num_hidden_layers: int) -> EncoderConfig:
     hidden states: of the same width as ELECTRA's, a layer has 0.7 times its parameters. Every third
     layer attends to the whole row, the others to a window of 128 tokens. There is no dropout.
 
-    Args:
-        hidden_size: Width of embeddings and hidden states, a multiple of 64.
-        num_hidden_layers: Number of layers.
-
     Source: Warner et al. 2024 (ModernBERT); JHU-CLSP/ettin-encoder-vs-decoder
     pretraining/configs/standard/very_tiny/encoder_very_tiny.yaml.
     """
@@ -71,13 +61,7 @@ def modern_sizes(hidden_size: int, num_hidden_layers: int) -> EncoderConfig:
 
 
 def deberta_sizes(hidden_size: int, num_hidden_layers: int, **changes: Any) -> EncoderConfig:
-    """Return an encoder of the architecture deberta-v2, with DeBERTaV3's settings.
-
-    Args:
-        hidden_size: Width of embeddings and hidden states, a multiple of 64.
-        num_hidden_layers: Number of layers.
-        changes: Other fields of EncoderConfig.
-    """
+    """Return an encoder of the architecture deberta-v2, with DeBERTaV3's settings."""
     changes = {"architecture": "deberta-v2", "layer_norm_eps": 1e-7, **changes}
     return encoder_sizes(hidden_size, num_hidden_layers, hidden_size, **changes)
 

@@ -256,13 +256,7 @@ class Masking(nn.Module):
     def find_units(
         self, input_ids_BL: Tensor, maskable_BL: Tensor, uniform_BL: Tensor | None = None
     ) -> Tensor:
-        """Return the number of each position's word or span (B, L), counted from 0 in each row.
-
-        Args:
-            input_ids_BL: Original ids.
-            maskable_BL: From `find_maskable`.
-            uniform_BL: Uniform numbers that end spans; None: units are words.
-        """
+        """Return the number of each position's word (B, L), or span, which `uniform_BL` ends."""
         begins_BL = self.starts_word_V[input_ids_BL]
         if uniform_BL is not None:
             begins_BL &= uniform_BL < 1 / SPAN_WORDS

@@ -64,14 +64,7 @@ def prepare_step(
 
 
 class AcceleratedStep(Step):
-    """The compiled optimizer step; on a CUDA device with working copies and as a CUDA graph.
-
-    Args:
-        model: The objective, on the machine's device.
-        config: The settings of the run.
-        machine: As in `Step`.
-        attention: Ranking of the attention kernels; None: from measurement, on a CUDA device.
-    """
+    """The compiled optimizer step; on a CUDA device with working copies and as a CUDA graph."""
 
     def __init__(
         self,
@@ -286,10 +279,7 @@ def _compiles(config: PretrainConfig, device: torch.device) -> bool:
 
 class WorkingCopies:
     """Copies of the weights and biases of a model's encoders, except the embedding block.
-
-    Args:
-        model: The objective. Its parameters are replaced by the copies inside `at_work` only.
-        dtype: Dtype of the copies: the encoders' compute_dtype.
+    The copies replace the parameters inside `at_work` only.
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype):

@@ -446,10 +446,7 @@ and MNLI as the mean of matched and mismatched; section 3.1 of the paper, with o
 def average_glue(finetunings: Iterable[Finetuning], protocol: Protocol) -> float | None:
     """Return the mean over tasks of the median over seeds; None if a task or a metric is missing.
 
-    Args:
-        finetunings: Fine-tunings of one encoder, one per task. Tasks outside GLUE, and those that
-            began with the weights of another task, do not count.
-        protocol: One of PROTOCOLS.
+    Tasks outside GLUE, and those that began with the weights of another task, do not count.
     """
     scores = {each.task: each.scores for each in finetunings if not each.after}
     medians = []

@@ -180,16 +180,7 @@ def make_plan(
 
     A run of a smaller fraction of the budget shares the stable part of the longest run of its row
     and seed if its schedule has one (optimizer.decay_fraction < 1). Otherwise each is a run of its
-    own, with a schedule of its own.
-
-    Args:
-        suite: The suite.
-        shards: The shards.
-        jobs: Runs that are computed at a time.
-        step_seconds: Seconds of a step by row, as far as they were timed before.
-
-    Raises:
-        UserError: Settings or budget do not fit together.
+    own, with a schedule of its own. Rows that were timed before have their `step_seconds`.
     """
     rows = {row.name: _PlannedRow(suite, row, shards, jobs) for row in suite.rows}
     timed = dict(step_seconds or {})
