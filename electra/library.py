@@ -55,7 +55,7 @@ class Model:
 
     @cached_property
     def discriminator(self) -> LoadedNetwork:
-        """The discriminator of a run, or of a Hugging Face folder of ELECTRA."""
+        """The discriminator of a run, or of a Hugging Face folder."""
         return load_asked(self.folder, "replaced")
 
     @cached_property
@@ -73,7 +73,7 @@ def load(folder: str | Path, *, seed: int | None = None) -> Model:
     """Return the networks in a folder, for `embed`, `encode`, `detect`, `fill` and `predict`.
 
     Args:
-        folder: A run, an export or another Hugging Face folder of ELECTRA, or a fine-tuning.
+        folder: A run, an export or another Hugging Face folder, or a fine-tuning.
         seed: Of a fine-tuning, the seed whose model answers; None: the best on dev.
 
     Raises:
@@ -217,7 +217,7 @@ def finetune(
     """Fine-tune with seeds 0, 1, ..., write a folder, and return the contents of results.json.
 
     Args:
-        start: A run, a Hugging Face folder of ELECTRA, or another fine-tuning.
+        start: A run, a Hugging Face folder, or another fine-tuning.
         out: The folder to write; must not exist.
         task: Name of the task, or a .toml file that describes one.
         data: Folder of the task's files.
@@ -263,7 +263,7 @@ def export(
     """Write a model for other programs, with a model card; as `electra export`.
 
     Args:
-        model: A run, a Hugging Face folder of ELECTRA or ModernBERT, or a fine-tuning.
+        model: A run, a Hugging Face folder, or a fine-tuning.
         out: The folder to write; must not exist.
         form: Classes of ELECTRA or of BERT, or a folder for sentence-transformers.
         onnx: Write onnx/model.onnx, too.

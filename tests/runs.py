@@ -1,5 +1,6 @@
 """What tests of pre-training runs share: to stop them, to fill disks, to compare their ends."""
 
+import dataclasses
 import os
 import resource
 import signal
@@ -10,6 +11,8 @@ from safetensors.torch import load_file
 
 from electra.checkpoints.checkpoint import find_checkpoint
 from electra.checkpoints.metrics import OF_THE_MACHINE, read_metrics
+from electra.checkpoints.names import DEBERTA
+from electra.files import write_json
 
 
 def ignore(record):
@@ -67,3 +70,25 @@ def assert_same_end(whole, parts, *, all_records=False):
     assert read_records(whole, "heldout") == read_records(parts, "heldout")
     if all_records:
         assert read_measures(whole) == read_measures(parts)
+
+
+def write_as_published(saved, place):
+    """Both networks as Microsoft publishes them, the discriminator with a head that is no use."""
+    place.mkdir()
+    for name, network in (("", saved.kept), (".generator", saved.generator)):
+        tensors, lm_head = DEBERTA.to_theirs(network.encoders[0]), saved.generator.head
+        tensors = {f"deberta.{each}": tensors[each] for each in tensors}
+        for each in lm_head:
+            part = each.replace("norm", "LayerNorm")
+            tensors[f"lm_predictions.lm_head.{part}"] = lm_head[each]
+        if network is saved.kept:
+            tensors |= DEBERTA.to_beside(network.head)
+            positions = saved.generator.encoders[0]["position_embeddings.weight"]
+            tensors["deberta.embeddings.position_embeddings.weight"] = torch.ones_like(positions)
+        tensors = {key: each.clone() for key, each in tensors.items()}
+        torch.save(tensors, place / f"pytorch_model{name}.bin")
+    sizes = dataclasses.replace(saved.kept.sizes, published_heads=False)
+    write_json(
+        place / "config.json", DEBERTA.write_config(sizes, "DebertaV2Model", saved.tokenizer)
+    )
+    saved.tokenizer.write(place, has_segments=False)

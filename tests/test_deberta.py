@@ -7,22 +7,26 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
+from runs import write_as_published
 from torch.utils.flop_counter import FlopCounterMode
 
 from electra.checkpoints.checkpoint import list_checkpoints, load_parameters, read_tensors
 from electra.checkpoints.folder import read_pretrained
-from electra.checkpoints.names import DEBERTA
-from electra.files import write_json
+from electra.errors import UserError
 from electra.interop.export import export
 from electra.interop.importing import import_model
 from electra.model.deberta import DisentangledLayer, find_rows
 from electra.model.encoder import Encoder
 from electra.model.fused import FusedDisentangledLayer
-from electra.model.heads import DiscriminatorHead, GeneratorHead
+from electra.model.heads import DiscriminatorHead
 from electra.model.initialisation import init_weights
 from electra.presets import PRESETS, deberta_sizes
+from electra.pretraining.init_from import fit_to_start, load_start
 from electra.pretraining.loop import pretrain, resume
+from electra.pretraining.start import build_model, count_tokens, fit_to_shards
 from electra.settings import override
+from electra.shards.store import open_shards
+from electra.training.machine import Machine
 
 SIZES = deberta_sizes(
     *(64, 2),
@@ -187,28 +191,8 @@ def test_the_cards_lines_use_the_published_head(folder, monkeypatch):
 
 @pytest.fixture
 def published(folder, tmp_path):
-    """Both networks as Microsoft publishes them, the discriminator with a head that is no use."""
-    place, saved = tmp_path / "hub", read_pretrained(folder / "hf")
-    encoders = {"pytorch_model.bin": saved.kept, "pytorch_model.generator.bin": saved.generator}
-    place.mkdir()
-    for name, network in encoders.items():
-        tensors = DEBERTA.to_theirs(network.encoders[0], {}, "MaskedLM")
-        lm_head = saved.generator.head
-        tensors |= {
-            f"lm_predictions.lm_head.{each.replace('norm', 'LayerNorm')}": lm_head[each]
-            for each in lm_head
-        }
-        if network is saved.kept:
-            tensors |= DEBERTA.to_beside(network.head)
-            words = tensors["deberta.embeddings.word_embeddings.weight"]
-            tensors["deberta.embeddings.position_embeddings.weight"] = torch.ones(32, 64)
-            tensors["deberta.embeddings.word_embeddings.weight"] = words.clone()
-        torch.save({key: each.clone() for key, each in tensors.items()}, place / name)
-    sizes = dataclasses.replace(saved.kept.sizes, published_heads=False)
-    values = DEBERTA.write_config(sizes, "DebertaV2Model", saved.tokenizer)
-    write_json(place / "config.json", values)
-    saved.tokenizer.write(place, has_segments=False)
-    return place
+    write_as_published(read_pretrained(folder / "hf"), tmp_path / "hub")
+    return tmp_path / "hub"
 
 
 def test_a_published_pair_becomes_a_folder_for_every_verb(published, folder, tmp_path):
@@ -226,20 +210,93 @@ def test_a_published_pair_becomes_a_folder_for_every_verb(published, folder, tmp
     assert_same(again.generator, saved.generator)
 
 
+@pytest.fixture(scope="module")
+def plain(toy_shards, config, tmp_path_factory):
+    """The export of a run with plain heads."""
+    folder = tmp_path_factory.mktemp("plain")
+    settings = ["model.published_heads=false", "train.steps=1", "optimizer.warmup_steps=0"]
+    pretrain(toy_shards, folder / "run", override(config, settings), lambda record: None)
+    export(folder / "run", folder / "hf")
+    return folder / "hf"
+
+
+def begin(config, shards, start, *settings):
+    """The networks of a continued run at its first step."""
+    config = override(config, [f"train.init_from={start}", "train.updates=joint", *settings])
+    saved, shards = read_pretrained(start), open_shards(shards)
+    config = fit_to_shards(fit_to_start(config, saved, {s.split("=")[0] for s in settings}), shards)
+    counts = count_tokens(shards)
+    model = build_model(config, shards.tokenizer, Machine(), counts)
+    load_start(model, config, saved, counts)
+    return model.eval()
+
+
+@torch.no_grad()
+def assert_begins_with(network, saved):
+    """The network computes what the saved one does."""
+    encoder = Encoder(saved.sizes).eval()
+    load_parameters(encoder, saved.encoders[0])
+    ids = torch.randint(5, 99, (2, 23), generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(network.encoders[0](ids), encoder(ids), atol=1e-5, rtol=0)
+    for name, each in network.head.named_parameters():
+        assert torch.equal(each, saved.head[name]), name
+
+
+@pytest.mark.parametrize("start", ["auto", "layers", "folder", "new"])
+@pytest.mark.parametrize("heads", ["published", "plain"])
+def test_a_folder_is_continued_with_each_generator(
+    folder, plain, toy_shards, config, tmp_path, heads, start
+):
+    """An import of an export has the generator that lies in it; both kinds of heads go on."""
+    source = folder / "hf" if heads == "published" else plain
+    found = import_model(source, tmp_path / "start")
+    assert {*found.networks} == {"discriminator", "generator"}
+    assert found.left_over == []
+    settings = [f"generator.start={start}"]
+    if start == "folder":
+        settings += [f"generator.start_folder={tmp_path / 'start/generator'}"]
+    model = begin(config, toy_shards, tmp_path / "start", *settings)
+    saved = read_pretrained(source)
+    assert saved.generator.sizes.enhanced_decoder == (heads == "published")
+    generator, judge = (model.networks[role] for role in ("generator", "discriminator"))
+    assert_begins_with(judge, saved.kept)
+    if start in ("auto", "folder"):
+        assert_begins_with(generator, saved.generator)
+    else:
+        kept, lowest = saved.kept.encoders[0], dict(generator.encoders[0].layers.named_parameters())
+        is_taken = all(torch.equal(lowest[name], kept[f"layers.{name}"]) for name in lowest)
+        assert is_taken == (start == "layers")
+        assert generator.encoders[0].config.enhanced_decoder == (heads == "published")
+
+
+def test_an_encoder_without_heads_takes_those_of_the_generator(
+    folder, plain, toy_shards, config, tmp_path
+):
+    """A published generator alone: its decoder stays with the generator."""
+    with pytest.raises(UserError, match="is a generator with an enhanced mask decoder"):
+        begin(config, toy_shards, folder / "hf/generator")
+    for source, has_decoder in ((folder / "hf", True), (plain, False)):
+        place = tmp_path / str(has_decoder)
+        found = import_model(source / "generator", place)
+        assert {*found.networks} == {"encoder", "generator"}
+        heads = f"model.published_heads={not has_decoder}".lower()
+        model = begin(override(config, [heads]), toy_shards, place)
+        assert model.kept.config.published_heads == has_decoder
+        assert not model.kept.config.enhanced_decoder
+        assert_begins_with(model.networks["generator"], read_pretrained(source).generator)
+        says = f"it has published_heads {has_decoder}, not {not has_decoder}, enhanced_decoder"
+        with pytest.raises(UserError, match=says):
+            begin(config, toy_shards, place, heads)
+    other = [f"generator.start_folder={plain / 'generator'}", "generator.start=folder"]
+    with pytest.raises(UserError, match="it has published_heads False, not True"):
+        begin(config, toy_shards, folder / "hf", *other)
+
+
 def test_a_discriminator_alone_is_continued_with_a_made_generator(
     published, toy_shards, config, tmp_path
 ):
     (published / "pytorch_model.generator.bin").unlink()
     assert {*import_model(published, tmp_path / "start").networks} == {"discriminator"}
-    settings = [f"train.init_from={tmp_path / 'start'}", "train.updates=joint"]
-    start = dataclasses.replace(config, train=dataclasses.replace(config.train, steps=20))
-    records = []
-    pretrain(
-        *(toy_shards, tmp_path / "run", override(start, [*settings, "train.steps=20"])),
-        records.append,
-    )
-    assert all(math.isfinite(each["loss"]) for each in records if "loss" in each)
-    generator = read_pretrained(tmp_path / "run").generator
-    assert generator.sizes.enhanced_decoder
-    assert generator.sizes.num_hidden_layers == 1
-    assert GeneratorHead(generator.sizes).dense.out_features == 64
+    generator = begin(config, toy_shards, tmp_path / "start").networks["generator"]
+    assert generator.encoders[0].config.enhanced_decoder
+    assert len(generator.encoders[0].layers) == 1

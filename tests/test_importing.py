@@ -165,13 +165,9 @@ def draw_weights(model):
 def bert(transformers, toy_tokenizer, tmp_path):
     """A folder of BertForMaskedLM with random weights."""
     config = transformers.BertConfig(
-        vocab_size=toy_tokenizer.vocab_size,
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=128,
-        max_position_embeddings=32,
-    )
+        vocab_size=toy_tokenizer.vocab_size, hidden_size=64, num_hidden_layers=2,
+        num_attention_heads=2, intermediate_size=128, max_position_embeddings=32,
+    )  # fmt: skip
     model = draw_weights(transformers.BertForMaskedLM(config))
     toy_tokenizer.save(tmp_path / "bert")
     model.save_pretrained(tmp_path / "bert")
@@ -212,15 +208,10 @@ def test_bert_is_an_encoder_and_a_generator(bert, transformers, tmp_path, change
 def modernbert(transformers, toy_tokenizer, tmp_path):
     """A folder of ModernBertForMaskedLM with random weights, as transformers writes it."""
     config = transformers.ModernBertConfig(
-        vocab_size=toy_tokenizer.vocab_size,
-        hidden_size=64,
-        num_hidden_layers=4,
-        num_attention_heads=2,
-        intermediate_size=96,
-        max_position_embeddings=64,
-        local_attention=8,
-        pad_token_id=toy_tokenizer.pad_id,
-    )
+        vocab_size=toy_tokenizer.vocab_size, hidden_size=64, num_hidden_layers=4,
+        num_attention_heads=2, intermediate_size=96, max_position_embeddings=64,
+        local_attention=8, pad_token_id=toy_tokenizer.pad_id,
+    )  # fmt: skip
     model = draw_weights(transformers.ModernBertForMaskedLM(config))
     model.save_pretrained(tmp_path / "modernbert")
     toy_tokenizer.write(tmp_path / "modernbert", has_segments=False)
@@ -321,17 +312,12 @@ def test_a_run_of_modernbert_is_imported_and_continued(
     """Discriminator, its head in a file of its own, and generator: a round trip, and both taken."""
     _, folder = modernbert
     import_model(folder, tmp_path / "start")
-    settings = [
-        f"train.init_from={tmp_path / 'start'}",
-        "train.steps=4",
-        "optimizer.warmup_steps=1",
-    ]
-    settings += ["generator.start=layers"]
+    settings = [f"train.init_from={tmp_path / 'start'}", "train.steps=4"]
+    settings += ["optimizer.warmup_steps=1", "generator.start=layers"]
     config = fit_to_start(override(toy_config, settings), read_pretrained(tmp_path / "start"))
     pretrain(toy_shards, tmp_path / "run", config, lambda record: None)
     export(tmp_path / "run", tmp_path / "exported")
-    found = import_model(tmp_path / "exported", tmp_path / "again", None,
-                         tmp_path / "exported/generator")  # fmt: skip
+    found = import_model(tmp_path / "exported", tmp_path / "again")
     assert {*found.networks} == {"discriminator", "generator"}
     for name in ("discriminator_head.safetensors", "config.json", "model.safetensors"):
         for place in (".", "generator"):
@@ -353,15 +339,14 @@ def test_a_run_of_modernbert_is_imported_and_continued(
 def test_a_round_trip_is_identical(toy_shards, toy_config, tmp_path):
     pretrain(toy_shards, tmp_path / "run", toy_config, lambda record: None)
     export(tmp_path / "run", tmp_path / "exported")
-    found = import_model(tmp_path / "exported", tmp_path / "alone")
+    found = import_model(tmp_path / "exported", tmp_path / "found")
     assert found.left_over == []
     import_model(tmp_path / "exported", tmp_path / "both", None, tmp_path / "exported/generator")
     for name in ("config.json", "model.safetensors", "vocab.txt", "tokenizer.json"):
-        exported = (tmp_path / "exported" / name).read_bytes()
-        assert (tmp_path / "alone" / name).read_bytes() == exported
-        assert (tmp_path / "both" / name).read_bytes() == exported
-        of_generator = (tmp_path / "exported/generator" / name).read_bytes()
-        assert (tmp_path / "both/generator" / name).read_bytes() == of_generator
+        for place in (name, f"generator/{name}"):
+            exported = (tmp_path / "exported" / place).read_bytes()
+            assert (tmp_path / "found" / place).read_bytes() == exported
+            assert (tmp_path / "both" / place).read_bytes() == exported
     generator = import_model(tmp_path / "exported/generator", tmp_path / "generator")
     assert {*generator.networks} == {"generator"}
 

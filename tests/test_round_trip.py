@@ -259,6 +259,12 @@ def test_heads_that_no_class_can_hold_are_refused(facts, settings, message, toy_
         )
 
 
+def test_a_fine_tuned_generator_with_a_decoder_is_refused(toy_tokenizer):
+    sizes = dataclasses.replace(make_sizes("deberta-v2"), enhanced_decoder=True)
+    with pytest.raises(UserError, match="no class with an enhanced mask decoder"):
+        make_outgoing("TokenClassification", "cls", sizes, toy_tokenizer)
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [

@@ -2,8 +2,13 @@
 """Folders of other programs: the class that they name decides, as in transformers."""
 
 import base64
+import gettext
 import json
+import lzma
+import random
 import warnings
+from itertools import islice
+from pathlib import Path
 
 import pytest
 import tokenizers
@@ -16,21 +21,23 @@ from electra.errors import UserError
 from electra.files import write_json
 from electra.interop.importing import import_model
 from electra.tokenizing.agreement import SAMPLE, require_agreement
+from electra.tokenizing.formats import SPECIAL_TOKENS
 from electra.tokenizing.tokenizer import Tokenizer
 from electra.tokenizing.words import LineEncoder
 
 LINES = [line for text in TEXTS.values() for line in text.splitlines()]
 ODD = [
     *("  two  spaces ", "tab\tand\nline", "``quoted'' 1,000.", "ﬁ ½ Ａ，Ångström É ΑΣΣ", "x" * 150),
-    *(
-        "😀 👩‍👩‍👧 emoji",
-        "nul \x00 bell \x07 \u200b",
-        "नमस्ते दुनिया",
-        "안녕하세요 세계",
-        "don't — U.S.A.",
-        "",
-    ),
+    *("😀 👩‍👩‍👧 emoji", "nul \x00 bell \x07 \u200b", "नमस्ते दुनिया"),
+    *("안녕하세요 세계", "don't — U.S.A.", ""),
 ]
+
+
+OF_DEBERTA = {
+    "pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "pad_piece": "[PAD]", "bos_piece": "[CLS]",
+    "eos_piece": "[SEP]", "unk_piece": "[UNK]",
+}  # fmt: skip
+"""How DeBERTaV3's vocabulary was trained."""
 
 
 def write_folder(folder, config=None, **settings):
@@ -50,10 +57,7 @@ def spm(tmp_path_factory):
     made = {}
     for name, settings in {
         "plain": {},
-        "deberta": {
-            "pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "pad_piece": "[PAD]",
-            "bos_piece": "[CLS]", "eos_piece": "[SEP]", "unk_piece": "[UNK]",
-        },
+        "deberta": OF_DEBERTA,
         "albert": {
             "pad_id": 0, "unk_id": 1, "bos_id": 2, "eos_id": 3, "bos_piece": "[CLS]",
             "eos_piece": "[SEP]", "control_symbols": "[MASK]", "user_defined_symbols": "(,)",
@@ -122,20 +126,72 @@ def test_pieces_have_the_ids_of_the_class(tmp_path, spm, case):
         assert LineEncoder(ours).encode_lines(LINES) is not None
 
 
-WORDS = [
-    "[PAD]",
-    "[UNK]",
-    "[CLS]",
-    "[SEP]",
-    "[MASK]",
-    "été",
-    "ete",
-    "Ete",
-    "東",
-    "##京",
-    "東京",
-    "a",
-]
+CORPUS = Path(__file__).parents[2] / "shared/data/corpus"
+READERS = {"English": "wikipedia.txt.xz", "Korean": "nsmc-reviews.txt.xz"}
+LOCALES = {"Russian": "ru", "Chinese": "zh_CN"}
+RANGES = {
+    "emoji": "\u200d\ufe0f👩🏽🇰🇷abc", "control": "".join(map(chr, [*range(32), *range(127, 161)])),
+    "formats": "\u200b\u200e\u2028\u202e\u3000\ufeffabc", "wide": "，。！？（）ＡＢｃ１２ﬁﬂ½①…",
+}  # fmt: skip
+RANGES["emoji"] += "".join(map(chr, range(0x1F600, 0x1F650)))
+
+
+def read_lines(kind, number, rng):
+    """Real text if the machine has some: data, or messages of programs; else words at random."""
+    lines = []
+    if kind in READERS and (CORPUS / READERS[kind]).is_file():
+        with lzma.open(CORPUS / READERS[kind], "rt", encoding="utf-8") as file:
+            lines = [line.strip()[:400] for line in islice(file, 3 * number) if line.strip()]
+    for path in gettext.find("coreutils", languages=[LOCALES.get(kind, "")], all=True):
+        with Path(path).open("rb") as messages:
+            catalog = gettext.GNUTranslations(messages)._catalog
+        lines = [line for text in catalog.values() for line in text.splitlines() if line]
+    chars = RANGES.get(kind) or TEXTS[kind].replace("\n", "")
+    while len(lines) < number:
+        words = ("".join(rng.choices(chars, k=rng.randint(1, 8))) for _ in range(rng.randint(1, 9)))
+        lines.append(" ".join(words))
+    return lines[:number]
+
+
+@pytest.mark.slow
+def test_ten_thousand_lines_have_the_tokens_of_deberta(tmp_path):
+    """Of the class in transformers; by the file's own rules, of sentencepiece.
+
+    So Microsoft's code and the slow class of transformers 4 encode. transformers 5 has one class.
+    """
+    sentencepiece, rng = pytest.importorskip("sentencepiece"), random.Random(0)
+    kinds = (*READERS, *LOCALES, *RANGES)
+    lines = [line for kind in kinds for line in read_lines(kind, 1250, rng)]
+    assert len(lines) == 10_000
+    folder, path = write_folder(tmp_path / "hub", {"model_type": "deberta-v2"}), tmp_path / "t.txt"
+    path.write_text("\n".join(" ".join(line.split()) for line in lines), encoding="utf-8")
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(path), model_prefix=str(folder / "spm"), vocab_size=8000, minloglevel=2,
+        **OF_DEBERTA,
+    )  # fmt: skip
+    with pytest.warns(UserWarning, match="leaves out its file's map of characters"):
+        Tokenizer.load(folder)
+    ours = compare(folder, lines)
+    transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path / "fast")
+    assert compare(tmp_path / "fast", lines[::10]).digest == ours.digest
+    with pytest.warns(UserWarning, match="special tokens added"):
+        own = Tokenizer.load(folder / "spm.model")
+    assert own.special_ids == ours.special_ids
+    theirs = sentencepiece.SentencePieceProcessor(str(folder / "spm.model"))
+    expected, found = theirs.encode(lines), own.encode_batch(lines)
+    ties = [pair for pair in zip(expected, found, strict=True) if pair[0] != pair[1]]
+    assert len(ties) < 10
+    for pair in ties:  # equally likely
+        scores = [sum(map(theirs.get_score, ids)) for ids in pair]
+        assert scores[0] == pytest.approx(scores[1], abs=1e-4), pair
+    mapped = zip(found, ours.encode_batch(lines), strict=True)
+    assert sum(ids != other for ids, other in mapped) > 1000
+    own.save(tmp_path / "own")
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "own")
+    assert again(lines, add_special_tokens=False)["input_ids"] == found
+
+
+WORDS = [*SPECIAL_TOKENS, "été", "ete", "Ete", "東", "##京", "東京", "a"]
 BERT = {
     "settings": (dict.fromkeys(["do_lower_case"], False), {}),
     "accents": ({"do_lower_case": True, "strip_accents": False}, {}),
@@ -173,12 +229,7 @@ def test_bert_folders_are_read_with_their_settings(tmp_path, name, case):
     (tmp_path / "vocab.txt").write_text("\n".join(WORDS) + "\n", encoding="utf-8")
     for file, content in files.items():
         write_json(tmp_path / file, content)
-    texts = [
-        *ODD,
-        "Été ÉTÉ ete Ete",
-        "東京 東京a 東 京",
-        "an Ete ente a ENTE ente. x東京 東",
-    ]
+    texts = [*ODD, "Été ÉTÉ ete Ete", "東京 東京a 東 京", "an Ete ente a ENTE ente. x東京 東"]
     compare(tmp_path, texts)
     transformers.AutoTokenizer.from_pretrained(tmp_path).save_pretrained(tmp_path)
     compare(tmp_path, texts)
@@ -265,6 +316,12 @@ def test_an_import_that_transformers_cuts_otherwise_is_refused(tmp_path):
         require_agreement(tmp_path / "t", tokenizer)
 
 
+def repeat(stage, part, number):
+    return {stage: {"type": "Sequence", f"{stage}s": [part] * number}}
+
+
+WRONG_MAP = base64.b64encode(b"\x08\0\0\0\xff\xff\xff\xffab").decode()
+REPLACE = {"type": "Replace", "content": "aa"}
 SPLIT = {"type": "Split", "behavior": "Isolated", "invert": False}
 DAMAGES = {
     "an empty list": {"model": {"type": "Unigram", "unk_id": 0, "vocab": []}},
@@ -275,31 +332,14 @@ DAMAGES = {
     "a lacking merge": {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "b"]]}},
     "no map": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": ""}},
     "a cut map": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "////f2FiYw=="}},
-    "a wrong map": {
-        "normalizer": {
-            "type": "Precompiled",
-            "precompiled_charsmap": base64.b64encode(b"\x08\0\0\0\xff\xff\xff\xffab").decode(),
-        }
-    },
+    "a wrong map": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": WRONG_MAP}},
     "a pattern without end": {"pre_tokenizer": {**SPLIT, "pattern": {"Regex": "(a|aa)+$"}}},
     "no pattern": {"pre_tokenizer": {**SPLIT, "pattern": {"Regex": "("}}},
     "pieces of no length": {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
     "no type": {"pre_tokenizer": {}},
-    "doubling": {
-        "normalizer": {
-            "type": "Sequence",
-            "normalizers": [{"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}] * 64,
-        }
-    },
-    "doubling, inserted": {
-        "decoder": {
-            "type": "Sequence",
-            "decoders": [{"type": "Replace", "pattern": {"Regex": ""}, "content": "x"}] * 40,
-        }
-    },
-    "bytes of bytes": {
-        "normalizer": {"type": "Sequence", "normalizers": [{"type": "ByteLevel"}] * 40}
-    },
+    "doubling": repeat("normalizer", {**REPLACE, "pattern": {"String": "a"}}, 64),
+    "doubling, inserted": repeat("decoder", {**REPLACE, "pattern": {"Regex": ""}}, 40),
+    "bytes of bytes": repeat("normalizer", {"type": "ByteLevel"}, 40),
     "a list": {"normalizer": [1]},
     "a text": {"added_tokens": "abc"},
     "an id that is no number": {"added_tokens": [{"id": "7", "content": "x"}]},

@@ -98,7 +98,7 @@ def detect(
     Parameters
     ----------
     model
-        A run folder that `electra pretrain` wrote, or a Hugging Face folder of ELECTRA.
+        A run folder that `electra pretrain` wrote, or a Hugging Face folder.
     text
         The text; - is standard input. Without it, --input.
     input_
@@ -143,8 +143,8 @@ def fill(
     Parameters
     ----------
     model
-        A run folder that `electra pretrain` wrote, or a Hugging Face folder of ELECTRA's generator
-        or of an export, which has it inside.
+        A run folder that `electra pretrain` wrote, or a Hugging Face folder of a generator or
+        of an export, which has it inside.
     text
         The text, with at least one [MASK]; - is standard input. Without it, --input.
     input_
@@ -276,7 +276,7 @@ def embed(
     Parameters
     ----------
     model
-        A run folder or one of its checkpoints, a Hugging Face folder of ELECTRA, or a folder of
+        A run folder or one of its checkpoints, a Hugging Face folder, or a folder of
         `electra finetune`.
     input_
         A text file with one text per line, or a .tsv, .csv, .jsonl or .parquet table; - is standard

@@ -107,12 +107,11 @@ def export(
     ----------
     run
         A run folder that `electra pretrain` wrote, one of its checkpoints, a folder of `electra
-        finetune`, or a Hugging Face folder of ELECTRA or ModernBERT, such as `electra import`
-        writes.
+        finetune`, or a Hugging Face folder, such as `electra import` writes.
     out
         The folder to write.
     as_
-        huggingface: the classes of ELECTRA, or of ModernBERT. bert: those of BERT, of the same
+        huggingface: the classes of the architecture. bert: those of BERT, of the same
         graph as ELECTRA with embeddings as wide as hidden states. sentence-transformers: the layer
         and the pooling whose cosines agree best with --dev.
     onnx

@@ -274,9 +274,9 @@ def import_(
     """Turn other people's weights into a folder that every verb takes.
 
     Read are Google's TensorFlow checkpoints of ELECTRA and BERT, without TensorFlow, and Hugging
-    Face folders of ELECTRA, BERT and ModernBERT: safetensors, whole or in parts, or
-    pytorch_model.bin, of which nothing but tensors is read. The masked language model of BERT and
-    ModernBERT becomes a generator, too.
+    Face folders of ELECTRA, BERT, ModernBERT and DeBERTaV3: safetensors, whole or in parts, or
+    pytorch_model.bin, of which nothing but tensors is read. A masked language model becomes a
+    generator, too, and pytorch_model.generator.bin is DeBERTaV3's.
 
     Example: electra import electra_small --out start
 
@@ -288,9 +288,9 @@ def import_(
         The folder to write: the discriminator, or an encoder without its head, and the generator in
         a folder inside, each as transformers loads them.
     tokenizer
-        A folder with a tokenizer, or a vocab.txt; without it, that of the source.
+        A folder with a tokenizer, or a file of one; without it, that of the source.
     generator
-        A second source, of the generator, where it has a folder of its own.
+        A second source, of the generator; without it, that in the source's folder generator.
     extend
         A tokenizer with all tokens of the source's and more. Each new token begins with the mean of
         the pieces that it replaces.

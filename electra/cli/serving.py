@@ -37,7 +37,7 @@ def serve(
     Parameters
     ----------
     folders
-        Runs, checkpoints (RUN/checkpoints/step-...), Hugging Face folders of ELECTRA and folders of
+        Runs, checkpoints (RUN/checkpoints/step-...), Hugging Face folders and folders of
         `electra finetune`; NAME=FOLDER gives a name.
     host
         Address to listen on; 0.0.0.0: all.

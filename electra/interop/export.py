@@ -1,6 +1,6 @@
 """Export to folders that other programs load without this package.
 
-Of a pre-training run, or a Hugging Face folder of ELECTRA or ModernBERT:
+Of a pre-training run, or a Hugging Face folder:
 OUT/                ElectraForPreTraining: the discriminator with its head; or ElectraForMaskedLM if
                     the objective has no discriminator
 OUT/generator/      ElectraForMaskedLM: the generator, if there is one; with an ONNX file of its own
@@ -9,10 +9,10 @@ Of a fine-tuning:
 OUT/                ElectraForSequenceClassification, ElectraForTokenClassification,
                     ElectraForQuestionAnswering or ElectraForMultipleChoice
 
-For the architecture modernbert the names begin with ModernBert. Where transformers has no class
-with a head, OUT is the encoder, and the head lies in a file beside it: of a discriminator in
-discriminator_head.safetensors, else in head.safetensors. The card has the lines that use both. An
-ONNX file (onnx.py) holds the network with its head in either case.
+For modernbert and deberta-v2 the names begin with ModernBert and DebertaV2. Where transformers
+has no class with a head, OUT is the encoder, and the head lies in a file beside it: of a
+discriminator in discriminator_head.safetensors, else in head.safetensors. The card has the lines
+that use both. An ONNX file (onnx.py) holds the network with its head in either case.
 
 Each folder holds config.json, model.safetensors, the tokenizer, and electra.json with the model's
 source and the sha256 of the files. The commands of this package check the sha256 on reading. OUT
@@ -209,6 +209,11 @@ def describe_finetuned(model: Finetuned) -> Outgoing:
         not config.features.layers,
         f"{model.folder}: transformers has no class that reads features, and torch's exporter no "
         "BiLSTM over rows of several lengths; use electra predict",
+    )
+    require(
+        not sizes.enhanced_decoder,
+        f"{model.folder}: transformers has no class with an enhanced mask decoder; fine-tune the "
+        "discriminator, or use electra predict",
     )
     require(
         family != "squad" or facts["head"] == "plain",

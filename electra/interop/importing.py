@@ -83,7 +83,7 @@ def import_model(
         source: A TensorFlow checkpoint, its folder, or a Hugging Face folder.
         out: The folder to write; must not exist.
         tokenizer: Folder or file of the tokenizer; None: that of the source.
-        generator: Another source, of the generator.
+        generator: Another source, of the generator; None: that in the source's folder, if any.
         extend: Tokenizer with all tokens of the source's and more. The new tokens begin with the
             means of the pieces that they replace.
         positions: Longest row, tokens; 0: that of the source.
@@ -92,6 +92,8 @@ def import_model(
     Raises:
         UserError: A source is damaged, or is no model that can be read, or `out` exists.
     """
+    if not generator and (source / "generator" / "config.json").is_file():
+        generator = source / "generator"
     sources = {path: read_source(path) for path in (source, generator) if path}
     folder = source if source.is_dir() else source.parent
     words = Tokenizer.load(tokenizer or folder)
@@ -165,6 +167,7 @@ def find_roles(path: Path, found: Source) -> dict[str, SavedNetwork]:
         if "replaced" in networks:
             roles["discriminator"] = networks["replaced"]
         elif inner or "tokens" not in networks or not is_generator:
+            sizes = dataclasses.replace(sizes, published_heads=False, enhanced_decoder=False)
             roles["encoder"] = SavedNetwork("", sizes, (architecture.read_encoder(own, sizes),))
     except UserError as error:
         raise UserError(f"{path}: {error}") from None

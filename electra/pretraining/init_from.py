@@ -60,6 +60,11 @@ def fit_to_start(
     """
     weights = config.train.initial_weights
     require(
+        not start.kept.sizes.enhanced_decoder,
+        f"train.init_from {config.train.init_from} is a generator with an enhanced mask decoder: "
+        "name the folder of its discriminator, or let `electra import` make an encoder of it",
+    )
+    require(
         "train.initial_weights" not in given or weights == "bert",
         f"train.initial_weights {weights} is for a run from scratch, and the weights are those of "
         f"train.init_from {config.train.init_from}: leave out the setting",
@@ -89,8 +94,11 @@ def _fit_encoder(
             f"model.{name} {chosen} contradicts train.init_from {config.train.init_from}, whose "
             f"encoder has {value}: leave out the setting",
         )
-    if not start.kept.predicts:  # the heads are new
-        sizes["published_heads"] = config.model.published_heads
+    if not start.kept.predicts:  # the heads are new, and fit a generator that has some
+        has_one = find_origin(config, start) in ("init_from", "folder")
+        is_free = has_one and "model.published_heads" not in given
+        heads = find_generator(config, start)[0].sizes if is_free else config.model
+        sizes["published_heads"] = heads.published_heads
     return dataclasses.replace(config.model, **sizes)
 
 
@@ -143,11 +151,12 @@ def size_generator(
         generator, hidden_size=sizes.hidden_size, num_hidden_layers=sizes.num_hidden_layers
     )
     free = {name: getattr(model, name) for name in (*NOT_SIZES, "vocab_size")}
+    has, fits = vars(dataclasses.replace(sizes, **free)), vars(generator.encoder(model))
+    different = [f"{name} {has[name]}, not {fits[name]}" for name in has if has[name] != fits[name]]
     require(
-        dataclasses.replace(sizes, **free) == generator.encoder(model),
-        f"the generator of {source} has sizes that do not match this model: embedding_size "
-        f"{sizes.embedding_size}, {sizes.num_attention_heads} heads, intermediate_size "
-        f"{sizes.intermediate_size}; choose a model of the same proportions",
+        not different,
+        f"the generator of {source} does not match this model: it has {', '.join(different)}; "
+        "choose a model of the same proportions and heads",
     )
     return generator
 

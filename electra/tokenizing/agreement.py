@@ -32,7 +32,7 @@ def require_agreement(folder: Path, tokenizer: Tokenizer) -> None:
             theirs = AutoTokenizer.from_pretrained(
                 folder, trust_remote_code=False, local_files_only=True
             )
-        rows = theirs(list(SAMPLE), add_special_tokens=False)["input_ids"]
+        rows = theirs(list(SAMPLE), add_special_tokens=False, verbose=False)["input_ids"]
     except Exception:  # not installed, or it cannot read the folder: there is nothing to compare
         return
     for text, expected, found in zip(SAMPLE, rows, tokenizer.encode_batch(SAMPLE), strict=True):

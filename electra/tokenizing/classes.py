@@ -25,6 +25,7 @@ from electra.tokenizing.formats import (
     define,
     ids_of,
     number_tokens,
+    parts_of,
     special_token,
     text_of,
 )
@@ -88,6 +89,12 @@ def _normalize_albert(settings: Settings, maps: list[State]) -> list[State]:
 
 
 def _normalize_deberta(settings: Settings, maps: list[State]) -> list[State]:
+    if maps:
+        warnings.warn(
+            "as transformers 5, the tokenizer leaves out its file's map of characters: \u2026 and "
+            "\uff0c are unknown; name the file, as --tokenizer FOLDER/spm.model, to apply the map",
+            stacklevel=2,
+        )
     lower = [{"type": "Lowercase"}] if settings.get("do_lower_case") else []
     strip = {"type": "Strip", "strip_left": False, "strip_right": True}
     return [*lower, _replace({"Regex": SQUEEZED_SPACES}, " "), {"type": "NFC"}, strip]
@@ -221,7 +228,8 @@ def _read_json(path: Path, settings: dict[str, Any]) -> Definition:
             if settings.get(key) is not None or (key == "strip_accents" and key in settings):
                 normalizer[BERT_FLAGS[key]] = settings[key]
     if name == "DebertaV2Tokenizer" and model["type"] == "Unigram":
-        state |= _cut_as(name, settings, [])
+        maps = [each for each in parts_of(state["normalizer"]) if each["type"] == "Precompiled"]
+        state |= _cut_as(name, settings, [dict(each) for each in maps])
     return _define(state, settings, {})
 
 

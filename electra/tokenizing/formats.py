@@ -291,6 +291,8 @@ IDEOGRAPHS = re.compile(
 METASPACE = "\u2581"
 SQUEEZED_SPACES = r"\s{2,}|[\n\r\t]"
 """What DeBERTa's tokenizer of transformers replaces by one space."""
+OUTER_SPACES = r"\A +| +\z"
+"""What SentencePiece removes at the ends of a text."""
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 """How SentencePiece writes a byte of a character that is not in the vocabulary."""
 
@@ -356,7 +358,10 @@ def place_prefix(definition: Mapping[str, Any], scheme: Literal["first", "never"
     Metaspace would put a space before every part, also before a full stop behind a [MASK].
     """
     parts = parts_of(definition["pre_tokenizer"])
-    strips = any(part.get("strip_left") for part in parts_of(definition["normalizer"]))
+    strips = any(
+        part.get("strip_left") or part.get("pattern") == {"Regex": OUTER_SPACES}
+        for part in parts_of(definition["normalizer"])
+    )
     first, *others = parts or [{"type": None}]
     begins = first.get("prepend_scheme") != "never" and first.get("add_prefix_space", True)
     if first["type"] == "Metaspace" and begins and not strips:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from electra.errors import UserError, require
-from electra.tokenizing.formats import METASPACE, special_token
+from electra.tokenizing.formats import METASPACE, OUTER_SPACES, special_token
 
 UNIGRAM, BPE = 1, 2
 NORMAL, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 3, 4, 5, 6
@@ -114,8 +114,11 @@ def build_state(model: Model) -> dict[str, Any]:
     """Return the state of the tokenizer that encodes as SentencePiece itself."""
     pieces, normalizers = model.pieces, list(model.normalizer)
     if model.joins_spaces:
-        runs = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}
-        normalizers += [{"type": "Strip", "strip_left": True, "strip_right": True}, runs]
+        # Not Strip, which takes all white space, and so what the map leaves of it.
+        normalizers += [
+            {"type": "Replace", "pattern": {"Regex": pattern}, "content": content}
+            for pattern, content in ((OUTER_SPACES, ""), (" {2,}", " "))
+        ]
     # Pieces that reach across a space need the whole line.
     is_split = not any(METASPACE in piece.text[1:] for piece in pieces if piece.kind == NORMAL)
     # "always" would write a space after each symbol that is found in text, and "first" writes none
