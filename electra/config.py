@@ -427,6 +427,11 @@ class OptimizerConfig(Settings):
     at the peak (warm-up, stable, decay). 1: decay begins when warm-up ends, as in the paper. Less
     than 1: up to the decay, runs of every length are the same run. Source: Hu et al. 2024
     (MiniCPM), section 4."""
+    cooldown_steps: Annotated[int, AtLeast(0)] = 0
+    """Last steps of a run that ends early, in which the rate decays linearly to 0 from what it is.
+    Before them it is that of `planned_steps`. `pretrain --cooldown` sets both."""
+    planned_steps: Annotated[int, AtLeast(0)] = 0
+    """Steps of the run that the rate was planned for; 0: `train.steps`."""
     generator_rate: Annotated[float, Within("(0, inf)")] = 1.0
     """Learning rate of the parameters that only the generator has, as a multiple of the rate of all
     others; shared embeddings have the rate of the others. The code of DeBERTaV3 (He et al. 2021)
@@ -575,6 +580,7 @@ class PretrainConfig(Settings):
         Order("examples.sequence_length", "at most", "model.max_position_embeddings"),
         Order("method.generator_steps", "less than", "train.steps"),
         Order("generator.warmup_steps", "less than", "train.steps"),
+        Order("optimizer.cooldown_steps", "at most", "train.steps"),
         Needs("method.mode=reference", "optimizer.matrices=adamw"),
         Needs("method.mode=reference", "optimizer.decay_fraction=1"),
         Needs("method.mode=reference", "optimizer.generator_rate=1"),

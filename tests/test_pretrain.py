@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from contextlib import nullcontext
+from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -37,9 +38,10 @@ from electra.checkpoints.checkpoint import (
     load_parameters,
     write_checkpoint,
 )
-from electra.checkpoints.folder import read_model, read_pretrained
+from electra.checkpoints.folder import read_model, read_pretrained, read_run_config
 from electra.checkpoints.manifest import amend_session, read_manifest
 from electra.checkpoints.metrics import read_metrics
+from electra.cli import main
 from electra.config import ExamplesConfig, OptimizerConfig, PrepareConfig
 from electra.errors import UserError
 from electra.interop.export import export
@@ -47,6 +49,7 @@ from electra.model.electra import PostNormLayer
 from electra.model.encoder import Encoder, choose_layers
 from electra.model.fused import FusedPostNormLayer
 from electra.pretraining.acceleration import AcceleratedStep
+from electra.pretraining.continuation import cool_down, plan_cooldown
 from electra.pretraining.evaluation import evaluate, heldout_batches
 from electra.pretraining.journal import Clock, Totals
 from electra.pretraining.loop import Due, pretrain, resume
@@ -250,6 +253,63 @@ def assert_continues(shards, config, folder):
     assert_same_end(folder / "whole", folder / "parts")
 
 
+def test_a_run_ends_early(toy_shards, toy_config, tmp_path):
+    """From the middle of a linear decay: its rates up to there, then a line to 0."""
+    config = override(toy_config, ["train.log_every=1", "train.evaluate_rows=0"])
+    pretrain(toy_shards, tmp_path / "trunk", config, ignore)
+    start = tmp_path / "trunk" / "checkpoints" / "step-00000006"
+    cool_down(start, 4, tmp_path / "cooled")
+    with pytest.raises(Interrupted):
+        resume(tmp_path / "cooled", send_at(8))
+    resume(tmp_path / "cooled", ignore)
+    rates = [
+        [each["learning_rate"] for each in read_records(tmp_path / name, "train")]
+        for name in ("trunk", "cooled")
+    ]
+    assert rates[1][:7] == rates[0][:7]
+    assert rates[1][7:] == pytest.approx([rates[0][6] * share for share in (0.75, 0.5, 0.25)])
+    manifest = read_manifest(tmp_path / "cooled")
+    assert manifest["branched_from"] == {"run": "trunk", "step": 6}
+    for config in (read_run_config(tmp_path / "cooled"), override(config, ["train.steps=5"])):
+        longer = override(config, ["train.steps=40"])
+        with pytest.raises(UserError, match="cools down at its end|was begun with"):
+            pretrain(toy_shards, tmp_path / "cooled", longer, ignore)
+
+
+def test_a_run_that_ends_early_in_its_stable_part_is_a_shorter_run(
+    toy_shards, toy_config, tmp_path
+):
+    stable = override(toy_config, ["optimizer.decay_fraction=0.5", "train.steps=24"])
+    pretrain(toy_shards, tmp_path / "trunk", override(stable, ["train.keep_checkpoints=9"]), ignore)
+    cool_down(tmp_path / "trunk" / "checkpoints" / "step-00000006", 6, tmp_path / "cooled")
+    resume(tmp_path / "cooled", ignore)
+    pretrain(toy_shards, tmp_path / "short", override(stable, ["train.steps=12"]), ignore)
+    assert_same_end(tmp_path / "cooled", tmp_path / "short")
+
+
+def test_where_a_run_can_end_early(finished, tmp_path, monkeypatch, capsys):
+    start = finished / "checkpoints" / "step-00000006"
+    record = read_records(finished, "train")[-1]
+    seconds = 3.5 * record["tokens"] / record["step"] / record["tokens_per_second"]
+    assert plan_cooldown(start, timedelta(seconds=seconds)).optimizer.cooldown_steps == 3
+    for place, length, words in (
+        (finished, 4, "step 12, its last"),
+        (start, 0, "--cooldown must be at least one step, not 0"),
+        (finished / "checkpoints" / "step-00000007", 4, "no usable checkpoint|is no run folder"),
+    ):
+        with pytest.raises(UserError, match=words):
+            plan_cooldown(place, length)
+    monkeypatch.chdir(tmp_path)
+    words = ["pretrain", "--resume", str(start), "--cooldown"]
+    main([*words, "3", "--out", "end"])
+    assert "wrote end" in capsys.readouterr().out
+    assert len(read_records(Path("end"), "heldout")) == 2
+    for more, line in (([*words, "3"], "--out"), (["pretrain", "--cooldown", "3m"], "--resume RUN")):
+        with pytest.raises(SystemExit):
+            main(more)
+        assert line in capsys.readouterr().err
+
+
 KILLED = """
 import json, sys
 from pathlib import Path
@@ -258,6 +318,7 @@ torch.set_num_threads(1)
 from electra.config import PretrainConfig
 from electra.settings import from_dict
 from electra.pretraining.acceleration import AcceleratedStep
+from electra.pretraining.continuation import cool_down, plan_cooldown
 from electra.pretraining.evaluation import evaluate, heldout_batches
 from electra.pretraining.loop import (pretrain, resume)
 shards, run, config = sys.argv[1:]

@@ -37,6 +37,7 @@ def pretrain(
     init_from: InitFrom = None,
     also_evaluate: Path | None = None,
     resume: Path | None = None,
+    cooldown: int | timedelta | None = None,
     max_time: timedelta | None = None,
     set_: Annotated[Set, settings_of(PRESETS["tiny"])] = (),
     config: Toml = None,
@@ -63,6 +64,10 @@ def pretrain(
         part is evaluated beside that of the new text; the same as --set train.also_evaluate=SHARDS.
     resume
         A run folder to continue, with the settings it was begun with.
+    cooldown
+        With --resume RUN --out END: steps, or a time such as 30m, in which the learning rate decays
+        to 0 from the newest checkpoint on, or from the one that --resume names. END is the finished
+        run; RUN stays as it is and can go on.
     max_time
         Time after which the run writes a checkpoint and stops, such as 3h or 90m, for queues with a
         time limit. The exit status is then 0.
@@ -75,19 +80,32 @@ def pretrain(
         *([f"train.init_from={init_from}"] if init_from else []),
         *([f"train.also_evaluate={also_evaluate}"] if also_evaluate else []),
     ]
+    require(cooldown is None or resume is not None, "--cooldown needs --resume RUN")
     if resume is not None:
-        require(out is None, "--resume continues in its own folder; leave out --out")
+        require(
+            (out is None) == (cooldown is None),
+            "--resume continues in its own folder: leave out --out, but with --cooldown name it",
+        )
         require(
             not given and config is None and preset is None and recipe is None,
             "--resume keeps the run's settings; leave out --set, --config, --preset, --recipe and "
             "--init-from",
         )
         from electra.checkpoints.folder import read_run_config
+        from electra.pretraining.continuation import cool_down, plan_cooldown
 
-        settings = read_run_config(resume)
-        if dry_run:
+        if cooldown is None:
+            settings = read_run_config(resume)
+        else:
+            refuse_existing(out)
+            settings = plan_cooldown(resume, cooldown)
+        if dry_run and cooldown is None:
             refuse_changes(resume, None)
+        if dry_run:
             return print_dry_run(settings, f"continue {resume}")
+        if cooldown is not None and out is not None:
+            cool_down(resume, cooldown, out)
+            resume = out
     else:
         is_begun = out is not None and (out / "config.json").exists()
         settings = resolve(

@@ -4,10 +4,11 @@ import dataclasses
 import json
 import shutil
 from collections.abc import Collection
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from electra.checkpoints.checkpoint import list_checkpoints, step_of
+from electra.checkpoints.checkpoint import find_checkpoint, list_checkpoints, run_of, step_of
 from electra.checkpoints.folder import read_run_config
 from electra.checkpoints.manifest import read_manifest
 from electra.checkpoints.metrics import read_metrics
@@ -91,6 +92,11 @@ def settle(
     changed = [name for name in after if after[name] != before[name] and name not in kept]
     # Of method.generator_steps 0 is half of the steps; what counts is below.
     refused = [name for name in changed if name not in {*MAY_CHANGE, "method.generator_steps"}]
+    is_cooled = begun.optimizer.cooldown_steps > 0 and wanted.train.steps > begun.train.steps
+    require(
+        not is_cooled,
+        f"{run} cools down at its end; make the run that it branches from longer, and cool that down",
+    )
     if refused or wanted.train.steps < begun.train.steps:
         named = refused or ["train.steps"]
         differs = ", ".join(f"{name}={before[name]}, not {after[name]}" for name in named[:5])
@@ -150,11 +156,16 @@ def branch(trunk: Path, out: Path, config: PretrainConfig) -> None:
     settle(trunk, begun, override(config, [f"train.steps={begun.train.steps}"]))
     stable = steps - max(1, round(fraction * steps))
     shared = [each for each in list_checkpoints(trunk) if step_of(each) <= stable]
-    last = step_of(shared[-1]) if shared else 0
+    _write_branch(trunk, shared[-1] if shared else None, out, config)
+
+
+def _write_branch(trunk: Path, checkpoint: Path | None, out: Path, config: PretrainConfig) -> None:
+    """Write the folder of a run that goes on from a checkpoint of another, or begins as it did."""
+    last = step_of(checkpoint) if checkpoint else 0
     with new_folder(out) as folder:
         shutil.copytree(trunk / "tokenizer", folder / "tokenizer")
         manifest = read_manifest(trunk)
-        if shared:
+        if checkpoint:
             manifest["branched_from"] = {"run": trunk.name, "step": last}
         else:
             manifest["sessions"] = []
@@ -162,5 +173,51 @@ def branch(trunk: Path, out: Path, config: PretrainConfig) -> None:
         write_json(folder / "config.json", to_dict(config))
         records = [each for each in read_metrics(trunk / "metrics.jsonl") if each["step"] <= last]
         write_text(folder / "metrics.jsonl", "".join(json.dumps(r) + "\n" for r in records))
-        if shared:
-            shutil.copytree(shared[-1], folder / "checkpoints" / shared[-1].name)
+        if checkpoint:
+            shutil.copytree(checkpoint, folder / "checkpoints" / checkpoint.name)
+
+
+def plan_cooldown(start: Path, length: int | timedelta) -> PretrainConfig:
+    """Return the settings with which a run ends early from its newest, or a named, checkpoint.
+
+    Args:
+        start: A run folder, or the folder of one of its checkpoints.
+        length: Steps in which the learning rate decays to 0, or the time that they may take at the
+            run's own speed.
+
+    Raises:
+        UserError: There is no such checkpoint, or the schedule cannot be cut there.
+    """
+    run, (step, _) = run_of(start), find_checkpoint(start)
+    begun = read_run_config(run)
+    require(not begun.optimizer.cooldown_steps, f"{run} cools down already")
+    first = begun.second_stage + begun.optimizer.warmup_steps
+    require(
+        first <= step < begun.train.steps,
+        f"{run} can be cooled down from step {first} on, where its warm-up is over, and before step "
+        f"{begun.train.steps}, its last; the checkpoint is of step {step}",
+    )
+    if isinstance(length, timedelta):
+        length = _count_steps(run, length.total_seconds())
+    require(length > 0, f"--cooldown must be at least one step, not {length}")
+    changes = [
+        f"train.steps={step + length}",
+        f"optimizer.cooldown_steps={length}",
+        f"optimizer.planned_steps={begun.train.steps}",
+    ]
+    if begun.method.scheme == "two_stage":
+        changes.append(f"method.generator_steps={begun.second_stage}")
+    return override(begun, changes)
+
+
+def _count_steps(run: Path, seconds: float) -> int:
+    """Return how many steps a run does in a time, by its newest record."""
+    for record in reversed(read_metrics(run / "metrics.jsonl")):
+        if record["part"] == "train" and record["tokens"]:
+            return int(seconds * record["tokens_per_second"] * record["step"] / record["tokens"])
+    raise UserError(f"{run} has no record of its speed: give --cooldown as a number of steps")
+
+
+def cool_down(start: Path, length: int | timedelta, out: Path) -> None:
+    """Write the folder of a run that ends early; `resume` goes on. Arguments: `plan_cooldown`."""
+    _write_branch(run_of(start), find_checkpoint(start)[1], out, plan_cooldown(start, length))

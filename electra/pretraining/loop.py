@@ -470,8 +470,12 @@ def _without_collector() -> Iterator[None]:
 
 def find_learning_rate(step: int, model: Objective, config: PretrainConfig) -> float:
     """Return the learning rate of a step, by the schedule of the stage of the step."""
-    stage, optimizer = model.stage_at(step), config.optimizer
-    first, end = (*model.stages, config.train.steps)[stage : stage + 2]
+    stage, optimizer, steps = model.stage_at(step), config.optimizer, config.train.steps
+    begin = steps - optimizer.cooldown_steps
+    if step > begin:
+        peak = find_learning_rate(begin, model, config)
+        return peak * (steps - step) / optimizer.cooldown_steps
+    first, end = (*model.stages, optimizer.planned_steps or steps)[stage : stage + 2]
     if step < (config.generator.warmup_steps or 0):
         warmup_steps = min(optimizer.warmup_steps, longest_warmup(end - first))
         optimizer = dataclasses.replace(optimizer, warmup_steps=warmup_steps)
