@@ -31,7 +31,7 @@ PAGES = [
         *("docs/RELIABILITY.md", "docs/DOMAIN.md", "docs/LIBRARY.md", "docs/REPRODUCE.md"),
         *("docs/CORPUS.md", "docs/TOKENIZERS.md", "docs/CONCEPTS.md", "docs/SERVING.md"),
         *("docs/TROUBLE.md", "docs/KOREAN.md", "docs/ARCHITECTURES.md", "docs/TASK.md"),
-        *("docs/GPUS.md", "docs/MIGRATING.md", "docs/EXTENDING.md"),
+        *("docs/GPUS.md", "docs/MIGRATING.md", "docs/EXTENDING.md", "docs/CLIENTS.md"),
     )
 ]
 """In the order in which their commands are run."""

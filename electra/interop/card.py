@@ -119,6 +119,7 @@ def write_card(
     similarity: Similarity | None = None,
     *,
     agreements: Agreements,
+    has_generator: bool,
 ) -> str:
     """Return the text of README.md."""
     kind, sizes, head = network
@@ -144,6 +145,7 @@ def write_card(
         similarity=similarity,
         layers=list(layers.items()),
         agreements=agreements,
+        has_generator=has_generator,
         num_shapes=NUM_SHAPES,
         suspected=SUSPECTED,
         names=lambda names: " and ".join(f"`{each}`" for each in names),

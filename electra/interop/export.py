@@ -153,6 +153,7 @@ def export(
             *(out.name, architecture, (outgoing.kind, outgoing.network.sizes, outgoing.module)),
             *(outgoing.length, facts, scores),
             agreements=agreements,
+            has_generator=len(parts) > 1,
             labels=outgoing.labels,
             similarity=similarity,
         )
