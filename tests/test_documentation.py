@@ -13,12 +13,15 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from runs import write_as_published
 
 import electra
+from electra.checkpoints.folder import read_pretrained
 from electra.cli import app, main
 from electra.config import FinetuneConfig, PretrainConfig
 from electra.presets import PRESETS
-from electra.settings import flatten, from_dict, to_dict
+from electra.pretraining.loop import pretrain
+from electra.settings import flatten, from_dict, override, to_dict
 from electra.tasks.glue import DIAGNOSTIC, GLUE
 from tools.readme import GUIDES, PAGE, PICTURE, update_readme
 
@@ -32,6 +35,7 @@ PAGES = [
         *("docs/CORPUS.md", "docs/TOKENIZERS.md", "docs/CONCEPTS.md", "docs/SERVING.md"),
         *("docs/TROUBLE.md", "docs/KOREAN.md", "docs/ARCHITECTURES.md", "docs/TASK.md"),
         *("docs/GPUS.md", "docs/MIGRATING.md", "docs/EXTENDING.md", "docs/CLIENTS.md"),
+        "docs/DEBERTA.md",
     )
 ]
 """In the order in which their commands are run."""
@@ -39,7 +43,7 @@ TOY = {
     "tokenizer": ["vocab_size=120", "min_frequency=1"],
     "prepare": ["heldout_prob=0.1", "workers=1"],
     "pretrain": [
-        *("model.hidden_size=64", "model.num_attention_heads=1", "model.embedding_size=32"),
+        *("model.hidden_size=64", "model.num_attention_heads=1", "model.embedding_size=64"),
         *("model.intermediate_size=64", "model.num_hidden_layers=1"),
         *("generator.hidden_fraction=1", "examples.sequence_length=32", "train.steps=4"),
         *("train.batch_size=4", "train.evaluate_rows=8", "train.threads=1"),
@@ -107,7 +111,7 @@ def write_glue(folder, lines):
 
 
 @pytest.fixture(scope="module")
-def place(toy_text, tmp_path_factory):
+def place(toy_text, toy_shards, tmp_path_factory):
     """A folder with everything that the documented commands expect to find."""
     folder = tmp_path_factory.mktemp("documentation")
     lines = [line for line in toy_text.read_text().splitlines() if line]
@@ -137,6 +141,9 @@ def place(toy_text, tmp_path_factory):
         )
     shutil.copytree(ROOT / "tests" / "tf_checkpoint", folder / "electra_small")
     (folder / "electra_small" / "tokenizer_config.json").write_text('{"do_lower_case": true}')
+    config = override(PRESETS["deberta-v3-small"], [*TOY["pretrain"], "optimizer.warmup_steps=0"])
+    pretrain(toy_shards, folder / "hub", config, lambda record: None)
+    write_as_published(read_pretrained(folder / "hub"), folder / "deberta-v3-small")
     (description,) = read_blocks(ROOT / "docs" / "ARTEFACTS.md", "toml")
     (folder / "reviews.toml").write_text(description)
     own = tomllib.loads(description)

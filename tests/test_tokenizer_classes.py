@@ -5,6 +5,7 @@ import base64
 import gettext
 import json
 import lzma
+import operator
 import random
 import warnings
 from itertools import islice
@@ -37,7 +38,6 @@ OF_DEBERTA = {
     "pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "pad_piece": "[PAD]", "bos_piece": "[CLS]",
     "eos_piece": "[SEP]", "unk_piece": "[UNK]",
 }  # fmt: skip
-"""How DeBERTaV3's vocabulary was trained."""
 
 
 def write_folder(folder, config=None, **settings):
@@ -130,10 +130,10 @@ CORPUS = Path(__file__).parents[2] / "shared/data/corpus"
 READERS = {"English": "wikipedia.txt.xz", "Korean": "nsmc-reviews.txt.xz"}
 LOCALES = {"Russian": "ru", "Chinese": "zh_CN"}
 RANGES = {
-    "emoji": "\u200d\ufe0f👩🏽🇰🇷abc", "control": "".join(map(chr, [*range(32), *range(127, 161)])),
+    "emoji": "\u200d\ufe0f👩🏽🇰🇷abc" + "".join(map(chr, range(0x1F600, 0x1F650))),
+    "control": "".join(map(chr, [*range(32), *range(127, 161)])),
     "formats": "\u200b\u200e\u2028\u202e\u3000\ufeffabc", "wide": "，。！？（）ＡＢｃ１２ﬁﬂ½①…",
 }  # fmt: skip
-RANGES["emoji"] += "".join(map(chr, range(0x1F600, 0x1F650)))
 
 
 def read_lines(kind, number, rng):
@@ -162,7 +162,6 @@ def test_ten_thousand_lines_have_the_tokens_of_deberta(tmp_path):
     sentencepiece, rng = pytest.importorskip("sentencepiece"), random.Random(0)
     kinds = (*READERS, *LOCALES, *RANGES)
     lines = [line for kind in kinds for line in read_lines(kind, 1250, rng)]
-    assert len(lines) == 10_000
     folder, path = write_folder(tmp_path / "hub", {"model_type": "deberta-v2"}), tmp_path / "t.txt"
     path.write_text("\n".join(" ".join(line.split()) for line in lines), encoding="utf-8")
     sentencepiece.SentencePieceTrainer.train(
@@ -184,8 +183,7 @@ def test_ten_thousand_lines_have_the_tokens_of_deberta(tmp_path):
     for pair in ties:  # equally likely
         scores = [sum(map(theirs.get_score, ids)) for ids in pair]
         assert scores[0] == pytest.approx(scores[1], abs=1e-4), pair
-    mapped = zip(found, ours.encode_batch(lines), strict=True)
-    assert sum(ids != other for ids, other in mapped) > 1000
+    assert sum(map(operator.ne, found, ours.encode_batch(lines))) > 1000
     own.save(tmp_path / "own")
     again = transformers.AutoTokenizer.from_pretrained(tmp_path / "own")
     assert again(lines, add_special_tokens=False)["input_ids"] == found
