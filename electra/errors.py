@@ -40,13 +40,7 @@ def require(rule_holds: bool, message: str) -> None:
 
 
 def require_choice(what: str, value: object, choices: Iterable[object]) -> None:
-    """Raise UserError, with the nearest choice, unless the value is one of the choices.
-
-    Args:
-        what: Name of what is chosen, such as "preset".
-        value: The value that was given.
-        choices: What it may be.
-    """
+    """Raise UserError, with the nearest choice, unless the value is one of the choices."""
     choices = list(choices)
     if value not in choices:
         near = did_you_mean(str(value), (str(each) for each in choices if each is not None))

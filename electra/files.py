@@ -146,10 +146,6 @@ def parse_object(text: str | bytes, place: object) -> dict[str, Any]:
 def parse_json(text: str | bytes, place: object) -> Any:
     """Return the value of a JSON text. All JSON that the package reads is read here.
 
-    Args:
-        text: The text, or its bytes in UTF-8.
-        place: Where it stands, for messages.
-
     Raises:
         UserError: The text is not JSON (NaN and Infinity are not), is nested too deeply, or holds
             a number that is too large or a key with two values.

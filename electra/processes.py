@@ -103,13 +103,7 @@ def follow_parent() -> None:
 
 
 class Interrupted(Exception):
-    """A pre-training stopped before its last step; the checkpoint of its last step is written.
-
-    Args:
-        run: The run folder.
-        step: Steps done.
-        in_time: Whether a time limit stopped the run, and not a signal.
-    """
+    """A pre-training stopped before its last step; the checkpoint of its last step is written."""
 
     def __init__(self, run: Path, step: int, *, in_time: bool = False):
         super().__init__(f"stopped at step {step:,}; {run} is safe")

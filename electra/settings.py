@@ -180,11 +180,6 @@ def parse_toml(path: Path) -> dict[str, Any]:
 def override_values(config: ConfigType, values: Mapping[str, Any], path: Path) -> ConfigType:
     """Return the config with values of `read_toml` applied.
 
-    Args:
-        config: The config to change.
-        values: Values by dotted name.
-        path: The TOML file, for the messages of errors.
-
     Raises:
         UserError: A value is refused as in `override`.
     """
@@ -266,11 +261,6 @@ def _replace(config: ConfigType, values: Mapping[str, Any], prefix: str = "") ->
 
 def parse_value(name: str, value: Any, hint: Any) -> Any:
     """Return the value for a field of type `hint`, from text (--set) or from a TOML value.
-
-    Args:
-        name: Name of the field, for messages.
-        value: Text, or what TOML has: a number, a list for a tuple, a table for a dataclass.
-        hint: The type.
 
     Raises:
         UserError: The value does not have the type, or a table has an unknown key or lacks one.

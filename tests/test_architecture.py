@@ -157,6 +157,14 @@ def test_config_and_help_import_no_torch():
         subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_a_sketch_takes_no_compiler():
+    """On the meta device torch would import it to draw numbers that nobody reads, for seconds."""
+    what = "[sketch(each) for each in PRESETS.values()]; assert 'torch._dynamo' not in sys.modules"
+    code = "from electra.method.registry import sketch_objective as sketch; import sys; "
+    code += f"from electra.presets import PRESETS; {what}"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_only_the_terminal_prints():
     for path in sources():
         calls = [

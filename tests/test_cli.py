@@ -280,6 +280,30 @@ def test_settings_are_listed_without_shards(capsys):
     assert "train.steps=1000000\n" in printed
 
 
+@pytest.mark.parametrize("preset", ["small", "modern-small", "tiny"])
+def test_a_run_of_days_is_announced(capsys, preset):
+    """Not where a GPU computes it, or it is short."""
+    words = ["pretrain", "--dry-run", "--preset", preset, "--set", "train.threads=1"]
+    _, _, err = run(capsys, *words, "train.device=cpu", "train.steps=1000000000")
+    body = preset.replace("small", "tiny")
+    fits = rf"--preset {body} about \d+ (hours|minutes)|--set train.steps=\d+ about a day"
+    assert re.search(f"would take about [0-9,]+ (days|years) on this machine; ({fits})", err)
+    for setting in ("train.device=cuda", "train.steps=20"):
+        assert "would take" not in run(capsys, *words, setting)[2]
+
+
+def test_a_run_of_days_is_announced_before_it_starts(capsys, chain, tmp_path):
+    folder, _ = chain
+    long = [word.replace("steps=6", "steps=2000000000") for word in SMALL]
+    words = ["pretrain", folder / "shards", "--out", tmp_path / "run", "--set", *long]
+    for is_new in (True, False):
+        status, _, err = run(capsys, *words, "--max-time", "0.001s")
+        assert status == 0, err
+        assert ("would take about" in err.partition("# Pre-training")[0]) == is_new
+    _, _, err = run(capsys, "pretrain", "nowhere", "--out", tmp_path / "no", *words[4:])
+    assert len(err.splitlines()) == 1
+
+
 def test_output_that_takes_nothing_or_only_ascii(tmp_path):
     command = f"exec {sys.executable} -m electra flops >&-"
     assert subprocess.run(["sh", "-c", command], capture_output=True).stderr == b""
@@ -609,6 +633,7 @@ def test_plan_ends_with_the_command_that_comes_next(capsys):
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_recipe_is_one_word(preset, capsys, tmp_path):
     words = ["pretrain", "shards", "--out", tmp_path / "run", "--dry-run", "--preset", preset]
+    words += ["--set", "train.device=cuda"]  # for which nothing is estimated
     printed = {}
     for recipe in ("paper", "best", None):
         main([*map(str, words), *(["--recipe", recipe] if recipe else [])])

@@ -10,9 +10,11 @@ import torch
 from electra.errors import UserError
 from electra.method.flops import count_run
 from electra.method.registry import sketch_objective
+from electra.model.encoder import Encoder
 from electra.presets import PRESETS, encoder_sizes, modern_sizes
 from electra.pretraining.loop import pretrain
 from electra.pretraining.plan import (
+    estimate_run,
     free_in_groups,
     free_memory,
     make_rows,
@@ -94,6 +96,16 @@ def test_a_step_that_fits_into_the_probe_is_timed_whole(config):
     model.register_forward_pre_hook(lambda _, inputs: rows.append(len(inputs[0].input_ids_BL)))
     clock = lambda: 0.05 * len(rows) + 0.001 * sum(rows)  # noqa: E731
     assert time_step(model, config, Machine(), 1.0, clock=clock) == pytest.approx(0.058)
+
+
+def test_a_run_is_estimated_from_one_layer(config):
+    """Here the pass of four rows of 128 tokens takes two seconds, and sets no threads."""
+    threads, ticks = torch.get_num_threads(), itertools.count(0, 2)
+    found = estimate_run(config, Machine(threads=threads), lambda: next(ticks))
+    run = count_run(sketch_objective(config), config)["true"]
+    layer = sum(Encoder(encoder_sizes(64, 1, 32)).count_flops(128).values())
+    assert found == pytest.approx(2 * run / (3 * layer * 4 * 128))
+    assert torch.get_num_threads() == threads
 
 
 def test_memory_is_what_a_piece_keeps(config):

@@ -4,6 +4,9 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -92,6 +95,33 @@ def test_comparisons_in_two_processes_give_the_scores_of_one(capsys, texts, tmp_
         results = (out / f"package-{start}/results.json" for start in ("pretrained", "scratch"))
         scores.append([json.loads(path.read_text())["combinations"] for path in results])
     assert scores[0] == scores[1]
+
+
+@pytest.mark.slow
+def test_a_killed_quickstart_goes_on(capsys, texts, tmp_path):
+    out, more = tmp_path / "out", ["--set", "pretrain.train.steps=40"]
+    words = ["--text", str(texts), "--out", str(out)]
+    small = [each for each in SMALL if "steps" not in each]
+    line = [sys.executable, "-m", "electra", "quickstart", *words, *more, *small]
+    for pattern in ("shards", "run/checkpoints/step-*", "package-pretrained"):
+        with subprocess.Popen(line, stdout=subprocess.DEVNULL) as process:
+            while process.poll() is None and not list(out.glob(pattern)):
+                time.sleep(0.01)
+            process.kill()
+        assert process.returncode == -signal.SIGKILL
+        if pattern == "shards":
+            begun = {path: path.stat().st_mtime_ns for path in out.glob("*/manifest.json")}
+    status, _, err = run(capsys, *words, *more, "seeds=2")
+    assert (status, len(err.splitlines())) == (2, 1)
+    assert "out was begun with seeds=1, not 2: remove it, or choose another --out" in err
+    assert run(capsys, *words, *more)[0] == 0
+    assert begun == {path: path.stat().st_mtime_ns for path in begun}
+    assert len(json.loads((out / "run/manifest.json").read_text())["sessions"]) == 2
+    assert run(capsys, *words[:2], "--out", tmp_path / "whole", *more)[0] == 0
+    weights = "checkpoints/step-00000040/model.safetensors"
+    assert (out / "run" / weights).read_bytes() == (tmp_path / "whole/run" / weights).read_bytes()
+    status, printed, _ = run(capsys, *words, "--dry-run", *more)
+    assert f"write {out}-2;" in printed  # a whole one is kept
 
 
 def test_a_single_file_is_pretrained_without_a_question(capsys, texts, tmp_path):

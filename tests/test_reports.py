@@ -18,6 +18,7 @@ from electra.reports.glossary import (
     GLOSSARY,
     Metric,
     describe_heldout,
+    format_about,
     format_count,
     format_interval,
     format_seconds,
@@ -351,6 +352,10 @@ def test_counts_and_times():
     assert [format_count(n) for n in (0, 950, 999.6, 12_345, 76.8e6, 3.4e9, 5e15)] == [
         "0", "950", "1.00k", "12.3k", "76.8M", "3.40G", "5000T",
     ]  # fmt: skip
+    assert [format_about(s) for s in (5, 130, 7100, 7300, 30_200_000, 3.1e12)] == [
+        *("about 1 minute", "about 2 minutes", "about 120 minutes", "about 2 hours"),
+        *("about 350 days", "about 98,000 years"),
+    ]
     assert [format_seconds(s) for s in (0.2, 59.7, 185, 7620, 367_200)] == [
         "0s", "1m00s", "3m05s", "2h07m", "4d06h",
     ]  # fmt: skip

@@ -117,7 +117,8 @@ def pretrain(
             note=print_note,
         )
         if dry_run and shards is None and out is None:
-            return print_dry_run(settings, "pre-train with these settings")
+            print_dry_run(settings, "pre-train with these settings")
+            return _note_time(settings)
         if shards is None or out is None:
             raise UserError("pretrain needs SHARDS and --out RUN, or --resume RUN")
         if not is_begun:
@@ -126,12 +127,15 @@ def pretrain(
             if is_begun:
                 refuse_changes(out, settings)
             action = "continue" if is_begun else f"read the shards {shards} and write the run"
-            return print_dry_run(settings, f"{action} {out}")
+            print_dry_run(settings, f"{action} {out}")
+            return None if is_begun else _note_time(settings)
     from electra.pretraining.loop import pretrain as run_pretrain
     from electra.pretraining.loop import resume as run_resume
 
     run = resume or out
     assert run is not None
+    if not (run / "config.json").exists():
+        _note_time(settings, shards)
     seconds = math.inf if max_time is None else max_time.total_seconds()
     require(seconds > 0, f"--max-time must be > 0, not {max_time}")
     title = "Pre-training"
@@ -144,6 +148,43 @@ def pretrain(
             assert shards is not None
             results = run_pretrain(shards, run, settings, display.show, seconds)
     _print_results(run, results)
+
+
+def _note_time(
+    settings: PretrainConfig, shards: Path | None = None, seconds: float | None = None
+) -> None:
+    """Say of a run of days on a CPU, before it begins, how long it takes, and what takes less.
+
+    Args:
+        settings: The settings of the run.
+        shards: The shards whose vocabulary it has; None: the settings say its size.
+        seconds: How long it takes; None: it is estimated.
+    """
+    from electra.pretraining.plan import DAY, estimate_run, list_shorter
+    from electra.pretraining.start import fit_to_shards
+    from electra.reports.glossary import format_about
+    from electra.shards.store import open_shards
+    from electra.terminal.printing import print_note
+    from electra.training.machine import prepare_machine
+
+    train = settings.train
+    if train.device == "cuda":  # which need not be on this machine, for a dry run
+        return
+    machine = prepare_machine(train.device, train.precision, train.threads)
+    if machine.device.type == "cuda" or machine.num_ranks > 1:
+        return
+    if shards:
+        settings = fit_to_shards(settings, open_shards(shards, verify=False))
+    seconds = estimate_run(settings, machine) if seconds is None else seconds
+    if seconds <= DAY:
+        return
+    shorter = {} if train.init_from else list_shorter(settings, machine, seconds)
+    words = [f"--preset {name} {format_about(taken)}" for name, taken in shorter.items()]
+    steps = int(float(f"{train.steps * DAY / seconds:.1g}"))
+    print_note(
+        f"the run would take {format_about(seconds)} on this machine; "
+        + (", ".join(words) or f"--set train.steps={max(1, steps)} about a day")
+    )
 
 
 def _print_results(run: Path, results: dict[str, Any]) -> None:
@@ -230,6 +271,7 @@ def plan(
         ("on", found.device),
     ]
     print_table(rows, ["what", "how much"])
+    _note_time(settings, seconds=found.seconds)
     words = ("--preset", preset, "--out", "run", *repeat(given, config, recipe))
     print_done("planned", command("pretrain", "SHARDS", *words))
 

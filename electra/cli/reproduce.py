@@ -23,7 +23,8 @@ from electra.cli.options import (
 )
 from electra.errors import UserError, command, require
 from electra.presets import PRESETS
-from electra.quickstart.config import QUICKSTART
+from electra.processes import Interrupted
+from electra.quickstart.config import BEGUN, QUICKSTART, REPORT
 
 if TYPE_CHECKING:
     from electra.reproduce.run import Session
@@ -49,7 +50,8 @@ def quickstart(
     text
         Your own text: files, folders or globs, as for `electra tokenizer`.
     out
-        The folder to write; if it exists, a number is added to its name.
+        The folder to write. An interrupted quickstart goes on in its folder; to the name of
+        anything else that is there a number is added.
     """
     settings = resolve(QUICKSTART, config, set_)
     refuse_url(out)
@@ -58,14 +60,20 @@ def quickstart(
         source = ", ".join(text) or "the documentation of Python and its packages"
         return print_dry_run(settings, f"read {source} and write {out}")
     from electra.quickstart.run import quickstart as run_quickstart
+    from electra.terminal.printing import print_note
 
-    run_quickstart(text, out, settings)
+    try:
+        run_quickstart(text, out, settings)
+    except (KeyboardInterrupt, Interrupted):
+        if out.exists():
+            print_note(f"the same command goes on in {out}")
+        raise
 
 
 def _next_free(out: Path) -> Path:
     require(bool(out.name), f"{out} exists already; name a folder in it, as {out / 'quickstart'}")
     free, number = out, 2
-    while free.exists():
+    while free.exists() and ((free / REPORT).exists() or not (free / BEGUN).exists()):
         free, number = out.with_name(f"{out.name}-{number}"), number + 1
     return free
 

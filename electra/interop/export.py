@@ -185,14 +185,7 @@ def _describe_pretrained(model: SavedModel) -> tuple[Outgoing, Outgoing | None, 
 
 
 def describe(network: SavedNetwork, tokenizer: Tokenizer, length: int, source: str) -> Outgoing:
-    """Return a pre-trained network, or an encoder without a head, as transformers has it.
-
-    Args:
-        network: The network.
-        tokenizer: Its tokenizer.
-        length: Longest row of its training, tokens.
-        source: Folder with step, for manifests.
-    """
+    """Return a pre-trained network, or an encoder without a head, as transformers has it."""
     if not network.predicts:
         return Outgoing(network, "", None, tokenizer, length, source)
     is_generator = network.predicts == "tokens"

@@ -184,12 +184,7 @@ class Masking(nn.Module):
         self.register_buffer("starts_word_V", vocabulary.starts_word_V, persistent=False)
 
     def draw(self, batch: Batch, rng: torch.Generator) -> Draw:
-        """Return the masked positions and uniform numbers of all rows of a step.
-
-        Args:
-            batch: All rows of the step.
-            rng: Random number generator on the device of the batch.
-        """
+        """Return the masked positions and uniform numbers of all rows of a step."""
         return self.choose(batch, self.draw_uniform(batch, rng))
 
     def draw_uniform(self, batch: Batch, rng: torch.Generator) -> Tensor:
@@ -202,12 +197,7 @@ class Masking(nn.Module):
         return torch.rand(num_numbers, generator=rng, device=device)
 
     def choose(self, batch: Batch, uniform: Tensor) -> Draw:
-        """Return the masked positions and uniform numbers of all rows of a step.
-
-        Args:
-            batch: All rows of the step.
-            uniform: From `draw_uniform`.
-        """
+        """Return the masked positions and uniform numbers of all rows of a step."""
         real_BL, maskable_BL = find_real(batch), self.find_maskable(batch)
         shapes = self._shapes(batch)
         parts = uniform.split([math.prod(shape) for shape in shapes])
@@ -314,15 +304,7 @@ def predict_chosen(
     draw: Draw,
     counts: Counts,
 ) -> Prediction:
-    """Return a network's prediction of the original tokens at the masked positions.
-
-    Args:
-        network: The generator or the masked language model.
-        shown: Input rows: masked or corrupted.
-        batch: Original rows, which hold the targets.
-        draw: The masked positions and uniform numbers.
-        counts: Denominators of the losses of the whole step.
-    """
+    """Return a network's prediction of the original tokens at the masked positions."""
     prediction: Prediction = network(
         shown,
         draw.index_BS,

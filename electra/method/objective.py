@@ -116,11 +116,7 @@ class Objective(nn.Module):
         return bisect_right(self.stages, step) - 1
 
     def begin_stage(self, stage: int) -> None:
-        """Prepare the networks and loss weights for a stage.
-
-        Args:
-            stage: Number of the stage, at least 1. Stage 0 needs no preparation.
-        """
+        """Prepare the networks and loss weights for a stage."""
         self.is_resting = False
         self.loss_weights = self.weights_awake
 
@@ -173,12 +169,7 @@ class Objective(nn.Module):
         raise NotImplementedError
 
     def compute(self, batch: Batch, rng: torch.Generator) -> Output:
-        """Return loss and measures of a step without gradient accumulation.
-
-        Args:
-            batch: All rows of the step.
-            rng: Source of masked positions and uniform numbers, on the device of the batch.
-        """
+        """Return loss and measures of a step without gradient accumulation."""
         draw = self.masking.draw(batch, rng)
         return self(batch, draw, self.masking.count(batch, draw))
 

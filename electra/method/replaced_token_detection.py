@@ -133,14 +133,7 @@ class ReplacedTokenDetection(Objective):
     def judge(
         self, corrupt_ids_BL: Tensor, batch: Batch, draw: Draw, counts: Counts
     ) -> tuple[Tensor, Judgement]:
-        """Return the rows' share of L_Disc, and the discriminator's judgement.
-
-        Args:
-            corrupt_ids_BL: x_corrupt.
-            batch: Original rows.
-            draw: The masked positions.
-            counts: Denominators of the losses of the whole step.
-        """
+        """Return the rows' share of L_Disc, and the discriminator's judgement."""
         is_replaced_BL = corrupt_ids_BL != batch.input_ids_BL
         logits_BL = self.discriminator_head(
             self.discriminator(*batch._replace(input_ids_BL=corrupt_ids_BL))

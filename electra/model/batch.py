@@ -68,13 +68,7 @@ def count_real(batch: Batch) -> Tensor:
 def pad_rows(
     rows: Sequence[Sequence[int]], pad_id: int, types: Sequence[Sequence[int]] | None = None
 ) -> Batch:
-    """Return rows of token ids as a batch, padded at their ends to the longest row.
-
-    Args:
-        rows: Token ids, special tokens included.
-        pad_id: Id of the padding.
-        types: Segments of the tokens; None: all 0.
-    """
+    """Return rows of token ids as a batch, padded at their ends to the longest row."""
     input_ids_BL = pad_sequence([torch.tensor(row) for row in rows], True, pad_id)
     lengths_B1 = torch.tensor([[len(row)] for row in rows])
     types_BL = torch.zeros_like(input_ids_BL)

@@ -44,12 +44,7 @@ class Embeddings(nn.Module):
         self.norm = LayerNorm(config.embedding_size, eps=config.layer_norm_eps)
 
     def forward(self, input_ids_BL: Tensor, token_type_ids_BL: Tensor | None) -> Tensor:
-        """Return the embeddings (B, L, E), float32.
-
-        Args:
-            input_ids_BL: Token ids, int64.
-            token_type_ids_BL: Segment of each token, int64; None: segment 0 throughout.
-        """
+        """Return the embeddings (B, L, E), float32."""
         positions_LE = self.positions.weight[: input_ids_BL.shape[1]]
         if token_type_ids_BL is None:
             types_BLE = self.types.weight[0]

@@ -8,6 +8,9 @@ from electra.config import FinetuneConfig, PrepareConfig, PretrainConfig, Tokeni
 from electra.presets import FINETUNE_PRESETS, PRESETS
 from electra.settings import AtLeast, Order, Settings
 
+BEGUN, REPORT = "quickstart.json", "report.html"
+"""Files in a quickstart's folder: text and settings, the first; and the last."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class QuickstartConfig(Settings):

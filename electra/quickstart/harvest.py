@@ -21,7 +21,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from electra.files import new_file, refuse_existing
+from electra.files import new_file, parse_object, refuse_existing
 from electra.processes import follow_parent, usable_cores
 
 STANDARD_LIBRARY = "python"
@@ -61,9 +61,6 @@ def harvest(max_chars: float = math.inf) -> Iterator[Docstring]:
 
     Each text occurs once. The order of the modules is random, so that a part of the documentation
     is a sample of all packages; it depends on the installed files only.
-
-    Args:
-        max_chars: Characters after which no further text is yielded.
     """
     seen: set[bytes] = set()
     num_chars = 0
@@ -94,6 +91,12 @@ def write_jsonl(docstrings: Iterable[Docstring], path: str | Path) -> None:
     lines = (json.dumps(each._asdict(), ensure_ascii=False) + "\n" for each in docstrings)
     with new_file(path) as incomplete, incomplete.open("w", encoding="utf-8", newline="\n") as file:
         file.writelines(lines)
+
+
+def read_jsonl(path: Path) -> list[Docstring]:
+    """Return what `write_jsonl` wrote."""
+    with path.open(encoding="utf-8", newline="\n") as lines:
+        return [Docstring(**parse_object(line, path)) for line in lines]
 
 
 def _list_modules() -> Iterator[tuple[Path, str, str]]:

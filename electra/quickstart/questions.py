@@ -199,12 +199,6 @@ def punctuation_question(
     """Return a question about the held-out documents, or None if they hold too little.
 
     A text with fewer passages than asked for gives train and test its passages in proportion.
-
-    Args:
-        shards: The shards whose held-out part is asked about.
-        num_labelled: Most passages in train.
-        num_asked: Most passages in test.
-        seed: Seed of the split.
     """
     documents = [
         [passage for passage in cut_passages(tokens) if any(passage.marks)]

@@ -13,6 +13,8 @@ from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from electra.checkpoints.folder import read_run_config
+from electra.checkpoints.manifest import LOCK
 from electra.config import (
     PrepareConfig,
     PretrainConfig,
@@ -20,7 +22,7 @@ from electra.config import (
     longest_warmup,
 )
 from electra.errors import command, require
-from electra.files import read_object
+from electra.files import hold, new_folder, read_object, write_json
 from electra.finetuning.grid import combine, search
 from electra.interop.export import export
 from electra.presets import PRESETS, finetune_preset
@@ -28,8 +30,8 @@ from electra.pretraining.loop import pretrain
 from electra.pretraining.plan import time_step
 from electra.pretraining.start import build_model, count_tokens, fit_to_shards
 from electra.processes import follow_parent, usable_cores
-from electra.quickstart.config import QuickstartConfig
-from electra.quickstart.harvest import Docstring, harvest, write_jsonl
+from electra.quickstart.config import BEGUN, REPORT, QuickstartConfig
+from electra.quickstart.harvest import Docstring, harvest, read_jsonl, write_jsonl
 from electra.quickstart.questions import (
     MIN_PASSAGES,
     MIN_WORDS,
@@ -49,7 +51,7 @@ from electra.reports.runs import (
     read_samples,
 )
 from electra.reports.tokens import Sentence, count_least_trusted
-from electra.settings import differences
+from electra.settings import differences, flatten, to_dict
 from electra.shards.prepare import prepare
 from electra.shards.store import Shards, open_shards
 from electra.terminal.live import Display, Progress
@@ -68,6 +70,7 @@ from electra.training.machine import prepare_machine
 
 REFRESH_SECONDS = 0.2
 NUM_SUSPECTS = 10
+CORPUS = "corpus.jsonl"
 PROBE_SECONDS = 2.0
 MIN_STEPS = 100
 SHOWN_TOKENS = 40
@@ -83,23 +86,44 @@ A group belongs to train or to test as a whole."""
 def quickstart(text: Sequence[str], out: Path, config: QuickstartConfig) -> None:
     """Run all steps, print them, and write their results into the folder `out`.
 
+    What an interrupted quickstart has written there is not done again.
+
     Args:
         text: The user's files; if empty, the documentation of the installed packages.
-        out: The folder to write; must not exist.
+        out: The folder to write, or of an unfinished quickstart with the same text and settings.
         config: The settings of all steps.
 
     Raises:
-        UserError: There is no text, or a file is damaged or can be read only once.
+        UserError: There is no text, a file is damaged or can be read only once, or the quickstart
+            was begun with other settings.
     """
+    asked = {"text": list(text), **to_dict(config)}
+    if out.exists():
+        begun = dict(flatten(read_object(out / BEGUN)))
+        for name, value in flatten(asked):
+            require(
+                begun.get(name) == value,
+                f"{out} was begun with {name}={begun.get(name)}, not {value}: remove it, or choose "
+                "another --out",
+            )
+    corpus, question = _find_corpus(text, out, config, asked)
+    with hold(out / LOCK):
+        _take_steps(corpus, question, out, config)
+
+
+def _take_steps(
+    corpus: Sequence[str], question: PackageQuestion | None, out: Path, config: QuickstartConfig
+) -> None:
     began = time.perf_counter()
-    corpus, question = _find_corpus(text, out, config)
     tokenizer = _train_tokenizer(corpus, out, config)
     shards = _prepare(corpus, tokenizer, out, config)
     tasks = _write_questions(question, shards, out, config)
-    settings = fit_to_time(config, shards)
+    is_begun = (out / "run" / "config.json").exists()
+    settings = read_run_config(out / "run") if is_begun else fit_to_time(config, shards)
     samples = _pretrain(settings, shards, out)
     finetunings = compare(*_plan_comparisons(out, tasks, settings, config)) if tasks else []
-    export(out / "run", out / "exported")
+    if not (out / "exported").exists():
+        export(out / "run", out / "exported")
     longer = "--out", "longer-run", "--set", "train.steps=20000"
     next_command = command("pretrain", out / "shards", *longer)
     _report(out, shards, samples, finetunings, next_command)
@@ -108,24 +132,26 @@ def quickstart(text: Sequence[str], out: Path, config: QuickstartConfig) -> None
 
 
 def _find_corpus(
-    text: Sequence[str], out: Path, config: QuickstartConfig
+    text: Sequence[str], out: Path, config: QuickstartConfig, asked: Mapping[str, Any]
 ) -> tuple[list[str], PackageQuestion | None]:
     """Make the folder; return the files of the corpus, and a question where a text is from."""
+    docstrings: list[Docstring] = []
     if text:
         sources = find_sources(text)
         if sources.passed_over:
             print_note(name_passed_over(sources.passed_over))
         corpus, what, question = list(text), "files", _ask_about_files(sources.files, config)
-        out.mkdir(parents=True)
     else:
         print_step("corpus: the documentation of Python and its packages (parsed, never run)")
-        with Progress("reading", unit="texts") as progress:
-            docstrings = list(_show_count(harvest(config.max_chars), progress))
+        docstrings = read_jsonl(out / CORPUS) if out.exists() else _harvest(config)
         require(bool(docstrings), "this Python has no documentation to read; name text with --text")
-        corpus, what = [str(out / "corpus.jsonl")], "packages"
+        corpus, what = [str(out / CORPUS)], "packages"
         question = package_question(docstrings, config.num_packages, config.prepare.seed)
-        out.mkdir(parents=True)
-        write_jsonl(docstrings, out / "corpus.jsonl")
+    if not out.exists():
+        with new_folder(out) as folder:
+            write_json(folder / BEGUN, asked)
+            if docstrings:
+                write_jsonl(docstrings, folder / CORPUS)
     print_step(
         f"question: which of {len(question.packages)} {what} does a text come from?"
         if question
@@ -133,6 +159,16 @@ def _find_corpus(
         "words"
     )
     return corpus, question
+
+
+def _harvest(config: QuickstartConfig) -> list[Docstring]:
+    docstrings, num_chars = [], 0
+    with Progress("reading", unit="characters") as progress:
+        for docstring in harvest(config.max_chars):
+            docstrings.append(docstring)
+            num_chars += len(docstring.text)
+            progress.update(num_chars, config.max_chars)
+    return docstrings
 
 
 def _ask_about_files(files: Sequence[Path], config: QuickstartConfig) -> PackageQuestion | None:
@@ -172,6 +208,8 @@ def _show_count(items: Iterable[Any], progress: Progress) -> Iterator[Any]:
 def _train_tokenizer(corpus: Sequence[str], out: Path, config: QuickstartConfig) -> Tokenizer:
     changed = set_words(TokenizerConfig(), config.tokenizer)
     print_step(command("tokenizer", *corpus, "--out", out / "tokenizer", *changed))
+    if (out / "tokenizer").exists():
+        return Tokenizer.load(out / "tokenizer")
     with Progress("vocabulary", unit="lines") as progress:
         lines = _stream_lines(find_sources(corpus).files, config.prepare)
         tokenizer = Tokenizer.train(_show_count(lines, progress), config.tokenizer)
@@ -184,6 +222,8 @@ def _prepare(
 ) -> Shards:
     folders = "--tokenizer", out / "tokenizer", "--out", out / "shards"
     print_step(command("prepare", *corpus, *folders, *set_words(PrepareConfig(), config.prepare)))
+    if (out / "shards").exists():
+        return open_shards(out / "shards")
     with Progress("preparing", unit="bytes") as progress:
         manifest = prepare(
             corpus,
@@ -205,7 +245,7 @@ def _write_questions(
     if question:
         tasks["package"] = "own"
         folder = out / "package"
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         train, dev = question.train[: config.num_labelled], question.test[: config.num_asked]
         for name, part in (("train", train), ("dev", dev)):
             lines = [json.dumps(each._asdict(), ensure_ascii=False) + "\n" for each in part]
@@ -214,7 +254,7 @@ def _write_questions(
     if marks:
         tasks["punctuation"] = "tagging"
         folder = out / "punctuation"
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         write_passages(marks.train, folder / "train.txt")
         write_passages(marks.test, folder / "dev.txt")
         print_step(
@@ -244,9 +284,14 @@ def fit_to_time(config: QuickstartConfig, shards: Shards) -> PretrainConfig:
     machine = prepare_machine(train.device, train.precision, train.threads)
     model = build_model(settings, shards.tokenizer, machine, count_tokens(shards))
     taken = {}
-    for threads in sorted(choices, reverse=True):
-        machine = prepare_machine(train.device, train.precision, threads)
-        taken[threads] = time_step(model, settings, machine, PROBE_SECONDS)
+    with Progress("timing steps", unit="seconds") as progress:
+        for number, threads in enumerate(sorted(choices, reverse=True)):
+
+            def tell(seconds: float, before: float = number * PROBE_SECONDS) -> None:
+                progress.update(before + seconds, PROBE_SECONDS * len(choices))
+
+            machine = prepare_machine(train.device, train.precision, threads)
+            taken[threads] = time_step(model, settings, machine, PROBE_SECONDS, tell)
     threads, seconds = min(taken.items(), key=lambda pair: pair[1])
     enough = config.min_tokens / (train.batch_size * settings.examples.sequence_length)
     allowed = min(max(config.pretrain_seconds / seconds, enough), config.max_seconds / seconds)
@@ -257,7 +302,7 @@ def fit_to_time(config: QuickstartConfig, shards: Shards) -> PretrainConfig:
         steps=steps,
         log_every=50,
         evaluate_every=-(-steps // 4),  # rounded up: no evaluation just before the last
-        save_every=steps,
+        save_every=-(-steps // 4),
         threads=threads,
     )
     return dataclasses.replace(settings, optimizer=optimizer, train=train)
@@ -267,8 +312,9 @@ def _pretrain(settings: PretrainConfig, shards: Shards, out: Path) -> list[Sente
     """Pre-train, and print and return samples of held-out text."""
     changed = set_words(fit_to_shards(PRESETS["tiny"], shards), settings)
     print_step(command("pretrain", out / "shards", "--out", out / "run", *changed))
-    with Display(steps=settings.train.steps) as display:
-        pretrain(out / "shards", out / "run", settings, display.show)
+    if not (out / "run" / "results.json").exists():
+        with Display(steps=settings.train.steps) as display:
+            pretrain(out / "shards", out / "run", settings, display.show)
     samples = read_samples(out / "run")
     if samples:
         print_step(
@@ -293,6 +339,8 @@ class Comparison(NamedTuple):
 
     def carry_out(self, show: Callable[[float], None]) -> None:
         """Fine-tune, and call `show` with the number of runs that are done."""
+        if self.out.exists():
+            return show(self.runs)
 
         def tell(record: dict[str, Any]) -> None:
             if record["part"] == "train":
@@ -405,13 +453,13 @@ def _report(
     """Write the report, and print its tables and what they say in words."""
     runs = read_runs([out / "run"])
     files = {
-        str(out / "report.html"): "the report: curves, scores and samples in one file",
+        str(out / REPORT): "the report: curves, scores and samples in one file",
         str(out / "run"): "the run: checkpoints, metrics.jsonl, settings",
         str(out / "exported"): "the encoder for transformers (the generator in generator/)",
         str(out / "shards"): "the prepared corpus, for any sequence length",
     }
     write_page(
-        out / "report.html",
+        out / REPORT,
         runs,
         finetunings=finetunings,
         sentences=samples,

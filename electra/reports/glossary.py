@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
+from electra.errors import count_of
+
 
 class Metric(NamedTuple):
     """Description of one key of metrics.jsonl. A new metric is a record here, and nothing else."""
@@ -329,16 +331,19 @@ def format_interval(mean: float, half_width: float | None, sign: str = "") -> st
     """Return a mean in points and the half width of its interval: 1.2 ± 0.7.
 
     Where both would look alike, they have two digits, which show the larger one.
-
-    Args:
-        mean: The mean.
-        half_width: None: there is no interval.
-        sign: "+": a mean that is not negative has a sign as well.
     """
     if half_width is None:
         return f"{mean:{sign}z.1f}"
     digits = 2 if f"{abs(mean):.1f}" == f"{half_width:.1f}" else 1
     return f"{mean:{sign}z.{digits}f} ± {half_width:.{digits}f}"
+
+
+def format_about(seconds: float) -> str:
+    """Return an estimated duration in words: about 12 minutes, about 350 days."""
+    sizes = {"year": 365 * 86400, "day": 86400, "hour": 3600, "minute": 60}
+    unit = next((unit for unit, size in sizes.items() if seconds >= 2 * size), "minute")
+    number = float(f"{max(1, seconds / sizes[unit]):.2g}")
+    return f"about {count_of(round(number), unit)}"
 
 
 def format_seconds(seconds: float) -> str:

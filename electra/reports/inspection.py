@@ -232,10 +232,6 @@ def report_shards(
 ) -> dict[str, Any]:
     """Return what lies in a shards folder whose files were verified.
 
-    Args:
-        shards: The folder.
-        progress: Called with the number of documents looked at, and of all that will be.
-
     Returns:
         "parts": for train and heldout the numbers of tokens, lines, documents and shards, the
         lengths of lines and documents in tokens (least, quartiles, greatest), the share of unknown

@@ -30,12 +30,7 @@ from electra.settings import to_dict
 
 
 def render_page(template: str, **values: Any) -> str:
-    """Return a page of HTML. The template calls `html(table)`; all else is escaped.
-
-    Args:
-        template: Name of a template in this folder.
-        values: What it names.
-    """
+    """Return a page of HTML. The template calls `html(table)`; all else is escaped."""
     pages = Environment(
         loader=PackageLoader("electra", "reports"),
         autoescape=True,
@@ -57,15 +52,6 @@ def write_page(
     next_command: str = "",
 ) -> None:
     """Write the report of runs side by side, of fine-tunings and of models.
-
-    Args:
-        path: The HTML file. An existing file is replaced.
-        runs: The runs, from `read_runs`.
-        finetunings: Fine-tunings from the pre-trained weights and from scratch.
-        models: Folders that were exported or imported.
-        sentences: Held-out examples, shown token by token.
-        files: Descriptions of other written files, by path.
-        next_command: The command to run next.
 
     Raises:
         OSError: The file cannot be written.

@@ -87,12 +87,6 @@ def open_plan(suite: Suite, shards_folder: Path, runs: Path, jobs: int) -> Plan:
     it: shards, settings of fine-tuning, and the timed seconds of a step. It says nothing about rows
     and tasks of which there is no run.
 
-    Args:
-        suite: The suite.
-        shards_folder: Shards that `electra prepare` wrote.
-        runs: The folder of all runs.
-        jobs: Runs that are computed at a time. On a CPU they share its cores.
-
     Raises:
         UserError: Settings or budget do not fit together, or the folder holds other runs.
     """

@@ -47,11 +47,6 @@ Show = Callable[[float, float, str], None]
 def find_tasks(tasks: Sequence[str], glue: Path | None, data: Sequence[str]) -> dict[str, Path]:
     """Return the folder of each task.
 
-    Args:
-        tasks: The tasks of a suite.
-        glue: The folder of GLUE's tasks.
-        data: Folders of other tasks, as TASK=FOLDER.
-
     Raises:
         UserError: A task has no folder, or a folder is not there.
     """

@@ -243,11 +243,6 @@ def read_suite(path: Path) -> Suite:
 def change_suite(suite: Suite, settings: Sequence[str], **changes: Any) -> Suite:
     """Return a suite with what a command changes of it.
 
-    Args:
-        suite: The suite.
-        settings: Settings of pre-training of all rows, above the suite's own.
-        changes: Other fields of the suite; None or () leaves a field as it is.
-
     Raises:
         UserError: The suite does not allow a change.
     """

@@ -343,12 +343,6 @@ def permute(places: np.ndarray, size: int, seed: int, epoch: int) -> np.ndarray:
 
     The permutation is a Feistel network over the next power of four, repeated until the result lies
     in range(size). So each image is computed without the others.
-
-    Args:
-        places: Integers in range(size), (N,).
-        size: Number of elements.
-        seed: Seed of the permutation, together with `epoch`.
-        epoch: Second part of the seed.
     """
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
     mask = (1 << half_bits) - 1

@@ -227,10 +227,6 @@ def fetch_shards(several: Iterable[Shards], progress: Callable[[int, int], None]
 
     Without this each file is copied when it is first used, one after the other.
 
-    Args:
-        several: The shards.
-        progress: Called with the number of files done and of all files; never if none is at a URL.
-
     Raises:
         UserError: A file is missing, damaged or cannot be copied.
     """

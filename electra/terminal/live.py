@@ -263,11 +263,6 @@ class Progress:
         """Record the progress, and show it if the last refresh is long enough ago.
 
         Most calls show nothing, so calls at every step are cheap.
-
-        Args:
-            done: Amount done, in the unit of the progress.
-            total: Amount in total; None if unknown.
-            note: Further text to show.
         """
         self._facts = (done, total, printable(note))
         now = time.monotonic()

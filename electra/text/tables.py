@@ -286,10 +286,6 @@ class TableFile:
     def column(self, name: str, *, fractions: bool = False) -> list[str]:
         """Return a column's values as text; whole numbers and true or false are written out.
 
-        Args:
-            name: The column.
-            fractions: Whether fractional numbers are allowed.
-
         Raises:
             UserError: There is no such column, or a row lacks it or has something else in it.
         """

@@ -39,11 +39,6 @@ def extend(old: Tokenizer, texts: Iterable[str], config: TokenizerConfig) -> Tok
       first cut as before.
     - Unigram gets the likeliest pieces of a vocabulary trained on the text, with their scores.
 
-    Args:
-        old: The tokenizer; its normalisation is kept.
-        texts: Lines of the corpus.
-        config: vocab_size is the size of the result; min_frequency counts, too.
-
     Raises:
         UserError: `vocab_size` is not larger than the old vocabulary, or `old` cannot be extended.
     """

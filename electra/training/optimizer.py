@@ -139,12 +139,6 @@ def learning_rate_at(step: int, steps: int, config: OptimizerConfig, mode: Mode 
     reference mode decay also runs during warm-up: the first update has rate 0, and no update has
     the peak.
 
-    Args:
-        step: Number of the update, from 0.
-        steps: Updates of the schedule.
-        config: Peak, warm-up and decay.
-        mode: Which schedule.
-
     Source: section 3.1; reference mode: optimization.py.
     """
     if mode == "reference":
