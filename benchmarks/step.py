@@ -13,9 +13,9 @@ ours, plain     ours, neither compiled nor captured (on a GPU)
 ours, wide      ours with a generator of the discriminator's width and a quarter of its layers
                 (--wide): a different computation, whose time only is compared
 
-Of the architectures modernbert and deberta-v2 the modules are the architecture's own ...ForMaskedLM,
-and its ...Model under transformers' head for ELECTRA's discriminator. transformers has neither
-DeBERTaV3's heads nor its sharing: the presets deberta-v3-... are timed with ELECTRA's.
+Of the architectures modernbert and deberta-v2 the modules are their own ...ForMaskedLM, and their
+...Model under transformers' head for ELECTRA's discriminator. transformers has neither DeBERTaV3's
+heads nor its sharing: the presets deberta-v3-... are timed with ELECTRA's.
 
 All variants have the same sizes, batch, dropout, vocabulary and tied embeddings. Before the timing,
 all variants except "ours, wide" must compute the same two losses from the same weights, masks and

@@ -270,10 +270,9 @@ def test_a_run_ends_early(toy_shards, toy_config, tmp_path):
     assert rates[1][7:] == pytest.approx([rates[0][6] * share for share in (0.75, 0.5, 0.25)])
     manifest = read_manifest(tmp_path / "cooled")
     assert manifest["branched_from"] == {"run": "trunk", "step": 6}
-    for config in (read_run_config(tmp_path / "cooled"), override(config, ["train.steps=5"])):
-        longer = override(config, ["train.steps=40"])
-        with pytest.raises(UserError, match="cools down at its end|was begun with"):
-            pretrain(toy_shards, tmp_path / "cooled", longer, ignore)
+    longer = override(read_run_config(tmp_path / "cooled"), ["train.steps=40"])
+    with pytest.raises(UserError, match="cools down at its end"):
+        pretrain(toy_shards, tmp_path / "cooled", longer, ignore)
 
 
 def test_a_run_that_ends_early_in_its_stable_part_is_a_shorter_run(
@@ -295,7 +294,7 @@ def test_where_a_run_can_end_early(finished, tmp_path, monkeypatch, capsys):
     for place, length, words in (
         (finished, 4, "step 12, its last"),
         (start, 0, "--cooldown must be at least one step, not 0"),
-        (finished / "checkpoints" / "step-00000007", 4, "no usable checkpoint|is no run folder"),
+        (finished / "checkpoints" / "step-00000007", 4, "has no usable checkpoint"),
     ):
         with pytest.raises(UserError, match=words):
             plan_cooldown(place, length)
@@ -304,7 +303,8 @@ def test_where_a_run_can_end_early(finished, tmp_path, monkeypatch, capsys):
     main([*words, "3", "--out", "end"])
     assert "wrote end" in capsys.readouterr().out
     assert len(read_records(Path("end"), "heldout")) == 2
-    for more, line in (([*words, "3"], "--out"), (["pretrain", "--cooldown", "3m"], "--resume RUN")):
+    alone = ["pretrain", "--cooldown", "3m"]
+    for more, line in (([*words, "3"], "--out"), (alone, "--resume RUN")):
         with pytest.raises(SystemExit):
             main(more)
         assert line in capsys.readouterr().err

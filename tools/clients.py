@@ -4,6 +4,7 @@ tests/test_clients.py runs the lines of each client as the page shows them, on f
 commands wrote, and compares the answers with ours.
 """
 
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -196,7 +197,9 @@ def write_page() -> str:
         lines += ["", f"### {client.name} {client.version}: {HEADS[client.folder]}", ""]
         if client.environment.packages:
             lines += ["With " + ", ".join(f"`{each}`" for each in client.environment.packages), ""]
-        lines += [f"```{language}", client.code, "```"]
+        # As ruff formats it: an empty line after the imports.
+        code = re.sub(r"(?m)^((?:from|import) .*\n)(?!from|import|\n)", r"\1\n", client.code)
+        lines += [f"```{language}", code if language == "python" else client.code, "```"]
     return "\n".join(lines) + "\n"
 
 

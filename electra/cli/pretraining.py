@@ -94,14 +94,14 @@ def pretrain(
         from electra.checkpoints.folder import read_run_config
         from electra.pretraining.continuation import cool_down, plan_cooldown
 
-        if cooldown is None:
-            settings = read_run_config(resume)
-        else:
+        if cooldown is not None and out is not None:
             refuse_existing(out)
             settings = plan_cooldown(resume, cooldown)
-        if dry_run and cooldown is None:
-            refuse_changes(resume, None)
+        else:
+            settings = read_run_config(resume)
         if dry_run:
+            if cooldown is None:
+                refuse_changes(resume, None)
             return print_dry_run(settings, f"continue {resume}")
         if cooldown is not None and out is not None:
             cool_down(resume, cooldown, out)

@@ -206,7 +206,7 @@ class Distances(NamedTuple):
 
 
 _BAND = 64
-"""Positions of a band: fewer make small products, more compute distances that none of them reads."""
+"""Positions of a band: fewer make small products, more compute distances that none reads."""
 
 
 def _bands(length: int) -> list[tuple[slice, slice]]:
@@ -223,7 +223,7 @@ def _cut(x_ZLD: Tensor, rows: slice, num_heads: int) -> Tensor:
 
 
 def _skew(products: Tensor, length: int) -> Tensor:
-    """Return the view (Z, b, L) of (N, B * b, W) whose column j of row i is column j - i + b - 1."""
+    """Return the view (Z, b, L) of (N, B * b, W): row i, column j has column j - i + b - 1."""
     width = products.shape[2]
     band = width - length + 1
     shape = products.numel() // (band * width), band, length

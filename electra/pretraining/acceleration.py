@@ -279,6 +279,7 @@ def _compiles(config: PretrainConfig, device: torch.device) -> bool:
 
 class WorkingCopies:
     """Copies of the weights and biases of a model's encoders, except the embedding block.
+
     The copies replace the parameters inside `at_work` only.
     """
 

@@ -92,10 +92,10 @@ def settle(
     changed = [name for name in after if after[name] != before[name] and name not in kept]
     # Of method.generator_steps 0 is half of the steps; what counts is below.
     refused = [name for name in changed if name not in {*MAY_CHANGE, "method.generator_steps"}]
-    is_cooled = begun.optimizer.cooldown_steps > 0 and wanted.train.steps > begun.train.steps
+    is_longer = wanted.train.steps > begun.train.steps
     require(
-        not is_cooled,
-        f"{run} cools down at its end; make the run that it branches from longer, and cool that down",
+        not (is_longer and begun.optimizer.cooldown_steps),
+        f"{run} cools down at its end; make the run longer that it branches from",
     )
     if refused or wanted.train.steps < begun.train.steps:
         named = refused or ["train.steps"]
@@ -194,8 +194,8 @@ def plan_cooldown(start: Path, length: int | timedelta) -> PretrainConfig:
     first = begun.second_stage + begun.optimizer.warmup_steps
     require(
         first <= step < begun.train.steps,
-        f"{run} can be cooled down from step {first} on, where its warm-up is over, and before step "
-        f"{begun.train.steps}, its last; the checkpoint is of step {step}",
+        f"{run} can be cooled down from step {first} on, where its warm-up is over, and before "
+        f"step {begun.train.steps}, its last; the checkpoint is of step {step}",
     )
     if isinstance(length, timedelta):
         length = _count_steps(run, length.total_seconds())
