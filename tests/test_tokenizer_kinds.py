@@ -588,3 +588,10 @@ def test_words_of_latin_text_are_gpt2_s(text):
 def test_a_vocabulary_is_as_good_as_its_library_s(name, kind):
     row = compare(name, kind, invent(SENTENCES[name], 300), 700)
     assert row.ours <= 1.02 * row.theirs
+
+
+def test_words_that_begin_alike_are_pieces_of_unigram():
+    parts = (("kar", "mel", "sto"), ("in", "ov", "e"), ("ta", "rik", "ul"))
+    line = " ".join(map("".join, itertools.product(*parts)))
+    tokenizer = Tokenizer.train([line] * 9, TokenizerConfig(kind="unigram", vocab_size=300))
+    assert len(tokenizer.encode(line)) == 27

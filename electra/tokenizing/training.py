@@ -1,7 +1,7 @@
 """Training of vocabularies, deterministic: the same corpus gives the same file."""
 
 import tempfile
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -135,7 +135,6 @@ MAX_COUNTED_WORDS = 1 << 22
 """Distinct words that Unigram counts, about 1 GB. When there are more, the rarest are forgotten."""
 MAX_COUNTED_CHARS = 200
 """Characters of the longest counted word. A longer one, as Chinese sentences are, is cut."""
-LINE_WORDS = 50
 TRAINER_THREADS = 4
 """Threads of SentencePiece. Their number changes the order of its sums, so it is fixed."""
 
@@ -272,21 +271,18 @@ def _cut_to_alphabet(words: Counter[str], room: int) -> Counter[str]:
 
 
 def _list_lines(words: Counter[str]) -> Iterator[str]:
-    """Yield lines of several words, with the number of occurrences of each, for SentencePiece.
+    """Yield each word twice in a line, with half the number of its occurrences, for SentencePiece.
 
     It looks for candidates in lines, before it cuts them into words, and finds only what stands
-    twice with different neighbours. So a word stands in two lines: with all but one of its
-    occurrences, and with one. With a word a line, pieces of one word alone were never found, which
-    cost 10% more tokens on text with spaced punctuation.
+    twice with different characters behind it: here a space and the end of the line. With a word a
+    line, or beside words that begin alike, whole words were not found, which cost up to 17% more
+    tokens. The odd occurrence has a line of its own.
     """
-    groups: dict[tuple[int, bool], list[str]] = defaultdict(list)
-    for word in sorted(words):
-        groups[1, True].append(word)
-        if words[word] > 1:
-            groups[words[word] - 1, False].append(word)
-    for (count, _), group in sorted(groups.items()):
-        for first in range(0, len(group), LINE_WORDS):
-            yield f"{' '.join(group[first : first + LINE_WORDS])}\t{count}\n"
+    for word, count in sorted(words.items()):
+        if count > 1:
+            yield f"{word} {word}\t{count // 2}\n"
+        if count % 2:
+            yield f"{word}\t1\n"
 
 
 def train_pieces(words: Counter[str], num_pieces: int) -> list[Piece]:
@@ -300,7 +296,7 @@ def train_pieces(words: Counter[str], num_pieces: int) -> list[Piece]:
             sentencepiece.SentencePieceTrainer.train(
                 input=str(table),
                 input_format="tsv",
-                max_sentence_length=LINE_WORDS * (4 * MAX_COUNTED_CHARS + 1),
+                max_sentence_length=2 * (4 * MAX_COUNTED_CHARS + 1),
                 model_prefix=str(Path(folder) / "made"),
                 vocab_size=num_pieces,
                 hard_vocab_limit=False,
