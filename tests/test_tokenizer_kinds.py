@@ -595,3 +595,10 @@ def test_words_that_begin_alike_are_pieces_of_unigram():
     line = " ".join(map("".join, itertools.product(*parts)))
     tokenizer = Tokenizer.train([line] * 9, TokenizerConfig(kind="unigram", vocab_size=300))
     assert len(tokenizer.encode(line)) == 27
+
+
+def test_tokens_of_bpe_end_at_characters():
+    lines = invent(SENTENCES["Thai"], 100)
+    tokenizer = Tokenizer.train(lines, TokenizerConfig(kind="bpe", vocab_size=700))
+    ids = {*itertools.chain(*tokenizer.encode_batch(lines))}
+    assert not [index for index in ids if "\ufffd" in tokenizer.decode([index])]

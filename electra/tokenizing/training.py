@@ -24,6 +24,7 @@ from electra.tokenizing.formats import (
     State,
     absorb_space,
     define,
+    number_tokens,
     special_token,
 )
 from electra.tokenizing.sentencepiece import Piece, build_unigram, read_model, write_spaces
@@ -31,6 +32,9 @@ from electra.tokenizing.sentencepiece import Piece, build_unigram, read_model, w
 ALPHABET_COVERAGE = 0.99999
 """Share of a corpus's characters that the alphabet must cover. The rest is noise: [UNK]."""
 SPOOL_CHARS = 1 << 20
+NO_TEXT = "the corpus holds no text to train a vocabulary on"
+BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+"""Writes a letter for each byte."""
 
 
 def train_tokens(texts: Iterable[str], config: TokenizerConfig) -> list[str]:
@@ -52,8 +56,11 @@ def train_tokens(texts: Iterable[str], config: TokenizerConfig) -> list[str]:
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     with tempfile.TemporaryFile() as spool:
         counts = _spool_texts(texts, spool)
-        alphabet, is_dropped = _choose_alphabet(counts, backend, config)
-        require(bool(alphabet), "the corpus holds no text to train a vocabulary on")
+        room = (config.vocab_size - len(SPECIAL_TOKENS)) // 2
+        alphabet, is_dropped = _choose_alphabet(
+            counts, backend, room, lambda char: 1 + _can_continue(char, backend)
+        )
+        require(bool(alphabet), NO_TEXT)
         continuations = [f"##{char}" for char in alphabet if _can_continue(char, backend)]
         trainer = trainers.WordPieceTrainer(
             vocab_size=config.vocab_size,
@@ -93,12 +100,15 @@ def _code_points(text: str) -> np.ndarray:
 
 
 def _choose_alphabet(
-    counts: np.ndarray, backend: tokenizers.Tokenizer, config: TokenizerConfig
+    counts: np.ndarray,
+    backend: tokenizers.Tokenizer,
+    room: int,
+    size: Callable[[str], int] = lambda char: 1,
 ) -> tuple[list[str], np.ndarray]:
     """Return the alphabet, sorted, and the dropped code points as booleans (0x110000,).
 
     Characters are taken by frequency, ties by code point, until they cover ALPHABET_COVERAGE of
-    the text, or until characters and continuations fill half of the vocabulary.
+    the text, or fill `room` tokens, of which each takes `size`.
     """
     normalized = {
         code: backend.normalizer.normalize_str(chr(code)).split()
@@ -110,10 +120,9 @@ def _choose_alphabet(
         for char in "".join(parts):
             frequency[char] = frequency.get(char, 0) + int(counts[code])
     enough = ALPHABET_COVERAGE * sum(frequency.values())
-    room = (config.vocab_size - len(SPECIAL_TOKENS)) // 2
     alphabet: set[str] = set()
     for char in sorted(frequency, key=lambda char: (-frequency[char], char)):
-        room -= 1 + _can_continue(char, backend)
+        room -= size(char)
         if room < 0 or enough <= 0:
             break
         alphabet.add(char)
@@ -143,7 +152,9 @@ def train_bpe(texts: Iterable[str], config: TokenizerConfig) -> Definition:
     """Return a byte-level BPE tokenizer: any text has ids, and none is unknown.
 
     Each line begins as if after a space, so that a word has the same ids at its beginning. Source:
-    GPT-2's byte-level BPE, but for WORDS; ids as in BERT, the special tokens first.
+    GPT-2's byte-level BPE, but for WORDS; ids as in BERT, the special tokens first. And the bytes
+    of a character are merged before characters are: GPT-2's merges end inside characters, which
+    cost 12% more tokens on Thai.
     """
     least = len(SPECIAL_TOKENS) + NUM_BYTES
     require(
@@ -153,23 +164,46 @@ def train_bpe(texts: Iterable[str], config: TokenizerConfig) -> Definition:
     )
     backend = tokenizers.Tokenizer(models.BPE())
     backend.normalizer = build_normalizer(config, "NFC")
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Metaspace(" ", "first", split=False),
-            pre_tokenizers.Split(tokenizers.Regex(WORDS), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    words = [
+        pre_tokenizers.Metaspace(" ", "first", split=False),
+        pre_tokenizers.Split(tokenizers.Regex(WORDS), "isolated"),
+    ]
+    backend.pre_tokenizer = pre_tokenizers.Sequence(words)
     trainer = trainers.BpeTrainer(
-        vocab_size=config.vocab_size,
-        min_frequency=config.min_frequency,
-        special_tokens=list(SPECIAL_TOKENS),
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
+        vocab_size=config.vocab_size, min_frequency=config.min_frequency, show_progress=False
     )
-    backend.train_from_iterator(read_lines(texts), trainer)
+    with tempfile.TemporaryFile() as spool:
+        counts = _spool_texts(texts, spool)
+        _, is_dropped = _choose_alphabet(counts, backend, (config.vocab_size - least) // 2)
+        backend.train_from_iterator(_read_spool(spool, is_dropped), trainer)
+    model = parse_json(backend.to_str(), "the tokenizer")["model"]
+    alphabet = sorted(token for token in model["vocab"] if len(token) == 1)
+    require(any(map(str.strip, alphabet)), NO_TEXT)
+    pairs = [*_spell(alphabet), *(tuple(map(_as_bytes, pair)) for pair in model["merges"])]
+    tokens = [*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    made = dict.fromkeys(map("".join, pairs))
+    vocab = number_tokens([*tokens, *made][: config.vocab_size])
+    merges = [pair for pair in pairs if vocab.keys() >= {*pair, "".join(pair)}]
+    backend.model = models.BPE(vocab, merges)
+    backend.add_special_tokens([*SPECIAL_TOKENS])
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*words, BYTES])
     backend.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
     return _define(state_of(backend))
+
+
+def _as_bytes(text: str) -> str:
+    """Return a text with a letter in place of each byte, as byte-level BPE writes it."""
+    return "".join(letters for letters, _ in BYTES.pre_tokenize_str(text))
+
+
+def _spell(alphabet: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield the merges that make the characters of their bytes."""
+    made = set()
+    for char in map(_as_bytes, alphabet):
+        for end in range(2, len(char) + 1):
+            if char[:end] not in made:
+                made.add(char[:end])
+                yield char[: end - 1], char[end - 1]
 
 
 def _define(state: State) -> Definition:
@@ -228,7 +262,7 @@ def read_lines(texts: Iterable[str]) -> Iterator[str]:
         line = break_words(replace_surrogates(text))
         is_empty = is_empty and not line.strip()
         yield line
-    require(not is_empty, "the corpus holds no text to train a vocabulary on")
+    require(not is_empty, NO_TEXT)
 
 
 def count_words(lines: Iterable[str], normalize: Callable[[str], str]) -> Counter[str]:
