@@ -22,6 +22,7 @@ from electra.config import OF_ONE_ARCHITECTURE, EncoderConfig
 from electra.errors import UserError, require
 from electra.model.encoder import Encoder
 from electra.model.heads import DiscriminatorHead, GeneratorHead
+from electra.model.initialisation import without_weights
 from electra.tokenizing.tokenizer import Tokenizer
 
 Kind = Literal[
@@ -146,7 +147,7 @@ def require_layers(tensors: Tensors, before: str, sizes: EncoderConfig) -> None:
 def list_parameters(build: Callable[[], nn.Module]) -> dict[str, Tensor]:
     """Return a module's parameters, of which none is allocated."""
     try:
-        with torch.device("meta"):
+        with without_weights():
             return dict(build().named_parameters())
     except RuntimeError:  # an overflow
         raise UserError("the sizes are too large for any machine") from None

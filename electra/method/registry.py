@@ -1,15 +1,14 @@
 """The objective that a configuration names."""
 
 from importlib import import_module
-from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from electra.config import OBJECTIVES, SCHEMES, PretrainConfig
 from electra.errors import require
 from electra.method.masking import Vocabulary
 from electra.method.objective import Objective, Parts
+from electra.model.initialisation import without_weights
 
 
 def build_objective(parts: Parts) -> Objective:
@@ -36,16 +35,9 @@ def build_objective(parts: Parts) -> Objective:
     return model
 
 
-class _NoValues(TorchFunctionMode):
-    """Draws no numbers: on the meta device this would import torch's compiler, for seconds."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return None if func.__name__ == "normal_" else func(*args, **(kwargs or {}))
-
-
 def sketch_objective(config: PretrainConfig) -> Objective:
     """Return the objective on the meta device: sizes and parameter names, but no weights."""
-    with torch.device("meta"), _NoValues():
+    with without_weights():
         frequencies_V = torch.ones(config.model.vocab_size)
         vocabulary = Vocabulary(torch.ones(config.model.vocab_size, dtype=torch.bool))
         return build_objective(Parts(config, vocabulary, frequencies_V=frequencies_V))

@@ -11,16 +11,37 @@ Shape suffixes: H hidden size, E embedding size.
 """
 
 import math
-from typing import cast
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from electra.model.electra import PostNormLayer
 from electra.model.encoder import Embeddings, Encoder
 from electra.model.heads import BeamSpanHead, DiscriminatorHead, SpanHead
 from electra.model.modernbert import PreNormLayer
 from electra.model.parts import Linear
+
+
+class _DrawNothing(TorchFunctionMode):
+    """Leaves embeddings on the meta device alone: to draw them, torch loads its compiler first."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if function is nn.init.normal_:
+            return kwargs["tensor"]
+        return function(*args, **(kwargs or {}))
+
+
+@contextmanager
+def without_weights() -> Iterator[None]:
+    """Build modules with names and shapes, of which nothing is allocated or drawn."""
+    with torch.device("meta"), _DrawNothing():
+        yield
 
 
 @torch.no_grad()
