@@ -295,8 +295,8 @@ def new_folder(folder: Path) -> Iterator[Path]:
     require(is_free, f"{incomplete} is in the way; finish or move it, or choose another name")
     incomplete.mkdir(parents=True, exist_ok=True)
     with hold(lock):
-        refuse_existing(folder)  # another process may have written it in the meantime
         try:
+            refuse_existing(folder)  # another process may have written it in the meantime
             clear_folder(incomplete)
             yield incomplete
             incomplete.rename(folder)

@@ -1,10 +1,12 @@
 import dataclasses
 import json
+import math
 import os
+import shutil
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tasks import ignore, refuse, small_finetune
 
 from electra.config import EncoderConfig, FinetuneConfig
@@ -17,7 +19,7 @@ from electra.finetuning.network import (
     restore_tokens,
     run_network,
 )
-from electra.finetuning.results import summarise
+from electra.finetuning.results import begin_shared_folder, summarise
 from electra.finetuning.start import Job, encode_task, fit_to_start
 from electra.model.encoder import Encoder
 from electra.model.heads import PairHead
@@ -310,6 +312,24 @@ def test_a_damaged_fine_tuning_is_named(start, data, tmp_path, name):
         (tmp_path / "a.incomplete" / name).write_bytes(content)
         with pytest.raises(UserError, match=f"a.incomplete(/{name}| was begun with another)"):
             finetune(*arguments, seeds=2, progress=ignore)
+
+
+def test_a_refusal_leaves_nothing(start, data, tmp_path):
+    """Weights are read when the folder has been begun; or another process was faster."""
+    model = shutil.copytree(start, tmp_path / "model")
+    weights = load_file(model / "model.safetensors")
+    weights["electra.embeddings.LayerNorm.weight"][0] = math.nan
+    save_file(weights, model / "model.safetensors")
+    with pytest.raises(UserError, match=r"LayerNorm.weight holds 1 values that are NaN"):
+        finetune(model, "own", data, tmp_path / "a", CONFIG, seeds=1, progress=ignore)
+    shutil.rmtree(model)
+    (tmp_path / "a").mkdir()
+    with (
+        pytest.raises(UserError, match=r"/a exists already"),
+        begin_shared_folder(tmp_path / "a", {}, Machine(), []),
+    ):
+        pytest.fail("an hour of work for nothing")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
 def test_finished_seeds_are_not_repeated(start, data, tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -12,8 +13,15 @@ from typing import Any
 
 from electra.checkpoints.checkpoint import write_tensors
 from electra.checkpoints.manifest import LOCK, begin_session, find_commit
-from electra.errors import require
-from electra.files import hold, new_folder, read_object, write_hashes, write_json
+from electra.errors import UserError, require
+from electra.files import (
+    hold,
+    new_folder,
+    read_object,
+    refuse_existing,
+    write_hashes,
+    write_json,
+)
 from electra.finetuning.network import TaskNetwork
 from electra.finetuning.start import Job, TaskRows
 from electra.settings import to_dict
@@ -65,7 +73,8 @@ def _begin_folder(
     is_ours = settings_path.exists() or lock.exists() or not any(folder.glob("*"))
     require(is_ours, f"{folder} is in the way; remove it or choose another --out")
     folder.mkdir(parents=True, exist_ok=True)
-    with hold(lock):
+    with hold(lock), _kept_if_begun(folder):
+        refuse_existing(out)  # another process may have finished it in the meantime
         if settings_path.exists():
             begun = read_object(settings_path)
             different = [key for key in settings if settings[key] != begun.get(key)]
@@ -87,6 +96,17 @@ def _begin_folder(
         yield folder
         folder.rename(out)
         (out / LOCK).unlink()
+
+
+@contextmanager
+def _kept_if_begun(folder: Path) -> Iterator[None]:
+    """Remove a folder at a refusal if no seed, and no combination of settings, is in it."""
+    try:
+        yield
+    except UserError:
+        if not any(path.is_dir() for path in folder.iterdir()):
+            shutil.rmtree(folder)
+        raise
 
 
 @dataclass(frozen=True)

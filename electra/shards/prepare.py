@@ -162,8 +162,8 @@ def _begin(
     )
     folder.mkdir(parents=True, exist_ok=True)
     with nullcontext() if step == "share" else hold(folder / UNFINISHED):
-        _refuse_existing(out)  # another process may have finished it in the meantime
         try:
+            _refuse_existing(out)  # another process may have finished it in the meantime
             _plan(folder, tokenizer, config, clears=step == "all")
             yield folder
         except BaseException as error:

@@ -179,7 +179,8 @@ def train_bpe(texts: Iterable[str], config: TokenizerConfig) -> Definition:
     model = parse_json(backend.to_str(), "the tokenizer")["model"]
     alphabet = sorted(token for token in model["vocab"] if len(token) == 1)
     require(any(map(str.strip, alphabet)), NO_TEXT)
-    pairs = [*_spell(alphabet), *(tuple(map(_as_bytes, pair)) for pair in model["merges"])]
+    theirs = ((_as_bytes(left), _as_bytes(right)) for left, right in model["merges"])
+    pairs = [*_spell(alphabet), *theirs]
     tokens = [*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     made = dict.fromkeys(map("".join, pairs))
     vocab = number_tokens([*tokens, *made][: config.vocab_size])
