@@ -203,11 +203,6 @@ def refuse_existing(path: Path) -> None:
     require(not path.exists(), f"{path} exists already; remove it or choose another name")
 
 
-def require_file(path: Path) -> None:
-    """Raise UserError unless there is a file at the path that is to be read."""
-    require(path.is_file(), f"there is no file {path}")
-
-
 @contextmanager
 def hold(lock: Path) -> Iterator[None]:
     """Lock a folder for this process, through a lock file in the folder.

@@ -14,14 +14,7 @@ from typing import Any
 from electra.checkpoints.checkpoint import write_tensors
 from electra.checkpoints.manifest import LOCK, begin_session, find_commit
 from electra.errors import UserError, require
-from electra.files import (
-    hold,
-    new_folder,
-    read_object,
-    refuse_existing,
-    write_hashes,
-    write_json,
-)
+from electra.files import hold, new_folder, read_object, refuse_existing, write_hashes, write_json
 from electra.finetuning.network import TaskNetwork
 from electra.finetuning.start import Job, TaskRows
 from electra.settings import to_dict

@@ -29,12 +29,8 @@ from electra.model.parts import Linear
 class _DrawNothing(TorchFunctionMode):
     """Leaves embeddings on the meta device alone: to draw them, torch loads its compiler first."""
 
-    def __torch_function__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        if function is nn.init.normal_:
-            return kwargs["tensor"]
-        return function(*args, **(kwargs or {}))
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return kwargs["tensor"] if func is nn.init.normal_ else func(*args, **(kwargs or {}))
 
 
 @contextmanager

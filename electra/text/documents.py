@@ -262,7 +262,9 @@ class Reader:
     def _split_pages(self, lines: Iterator[str]) -> Iterator[list[str]]:
         """Yield the pages of WikiExtractor; those with no more than their title are counted."""
         title: str | None = None
-        for is_mark, part in itertools.groupby(lines, _is_mark):
+        for is_mark, part in itertools.groupby(
+            lines, lambda line: line.strip() == "</doc>" or WIKI_PAGE.fullmatch(line) is not None
+        ):
             if is_mark:
                 for mark in part:
                     self.counts.empty += title is not None
@@ -352,11 +354,6 @@ def make_reader(settings: TokenizerConfig | PrepareConfig, **more: Any) -> Reade
     return Reader(
         text_field=settings.text_field, encoding=settings.encoding, form=settings.form, **more
     )
-
-
-def _is_mark(line: str) -> bool:
-    """Return whether a page of WikiExtractor begins or ends with this line."""
-    return line.strip() == "</doc>" or WIKI_PAGE.fullmatch(line) is not None
 
 
 def _split_documents(lines: Iterable[str], border: PlainBorder) -> Iterator[list[str]]:

@@ -371,7 +371,7 @@ def _tell_json(
     records: list[Any] = [value for value in values if value is not None]
     form: Form = "JSON lines"
     if 2 * len(records) > len(lines):
-        if len(lines) == 1 and isinstance(records[0], list) and not _holds_ids(records[0]):
+        if len(lines) == 1 and isinstance(records[0], list) and {*map(type, records[0])} != {int}:
             form, records = "JSON", records[0]
     elif not (JSON_OBJECT if head[0] == "{" else JSON_ARRAY).match(head):
         return "plain text", ""
@@ -385,10 +385,6 @@ def _tell_json(
     if found and not any(text_field in each for each in found):
         return None, f"JSON without the field {text_field!r}{did_you_mean(text_field, found[0])}"
     return form, ""
-
-
-def _holds_ids(record: list[Any]) -> bool:
-    return bool(record) and all(type(each) is int for each in record)
 
 
 def _parse_record(line: str) -> Any:

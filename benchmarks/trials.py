@@ -1,0 +1,680 @@
+"""Damage, hostile input, kills and races at small size, each command in a process of its own.
+
+    python -m benchmarks.trials [SERIES ...] --out results/trials.json
+
+A series is a function that takes the folder of `make_chain` and yields trials; a new one is such a
+function in SERIES. The program prints how many trials of each series ended how, and --out takes the
+counts: those of series that are not named are kept. Tracebacks, silent, lost and hung must be 0.
+"""
+
+import argparse
+import importlib
+import json
+import os
+import pkgutil
+import random
+import re
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import electra
+from electra.checkpoints.manifest import find_commit
+from electra.cli import main as run_electra
+from electra.files import read_object, write_json, write_text
+from electra.reports.rendering import Table, to_markdown
+from electra.training.machine import Machine
+
+SECONDS = 120
+"""Longest time of a command."""
+BYTES = 2 << 30
+"""Most memory of a command; one that asks for more ends in a traceback."""
+ENDS = {
+    "done": "status 0, with the right result",
+    "refused": "status 2 and one line, nothing written",
+    "noted": "status 0 and a note",
+    "recovered": "killed, and done by the same command",
+    "traceback": "a traceback, another status, or more than 2 GiB",
+    "silent": "status 0 where it must not be, or a wrong result",
+    "lost": "refused what is right, or not in one line, or something half-written",
+    "hung": f"no end in {SECONDS} seconds",
+}
+FAULTS = ("traceback", "silent", "lost", "hung")
+SMALL = [
+    *("model.hidden_size=64", "model.num_attention_heads=1", "model.embedding_size=32"),
+    *("model.intermediate_size=96", "model.num_hidden_layers=1", "generator.hidden_fraction=1"),
+    *("examples.sequence_length=32", "train.steps=40", "train.batch_size=4", "train.threads=1"),
+    *("train.evaluate_rows=8", "train.save_every=10", "train.log_every=5"),
+]
+MEMOS = {"tensorboard", "verified.json"}
+"""What a command may leave in a folder that it reads or writes."""
+ONCE = ["epochs=1", "threads=1", "reseeds=0"]
+PREPARED = ["heldout_prob=0.1", "workers=1"]
+VERBS = {
+    "tokenizer": ["text.txt", "--out", "vocabulary", "--set", "vocab_size=120"],
+    "prepare": ["text.txt", "--tokenizer", "vocabulary", "--out", "shards", "--set", *PREPARED],
+    "pretrain": ["shards", "--out", "run", "--set", *SMALL],
+    "finetune": ["run", "--task", "own", "--data", "task", "--out", "scores", "--set", *ONCE],
+    "export": ["run", "--out", "exported"],
+    "import": ["exported", "--out", "imported"],
+    "embed": ["run", "--input", "task/dev.tsv", "--out", "vectors.npy"],
+    "score": ["run", "--pairs", "pairs.tsv", "--out", "scored.json"],
+    "predict": ["scores", "--input", "task/dev.tsv", "--out", "answers.jsonl"],
+    "report": ["run", "scores", "--out", "report.html"],
+}
+"""Commands that write, in the order of the chain; each has one --out."""
+
+
+MATRIX = re.compile(r"layers?\.0\..*(intermediate.dense|Wi)\.weight")
+"""A matrix that every reader of a model reads."""
+FEW = [
+    each.replace("=40", "=2").replace("embedding_size=32", "embedding_size=64") for each in SMALL
+]
+BODIES = {
+    "electra": ([each.replace("=40", "=2") for each in SMALL], []),
+    "modernbert": (["model.architecture=modernbert", *FEW], []),
+    "deberta-v2": (["model.architecture=deberta-v2", *FEW], []),
+    "bert": (FEW, ["--as", "bert"]),
+}
+"""Settings of `pretrain` and options of `export`."""
+SHORT = ["train.steps=2", "train.batch_size=4", "train.evaluate_rows=0", "train.threads=1"]
+READERS = [
+    ["embed", "copy", "--input", "task/dev.tsv", "--out", "new.npy"],
+    ["detect", "copy", "the queen sold a boat"],
+    ["finetune", "copy", "--task", "own", "--data", "task", "--out", "new", "--set", *ONCE],
+    ["export", "copy", "--out", "new"],
+    ["pretrain", "shards", "--init-from", "copy", "--out", "new", "--set", *SHORT],
+]
+ALL = bool(os.environ.get("ALL"))
+Harm = Callable[[Path], object]
+"""Damages a folder."""
+
+
+class Trial(NamedTuple):
+    """A command in the folder of a chain, and how it may end."""
+
+    name: str
+    words: list[str]
+    allowed: tuple[str, ...] = ("refused",)
+    prepare: Callable[[], object] = lambda: None
+    """Called before the command."""
+    kill_after: float | None = None
+    """Seconds after which the command is killed and given again."""
+    rival_after: float | None = None
+    """Seconds after which another process begins with the same command."""
+    check: Callable[[], object] = lambda: True
+    """Whether the result is right, after status 0."""
+
+
+class Ended(NamedTuple):
+    """How a command ended: None as its status if it was killed."""
+
+    status: int | None
+    err: str
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether the command was refused in one line."""
+        lines = [line for line in self.err.splitlines() if line.startswith("error: ")]
+        return self.status == 2 and len(lines) == 1
+
+
+class Started:
+    """A command of electra in a process of its own."""
+
+    def __init__(self, words: list[str]):
+        self.out = tempfile.TemporaryFile()  # noqa: SIM115
+        self.pid = os.fork()
+        if self.pid:
+            return
+        status = 1
+        try:
+            os.setsid()
+            resource.setrlimit(resource.RLIMIT_DATA, (BYTES, BYTES))
+            for stream in (1, 2):
+                os.dup2(self.out.fileno(), stream)
+            sys.stdout, sys.stderr = (os.fdopen(stream, "w") for stream in (1, 2))
+            run_electra(words)
+            status = 0
+        except SystemExit as stop:
+            status = int(stop.code or 0)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+
+    def wait(self, seconds: float = SECONDS) -> Ended:
+        """Return how the command ended; kill it after some seconds."""
+        end = time.monotonic() + seconds
+        while not (found := os.waitpid(self.pid, os.WNOHANG))[0] and time.monotonic() < end:
+            time.sleep(0.01)
+        done, code = found
+        if not done:
+            os.killpg(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        self.out.seek(0)
+        with self.out:
+            err = self.out.read().decode("utf-8", "replace")
+        return Ended(os.waitstatus_to_exitcode(code) if done else None, err)
+
+
+def judge(trial: Trial) -> tuple[str, str]:
+    """Run a trial and return its end, one of ENDS, and what was printed."""
+    trial.prepare()
+    is_killed = False
+    if trial.kill_after is not None:
+        is_killed = Started(trial.words).wait(trial.kill_after).status is None
+    commands = [] if trial.kill_after is not None and not is_killed else [Started(trial.words)]
+    if trial.rival_after is not None:
+        time.sleep(trial.rival_after)
+        commands.append(Started(trial.words))
+    every = [command.wait() for command in commands] or [Ended(0, "")]
+    # Of two, the one that was not refused is judged, and the other one is as a refusal has to be.
+    ended, *others = sorted(every, key=lambda each: each.status != 0)
+    return judge_end(trial, ended, others, is_killed), "\n".join(each.err for each in every)
+
+
+def judge_end(trial: Trial, ended: Ended, others: list[Ended], is_killed: bool) -> str:
+    """Return the end of a trial: one of ENDS."""
+    if None in (ended.status, *(each.status for each in others)):
+        return "hung"
+    if any("Traceback" in each.err or each.status not in (0, 2) for each in (ended, *others)):
+        return "traceback"
+    if not all(each.status == 0 or each.is_refusal for each in others):
+        return "lost"
+    out = dict(zip(trial.words, trial.words[1:], strict=False)).get("--out", "nothing")
+    is_left = Path(f"{out}.incomplete").exists()
+    if ended.status == 0:
+        end = "recovered" if is_killed else "noted" if "note: " in ended.err else "done"
+        allowed = end in trial.allowed or (end != "refused" and "done" in trial.allowed)
+        return end if allowed and not is_left and trial.check() else "silent"
+    is_right = (
+        ended.is_refusal and "refused" in trial.allowed and not (is_left or Path(out).exists())
+    )
+    return "refused" if is_right else "lost"
+
+
+def carry_out(*words: object) -> None:
+    """Run a command that must be done."""
+    ended = Started([str(word) for word in words]).wait()
+    if ended.status != 0:
+        raise SystemExit(f"electra {' '.join(map(str, words))}: {ended.err}")
+
+
+def make_chain(folder: Path) -> None:
+    """Write into a folder what each of VERBS writes, from a text, a task and pairs."""
+    subjects, verbs = ("the sailor", "a doctor", "the queen"), ("painted", "sold", "admired")
+    lines = [
+        f"{subjects[n % 3]} {verbs[n // 3 % 3]} {n % 7} boats in {1900 + n % 50} ." + "\n" * (n % 4)
+        for n in range(800)
+    ]
+    (folder / "text.txt").write_text("\n".join(lines))
+    pairs = "the queen sold a boat\tboat a sold queen the\torder\n" * 4
+    (folder / "pairs.tsv").write_text(f"sentence_good\tsentence_bad\tUID\n{pairs}")
+    (folder / "task").mkdir()
+    for split, count in (("train", 24), ("dev", 12)):
+        rows = "".join(f"the queen {verb}\t{verb}\n" for verb in verbs[:2]) * (count // 2)
+        (folder / "task" / f"{split}.tsv").write_text(f"text\tlabel\n{rows}")
+    for verb, words in VERBS.items():
+        carry_out(verb, *words)
+
+
+def remove(*paths: Path) -> None:
+    """Remove what is there, whole or incomplete."""
+    for path in [*paths, *(path.with_name(f"{path.name}.incomplete") for path in paths)]:
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def with_out(verb: str, out: str) -> list[str]:
+    """Return a command of VERBS with another --out."""
+    words = [verb, *VERBS[verb]]
+    words[words.index("--out") + 1] = out
+    return words
+
+
+def is_same(first: Path, second: Path) -> bool:
+    """Return whether two files, or the files that lie in two folders, have the same bytes.
+
+    Left out are files that tell when and how fast something was done, by name and by form.
+    """
+    if first.is_file():
+        return first.read_bytes() == second.read_bytes() or first.suffix in (".html", ".json")
+    names = [{path.name for path in each.iterdir()} - MEMOS for each in (first, second)]
+    times = {"manifest.json", "results.json", "metrics.jsonl", "verified.json", "tensorboard"}
+    times |= {"README.md", "electra.json", "state.json"}
+    return names[0] == names[1] and all(
+        is_same(first / name, second / name) for name in names[0] - times
+    )
+
+
+# The series
+
+
+def list_damages(content: bytes) -> dict[str, bytes | None]:
+    """Return what a file of this content may become; None: it is missing."""
+    middle = len(content) // 2
+    return {
+        "missing": None,
+        "emptied": b"",
+        "cut": content[:middle],
+        "flipped": content[:middle] + bytes([content[middle] ^ 0x55]) + content[middle + 1 :],
+        "zeros": bytes(len(content)),
+        "nested": b"[" * 100_000,
+        "other": b'{"a": 1}',
+    }
+
+
+def try_damage(folder: Path) -> Iterator[Trial]:
+    """Each file that a command reads, damaged in each way, is refused, told, or does not matter."""
+    detect = ["detect", "COPY", "the queen sold a boat"]
+    predict = ["predict", "COPY", "--input", "task/dev.tsv"]
+    prepare = ["prepare", "text.txt", "--tokenizer", "COPY", "--out", "new", "--set", *PREPARED]
+    readers = {
+        "vocabulary": (prepare, "."),
+        "shards": (["pretrain", "COPY", "--out", "new", "--set", *SMALL], "."),
+        "run": (detect, "checkpoints/step-00000040"),
+        "run/": (detect, "tokenizer"),
+        "exported": (detect, "."),
+        "scores": (predict, "seed-0/model"),
+        "scores/": (predict, "seed-0/model/tokenizer"),
+    }
+    copy, new = folder / "copy", folder / "new"
+    for top, (reader, inner) in readers.items():
+        words = ["copy" if word == "COPY" else word for word in reader]
+        place = folder / top / inner
+        hashes = {"electra.json"}  # without them, nothing is compared
+        for path in sorted(each for each in place.iterdir() if each.is_file()):
+            for damage, content in list_damages(path.read_bytes()).items():
+
+                def harm(
+                    top: str = top, path: Path = path, content: bytes | None = content
+                ) -> None:
+                    remove(copy, new)
+                    shutil.copytree(folder / top, copy)
+                    target = copy / path.relative_to(folder / top)
+                    target.unlink() if content is None else target.write_bytes(content)
+
+                allowed, check = ("refused",), lambda: True
+                if inner.startswith("checkpoints"):  # an older one takes its place
+                    allowed = ("noted",)
+                if path.name in hashes and damage == "missing":
+                    allowed = ("done",)
+                if path.name == "verified.json":  # what was verified when is found out again
+                    allowed, check = ("done",), lambda: is_same(folder / "run", new)
+                name = f"{path.relative_to(folder)} {damage}"
+                yield Trial(name, words, allowed, harm, check=check)
+
+
+def try_hostile(folder: Path) -> Iterator[Trial]:
+    """Any bytes as text, table or task are read, or refused in one line."""
+    contents = {
+        "nothing": b"",
+        "nul": b"the queen\0sold\tsold\n" * 9,
+        "latin": "text\tlabel\ncaf\xe9 \xff\tsold\n".encode("latin-1") * 9,
+        "one line": b"queen " * 100_000,
+        "quotes": b'text\tlabel\n"the queen\tsold\n' * 9,
+        "nested": b'{"text": ' + b"[" * 100_000,
+        "numbers": b'{"text": ' + b"9" * 5000 + b"}\n",
+        "null": b'{"text": null}\n' * 9,
+        "wide": b"text\tlabel\n" + b"\t" * 5000 + b"\n",
+        "escapes": b"\x1b[2J\x07\xe2\x80\xae the queen\n" * 9,
+    }
+    commands = {
+        "tokenizer": ["FILE", "--out", "new", "--set", "vocab_size=120"],
+        "prepare": ["FILE", "--tokenizer", "vocabulary", "--out", "new", "--set", "workers=1"],
+        "predict": ["scores", "--input", "FILE"],
+        "embed": ["run", "--input", "FILE", "--out", "new.npy"],
+        "score": ["run", "--pairs", "FILE", "--out", "new.json"],
+        "detect": ["run", "--input", "FILE"],
+    }
+    for kind, content in contents.items():
+        for suffix in (".txt", ".tsv", ".jsonl"):
+            path = folder / f"hostile{suffix}"
+            for verb, words in commands.items():
+
+                def write(path: Path = path, content: bytes = content) -> None:
+                    path.write_bytes(content)
+                    remove(folder / "new", folder / "new.npy", folder / "new.json")
+
+                given = [path.name if word == "FILE" else word for word in words]
+                yield Trial(f"{verb} {kind}{suffix}", [verb, *given], ("done", "refused"), write)
+
+
+def try_kills(folder: Path) -> Iterator[Trial]:
+    """A command that was killed is done by the same command, with the same result."""
+    for verb, words in VERBS.items():
+        whole = folder / words[words.index("--out") + 1]
+        for hundredths in (5, 15, 30, 60, 100, 150):
+            out = folder / f"killed-{hundredths}-{whole.name}"
+            yield Trial(
+                f"{verb} after {hundredths / 100} s",
+                with_out(verb, out.name),
+                ("recovered", "done"),
+                kill_after=hundredths / 100,
+                check=lambda whole=whole, out=out: is_same(whole, out),
+            )
+
+
+def try_races(folder: Path) -> Iterator[Trial]:
+    """Of two processes that write one --out, one is done and the other one too, or refused."""
+    for verb, words in VERBS.items():
+        whole = folder / words[words.index("--out") + 1]
+        for hundredths in (0, 2, 5, 10, 20, 40, 80):
+            out = folder / f"raced-{hundredths}-{whole.name}"
+            yield Trial(
+                f"{verb} after {hundredths / 100} s",
+                with_out(verb, out.name),
+                ("done",),
+                rival_after=hundredths / 100,
+                check=lambda whole=whole, out=out: is_same(whole, out),
+            )
+
+
+def rewrite(path: Path, change: Callable[[Any], Any]) -> None:
+    """Change a file of tensors or JSON."""
+    if path.suffix == ".safetensors":
+        save_file(change(load_file(path)), path, {"format": "pt"})
+    else:
+        path.write_text(json.dumps(change(json.loads(path.read_text()))))
+
+
+def list_tensor_damages() -> Iterator[tuple[str, Harm, tuple[str, ...]]]:
+    """Yield what one matrix of the weights may become, how, and how a reader may end."""
+    changes: dict[str, Callable[[Tensor], Tensor]] = {
+        "transposed": lambda x: x.T.contiguous(),
+        "scalar": lambda x: x.sum(),
+        "empty": lambda x: x[:0],
+        "cut": lambda x: x[:, 1:].contiguous(),
+        "flat": lambda x: x.flatten(),
+        "one more axis": lambda x: x[None],
+        "not finite": lambda x: x / 0,
+        "too large for float32": lambda x: x.double() * 1e300,
+    }
+    dtypes = ("int64", "uint8", "bool", "complex64", "float8_e4m3fn", "float8_e8m0fnu")
+    rights = ("float16", "bfloat16", "float64")
+    changes |= {name: lambda x, name=name: x.to(getattr(torch, name)) for name in dtypes + rights}
+    for name, change in changes.items():
+        for form in ("model.safetensors", "pytorch_model.bin"):
+
+            def harm(folder: Path, change: Any = change, form: str = form) -> None:
+                tensors = load_file(folder / "model.safetensors")
+                (folder / "model.safetensors").unlink()
+                tensors[next(filter(MATRIX.search, tensors))] = change(
+                    tensors[next(filter(MATRIX.search, tensors))]
+                )
+                save = save_file if form == "model.safetensors" else torch.save
+                save(tensors, folder / form)
+
+            yield f"{form} {name}", harm, ("done",) if name in rights else ("refused",)
+    pickles: dict[str, Callable[[dict[str, Tensor]], Any]] = {
+        "of meta tensors": lambda all: {name: each.to("meta") for name, each in all.items()},
+        "of sparse tensors": lambda all: {name: each.to_sparse() for name, each in all.items()},
+        "of repeated values": lambda all: {
+            name: torch.zeros(1).expand(each.shape) for name, each in all.items()
+        },
+        "of lists": lambda all: {name: each.tolist() for name, each in all.items()},
+        "of numbered tensors": lambda all: dict(enumerate(all.values())),
+        "of one tensor": lambda all: next(iter(all.values())),
+        "of code": lambda all: {**all, "code": Path("x")},
+        "of nothing": lambda all: {},
+    }
+    for name, make in pickles.items():
+
+        def pickle(folder: Path, make: Any = make) -> None:
+            torch.save(make(load_file(folder / "model.safetensors")), folder / "pytorch_model.bin")
+            (folder / "model.safetensors").unlink()
+
+        yield f"pytorch_model.bin {name}", pickle, ("refused",)
+    others: dict[str, Callable[[dict[str, Tensor]], dict[str, Tensor]]] = {
+        "without a matrix": lambda all: {
+            name: each for name, each in all.items() if name != next(filter(MATRIX.search, all))
+        },
+        "without tensors": lambda all: {},
+        "of other names": lambda all: {f"x.{name}": each for name, each in all.items()},
+        "with one layer more": lambda all: {
+            **all,
+            **{n.replace(".0.", ".1."): e.clone() for n, e in all.items() if ".0." in n},
+        },
+    }
+    for name, of_all in others.items():
+        yield (
+            f"model.safetensors {name}",
+            lambda folder, of_all=of_all: rewrite(folder / "model.safetensors", of_all),
+            ("refused",),
+        )
+    yield (
+        "model.safetensors with a tensor more",
+        lambda folder: rewrite(
+            folder / "model.safetensors", lambda all: all | {"more": torch.ones(2)}
+        ),
+        ("done",),
+    )
+
+
+def list_byte_damages(rng: random.Random) -> Iterator[tuple[str, Harm, tuple[str, ...]]]:
+    """Yield what the bytes of model.safetensors may become: its header, its length, its values."""
+
+    def change(make: Callable[[bytes], bytes]) -> Harm:
+        def harm(folder: Path) -> None:
+            path = folder / "model.safetensors"
+            path.write_bytes(make(path.read_bytes()))
+
+        return harm
+
+    def with_header(header: bytes) -> bytes:
+        return len(header).to_bytes(8, "little") + header + bytes(64)
+
+    def flip(where: float) -> Callable[[bytes], bytes]:
+        def make(content: bytes) -> bytes:
+            size = 8 + int.from_bytes(content[:8], "little")
+            place = (
+                int(where * size) if where < 1 else size + int((where - 1) * (len(content) - size))
+            )
+            return content[:place] + bytes([content[place] ^ 1 << place % 8]) + content[place + 1 :]
+
+        return make
+
+    entry = b'{"x":{"dtype":"F32","shape":%s,"data_offsets":%s}}'
+    headers = {
+        "nested": b"[" * 100_000,
+        "a number of 5,000 digits": entry % (b"[" + b"9" * 5000 + b"]", b"[0,64]"),
+        "an absurd shape": entry % (b"[1099511627776,1099511627776]", b"[0,64]"),
+        "a negative shape": entry % (b"[-4,-4]", b"[0,64]"),
+        "places beyond the end": entry % (b"[4,4]", b"[1000,1064]"),
+        "another dtype": entry.replace(b"F32", b"F33") % (b"[4,4]", b"[0,64]"),
+        "no table": b"[]",
+    }
+    for name, header in headers.items():
+        yield f"header: {name}", change(lambda _, header=header: with_header(header)), ("refused",)
+    for share in (0.0, 0.001, 0.3, 0.999):
+        cut = change(lambda content, share=share: content[: int(share * len(content))])
+        yield f"cut at {share:.1%}", cut, ("refused",)
+    yield "length of the header", change(lambda all: b"\xff" * 8 + all[8:]), ("refused",)
+    yield "bytes more", change(lambda all: all + bytes(100)), ("refused",)
+    for number in range(12):
+        yield f"header, flipped bit {number}", change(flip(rng.random())), ("refused", "done")
+    for number in range(3):
+        yield f"values, flipped bit {number}", change(flip(1 + rng.random())), ("refused", "done")
+
+
+def list_json_damages(rng: random.Random) -> Iterator[tuple[str, Harm, tuple[str, ...]]]:
+    """Yield what JSON files of a model may become: any value anything, and what is no JSON."""
+    junk = [None, True, -1, 0, 1.5, 10**9, 10**30, 1e300, "x", "", [], {}, [[]], {"type": "x"}]
+
+    def spoil(seed: float) -> Callable[[Any], Any]:
+        def change(values: Any) -> Any:
+            draw, place = random.Random(seed), values
+            while True:
+                keys = [*place] if isinstance(place, dict) else range(len(place))
+                key = draw.choice(keys)
+                is_leaf = not (isinstance(place[key], dict | list) and place[key])
+                if is_leaf or draw.random() < 0.3:
+                    place[key] = draw.choice(junk)
+                    return values
+                place = place[key]
+
+        return change
+
+    for name, number in (("config.json", 30), ("tokenizer.json", 40), ("tokenizer_config.json", 8)):
+        for each in range(number):
+            change = spoil(rng.random())
+            yield (
+                f"{name}, changed value {each}",
+                lambda folder, name=name, change=change: rewrite(folder / name, change),
+                ("refused", "done"),
+            )
+        for damage, content in list_damages(b'{"a": 1}' * 9).items():
+            if content is not None:
+                yield (
+                    f"{name} {damage}",
+                    lambda folder, name=name, content=content: (folder / name).write_bytes(content),
+                    ("refused", "done") if name == "tokenizer_config.json" else ("refused",),
+                )
+    replace = {"type": "Replace", "pattern": {"Regex": ""}, "content": "x" * 1000}
+    split = {"type": "Split", "behavior": "Isolated", "invert": False}
+    parts: dict[str, tuple[str, Any]] = {
+        "a normaliser that grows": (
+            "normalizer",
+            {"type": "Sequence", "normalizers": [replace, replace, replace]},
+        ),
+        "a pattern without end": (
+            "pre_tokenizer",
+            {**split, "pattern": {"Regex": "(a+a+)+b"}},
+        ),
+        "a pattern that is none": ("pre_tokenizer", {**split, "pattern": {"Regex": "(?<=a+)["}}),
+        "an empty vocabulary": ("model", {"type": "WordPiece", "vocab": {}, "unk_token": "[UNK]"}),
+        "tokens without ids": ("added_tokens", [{"id": 10**9, "content": "far", "special": True}]),
+        "a charsmap": ("normalizer", {"type": "Precompiled", "precompiled_charsmap": "AAAA"}),
+        "no unknown token": (
+            "model",
+            {"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": 5, "byte_fallback": False},
+        ),
+    }
+    for name, (key, value) in parts.items():
+        yield (
+            f"tokenizer.json with {name}",
+            lambda folder, key=key, value=value: rewrite(
+                folder / "tokenizer.json", lambda all: all | {key: value}
+            ),
+            ("refused",),
+        )
+
+
+def try_weights(folder: Path) -> Iterator[Trial]:
+    """Damaged folders of weights, without hashes as other people's: refused, or read rightly.
+
+    Each damage is given to `import`, whose folder has to be readable, and to one of READERS.
+    """
+    from transformers import AutoTokenizer  # loaded once, and not in each process
+
+    AutoTokenizer.from_pretrained(folder / "exported")
+    rng = random.Random(0)
+    for body, (settings, options) in BODIES.items():
+        run, model = f"run-{body}", folder / body
+        carry_out("pretrain", "shards", "--out", run, "--set", *settings)
+        carry_out("export", run, "--out", body, *options)
+        remove(model / "electra.json", model / "generator", model / "vocab.txt")
+        damages = [*list_tensor_damages(), *list_byte_damages(rng), *list_json_damages(rng)]
+        for number, (name, harm, allowed) in enumerate(damages):
+
+            def prepare(model: Path = model, harm: Harm = harm) -> None:
+                remove(folder / "copy", folder / "new", folder / "new.npy")
+                harm(shutil.copytree(model, folder / "copy"))
+
+            def is_readable() -> bool:
+                words = ["embed", "new", "--input", "task/dev.tsv", "--out", "new.npy"]
+                return Started(words).wait().status == 0
+
+            words = ["import", "copy", "--out", "new"]
+            yield Trial(f"import {body}: {name}", words, allowed, prepare, check=is_readable)
+            if body == "bert":
+                continue
+            others = {"done"} if "pickle" not in name else set()
+            for reader in READERS if ALL else [READERS[number % len(READERS)]]:
+                is_bin = "pytorch_model.bin" in name
+                ends = ("refused",) if is_bin else tuple({*allowed} | others)
+                yield Trial(f"{reader[0]} {body}: {name}", reader, ends, prepare)
+
+
+SERIES: dict[str, Callable[[Path], Iterator[Trial]]] = {
+    "damage": try_damage,
+    "hostile": try_hostile,
+    "kills": try_kills,
+    "races": try_races,
+    "weights": try_weights,
+}
+
+
+def run_series(name: str, folder: Path) -> dict[str, int]:
+    """Return how many trials of a series ended how; each fault is printed when it is found."""
+    counts: Counter[str] = Counter()
+    trials = [*SERIES[name](folder)]
+    began = told = time.monotonic()
+    for number, trial in enumerate(trials, 1):
+        end, err = judge(trial)
+        counts[end] += 1
+        if end in FAULTS:
+            print(f"{name}: {trial.name}: {end}\n{err}", flush=True)
+        now = time.monotonic()
+        if now > told + 10 or number == len(trials):
+            left = (now - began) / number * (len(trials) - number)
+            print(f"{name}: {number} of {len(trials)} trials, {left:.0f} s left", flush=True)
+            told = now
+    return {"trials": counts.total(), **{end: counts[end] for end in ENDS}}
+
+
+def tabulate(results: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the counts as a page in Markdown."""
+    headers = ["trials", *ENDS, "commit", "device"]
+    rows = [[name, *(str(found[each]) for each in headers)] for name, found in results.items()]
+    told = [f"- {end}: {meaning}" for end, meaning in ENDS.items()]
+    lines = [
+        "`python -m benchmarks.trials`",
+        "",
+        to_markdown(Table(["series", *headers], rows)),
+        "",
+    ]
+    return "\n".join([*lines, *told]) + "\n"
+
+
+def main() -> int:
+    """Run some series, or all; print and write their counts, and return the number of faults."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("series", nargs="*", metavar="SERIES", choices=[*SERIES, []])
+    parser.add_argument("--out", type=Path, help="the .json file to write, beside a table")
+    options = parser.parse_args()
+    for module in pkgutil.walk_packages(electra.__path__, "electra."):
+        if not module.name.endswith("__main__"):  # loaded once, and not in each process
+            importlib.import_module(module.name)
+    out = options.out and options.out.resolve()
+    results = read_object(out) if out and out.exists() else {}
+    names = options.series or [*SERIES]
+    origin = {"commit": find_commit(), "device": Machine().name}
+    with tempfile.TemporaryDirectory() as place:
+        os.chdir(place)
+        make_chain(Path(place))
+        for name in names:
+            results[name] = {**run_series(name, Path(place)), **origin}
+            if out:
+                write_json(out, results)
+                write_text(out.with_suffix(".md"), tabulate(results))
+        os.chdir("/")
+    print(tabulate({name: results[name] for name in names}))
+    return sum(results[name][fault] for name in names for fault in FAULTS)
+
+
+if __name__ == "__main__":
+    sys.exit(bool(main()))
