@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,7 +97,7 @@ READERS = [
     ["export", "copy", "--out", "new"],
     ["pretrain", "shards", "--init-from", "copy", "--out", "new", "--set", *SHORT],
 ]
-ALL = bool(os.environ.get("ALL"))
+REFUSED = ("refused",)
 Harm = Callable[[Path], object]
 """Damages a folder."""
 
@@ -106,7 +107,7 @@ class Trial(NamedTuple):
 
     name: str
     words: list[str]
-    allowed: tuple[str, ...] = ("refused",)
+    allowed: tuple[str, ...] = REFUSED
     prepare: Callable[[], object] = lambda: None
     """Called before the command."""
     kill_after: float | None = None
@@ -364,7 +365,7 @@ def try_kills(folder: Path) -> Iterator[Trial]:
                 with_out(verb, out.name),
                 ("recovered", "done"),
                 kill_after=hundredths / 100,
-                check=lambda whole=whole, out=out: is_same(whole, out),
+                check=partial(is_same, whole, out),
             )
 
 
@@ -379,16 +380,22 @@ def try_races(folder: Path) -> Iterator[Trial]:
                 with_out(verb, out.name),
                 ("done",),
                 rival_after=hundredths / 100,
-                check=lambda whole=whole, out=out: is_same(whole, out),
+                check=partial(is_same, whole, out),
             )
 
 
-def rewrite(path: Path, change: Callable[[Any], Any]) -> None:
-    """Change a file of tensors or JSON."""
+def rewrite(name: str, change: Callable[[Any], Any], folder: Path) -> None:
+    """Change a file of tensors, of JSON, or of bytes."""
+    path = folder / name
     if path.suffix == ".safetensors":
         save_file(change(load_file(path)), path, {"format": "pt"})
     else:
         path.write_text(json.dumps(change(json.loads(path.read_text()))))
+
+
+def write_bytes(name: str, content: bytes, folder: Path) -> None:
+    """Write a file."""
+    (folder / name).write_bytes(content)
 
 
 def list_tensor_damages() -> Iterator[tuple[str, Harm, tuple[str, ...]]]:
@@ -405,7 +412,7 @@ def list_tensor_damages() -> Iterator[tuple[str, Harm, tuple[str, ...]]]:
     }
     dtypes = ("int64", "uint8", "bool", "complex64", "float8_e4m3fn", "float8_e8m0fnu")
     rights = ("float16", "bfloat16", "float64")
-    changes |= {name: lambda x, name=name: x.to(getattr(torch, name)) for name in dtypes + rights}
+    changes |= {name: partial(Tensor.to, dtype=getattr(torch, name)) for name in dtypes + rights}
     for name, change in changes.items():
         for form in ("model.safetensors", "pytorch_model.bin"):
 
@@ -418,7 +425,7 @@ def list_tensor_damages() -> Iterator[tuple[str, Harm, tuple[str, ...]]]:
                 save = save_file if form == "model.safetensors" else torch.save
                 save(tensors, folder / form)
 
-            yield f"{form} {name}", harm, ("done",) if name in rights else ("refused",)
+            yield f"{form} {name}", harm, ("done",) if name in rights else REFUSED
     pickles: dict[str, Callable[[dict[str, Tensor]], Any]] = {
         "of meta tensors": lambda all: {name: each.to("meta") for name, each in all.items()},
         "of sparse tensors": lambda all: {name: each.to_sparse() for name, each in all.items()},
@@ -437,7 +444,7 @@ def list_tensor_damages() -> Iterator[tuple[str, Harm, tuple[str, ...]]]:
             torch.save(make(load_file(folder / "model.safetensors")), folder / "pytorch_model.bin")
             (folder / "model.safetensors").unlink()
 
-        yield f"pytorch_model.bin {name}", pickle, ("refused",)
+        yield f"pytorch_model.bin {name}", pickle, REFUSED
     others: dict[str, Callable[[dict[str, Tensor]], dict[str, Tensor]]] = {
         "without a matrix": lambda all: {
             name: each for name, each in all.items() if name != next(filter(MATRIX.search, all))
@@ -450,18 +457,9 @@ def list_tensor_damages() -> Iterator[tuple[str, Harm, tuple[str, ...]]]:
         },
     }
     for name, of_all in others.items():
-        yield (
-            f"model.safetensors {name}",
-            lambda folder, of_all=of_all: rewrite(folder / "model.safetensors", of_all),
-            ("refused",),
-        )
-    yield (
-        "model.safetensors with a tensor more",
-        lambda folder: rewrite(
-            folder / "model.safetensors", lambda all: all | {"more": torch.ones(2)}
-        ),
-        ("done",),
-    )
+        yield f"model.safetensors {name}", partial(rewrite, "model.safetensors", of_all), REFUSED
+    more = partial(rewrite, "model.safetensors", lambda all: all | {"more": torch.ones(2)})
+    yield "model.safetensors with a tensor more", more, ("done",)
 
 
 def list_byte_damages(rng: random.Random) -> Iterator[tuple[str, Harm, tuple[str, ...]]]:
@@ -474,8 +472,11 @@ def list_byte_damages(rng: random.Random) -> Iterator[tuple[str, Harm, tuple[str
 
         return harm
 
-    def with_header(header: bytes) -> bytes:
+    def with_header(header: bytes, _: bytes) -> bytes:
         return len(header).to_bytes(8, "little") + header + bytes(64)
+
+    def cut(share: float, content: bytes) -> bytes:
+        return content[: int(share * len(content))]
 
     def flip(where: float) -> Callable[[bytes], bytes]:
         def make(content: bytes) -> bytes:
@@ -498,21 +499,40 @@ def list_byte_damages(rng: random.Random) -> Iterator[tuple[str, Harm, tuple[str
         "no table": b"[]",
     }
     for name, header in headers.items():
-        yield f"header: {name}", change(lambda _, header=header: with_header(header)), ("refused",)
+        yield f"header: {name}", change(partial(with_header, header)), REFUSED
     for share in (0.0, 0.001, 0.3, 0.999):
-        cut = change(lambda content, share=share: content[: int(share * len(content))])
-        yield f"cut at {share:.1%}", cut, ("refused",)
-    yield "length of the header", change(lambda all: b"\xff" * 8 + all[8:]), ("refused",)
-    yield "bytes more", change(lambda all: all + bytes(100)), ("refused",)
+        yield f"cut at {share:.1%}", change(partial(cut, share)), REFUSED
+    yield "length of the header", change(lambda all: b"\xff" * 8 + all[8:]), REFUSED
+    yield "bytes more", change(lambda all: all + bytes(100)), REFUSED
     for number in range(12):
         yield f"header, flipped bit {number}", change(flip(rng.random())), ("refused", "done")
     for number in range(3):
         yield f"values, flipped bit {number}", change(flip(1 + rng.random())), ("refused", "done")
 
 
+def replace_part(key: str, value: Any, folder: Path) -> None:
+    """Replace a part of tokenizer.json."""
+    rewrite("tokenizer.json", lambda all: all | {key: value}, folder)
+
+
 def list_json_damages(rng: random.Random) -> Iterator[tuple[str, Harm, tuple[str, ...]]]:
     """Yield what JSON files of a model may become: any value anything, and what is no JSON."""
-    junk = [None, True, -1, 0, 1.5, 10**9, 10**30, 1e300, "x", "", [], {}, [[]], {"type": "x"}]
+    junk: list[Any] = [
+        None,
+        True,
+        -1,
+        0,
+        1.5,
+        10**9,
+        10**30,
+        1e300,
+        "x",
+        "",
+        [],
+        {},
+        [[]],
+        {"type": "x"},
+    ]
 
     def spoil(seed: float) -> Callable[[Any], Any]:
         def change(values: Any) -> Any:
@@ -530,19 +550,12 @@ def list_json_damages(rng: random.Random) -> Iterator[tuple[str, Harm, tuple[str
 
     for name, number in (("config.json", 30), ("tokenizer.json", 40), ("tokenizer_config.json", 8)):
         for each in range(number):
-            change = spoil(rng.random())
-            yield (
-                f"{name}, changed value {each}",
-                lambda folder, name=name, change=change: rewrite(folder / name, change),
-                ("refused", "done"),
-            )
+            change = partial(rewrite, name, spoil(rng.random()))
+            yield f"{name}, changed value {each}", change, ("refused", "done")
         for damage, content in list_damages(b'{"a": 1}' * 9).items():
+            allowed = ("refused", "done") if name == "tokenizer_config.json" else REFUSED
             if content is not None:
-                yield (
-                    f"{name} {damage}",
-                    lambda folder, name=name, content=content: (folder / name).write_bytes(content),
-                    ("refused", "done") if name == "tokenizer_config.json" else ("refused",),
-                )
+                yield f"{name} {damage}", partial(write_bytes, name, content), allowed
     replace = {"type": "Replace", "pattern": {"Regex": ""}, "content": "x" * 1000}
     split = {"type": "Split", "behavior": "Isolated", "invert": False}
     parts: dict[str, tuple[str, Any]] = {
@@ -564,13 +577,7 @@ def list_json_damages(rng: random.Random) -> Iterator[tuple[str, Harm, tuple[str
         ),
     }
     for name, (key, value) in parts.items():
-        yield (
-            f"tokenizer.json with {name}",
-            lambda folder, key=key, value=value: rewrite(
-                folder / "tokenizer.json", lambda all: all | {key: value}
-            ),
-            ("refused",),
-        )
+        yield f"tokenizer.json with {name}", partial(replace_part, key, value), REFUSED
 
 
 def try_weights(folder: Path) -> Iterator[Trial]:
@@ -602,11 +609,9 @@ def try_weights(folder: Path) -> Iterator[Trial]:
             yield Trial(f"import {body}: {name}", words, allowed, prepare, check=is_readable)
             if body == "bert":
                 continue
-            others = {"done"} if "pickle" not in name else set()
-            for reader in READERS if ALL else [READERS[number % len(READERS)]]:
-                is_bin = "pytorch_model.bin" in name
-                ends = ("refused",) if is_bin else tuple({*allowed} | others)
-                yield Trial(f"{reader[0]} {body}: {name}", reader, ends, prepare)
+            reader = READERS[number % len(READERS)]
+            ends = REFUSED if "pytorch_model.bin" in name else allowed  # import alone reads it
+            yield Trial(f"{reader[0]} {body}: {name}", reader, ends, prepare)
 
 
 SERIES: dict[str, Callable[[Path], Iterator[Trial]]] = {

@@ -267,7 +267,7 @@ def main() -> None:
     write_text(options.out.with_suffix(".md"), tabulate(facts, rows))
 
 
-def tabulate(facts: Mapping[str, str], rows: Sequence[Row]) -> str:
+def tabulate(facts: Mapping[str, str | None], rows: Sequence[Row]) -> str:
     """Return the facts, and the tokens with their difference, in Markdown."""
     headers = ["text", "characters", "kind", "vocabulary", "ours", "library", "difference"]
     headers += ["unknown", "of the library's"]
