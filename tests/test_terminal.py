@@ -8,7 +8,7 @@ from rich.text import Text
 
 from electra.errors import command
 from electra.reports.tokens import TokenView
-from electra.terminal.live import COMPILING, Display, Progress
+from electra.terminal.live import BEFORE, Display, Progress
 from electra.terminal.printing import (
     print_done,
     print_error,
@@ -74,14 +74,14 @@ def test_a_wait_for_the_compiler_is_told_and_no_record(capsys, open_terminal):
         display.show({"part": "compiling", "step": 0})
         display.show(TRAIN)
     lines = capsys.readouterr().err.splitlines()
-    assert [line for line in lines if "compile" in line] == [f"# {COMPILING}"]
+    assert [line for line in lines if "compile" in line] == [f"# {BEFORE['compiling']}"]
     assert sum(line.startswith("# Pre-training") for line in lines) == 1
     terminal = open_terminal()
     with Display(steps=10) as display:
         display.show({"part": "compiling", "step": 0})
-        assert COMPILING in strip(terminal.getvalue())
+        assert BEFORE["compiling"] in strip(terminal.getvalue())
         display.show(TRAIN)
-    assert COMPILING not in strip(terminal.getvalue()).split("╭")[-1]
+    assert BEFORE["compiling"] not in strip(terminal.getvalue()).split("╭")[-1]
 
 
 def test_plain_columns_keep_their_place_for_any_number(capsys):
@@ -178,6 +178,8 @@ def test_progress_shows_its_last_word_and_lives_without_a_total(capsys):
         progress.update(10, None)
         progress.update(2000, None, "from standard input")
     assert capsys.readouterr().err == "read  2,000 tokens | 0s | from standard input\n"
+    progress.update(20, 20, "and more")  # told at once: what follows may take long
+    assert "100%  20 of 20 tokens | 0s | and more\n" in capsys.readouterr().err
 
 
 def test_progress_of_a_small_amount_has_decimals(capsys):

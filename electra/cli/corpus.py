@@ -110,6 +110,7 @@ def tokenizer(
                     sample.extend(document)
                     room -= sum(map(len, document))
                 yield from document
+            progress.update(counts.characters, counts.characters, "read; finding the tokens")
 
         made = (
             extend_tokenizer(old, lines(), settings) if old else Tokenizer.train(lines(), settings)

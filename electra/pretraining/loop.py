@@ -86,7 +86,7 @@ def pretrain(
         run: The run folder: new, or of a run that was begun with the same settings.
         config: The settings, from `resolve`; the vocabulary size is taken from the shards.
         show: Called with each record of metrics.jsonl when the record is written; with {"part":
-            "compiling"} before the first record if the step has to be compiled; with {"part":
+            "compiling"} or "counting" before the first record if this takes time; with {"part":
             "fetching", "done", "total"} for each shard file that is copied from a URL; with
             {"part": "alarm", "text"} if a record shows that something is wrong.
         max_seconds: Time after which the run saves and stops, seconds.
@@ -112,7 +112,7 @@ def pretrain(
         require_schedule(config)
         config = fit_to_shards(config, shards)
         domains = _open_domains(shards, config, machine, show)
-        model = _build(config, shards, machine, run, start)
+        model = _build(config, shards, machine, run, start, show)
         require_memory(model, config, machine)
         step = prepare_step(model, config, machine)
         with _writing(run):
@@ -182,7 +182,9 @@ def _resume(
                 "began with; choose another --out",
             )
         domains = _open_domains(shards, config, machine, show)
-        step = prepare_step(_build(config, shards, machine, run, start), config, machine, ranking)
+        step = prepare_step(
+            _build(config, shards, machine, run, start, show), config, machine, ranking
+        )
         if changed and machine.rank == 0:
             names = ", ".join(f"{name} {words}" for name, words in changed.items())
             warnings.warn(f"{run} goes on with other settings: {names}", stacklevel=2)
@@ -225,7 +227,12 @@ def _open_domains(shards: Shards, config: PretrainConfig, machine: Machine, show
 
 
 def _build(
-    config: PretrainConfig, shards: Shards, machine: Machine, run: Path, start: SavedModel | None
+    config: PretrainConfig,
+    shards: Shards,
+    machine: Machine,
+    run: Path,
+    start: SavedModel | None,
+    show: Show,
 ) -> Objective:
     """Return the initialised objective, on the device; `start` is None if a checkpoint follows."""
     # Counting reads every token of the shards, so it is done only when needed.
@@ -235,6 +242,7 @@ def _build(
     # A checkpoint and process 0 replace the weights of others, which need no start.
     is_new = from_rank_0(not list_checkpoints(run))
     if initial == "cooccurrence" and machine.rank == 0 and is_new:
+        show({"part": "counting", "step": 0})
         sizes, seed = config.model, config.train.seed
         embeddings_VE = embed_tokens(shards, sizes.embedding_size, sizes.initializer_range, seed)
     model = build_model(config, shards.tokenizer, machine, frequencies_V, embeddings_VE)

@@ -200,9 +200,11 @@ def _stream_lines(files: Sequence[Path], config: PrepareConfig) -> Iterator[str]
 
 
 def _show_count(items: Iterable[Any], progress: Progress) -> Iterator[Any]:
+    number = 0
     for number, item in enumerate(items, start=1):
         progress.update(number, None)
         yield item
+    progress.update(number, number, "read; finding the tokens")
 
 
 def _train_tokenizer(corpus: Sequence[str], out: Path, config: QuickstartConfig) -> Tokenizer:

@@ -32,7 +32,11 @@ COLUMNS = (
     ("tokens_per_second", "token", "per s", 5),
     ("seconds_left", "time", "left", 7),
 )
-COMPILING = "The first steps compile the networks, which takes a minute or two."
+BEFORE = {
+    "compiling": "The first steps compile the networks, which takes a minute or two.",
+    "counting": "Counting which tokens stand together, for the first embeddings.",
+}
+"""What is told of work before the first record, by its part."""
 
 
 class _Screen:
@@ -98,8 +102,8 @@ class Display:
         if not self._has_begun:
             self._begin()
         part = record["part"]
-        if part == "compiling":
-            self._tell(COMPILING)
+        if part in BEFORE:
+            self._tell(BEFORE[part])
         elif part == "fetching":
             text = f"fetching shards: {record['done']:,} of {record['total']:,} files"
             if self._screen.live or time.monotonic() > self._told + SECONDS_BETWEEN_LINES:
@@ -267,7 +271,7 @@ class Progress:
         self._facts = (done, total, printable(note))
         now = time.monotonic()
         pause = SECONDS_BETWEEN_REFRESHES if self._screen.live else SECONDS_BETWEEN_LINES
-        if now - self._shown >= pause:
+        if now - self._shown >= pause or done == total:  # what follows may take long
             self._shown = now
             self._show()
 
