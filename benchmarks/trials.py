@@ -202,6 +202,8 @@ def judge_end(trial: Trial, ended: Ended, others: list[Ended], is_killed: bool) 
         end = "recovered" if is_killed else "noted" if "note: " in ended.err else "done"
         allowed = end in trial.allowed or (end != "refused" and "done" in trial.allowed)
         return end if allowed and not is_left and trial.check() else "silent"
+    if is_killed and ended.is_refusal and Path(out).exists() and trial.check():
+        return "recovered"  # it was killed when all was done
     is_right = (
         ended.is_refusal and "refused" in trial.allowed and not (is_left or Path(out).exists())
     )
