@@ -670,14 +670,20 @@ def longest_warmup(steps: int) -> int:
 
 
 def require_schedule(config: PretrainConfig) -> None:
-    """Refuse a run whose warm-up is as long as its schedule.
+    """Refuse a run whose warm-up is as long as its schedule, or whose rate falls below 0.
 
     This rule is not part of PretrainConfig, because finished runs that break the rule must stay
     readable.
 
     Raises:
-        UserError: optimizer.warmup_steps is not less than the steps of the schedule.
+        UserError: optimizer.warmup_steps is too large, or optimizer.planned_steps too small.
     """
+    begin = config.train.steps - config.optimizer.cooldown_steps
+    planned = config.optimizer.planned_steps or begin
+    require(
+        begin <= planned,
+        f"optimizer.planned_steps {planned} must be at least {begin}, the steps before cooldown",
+    )
     warmup_steps, steps = config.optimizer.warmup_steps, config.shortest_schedule
     schedule = "train.steps"
     if config.second_stage:

@@ -302,6 +302,11 @@ def test_the_command_under_torchrun(toy_shards, toy_config, tmp_path):
     assert status == 0, err
     assert out.count(f"stopped at step {step + 1:,}") == 1
     assert err.count("goes on with other settings: train.steps") == 1
+    cooldown = ["--resume", run, "--cooldown", "3", "--out", tmp_path / "end"]
+    status, out, err = finish(torchrun(2, *words[:3], *cooldown))
+    assert status == 0, err
+    assert out.count("wrote ") == 1
+    assert read_measures(tmp_path / "end")[-1]["step"] == step + 4
     status, _, err = finish(torchrun(2, "-m", "electra", "export", run, "--out", tmp_path / "hf"))
     assert status != 0
     assert "torchrun is for pretrain and finetune, not for export" in err

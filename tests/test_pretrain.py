@@ -49,7 +49,7 @@ from electra.model.electra import PostNormLayer
 from electra.model.encoder import Encoder, choose_layers
 from electra.model.fused import FusedPostNormLayer
 from electra.pretraining.acceleration import AcceleratedStep
-from electra.pretraining.continuation import cool_down, plan_cooldown
+from electra.pretraining.continuation import plan_cooldown
 from electra.pretraining.evaluation import evaluate, heldout_batches
 from electra.pretraining.journal import Clock, Totals
 from electra.pretraining.loop import Due, pretrain, resume
@@ -258,9 +258,8 @@ def test_a_run_ends_early(toy_shards, toy_config, tmp_path):
     config = override(toy_config, ["train.log_every=1", "train.evaluate_rows=0"])
     pretrain(toy_shards, tmp_path / "trunk", config, ignore)
     start = tmp_path / "trunk" / "checkpoints" / "step-00000006"
-    cool_down(start, 4, tmp_path / "cooled")
     with pytest.raises(Interrupted):
-        resume(tmp_path / "cooled", send_at(8))
+        resume(tmp_path / "cooled", send_at(8), cooldown=plan_cooldown(start, 4))
     resume(tmp_path / "cooled", ignore)
     rates = [
         [each["learning_rate"] for each in read_records(tmp_path / name, "train")]
@@ -280,8 +279,8 @@ def test_a_run_that_ends_early_in_its_stable_part_is_a_shorter_run(
 ):
     stable = override(toy_config, ["optimizer.decay_fraction=0.5", "train.steps=24"])
     pretrain(toy_shards, tmp_path / "trunk", override(stable, ["train.keep_checkpoints=9"]), ignore)
-    cool_down(tmp_path / "trunk" / "checkpoints" / "step-00000006", 6, tmp_path / "cooled")
-    resume(tmp_path / "cooled", ignore)
+    start = tmp_path / "trunk" / "checkpoints" / "step-00000006"
+    resume(tmp_path / "cooled", ignore, cooldown=plan_cooldown(start, 6))
     pretrain(toy_shards, tmp_path / "short", override(stable, ["train.steps=12"]), ignore)
     assert_same_end(tmp_path / "cooled", tmp_path / "short")
 
@@ -290,7 +289,7 @@ def test_where_a_run_can_end_early(finished, tmp_path, monkeypatch, capsys):
     start = finished / "checkpoints" / "step-00000006"
     record = read_records(finished, "train")[-1]
     seconds = 3.5 * record["tokens"] / record["step"] / record["tokens_per_second"]
-    assert plan_cooldown(start, timedelta(seconds=seconds)).optimizer.cooldown_steps == 3
+    assert plan_cooldown(start, timedelta(seconds=seconds))[1].optimizer.cooldown_steps == 3
     for place, length, words in (
         (finished, 4, "step 12, its last"),
         (start, 0, "--cooldown must be at least one step, not 0"),
@@ -300,14 +299,21 @@ def test_where_a_run_can_end_early(finished, tmp_path, monkeypatch, capsys):
             plan_cooldown(place, length)
     monkeypatch.chdir(tmp_path)
     words = ["pretrain", "--resume", str(start), "--cooldown"]
+    main([*words, "3", "--out", "end", "--dry-run"])
+    assert f"would end {start} early and write the run end" in capsys.readouterr().out
     main([*words, "3", "--out", "end"])
     assert "wrote end" in capsys.readouterr().out
     assert len(read_records(Path("end"), "heldout")) == 2
     alone = ["pretrain", "--cooldown", "3m"]
-    for more, line in (([*words, "3"], "--out"), (alone, "--resume RUN")):
+    late = [*words, "3", "--out", "late", "--max-time", "0s"]
+    for more, line in (
+        *(([*words, "3"], "--out"), (alone, "--resume RUN"), (late, "--max-time must be > 0")),
+        ([*words[:2], "end", "--cooldown", "3", "--out", "late"], "the run that it branches from"),
+    ):
         with pytest.raises(SystemExit):
             main(more)
-        assert line in capsys.readouterr().err
+        assert line in " ".join(capsys.readouterr().err.split())
+    assert not Path("late").exists()
 
 
 KILLED = """
@@ -318,7 +324,6 @@ torch.set_num_threads(1)
 from electra.config import PretrainConfig
 from electra.settings import from_dict
 from electra.pretraining.acceleration import AcceleratedStep
-from electra.pretraining.continuation import cool_down, plan_cooldown
 from electra.pretraining.evaluation import evaluate, heldout_batches
 from electra.pretraining.loop import (pretrain, resume)
 shards, run, config = sys.argv[1:]

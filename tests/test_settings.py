@@ -192,6 +192,14 @@ def test_a_warm_up_as_long_as_the_run_is_refused():
             require_schedule(override(TINY, changes))
 
 
+def test_a_rate_below_zero_is_refused():
+    """A run that is longer than the one it was planned for has to end by a cooldown."""
+    config = override(TINY, ["train.steps=5000", "optimizer.planned_steps=3000"])
+    require_schedule(override(config, ["optimizer.cooldown_steps=2000"]))
+    with pytest.raises(UserError, match="planned_steps 3000 must be at least 3001"):
+        require_schedule(override(config, ["optimizer.cooldown_steps=1999"]))
+
+
 @pytest.mark.parametrize(
     ("word", "number"),
     [("1e6", 10**6), ("2.0", 2), (str(2**53 + 1), 2**53 + 1), (str(2**63 - 1), 2**63 - 1)],

@@ -81,6 +81,9 @@ def pretrain(
         *([f"train.also_evaluate={also_evaluate}"] if also_evaluate else []),
     ]
     require(cooldown is None or resume is not None, "--cooldown needs --resume RUN")
+    seconds = math.inf if max_time is None else max_time.total_seconds()
+    require(seconds > 0, f"--max-time must be > 0, not {max_time}")
+    end = None
     if resume is not None:
         require(
             (out is None) == (cooldown is None),
@@ -92,30 +95,21 @@ def pretrain(
             "--init-from",
         )
         from electra.checkpoints.folder import read_run_config
-        from electra.pretraining.continuation import cool_down, plan_cooldown
+        from electra.pretraining.continuation import plan_cooldown
 
         if cooldown is not None and out is not None:
             refuse_existing(out)
-            settings = plan_cooldown(resume, cooldown)
-        else:
-            settings = read_run_config(resume)
+            end = plan_cooldown(resume, cooldown)
+        settings = end[1] if end else read_run_config(resume)
+        if dry_run and end:
+            return print_dry_run(settings, f"end {end[0]} early and write the run {out}")
         if dry_run:
-            if cooldown is None:
-                refuse_changes(resume, None)
+            refuse_changes(resume, None)
             return print_dry_run(settings, f"continue {resume}")
-        if cooldown is not None and out is not None:
-            cool_down(resume, cooldown, out)
-            resume = out
     else:
         is_begun = out is not None and (out / "config.json").exists()
-        settings = resolve(
-            "tiny" if preset is None else preset,
-            recipe,
-            given,
-            toml=config,
-            run=out,
-            note=print_note,
-        )
+        name = "tiny" if preset is None else preset
+        settings = resolve(name, recipe, given, toml=config, run=out, note=print_note)
         if dry_run and shards is None and out is None:
             print_dry_run(settings, "pre-train with these settings")
             return _note_time(settings)
@@ -129,21 +123,19 @@ def pretrain(
             action = "continue" if is_begun else f"read the shards {shards} and write the run"
             print_dry_run(settings, f"{action} {out}")
             return None if is_begun else _note_time(settings)
+        if not is_begun:
+            _note_time(settings, shards)
     from electra.pretraining.loop import pretrain as run_pretrain
     from electra.pretraining.loop import resume as run_resume
 
-    run = resume or out
+    run = out or resume
     assert run is not None
-    if not (run / "config.json").exists():
-        _note_time(settings, shards)
-    seconds = math.inf if max_time is None else max_time.total_seconds()
-    require(seconds > 0, f"--max-time must be > 0, not {max_time}")
     title = "Pre-training"
     if settings.train.init_from:
         title += f", continued from the weights of {settings.train.init_from}"
     with Display(steps=settings.train.steps, title=title) as display:
         if resume is not None:
-            results = run_resume(resume, display.show, shards, seconds)
+            results = run_resume(run, display.show, shards, seconds, end)
         else:
             assert shards is not None
             results = run_pretrain(shards, run, settings, display.show, seconds)
@@ -155,10 +147,7 @@ def _note_time(
 ) -> None:
     """Say of a run of days on a CPU, before it begins, how long it takes, and what takes less.
 
-    Args:
-        settings: The settings of the run.
-        shards: The shards whose vocabulary it has; None: the settings say its size.
-        seconds: How long it takes; None: it is estimated.
+    The vocabulary is that of the shards, if they are given; without `seconds` they are estimated.
     """
     from electra.pretraining.plan import DAY, estimate_run, list_shorter
     from electra.pretraining.start import fit_to_shards

@@ -156,10 +156,10 @@ def branch(trunk: Path, out: Path, config: PretrainConfig) -> None:
     settle(trunk, begun, override(config, [f"train.steps={begun.train.steps}"]))
     stable = steps - max(1, round(fraction * steps))
     shared = [each for each in list_checkpoints(trunk) if step_of(each) <= stable]
-    _write_branch(trunk, shared[-1] if shared else None, out, config)
+    write_branch(trunk, shared[-1] if shared else None, out, config)
 
 
-def _write_branch(trunk: Path, checkpoint: Path | None, out: Path, config: PretrainConfig) -> None:
+def write_branch(trunk: Path, checkpoint: Path | None, out: Path, config: PretrainConfig) -> None:
     """Write the folder of a run that goes on from a checkpoint of another, or begins as it did."""
     last = step_of(checkpoint) if checkpoint else 0
     with new_folder(out) as folder:
@@ -177,8 +177,8 @@ def _write_branch(trunk: Path, checkpoint: Path | None, out: Path, config: Pretr
             shutil.copytree(checkpoint, folder / "checkpoints" / checkpoint.name)
 
 
-def plan_cooldown(start: Path, length: int | timedelta) -> PretrainConfig:
-    """Return the settings with which a run ends early from its newest, or a named, checkpoint.
+def plan_cooldown(start: Path, length: int | timedelta) -> tuple[Path, PretrainConfig]:
+    """Return a run's newest checkpoint, or the named one, and the settings of an early end from it.
 
     Args:
         start: A run folder, or the folder of one of its checkpoints.
@@ -188,9 +188,12 @@ def plan_cooldown(start: Path, length: int | timedelta) -> PretrainConfig:
     Raises:
         UserError: There is no such checkpoint, or the schedule cannot be cut there.
     """
-    run, (step, _) = run_of(start), find_checkpoint(start)
+    run, (step, checkpoint) = run_of(start), find_checkpoint(start)
     begun = read_run_config(run)
-    require(not begun.optimizer.cooldown_steps, f"{run} cools down already")
+    require(
+        not begun.optimizer.cooldown_steps,
+        f"{run} cools down already: name the run that it branches from",
+    )
     first = begun.second_stage + begun.optimizer.warmup_steps
     require(
         first <= step < begun.train.steps,
@@ -207,7 +210,7 @@ def plan_cooldown(start: Path, length: int | timedelta) -> PretrainConfig:
     ]
     if begun.method.scheme == "two_stage":
         changes.append(f"method.generator_steps={begun.second_stage}")
-    return override(begun, changes)
+    return checkpoint, override(begun, changes)
 
 
 def _count_steps(run: Path, seconds: float) -> int:
@@ -216,8 +219,3 @@ def _count_steps(run: Path, seconds: float) -> int:
         if record["part"] == "train" and record["tokens"]:
             return int(seconds * record["tokens_per_second"] * record["step"] / record["tokens"])
     raise UserError(f"{run} has no record of its speed: give --cooldown as a number of steps")
-
-
-def cool_down(start: Path, length: int | timedelta, out: Path) -> None:
-    """Write the folder of a run that ends early; `resume` goes on. Arguments: `plan_cooldown`."""
-    _write_branch(run_of(start), find_checkpoint(start)[1], out, plan_cooldown(start, length))

@@ -22,6 +22,7 @@ from electra.checkpoints.checkpoint import (
     list_checkpoints,
     load_state,
     read_state,
+    run_of,
     set_damaged_aside,
 )
 from electra.checkpoints.folder import SavedModel, read_pretrained, read_run_config
@@ -32,7 +33,7 @@ from electra.files import hold, new_folder, write_json
 from electra.method.objective import Objective
 from electra.model.batch import Batch
 from electra.pretraining.acceleration import prepare_step
-from electra.pretraining.continuation import read_run
+from electra.pretraining.continuation import read_run, write_branch
 from electra.pretraining.evaluation import Domains, open_domains
 from electra.pretraining.guard import MAX_IN_A_ROW
 from electra.pretraining.init_from import (
@@ -123,7 +124,11 @@ def pretrain(
 
 
 def resume(
-    run: Path, show: Show, shards_folder: Path | None = None, max_seconds: float = math.inf
+    run: Path,
+    show: Show,
+    shards_folder: Path | None = None,
+    max_seconds: float = math.inf,
+    cooldown: tuple[Path, PretrainConfig] | None = None,
 ) -> dict[str, Any]:
     """Continue a run from its newest intact checkpoint, and return the contents of results.json.
 
@@ -134,6 +139,7 @@ def resume(
         show: As in `pretrain`.
         shards_folder: The shards' folder if it has moved; None: the folder in manifest.json.
         max_seconds: As in `pretrain`.
+        cooldown: From `plan_cooldown`: `run` is a new folder, in which another run ends early.
 
     Raises:
         UserError: `run` is not a run folder, is damaged, in use or complete, or the shards are not
@@ -141,9 +147,11 @@ def resume(
         Interrupted: As in `pretrain`.
     """
     end = time.monotonic() + max_seconds
-    train = read_run_config(run).train
+    train = (cooldown[1] if cooldown else read_run_config(run)).train
     machine = prepare_machine(train.device, train.precision, train.threads)
     with joined(machine):
+        if cooldown and machine.rank == 0:  # which alone reads and writes run folders
+            write_branch(run_of(cooldown[0]), cooldown[0], run, cooldown[1])
         return _resume(run, show, shards_folder, None, machine, end)
 
 
