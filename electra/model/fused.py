@@ -22,6 +22,7 @@ columns of a product. A leading d: the gradient of the loss with respect to the 
 it.
 """
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -151,8 +152,8 @@ class Distances(NamedTuple):
     What position i gives j by their distance is a column of the product of i with all keys, one
     further to the right for each j: all of them are a strided view of the products. No score is
     gathered, and no gradient scattered, but those of the T distances. A band of b positions reads
-    L + b - 1 of the distances, so the products are those of bands. Z = N * B, not B * N; b
-    positions of a band, W distances that they read.
+    W = L + b - 1 of the distances, and products are computed a band at a time. Z = N * B, not
+    B * N; P = B * b.
     """
 
     q_NTD: Tensor
@@ -170,7 +171,7 @@ class Distances(NamedTuple):
         by_query_ZLL = q_ZLD.new_empty(*q_ZLD.shape[:2], q_ZLD.shape[1])
         for rows, columns in _bands(q_ZLD.shape[1]):
             by_query_ZLL[:, rows].copy_(self._multiply(k_ZLD, rows, self.q_NTD[:, columns]))
-        # Transposed as a whole: torch adds a transposed view without vectors.
+        # Transposed all at once: to add transposed bands, torch has no vectorised loop.
         scores_ZLL = torch.baddbmm(
             by_query_ZLL.transpose(1, 2), q_ZLD, k_ZLD.transpose(1, 2), alpha=self.scale
         )
@@ -209,12 +210,11 @@ _BAND = 64
 """Positions of a band: fewer make small products, more compute distances that none reads."""
 
 
-def _bands(length: int) -> list[tuple[slice, slice]]:
-    """Return the positions of each band, and the distances that they read."""
-    ends = [(start, min(start + _BAND, length)) for start in range(0, length, _BAND)]
-    return [
-        (slice(start, stop), slice(length - stop, 2 * length - 1 - start)) for start, stop in ends
-    ]
+def _bands(length: int) -> Iterator[tuple[slice, slice]]:
+    """Yield the positions of each band, and the columns of the distances that they read."""
+    for start in range(0, length, _BAND):
+        stop = min(start + _BAND, length)
+        yield slice(start, stop), slice(length - stop, 2 * length - 1 - start)
 
 
 def _cut(x_ZLD: Tensor, rows: slice, num_heads: int) -> Tensor:
@@ -257,8 +257,9 @@ class _PostAttention(torch.autograd.Function):
         swaps = table_RH is not None
         W_qkv, b_qkv, W_o, b_o = (each.to(x_BLH.dtype) for each in parameters[:4])
         g, h = parameters[4:]
-        x_MH, qkv_MJ = x_BLH.reshape(-1, H), map_rows(x_BLH.reshape(-1, H), W_qkv, b_qkv)
+        x_MH = x_BLH.reshape(-1, H)
         queries_MH = x_MH if queries_BLH is None else queries_BLH.reshape(-1, H)
+        qkv_MJ = map_rows(x_MH, W_qkv, b_qkv)
         if queries_BLH is not None:
             qkv_MJ[:, :H] = map_rows(queries_MH, W_qkv[:H], b_qkv[:H])
         qkv_3BNLD = qkv_MJ.view(B, L, 3, N, D).permute(2, 0, 3, 1, 4)
@@ -323,7 +324,7 @@ class _PostAttention(torch.autograd.Function):
             db_qkv[: dqk_RJ.shape[1]] += bias_gradient(dqk_RJ)
         return (
             *(dx_MH.view(B, L, -1), dqueries_BLH, dtable_RH),
-            *(None, None, None, None, None, None),
+            *(None,) * 6,
             *(dW_qkv, db_qkv, dW_o, db_o, dg, dh),
         )
 
