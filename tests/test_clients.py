@@ -194,6 +194,6 @@ def test_clients_answer_as_we_do(environment, folders, tmp_path):
                 )
         else:
             for row, gaps in zip(found, electra.fill(model, MASKED, top=3), strict=True):
-                for each, ours in zip(row, gaps[0], strict=False):
+                for each, ours in zip(row[:3], gaps[0], strict=True):
                     assert each["token_str"].removeprefix("##") == ours.token.removeprefix("##")
                     assert each["score"] == pytest.approx(ours.prob, **exact), where

@@ -176,6 +176,7 @@ def test_an_exported_folder_is_read_back_and_exported_again(folder, tmp_path):
 
 def test_the_cards_lines_use_the_published_head(folder, monkeypatch):
     card = (folder / "hf" / "README.md").read_text()
+    assert "The class has no enhanced mask decoder" in card
     (lines,) = re.findall(r"^```python\n(.*?)^```$", card, re.MULTILINE | re.DOTALL)
     monkeypatch.chdir(folder)
     names = {}

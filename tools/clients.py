@@ -167,14 +167,14 @@ def write_page() -> str:
         )
         for each in CLIENTS
     ]
-    limits = Table(("client", "what does not work", "whose limit"), LIMITS)
+    limits = Table(("client", "what does not work", "why"), LIMITS)
     lines = [
         "<!-- written by `python -m tools.clients` -->",
         "# Clients",
         "",
-        "What loads an export, as the slow tests run it: on folders of each body that the commands",
-        "wrote, the answers of each client are compared with those of `electra embed`, `electra",
-        "predict` and `electra fill`, of each number of an embedding or of each probability.",
+        "Programs that load an export. The slow tests run each client on folders that the commands",
+        "wrote, and compare every number of an embedding, and every probability, with the answers",
+        "of `electra embed`, `electra predict` and `electra fill`.",
         "",
         "```sh",
         "electra export run --onnx --int8 texts.txt --out exported",
@@ -182,15 +182,15 @@ def write_page() -> str:
         "",
         to_markdown(Table(headers, rows)),
         "",
-        "A version without a point stands for the newest of its number. Classifiers are of a",
-        "class of transformers: ELECTRA and DeBERTa with `pooling=cls`, ModernBERT with",
-        "`pooling=mean` ([ARTEFACTS.md](ARTEFACTS.md)).",
+        "A version without a point is the major version in this project's own environment. The",
+        "classifiers are those that transformers has a class for: ELECTRA and DeBERTa with",
+        "`pooling=cls`, ModernBERT with `pooling=mean` ([ARTEFACTS.md](ARTEFACTS.md)).",
         "",
         "## What does not work",
         "",
         to_markdown(limits),
         "",
-        "## The lines that load it",
+        "## The lines that load an export",
     ]
     for client in CLIENTS:
         language = "js" if client.environment.is_node else "python"

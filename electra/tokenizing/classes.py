@@ -91,8 +91,8 @@ def _normalize_albert(settings: Settings, maps: list[State]) -> list[State]:
 def _normalize_deberta(settings: Settings, maps: list[State]) -> list[State]:
     if maps:
         warnings.warn(
-            "as transformers 5, the tokenizer leaves out its file's map of characters: \u2026 and "
-            "\uff0c are unknown; name the file, as --tokenizer FOLDER/spm.model, to apply the map",
+            "like transformers 5, the tokenizer leaves out its file's map of characters: \u2026 "
+            "and \uff0c are unknown; to apply the map, name the file: --tokenizer FOLDER/spm.model",
             stacklevel=2,
         )
     lower = [{"type": "Lowercase"}] if settings.get("do_lower_case") else []
