@@ -172,7 +172,8 @@ def _run(given: Sequence[str]) -> int:
         print_error(str(error))
         return 2
     except Interrupted as stop:
-        print_done(str(stop), command("pretrain", "--resume", stop.run))
+        goes_on = words[0] == "pretrain"  # a quickstart, which has more to do, has said how
+        print_done(str(stop), command("pretrain", "--resume", stop.run) if goes_on else "")
         return 0 if stop.in_time else 130
     except KeyboardInterrupt:
         print_error("interrupted; no half-written result was left")

@@ -155,8 +155,8 @@ def _find_corpus(
     print_step(
         f"question: which of {len(question.packages)} {what} does a text come from?"
         if question
-        else f"no question of {what}: it needs two {what} with a few lines of at least {MIN_WORDS} "
-        "words"
+        else f"no fine-tuning on {what}: it needs two {what} with a few lines of at least "
+        f"{MIN_WORDS} words"
     )
     return corpus, question
 
@@ -265,7 +265,7 @@ def _write_questions(
         )
     else:
         print_step(
-            f"no question of punctuation: the held-out text holds fewer than {MIN_PASSAGES} "
+            f"no fine-tuning on punctuation: the held-out text has fewer than {MIN_PASSAGES} "
             f"passages of {WINDOW_WORDS} words with a mark"
         )
     return tasks
@@ -490,8 +490,8 @@ def describe_learnt(samples: Sequence[Sentence], frequency_of: Mapping[str, floa
     views = [view for row in samples for view in row]
     share = sum(view.is_replaced for view in views) / len(views)
     return (
-        f"Of the {NUM_SUSPECTS} held-out tokens that the discriminator trusts least, "
-        f"{count_least_trusted(samples, NUM_SUSPECTS)} were replaced; of the {NUM_SUSPECTS} rarest "
+        f"Replaced were, of the {NUM_SUSPECTS} held-out tokens that the discriminator trusts "
+        f"least, {count_least_trusted(samples, NUM_SUSPECTS)}; of the {NUM_SUSPECTS} rarest "
         f"tokens, {count_least_trusted(rarity, NUM_SUSPECTS)}; of all tokens, {share:.0%}."
     )
 
