@@ -292,7 +292,7 @@ def test_where_a_run_can_end_early(finished, tmp_path, monkeypatch, capsys):
     assert plan_cooldown(start, timedelta(seconds=seconds))[1].optimizer.cooldown_steps == 3
     for place, length, words in (
         (finished, 4, "step 12, its last"),
-        (start, 0, "--cooldown must be at least one step, not 0"),
+        (start, 0, "--cooldown must be at least the time of a step, not 0"),
         (finished / "checkpoints" / "step-00000007", 4, "has no usable checkpoint"),
     ):
         with pytest.raises(UserError, match=words):
@@ -301,6 +301,8 @@ def test_where_a_run_can_end_early(finished, tmp_path, monkeypatch, capsys):
     words = ["pretrain", "--resume", str(start), "--cooldown"]
     main([*words, "3", "--out", "end", "--dry-run"])
     assert f"would end {start} early and write the run end" in capsys.readouterr().out
+    main([*words, "3", "--out", "end", "--max-time", "0.01s"])  # stops after its first step
+    assert "wrote end" not in capsys.readouterr().out
     main([*words, "3", "--out", "end"])
     assert "wrote end" in capsys.readouterr().out
     assert len(read_records(Path("end"), "heldout")) == 2

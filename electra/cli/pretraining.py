@@ -95,9 +95,11 @@ def pretrain(
             "--init-from",
         )
         from electra.checkpoints.folder import read_run_config
-        from electra.pretraining.continuation import plan_cooldown
+        from electra.pretraining.continuation import is_branch_of, plan_cooldown
 
-        if cooldown is not None and out is not None:
+        if out is not None and is_branch_of(out, resume):
+            resume = out
+        elif cooldown is not None and out is not None:
             refuse_existing(out)
             end = plan_cooldown(resume, cooldown)
         settings = end[1] if end else read_run_config(resume)

@@ -217,6 +217,7 @@ def compare_text(
             ours, theirs = pair
             decided.append((ours.argmax(-1), theirs.argmax(-1)) if is_choice else pair)
     a, b = _join(decided)
+    require(len(a) > 0, "the text of --int8 has no line that is long enough to compare")
     facts: dict[str, Any] = {"decisions": len(a)}
     if states:
         facts["cosine"] = float(_cosines(*_join(states)).mean())
@@ -285,7 +286,8 @@ def _draw_rows(graph: Graph) -> Iterator[Rows]:
     shortest = 2 if graph.is_pair else 1
     for number in range(NUM_SHAPES):
         length = round(shortest * (graph.longest / shortest) ** (number / (NUM_SHAPES - 1)))
-        shape: tuple[int, ...] = (1 + number % 5, length)
+        # One row of a masked language model: its logits are of a whole vocabulary.
+        shape: tuple[int, ...] = (1 if graph.kind == "MaskedLM" else 1 + number % 5, length)
         if graph.kind == "MultipleChoice":
             shape = (1 + number % 3, 1 + number % 4, length)
         ids = torch.randint(sizes.vocab_size, shape, generator=rng)

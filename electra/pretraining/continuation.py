@@ -177,13 +177,18 @@ def write_branch(trunk: Path, checkpoint: Path | None, out: Path, config: Pretra
             shutil.copytree(checkpoint, folder / "checkpoints" / checkpoint.name)
 
 
+def is_branch_of(out: Path, start: Path) -> bool:
+    """Return whether a folder is a run that branches from this run, or from a checkpoint of it."""
+    known = read_manifest(out).get("branched_from") if (out / "manifest.json").exists() else None
+    return bool(known) and known["run"] == run_of(start).name
+
+
 def plan_cooldown(start: Path, length: int | timedelta) -> tuple[Path, PretrainConfig]:
     """Return a run's newest checkpoint, or the named one, and the settings of an early end from it.
 
     Args:
         start: A run folder, or the folder of one of its checkpoints.
-        length: Steps in which the learning rate decays to 0, or the time that they may take at the
-            run's own speed.
+        length: Steps in which the rate decays to 0, or their time at the run's own speed.
 
     Raises:
         UserError: There is no such checkpoint, or the schedule cannot be cut there.
@@ -200,12 +205,11 @@ def plan_cooldown(start: Path, length: int | timedelta) -> tuple[Path, PretrainC
         f"{run} can be cooled down from step {first} on, where its warm-up is over, and before "
         f"step {begun.train.steps}, its last; the checkpoint is of step {step}",
     )
-    if isinstance(length, timedelta):
-        length = _count_steps(run, length.total_seconds())
-    require(length > 0, f"--cooldown must be at least one step, not {length}")
+    steps = length if isinstance(length, int) else _count_steps(run, length.total_seconds())
+    require(steps > 0, f"--cooldown must be at least the time of a step, not {length}")
     changes = [
-        f"train.steps={step + length}",
-        f"optimizer.cooldown_steps={length}",
+        f"train.steps={step + steps}",
+        f"optimizer.cooldown_steps={steps}",
         f"optimizer.planned_steps={begun.train.steps}",
     ]
     if begun.method.scheme == "two_stage":

@@ -87,12 +87,8 @@ def free_in_groups(membership: Path, mount: Path) -> list[int]:
     """Return the free bytes of each control group that limits the process.
 
     A group is charged for the page cache of every file that its processes read. The system reclaims
-    the page cache before it refuses memory, so the page cache counts as free.
-
-    Args:
-        membership: The file /proc/PID/cgroup of the process. Inside a container the paths in this
-            file may be those of the host; the mounted group is then the container's group.
-        mount: Mount point of the control groups: version 2, or version 1 with the folder `memory`.
+    the page cache before it refuses memory, so the page cache counts as free. Inside a container
+    the paths in /proc/PID/cgroup may be those of the host; the mounted group is then its group.
     """
     free = []
     for line in membership.read_text().splitlines() if membership.is_file() else ():
