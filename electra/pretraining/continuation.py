@@ -179,8 +179,8 @@ def write_branch(trunk: Path, checkpoint: Path | None, out: Path, config: Pretra
 
 def is_branch_of(out: Path, start: Path) -> bool:
     """Return whether a folder is a run that branches from this run, or from a checkpoint of it."""
-    known = read_manifest(out).get("branched_from") if (out / "manifest.json").exists() else None
-    return bool(known) and known["run"] == run_of(start).name
+    known = read_manifest(out) if (out / "manifest.json").exists() else {}
+    return (known.get("branched_from") or {}).get("run") == run_of(start).name
 
 
 def plan_cooldown(start: Path, length: int | timedelta) -> tuple[Path, PretrainConfig]:
