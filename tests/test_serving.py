@@ -161,7 +161,7 @@ BODIES = [
     ("run/detect", b"[" * 200_000, 400, "error parsing the body"),
     ("run/detect", b'{"texts": ["\xff\xfe"]}', 400, "error parsing the body"),
     ("run/detect", b'{"texts": [' + b"9" * 9999 + b"]}", 400, "error parsing the body"),
-    ("run/detect", b"[]", 422, "valid dictionary"),
+    ("run/detect", b"[]", 422, "must be a JSON object"),
     ("run/detect", b"{}", 422, "texts: Field required"),
     ("run/detect", b'{"texts": []}', 422, "at least 1 item"),
     ("run/detect", b'{"texts": [1]}', 422, "texts.0: Input should be a valid string"),
@@ -196,7 +196,7 @@ BODIES = [
     ("run/picture", b'{"text": "a", "beside": ["tuned"]}', 404, "tuned cannot detect"),
 ]
 WRONG = [(post(body, f"/models/{path}"), *rest) for path, body, *rest in BODIES] + [
-    (post(kind="text/plain"), 422, "valid dictionary"),
+    (post(kind="text/plain"), 422, "sent with Content-Type: application/json"),
     (post(gzip.compress(GOOD), more="Content-Encoding: gzip\r\n"), 400, "error parsing"),
     (post(method="GET"), 405, "Method Not Allowed"),
     (post(b"", "/models/rum/curves", method="GET"), 404, "no model 'rum'"),

@@ -255,10 +255,9 @@ def prepare(
         )
         return
     _note_unknown(manifest, tokenizer)
-    print_done(
-        f"wrote {out}: {'; '.join(_tell_counts(manifest))}",
-        command("pretrain", out, "--out", "run"),
-    )
+    start = ("--init-from", tokenizer) if (tokenizer / "model.safetensors").is_file() else ()
+    counts = "; ".join(_tell_counts(manifest))
+    print_done(f"wrote {out}: {counts}", command("pretrain", out, *start, "--out", "run"))
 
 
 def _note_unknown(manifest: dict[str, Any], tokenizer: Path) -> None:

@@ -124,7 +124,8 @@ def _explain(request: Request, error: Exception) -> JSONResponse:
         if first["type"] == "json_invalid":
             return refuse(422, f"the body is not JSON: {first['ctx']['error']}")
         place = ".".join(str(part) for part in first["loc"][1:])
-        return refuse(422, f"{place}: {first['msg']}" if place else first["msg"])
+        whole = "the body must be a JSON object, sent with Content-Type: application/json"
+        return refuse(422, f"{place}: {first['msg']}" if place else whole)
     if isinstance(error, HTTPException):
         return refuse(error.status_code, str(error.detail), error.headers)
     if isinstance(error, Full):
