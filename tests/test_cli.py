@@ -13,6 +13,8 @@ import pytest
 
 from electra.cli import entry, main
 from electra.presets import PRESETS
+from electra.pretraining.plan import DAY, list_shorter
+from electra.training.machine import prepare_machine
 
 SMALL = [
     "model.hidden_size=64",
@@ -292,6 +294,11 @@ def test_a_run_of_days_is_announced(capsys, preset):
     assert re.search(f"would take about [0-9,]+ (days|years) on this machine; ({fits})", err)
     for setting in ("train.device=cuda", "train.steps=20"):
         assert "would take" not in run(capsys, *words, setting)[2]
+
+
+def test_a_preset_is_no_shorter_than_itself():
+    machine = prepare_machine("cpu", "float32", 1)
+    assert list_shorter(PRESETS["deberta-tiny"], machine, 2 * DAY) == {}
 
 
 def test_a_run_of_days_is_announced_before_it_starts(capsys, chain, tmp_path):

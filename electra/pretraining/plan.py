@@ -307,7 +307,7 @@ def list_shorter(config: PretrainConfig, machine: Machine, seconds: float) -> di
             model = dataclasses.replace(preset.model, vocab_size=config.model.vocab_size)
             preset = dataclasses.replace(preset, model=model)
             flops = count_run(sketch_objective(preset), preset)["true"]
-            if flops / run * seconds < 10 * DAY:
+            if flops < run and flops / run * seconds < 10 * DAY:
                 found[name] = estimate_run(preset, machine)
     return {name: taken for name, taken in found.items() if taken < DAY}
 
