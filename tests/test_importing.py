@@ -356,7 +356,7 @@ class Harm:
         return Path.touch, (Path("harmed"),)
 
 
-def test_what_is_no_model_is_refused(bert, tmp_path, monkeypatch):
+def test_what_is_no_model_is_refused(bert, run, tmp_path, monkeypatch):
     """A pickle that would run code is not run."""
     model, folder = bert
     monkeypatch.chdir(tmp_path)
@@ -383,6 +383,8 @@ def test_what_is_no_model_is_refused(bert, tmp_path, monkeypatch):
         import_model(folder, tmp_path / "out")
     with pytest.raises(UserError, match="neither a TensorFlow checkpoint"):
         import_model(tmp_path, tmp_path / "out")
+    with pytest.raises(UserError, match="electra's own and needs no import"):
+        import_model(run, tmp_path / "out")
     short = tmp_path / "short.txt"
     short.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n")
     with pytest.raises(UserError, match="has 40 token embeddings, and its tokenizer 5 tokens"):

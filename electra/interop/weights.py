@@ -88,6 +88,8 @@ def read_source(path: Path) -> Source:
         "(config.json)",
     )
     values = read_object(config)
+    is_ours = not {"train", "task"}.isdisjoint(values)  # a run's settings, or a fine-tuning's
+    require(not is_ours, f"{path} is electra's own and needs no import: every command reads it")
     kind, (*first, last) = values.get("model_type"), ARCHITECTURES
     require(
         str(kind) in ARCHITECTURES,
