@@ -124,6 +124,6 @@ def test_what_was_learnt_stands_beside_a_unigram_guess():
     caught = [TokenView("a", "b", True, 0.3)] * 13
     frequency_of = {"the": 1000, "a": 500, "hapax": 1}
     assert describe_learnt([frequent + rare + caught], frequency_of) == (
-        "Replaced were, of the 10 held-out tokens that the discriminator trusts least, 10; of the "
-        "10 rarest tokens, 3; of all tokens, 26%."
+        "Of the 10 held-out tokens that the discriminator trusts least, the generator had replaced "
+        "10; of the 10 rarest tokens, 3; of all tokens, 26%."
     )

@@ -740,7 +740,7 @@ def test_an_export_and_an_import_have_a_page_and_tables(run, tmp_path):
         assert "Training curves" not in page
         row = f"| {out.name} | encoder | ElectraForPreTraining | 2 | 128 | 2 |"
         assert row in tables
-        assert ("| generator | ElectraForMaskedLM |" in tables) == (verb is export)
+        assert "| generator | ElectraForMaskedLM |" in tables
     (out / "config.json").write_text("{}")
     with pytest.raises(UserError, match=r"config\.json is damaged"):
         read_folders([out])

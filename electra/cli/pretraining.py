@@ -25,6 +25,9 @@ from electra.errors import UserError, command, require
 from electra.presets import PRESETS
 from electra.pretraining.resolution import resolve
 
+HOURS = 1e15
+"""Operations that any CPU does within hours: fewer need no estimate, which imports torch."""
+
 
 def pretrain(
     shards: Path | None = None,
@@ -151,6 +154,10 @@ def _note_time(
 
     The vocabulary is that of the shards, if they are given; without `seconds` they are estimated.
     """
+    sizes, train = settings.model, settings.train
+    tokens = train.steps * train.batch_size * settings.examples.sequence_length
+    if 72 * sizes.num_hidden_layers * sizes.hidden_size**2 * tokens < HOURS:
+        return
     from electra.pretraining.plan import DAY, estimate_run, list_shorter
     from electra.pretraining.start import fit_to_shards
     from electra.reports.glossary import format_about
@@ -158,7 +165,6 @@ def _note_time(
     from electra.terminal.printing import print_note
     from electra.training.machine import prepare_machine
 
-    train = settings.train
     if train.device == "cuda":  # which need not be on this machine, for a dry run
         return
     machine = prepare_machine(train.device, train.precision, train.threads)

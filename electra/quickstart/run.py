@@ -490,8 +490,8 @@ def describe_learnt(samples: Sequence[Sentence], frequency_of: Mapping[str, floa
     views = [view for row in samples for view in row]
     share = sum(view.is_replaced for view in views) / len(views)
     return (
-        f"Replaced were, of the {NUM_SUSPECTS} held-out tokens that the discriminator trusts "
-        f"least, {count_least_trusted(samples, NUM_SUSPECTS)}; of the {NUM_SUSPECTS} rarest "
+        f"Of the {NUM_SUSPECTS} held-out tokens that the discriminator trusts least, the generator "
+        f"had replaced {count_least_trusted(samples, NUM_SUSPECTS)}; of the {NUM_SUSPECTS} rarest "
         f"tokens, {count_least_trusted(rarity, NUM_SUSPECTS)}; of all tokens, {share:.0%}."
     )
 
