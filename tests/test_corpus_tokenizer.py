@@ -255,7 +255,9 @@ def test_refusals(tokenizer, tmp_path):
     tokenizer.save(tmp_path / "t")
     with pytest.raises(UserError, match="t exists already; remove it or choose another name"):
         tokenizer.save(tmp_path / "t")
-    with pytest.raises(UserError, match=r"no tokenizer at .*nowhere; expected a folder with"):
+    with pytest.raises(
+        UserError, match=r"no tokenizer at .*nowhere; expected a run, a folder with"
+    ):
         Tokenizer.load(tmp_path / "nowhere")
     path = tmp_path / "vocab.txt"
     path.write_text("\n".join([*SPECIAL, "a", "a"]))

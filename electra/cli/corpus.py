@@ -255,7 +255,8 @@ def prepare(
         )
         return
     _note_unknown(manifest, tokenizer)
-    start = ("--init-from", tokenizer) if (tokenizer / "model.safetensors").is_file() else ()
+    is_model = any((tokenizer / name).exists() for name in ("model.safetensors", "checkpoints"))
+    start = ("--init-from", tokenizer) if is_model else ()
     counts = "; ".join(_tell_counts(manifest))
     print_done(f"wrote {out}: {counts}", command("pretrain", out, *start, "--out", "run"))
 

@@ -49,8 +49,8 @@ BERT_CLASSES = (
 )
 BYTE_CLASSES = ("RobertaTokenizer", "BartTokenizer", "LongformerTokenizer", "LEDTokenizer")
 EXPECTED = (
-    "expected a folder with tokenizer.json, vocab.txt or a SentencePiece .model, or one of these "
-    "files"
+    "expected a run, a folder with tokenizer.json, vocab.txt or a SentencePiece .model, or one of "
+    "these files"
 )
 BERT_FLAGS = {
     "do_lower_case": "lowercase",
@@ -129,6 +129,7 @@ PIECE_CLASSES = {
 def read_definition(path: Path, assumed: bool) -> Definition:
     """Return the definition in a folder or file; arguments as of `Tokenizer.load`."""
     settings: dict[str, Any] = {"tokenizer_class": "", "do_lower_case": assumed}
+    path = path / "tokenizer" if (path / "tokenizer").is_dir() else path  # that of a run
     if path.is_dir():
         settings = _read_settings(path)
         path = _choose_file(path, settings["tokenizer_class"])
