@@ -197,8 +197,8 @@ def prepare(
     Parameters
     ----------
     tokenizer
-        A folder that `electra tokenizer` wrote, a Hugging Face folder, a tokenizer.json, BERT's
-        vocab.txt, or a SentencePiece .model.
+        A folder that `electra tokenizer` wrote, a run, a Hugging Face folder, a tokenizer.json,
+        BERT's vocab.txt, or a SentencePiece .model.
     out
         The shards folder to write. A URL is written at the end, from a folder here.
     engine
