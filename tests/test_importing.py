@@ -285,11 +285,11 @@ def test_modernbert_is_continued_with_a_made_generator(
     model, folder = modernbert
     tokenizer, path = extended
     model.model.save_pretrained(folder)
-    num_tensors = len(load_file(folder / "model.safetensors"))
+    count = len(load_file(folder / "model.safetensors"))
     start = tmp_path / "start"
     main(["import", str(folder), "--out", str(start), "--extend", str(path)])
     printed = capsys.readouterr()
-    assert f"loaded {num_tensors} of {num_tensors} tensors" in printed.out
+    assert f"{count} of {count} tensors\nnext: electra prepare TEXT --token" in printed.out
     assert "4 new tokens begin as the mean" in printed.err
     assert Tokenizer.load(start).digest == tokenizer.digest
     prepare([str(toy_text)], tokenizer, tmp_path / "shards", PrepareConfig(heldout_prob=0.1), None)

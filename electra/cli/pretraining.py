@@ -380,7 +380,8 @@ def import_(
         )
     if found.num_spare:
         print_note(f"{found.num_spare:,} rows of the embeddings have no token, and are kept")
-    print_done(
-        f"wrote {out}: loaded {found.num_loaded:,} of {found.num_tensors:,} tensors",
-        command("finetune", out, "--task", "cola", "--data", "glue/CoLA", "--out", "cola"),
-    )
+    following = command("finetune", out, "--task", "own", "--data", "FOLDER", "--out", "results")
+    if extend or positions:  # the new rows are to be trained first
+        following = command("prepare", "TEXT", "--tokenizer", out, "--out", "shards")
+    loaded = f"{found.num_loaded:,} of {found.num_tensors:,}"
+    print_done(f"wrote {out}: loaded {loaded} tensors", following)
