@@ -184,7 +184,7 @@ def test_an_exported_folder_is_exported_again(folder, tmp_path):
 def test_the_card_names_the_class_and_its_lines_use_the_head(folder, monkeypatch):
     card = (folder / "hf" / "README.md").read_text()
     assert "- modernbert\n" in card
-    assert "`ModernBertModel` of transformers (ModernBERT's graph). It holds the encoder;" in card
+    assert "`ModernBertModel` in transformers (ModernBERT's graph). It holds the encoder;" in card
     (lines,) = re.findall(r"^```python\n(.*?)^```$", card, re.MULTILINE | re.DOTALL)
     monkeypatch.chdir(folder)
     names = {}
