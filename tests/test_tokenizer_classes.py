@@ -7,6 +7,7 @@ import json
 import lzma
 import operator
 import random
+import unicodedata
 import warnings
 from itertools import islice
 from pathlib import Path
@@ -180,9 +181,11 @@ def test_ten_thousand_lines_have_the_tokens_of_deberta(tmp_path):
     expected, found = theirs.encode(lines), own.encode_batch(lines)
     ties = [pair for pair in zip(expected, found, strict=True) if pair[0] != pair[1]]
     assert len(ties) < 10
-    for pair in ties:  # equally likely
+    for pair in ties:  # equally likely, or jamo that the library's map does not join
         scores = [sum(map(theirs.get_score, ids)) for ids in pair]
-        assert scores[0] == pytest.approx(scores[1], abs=1e-4), pair
+        texts = ["".join(map(theirs.id_to_piece, ids)) for ids in pair]
+        assert texts[0] != texts[1] or scores[0] == pytest.approx(scores[1], abs=1e-4), pair
+        assert len({unicodedata.normalize("NFC", text) for text in texts}) == 1, texts
     assert sum(map(operator.ne, found, ours.encode_batch(lines))) > 1000
     own.save(tmp_path / "own")
     again = transformers.AutoTokenizer.from_pretrained(tmp_path / "own")
