@@ -3,7 +3,7 @@
 import math
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from cyclopts import Parameter
 
@@ -83,68 +83,88 @@ def pretrain(
         *([f"train.init_from={init_from}"] if init_from else []),
         *([f"train.also_evaluate={also_evaluate}"] if also_evaluate else []),
     ]
-    require(cooldown is None or resume is not None, "--cooldown needs --resume RUN")
     seconds = math.inf if max_time is None else max_time.total_seconds()
     require(seconds > 0, f"--max-time must be > 0, not {max_time}")
-    end = None
     if resume is not None:
-        require(
-            (out is None) == (cooldown is None),
-            "--resume continues in its own folder: leave out --out, but with --cooldown name it",
-        )
         require(
             not given and config is None and preset is None and recipe is None,
             "--resume keeps the run's settings; leave out --set, --config, --preset, --recipe and "
             "--init-from",
         )
-        from electra.checkpoints.folder import read_run_config
-        from electra.pretraining.continuation import is_branch_of, plan_cooldown
-
-        if out is not None and is_branch_of(out, resume):
-            resume = out
-        elif cooldown is not None and out is not None:
-            refuse_existing(out)
-            end = plan_cooldown(resume, cooldown)
-        settings = end[1] if end else read_run_config(resume)
-        if dry_run and end:
-            return print_dry_run(settings, f"end {end[0]} early and write the run {out}")
-        if dry_run:
-            refuse_changes(resume, None)
-            return print_dry_run(settings, f"continue {resume}")
+        job = _find_resumed(resume, out, cooldown)
     else:
-        is_begun = out is not None and (out / "config.json").exists()
+        require(cooldown is None, "--cooldown needs --resume RUN")
         name = "tiny" if preset is None else preset
         settings = resolve(name, recipe, given, toml=config, run=out, note=print_note)
-        if dry_run and shards is None and out is None:
-            print_dry_run(settings, "pre-train with these settings")
-            return _note_time(settings)
-        if shards is None or out is None:
-            raise UserError("pretrain needs SHARDS and --out RUN, or --resume RUN")
-        if not is_begun:
-            refuse_existing(out)
-        if dry_run:
-            if is_begun:
-                refuse_changes(out, settings)
-            action = "continue" if is_begun else f"read the shards {shards} and write the run"
-            print_dry_run(settings, f"{action} {out}")
-            return None if is_begun else _note_time(settings)
-        if not is_begun:
-            _note_time(settings, shards)
+        job = _find_new(shards, out, settings, dry_run)
+    settings, is_new = job.settings, job.run is None and job.end is None
+    if dry_run:
+        if job.run:
+            refuse_changes(job.run, None if resume else settings)
+        print_dry_run(settings, job.action)
+    if is_new:
+        _note_time(settings, None if dry_run else shards)
+    if dry_run:
+        return
     from electra.pretraining.loop import pretrain as run_pretrain
     from electra.pretraining.loop import resume as run_resume
 
-    run = out or resume
+    run = job.run or out
     assert run is not None
     title = "Pre-training"
     if settings.train.init_from:
         title += f", continued from the weights of {settings.train.init_from}"
     with Display(steps=settings.train.steps, title=title) as display:
         if resume is not None:
-            results = run_resume(run, display.show, shards, seconds, end)
+            results = run_resume(run, display.show, shards, seconds, job.end)
         else:
             assert shards is not None
             results = run_pretrain(shards, run, settings, display.show, seconds)
     _print_results(run, results)
+
+
+class _Job(NamedTuple):
+    """The run that a command is about."""
+
+    settings: PretrainConfig
+    action: str
+    """What the command does, for a dry run."""
+    run: Path | None = None
+    """The run folder that goes on; None: one is written."""
+    end: tuple[Path, PretrainConfig] | None = None
+    """From `plan_cooldown`."""
+
+
+def _find_resumed(resume: Path, out: Path | None, cooldown: int | timedelta | None) -> _Job:
+    """Return the run that goes on, or ends early in `out`, or goes on to this end."""
+    from electra.checkpoints.folder import read_run_config
+    from electra.pretraining.continuation import is_branch_of, plan_cooldown
+
+    require(
+        (out is None) == (cooldown is None),
+        "--resume continues in its own folder: leave out --out, but with --cooldown name it",
+    )
+    if out is not None and is_branch_of(out, resume):
+        resume = out
+    elif out is not None and cooldown is not None:
+        refuse_existing(out)
+        end = plan_cooldown(resume, cooldown)
+        return _Job(end[1], f"end {end[0]} early and write the run {out}", end=end)
+    return _Job(read_run_config(resume), f"continue {resume}", resume)
+
+
+def _find_new(
+    shards: Path | None, out: Path | None, settings: PretrainConfig, dry_run: bool
+) -> _Job:
+    """Return the run that `out` is to be, or that it is and goes on."""
+    if dry_run and shards is None and out is None:
+        return _Job(settings, "pre-train with these settings")
+    if shards is None or out is None:
+        raise UserError("pretrain needs SHARDS and --out RUN, or --resume RUN")
+    if (out / "config.json").exists():
+        return _Job(settings, f"continue {out}", out)
+    refuse_existing(out)
+    return _Job(settings, f"read the shards {shards} and write the run {out}")
 
 
 def _note_time(

@@ -195,12 +195,8 @@ class PreNormLayer(nn.Module):
     """Attention and feed-forward, each of normalised states and added to them: the definition.
 
     Every sub-module is called, so that forward hooks see its input and output and a replaced one
-    (an adapter) takes part.
-
-    Args:
-        config: Sizes, biases and dropout probabilities.
-        number: The layer's number, from 0. The first has no norm before the attention, since the
-            embeddings are normalised. The number also decides whether attention is local.
+    (an adapter) takes part. Layer 0 has no norm before the attention, since the embeddings are
+    normalised. The number also decides whether attention is local.
     """
 
     def __init__(self, config: EncoderConfig, number: int):

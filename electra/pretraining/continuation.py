@@ -71,13 +71,7 @@ def settle(
     """Return the settings with which a run goes on, and how they change, by name: "OLD -> NEW".
 
     What shards and other models determined when the run began stays: those models need not be
-    there any more.
-
-    Args:
-        run: The run folder, for messages.
-        begun: The settings that the run was begun with.
-        wanted: The settings of the command.
-        given: Names of those that the user chose; None: all of them.
+    there any more. `given` are the names of what the user chose; None: of all that is `wanted`.
 
     Raises:
         UserError: Settings differ that the weights or the meaning of the metrics depend on, or the

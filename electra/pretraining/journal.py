@@ -332,16 +332,8 @@ class Alarms:
 class Journal:
     """Writes a run folder on process 0: records, checkpoints, profile and results.
 
-    Args:
-        run: The run folder.
-        shards: The shards of the run.
-        examples: The rows of their train part.
-        domains: As from `open_domains`.
-        step: The step, with the settings, the model and the optimizer.
-        show: Called with each record and alarm.
-        totals: What was done before this session.
-        peak: Measured FLOP/s of a large matrix product, on all processes together.
-        stack: Closes the files and waits for the checkpoint that is being written.
+    `totals` were done before this session; `peak` is the FLOP/s of a large matrix product, on all
+    processes together; `stack` closes the files and waits for the checkpoint being written.
     """
 
     def __init__(

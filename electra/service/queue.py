@@ -39,12 +39,9 @@ class _Item:
 
 
 class BatchQueue:
-    """Items that wait, and the thread that computes them.
+    """Items that wait, up to a sum of their sizes, and the thread that computes them.
 
-    Args:
-        batch_items: Items that are computed together at most.
-        max_waiting: Sum of the sizes that may wait.
-        observe: Called in the thread with the number of items and the seconds of each batch.
+    The thread calls `observe` with the number of items and the seconds of each batch.
     """
 
     def __init__(
