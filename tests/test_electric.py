@@ -51,8 +51,7 @@ def model():
     config = override(
         dataclasses.replace(PRESETS["tiny"], model=SIZES),
         [
-            "method.objective=electric",
-            "generator.hidden_fraction=0.5",
+            *("method.objective=electric", "generator.hidden_fraction=0.5"),
             "train.initial_weights=bert",
         ],
     )

@@ -141,16 +141,8 @@ def test_lines_of_one_file_are_asked_for_their_punctuation(capsys, tmp_path):
     text = tmp_path / "korean.txt"
     text.write_text("\n".join(lines), encoding="utf-8")
     out = tmp_path / "out"
-    status, printed, err = run(
-        capsys,
-        "--text",
-        text,
-        "--out",
-        out,
-        "--set",
-        "prepare.border=line",
-        "prepare.heldout_prob=0.3",
-    )
+    settings = ["--set", "prepare.border=line", "prepare.heldout_prob=0.3"]
+    status, printed, err = run(capsys, "--text", text, "--out", out, *settings)
     assert status == 0, err
     assert "question: which punctuation mark follows a word?" in printed
     lines = (out / "punctuation/train.txt").read_text(encoding="utf-8").splitlines()

@@ -425,6 +425,15 @@ def test_the_same_run_gives_the_same_curves(run_folder):
     assert first == second
 
 
+def test_labels_stand_inside_however_many_digits_the_ticks_have(run_folder):
+    rates = ((50, 0.14686), (490, 0.1355), (980, 0.1322))
+    write_records(run_folder, [record("train", step, replaced_rate=rate) for step, rate in rates])
+    runs = read_runs([run_folder])
+    (panel,) = (each for each in find_panels(runs) if "replaced_rate" in each.metrics)
+    (place,) = re.findall(r'rotate\(-90 ([0-9.]+) [0-9.]+\)">replaced_rate', draw_svg(panel, runs))
+    assert float(place) > 9  # points, as its letters
+
+
 def test_the_page_does_not_praise_what_was_not_learnt(run_folder, tmp_path):
     write_records(run_folder, [record("heldout", 50, disc_loss=0.3864)])
     write_page(tmp_path / "page.html", read_runs([run_folder]))

@@ -87,13 +87,8 @@ class DropoutMasks:
     little larger than the largest mask, is drawn once per pass, and a mask is a view of it that
     begins at a random place. The elements of one mask are independent. Two elements of two masks
     are the same flag with probability 1 / SPREAD, so that their correlation is at most that. An
-    element is kept with the probability asked for, to 1 / 131072.
-
-    Args:
-        largest: Number of elements of the largest mask.
-        dtype: Dtype of the masks.
-        probs: Probabilities with which elements are dropped. All pools are drawn at once, so that a
-            layer that is computed twice (recomputed activations) finds the same flags.
+    element is kept with the probability asked for, to 1 / 131072. All pools are drawn at once, so
+    that a layer that is computed twice (recomputed activations) finds the same flags.
     """
 
     def __init__(self, largest: int, dtype: torch.dtype, probs: Iterable[float]):

@@ -66,8 +66,11 @@ def draw_svg(panel: Panel, runs: Sequence[Run]) -> str:
     """Return one panel as an `<svg>` element for the page, in the page's colours."""
     # The salt makes the ids in this panel differ from those in the page's other panels.
     with matplotlib.rc_context(STYLE | {"svg.hashsalt": panel.title}):
-        figure = Figure(figsize=(4.6, 2.7), layout="constrained")
+        figure = Figure(figsize=(4.6, 2.7), layout="constrained", dpi=72)
         _draw(figure.subplots(), panel, runs)
+        # The layout of savefig cuts off the label beside ticks of many digits.
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
         file = io.StringIO()
         # Without date and creator, the same run gives the same page.
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
