@@ -1,14 +1,19 @@
-"""metrics.jsonl: the measures of a pre-training run, one JSON record per line."""
+"""metrics.jsonl: the measures of a pre-training run, one JSON record per line; and trackers."""
 
+import hashlib
 import json
 import math
+import os
 import threading
 import warnings
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+from electra.checkpoints.manifest import read_manifest
+from electra.errors import UserError, import_extra
 from electra.files import parse_object, write_text
 
 OF_THE_MACHINE = frozenset(
@@ -21,6 +26,60 @@ MAX_NAMED = 5
 """Maximum number of damaged lines that a warning names."""
 
 
+class Tracker:
+    """A run in Weights & Biases or in trackio, whose functions have the same names.
+
+    It is the same run whenever the folder is resumed: its name has a digest of how that began.
+
+    Args:
+        name: wandb or trackio.
+        run: The run folder.
+        settings: All settings of the run.
+
+    Raises:
+        UserError: The package is not installed or does not begin, as wandb without an account.
+    """
+
+    def __init__(self, name: str, run: Path, settings: Mapping[str, Any]):
+        first = read_manifest(run)["sessions"][0]
+        began = f"{run.name} {first.get('command')} {first.get('started')}"
+        digest = hashlib.sha256(began.encode()).hexdigest()[:8]
+        options = {"id": digest, "dir": str(run)} if name == "wandb" else {}
+        self.name, module = name, import_tracker(name)
+        try:
+            self.run = module.init(
+                project=os.environ.get(f"{name.upper()}_PROJECT", "electra"),
+                name=f"{run.name}-{digest}",
+                config=dict(settings),
+                resume="allow",
+                **options,
+            )
+        except Exception as error:  # each package has errors of its own
+            raise UserError(f"train.tracker={name} does not begin: {error}") from None
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Send what was measured at a step; a tracker that fails is left, and the run goes on."""
+        self._try("log", dict(values), step=step)
+
+    def close(self) -> None:
+        """Wait until all is sent."""
+        self._try("finish")
+
+    def _try(self, what: str, *given: object, **named: object) -> None:
+        if self.run is None:
+            return
+        try:
+            getattr(self.run, what)(*given, **named)
+        except Exception as error:
+            self.run = None
+            warnings.warn(f"train.tracker={self.name} gets no more records: {error}", stacklevel=2)
+
+
+def import_tracker(name: str) -> ModuleType:
+    """Return wandb or trackio, or raise the UserError that says how to install it."""
+    return import_extra(name, name, f"train.tracker={name}")
+
+
 class MetricsLog:
     """Writer of metrics.jsonl, and of TensorBoard's files if TensorBoard is installed.
 
@@ -28,13 +87,14 @@ class MetricsLog:
         run: The run folder.
         step: Step that the run continues from. Later records are removed, because the run computes
             these steps again.
+        tracker: Gets the records as well.
 
     Attributes:
         last: Last record of each part.
         num_records: Records in the file.
     """
 
-    def __init__(self, run: Path, step: int = 0):
+    def __init__(self, run: Path, step: int = 0, tracker: Tracker | None = None):
         self.path = run / "metrics.jsonl"
         kept = [record for record in read_metrics(self.path) if record["step"] <= step]
         self.last = {record["part"]: record for record in kept}
@@ -43,7 +103,7 @@ class MetricsLog:
         # Unbuffered: a buffer would write a line again on closing after a full disk refused it.
         self.file = self.path.open("ab", buffering=0)
         self.unwritten = b""
-        self.tensorboard = None
+        self.tracker, self.tensorboard = tracker, None
         self.usual_hook = threading.excepthook
         if find_spec("tensorboard"):
             from torch.utils.tensorboard import SummaryWriter
@@ -54,7 +114,7 @@ class MetricsLog:
             self.tensorboard = SummaryWriter(str(run / "tensorboard"), purge_step=step + 1)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Append a record to metrics.jsonl and to TensorBoard's files.
+        """Append a record to metrics.jsonl, TensorBoard's files and the tracker's run.
 
         Numbers that are not finite become null.
 
@@ -69,10 +129,16 @@ class MetricsLog:
         self.num_records += 1
         self.unwritten += (json.dumps(finite) + "\n").encode()
         self.flush()
+        values = {
+            f"{record['part']}/{name}": value
+            for name, value in finite.items()
+            if isinstance(value, int | float) and name != "step"
+        }
         if self.tensorboard:
-            for name, value in finite.items():
-                if isinstance(value, int | float) and name != "step":
-                    self.tensorboard.add_scalar(f"{record['part']}/{name}", value, record["step"])
+            for name, value in values.items():
+                self.tensorboard.add_scalar(name, value, record["step"])
+        if self.tracker:
+            self.tracker.log(values, record["step"])
 
     def flush(self) -> None:
         """Write what an earlier `write` could not.
@@ -84,8 +150,10 @@ class MetricsLog:
             self.unwritten = self.unwritten[self.file.write(self.unwritten) :]
 
     def close(self) -> None:
-        """Close the files and restore the hook for exceptions in threads."""
+        """Close files and tracker, and restore the hook for exceptions in threads."""
         self.file.close()
+        if self.tracker:
+            self.tracker.close()
         try:
             if self.tensorboard:
                 self.tensorboard.close()

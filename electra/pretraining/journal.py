@@ -25,7 +25,7 @@ from electra.checkpoints.checkpoint import (
     write_checkpoint,
 )
 from electra.checkpoints.manifest import amend_session, begin_session
-from electra.checkpoints.metrics import MetricsLog, read_metrics
+from electra.checkpoints.metrics import MetricsLog, Tracker, read_metrics
 from electra.config import PretrainConfig, TrainConfig
 from electra.files import read_object, write_json
 from electra.method.flops import count_run, count_true
@@ -38,6 +38,7 @@ from electra.pretraining.evaluation import (
 )
 from electra.pretraining.guard import ACCEPTED, NOT_FINITE, REASONS
 from electra.pretraining.step import Outcome, Step
+from electra.settings import to_dict
 from electra.shards.examples import Examples
 from electra.shards.store import Shards
 from electra.training.distributed import gather_over_ranks, sum_over_ranks
@@ -371,7 +372,9 @@ class Journal:
         }
         self.domains = DomainLosses(run, batches, step, first_step)
         self.alarms = Alarms(self.config)
-        self.log = MetricsLog(run, first_step)
+        name, settings = self.config.train.tracker, to_dict(self.config)
+        tracker = None if name == "none" else Tracker(name, run, settings)
+        self.log = MetricsLog(run, first_step, tracker)
         lost = totals.records - self.log.num_records + self.is_evaluated(first_step)
         if lost > 0:
             warnings.warn(

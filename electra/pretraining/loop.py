@@ -27,7 +27,8 @@ from electra.checkpoints.checkpoint import (
 )
 from electra.checkpoints.folder import SavedModel, read_pretrained, read_run_config
 from electra.checkpoints.manifest import LOCK
-from electra.config import PretrainConfig, longest_warmup, require_schedule
+from electra.checkpoints.metrics import import_tracker
+from electra.config import PretrainConfig, TrainConfig, longest_warmup, require_schedule
 from electra.errors import UserError, command, require
 from electra.files import hold, new_folder, write_json
 from electra.method.objective import Objective
@@ -99,7 +100,7 @@ def pretrain(
     """
     end = time.monotonic() + max_seconds
     train = config.train
-    machine = prepare_machine(train.device, train.precision, train.threads)
+    machine = _prepare(train)
     with joined(machine):
         if from_rank_0((run / "config.json").exists()):
             return _resume(run, show, shards_folder, config, machine, end)
@@ -148,11 +149,19 @@ def resume(
     """
     end = time.monotonic() + max_seconds
     train = (cooldown[1] if cooldown else read_run_config(run)).train
-    machine = prepare_machine(train.device, train.precision, train.threads)
+    machine = _prepare(train)
     with joined(machine):
         if cooldown and machine.rank == 0:  # which alone reads and writes run folders
             write_branch(run_of(cooldown[0]), cooldown[0], run, cooldown[1])
         return _resume(run, show, shards_folder, None, machine, end)
+
+
+def _prepare(train: TrainConfig) -> Machine:
+    """Return the machine, on which process 0 has the tracker's package."""
+    machine = prepare_machine(train.device, train.precision, train.threads)
+    if machine.rank == 0 and train.tracker != "none":
+        import_tracker(train.tracker)
+    return machine
 
 
 def _resume(
