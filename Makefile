@@ -7,10 +7,10 @@ quickstart: .venv/ready
 
 # Tools are called as modules: those that lie beside the machine's torch have no script in .venv.
 test: .venv/ready-dev
-	.venv/bin/python -m pytest -n 2
+	.venv/bin/python -m pytest -n 2 --dist loadfile
 
 test-slow: .venv/ready-dev
-	.venv/bin/python -m pytest -n 2 -m slow
+	.venv/bin/python -m pytest -n 2 --dist loadfile -m slow
 
 check: .venv/ready-dev
 	.venv/bin/python -m ruff format --check .

@@ -1,4 +1,4 @@
-"""What tests of pre-training runs share: to stop them, to fill disks, to compare their ends."""
+"""What tests of pre-training runs share: stops, full disks, damage, and how two ends compare."""
 
 import dataclasses
 import os
@@ -7,12 +7,26 @@ import signal
 import time
 
 import torch
+from networks import assert_same_tensors
 from safetensors.torch import load_file
 
 from electra.checkpoints.checkpoint import find_checkpoint
 from electra.checkpoints.metrics import OF_THE_MACHINE, read_metrics
 from electra.checkpoints.names import DEBERTA
 from electra.files import write_json
+
+SMALL = {
+    **{"model.hidden_size": 64, "model.num_attention_heads": 1, "model.embedding_size": 32},
+    **{"model.intermediate_size": 64, "model.num_hidden_layers": 1, "generator.hidden_fraction": 1},
+    **{"examples.sequence_length": 32, "train.batch_size": 4, "train.evaluate_rows": 8},
+    "train.threads": 1,
+}
+"""Settings of a command's run of a second."""
+
+
+def words_of(settings, prefix=""):
+    """Settings as the words behind --set."""
+    return [f"{prefix}{name}={value}" for name, value in settings.items()]
 
 
 def ignore(record):
@@ -33,6 +47,13 @@ def limit_files(size):
     """Let files grow no further, as on a full disk."""
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+
+
+def flip_bit(path, place=0.5):
+    """Change a bit of one byte at this share of the file."""
+    content = bytearray(path.read_bytes())
+    content[int(len(content) * place)] ^= 1
+    path.write_bytes(content)
 
 
 def wait_for(path):
@@ -65,8 +86,7 @@ def assert_same_end(whole, parts, *, all_records=False):
     step, tensors = final_tensors(whole)
     step_again, tensors_again = final_tensors(parts)
     assert step == step_again
-    assert tensors.keys() == tensors_again.keys()
-    assert all(torch.equal(tensors[name], tensors_again[name]) for name in tensors)
+    assert_same_tensors(tensors, tensors_again)
     assert read_records(whole, "heldout") == read_records(parts, "heldout")
     if all_records:
         assert read_measures(whole) == read_measures(parts)

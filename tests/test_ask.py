@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from tasks import refuse
+from refusals import refuse
 
 from electra.cli import main
 from electra.errors import UserError

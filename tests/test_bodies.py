@@ -1,4 +1,4 @@
-"""The architectures modernbert and deberta-v2 against transformers' own, and in all that trains."""
+"""Every architecture against transformers' own, and the newer ones in all that trains."""
 
 import dataclasses
 import itertools
@@ -7,18 +7,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
+from networks import assert_same_tensors, draw, rng
+from refusals import refuse
 from torch.utils.flop_counter import FlopCounterMode
 
-from electra.checkpoints.names import ARCHITECTURES, DEBERTA, MODERNBERT
+from electra.checkpoints.names import ARCHITECTURES, DEBERTA, ELECTRA, MODERNBERT
 from electra.config import EncoderConfig
-from electra.errors import UserError
 from electra.method.flops import count_true
 from electra.method.masking import Vocabulary
 from electra.method.objective import Parts
 from electra.method.registry import build_objective
 from electra.model.deberta import DisentangledLayer, find_rows
+from electra.model.electra import PostNormLayer
 from electra.model.encoder import Encoder
-from electra.model.fused import FusedDisentangledLayer, FusedPreNormLayer
+from electra.model.fused import FusedDisentangledLayer, FusedPostNormLayer, FusedPreNormLayer
 from electra.model.heads import GeneratorHead
 from electra.model.initialisation import init_weights
 from electra.model.modernbert import PreNormLayer, find_block
@@ -63,9 +65,17 @@ DISTANCES = dataclasses.replace(
 )
 DECODER = dataclasses.replace(DISTANCES, enhanced_decoder=True)
 AS_PUBLISHED = dataclasses.replace(DISTANCES, position_buckets=256, max_relative_positions=512)
-BOTH = (PreNormLayer, FusedPreNormLayer)
-FORMS = {"modernbert": BOTH, "deberta-v2": (DisentangledLayer, FusedDisentangledLayer)}
+SEGMENTS = dataclasses.replace(
+    SIZES, architecture="electra", layer_norm_eps=1e-12, local_attention=128, num_hidden_layers=3
+)
+FORMS = {
+    "electra": (PostNormLayer, FusedPostNormLayer),
+    "modernbert": (PreNormLayer, FusedPreNormLayer),
+    "deberta-v2": (DisentangledLayer, FusedDisentangledLayer),
+}
 CASES = {
+    "electra": SEGMENTS,
+    "electra-projected": dataclasses.replace(SEGMENTS, embedding_size=24),
     "no-biases": SIZES,
     "biases": WITH_BIASES,
     "deberta": DISTANCES,
@@ -75,42 +85,34 @@ EVERY = pytest.mark.parametrize("sizes", CASES.values(), ids=CASES)
 TOLERANCE = {"atol": 1e-5, "rtol": 0}
 
 
-def rng(seed):
-    return torch.Generator().manual_seed(seed)
+TIED = ("decoder.weight", "decoder.bias", "generator_lm_head.weight")
 
 
-def draw(module, std=0.2):
-    """Ten times the usual weights, so that differences show; biases and norms too."""
-    init_weights(module, std, rng(1))
-    with torch.no_grad():
-        for parameter in module.parameters():
-            if parameter.dim() == 1:
-                parameter += 0.1 * torch.randn(parameter.shape, generator=rng(2))
-    return module
-
-
-def convert(sizes, encoder, predicts, head):
-    kind = "MaskedLM" if predicts == "tokens" else "PreTraining"
-    names = ARCHITECTURES[sizes.architecture]
-    values = names.write_config(sizes, names.class_name(kind), TOKENIZER)
-    return values, names.to_theirs(encoder, head, kind)
-
-
-def build_theirs(values, tensors):
-    config = transformers.AutoConfig.for_model(**values)
-    model = getattr(transformers, *values["architectures"])(config)
+def build_theirs(sizes, encoder, head=None):
+    """The class of the encoder alone, or with a generator's head."""
+    names, kind = ARCHITECTURES[sizes.architecture], "MaskedLM" if head else ""
+    config = names.write_config(sizes, names.class_name(kind), TOKENIZER)
+    model = transformers.AutoConfig.for_model(**config)
+    model = getattr(transformers, *config["architectures"])(model)
+    prefix = "" if head else f"{model.base_model_prefix}."
+    tensors = names.to_theirs(encoder.state_dict(), head and head.state_dict(), kind)
+    tensors = {name.removeprefix(prefix): each for name, each in tensors.items()}
     unused = model.load_state_dict(tensors, strict=False)
     assert not unused.unexpected_keys
-    assert all("decoder." in name for name in unused.missing_keys)  # tied
+    assert all(name.endswith(TIED) for name in unused.missing_keys)
     return model.eval()
 
 
-def rows_of(length, is_padded):
+def rows_of(sizes, length, is_padded):
+    """Ids, mask and, where there are any, segments: ours, and as transformers names them."""
     ids = torch.randint(5, VOCAB, (3, length), generator=rng(length))
-    if not is_padded:
-        return ids, None
     real = torch.arange(length) < torch.tensor([length, max(1, length // 2), 1])[:, None]
-    return ids * real, real
+    ours = [ids * real, real] if is_padded else [ids, None]
+    theirs = {"input_ids": ours[0], "attention_mask": real.long() if is_padded else None}
+    if sizes.architecture == "electra":
+        ours.append((torch.arange(length) > length // 3).long().expand(3, length))
+        theirs["token_type_ids"] = ours[2]
+    return ours, theirs
 
 
 # Parity
@@ -122,18 +124,18 @@ def test_states_are_those_of_transformers_at_every_length(sizes, is_fast):
     """Local attention is dense, in blocks, and wider than the row; distances exceed the buckets."""
     layer = FORMS[sizes.architecture][is_fast]
     encoder = draw(Encoder(sizes, layer=layer).eval())
-    theirs = build_theirs(*convert(sizes, encoder.state_dict(), "replaced", {}))
+    theirs = build_theirs(sizes, encoder)
     count = sum(parameter.numel() for parameter in encoder.parameters())
     assert count == sum(parameter.numel() for parameter in theirs.parameters())
     lengths = (1, 2, 5, 17, 48, 64, 65, 129, 131, 257, 1024)
     assert {find_block(length, 16) for length in lengths} == {0, 16}
+    if sizes.architecture == "electra":  # which attends over any distance alike
+        lengths = lengths[:5]
     for length, is_padded in itertools.product(lengths, (False, True)):
-        ids, real = rows_of(length, is_padded)
-        mask = None if real is None else real.long()
+        rows, named = rows_of(sizes, length, is_padded)
         with torch.no_grad():
-            expected = theirs(input_ids=ids, attention_mask=mask).last_hidden_state
-            states = encoder(ids, real)
-        is_token = torch.ones_like(ids, dtype=torch.bool) if real is None else real
+            expected, states = theirs(**named).last_hidden_state, encoder(*rows)
+        is_token = rows[1] if is_padded else torch.ones_like(rows[0], dtype=torch.bool)
         torch.testing.assert_close(states[is_token], expected[is_token], **TOLERANCE)
 
 
@@ -143,23 +145,21 @@ def test_states_are_those_of_transformers_at_every_length(sizes, is_fast):
 def test_logits_and_gradients_are_those_of_transformers(sizes, is_fast, length):
     encoder = draw(Encoder(sizes, layer=FORMS[sizes.architecture][is_fast]))
     head = draw(GeneratorHead(sizes))
-    theirs = build_theirs(*convert(sizes, encoder.state_dict(), "tokens", head.state_dict()))
-    ids, real = rows_of(length, is_padded=True)
+    theirs = build_theirs(sizes, encoder, head)
+    (ids, real, *types), named = rows_of(sizes, length, is_padded=True)
     chosen = real & (torch.rand(ids.shape, generator=rng(3)) < 0.3)
-    logits = head(encoder(ids, real)) @ encoder.embeddings.tokens.weight.T + head.bias
-    labels = ids.masked_fill(~chosen, -100)
-    output = theirs(input_ids=ids, attention_mask=real.long(), labels=labels)
+    logits = head(encoder(ids, real, *types)) @ encoder.embeddings.tokens.weight.T + head.bias
+    output = theirs(**named, labels=ids.masked_fill(~chosen, -100))
     torch.testing.assert_close(logits[real], output.logits[real], **TOLERANCE)
     F.cross_entropy(logits[chosen], ids[chosen]).backward()
     output.loss.backward()
-    gradients = [
+    gradients = (
         {name: parameter.grad for name, parameter in module.named_parameters()}
         for module in (encoder, head)
-    ]
-    _, ours = convert(sizes, gradients[0], "tokens", gradients[1])
+    )
+    ours = ARCHITECTURES[sizes.architecture].to_theirs(*gradients, "MaskedLM")
     expected = {name: each.grad for name, each in theirs.named_parameters()}
-    expected = {n: each for n, each in expected.items() if not n.endswith("decoder.weight")}
-    assert ours.keys() == expected.keys()
+    assert ours.keys() == {name for name in expected if not name.endswith(TIED[::2])}
     for name, gradient in ours.items():
         # transformers' embeddings have no gradient at [PAD], which no token attends to.
         scale = max(1.0, expected[name].abs().max().item())
@@ -172,8 +172,7 @@ def test_names_and_sizes_round_trip(sizes):
     for kind in ("", "MaskedLM"):
         theirs = names.to_theirs(encoder.state_dict(), {}, kind)
         back = names.read_encoder(theirs, sizes)
-        assert back.keys() == encoder.state_dict().keys()
-        assert all(torch.equal(back[name], each) for name, each in encoder.state_dict().items())
+        assert_same_tensors(back, encoder.state_dict())
     values = names.write_config(sizes, names.class_name(""), TOKENIZER)
     assert names.read_config(values) == sizes
     # As the newest transformers writes it: lists and tables in place of numbers.
@@ -185,58 +184,50 @@ def test_names_and_sizes_round_trip(sizes):
         ]
 
 
-def test_missing_fields_have_transformers_defaults():
-    found = MODERNBERT.read_config({"model_type": "modernbert"})
-    assert found == MODERNBERT.read_config(transformers.ModernBertConfig().to_dict())
-    assert (found.hidden_size, found.num_hidden_layers, found.layer_norm_eps) == (768, 22, 1e-5)
+@pytest.mark.parametrize("names", [ELECTRA, MODERNBERT], ids=["electra", "modernbert"])
+def test_missing_fields_have_transformers_defaults(names):
+    theirs = transformers.AutoConfig.for_model(names.model_type)
+    found = names.read_config({"model_type": names.model_type})
+    assert found == names.read_config(theirs.to_dict())
+    assert found.num_hidden_layers == theirs.num_hidden_layers
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"hidden_activation": "silu"}, "hidden_activation must be 'gelu', not 'silu'"),
-        ({"hidden_size": "768"}, "hidden_size must be a whole number from 1, not '768'"),
-        ({"norm_bias": 1}, "norm_bias must be true or false, not 1"),
-        ({"mlp_dropout": 0.1}, "embedding_dropout 0.0 and mlp_dropout 0.1 must be the same"),
-        ({"norm_eps": None}, "norm_eps must be a number from 0, not None"),
-        (
-            {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]},
-            "layer_types must be full_attention in every n-th layer",
-        ),
-        (
-            {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}},
-            "rope_type must be 'default', not 'yarn'",
-        ),
-    ],
-)
-def test_a_model_that_our_encoder_is_not_is_refused(change, message):
-    with pytest.raises(UserError, match=message):
-        MODERNBERT.read_config({"model_type": "modernbert", **change})
+YARN = {"full_attention": {"rope_type": "yarn"}}
+REFUSED = [
+    (ELECTRA, {"position_embedding_type": "relative_key"}, "position_embedding_type must be 'abs"),
+    (ELECTRA, {"hidden_act": "gelu_new"}, "hidden_act must be 'gelu', not 'gelu_new'"),
+    (ELECTRA, {"is_decoder": True}, "is_decoder must be False"),
+    (ELECTRA, {"num_attention_heads": 0}, "num_attention_heads must be a whole number from 1"),
+    (ELECTRA, {"layer_norm_eps": None}, "layer_norm_eps must be a number from 0, not None"),
+    (MODERNBERT, {"hidden_activation": "silu"}, "hidden_activation must be 'gelu'"),
+    (MODERNBERT, {"hidden_size": "768"}, "hidden_size must be a whole number from 1, not '768'"),
+    (MODERNBERT, {"norm_bias": 1}, "norm_bias must be true or false, not 1"),
+    (MODERNBERT, {"mlp_dropout": 0.1}, "embedding_dropout 0.0 and mlp_dropout 0.1"),
+    (MODERNBERT, {"norm_eps": None}, "norm_eps must be a number from 0"),
+    (MODERNBERT, {"num_hidden_layers": 1, "layer_types": ["sliding_attention"]}, "layer_types"),
+    (MODERNBERT, {"rope_parameters": YARN}, "rope_type must be 'default', not 'yarn'"),
+    (DEBERTA, {"relative_attention": False}, "relative_attention must be True, not False"),
+    (DEBERTA, {"position_biased_input": True}, "position_biased_input must be False"),
+    (DEBERTA, {"share_att_key": False}, "share_att_key must be True"),
+    (DEBERTA, {"norm_rel_ebd": "none"}, "norm_rel_ebd must be 'layer_norm', not 'none'"),
+    (DEBERTA, {"type_vocab_size": 2}, "type_vocab_size must be 0"),
+    (DEBERTA, {"conv_kernel_size": 3}, "conv_kernel_size must be 0"),
+    (DEBERTA, {"hidden_act": "relu"}, "hidden_act must be 'gelu'"),
+    (DEBERTA, {"pos_att_type": ["c2p"]}, "pos_att_type must be 'p2c|c2p'"),
+    (DEBERTA, {"pos_att_type": "c2p|p2c|p2p"}, "pos_att_type must be 'p2c|c2p'"),
+    (DEBERTA, {"position_buckets": -1}, "position_buckets must be a whole number from 1"),
+    (DEBERTA, {"max_relative_positions": 4}, "max_relative_positions must be more than 5"),
+    (DEBERTA, {"embedding_size": 24}, "embedding_size must be 48"),
+    (DEBERTA, {"attention_head_size": 8}, "attention_head_size must be 16"),
+]
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"relative_attention": None}, "relative_attention must be True, not False: attention"),
-        ({"position_biased_input": True}, "position_biased_input must be False, not True: version"),
-        ({"share_att_key": False}, "share_att_key must be True, not False: version 3 maps"),
-        ({"norm_rel_ebd": None}, "norm_rel_ebd must be 'layer_norm', not 'none': version 3"),
-        ({"type_vocab_size": 2}, "type_vocab_size must be 0, not 2: version 3 has no segments"),
-        ({"conv_kernel_size": 3}, "conv_kernel_size must be 0, not 3: the convolution"),
-        ({"hidden_act": "relu"}, "hidden_act must be 'gelu', not 'relu'"),
-        ({"pos_att_type": ["c2p"]}, "pos_att_type must be 'p2c|c2p', not"),
-        ({"pos_att_type": "c2p|p2c|p2p"}, "version 3 has both terms and no other"),
-        ({"position_buckets": -1}, "position_buckets must be a whole number from 1, not -1"),
-        ({"max_relative_positions": 4}, "max_relative_positions must be more than 5, half"),
-        ({"embedding_size": 24}, "embedding_size must be 48, not 24"),
-        ({"attention_head_size": 8}, "attention_head_size must be 16, not 8"),
-    ],
-)
-def test_what_is_not_deberta_v3_is_refused_with_the_reason(change, message):
-    values = DEBERTA.write_config(DISTANCES, "DebertaV2Model", TOKENIZER) | change
-    values = {name: value for name, value in values.items() if value is not None}
-    with pytest.raises(UserError, match=message.replace("|", r"\|")):
-        DEBERTA.read_config(values)
+@pytest.mark.parametrize(("names", "change", "words"), REFUSED)
+def test_a_model_that_our_encoder_is_not_is_refused_in_one_line(names, change, words):
+    values = {"model_type": names.model_type}
+    if names is DEBERTA:
+        values = DEBERTA.write_config(DISTANCES, "DebertaV2Model", TOKENIZER)
+    refuse(words, lambda: names.read_config(values | change))
 
 
 def test_distances_have_the_buckets_of_the_paper():
@@ -283,7 +274,9 @@ def run(is_fast, dtype, length, dropout_prob, number, sizes):
 @pytest.mark.parametrize("number", [0, 1])
 @pytest.mark.parametrize("dropout_prob", [0.0, 0.2])
 @pytest.mark.parametrize(
-    "sizes", [SIZES, WITH_BIASES, DISTANCES, DECODER], ids=["no", "biases", "deberta", "decoder"]
+    "sizes",
+    [SEGMENTS, SIZES, WITH_BIASES, DISTANCES, DECODER],
+    ids=["electra", "no", "biases", "deberta", "decoder"],
 )
 def test_the_fused_layer_is_the_plain_one(length, number, dropout_prob, sizes):
     (plain, plain_grads), (fused, fused_grads) = (
@@ -298,8 +291,8 @@ def test_the_fused_layer_is_the_plain_one(length, number, dropout_prob, sizes):
 
 @pytest.mark.parametrize(
     ("number", "sizes"),
-    [(0, SIZES), (1, SIZES), (0, DISTANCES), (1, DECODER)],
-    ids=["global", "local", "deberta", "decoder"],
+    [(0, SEGMENTS), (0, SIZES), (1, SIZES), (0, DISTANCES), (1, DECODER)],
+    ids=["electra", "global", "local", "deberta", "decoder"],
 )
 def test_in_bfloat16_both_layers_are_as_far_from_float32(number, sizes):
     exact, exact_grads = run(False, torch.float32, 130, 0.0, number, sizes)

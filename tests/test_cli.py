@@ -1,5 +1,7 @@
 """The verbs as a user types them: real runs of the whole chain, refusals in one line, dry runs."""
 
+import contextlib
+import io
 import json
 import os
 import re
@@ -10,37 +12,16 @@ import sys
 import warnings
 
 import pytest
+import runs
+from commands import run_command as run
+from runs import limit_files, words_of
 
 from electra.cli import entry, main
 from electra.presets import PRESETS
 from electra.pretraining.plan import DAY, list_shorter
 from electra.training.machine import prepare_machine
 
-SMALL = [
-    "model.hidden_size=64",
-    "generator.hidden_fraction=1",
-    "model.num_attention_heads=1",
-    "model.embedding_size=32",
-    "model.intermediate_size=128",
-    "model.num_hidden_layers=1",
-    "examples.sequence_length=32",
-    "train.steps=6",
-    "train.batch_size=4",
-    "train.log_every=2",
-    "train.evaluate_rows=8",
-    "train.threads=1",
-]
-
-
-def run(capsys, *words):
-    """Run a command in this process; return exit status, standard output and standard error."""
-    try:
-        main([str(word) for word in words])
-        status = 0
-    except SystemExit as stop:
-        status = stop.code
-    out, err = capsys.readouterr()
-    return status, out, err
+SMALL = words_of(runs.SMALL | {"train.steps": 6, "train.log_every": 2})
 
 
 @pytest.fixture(scope="module")
@@ -66,14 +47,9 @@ def chain(toy_text, tmp_path_factory):
     ]
     outputs = {}
     for command in commands:
-        done = subprocess.run(
-            [sys.executable, "-m", "electra", *map(str, command)],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
-        outputs[command[0]] = done.stdout
+        with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()) as printed:
+            main([*map(str, command)])
+        outputs[command[0]] = printed.getvalue()
     return folder, outputs
 
 
@@ -138,34 +114,9 @@ MISTAKES = [
         (f"pretrain shards --out OUT --set {setting}", line)
         for setting, line in [
             ("train.stpes=3", "'train.stpes'; did you mean 'steps'?"),
-            ("trian.steps=3", "'trian.steps'; did you mean 'train'?"),
-            ("train.steps=many", "train.steps must be a whole number, not 'many'"),
-            ("train.device=cdua", "train.device cannot be 'cdua'; did you mean 'cuda'?"),
             ("train.steps", "takes section.field=value"),
-            ("examples.sequence_length=600", "model.max_position_embeddings 512"),
             ("train.steps=50 optimizer.warmup_steps=50", "optimizer.warmup_steps=5\n"),
-            (
-                "train.steps=50 method.sharing=none method.scheme=two_stage "
-                "method.generator_steps=20 optimizer.warmup_steps=20",
-                "set optimizer.warmup_steps=2\n",
-            ),
         ]
-    ),
-    *(
-        (f"pretrain shards --out OUT --set {name}={value}", f"{name.split('.')[1]} must be ")
-        for name, values in [
-            ("model.num_attention_heads", (0, -1)),
-            ("model.hidden_size", (0,)),
-            ("model.num_hidden_layers", (-2,)),
-            ("model.max_position_embeddings", (0,)),
-            ("model.type_vocab_size", (0, 1)),
-            ("model.layer_norm_eps", ("nan",)),
-            ("model.initializer_range", ("inf",)),
-            ("method.disc_weight", ("inf", "nan")),
-            ("generator.temperature", ("inf", "nan")),
-            ("train.seed", ("1e400", "nan", "0.5")),
-        ]
-        for value in values
     ),
     ("pretrain shards", "needs SHARDS and --out RUN"),
     ("pretrain run --out OUT", "is not the manifest of a shards folder"),
@@ -368,18 +319,14 @@ def test_a_missing_input_is_one_line_of_every_verb(capsys, chain, tmp_path, monk
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("words", [["--help"], ["flops"], ["tokenizer"], ["predict"]], ids=" ".join)
-def test_a_closed_pipe_ends_without_a_word(chain, toy_text, tmp_path, words):
+@pytest.mark.parametrize("words", ["--help", "predict scores --input task/dev.tsv"])
+def test_a_closed_pipe_ends_without_a_word(chain, words):
     """Nobody reads, and the status is that of a program that SIGPIPE ended."""
     folder, _ = chain
-    more = {
-        "tokenizer": [toy_text, "--out", tmp_path / "out", "--set", "vocab_size=120"],
-        "predict": [folder / "scores", "--input", folder / "task" / "dev.tsv"],
-    }.get(words[0], [])
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-m", "electra", *words, *map(str, more)]
-    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "electra", *words.split()]
+    done = subprocess.run(command, cwd=folder, stdout=writer, stderr=subprocess.PIPE, text=True)
     os.close(writer)
     assert done.returncode == 141
     assert re.fullmatch(r"(\w+ .*\n)?", done.stderr), done.stderr  # the progress
@@ -434,7 +381,7 @@ def test_a_folder_in_the_way_of_a_file_is_one_line(capsys, chain, toy_text, tmp_
 
 
 @pytest.mark.parametrize("verb", ["tokenizer", "prepare", "pretrain", "export"])
-def test_a_full_disk_is_one_line_and_leaves_nothing(chain, toy_text, tmp_path, verb):
+def test_a_full_disk_is_one_line_and_leaves_nothing(capsys, chain, toy_text, tmp_path, verb):
     """A limit on the size of files stands for the disk; the write fails in the same place."""
     folder, _ = chain
     words = {
@@ -443,20 +390,18 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(chain, toy_text, tmp_path, v
         "pretrain": [folder / "shards", "--set", *SMALL],
         "export": [folder / "run"],
     }[verb]
-    size = 1000 if verb == "tokenizer" else 10_000 if verb == "prepare" else 50_000
-
-    def limit():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-
-    done = run_child(verb, *words, "--out", tmp_path / "out", preexec_fn=limit)
-    assert done.returncode == 2, done.stderr
+    try:
+        limit_files({"tokenizer": 1000, "prepare": 10_000}.get(verb, 50_000))
+        status, _, err = run(capsys, verb, *words, "--out", tmp_path / "out")
+    finally:
+        limit_files(resource.RLIM_INFINITY)
+    assert status == 2, err
     assert re.search(
         r"^error: (writing failed|.*/out.*): File too large"
         r"(; checkpoints written before are whole: electra pretrain --resume .*/out)?\Z",
-        done.stderr.strip(),
+        err.strip(),
         re.M,
     )
-    assert "Traceback" not in done.stderr
     assert verb == "pretrain" or not list(tmp_path.iterdir())
 
 
@@ -584,6 +529,7 @@ def test_settings_from_toml_then_from_set(capsys, chain, tmp_path):
 )
 def test_a_short_run_warms_up_for_a_tenth(capsys, tmp_path, preset, settings, warmup_steps):
     """Unless the user says otherwise; what was changed is said."""
+    settings = [*settings, "train.device=cuda"]  # for which nothing is estimated
     words = ["pretrain", "shards", "--out", tmp_path / "run", "--dry-run", "--preset", preset]
     toml = tmp_path / "recipe.toml"
     toml.write_text(
@@ -592,7 +538,7 @@ def test_a_short_run_warms_up_for_a_tenth(capsys, tmp_path, preset, settings, wa
             for name, value in (word.split("=") for word in settings)
         )
     )
-    for more in (["--set", *settings] if settings else [], ["--config", toml]):
+    for more in (["--set", *settings], ["--config", toml]):
         status, printed, err = run(capsys, *words, *more)
         assert status == 0
         assert f"optimizer.warmup_steps={warmup_steps}" in printed.splitlines()
@@ -600,24 +546,15 @@ def test_a_short_run_warms_up_for_a_tenth(capsys, tmp_path, preset, settings, wa
         assert (f"note: optimizer.warmup_steps={warmup_steps}, a tenth" in err) == is_changed
 
 
-def test_help_of_every_verb(capsys):
-    for verb in (
-        "tokenizer",
-        "prepare",
-        "pretrain",
-        "import",
-        "finetune",
-        "report",
-        "predict",
-        "export",
-        "embed",
-        "quickstart",
-        "score",
-    ):
-        status, printed, _ = run(capsys, verb, "--help")
-        assert status == 0
-        assert "--out" in printed
-        assert "--dry-run" in printed
+WRITE = ["tokenizer", "prepare", "pretrain", "import", "finetune", "report", "predict", "export"]
+
+
+@pytest.mark.parametrize("verb", [*WRITE, "embed", "quickstart", "score"])
+def test_help_of_every_verb(capsys, verb):
+    status, printed, _ = run(capsys, verb, "--help")
+    assert status == 0
+    assert "--out" in printed
+    assert "--dry-run" in printed
 
 
 def test_flops_of_a_preset(capsys):

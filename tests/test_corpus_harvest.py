@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy
 import pytest
+from refusals import refuse
 
-from electra.errors import UserError
 from electra.quickstart import harvest as harvest_module
 from electra.quickstart.harvest import (
     Docstring,
@@ -156,8 +156,7 @@ def test_jsonl_is_what_prepare_reads(found, tmp_path):
     assert record == found[0]._asdict()
     words = [" ".join(" ".join(document).split()) for document in Reader().read([path])]
     assert words == [" ".join(docstring.text.split()) for docstring in found[:200]]
-    with pytest.raises(UserError, match=r"docs\.jsonl exists already"):
-        write_jsonl(found[:1], path)
+    refuse("docs.jsonl exists already", lambda: write_jsonl(found[:1], path))
 
 
 @pytest.fixture(scope="module")

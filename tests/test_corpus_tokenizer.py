@@ -1,23 +1,17 @@
 """The tokenizer: deterministic training, one meaning everywhere, hostile text."""
 
 import json
-import os
 import pickle
 import random
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-import transformers
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from refusals import refuse
 
 from electra.config import TokenizerConfig
 from electra.errors import UserError
-from electra.files import write_json
 from electra.tokenizing.tokenizer import Tokenizer
 
 BERT_VOCAB = Path(__file__).parents[2] / "shared" / "data" / "vocab" / "bert-base-uncased.txt"
@@ -25,14 +19,8 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 HOSTILE = [
     *("", "   ", "Hello, World!", "naïve Ångström İstanbul ß ΑΣΣ", "中文字 mixed中文"),
     *("a\x00b\ufeffc\u200bd", "x" * 150, "e\u0301te\u0301", "😀 emoji 👩‍👩‍👧", "don't stop-gap"),
-    *(
-        "ﬁ ½ ①",
-        "\uff26\uff55 width",
-        "\x0c\x0bA\x85B",
-        "한국어 텍스트",
-        "##ab #a ##",
-        "U.S.A. (1999)",
-    ),
+    *("ﬁ ½ ①", "\uff26\uff55 width", "\x0c\x0bA\x85B", "한국어 텍스트", "##ab #a ##"),
+    "U.S.A. (1999)",
     *("\u2028line\u2029", "tab\tnbsp\u00a0end", "\ue000\ufffd"),
 ]
 
@@ -54,28 +42,6 @@ def tokenizer():
     return Tokenizer.train([*corpus(), *[english] * 20], TokenizerConfig(vocab_size=600))
 
 
-def test_ten_trainings_in_ten_processes_give_one_file(tmp_path):
-    text = tmp_path / "corpus.txt"
-    text.write_text("\n".join(corpus(1, 1500)), encoding="utf-8")
-    program = (
-        "import sys; from electra.config import TokenizerConfig;"
-        "from electra.tokenizing.tokenizer import Tokenizer;"
-        "lines = open(sys.argv[1], encoding='utf-8').read().splitlines();"
-        "Tokenizer.train(lines, TokenizerConfig(vocab_size=1000)).save(sys.argv[2])"
-    )
-    running = []
-    for number in range(10):
-        env = {
-            **os.environ, "PYTHONHASHSEED": str(number), "RAYON_NUM_THREADS": str(1 + number % 3),
-        }  # fmt: skip
-        command = [sys.executable, "-c", program, str(text), str(tmp_path / str(number))]
-        running.append(subprocess.Popen(command, env=env))
-    assert [process.wait() for process in running] == [0] * 10
-    for name in ("tokenizer.json", "vocab.txt", "tokenizer_config.json"):
-        assert len({(tmp_path / str(number) / name).read_bytes() for number in range(10)}) == 1
-    assert Tokenizer.load(tmp_path / "0").vocab_size == 1000
-
-
 def test_ids_are_ordered_as_in_bert(tokenizer):
     tokens = list(tokenizer.tokens_by_id)
     assert tokens[:5] == SPECIAL
@@ -90,13 +56,6 @@ def test_ids_are_ordered_as_in_bert(tokenizer):
     assert "##," not in tokens
     expected = np.array([not token.startswith("##") for token in tokens])
     assert np.array_equal(tokenizer.starts_word, expected)
-
-
-def test_one_pass_over_an_iterator_is_enough(tokenizer):
-    config = TokenizerConfig(vocab_size=300)
-    assert (
-        Tokenizer.train(iter(corpus()), config).digest == Tokenizer.train(corpus(), config).digest
-    )
 
 
 def test_noise_does_not_eat_the_vocabulary():
@@ -153,16 +112,6 @@ def test_round_trips_keep_the_digest(tokenizer, tmp_path):
     assert Tokenizer.load(tmp_path / "crlf.txt").digest == tokenizer.digest
 
 
-@pytest.mark.parametrize("name", [*SPECIAL, "[mask]"])
-def test_a_special_token_in_text_is_text(tokenizer, name):
-    for text in (name, f"hello {name} world", f"x{name}{name}"):
-        ids = tokenizer.encode(text)
-        assert not set(ids) & (set(tokenizer.special_ids) - {tokenizer.unk_id})
-    assert tokenizer.tokens(tokenizer.encode("hello [MASK] world")) == [
-        "hello", "[UNK]", "mask", "[UNK]", "world",
-    ]  # fmt: skip
-
-
 def test_half_a_surrogate_pair_does_not_stop_encoding(tokenizer):
     assert tokenizer.encode("hello \ud800 world") == tokenizer.encode("hello world")
     assert tokenizer.encode("hello \ud83d\ude00") == tokenizer.encode("hello \U0001f600")
@@ -172,14 +121,6 @@ def test_decode_shows_words_and_special_tokens(tokenizer):
     ids = tokenizer.encode("hello world")
     assert tokenizer.decode([tokenizer.cls_id, *ids]) == "[CLS] hello world"
     assert tokenizer.decode(np.array(ids)) == "hello world"
-
-
-@settings(max_examples=60, deadline=None)
-@given(texts=st.lists(st.text(max_size=60), max_size=4))
-def test_any_text_encodes_alike_alone_and_in_a_batch(tokenizer, texts):
-    batch = tokenizer.encode_batch(texts)
-    assert batch == [tokenizer.encode(text) for text in texts]
-    assert all(0 <= index < tokenizer.vocab_size for ids in batch for index in ids)
 
 
 @pytest.mark.parametrize("config", [None, {"model_type": "electra", "vocab_size": 600}])
@@ -198,39 +139,14 @@ def test_transformers_reads_the_folder_alike(tokenizer, tmp_path, config, lowerc
                      for _ in range(30)) for _ in range(200)]  # fmt: skip
     for text in HOSTILE + noise:
         assert theirs(text, add_special_tokens=False)["input_ids"] == ours.encode(text), text
-    pair = theirs("hello world", "the dog")
-    a, b = ours.encode("hello world"), ours.encode("the dog")
-    assert pair["input_ids"] == [ours.cls_id, *a, ours.sep_id, *b, ours.sep_id]
-    assert pair["token_type_ids"] == [0] * (len(a) + 2) + [1] * (len(b) + 1)
-    assert theirs.vocab_size == ours.vocab_size
-    names = ("pad", "unk", "cls", "sep", "mask")
-    assert tuple(getattr(theirs, f"{name}_token_id") for name in names) == ours.special_ids
 
 
-@pytest.mark.parametrize("lowercase", [True, False])
-def test_a_folder_with_vocab_txt_alone_is_read_as_its_config_says(tokenizer, tmp_path, lowercase):
+def test_a_vocab_txt_alone_is_lower_case(tokenizer, tmp_path):
     tokenizer.save(tmp_path / "t")
-    folder = tmp_path / "plain"
-    folder.mkdir()
-    shutil.copy(tmp_path / "t/vocab.txt", folder)
-    write_json(folder / "tokenizer_config.json", {"do_lower_case": lowercase})
-    loaded = Tokenizer.load(folder)
-    assert (loaded.lowercase, loaded.strip_accents) == (lowercase, lowercase)
-    theirs = transformers.BertTokenizer.from_pretrained(folder)
-    for text in ("The Été 東京 unaffable", *HOSTILE[:4]):
-        assert theirs(text, add_special_tokens=False)["input_ids"] == loaded.encode(text)
-    write_json(folder / "tokenizer_config.json", {"do_lower_case": True, "strip_accents": False})
-    assert not Tokenizer.load(folder).strip_accents
-    write_json(folder / "tokenizer_config.json", {"do_lower_case": "yes"})
-    with pytest.raises(UserError, match=r"do_lower_case must be true or false, not 'yes'"):
-        Tokenizer.load(folder)
-    joined = {"do_lower_case": lowercase, "tokenize_chinese_chars": False}
-    write_json(folder / "tokenizer_config.json", joined)
-    assert Tokenizer.load(folder).tokens(Tokenizer.load(folder).encode("東京")) == ["[UNK]"]
-    assert loaded.tokens(loaded.encode("東京")) == ["[UNK]", "[UNK]"]
-    (folder / "tokenizer_config.json").unlink()
+    (tmp_path / "plain").mkdir()
+    shutil.copy(tmp_path / "t/vocab.txt", tmp_path / "plain")
     with pytest.warns(UserWarning, match="assuming do_lower_case=true"):
-        assert Tokenizer.load(folder).digest == tokenizer.digest
+        assert Tokenizer.load(tmp_path / "plain").digest == tokenizer.digest
 
 
 @pytest.mark.skipif(not BERT_VOCAB.exists(), reason="needs the shared data")
@@ -238,14 +154,8 @@ def test_berts_own_vocabulary(tmp_path):
     bert = Tokenizer.load(BERT_VOCAB)
     assert bert.vocab_size == 30_522
     assert bert.special_ids == (0, 100, 101, 102, 103)
-    assert bert.tokens(bert.encode("Unaffable [MASK]")) == [
-        "una",
-        "##ffa",
-        "##ble",
-        "[",
-        "mask",
-        "]",
-    ]
+    tokens = bert.tokens(bert.encode("Unaffable [MASK]"))
+    assert tokens == ["una", "##ffa", "##ble", "[", "mask", "]"]
     bert.save(tmp_path / "bert")
     assert Tokenizer.load(tmp_path / "bert").digest == bert.digest
     assert (tmp_path / "bert/vocab.txt").read_bytes() == BERT_VOCAB.read_bytes()
@@ -253,24 +163,13 @@ def test_berts_own_vocabulary(tmp_path):
 
 def test_refusals(tokenizer, tmp_path):
     tokenizer.save(tmp_path / "t")
-    with pytest.raises(UserError, match="t exists already; remove it or choose another name"):
-        tokenizer.save(tmp_path / "t")
-    with pytest.raises(
-        UserError, match=r"no tokenizer at .*nowhere; expected a run, a folder with"
-    ):
-        Tokenizer.load(tmp_path / "nowhere")
+    refuse("t exists already; remove it or choose another", lambda: tokenizer.save(tmp_path / "t"))
+    refuse("nowhere; expected a run, a folder with", lambda: Tokenizer.load(tmp_path / "nowhere"))
     path = tmp_path / "vocab.txt"
-    path.write_text("\n".join([*SPECIAL, "a", "a"]))
-    with pytest.raises(UserError, match=r"vocab.txt: line 7 has the token 'a' of line 6 again"):
-        Tokenizer.load(path)
     path.write_text("a\nb\n")
-    with pytest.raises(
-        UserError, match=r"vocab.txt: the vocabulary lacks the special tokens \[PAD\]"
-    ):
-        Tokenizer.load(path)
+    refuse("vocab.txt: the vocabulary lacks the special tokens [PAD]", lambda: Tokenizer.load(path))
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UserError, match=r"vocab.txt, line 1: not UTF-8"):
-        Tokenizer.load(path)
+    refuse("vocab.txt, line 1: not UTF-8", lambda: Tokenizer.load(path))
     original = json.loads((tmp_path / "t/tokenizer.json").read_text())
     new = {"id": 5, "content": "[NEW]"}
     bpe = {"type": "BPE", "vocab": {"a": 0}, "merges": []}
@@ -281,10 +180,7 @@ def test_refusals(tokenizer, tmp_path):
         ({"model": bpe, "added_tokens": []}, r"has no unknown token; \[UNK\] must be in it"),
         ({"normalizer": {}}, "not a tokenizer.json"),
         ({"added_tokens": [{}]}, "not a tokenizer.json"),
-        (
-            {"normalizer": {**original["normalizer"], "lowercase": 1}},
-            "lowercase must be true or false, not 1",
-        ),
+        ({"normalizer": {**original["normalizer"], "lowercase": 1}}, "lowercase must be true"),
         ({"added_tokens": [new]}, "5 stands twice"),
         ({"added_tokens": [{"id": 9, "content": "[CLS]"}]}, r"the token '\[CLS\]' has two ids"),
     ):

@@ -2,15 +2,17 @@
 
 import dataclasses
 import math
-import re
 
 import pytest
 import torch
 import torch.nn.functional as F
-from runs import write_as_published
+from commands import run_python_of
+from networks import assert_same_tensors, draw
+from refusals import refuse
+from runs import assert_same_end, ignore, send_at, write_as_published
 from torch.utils.flop_counter import FlopCounterMode
 
-from electra.checkpoints.checkpoint import list_checkpoints, load_parameters, read_tensors
+from electra.checkpoints.checkpoint import load_parameters
 from electra.checkpoints.folder import read_pretrained
 from electra.errors import UserError
 from electra.interop.export import export
@@ -19,11 +21,11 @@ from electra.model.deberta import DisentangledLayer, find_rows
 from electra.model.encoder import Encoder
 from electra.model.fused import FusedDisentangledLayer
 from electra.model.heads import DiscriminatorHead
-from electra.model.initialisation import init_weights
 from electra.presets import PRESETS, deberta_sizes
 from electra.pretraining.init_from import fit_to_start, load_start
 from electra.pretraining.loop import pretrain, resume
 from electra.pretraining.start import build_model, count_tokens, fit_to_shards
+from electra.processes import Interrupted
 from electra.settings import override
 from electra.shards.store import open_shards
 from electra.training.machine import Machine
@@ -37,16 +39,6 @@ SIZES = deberta_sizes(
     published_heads=True,
 )
 DECODES = dataclasses.replace(SIZES, enhanced_decoder=True)
-
-
-def draw(module):
-    rng = torch.Generator().manual_seed(0)
-    init_weights(module, 0.2, rng)
-    with torch.no_grad():
-        for each in module.parameters():
-            if each.dim() == 1:
-                each += 0.1 * torch.randn(each.shape, generator=rng)
-    return module.eval()
 
 
 def norm(x, weight, bias):
@@ -78,7 +70,7 @@ def apply_layer(p, queries, states):
 @pytest.mark.parametrize("layer", [DisentangledLayer, FusedDisentangledLayer])
 def test_the_enhanced_mask_decoder_is_its_formula(layer):
     """The last layer twice, over the states before it, from these and absolute positions."""
-    encoder = draw(Encoder(DECODES, layer=layer))
+    encoder = draw(Encoder(DECODES, layer=layer).eval())
     ids = torch.randint(5, 99, (1, 23), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         found = encoder(ids)[0]
@@ -93,7 +85,7 @@ def test_the_enhanced_mask_decoder_is_its_formula(layer):
 
 
 def test_the_discriminators_head_reads_the_state_of_cls():
-    head = draw(DiscriminatorHead(SIZES))
+    head = draw(DiscriminatorHead(SIZES).eval())
     states = torch.randn(2, 7, 64, generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         p = {name: each.double() for name, each in head.named_parameters()}
@@ -106,7 +98,7 @@ def test_the_discriminators_head_reads_the_state_of_cls():
 
 
 def test_flops_of_the_decoder_are_counted():
-    encoder = draw(Encoder(DECODES))
+    encoder = draw(Encoder(DECODES).eval())
     ids = torch.randint(5, 99, (100, 16))
     with FlopCounterMode(display=False) as counter:
         encoder(ids)
@@ -140,29 +132,16 @@ def folder(toy_shards, config, tmp_path_factory):
 
 
 def test_a_resumed_run_is_the_same_run(folder, toy_shards, config, tmp_path):
-    class Interrupted(Exception):
-        pass
-
-    def stop(record):
-        if record["part"] == "heldout" and record["step"] == 2:
-            raise Interrupted
-
     with pytest.raises(Interrupted):
-        pretrain(toy_shards, tmp_path / "run", config, stop)
-    resume(tmp_path / "run", lambda record: None)
-    expected, found = (
-        read_tensors(list_checkpoints(each / "run")[-1] / "model.safetensors")
-        for each in (folder, tmp_path)
-    )
-    assert expected.keys() == found.keys()
-    assert all(torch.equal(expected[name], found[name]) for name in expected)
+        pretrain(toy_shards, tmp_path / "run", config, send_at(2))
+    resume(tmp_path / "run", ignore)
+    assert_same_end(folder / "run", tmp_path / "run")
 
 
 def assert_same(found, expected):
     assert (found.sizes, found.predicts) == (expected.sizes, expected.predicts)
-    for ours, theirs in ((found.encoders[0], expected.encoders[0]), (found.head, expected.head)):
-        assert ours.keys() == theirs.keys()
-        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert_same_tensors(found.encoders[0], expected.encoders[0])
+    assert_same_tensors(found.head, expected.head)
 
 
 def test_an_exported_folder_is_read_back_and_exported_again(folder, tmp_path):
@@ -175,12 +154,7 @@ def test_an_exported_folder_is_read_back_and_exported_again(folder, tmp_path):
 
 
 def test_the_cards_lines_use_the_published_head(folder, monkeypatch):
-    card = (folder / "hf" / "README.md").read_text()
-    assert "The class has no enhanced mask decoder" in card
-    (lines,) = re.findall(r"^```python\n(.*?)^```$", card, re.MULTILINE | re.DOTALL)
-    monkeypatch.chdir(folder)
-    names = {}
-    exec(lines, names)
+    names = run_python_of(folder / "hf" / "README.md", folder, monkeypatch)
     found = read_pretrained(folder / "run").kept
     encoder, head = Encoder(found.sizes).eval(), DiscriminatorHead(found.sizes)
     load_parameters(encoder, found.encoders[0])
@@ -270,8 +244,7 @@ def test_an_encoder_without_heads_takes_those_of_the_generator(
     folder, plain, toy_shards, config, tmp_path
 ):
     """A published generator alone: its decoder stays with the generator."""
-    with pytest.raises(UserError, match="is a generator with an enhanced mask decoder"):
-        begin(config, toy_shards, folder / "hf/generator")
+    refuse("is a generator with an", lambda: begin(config, toy_shards, folder / "hf/generator"))
     for source, has_decoder in ((folder / "hf", True), (plain, False)):
         place = tmp_path / str(has_decoder)
         found = import_model(source / "generator", place)
@@ -285,8 +258,7 @@ def test_an_encoder_without_heads_takes_those_of_the_generator(
         with pytest.raises(UserError, match=says):
             begin(config, toy_shards, place, heads)
     other = [f"generator.start_folder={plain / 'generator'}", "generator.start=folder"]
-    with pytest.raises(UserError, match="it has published_heads False, not True"):
-        begin(config, toy_shards, folder / "hf", *other)
+    refuse("it has published_heads", lambda: begin(config, toy_shards, folder / "hf", *other))
 
 
 def test_a_discriminator_alone_is_continued_with_a_made_generator(

@@ -6,6 +6,7 @@ from bisect import bisect_right
 import numpy as np
 import pytest
 import torch
+from networks import rng
 
 from electra.config import OBJECTIVES, ExamplesConfig, PrepareConfig
 from electra.model.batch import Batch, find_real
@@ -31,10 +32,6 @@ SIZES = encoder_sizes(
     64, 2, 32, vocab_size=VOCAB, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
 )
 CLOSE = {"atol": 1e-6, "rtol": 1e-5}
-
-
-def rng(seed):
-    return torch.Generator().manual_seed(seed)
 
 
 def random_rows(seed):

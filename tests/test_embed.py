@@ -6,9 +6,9 @@ import sys
 import numpy as np
 import pytest
 import torch
+from refusals import refuse
 
 from electra.cli import main
-from electra.errors import UserError
 from electra.inference.ask import load_asked
 from electra.inference.embed import CHUNK, embed, embed_units, write_embeddings
 from electra.inference.network import load_encoder
@@ -123,20 +123,14 @@ def test_the_verb_reads_lines_and_tables(run, tmp_path, capsys, monkeypatch):
 def test_what_cannot_be_embedded_is_refused(run, network, tmp_path, capsys):
     (tmp_path / "texts.txt").write_text("the queen\n")
     (tmp_path / "empty.txt").write_text("\n")
-    with pytest.raises(UserError, match="holds no line of text"):
-        read_texts(tmp_path / "empty.txt")
-    with pytest.raises(UserError, match=r"plain text, .*; title must be a column of"):
-        read_texts(tmp_path / "texts.txt", "title")
-    with pytest.raises(UserError, match="layer must lie in 1 to 2, not 3"):
-        write_embeddings(tmp_path / "x.npy", network, TEXTS, layer=3)
+    refuse("holds no line of text", lambda: read_texts(tmp_path / "empty.txt"))
+    refuse("; title must be a column of", lambda: read_texts(tmp_path / "texts.txt", "title"))
+    refuse("layer must lie", lambda: write_embeddings(tmp_path / "x.npy", network, TEXTS, layer=3))
     given = ["embed", str(run), "--input", str(tmp_path / "texts.txt"), "--out"]
     for words, message in (
         ([str(tmp_path / "x.txt")], "must be a .npy or .parquet file, not '.txt'"),
         ([str(tmp_path / "texts.npy"), "--layer", "0"], "layer must lie in 1 to 2, not 0"),
-        (
-            [str(tmp_path / "x.npy"), "--unit", "word", "--pooling", "cls"],
-            "--pooling cls is for --unit text: a word has no",
-        ),
+        ([str(tmp_path / "x.npy"), "--unit", "word", "--pooling", "cls"], "is for --unit text"),
     ):
         with pytest.raises(SystemExit):
             main([*given, *words])

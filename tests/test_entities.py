@@ -64,49 +64,6 @@ def disturb(rng: random.Random, tags: list[str], scheme: str) -> list[str]:
     ]
 
 
-def conlleval(gold: list[list[str]], guessed: list[list[str]]) -> tuple[int, int, int]:
-    """conlleval's way of counting: (gold, guessed, correct) chunks, word by word.
-
-    A border lies between two words by rules on their two tags; a chunk is correct if both sides
-    begin one of the same type at the same word and both end it at the same word.
-    """
-
-    def split(tag):
-        prefix, _, chunk_type = tag.partition("-")
-        return prefix, chunk_type
-
-    def ends(before, after):
-        (p, kind), (q, next_kind) = before, after
-        return (p, q) in {("B", "B"), ("B", "O"), ("I", "B"), ("I", "O")} or (
-            p != "O" and kind != next_kind
-        )
-
-    def starts(before, after):
-        (p, kind), (q, next_kind) = before, after
-        return (p, q) in {("B", "B"), ("I", "B"), ("O", "B"), ("O", "I")} or (
-            q != "O" and kind != next_kind
-        )
-
-    outside = ("O", "")
-    num_gold = num_guessed = num_correct = 0
-    last, is_open = (outside, outside), False
-    for sentence in zip(gold, guessed, strict=True):
-        for pair in [*zip(*sentence, strict=True), ("O", "O")]:
-            now = tuple(map(split, pair))
-            ended = [ends(last[side], now[side]) for side in (0, 1)]
-            if is_open and any(ended):
-                num_correct += all(ended)
-                is_open = False
-            elif is_open and now[0][1] != now[1][1]:
-                is_open = False
-            started = [starts(last[side], now[side]) for side in (0, 1)]
-            is_open = is_open or (all(started) and now[0][1] == now[1][1])
-            num_gold += started[0]
-            num_guessed += started[1]
-            last = now
-    return num_gold, num_guessed, num_correct
-
-
 @pytest.mark.parametrize("scheme", PREFIXES)
 def test_what_is_written_in_a_scheme_is_found(scheme):
     rng = random.Random(0)
@@ -149,16 +106,6 @@ def test_scores_are_seqevals(scheme):
         theirs = precision_recall_fscore_support(gold, guessed, average=None, zero_division=0)
         for each, line in zip(counts.values(), zip(*theirs, strict=True), strict=True):
             assert (each.precision, each.recall, each.f1, each.gold) == pytest.approx(line)
-
-
-@pytest.mark.parametrize("scheme", ["IOB1", "IOB2"])
-def test_counts_are_conllevals(scheme):
-    rng = random.Random(3)
-    for _ in range(1000):
-        gold = [draw_tags(rng, scheme) for _ in range(3)]
-        guessed = [disturb(rng, tags, scheme) for tags in gold]
-        overall = sum_counts(count_entities(gold, guessed).values())
-        assert (overall.gold, overall.predicted, overall.correct) == conlleval(gold, guessed)
 
 
 def test_prefixes_alone_are_entities_without_a_type():

@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from commands import run_python_of
 from scipy.stats import spearmanr
 
 from electra.checkpoints.checkpoint import list_checkpoints, read_tensors
@@ -40,13 +41,8 @@ def pairs(toy_text, tmp_path_factory):
     return folder
 
 
-def run_code_of(folder, monkeypatch):
-    """Run the Python of a card beside the folder, and return its names."""
-    (code,) = re.findall(r"^```python\n(.*?)^```", (folder / "README.md").read_text(), re.M | re.S)
-    names = {}
-    monkeypatch.chdir(folder.parent)
-    exec(code, names)
-    return names
+def run_card(folder, monkeypatch):
+    return run_python_of(folder / "README.md", folder.parent, monkeypatch)
 
 
 # Cards
@@ -72,7 +68,7 @@ def test_the_card_tells_what_the_records_say_and_its_code_runs(run, tmp_path, mo
     ):
         assert told in card, told
     assert card.startswith("---\nlibrary_name: transformers\n")
-    probs = run_code_of(tmp_path / "exported", monkeypatch)["probs"]
+    probs = run_card(tmp_path / "exported", monkeypatch)["probs"]
     assert ((probs > 0) & (probs < 1)).all()
     check_hashes(tmp_path / "exported")  # the card's, too
     modes = {path.stat().st_mode for path in (tmp_path / "exported").rglob("*") if path.is_file()}
@@ -139,7 +135,7 @@ def test_a_folder_becomes_bert_whose_head_lies_beside(toy_tokenizer, tmp_path, m
     network = SavedNetwork("replaced", sizes, (encoder.state_dict(),), head.state_dict())
     write_plain(tmp_path / "start", describe(network, toy_tokenizer, 32, "random weights"))
     export(tmp_path / "start", tmp_path / "bert", form="bert")
-    theirs = run_code_of(tmp_path / "bert", monkeypatch)
+    theirs = run_card(tmp_path / "bert", monkeypatch)
     judge = transformers.ElectraForPreTraining.from_pretrained(tmp_path / "start").eval()
     with torch.no_grad():
         probs = judge(**theirs["inputs"]).logits.sigmoid()
@@ -174,7 +170,7 @@ def test_the_layer_is_chosen_and_sentence_transformers_embeds_alike(
     assert theirs == pytest.approx(embed(load_encoder(run), texts[:2], **options), abs=1e-5)
     assert model.encode(texts[2:], show_progress_bar=False).shape == (1, 128)
     assert model.max_seq_length == 32
-    assert run_code_of(out, monkeypatch)["embeddings"].shape == (2, 128)
+    assert run_card(out, monkeypatch)["embeddings"].shape == (2, 128)
 
 
 def test_a_layer_is_chosen_by_its_cosines(run, pairs):

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from tasks import ignore, refuse, small_finetune
+from refusals import refuse
+from tasks import ignore, small_finetune
 
 from electra.finetuning.loop import train_seed
 from electra.finetuning.network import build_network, keep_tokens, run_network
@@ -302,7 +303,7 @@ def test_the_constant_answer_reads_no_text(name, toy_tokenizer):
     check_constant(name, rows["train"], rows["dev"], constant)
 
 
-SLOW = ("regression", "tagging", "plain spans")
+SLOW = ("regression", "tagging", "squad", "plain spans")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ import json
 import statistics
 
 import pytest
-from tasks import ignore, refuse, small_finetune
+from refusals import refuse
+from tasks import PowerCut, cut_at, ignore, small_finetune
 
 from electra.cli import main
 from electra.finetuning.grid import CHOSEN_ON_DEV, combine, search, tabulate
@@ -83,20 +84,13 @@ def test_a_combination_is_what_fine_tuning_alone_gives(found, start, toy_questio
 
 
 def test_what_is_finished_is_not_repeated(found, start, toy_question, tmp_path):
-    class PowerCut(Exception):
-        pass
-
-    def cut_in_the_third(record):
-        if record["part"] == "dev" and (record["combination"], record["seed"]) == (NAMES[2], 1):
-            raise PowerCut
-
     def begin(grid=GRID, seeds=2, progress=ignore):
         combinations = combine(CONFIG, [], grid)
         return search(start, "own", toy_question, out, combinations, seeds=seeds, progress=progress)
 
     out = tmp_path / "out"
     with pytest.raises(PowerCut):
-        begin(progress=cut_in_the_third)
+        begin(progress=cut_at(part="dev", combination=NAMES[2], seed=1))
     assert not out.exists()
     refuse("out.incomplete was begun with another grid; remove it", lambda: begin(GRID[:1]))
     refuse("out.incomplete was begun with another seeds; remove it", lambda: begin(seeds=3))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from refusals import refuse
 from safetensors.torch import load_file, save_file
 
 from electra.checkpoints.checkpoint import Weights, read_header
@@ -125,25 +126,21 @@ def test_damaged_and_foreign_checkpoints_are_refused(tmp_path):
     assert num_harmless < 10
     (folder / names[1]).unlink()
     shutil.copy(base.with_name(names[0]), folder)
-    with pytest.raises(UserError, match="data-00000-of-00001 is missing"):
-        read_bundle(folder / "model.ckpt-7")
+    refuse("data-00000-of-00001 is missing", lambda: read_bundle(folder / "model.ckpt-7"))
     (folder / names[0]).write_bytes(b"an index" * 100)
-    with pytest.raises(UserError, match=r"index is damaged, or is no checkpoint: the magic number"):
-        read_bundle(folder / "model.ckpt-7")
+    refuse("index is damaged, or is no checkpoint:", lambda: read_bundle(folder / "model.ckpt-7"))
     shutil.copytree(CHECKPOINT, tmp_path / "two")
     shutil.copy(base.with_name(names[0]), tmp_path / "two/other.index")
     assert find_bundle(tmp_path / "two").name == "model.ckpt-7"  # as the file `checkpoint` says
     (tmp_path / "two/checkpoint").unlink()
-    with pytest.raises(UserError, match="holds several checkpoints; name one of them"):
-        find_bundle(tmp_path / "two")
+    refuse("holds several checkpoints; name one of them", lambda: find_bundle(tmp_path / "two"))
     assert find_bundle(tmp_path / "two/model.ckpt-7.index").name == "model.ckpt-7"
 
 
 def test_a_number_that_never_ends_is_refused(tmp_path):
     magic = struct.pack("<Q", 0xDB4775248B80FB57)
     (tmp_path / "x.index").write_bytes(b"\xff" * 40 + magic)
-    with pytest.raises(UserError, match="a number is too long"):
-        read_bundle(tmp_path / "x")
+    refuse("a number is too long", lambda: read_bundle(tmp_path / "x"))
 
 
 # Hugging Face
@@ -264,17 +261,7 @@ def test_what_does_not_fit_modernbert_is_refused(modernbert, tmp_path):
     _, folder = modernbert
     with pytest.raises(UserError, match="repeat is for learned positions; modernbert has none"):
         import_model(folder, tmp_path / "out", positions=128, position_rows="repeat")
-    with pytest.raises(UserError, match="--positions 8 is less than the"):
-        import_model(folder, tmp_path / "out", positions=8)
-    weights = load_file(folder / "model.safetensors")
-    less = {name: each for name, each in weights.items() if "layers.2.mlp.Wo" not in name}
-    save_file(less, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(UserError, match=r"the weights lack .*layers\.2\.mlp\.Wo\.weight"):
-        import_model(folder, tmp_path / "out")
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    (tmp_path / "short.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n")
-    with pytest.raises(UserError, match="token embeddings, and its tokenizer 5 tokens"):
-        import_model(folder, tmp_path / "out", tmp_path / "short.txt")
+    refuse("--positions 8 is less", lambda: import_model(folder, tmp_path / "out", positions=8))
     assert not (tmp_path / "out").exists()
 
 
@@ -306,39 +293,8 @@ def test_modernbert_is_continued_with_a_made_generator(
     assert manifest["init_from"]["parts"]["generator"] == "layers"
 
 
-def test_a_run_of_modernbert_is_imported_and_continued(
-    modernbert, toy_shards, toy_config, tmp_path
-):
-    """Discriminator, its head in a file of its own, and generator: a round trip, and both taken."""
-    _, folder = modernbert
-    import_model(folder, tmp_path / "start")
-    settings = [f"train.init_from={tmp_path / 'start'}", "train.steps=4"]
-    settings += ["optimizer.warmup_steps=1", "generator.start=layers"]
-    config = fit_to_start(override(toy_config, settings), read_pretrained(tmp_path / "start"))
-    pretrain(toy_shards, tmp_path / "run", config, lambda record: None)
-    export(tmp_path / "run", tmp_path / "exported")
-    found = import_model(tmp_path / "exported", tmp_path / "again")
-    assert {*found.networks} == {"discriminator", "generator"}
-    for name in ("discriminator_head.safetensors", "config.json", "model.safetensors"):
-        for place in (".", "generator"):
-            if (tmp_path / "exported" / place / name).exists():
-                expected = (tmp_path / "exported" / place / name).read_bytes()
-                assert (tmp_path / "again" / place / name).read_bytes() == expected
-    again = read_pretrained(tmp_path / "again")
-    assert (again.kept.predicts, again.generator.predicts) == ("replaced", "tokens")
-    assert "discriminator_head.safetensors" in again.sha256
-    expected = read_pretrained(tmp_path / "run").kept.head
-    assert all(torch.equal(again.kept.head[name], each) for name, each in expected.items())
-    settings[0] = f"train.init_from={tmp_path / 'again'}"
-    config = fit_to_start(override(toy_config, settings[:-1]), again)
-    pretrain(toy_shards, tmp_path / "more", config, lambda record: None)
-    manifest = json.loads((tmp_path / "more/manifest.json").read_text())
-    assert set(manifest["init_from"]["parts"].values()) == {"init_from"}
-
-
-def test_a_round_trip_is_identical(toy_shards, toy_config, tmp_path):
-    pretrain(toy_shards, tmp_path / "run", toy_config, lambda record: None)
-    export(tmp_path / "run", tmp_path / "exported")
+def test_a_round_trip_is_identical(run, tmp_path):
+    export(run, tmp_path / "exported")
     found = import_model(tmp_path / "exported", tmp_path / "found")
     assert found.left_over == []
     import_model(tmp_path / "exported", tmp_path / "both", None, tmp_path / "exported/generator")
@@ -362,33 +318,25 @@ def test_what_is_no_model_is_refused(bert, run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (folder / "electra.json").unlink()
     (folder / "model.safetensors").unlink()
-    with pytest.raises(UserError, match=r"has no weights: none of model\.safetensors"):
-        import_model(folder, tmp_path / "out")
+    refuse("has no weights: none of", lambda: import_model(folder, tmp_path / "out"))
     torch.save({"bert.embeddings": Harm()}, folder / "pytorch_model.bin")
-    with pytest.raises(UserError, match="does not hold tensors alone, or is damaged"):
-        import_model(folder, tmp_path / "out")
+    refuse("does not hold tensors alone, or is", lambda: import_model(folder, tmp_path / "out"))
     assert not (tmp_path / "harmed").exists()
     torch.save([1, 2], folder / "pytorch_model.bin")
-    with pytest.raises(UserError, match="does not hold tensors by name"):
-        import_model(folder, tmp_path / "out")
+    refuse("does not hold tensors by name", lambda: import_model(folder, tmp_path / "out"))
     weights = {name: value.clone() for name, value in model.state_dict().items()}
     del weights["bert.encoder.layer.1.output.dense.bias"], weights["cls.predictions.bias"]
     weights.pop("cls.predictions.decoder.bias", None)
     save_file(weights, folder / "model.safetensors")
-    with pytest.raises(UserError, match=r"lack .*encoder\.layer\.1\.output\.dense\.bias"):
-        import_model(folder, tmp_path / "out")
+    refuse("encoder.layer.1.output.dense.bias", lambda: import_model(folder, tmp_path / "out"))
     settings = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**settings, "model_type": "gpt2"}))
-    with pytest.raises(UserError, match="modernbert or deberta-v2, not 'gpt2'"):
-        import_model(folder, tmp_path / "out")
-    with pytest.raises(UserError, match="neither a TensorFlow checkpoint"):
-        import_model(tmp_path, tmp_path / "out")
-    with pytest.raises(UserError, match="electra's own and needs no import"):
-        import_model(run, tmp_path / "out")
+    refuse("modernbert or deberta-v2, not 'gpt2'", lambda: import_model(folder, tmp_path / "out"))
+    refuse("neither a TensorFlow checkpoint", lambda: import_model(tmp_path, tmp_path / "out"))
+    refuse("electra's own and needs no import", lambda: import_model(run, tmp_path / "out"))
     short = tmp_path / "short.txt"
     short.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n")
-    with pytest.raises(UserError, match="has 40 token embeddings, and its tokenizer 5 tokens"):
-        import_model(CHECKPOINT, tmp_path / "out", short)
+    refuse("has 40 token embeddings,", lambda: import_model(CHECKPOINT, tmp_path / "out", short))
     assert not (tmp_path / "out").exists()
 
 
@@ -486,49 +434,5 @@ def test_what_cannot_grow_is_refused(bert, toy_tokenizer, tmp_path):
     Tokenizer(toy_tokenizer.tokens_by_id, lowercase=False).save(tmp_path / "cased")
     with pytest.raises(UserError, match="has lowercase False"):
         import_model(folder, tmp_path / "out", extend=tmp_path / "cased")
-    with pytest.raises(UserError, match="--positions 31 is less than the 32 of the model"):
-        import_model(folder, tmp_path / "out", positions=31)
+    refuse("--positions 31 is less", lambda: import_model(folder, tmp_path / "out", positions=31))
     assert not (tmp_path / "out").exists()
-
-
-def test_an_extended_folder_is_continued(bert, extended, toy_text, toy_config, tmp_path, capsys):
-    _, folder = bert
-    tokenizer, path = extended
-    words = ["import", str(folder), "--out", str(tmp_path / "start"), "--extend", str(path)]
-    main([*words, "--positions", "64", "--position-rows", "repeat"])
-    assert "4 new tokens begin as the mean" in capsys.readouterr().err
-    prepare([str(toy_text)], tokenizer, tmp_path / "shards", PrepareConfig(heldout_prob=0.1), None)
-    settings = ["examples.sequence_length=64", f"train.init_from={tmp_path / 'start'}"]
-    config = override(toy_config, [*settings, "train.steps=4", "optimizer.warmup_steps=1"])
-    config = fit_to_start(config, read_pretrained(tmp_path / "start"))
-    pretrain(tmp_path / "shards", tmp_path / "run", config, lambda record: None)
-    sizes = read_pretrained(tmp_path / "run").kept.sizes
-    assert (sizes.vocab_size, sizes.max_position_embeddings) == (tokenizer.vocab_size, 64)
-
-
-@pytest.mark.parametrize("lowercase", [True, False])
-def test_vocabulary_and_casing_are_taken_as_they_are(bert, transformers, tmp_path, lowercase):
-    """The tokens of a text are those of transformers' tokenizer of the source."""
-    model, folder = bert
-    letters = "abcdefghijklmnopqrstuvwxyzABÉéü!?"
-    tokens = [
-        *Tokenizer.load(folder).tokens_by_id[:5],
-        *letters,
-        *(f"##{each}" for each in letters),
-    ]
-    tokens += [f"word{number}" for number in range(model.config.vocab_size - len(tokens))]
-    for name in ("electra.json", "tokenizer.json", "tokenizer_config.json"):
-        (folder / name).unlink()
-    (folder / "vocab.txt").write_text("".join(f"{each}\n" for each in tokens), encoding="utf-8")
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "BertTokenizer", "do_lower_case": lowercase})
-    )
-    import_model(folder, tmp_path / "start")
-    theirs = transformers.BertTokenizer.from_pretrained(folder)
-    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "start")
-    for text in ("A baby Élan!", "Über word7 ab?", "[MASK] É é"):
-        expected = theirs.tokenize(text)
-        assert again.tokenize(text) == expected
-        if "[" not in text:  # a literal special token is text to us
-            ours = Tokenizer.load(tmp_path / "start")
-            assert ours.tokens(ours.encode(text)) == expected

@@ -9,7 +9,6 @@ import torch
 from scipy import stats
 
 from electra.config import PrepareConfig, TokenizerConfig
-from electra.errors import UserError
 from electra.model.encoder import Encoder
 from electra.model.initialisation import init_weights, look_at_neighbours
 from electra.presets import PRESETS
@@ -80,11 +79,6 @@ def test_generator_begins_at_the_frequencies(toy_shards, toy_config):
     token = int(np.bincount(tokens).argmax())
     assert probs[token].item() == pytest.approx((tokens == token).mean(), rel=0.02)
     assert math.isfinite(model.generator.head.bias.min().item())
-
-
-def test_neighbours_needs_room_for_the_embeddings():
-    with pytest.raises(UserError, match=r"model.embedding_size .*initial_weights"):
-        override(PRESETS["small"], ["train.initial_weights=neighbours"])
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,9 @@ import shutil
 
 import pytest
 import torch
+from networks import assert_same_tensors
 from safetensors.torch import load_file
+from tasks import ignore
 
 from electra.checkpoints.folder import read_model
 from electra.config import FinetuneConfig
@@ -25,10 +27,6 @@ CONFIG = override(
     ["batch_size=16", "reseeds=0", "epochs=2", "learning_rate=1.3e-3", "sequence_length=16"]
     + ["layer_lr_decay=1", "pooling=mean", "precision=float32", "threads=1"],
 )
-
-
-def ignore(record):
-    pass
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +48,7 @@ def test_the_encoder_is_that_of_the_best_seed_on_dev(best, first, start, toy_que
     pretrained = read_model(folder)
     tensors = load_file(folder / f"seed-{best}/model/model.safetensors")
     kept = {name.removeprefix("encoder."): t for name, t in tensors.items() if "head" not in name}
-    assert pretrained.tensors.keys() == kept.keys()
-    assert all(torch.equal(pretrained.tensors[name], kept[name]) for name in kept)
+    assert_same_tensors(pretrained.tensors, kept)
     assert pretrained.source == f"{folder} at seed {best}, fine-tuned on own"
     assert pretrained.sequence_length == 32
     before = read_model(start)

@@ -4,6 +4,7 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
+from runs import SMALL
 
 import electra
 from electra.checkpoints.folder import read_run_config
@@ -27,12 +28,7 @@ def test_answers_are_those_of_the_commands(run):
 
 
 def test_a_script_trains_answers_and_exports(toy_shards, toy_question, tmp_path):
-    settings = {
-        **{"model.hidden_size": 64, "model.num_attention_heads": 1, "model.embedding_size": 64},
-        **{"model.num_hidden_layers": 1, "model.intermediate_size": 64},
-        **{"examples.sequence_length": 32, "train.batch_size": 4, "train.steps": 20},
-        **{"train.evaluate_rows": 8, "train.threads": 1, "train.check_memory": False},
-    }
+    settings = SMALL | {"train.steps": 20, "train.check_memory": False}
     seen = []
     results = electra.pretrain(toy_shards, tmp_path / "run", settings=settings, show=seen.append)
     assert results["steps"] == 20
@@ -54,24 +50,20 @@ def test_a_script_trains_answers_and_exports(toy_shards, toy_question, tmp_path)
     assert np.allclose(exported, electra.embed(electra.load(tmp_path / "run"), TEXTS), atol=1e-5)
 
 
-BRIEF = {
-    **{"examples.sequence_length": 32, "train.batch_size": 4, "train.steps": 6},
-    **{"train.evaluate_rows": 8, "train.threads": 1},
-}
+BRIEF = {name: SMALL[name] for name in SMALL if not name.startswith(("model", "generator"))}
 
 
-@pytest.mark.parametrize("recipe", [None, "paper"])
-@pytest.mark.parametrize("continues", [False, True])
+@pytest.mark.parametrize(("recipe", "continues"), [(None, False), ("paper", True)])
 def test_the_library_resolves_settings_as_the_command_does(
     run, toy_shards, tmp_path, recipe, continues
 ):
     """Warm-up, and the sizes of the model that a run begins with; a longer run keeps both."""
     settings = BRIEF | ({"train.init_from": run} if continues else {})
-    for steps in (6, 40):
+    for steps in (6, 12):
         settings["train.steps"] = steps
         words = [f"{name}={value}" for name, value in settings.items()]
         words += ["--recipe", recipe] if recipe else []
-        longer = pytest.warns(UserWarning, match="steps 6 -> 40") if steps > 6 else nullcontext()
+        longer = pytest.warns(UserWarning, match="steps 6 -> 12") if steps > 6 else nullcontext()
         with longer:
             electra.pretrain(toy_shards, tmp_path / "ours", recipe=recipe, settings=settings)
             main(["pretrain", str(toy_shards), "--out", str(tmp_path / "theirs"), "--set", *words])

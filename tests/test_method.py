@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from networks import rng
 from scipy import stats
 from torch.utils._pytree import tree_leaves
 
@@ -14,8 +15,7 @@ from electra.method.measures import Measures, entropy
 from electra.method.objective import Judgement, Output, Parts
 from electra.method.registry import build_objective
 from electra.model.batch import Batch
-from electra.model.encoder import Dropout, Encoder
-from electra.model.heads import DiscriminatorHead
+from electra.model.encoder import Dropout
 from electra.model.initialisation import init_weights
 from electra.model.masked_lm import loss_and_sample, loss_and_sample_plain
 from electra.presets import PRESETS, encoder_sizes
@@ -25,12 +25,8 @@ PAD, UNK, CLS, SEP, MASK = range(5)
 NEVER_MASKED = (PAD, CLS, SEP, MASK)
 
 
-def generator(seed):
-    return torch.Generator().manual_seed(seed)
-
-
 def uniform(like, seed):
-    return torch.rand(like.shape, generator=generator(seed))
+    return torch.rand(like.shape, generator=rng(seed))
 
 
 def assemble(config, frequencies=None):
@@ -42,24 +38,18 @@ def build(preset="tiny", dropout=None, settings=()):
     """A preset's networks; with `dropout`, two layers of 128 and a vocabulary of 60 instead."""
     config = PRESETS[preset]
     if dropout is not None:
-        sizes = encoder_sizes(
-            128,
-            2,
-            32,
-            vocab_size=60,
-            hidden_dropout_prob=dropout,
-            attention_probs_dropout_prob=dropout,
-        )
+        probs = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+        sizes = encoder_sizes(128, 2, 32, vocab_size=60, **probs)
         config = dataclasses.replace(config, model=sizes)
     model = assemble(override(config, settings), torch.arange(1, 61))
-    init_weights(model, 0.02, generator(0))
+    init_weights(model, 0.02, rng(0))
     return model
 
 
 @pytest.fixture
 def rows():
     """Rows of 32: full, padded, with the shortest possible, with specials in the middle."""
-    ids = torch.randint(5, 60, (4, 32), generator=generator(1))
+    ids = torch.randint(5, 60, (4, 32), generator=rng(1))
     length = torch.tensor([32, 20, 3, 32])
     real = torch.arange(32) < length[:, None]
     ids[:, 0] = CLS
@@ -140,13 +130,13 @@ def test_replace_touches_only_the_chosen():
 
 
 def softmax_case(num=70, vocab=1000, size=16, dtype=torch.float32, scale=3.0):
-    rng = generator(5)
-    features = (scale * torch.randn(num, size, generator=rng)).to(dtype).requires_grad_()
-    table = (0.3 * torch.randn(vocab, size, generator=rng)).requires_grad_()
-    bias = (0.3 * torch.randn(vocab, generator=rng)).requires_grad_()
-    targets = torch.randint(vocab, (num,), generator=rng)
-    weights = (torch.rand(num, generator=rng) < 0.9).float() / num
-    return [features, table, bias], (targets, weights, torch.rand(num, generator=rng))
+    numbers = rng(5)
+    features = (scale * torch.randn(num, size, generator=numbers)).to(dtype).requires_grad_()
+    table = (0.3 * torch.randn(vocab, size, generator=numbers)).requires_grad_()
+    bias = (0.3 * torch.randn(vocab, generator=numbers)).requires_grad_()
+    targets = torch.randint(vocab, (num,), generator=numbers)
+    weights = (torch.rand(num, generator=numbers) < 0.9).float() / num
+    return [features, table, bias], (targets, weights, torch.rand(num, generator=numbers))
 
 
 @pytest.fixture
@@ -163,7 +153,7 @@ def test_one_pass_equals_plain(num):
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's
-@pytest.mark.parametrize("num", [1, 70, 4200])
+@pytest.mark.parametrize("num", [1, 4200])
 def test_compiled_equals_plain(compiled_loss_and_sample, num):
     assert_equals_plain(compiled_loss_and_sample, num)
 
@@ -195,14 +185,8 @@ def test_unused_slots_carry_no_gradient():
     parameters, (targets, _, uniform) = softmax_case(6)
     weights = torch.tensor([1.0, 0, 1, 0, 0, 1])
     loss_and_sample(*parameters, targets, weights, uniform).loss.backward()
-    assert (parameters[0].grad.abs().sum(dim=1) > 0).tolist() == [
-        True,
-        False,
-        True,
-        False,
-        False,
-        True,
-    ]
+    is_taught = parameters[0].grad.abs().sum(dim=1) > 0
+    assert is_taught.tolist() == (weights > 0).tolist()
 
 
 @pytest.mark.parametrize("predict", [loss_and_sample_plain, loss_and_sample])
@@ -211,8 +195,8 @@ def test_draws_follow_the_softmax(predict, vocab):
     """Chi-square of 50,000 draws from one distribution against its probabilities; level 1e-4."""
     num = 50_000
     features = torch.ones(num, 1)
-    table = torch.randn(vocab, 1, generator=generator(vocab))
-    uniform = torch.rand(num, generator=generator(9))
+    table = torch.randn(vocab, 1, generator=rng(vocab))
+    uniform = torch.rand(num, generator=rng(9))
     weights, targets = torch.ones(num), torch.zeros(num, dtype=torch.int64)
     sampled = predict(features, table, torch.zeros(vocab), targets, weights, uniform).sampled
     expected = num * table.squeeze(1).double().softmax(dim=0)
@@ -242,30 +226,6 @@ def mean(output, name):
     return total / number
 
 
-def test_parameter_counts():
-    """Source: parameters derived from the reference's code; Large is 354,655,291."""
-    expected = {"small": 14_196_219, "base": 119_386_427, "large": 354_655_291}
-    for preset, count in expected.items():
-        with torch.device("meta"):
-            model = assemble(PRESETS[preset])
-        assert sum(parameter.numel() for parameter in model.parameters()) == count
-    with torch.device("meta"):
-        config = PRESETS["small"].model
-        assert sum(p.numel() for p in Encoder(config).parameters()) == 13_483_008
-        assert sum(p.numel() for p in DiscriminatorHead(config).parameters()) == 66_049
-
-
-def test_small_starts_at_the_derived_loss():
-    """Step 0: ln 30,522 + 50 ln 2 = 44.98, within 0.5."""
-    torch.manual_seed(0)
-    model = build("small").train()
-    ids = torch.randint(1000, 30_000, (4, 128), generator=generator(0))
-    ids[:, 0], ids[:, -1] = CLS, SEP
-    output = model.compute(Batch(ids, None, torch.zeros_like(ids)), generator(1))
-    assert output.loss.item() == pytest.approx(math.log(30_522) + 50 * math.log(2), abs=0.5)
-    assert mean(output, "mlm_loss").item() == pytest.approx(math.log(30_522), abs=0.1)
-
-
 def test_labels_and_losses_are_those_of_the_definition(rows):
     ids, real, types, _ = rows
     model = build(dropout=0.0).eval()
@@ -273,7 +233,7 @@ def test_labels_and_losses_are_those_of_the_definition(rows):
         model.generator.head.bias[5:20] = 3.0
     seen_correct = False
     for seed in range(20):
-        output = model.compute(rows, generator(seed))
+        output = model.compute(rows, rng(seed))
         judgement = output.judgement
         assert torch.equal(judgement.is_replaced_BL, judgement.corrupt_ids_BL != ids)
         assert torch.equal(judgement.judged_BL, real)
@@ -298,9 +258,9 @@ def test_labels_and_losses_are_those_of_the_definition(rows):
 def test_no_discriminator_gradient_reaches_the_generator(rows):
     """Only what both share, the embedding block, hears of L_Disc."""
     model = build(dropout=0.0)
-    output = model.compute(rows, generator(0))
+    output = model.compute(rows, rng(0))
     model.loss_weights["disc_loss"] = 0.0
-    without = model.compute(rows, generator(0))
+    without = model.compute(rows, rng(0))
     with_disc = torch.autograd.grad(output.loss, list(model.parameters()), allow_unused=True)
     no_disc = torch.autograd.grad(without.loss, list(model.parameters()), allow_unused=True)
     for (name, _), a, b in zip(model.named_parameters(), with_disc, no_disc, strict=True):
@@ -311,36 +271,6 @@ def test_no_discriminator_gradient_reaches_the_generator(rows):
         else:  # the discriminator's own parameters hear of nothing else
             assert b is None or not b.any(), name
             assert a is not None, name
-
-
-def test_sharing_is_what_the_paper_says():
-    model = build("small")
-    assert model.generator.encoder.embeddings is model.discriminator.embeddings
-    names = [name for name, _ in model.named_parameters()]
-    assert len([name for name in names if name.endswith("tokens.weight")]) == 1
-
-
-def test_padding_changes_nothing(rows):
-    ids, _, types, _ = rows
-    model = build(dropout=0.0).eval()
-    short = ids[1:2, :20]
-    states = model.discriminator(short, None, types[1:2, :20])
-    padded = model.discriminator(ids[1:2], ids[1:2] != PAD, types[1:2])
-    torch.testing.assert_close(padded[:, :20], states, atol=1e-5, rtol=0)
-
-
-def test_same_seed_same_everything(rows):
-    outputs = []
-    for _ in range(2):
-        model = build(dropout=0.1).train()
-        torch.manual_seed(3)
-        output = model.compute(rows, generator(4))
-        output.loss.backward()
-        outputs.append((output, [p.grad for p in model.parameters()]))
-    (a, grads_a), (b, grads_b) = outputs
-    assert torch.equal(a.loss, b.loss)
-    assert torch.equal(a.judgement.corrupt_ids_BL, b.judgement.corrupt_ids_BL)
-    assert all(torch.equal(x, y) for x, y in zip(grads_a, grads_b, strict=True))
 
 
 # Dropout, measures
@@ -374,9 +304,9 @@ def test_area_under_curve_against_scikit_learn(spread, decimals):
     """Within half the largest share of originals in one interval, ties and huge logits included."""
     from sklearn.metrics import roc_auc_score
 
-    is_replaced = torch.rand(40, 500, generator=generator(0)) < 0.2
-    judged = torch.rand(40, 500, generator=generator(1)) < 0.7
-    logits = torch.randn(40, 500, generator=generator(2)) + is_replaced
+    is_replaced = torch.rand(40, 500, generator=rng(0)) < 0.2
+    judged = torch.rand(40, 500, generator=rng(1)) < 0.7
+    logits = torch.randn(40, 500, generator=rng(2)) + is_replaced
     logits = spread * logits.round(decimals=decimals)
     measures = Measures({})
     for rows in (slice(0, 16), slice(16, 32), slice(32, 40)):
@@ -413,8 +343,8 @@ def test_measures_are_means_over_tokens_not_of_means(rows):
     model = build(dropout=0.0).eval()
     measures = Measures(model.loss_weights)
     outputs = [
-        model.compute(rows, generator(0)),
-        model.compute(rows.rows(slice(0, 1)), generator(1)),
+        model.compute(rows, rng(0)),
+        model.compute(rows.rows(slice(0, 1)), rng(1)),
     ]
     for output in outputs:
         measures.add(output)

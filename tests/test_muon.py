@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from electra.config import OptimizerConfig
-from electra.errors import UserError
 from electra.model.encoder import Encoder
 from electra.presets import PRESETS
 from electra.settings import override
@@ -102,8 +101,3 @@ def test_query_key_and_value_are_three_matrices_and_vectors_have_adamw():
     scale = UPDATE_RMS * config.hidden_size**0.5
     for block in updates.chunk(3):
         assert torch.linalg.svdvals(block / scale).max() < 1.3
-
-
-def test_the_released_codes_adam_has_no_muon():
-    with pytest.raises(UserError, match=r"method.mode .*optimizer.matrices"):
-        override(PRESETS["small"], ["method.mode=reference", "optimizer.matrices=muon"])

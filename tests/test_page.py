@@ -303,6 +303,7 @@ def test_fine_tuned_models_answer_texts_of_their_dev_sets(browser, tuned, toy_qu
         check_access(page)
 
 
+@pytest.mark.slow
 def test_it_follows_a_run_that_goes_on(browser, run, tmp_path):
     """A copy of the run that grows: curves first, then a model, then the next checkpoint."""
     growing = tmp_path / "growing"

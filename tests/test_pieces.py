@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refuse
 
 from electra.config import ExamplesConfig, PrepareConfig, TokenizerConfig
 from electra.errors import UserError
@@ -17,7 +18,7 @@ from electra.pretraining.loop import pretrain
 from electra.shards.examples import MIXED_ROWS, Examples
 from electra.shards.pieces import list_pieces
 from electra.shards.prepare import prepare
-from electra.shards.store import VERIFIED, open_shards
+from electra.shards.store import open_shards
 from electra.text import documents
 from electra.text.documents import Reader, close_last
 from electra.tokenizing.tokenizer import Tokenizer
@@ -79,8 +80,7 @@ def test_records_in_ranges(tmp_path):
     found, _ = read_ranges(path, [0, 100, 101, 700], "blank")
     assert found == [[f"alpha {n}"] for n in range(50)]
     path.write_text(path.read_text() + "{}\n")
-    with pytest.raises(UserError, match=r"line \d+ after byte 700: no column 'text'"):
-        read_ranges(path, [0, 700], "blank")
+    refuse("after byte 700: no column 'text'", lambda: read_ranges(path, [0, 700], "blank"))
 
 
 @pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"])
@@ -317,20 +317,6 @@ def test_a_run_on_a_mixture_tells_its_epochs(corpora, toy_config, tmp_path):
     pretrain(write_mixture(corpora, "weight", 1, 1), tmp_path / "run", toy_config, records.append)
     first, *_, last = (record for record in records if record.get("part") == "train")
     assert last["epochs of small"] > first["epochs of small"] > first["epochs of large"] > 0
-
-
-def test_unchanged_shards_are_verified_once(corpora, tokenizer, tmp_path):
-    prepare_texts(make_documents(30), tokenizer, tmp_path, "shards")
-    memory = tmp_path / "shards" / VERIFIED
-    assert memory.exists()
-    path = tmp_path / "shards/train-00000.tokens"
-    content = path.read_bytes()
-    path.write_bytes(bytes(len(content)))
-    with pytest.raises(UserError, match=r"train-00000\.tokens is damaged: its sha256 differs"):
-        open_shards(tmp_path / "shards")
-    path.write_bytes(content)
-    shards = open_shards(tmp_path / "shards")
-    assert not any("tokens" in vars(shard) for shard in shards.train)  # not opened yet
 
 
 @pytest.mark.slow

@@ -19,16 +19,17 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from refusals import refuse
 from runs import (
     assert_same_end,
     final_tensors,
+    flip_bit,
     ignore,
     limit_files,
     read_records,
     send_at,
     wait_for,
 )
-from safetensors.torch import load_file
 
 from electra.checkpoints.checkpoint import (
     copy_state,
@@ -229,7 +230,7 @@ def test_what_is_due_after_a_step(toy_config, done, asked, expected):
 
 @pytest.mark.parametrize(
     "setting",
-    ["train.precision=float32", "train.precision=bfloat16", "optimizer.matrices=muon"],
+    ["train.layers=plain", "train.precision=bfloat16", "optimizer.matrices=muon"],
 )
 def test_interrupted_and_continued_equals_uninterrupted(toy_shards, toy_config, tmp_path, setting):
     """Stopped after a step that is neither logged nor saved, with dropout on; all bits equal."""
@@ -270,8 +271,7 @@ def test_a_run_ends_early(toy_shards, toy_config, tmp_path):
     manifest = read_manifest(tmp_path / "cooled")
     assert manifest["branched_from"] == {"run": "trunk", "step": 6}
     longer = override(read_run_config(tmp_path / "cooled"), ["train.steps=40"])
-    with pytest.raises(UserError, match="cools down at its end"):
-        pretrain(toy_shards, tmp_path / "cooled", longer, ignore)
+    refuse("cools down at its", lambda: pretrain(toy_shards, tmp_path / "cooled", longer, ignore))
 
 
 def test_a_run_that_ends_early_in_its_stable_part_is_a_shorter_run(
@@ -358,12 +358,6 @@ def test_killed_at_any_moment_and_continued_equals_uninterrupted(toy_shards, toy
     assert_same_end(tmp_path / "whole", tmp_path / "parts")
 
 
-def flip_bit(path):
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
 def test_damaged_checkpoint_is_passed_over(finished, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(finished, run)
@@ -371,8 +365,7 @@ def test_damaged_checkpoint_is_passed_over(finished, tmp_path):
     with pytest.warns(UserWarning, match=r"run: step-00000012 is damaged .* step-00000006 instead"):
         assert find_checkpoint(run)[0] == 6
     shutil.rmtree(list_checkpoints(run)[0])
-    with pytest.raises(UserError, match=r"step-00000012 is damaged .model.safetensors"):
-        find_checkpoint(run)
+    refuse("step-00000012 is damaged (model.safetensors", lambda: find_checkpoint(run))
 
 
 @pytest.fixture
@@ -440,8 +433,7 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_afterwards(
 def test_a_disk_that_is_full_from_the_beginning_leaves_nothing(toy_shards, toy_config, tmp_path):
     try:
         limit_files(100)
-        with pytest.raises(UserError, match="File too large"):
-            pretrain(toy_shards, tmp_path / "run", toy_config, ignore)
+        refuse("File too large", lambda: pretrain(toy_shards, tmp_path / "run", toy_config, ignore))
     finally:
         limit_files(resource.RLIM_INFINITY)
     assert not list(tmp_path.iterdir())
@@ -483,11 +475,9 @@ def test_a_damaged_run_is_named(unfinished, name, key):
 
 def test_a_damaged_tokenizer_is_noticed_when_the_run_goes_on(unfinished):
     flip_bit(unfinished / "tokenizer/tokenizer.json")
-    with pytest.raises(UserError, match=r"tokenizer\.json is damaged: .* a copy of .*shards"):
-        resume(unfinished, ignore)
+    refuse("tokenizer.json is damaged:", lambda: resume(unfinished, ignore))
     shutil.rmtree(unfinished / "tokenizer")
-    with pytest.raises(UserError, match=r"no tokenizer at .* a copy of"):
-        resume(unfinished, ignore)
+    refuse("no tokenizer at", lambda: resume(unfinished, ignore))
 
 
 def test_a_damaged_record_costs_no_other(finished, unfinished):
@@ -686,9 +676,10 @@ def test_records_and_files(finished, toy_config):
     assert any((finished / "tensorboard").iterdir())
 
 
-def test_a_run_that_dies_in_an_evaluation_has_its_checkpoint(toy_shards, toy_config, tmp_path):
+def test_a_run_that_dies_in_an_evaluation_has_its_checkpoint(
+    finished, toy_shards, toy_config, tmp_path
+):
     """Whatever happens there; the run is continued, and what it had not evaluated is."""
-    pretrain(toy_shards, tmp_path / "whole", toy_config, ignore)
 
     def die(record):
         if record["part"] == "heldout" and record["step"] == dies_at:
@@ -703,7 +694,7 @@ def test_a_run_that_dies_in_an_evaluation_has_its_checkpoint(toy_shards, toy_con
         kept = metrics.read_text().splitlines(keepends=True)[:-1]
         metrics.write_text("".join(kept))
         resume(parts, ignore)
-        assert_same_end(tmp_path / "whole", parts)
+        assert_same_end(finished, parts)
 
 
 def test_evaluation_does_not_depend_on_accumulation(toy_shards, toy_config):
@@ -843,29 +834,14 @@ def test_learns_the_toy_language(toy_shards, toy_config, tmp_path):
     assert heldout["disc_auc"] > 0.6
 
 
-@pytest.mark.slow
-def test_bfloat16_stays_near_float32(toy_shards, toy_config, tmp_path):
-    """Same seed: total losses of a run in bfloat16 within 2% of those in float32."""
-    losses = {}
-    for precision in ("float32", "bfloat16"):
-        config = override(toy_config, [f"train.precision={precision}", "train.log_every=1"])
-        pretrain(toy_shards, tmp_path / precision, config, ignore)
-        losses[precision] = [r["loss"] for r in read_records(tmp_path / precision, "train")]
-    assert losses["bfloat16"] == pytest.approx(losses["float32"], rel=0.02)
-
-
 # Refusals
 
 
 def test_folders_that_are_none_are_refused(finished, toy_shards, toy_config, tmp_path):
-    with pytest.raises(UserError, match="exists already"):
-        pretrain(toy_shards, finished, toy_config, ignore)
-    with pytest.raises(UserError, match="is complete; there is nothing to resume"):
-        resume(finished, ignore)
-    with pytest.raises(UserError, match=r"is not a run folder .*no config\.json"):
-        resume(tmp_path, ignore)
-    with pytest.raises(UserError, match="not a shards folder"):
-        pretrain(tmp_path, tmp_path / "run", toy_config, ignore)
+    refuse("exists already", lambda: pretrain(toy_shards, finished, toy_config, ignore))
+    refuse("is complete; there is nothing to resume", lambda: resume(finished, ignore))
+    refuse("is not a run folder", lambda: resume(tmp_path, ignore))
+    refuse("not a shards folder", lambda: pretrain(tmp_path, tmp_path / "run", toy_config, ignore))
     assert not (tmp_path / "run").exists()
 
 
@@ -880,8 +856,6 @@ FROZEN = ("generator.kind=frozen", "method.sharing=none")
         ([*FROZEN, "generator.frozen_run={unigram}"], "has no generator network"),
         ([*FROZEN, "generator.frozen_run={none}"], "is neither a run"),
         ([*FROZEN, "generator.frozen_run={run}", "model.embedding_size=16"], "embedding_size 32"),
-        ([*FROZEN], "generator.kind frozen needs generator.frozen_run"),
-        (["generator.kind=frozen", "generator.frozen_run=run"], "method.sharing=none"),
     ],
     ids=lambda given: given if isinstance(given, str) else given[-1],
 )
@@ -917,23 +891,6 @@ def test_learning_rate_value_by_value():
     assert rates == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 0.5, 0.0]
     # Before the decay, a longer run has the same rates.
     assert rates[:6] == [learning_rate_at(step, 100, stable) for step in range(6)]
-
-
-def test_groups_of_the_optimizer(toy_config):
-    model = Encoder(toy_config.model)
-    optimizer = build_optimizer(model, toy_config.optimizer, layer_lr_decay=0.5)
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    scales, decays = {}, {}
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            scales[names[id(parameter)]] = group["lr_scale"]
-            decays[names[id(parameter)]] = group["weight_decay"]
-    assert len(scales) == len(names)
-    assert scales["layers.1.output.weight"] == 0.5
-    assert scales["layers.0.output.weight"] == 0.25
-    assert scales["embeddings.tokens.weight"] == scales["embeddings_project.bias"] == 0.125
-    undecayed = {name for name, decay in decays.items() if decay == 0}
-    assert undecayed == {name for name in scales if name.endswith("bias") or "norm" in name}
 
 
 def test_dtype_where_torch_is_built_without_onednn(monkeypatch):
@@ -979,35 +936,6 @@ def test_layers_are_those_that_the_machine_runs_best(setting, device, compiled, 
     with pytest.raises(UserError, match=says) if is_refused else nullcontext():
         chosen = choose_layers(setting, "electra", torch.device(device), is_plain=compiled)
         assert chosen is expected
-
-
-def test_a_run_of_plain_layers_goes_on_where_it_was_and_exports(toy_shards, toy_config, tmp_path):
-    """Resumed from its first checkpoint it ends, to the bit, with the weights of the whole run.
-
-    Fused layers, which drop other elements, end with others.
-    """
-    ends = []
-    for name, settings in (
-        ("whole", ["train.layers=plain"]),
-        ("resumed", ["train.layers=plain"]),
-        ("fused", []),
-    ):
-        run = tmp_path / name
-        pretrain(toy_shards, run, override(toy_config, settings), lambda record: None)
-        if name == "resumed":
-            shutil.rmtree(find_checkpoint(run)[1])
-            (run / "results.json").unlink()
-            assert find_checkpoint(run)[0] == 6
-            resume(run, lambda record: None)
-        ends.append(load_file(find_checkpoint(run)[1] / "model.safetensors"))
-    whole, resumed, fused = ends
-    assert whole.keys() == resumed.keys() == fused.keys()
-    assert all(torch.equal(resumed[name], tensor) for name, tensor in whole.items())
-    assert any(not torch.equal(fused[name], tensor) for name, tensor in whole.items())
-    export(tmp_path / "resumed", tmp_path / "hf")
-    encoder = transformers.AutoModel.from_pretrained(tmp_path / "hf")
-    ours = whole["discriminator.layers.1.output.weight"]
-    assert torch.equal(encoder.state_dict()["encoder.layer.1.output.dense.weight"], ours)
 
 
 def test_seeds_of_steps_differ():

@@ -9,24 +9,16 @@ import sys
 import time
 
 import pytest
+import runs
+from commands import run_command
+from runs import words_of
 
-from electra.cli import main
 from electra.quickstart import harvest as harvest_module
 
 SMALL = [
     "tokenizer.vocab_size=200",
     "prepare.workers=1",
-    "pretrain.model.hidden_size=64",
-    "pretrain.model.num_attention_heads=1",
-    "pretrain.model.embedding_size=32",
-    "pretrain.model.intermediate_size=64",
-    "pretrain.model.num_hidden_layers=1",
-    "pretrain.generator.hidden_fraction=1",
-    "pretrain.examples.sequence_length=32",
-    "pretrain.train.steps=4",
-    "pretrain.train.batch_size=4",
-    "pretrain.train.evaluate_rows=8",
-    "pretrain.train.threads=1",
+    *words_of(runs.SMALL | {"train.steps": 4}, "pretrain."),
     "finetune.epochs=1",
     "finetune.threads=1",
     "finetune.reseeds=0",
@@ -56,14 +48,9 @@ def texts(tmp_path):
 
 def run(capsys, *words):
     """Return the exit status, standard output and standard error of a tiny quickstart."""
-    try:
-        given = {str(word).partition("=")[0] for word in words}
-        small = [each for each in SMALL if each.partition("=")[0] not in given]
-        main(["quickstart", "--set", *small, *map(str, words)])
-        status = 0
-    except SystemExit as stop:
-        status = stop.code
-    return status, *capsys.readouterr()
+    given = {str(word).partition("=")[0] for word in words}
+    small = [each for each in SMALL if each.partition("=")[0] not in given]
+    return run_command(capsys, "quickstart", "--set", *small, *words)
 
 
 def test_files_that_hold_too_little_are_left_out_of_the_question(capsys, texts, tmp_path):

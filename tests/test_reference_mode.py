@@ -5,10 +5,9 @@ import math
 
 import pytest
 import torch
+from networks import rng
 
-from electra.checkpoints.metrics import read_metrics
 from electra.config import OptimizerConfig
-from electra.errors import UserError
 from electra.method.masking import (
     Draw,
     Masking,
@@ -16,23 +15,17 @@ from electra.method.masking import (
     choose_positions_of_reference,
     count_slots,
 )
-from electra.method.registry import sketch_objective
 from electra.model.batch import Batch
 from electra.model.encoder import Encoder
 from electra.model.heads import DiscriminatorHead
 from electra.model.initialisation import draw_glorot, init_weights
 from electra.presets import PRESETS
-from electra.pretraining.loop import pretrain, resume
 from electra.settings import override
 from electra.training.optimizer import build_optimizer, learning_rate_at
 
 PAD, UNK, CLS, SEP, MASK = range(5)
 VOCABULARY = Vocabulary(torch.ones(30_522, dtype=torch.bool))
 REFERENCE = override(PRESETS["small"], ["method.mode=reference"])
-
-
-def rng(seed):
-    return torch.Generator().manual_seed(seed)
 
 
 def full_rows(num, length=128):
@@ -169,24 +162,3 @@ def test_glorot_where_no_initialiser_was_named():
     assert changed.keys() == bounds.keys()
     for name, bound in bounds.items():
         assert bound * 0.95 < changed[name].abs().max() <= bound
-
-
-def test_a_run_in_reference_mode(toy_shards, toy_config, tmp_path):
-    config = override(toy_config, ["method.mode=reference", "train.log_every=1"])
-    pretrain(toy_shards, tmp_path / "run", config, lambda record: None)
-    train = [r for r in read_metrics(tmp_path / "run" / "metrics.jsonl") if r["part"] == "train"]
-    assert train[0]["learning_rate"] == 0
-    with pytest.raises(UserError, match="complete"):
-        resume(tmp_path / "run", lambda record: None)
-
-
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        (["method.objective=replace_mlm"], "the released code has no replace_mlm"),
-        (["method.scheme=adversarial"], "the released code has no adversarial"),
-    ],
-)
-def test_what_the_released_code_does_not_have(settings, says):
-    with pytest.raises(UserError, match=says):
-        sketch_objective(override(REFERENCE, settings))

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import scipy.stats
 from matplotlib.axes import Axes
+from refusals import refuse
 
 from electra.checkpoints.checkpoint import find_checkpoint, read_state
 from electra.checkpoints.folder import read_run_config
@@ -123,8 +124,7 @@ def test_a_short_run_that_branches_off_is_the_run_by_itself(toy_suite, toy_shard
     linear = dataclasses.replace(
         short.config, optimizer=dataclasses.replace(short.config.optimizer, decay_fraction=1.0)
     )
-    with pytest.raises(UserError, match="no stable part"):
-        branch(tmp_path / "trunk", tmp_path / "other", linear)
+    refuse("no stable part", lambda: branch(tmp_path / "trunk", tmp_path / "other", linear))
 
 
 @pytest.fixture
@@ -378,8 +378,7 @@ def test_timings_of_refused_settings_are_not_kept(toy_suite, toy_shards, tmp_pat
     # There is no run yet, so that the folder may still be that of another comparison.
     assert "BERT" not in open_plan(suite, toy_shards, tmp_path, 1).step_seconds
     (tmp_path / "bert-1-seed-0").mkdir()
-    with pytest.raises(UserError, match="begun with other shards"):
-        open_plan(suite, toy_shards, tmp_path, 1)
+    refuse("begun with other shards", lambda: open_plan(suite, toy_shards, tmp_path, 1))
 
 
 @pytest.mark.parametrize(
@@ -448,11 +447,6 @@ def test_a_part_with_a_fixed_number_of_steps_does_not_cost_the_others(toy_suite,
         assert run.flops["true"] == pytest.approx(1e11 * run.fraction, rel=0.01)
 
 
-def test_a_suite_extends_a_file_beside_it(toy_suite):
-    (toy_suite.parent / "longer.toml").write_text('extends = "toy.toml"\nbudget = 6e10')
-    assert read_suite(toy_suite.parent / "longer.toml").budget == 6e10
-
-
 def test_a_suite_extends_several_files_of_which_later_ones_win(tmp_path):
     (tmp_path / "size.toml").write_text('preset = "tiny"\nbudget = 1e13\nseeds = 2')
     path = tmp_path / "own.toml"
@@ -488,8 +482,7 @@ def test_a_suite_of_some_rows_extends_one_whose_budget_is_of_another_row(tmp_pat
     path.write_text(text.format(budget="budget = 1e13\n"))
     assert [row.name for row in read_suite(path).rows] == ["BERT"]
     path.write_text(text.format(budget=""))
-    with pytest.raises(UserError, match="budget_of 'ELECTRA'"):
-        read_suite(path)
+    refuse("budget_of 'ELECTRA'", lambda: read_suite(path))
 
 
 @pytest.mark.parametrize(
@@ -530,8 +523,7 @@ def test_what_a_suite_refuses(tmp_path, changes, named):
 
 def test_train_steps_belong_to_the_budget(toy_suite, toy_shards):
     suite = dataclasses.replace(read_suite(toy_suite), set=("train.steps=100",))
-    with pytest.raises(UserError, match=r"train\.steps follow from seeds and budget"):
-        make_plan(suite, open_shards(toy_shards))
+    refuse("train.steps follow from seeds and", lambda: make_plan(suite, open_shards(toy_shards)))
 
 
 @pytest.mark.parametrize(
@@ -557,8 +549,7 @@ def test_settings_of_fine_tuning_may_change_until_there_is_one(toy_suite, toy_sh
         plan = open_plan(each, toy_shards, tmp_path, 1)
         keep_plan(each, plan, tmp_path)
     (tmp_path / plan.runs[0].name / "finetune-own").mkdir(parents=True)
-    with pytest.raises(UserError, match="has fine-tunings of own with epochs=2, not epochs=1 "):
-        open_plan(suite, toy_shards, tmp_path, 1)
+    refuse("own with epochs=2, not epochs=1 ", lambda: open_plan(suite, toy_shards, tmp_path, 1))
 
 
 def suite_of(*rows, reference="b", **changes):

@@ -9,7 +9,6 @@ from runs import assert_same_end, final_tensors, ignore, send_at
 
 from electra.checkpoints.checkpoint import load_parameters
 from electra.checkpoints.folder import read_pretrained
-from electra.errors import UserError
 from electra.model.encoder import Encoder
 from electra.pretraining.init_from import load_start
 from electra.pretraining.loop import pretrain
@@ -134,20 +133,3 @@ def test_half_of_a_step_takes_less_memory(toy_config):
         return measure_activations(model, config, torch.device("cpu"))
 
     assert measure(*APART) < measure(*GDES)
-
-
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [
-        (("method.sharing=gdes", "generator.kind=unigram"), "generator.kind"),
-        (("method.sharing=gdes", "method.objective=mlm"), "method.objective"),
-        (("train.updates=apart",), "method.sharing"),
-        ((*APART, "method.objective=electric"), "method.objective"),
-        ((*APART, "method.mode=reference"), "method.mode"),
-        (("train.updates=apart", "method.scheme=adversarial"), "method.scheme"),
-    ],
-)
-def test_what_cannot_be_separate_is_refused(toy_config, settings, named):
-    with pytest.raises(UserError, match=named) as refusal:
-        override(toy_config, settings)
-    assert "\n" not in str(refusal.value)

@@ -20,14 +20,13 @@ import torch
 
 pytest.importorskip("fastapi")
 
+from refusals import refuse
 from services import load_alone, served
-from tasks import refuse
 
 from benchmarks.serve import Client, read_memory
 from electra.checkpoints.checkpoint import list_checkpoints
 from electra.checkpoints.folder import read_finetuned
 from electra.cli import main
-from electra.errors import UserError
 from electra.inference.ask import detect, fill
 from electra.inference.embed import embed
 from electra.inference.figure_2 import draw_picture, sample_tokens
@@ -168,12 +167,7 @@ BODIES = [
     ("run/detect", b'{"texts": [null]}', 422, "valid string"),
     ("run/detect", b'{"texts": ["\\ud800"]}', 422, "texts.0: "),
     ("run/detect", b'{"texts": ["a"%s]}' % (b', "a"' * 64), 422, "65 texts; a request may have 64"),
-    (
-        "run/detect",
-        b'{"texts": ["%s"]}' % (b"a" * 20_001),
-        422,
-        "20,001 characters; it may have 20000",
-    ),
+    ("run/detect", b'{"texts": ["%s"]}' % (b"a" * 20_001), 422, "it may have 20000"),
     ("run/detect", b" " * ((1 << 20) + 1), 413, "bytes; it may have 1048576"),
     ("rum/detect", b"{}", 404, "did you mean 'run'?"),
     ("tuned/detect", b"{}", 404, "tuned cannot detect"),
@@ -185,12 +179,7 @@ BODIES = [
     ("run/embed", b'{"texts": ["a"], "layer": 3}', 422, "layer must lie in 1 to 2, not 3"),
     ("tuned/predict", b'{"records": [{"text": ""}, {}]}', 422, "record 2: no 'text'"),
     ("tuned/predict", b'{"records": [{"text": "\\udfff"}]}', 422, "unpaired surrogate"),
-    (
-        "run/picture",
-        b'{"text": "a", "positions": [1]}',
-        422,
-        "no token [1]: the text has 1 token, from 0",
-    ),
+    ("run/picture", b'{"text": "a", "positions": [1]}', 422, "no token [1]: the text has 1"),
     ("run/picture", b'{"text": "a", "mask_prob": NaN}', 422, "mask_prob"),
     ("run/picture", b'{"text": "a", "seed": 4294967296}', 422, "seed"),
     ("run/picture", b'{"text": "a", "beside": ["tuned"]}', 404, "tuned cannot detect"),
@@ -471,10 +460,7 @@ def test_what_cannot_be_served_is_refused(run, tmp_path, capsys):
             ([str(run), str(run)], "two models are called run"),
             ([str(run), "--port", port], f"cannot listen on 127.0.0.1 port {port}"),
             ([str(run), "--port", "99999"], "must lie in 0 to 65535"),
-            (
-                [str(run), "--set", "max_chars=3000000"],
-                "must be at most max_waiting_chars",
-            ),
+            ([str(run), "--set", "max_chars=3000000"], "must be at most max_waiting_chars"),
             ([], "serve needs FOLDERS"),
         ):
             with pytest.raises(SystemExit):
@@ -548,8 +534,7 @@ def test_checkpoints_exports_and_other_networks_are_models(run, start, tmp_path)
         [word.prob_replaced for word in models["mine"].detect(texts)[0]],
         [word.prob_replaced for word in late],
     )
-    with pytest.raises(UserError, match="has no discriminator"):
-        load_models([start], Machine())
+    refuse("has no discriminator", lambda: load_models([start], Machine()))
 
 
 def test_a_run_that_goes_on_is_followed(run, tmp_path):

@@ -36,6 +36,7 @@ TWO_STAGE = "method.scheme=two_stage method.sharing=none"
 RATE = "optimizer.generator_rate=2"
 REFERENCE = "method.mode=reference optimizer.matrices=adamw"
 NO_NETWORK = "generator.kind=uniform"
+APART = "method.sharing=gdes train.updates=apart"
 ALL = "method.sharing=all generator.layers_fraction=1 generator.hidden_fraction=1"
 
 REFUSED = [
@@ -104,6 +105,12 @@ REFUSED = [
     (TINY, f"{REFERENCE} {RATE}", "optimizer.generator_rate=1"),
     (MODERN, REFERENCE, "model.architecture=electra"),
     (TINY, "train.sharding=full", "optimizer.matrices=adamw"),
+    (TINY, "method.sharing=gdes generator.kind=unigram", "generator.kind"),
+    (TINY, "method.sharing=gdes method.objective=mlm", "method.objective"),
+    (TINY, "train.updates=apart", "method.sharing"),
+    (TINY, f"{APART} method.objective=electric", "method.objective"),
+    (TINY, f"{APART} {REFERENCE}", "method.mode"),
+    (TINY, "train.updates=apart method.scheme=adversarial", "method.scheme"),
     # A run, and its weights.
     (TINY, "train.also_evaluate=x", "train.init_from"),
     (TINY, "train.evaluate_with=x", "train.init_from"),

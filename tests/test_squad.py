@@ -1,3 +1,4 @@
+import itertools
 import json
 import random
 import tracemalloc
@@ -7,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tasks import refuse
+from refusals import refuse
+from test_family import draw_question
 
 from electra.config import TokenizerConfig
 from electra.model.heads import span_loss
@@ -306,33 +308,15 @@ def encode_split(split, tokenizer, **family):
     return task, task.encode(tokenizer, 32)["dev"]
 
 
-def toy_questions(seed: int, count: int, *, with_none: bool) -> list[SpanQuestion]:
-    """Who did what when; some sentences do not say when."""
-    rng = random.Random(seed)
-    questions = []
-    for number in range(count):
-        parts = [
-            rng.choice(("the old sailor", "a young doctor", "my neighbour", "the queen")),
-            rng.choice(("repaired", "painted", "admired")),
-            rng.choice(("a boat", "the castle", "an engine", "seven umbrellas")),
-            rng.choice(("yesterday", "in 1912", "before breakfast", "at the harbour")),
-        ]
-        is_answered = not with_none or rng.random() < 0.6
-        if not is_answered:
-            parts.pop()
-        context = " ".join(parts)
-        asked = 3 if not is_answered else rng.choice((0, 2, 3))
-        start = len(" ".join(parts[:asked])) + (asked > 0)
-        answers = (parts[asked],) if is_answered else ()
-        span = (start, start + len(parts[asked])) if is_answered else None
-        text = {0: "the old", 2: "engine", 3: "yesterday"}[asked]
-        questions.append(SpanQuestion(f"q{number}", text, context, answers, span))
-    return questions
+def toy_questions(count: int, *, with_none: bool) -> list[SpanQuestion]:
+    rng = random.Random(0)
+    drawn = (draw_question(rng) for _ in itertools.count())
+    return [*itertools.islice((each for each in drawn if with_none or each.answers), count)]
 
 
 @pytest.mark.parametrize(("head", "with_none"), [("beam", True), ("plain", True), ("beam", False)])
 def test_the_constant_answer_is_the_best_that_reads_no_text(toy_tokenizer, head, with_none):
-    questions = toy_questions(0, 40, with_none=with_none)
+    questions = toy_questions(40, with_none=with_none)
     task, rows = encode_split(questions, toy_tokenizer, head=head)
     num_none = sum(not question.answers for question in questions)
     share = num_none / len(questions)
@@ -380,7 +364,7 @@ def constant_outputs(rows, *, unanswerable: float, start: int) -> dict[str, torc
     ],
 )
 def test_a_collapse_is_told(toy_tokenizer, unanswerable, reference, message):
-    split = toy_questions(0, 20, with_none=True)
+    split = toy_questions(20, with_none=True)
     task, rows = encode_split(split, toy_tokenizer, reference=reference)
     outputs = constant_outputs(rows, unanswerable=unanswerable, start=1)
     assert task.family.describe_collapse(rows, outputs) == message
@@ -399,7 +383,7 @@ def test_one_and_the_same_answer_is_told(toy_tokenizer):
 
 @pytest.mark.parametrize("head", ["beam", "plain"])
 def test_a_model_that_diverged_is_scored_and_told(toy_tokenizer, tmp_path, head):
-    task, rows = encode_split(toy_questions(0, 8, with_none=True), toy_tokenizer, head=head)
+    task, rows = encode_split(toy_questions(8, with_none=True), toy_tokenizer, head=head)
     outputs = constant_outputs(rows, unanswerable=torch.nan, start=0)
     outputs["end_scores"] = outputs["end_scores"] + torch.nan
     if head == "plain":
@@ -411,22 +395,6 @@ def test_a_model_that_diverged_is_scored_and_told(toy_tokenizer, tmp_path, head)
     task.family.write_predictions(tmp_path, "dev", rows, outputs)
     assert set(json.loads((tmp_path / "predictions.json").read_text()).values()) == {""}
     assert not any(json.loads((tmp_path / "nbest.json").read_text()).values())
-
-
-def test_an_unlabelled_split_has_predictions_and_no_scores(toy_tokenizer, tmp_path):
-    split = [SpanQuestion("q", "who", "the queen painted a boat", None, None)]
-    task, rows = encode_split(split, toy_tokenizer)
-    assert sorted(rows.targets) == ["end", "start", "unanswerable"]
-    assert all(values.tolist() == [-1] for values in rows.targets.values())
-    outputs = constant_outputs(rows, unanswerable=1.0, start=0)
-    assert task.family.score(rows, outputs) == {}
-    task.family.write_predictions(tmp_path, "test", rows, outputs)
-    for name, expected in (
-        ("predictions", "the"),
-        ("null_odds", 1.0),
-        ("nbest", [{"text": "the", "probability": 1.0, "score": 0.0}]),
-    ):
-        assert json.loads((tmp_path / f"test_{name}.json").read_text()) == {"q": expected}
 
 
 @pytest.mark.slow

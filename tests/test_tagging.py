@@ -7,12 +7,7 @@ import torch
 import torch.nn.functional as F
 from seqeval.metrics import accuracy_score
 from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
-from transformers import ElectraConfig, ElectraForTokenClassification
 
-from electra.checkpoints.names import ELECTRA
-from electra.config import FinetuneConfig
-from electra.model.encoder import Encoder
-from electra.model.initialisation import init_weights
 from electra.tasks.family import Task
 from electra.tasks.rows import Rows, make_batch
 from electra.tasks.tagging import (
@@ -230,20 +225,3 @@ def test_predictions_are_lines_that_conlleval_reads(toy_tokenizer, tmp_path):
 
 
 # --- the network ---
-
-
-def test_the_head_is_that_of_transformers_token_classifier(pretrained):
-    task = toy_task([("a", "O"), ("queen", "B-PER"), ("boat", "I-PER")])
-    head = task.family.build_head(pretrained.encoder, FinetuneConfig()).eval()
-    init_weights(head, 0.1, torch.Generator().manual_seed(1))
-    encoder = Encoder(pretrained.encoder).eval()
-    encoder.load_state_dict(pretrained.tensors)
-    name = "ElectraForTokenClassification"
-    config = ELECTRA.write_config(pretrained.encoder, name, pretrained.tokenizer)
-    theirs = ElectraForTokenClassification(ElectraConfig(**config, num_labels=3)).eval()
-    tensors = ELECTRA.to_theirs(encoder.state_dict(), head.state_dict(), "TokenClassification")
-    theirs.load_state_dict(tensors)
-    batch = make_batch(task.encode(pretrained.tokenizer, 16)["dev"], torch.tensor([0]), CPU)
-    with torch.inference_mode():
-        ours = task.family.answer(head, encoder(batch.input_ids, None, None), batch)["logits"]
-        torch.testing.assert_close(ours, theirs(batch.input_ids).logits)

@@ -10,7 +10,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
-from tasks import ignore, read, refuse, small_finetune, write_files
+from refusals import refuse
+from tasks import PowerCut, cut_at, ignore, read, small_finetune, write_files
 
 from electra.config import FinetuneConfig
 from electra.errors import UserError
@@ -819,13 +820,6 @@ def test_files_of_tasks_that_do_not_fit_are_refused(weather, task, settings, wor
 
 
 def test_results_have_the_tasks_name_and_a_changed_file_is_noticed(weather, start):
-    class PowerCut(Exception):
-        pass
-
-    def cut_in_seed_1(record):
-        if record["part"] == "dev" and record["seed"] == 1:
-            raise PowerCut
-
     def begin(progress=ignore):
         config = small_finetune(epochs=1, batch_size=8)
         arguments = (start, str(path), weather / "data", weather / "out", config)
@@ -833,7 +827,7 @@ def test_results_have_the_tasks_name_and_a_changed_file_is_noticed(weather, star
 
     path = weather / "weather.toml"
     with pytest.raises(PowerCut):
-        begin(cut_in_seed_1)
+        begin(cut_at(part="dev", seed=1))
     path.write_text(TASK.replace("mood", "id"))
     refuse("labels in 4 rows", begin)
     path.write_text(TASK + "# the same, but who knows\n")

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from languages import TEXTS
+from refusals import refuse
 
 from electra.config import PrepareConfig
 from electra.errors import UserError
@@ -44,14 +45,11 @@ def test_tables(tmp_path, newline):
     path = tmp_path / "a.tsv"  # without quoting
     path.write_text(newline.join(["text\tn", '"five" o\'clock\t1', "", "b\t2"]), newline="")
     assert read(path)[0] == [['"five" o\'clock'], ["b"]]
-    with pytest.raises(UserError, match=r"a\.tsv: no column 'body'; choose from text, n"):
-        read(path, text_field="body")
+    refuse("a.tsv: no column 'body'; choose from text, n", lambda: read(path, text_field="body"))
     path.write_text("text\tn\nonly\n")
-    with pytest.raises(UserError, match=r"a\.tsv line 2: 1 tab-separated fields; it must have 2"):
-        read(path)
+    refuse("a.tsv line 2: 1 tab-separated fields; it must have 2", lambda: read(path))
     (tmp_path / "b.csv").write_text('n,text\n1,"never closed\n2,b\n')
-    with pytest.raises(UserError, match=r"b\.csv line 2: not valid CSV: unexpected end of data"):
-        read(tmp_path / "b.csv")
+    refuse("b.csv line 2: not valid CSV: unexpected end of data", lambda: read(tmp_path / "b.csv"))
 
 
 RECORDS = [{"text": f"The text {n}.\n& more.", "timestamp": "2019-04-25T12"} for n in range(15)]
@@ -149,8 +147,7 @@ def test_standard_input_is_looked_at_as_a_file_is(tmp_path, monkeypatch):
         with pytest.raises(UserError, match=f"^- is not text: {kind}"):
             give(content)
     monkeypatch.setattr(sys, "stdin", None)  # as Python sets it after <&-
-    with pytest.raises(UserError, match="standard input is closed; give it a text"):
-        read("-")
+    refuse("standard input is closed; give it a text", lambda: read("-"))
 
 
 def test_files_about_the_data_are_passed_over(tmp_path):
@@ -255,17 +252,14 @@ def test_datasets_saved_and_streamed(tmp_path):
     rows = datasets.Dataset.from_dict({"text": ["one\n\n two", "", "naïve"], "n": [1, 2, 3]})
     datasets.DatasetDict({"train": rows}).save_to_disk(str(tmp_path / "saved"))
     assert read(tmp_path / "saved")[0] == [["one", "two"], ["naïve"]]
-    with pytest.raises(UserError, match=r"no column 'body'; choose from text, n"):
-        read(tmp_path / "saved", text_field="body")
+    refuse("no column 'body'; choose from", lambda: read(tmp_path / "saved", text_field="body"))
     broken = tmp_path / "a.arrow"
     broken.write_bytes(b"no arrow file")
-    with pytest.raises(UserError, match=r"a\.arrow is damaged or cut off"):
-        read(broken)
+    refuse("a.arrow is damaged or cut off", lambda: read(broken))
     (tmp_path / "hub").mkdir()
     (tmp_path / "hub/data.jsonl").write_text('{"text": "streamed"}\n{"text": "lines\\n"}\n')
     assert read(f"datasets:{tmp_path}/hub")[0] == [["streamed"], ["lines"]]
-    with pytest.raises(UserError, match=r"hub, record 1: no column 'body'"):
-        read(f"datasets:{tmp_path}/hub", text_field="body")
+    refuse("hub, record 1: no column", lambda: read(f"datasets:{tmp_path}/hub", text_field="body"))
 
 
 def test_urls(tmp_path):
@@ -282,10 +276,8 @@ def test_urls(tmp_path):
         assert read("memory://corpus/*.txt")[0] == [["second"]]
         ((path, kind),) = find_sources(["memory://corpus"]).passed_over
         assert (path.name, kind) == ("image.png", "binary")
-        with pytest.raises(UserError, match=r"there is no file memory://nowhere"):
-            find_sources(["memory://nowhere"])
-        with pytest.raises(UserError, match=r"nosuchscheme://x cannot be read"):
-            find_sources(["nosuchscheme://x"])
+        refuse("there is no file memory://nowhere", lambda: find_sources(["memory://nowhere"]))
+        refuse("nosuchscheme://x cannot be read", lambda: find_sources(["nosuchscheme://x"]))
         Tokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]).save(tmp_path / "t")
         for file in (tmp_path / "t").iterdir():
             memory.pipe(f"/vocabulary/{file.name}", file.read_bytes())
@@ -328,8 +320,7 @@ def test_encodings_named_and_detected(tmp_path, language):
         found = find_sources([str(path), str(tmp_path / "plain.txt")], "detect")
         assert [each.name for each, _ in found.encodings] == [path.name]
         assert f"{path} (" in name_encodings(found.encodings)
-    with pytest.raises(UserError, match="encoding must be utf-8, detect or a name such as"):
-        find_sources([str(path)], "klingon")
+    refuse("encoding must be utf-8, detect or a name", lambda: find_sources([str(path)], "klingon"))
 
 
 def test_what_an_encoding_cannot_hold_is_counted(tmp_path):

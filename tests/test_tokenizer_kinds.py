@@ -14,6 +14,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from languages import TEXTS
+from refusals import refuse
 from tokenizers import models, normalizers, pre_tokenizers
 
 from benchmarks.vocabularies import SENTENCES, compare, invent
@@ -257,8 +258,9 @@ def test_what_is_matched_in_text_forbids_a_memory():
     assert find_independence(state_of(backend)) == "lines"
 
 
-@pytest.mark.parametrize("kind", ["bpe", "unigram"])
-def test_five_trainings_in_five_processes_give_one_file(tmp_path, kind):
+@pytest.mark.parametrize("kind", KINDS)
+def test_trainings_in_several_processes_give_one_file(tmp_path, kind):
+    """Of text full of ties, whatever the order of hashes and the number of threads."""
     text = tmp_path / "corpus.txt"
     text.write_text("\n".join(LINES * 2), encoding="utf-8")
     program = (
@@ -268,12 +270,12 @@ def test_five_trainings_in_five_processes_give_one_file(tmp_path, kind):
         f"config = TokenizerConfig(kind={kind!r}, vocab_size=900);"
         "Tokenizer.train(lines, config).save(sys.argv[2])"
     )
-    for number in range(5):
-        env = os.environ | {"PYTHONHASHSEED": str(number), "RAYON_NUM_THREADS": str(1 + number % 3)}
+    for number in range(3):
+        env = os.environ | {"PYTHONHASHSEED": str(number), "RAYON_NUM_THREADS": str(1 + number)}
         command = [sys.executable, "-c", program, str(text), str(tmp_path / str(number))]
         subprocess.run(command, env=env, check=True)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        assert len({(tmp_path / str(number) / name).read_bytes() for number in range(5)}) == 1
+    for path in (tmp_path / "0").iterdir():
+        assert len({(tmp_path / str(n) / path.name).read_bytes() for n in range(3)}) == 1
 
 
 def test_normalisation_is_what_is_asked_for():
@@ -310,11 +312,8 @@ def test_other_names_of_special_tokens_are_found_and_the_missing_added(tmp_path)
     loaded = Tokenizer.load(tmp_path / "roberta")
     assert loaded.special_tokens == ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
     assert loaded.special_ids == (1, 3, 0, 2, 4)
-    assert loaded.encode("a<mask> a") == [
-        5,
-        5,
-        7,
-    ]  # of bytes outside the vocabulary nothing is left
+    # Of bytes outside the vocabulary nothing is left.
+    assert loaded.encode("a<mask> a") == [5, 5, 7]
     write_json(
         tmp_path / "roberta/tokenizer_config.json",
         {"cls_token": "[BEGIN]", "sep_token": {"content": "</s>"}, "mask_token": "a"},
@@ -325,8 +324,7 @@ def test_other_names_of_special_tokens_are_found_and_the_missing_added(tmp_path)
     loaded.save(tmp_path / "saved")
     assert Tokenizer.load(tmp_path / "saved").special_ids == (1, 3, 9, 2, 5)
     write_json(tmp_path / "roberta/tokenizer_config.json", {"cls_token": "</s>"})
-    with pytest.raises(UserError, match=r"must be five different tokens, not pad=<pad>, unk=<unk>"):
-        Tokenizer.load(tmp_path / "roberta")
+    refuse("must be five different tokens, not", lambda: Tokenizer.load(tmp_path / "roberta"))
 
 
 def test_tokens_without_signs_of_words_are_refused(tmp_path):
@@ -347,8 +345,7 @@ def test_tokens_without_signs_of_words_are_refused(tmp_path):
     ):
         Tokenizer.load(path)
     config = TokenizerConfig(kind="bpe", vocab_size=100)
-    with pytest.raises(UserError, match="vocab_size must be at least 261 for bpe, not 100"):
-        Tokenizer.train(LINES, config)
+    refuse("vocab_size must be at least 261 for bpe, not", lambda: Tokenizer.train(LINES, config))
     for kind in KINDS:
         with pytest.raises(UserError, match="no text to train"):
             Tokenizer.train(["", " "], TokenizerConfig(kind=kind, vocab_size=300))
@@ -394,14 +391,8 @@ def test_sentencepiece_files_give_the_ids_of_sentencepiece(tmp_path, name):
         assert ours.vocab_size == theirs.vocab_size() + 2
     assert ours.special_tokens[1:4] == ("<unk>", "<s>", "</s>")
     num_ties = 0
-    texts = [
-        *EUROPEAN,
-        "two  spaces ",
-        " Ångström ﬁ ½",
-        "한국어 unknown",
-        "\x85a,b\x85",
-        "ааа aaa !!!",
-    ]
+    texts = [*EUROPEAN, "two  spaces ", " Ångström ﬁ ½", "한국어 unknown", "\x85a,b\x85"]
+    texts.append("ааа aaa !!!")
     for text in texts:
         text = text.lstrip() if "names" in name else text  # see _build_state
         found, expected = ours.encode(text), theirs.encode(text)
@@ -422,8 +413,7 @@ def test_sentencepiece_files_give_the_ids_of_sentencepiece(tmp_path, name):
 )
 def test_damaged_sentencepiece_files_are_refused(tmp_path, content):
     (tmp_path / "a.model").write_bytes(content)
-    with pytest.raises(UserError, match=r"a\.model: not a SentencePiece model"):
-        Tokenizer.load(tmp_path / "a.model")
+    refuse("a.model: not a SentencePiece model", lambda: Tokenizer.load(tmp_path / "a.model"))
 
 
 def test_extension_keeps_ids_and_shortens_the_new_text(tokenizer):
@@ -447,8 +437,7 @@ def test_extension_keeps_ids_and_shortens_the_new_text(tokenizer):
         assert all(piece < old.vocab_size for piece in pieces)
         assert kind != "bpe" or len(pieces) > 1
     assert old.spell(old.tokens_by_id[old.vocab_size // 2]) == [old.vocab_size // 2]
-    with pytest.raises(UserError, match=r"vocab_size must be larger than the .* tokens of the old"):
-        extend(old, korean, TokenizerConfig(vocab_size=64))
+    refuse("vocab_size must be larger", lambda: extend(old, korean, TokenizerConfig(vocab_size=64)))
 
 
 def test_what_a_tokenizer_does_with_a_text(tokenizer):
@@ -466,8 +455,7 @@ def test_what_a_tokenizer_does_with_a_text(tokenizer):
     stripping = Tokenizer.train(LINES * 3, TokenizerConfig(vocab_size=2000))
     scripts = report_text(stripping, TEXTS["Hindi"].splitlines()).scripts
     assert scripts["Devanagari"].marks_removed > 10
-    with pytest.raises(UserError, match="the text holds no words"):
-        report_text(tokenizer, ["", " "])
+    refuse("the text holds no words", lambda: report_text(tokenizer, ["", " "]))
 
 
 @settings(max_examples=100, deadline=None)
@@ -527,18 +515,9 @@ def test_a_gap_is_the_same_in_transformers(tokenizer, tmp_path):
 
 def test_older_vocabularies_are_written_with_the_same_gaps(tmp_path):
     """Releases before kept a space before each part, and a mask without the space before it."""
-    for kind, cut in (
-        (
-            "bpe",
-            {
-                "type": "ByteLevel",
-                "add_prefix_space": True,
-                "trim_offsets": True,
-                "use_regex": True,
-            },
-        ),
-        ("unigram", write_spaces("always")),
-    ):
+    options = dict.fromkeys(("add_prefix_space", "trim_offsets", "use_regex"), True)
+    cuts = {"bpe": {"type": "ByteLevel", **options}, "unigram": write_spaces("always")}
+    for kind, cut in cuts.items():
         config = TokenizerConfig(kind=kind, vocab_size=900, lowercase=False)
         state = Tokenizer.train(LINES * 3, config).definition.state
         state |= {"added_tokens": [each | {"lstrip": False} for each in state["added_tokens"]]}

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from networks import rng
 
 from electra.model.electra import PostNormLayer
 from electra.model.initialisation import init_weights
@@ -80,10 +81,6 @@ def test_kernels_compile_for_a_gpu():
         compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
         assert compiled.metadata.shared <= 227 * 1024, kernel
         assert compiled.asm["cubin"]
-
-
-def rng(seed):
-    return torch.Generator().manual_seed(seed)
 
 
 def attention_64(qkv, mask, scale):

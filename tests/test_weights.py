@@ -1,4 +1,4 @@
-"""Weights that are damaged or do not fit: refused in one line, before anything is written."""
+"""Models that are damaged or do not fit: refused in one line, before anything is written."""
 
 import io
 import json
@@ -7,6 +7,7 @@ import zipfile
 
 import pytest
 import torch
+from runs import flip_bit
 from safetensors.torch import load_file, save_file
 
 from electra.checkpoints.folder import read_model, read_pretrained
@@ -252,3 +253,69 @@ def test_rows_are_bounded_by_the_positions(start, tmp_path, told, length):
         assert read_model(each).sequence_length == length
     settings = json.loads((tmp_path / "start/tokenizer_config.json").read_text())
     assert settings["model_max_length"] == length
+
+
+# Bytes that are no longer those that were written
+
+
+@pytest.fixture(scope="module")
+def exported(run, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("exported") / "hf"
+    export(run, folder)
+    return folder
+
+
+@pytest.mark.parametrize("part", [".", "generator"])
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "config.json", "tokenizer.json", "vocab.txt"]
+)
+def test_a_flipped_bit_in_an_exported_folder_is_refused(exported, tmp_path, name, part):
+    folder = shutil.copytree(exported / part, tmp_path / "hf")
+    path, hashes = folder / name, folder / "electra.json"
+    # Some of these places are syntax of JSON, whatever the lengths of names in the file.
+    for place in range(20):
+        flip_bit(path, place / 20)
+        with pytest.raises(UserError) as refusal:
+            read_model(folder)
+        found = str(refusal.value)
+        assert found.startswith(f"{path} is damaged: it does not match its sha256 in {hashes}")
+        assert found.endswith(f"changed on purpose, remove {hashes}")
+        assert "\n" not in found
+        shutil.copy(exported / part / name, path)
+    assert read_model(folder).tokenizer.digest == read_model(exported).tokenizer.digest
+
+
+def test_a_folder_that_transformers_saved_over_is_read_without_hashes(exported, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    folder = shutil.copytree(exported, tmp_path / "hf")
+    model = transformers.AutoModelForPreTraining.from_pretrained(folder)
+    with torch.no_grad():
+        model.electra.embeddings.LayerNorm.bias += 1
+    model.save_pretrained(folder)
+    with pytest.raises(UserError, match=r"changed on purpose, remove .*electra\.json$"):
+        read_model(folder)
+    (folder / "electra.json").unlink()
+    found = read_model(folder).tensors["embeddings.norm.bias"]
+    assert torch.equal(found, model.electra.embeddings.LayerNorm.bias)
+
+
+def test_a_flipped_bit_in_a_runs_tokenizer_is_refused(run, tmp_path):
+    folder = shutil.copytree(run, tmp_path / "run")
+    flip_bit(folder / "tokenizer" / "tokenizer.json")
+    for read in (read_model, lambda folder: export(folder, tmp_path / "again")):
+        with pytest.raises(UserError, match=r"tokenizer/tokenizer\.json is damaged"):
+            read(folder)
+    assert not (tmp_path / "again").exists()
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "electra.json"])
+def test_json_that_is_damaged_is_refused_in_one_line(exported, tmp_path, name):
+    folder = shutil.copytree(exported, tmp_path / "hf")
+    if name != "electra.json":  # as in a folder of others
+        (folder / "electra.json").unlink()
+    whole = (folder / name).read_bytes()
+    for damage in (whole[:-9], b"[]", b'"\xff"', b"", b"{}"):
+        (folder / name).write_bytes(damage)
+        with pytest.raises(UserError, match=name) as refusal:
+            read_model(folder)
+        assert "\n" not in str(refusal.value)

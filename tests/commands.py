@@ -1,0 +1,24 @@
+"""Commands as a user types them, and the Python that they write into a page."""
+
+import re
+
+from electra.cli import main
+
+
+def run_command(capsys, *words):
+    """Run a command in this process; return exit status, standard output and standard error."""
+    status = 0
+    try:
+        main([str(word) for word in words])
+    except SystemExit as stop:
+        status = stop.code
+    return status, *capsys.readouterr()
+
+
+def run_python_of(page, folder, monkeypatch):
+    """Run the one block of Python of a page in a folder; return its names."""
+    (code,) = re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(folder)
+    names = {}
+    exec(compile(code, page.name, "exec"), names)
+    return names

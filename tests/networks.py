@@ -1,0 +1,26 @@
+"""Networks of random weights that show every difference, and what is the same in two of them."""
+
+import torch
+
+from electra.model.initialisation import init_weights
+
+
+def rng(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def draw(module, std=0.2):
+    """Ten times the usual weights; biases and norms too."""
+    init_weights(module, std, rng(1))
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.dim() == 1:
+                parameter += 0.1 * torch.randn(parameter.shape, generator=rng(2))
+    return module
+
+
+def assert_same_tensors(ours, theirs):
+    """To the bit, by name."""
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        assert torch.equal(tensor, theirs[name]), name
