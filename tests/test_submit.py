@@ -16,21 +16,29 @@ from electra.tasks.choice import MultipleChoice
 from electra.tasks.classification import Classification, Example
 from electra.tasks.family import Task
 from electra.tasks.glue import GLUE
-from electra.tasks.predictions import (
-    average,
-    predictions_name,
-    read_predictions,
-    write_labels,
-    write_numbers,
-)
+from electra.tasks.predictions import average, predictions_name, read_predictions
 from electra.tasks.rows import Rows
 
 UNKNOWN = torch.full((3,), -1)
+NO_NUMBER = torch.full((3,), torch.nan)
 SPLITS = {"mnli": ("test", "test_mismatched", "diagnostic")}
 
 
 def logits(*probs):
     return torch.tensor(probs).log()
+
+
+def write_answers(folder, split, labels, gold, values):
+    """Write probabilities of labels, or numbers where there are none."""
+    outputs = {"logits": values if labels else values[:, None]}
+    Classification((), labels).write_predictions(folder, split, rows_of(gold), outputs)
+    return folder / predictions_name(split)
+
+
+def rows_of(labels):
+    labels = torch.as_tensor(labels)
+    ones = torch.ones(len(labels), dtype=torch.int64)
+    return Rows(ones[:, None], ones, ones, {"labels": labels}, 0, examples=[Example("", None, 0)])
 
 
 def write_folder(folder, task, answers, *, scores=(0.5, 0.75)):
@@ -42,11 +50,8 @@ def write_folder(folder, task, answers, *, scores=(0.5, 0.75)):
         place = folder / f"seed-{seed}"
         place.mkdir(parents=True)
         for split in splits:
-            path = place / predictions_name(split)
-            if glue_task.labels:
-                write_labels(path, glue_task.labels, UNKNOWN[: len(values)], values)
-            else:
-                write_numbers(path, torch.full((len(values),), torch.nan), values)
+            gold = (UNKNOWN if glue_task.labels else NO_NUMBER)[: len(values)]
+            write_answers(place, split, glue_task.labels, gold, values)
     results = {
         "task": task,
         "metric": metric,
@@ -196,15 +201,12 @@ def test_what_does_not_fit_is_refused_and_nothing_written(folders, tmp_path):
 
 def test_predictions_come_back_as_they_were_written(tmp_path):
     labels = ("a b", 'c"', "prob_")
-    write_labels(
-        tmp_path / "x.tsv", labels, torch.tensor([2, -1]), logits([0.2, 0.5, 0.3]).repeat(2, 1)
-    )
-    read = read_predictions(tmp_path / "x.tsv")
+    probs = logits([0.2, 0.5, 0.3]).repeat(2, 1)
+    read = read_predictions(write_answers(tmp_path, "x", labels, torch.tensor([2, -1]), probs))
     assert (read.labels, read.gold, read.answers) == (labels, ("prob_", ""), [1, 1])
     assert read.values[1].tolist() == pytest.approx([0.2, 0.5, 0.3])
     gold, predicted = torch.tensor([1.5, torch.nan]), torch.tensor([-2.0, torch.nan])
-    write_numbers(tmp_path / "y.tsv", gold, predicted)
-    numbers = read_predictions(tmp_path / "y.tsv")
+    numbers = read_predictions(write_answers(tmp_path, "y", (), gold, predicted))
     assert (numbers.labels, numbers.gold, numbers.answers[0]) == ((), ("1.5000", ""), -2.0)
     refuse("of different items or labels", lambda: average([read, numbers]))
 
@@ -217,18 +219,13 @@ def write_dev(folder, task, seeds):
         task.family.write_predictions(place, "dev", rows, outputs)
 
 
-def dev_rows(labels):
-    labels, ones = torch.tensor(labels), torch.ones(len(labels), dtype=torch.int64)
-    return Rows(ones[:, None], ones, ones, {"labels": labels}, 0, examples=[Example("", None, 0)])
-
-
 def score_ensemble(folder, task, seeds):
     return task.family.score_ensemble([folder / f"seed-{seed}" for seed in seeds])
 
 
 def test_devs_ensemble_scores_the_mean_of_all_seeds(tmp_path):
     task = Task("toy", Classification(("accuracy", "f1"), ("n", "y")), {})
-    gold = dev_rows([0, 1, 1])
+    gold = rows_of([0, 1, 1])
     # label 1 has 0.475, 0.8, 0.55 on the mean: right, right, right; each seed alone has one wrong
     first = logits([0.6, 0.4], [0.1, 0.9], [0.7, 0.3])
     second = logits([0.45, 0.55], [0.3, 0.7], [0.2, 0.8])
@@ -243,14 +240,14 @@ def test_devs_ensemble_scores_the_mean_of_all_seeds(tmp_path):
 
 def test_devs_ensemble_of_numbers_and_of_choices(tmp_path):
     numbers = Task("toy", Classification(("pearson",), label_range=(-1.0, 3.0)), {})
-    gold = dev_rows([0.0, 0.5, 1.0])
+    gold = rows_of([0.0, 0.5, 1.0])
     seeds = [torch.tensor([[0.5], [0.0], [1.0]]), torch.tensor([[0.1], [0.6], [0.4]])]
     write_dev(tmp_path / "numbers", numbers, [(gold, {"logits": each}) for each in seeds])
     # means 0.3 0.3 0.7, whose correlation with 0 0.5 1 is that of 0 0 1 with -1 0 1
     expected = {"pearson": pytest.approx(3**0.5 / 2, abs=1e-4)}
     assert score_ensemble(tmp_path / "numbers", numbers, [0, 1]) == expected
     choices = Task("toy", MultipleChoice(3), {})
-    gold = dev_rows([2, 0])
+    gold = rows_of([2, 0])
     seeds = [
         logits([0.5, 0.1, 0.4], [0.4, 0.5, 0.1]),
         logits([0.1, 0.5, 0.4], [0.5, 0.1, 0.4]),

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,8 @@ class ChoiceQuestion(NamedTuple):
 class MultipleChoice(Labelled):
     """Contexts with `num_choices` choices each; a choice is named by its number, from 0."""
 
+    fields: ClassVar[tuple[str, ...]] = ("context", "choices")
+
     num_choices: int
     begin: str = ""
     """Column of the words that all choices of a row begin with, if there is one."""
@@ -45,11 +47,6 @@ class MultipleChoice(Labelled):
     def labels(self) -> tuple[str, ...]:
         """The numbers of the choices."""
         return tuple(map(str, range(self.num_choices)))
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """The context, and a list of choices."""
-        return ("context", "choices")
 
     def parse(self, record: Record) -> ChoiceQuestion:
         """Return {"context": ..., "choices": [...]} as a question."""
@@ -69,8 +66,7 @@ class MultipleChoice(Labelled):
         table = read_table(path, separator=separator)
         context, *rest = choose_columns(table, columns, trained[:-1])  # the last is the label's
         begin = rest.pop(0) if self.begin else ""
-        choices_of = _read_choices(table, rest, begin)
-        _require_count(table, choices_of, self.num_choices)
+        choices_of = _read_choices(table, rest, begin, self.num_choices)
         contexts = table.column(context)
         return [
             {"context": context, "choices": list(choices)}
@@ -131,8 +127,7 @@ def read_choice_task(
     count = len(_read_choices(tables["train"][0], choices, begin)[0])
     for split, parts in tables.items():
         for table in parts:
-            choices_of = _read_choices(table, choices, begin)
-            _require_count(table, choices_of, count)
+            choices_of = _read_choices(table, choices, begin, count)
             labels = read_labels(table, split, label, tuple(map(str, range(count))))
             read = zip(table.column(context), choices_of, labels, strict=True)
             examples.setdefault(split, []).extend(ChoiceQuestion(*each) for each in read)
@@ -147,9 +142,9 @@ def read_choice_task(
 
 
 def _read_choices(
-    table: TableFile, columns: Sequence[str], begin: str
+    table: TableFile, columns: Sequence[str], begin: str, count: int = 0
 ) -> Sequence[tuple[str, ...]]:
-    """Return the choices of each row, as many in each, none of them empty."""
+    """Return the choices of each row: so many, or as many as the first has; none is empty."""
     if len(columns) == 1:
         rows = table.lists(columns[0])
     else:
@@ -157,19 +152,16 @@ def _read_choices(
     for number, row in enumerate(rows):
         if mistake := _find_mistake(row, len(rows[0])):
             raise UserError(f"{table.place(number)}: {mistake}")
+    require(
+        count in (0, len(rows[0])),
+        f"{table.path}: {len(rows[0])} choices a row; it must be {count}, as in training",
+    )
     if not begin:
         return rows
     return [
         tuple(f"{start} {text}" if start else text for text in row)
         for start, row in zip(table.column(begin), rows, strict=True)
     ]
-
-
-def _require_count(table: TableFile, rows: Sequence[Sequence[str]], count: int) -> None:
-    require(
-        len(rows[0]) == count,
-        f"{table.path}: {len(rows[0])} choices a row; it must be {count}, as in training",
-    )
 
 
 def _find_mistake(choices: Sequence[str], count: int) -> str:

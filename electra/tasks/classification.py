@@ -25,7 +25,6 @@ from electra.tasks.family import (
     is_plain,
     is_unlabelled,
     read_plain,
-    require_format,
 )
 from electra.tasks.predictions import (
     PROB,
@@ -33,16 +32,18 @@ from electra.tasks.predictions import (
     predictions_name,
     read_predictions,
     score,
-    write_labels,
-    write_numbers,
+    write_predictions,
 )
 from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_texts, pack_rows
-from electra.text.tables import TABLE_FORMATS, TableFile, read_table
+from electra.text.tables import TABLE_FORMATS, TableFile, read_table, require_format
 from electra.tokenizing.tokenizer import Tokenizer
 
 
 class Labelled(Family):
-    """A family whose every item has one label, or one number, and outputs "logits" (B, labels)."""
+    """A family whose every item, or every word of an item, has one label or one number.
+
+    The target is "labels", and so are the outputs' "logits", a number for each label.
+    """
 
     label_range: tuple[float, float] | None = None
     """Smallest and largest label of a regression; None: the labels are names."""
@@ -52,56 +53,75 @@ class Labelled(Family):
     def labels(self) -> tuple[str, ...]:
         """Names of the labels; empty for a regression."""
 
-    def decide(self, outputs: Outputs) -> Tensor:
-        """Return the most likely label of each item, or the number predicted in [0, 1]."""
-        logits = outputs["logits"]
-        return logits.argmax(dim=1) if self.labels else logits.squeeze(1)
+    def judged(self, rows: Rows, values: Tensor) -> Tensor:
+        """Return those of the items' labels or answers that are scored: by default all."""
+        return values
 
-    def _unscale(self, numbers: Tensor) -> Tensor:
-        """Return numbers in [0, 1] on the scale of the labels."""
-        least, greatest = self.label_range or (0.0, 1.0)
-        return numbers * (greatest - least) + least
+    def decide(self, rows: Rows, outputs: Outputs) -> Tensor:
+        """Return the most likely labels, or the numbers predicted in [0, 1]."""
+        logits = outputs["logits"]
+        return self.judged(rows, logits.argmax(dim=-1)) if self.labels else logits.squeeze(1)
+
+    def measure(self, rows: Rows, decided: Sequence[float]) -> dict[str, float]:
+        """Return the metrics of what was decided; empty if the labels are unknown."""
+        if rows.examples[0].label is None:
+            return {}
+        return score(self.metrics, rows.targets["labels"].tolist(), decided)
 
     def loss(self, outputs: Outputs, batch: TaskBatch) -> Tensor:
         """Return the mean cross-entropy, nats, or the mean squared error on [0, 1]."""
         logits, labels = outputs["logits"], batch.targets["labels"]
         if self.labels:
-            return F.cross_entropy(logits, labels)
+            return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=-1)
         return F.mse_loss(logits.squeeze(1), labels)
 
     def score(self, rows: Rows, outputs: Outputs) -> dict[str, float]:
         """Return the metrics as fractions; empty if the labels are unknown."""
-        if rows.examples[0].label is None:
-            return {}
-        gold = rows.targets["labels"].tolist()
-        return score(self.metrics, gold, self.decide(outputs).tolist())
+        return self.measure(rows, self.decide(rows, outputs).tolist())
 
     def score_ensemble(self, folders: Sequence[Path]) -> dict[str, float]:
         """Return the scores on dev of the mean of the probabilities or numbers in the files."""
         together = average([read_predictions(each / predictions_name("dev")) for each in folders])
         if not np.isfinite(together.values).all():
             return {}
-        return score(self.metrics, together.right_answers, together.answers)
+        names = together.labels
+        gold = [names.index(each) if names else float(each) for each in together.gold]
+        return score(self.metrics, gold, together.answers)
+
+    def find_constant(self, train: Rows, dev: Rows) -> Constant:
+        """Return loss and scores of always predicting train's most frequent label, or its mean."""
+        labels = self.judged(train, train.targets["labels"])
+        count = len(self.judged(dev, dev.targets["labels"]))
+        if not self.labels:
+            constant = self.measure(dev, [labels.mean().item()] * count)
+            return Constant(labels.var(unbiased=False).item(), constant)
+        counts = Counter(labels.tolist())
+        shares = torch.tensor([each / len(labels) for each in counts.values()])
+        constant = self.measure(dev, [counts.most_common(1)[0][0]] * count)
+        return Constant(torch.special.entr(shares).sum().item(), constant)
 
     def describe_collapse(self, dev: Rows, outputs: Outputs) -> str | None:
         """Return a note if all predictions are the same but the labels are not."""
-        predicted = self.decide(outputs).unique()
-        if len(predicted) > 1 or len(dev.targets["labels"].unique()) == 1:
+        predicted = self.decide(dev, outputs).unique()
+        if len(predicted) > 1 or len(self.judged(dev, dev.targets["labels"]).unique()) == 1:
             return None
         answer = repr(self.labels[int(predicted)]) if self.labels else f"{predicted.item():.3f}"
         return f"every dev prediction is {answer}"
 
     def write_predictions(self, folder: Path, split: str, rows: Rows, outputs: Outputs) -> None:
         """Write label and prediction of each item, and the probability of each label."""
-        gold, path = rows.targets["labels"], folder / predictions_name(split)
-        if self.labels:
-            write_labels(path, self.labels, gold, outputs["logits"])
-        else:
-            write_numbers(path, *self._unscale(torch.stack([gold, self.decide(outputs)])))
+        gold = rows.targets["labels"]
+        labels = (
+            [[*self.labels, ""][label] for label in gold.tolist()]  # label -1 is unknown
+            if self.labels
+            else ["" if math.isnan(label) else label for label in self._unscale(gold).tolist()]
+        )
+        answers = self.describe_answers(rows, outputs)
+        write_predictions(folder / predictions_name(split), labels, answers)
 
     def describe_answers(self, rows: Rows, outputs: Outputs) -> list[dict[str, Any]]:
         """Return the `prediction` for each item, and the probability of each label."""
-        decided = self.decide(outputs)
+        decided = self.decide(rows, outputs)
         if not self.labels:
             return [{"prediction": round(each, 4)} for each in self._unscale(decided).tolist()]
         names, shares_of = [PROB + label for label in self.labels], outputs["logits"].softmax(dim=1)
@@ -110,6 +130,11 @@ class Labelled(Family):
             probs = zip(names, (round(share, 6) for share in shares), strict=True)
             answers.append({"prediction": self.labels[guess], **dict(probs)})
         return answers
+
+    def _unscale(self, numbers: Tensor) -> Tensor:
+        """Return numbers in [0, 1] on the scale of the labels."""
+        least, greatest = self.label_range or (0.0, 1.0)
+        return numbers * (greatest - least) + least
 
 
 class Example(NamedTuple):
@@ -164,7 +189,10 @@ class Classification(Labelled):
     def encode(
         self, examples: Sequence[Example], tokenizer: Tokenizer, sequence_length: int
     ) -> Rows:
-        """Return each example as one row of at most `sequence_length` tokens."""
+        """Return each example as one row of at most `sequence_length` tokens.
+
+        A label is an index, -1 if it is unknown; of a regression a number in [0, 1], or NaN.
+        """
         firsts = encode_texts(tokenizer, [each.text_a for each in examples], sequence_length)
         pairs = [each.text_b for each in examples if each.text_b is not None]
         seconds = iter(encode_texts(tokenizer, pairs, sequence_length))
@@ -172,16 +200,12 @@ class Classification(Labelled):
             (first, None if each.text_b is None else next(seconds))
             for each, first in zip(examples, firsts, strict=True)
         ]
-        targets = {"labels": self._targets([each.label for each in examples])}
-        return pack_rows(texts, targets, tokenizer, sequence_length, examples)
-
-    def _targets(self, labels: Sequence[int | float | None]) -> Tensor:
-        """Return labels int64, -1 if unknown; for a regression scaled to [0, 1], NaN if unknown."""
-        if self.label_range is None:
-            return torch.tensor([-1 if x is None else x for x in labels], dtype=torch.int64)
-        least, greatest = self.label_range
-        known = torch.tensor([math.nan if x is None else x for x in labels])
-        return (known - least) / (greatest - least)
+        unknown = -1 if self.label_range is None else math.nan
+        labels = torch.tensor([unknown if each.label is None else each.label for each in examples])
+        if self.label_range is not None:
+            least, greatest = self.label_range
+            labels = (labels - least) / (greatest - least)
+        return pack_rows(texts, {"labels": labels}, tokenizer, sequence_length, examples)
 
     def build_head(self, sizes: EncoderConfig, config: FinetuneConfig) -> nn.Module:
         """Return a linear layer on one state of a row or on those of two texts, or BiLSTMs."""
@@ -201,18 +225,6 @@ class Classification(Labelled):
             assert batch.token_type_ids is not None
             return {"logits": head(*rows, batch.token_type_ids)}
         return {"logits": head(*rows)}
-
-    def find_constant(self, train: Rows, dev: Rows) -> Constant:
-        """Return loss and scores of always predicting train's most frequent label, or its mean."""
-        labels = train.targets["labels"]
-        gold = dev.targets["labels"].tolist()
-        if not self.labels:
-            guesses = [labels.mean().item()] * len(gold)
-            return Constant(labels.var(unbiased=False).item(), score(self.metrics, gold, guesses))
-        counts = Counter(labels.tolist())
-        shares = torch.tensor([count / len(labels) for count in counts.values()])
-        guesses = [counts.most_common(1)[0][0]] * len(gold)
-        return Constant(-(shares * shares.log()).sum().item(), score(self.metrics, gold, guesses))
 
     def facts(self) -> dict[str, Any]:
         """Return the family's name and its labels."""

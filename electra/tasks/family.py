@@ -161,14 +161,6 @@ def read_plain(path: Path) -> list[str]:
     return lines
 
 
-def require_format(path: Path, formats: Sequence[str]) -> None:
-    """Refuse a file of another format."""
-    require(
-        format_of(path) in formats,
-        f"{path} must be {', '.join(formats)}, compressed or not, not {format_of(path)!r}",
-    )
-
-
 def choose_columns(table: TableFile, columns: Sequence[str], expected: Sequence[str]) -> list[str]:
     """Return the columns that the user named, or else those expected; all of them are there."""
     require(
@@ -228,11 +220,7 @@ class Family(ABC):
 
     @abstractmethod
     def parse(self, record: Record) -> Any:
-        """Return a record as an example without a label.
-
-        Raises:
-            UserError: A field is missing or has a wrong value; the message names both.
-        """
+        """Return a record as an example without a label; refuse missing fields and wrong values."""
 
     def text_of(self, example: Any) -> str:
         """Return the text by which an example belongs to train or to dev: by default its first."""
@@ -307,11 +295,7 @@ class Family(ABC):
     @classmethod
     @abstractmethod
     def from_facts(cls, facts: dict[str, Any]) -> Self:
-        """Return the family of a saved model.
-
-        Args:
-            facts: Those of `facts`, the "task" and its "columns".
-        """
+        """Return the family of a saved model, from its `facts`, the "task" and its "columns"."""
 
     @abstractmethod
     def describe_answers(self, rows: Rows, outputs: Outputs) -> list[dict[str, Any]]:

@@ -1,13 +1,11 @@
 """Files of predictions on a split, a line for each item, and the scores of labels and numbers."""
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from electra.errors import UserError, require
 from electra.text.tables import read_table
@@ -32,47 +30,27 @@ class Predictions:
         """Index of each item's most likely label, or the number."""
         return (self.values.argmax(axis=1) if self.labels else self.values[:, 0]).tolist()
 
-    @property
-    def right_answers(self) -> list[Any]:
-        """Index of each item's right label, or the number; all must be known."""
-        return [self.labels.index(gold) if self.labels else float(gold) for gold in self.gold]
-
 
 def predictions_name(split: str) -> str:
     """Return the name of a split's file."""
     return "predictions.tsv" if split == "dev" else f"{split}_predictions.tsv"
 
 
-def write_labels(path: Path, labels: Sequence[str], gold: Tensor, logits: Tensor) -> None:
-    """Write, for each item: its number from 0, label, prediction, and all labels' probabilities.
-
-    `gold` (N,) has the index of the right label, -1 if it is unknown; `logits` are (N, labels).
-    """
-    names = (*labels, "")  # label -1 is unknown
-    columns = gold.tolist(), logits.argmax(dim=1).tolist(), logits.softmax(dim=1).tolist()
-    rows = [
-        [names[label], names[guess], *(f"{prob:.6f}" for prob in probs)]
-        for label, guess, probs in zip(*columns, strict=True)
-    ]
-    _write(path, ["label", "prediction", *(PROB + label for label in labels)], rows)
-
-
-def write_numbers(path: Path, gold: Tensor, predicted: Tensor) -> None:
-    """Write, for each item: its number from 0, the right answer unless it is NaN, the predicted."""
-    rows = [
-        ["" if math.isnan(label) else f"{label:.4f}", f"{guess:.4f}"]
-        for label, guess in zip(gold.tolist(), predicted.tolist(), strict=True)
-    ]
-    _write(path, ["label", "prediction"], rows)
-
-
-def _write(path: Path, names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    lines = [["index", *names], *([str(number), *row] for number, row in enumerate(rows))]
-    path.write_text("".join("\t".join(line) + "\n" for line in lines), encoding="utf-8")
+def write_predictions(
+    path: Path, labels: Sequence[str | float], answers: Sequence[Mapping[str, str | float]]
+) -> None:
+    """Write, for each item: its number from 0, the right answer, and what was answered."""
+    names = ["label", *answers[0]]
+    digits = [6 if name.startswith(PROB) else 4 for name in names]
+    lines: list[list[object]] = [["index", *names]]
+    for number, (label, answer) in enumerate(zip(labels, answers, strict=True)):
+        cells = zip((label, *answer.values()), digits, strict=True)
+        lines.append([number, *(c if isinstance(c, str) else f"{c:.{n}f}" for c, n in cells)])
+    path.write_text("".join("\t".join(map(str, line)) + "\n" for line in lines), encoding="utf-8")
 
 
 def read_predictions(path: Path) -> Predictions:
-    """Return what `write_labels` or `write_numbers` wrote."""
+    """Return what `write_predictions` wrote."""
     table = read_table(path)
     labels = tuple(name.removeprefix(PROB) for name in table.columns if name.startswith(PROB))
     columns = [table.column(PROB + label) for label in labels] or [table.column("prediction")]

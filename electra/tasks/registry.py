@@ -85,12 +85,7 @@ def _read_named(name: str, data: Path, config: FinetuneConfig) -> Task:
 
 
 def resolve_own(name: str, config: FinetuneConfig) -> FinetuneConfig:
-    """Return the config with the fields of a task's file in `own`.
-
-    Raises:
-        UserError: The file does not fit, or `own` is set for a task that has a description
-            already.
-    """
+    """Return the config with the fields of a task's file in `own`; refuse `own` for other tasks."""
     if name.lower() == OWN:
         return config
     default = own = OwnTaskConfig()

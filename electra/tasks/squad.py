@@ -11,7 +11,6 @@ import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
@@ -30,11 +29,16 @@ from electra.tasks.family import (
     Task,
     choose_columns,
     find_splits,
-    require_format,
 )
 from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_texts, own_words, pad_rows
 from electra.tasks.squad_score import score_v1, score_v2
-from electra.text.tables import TABLE_FORMATS, format_of, read_content, read_table
+from electra.text.tables import (
+    TABLE_FORMATS,
+    format_of,
+    read_content,
+    read_table,
+    require_format,
+)
 from electra.tokenizing.tokenizer import Tokenizer
 
 SQUAD_2 = "squad-2.0"
@@ -303,9 +307,9 @@ def find_answers(rows: Rows, outputs: Outputs) -> SpanAnswers:
     find_spans = _beam_spans if is_beam else _free_spans
     n_best: list[list[tuple[str, float]]] = []
     null_odds: list[float] = []
-    for numbers in _rows_by_question(rows.windows):
+    for place, group in groupby(range(len(rows)), lambda row: rows.windows[row].question):
+        numbers = list(group)
         spans = [find_spans(arrays, number, rows.windows[number]) for number in numbers]
-        place = rows.windows[numbers[0]].question
         context, offsets = rows.examples[place].context, rows.offsets[place]
         n_best.append(_best_texts(context, offsets, *map(np.concatenate, zip(*spans, strict=True))))
         if is_beam:
@@ -315,11 +319,6 @@ def find_answers(rows: Rows, outputs: Outputs) -> SpanAnswers:
             best = n_best[-1][0][1] if n_best[-1] else np.nan  # none where all logits are NaN
             null_odds.append(float(null.min()) - best)
     return SpanAnswers(n_best, null_odds)
-
-
-def _rows_by_question(windows: list[Window]) -> list[list[int]]:
-    numbers = enumerate(window.question for window in windows)
-    return [[row for row, _ in rows] for _, rows in groupby(numbers, key=itemgetter(1))]
 
 
 def _beam_spans(outputs: Arrays, row: int, window: Window) -> Spans:
@@ -362,6 +361,7 @@ def _best_texts(
 class SpanExtraction(Family):
     """Questions whose answers are spans of a context, or that have no answer there."""
 
+    fields: ClassVar[tuple[str, ...]] = ("id", *COLUMNS)
     longest_row: ClassVar[int] = 512
 
     head: Literal["beam", "plain"] = "beam"
@@ -373,11 +373,6 @@ class SpanExtraction(Family):
     may_be_none: bool = False
     """Whether a saved model may answer that the context holds no answer, as in SQuAD 2.0."""
     metrics: tuple[str, ...] = ("f1", "exact")
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """A name, and the texts of question and context."""
-        return ("id", *COLUMNS)
 
     def text_of(self, example: SpanQuestion) -> str:
         """Return the context: the questions about a text stay together."""
@@ -407,7 +402,7 @@ class SpanExtraction(Family):
             texts, contexts = map(table.column, choose_columns(table, columns, COLUMNS))
             ids = table.column("id") if "id" in table.columns else map(str, table.lines)
             asked = list(zip(ids, texts, contexts, strict=True))
-        return [dict(zip(("id", *COLUMNS), each, strict=True)) for each in asked]
+        return [dict(zip(self.fields, each, strict=True)) for each in asked]
 
     def encode(
         self, examples: Sequence[SpanQuestion], tokenizer: Tokenizer, sequence_length: int

@@ -83,10 +83,9 @@ def score_v2(
 ) -> dict[str, float]:
     """Return the scores where some questions have no answer: SQuAD 2.0.
 
-    Returns:
-        `f1` and `exact` over all questions, and over those with and without an answer
-        (`has_answer_`, `no_answer_`). Also the best scores over all thresholds on these questions:
-        `best_f1` at `best_f1_threshold` and `best_exact` at `best_exact_threshold`.
+    These are `f1` and `exact` over all questions, and over those with and without an answer
+    (`has_answer_`, `no_answer_`). Also the best scores over all thresholds on these questions:
+    `best_f1` at `best_f1_threshold` and `best_exact` at `best_exact_threshold`.
     """
     said = [
         "" if odds > threshold else text for text, odds in zip(predictions, null_odds, strict=True)

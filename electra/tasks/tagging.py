@@ -22,26 +22,23 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from electra.config import EncoderConfig, FinetuneConfig
 from electra.errors import UserError, did_you_mean, require
 from electra.model.heads import FeatureHead, TaggingHead, build_inner
+from electra.tasks.classification import Labelled
 from electra.tasks.family import (
-    Constant,
-    Family,
     Record,
     Task,
     find_splits,
     is_plain,
     is_unlabelled,
     read_plain,
-    require_format,
 )
 from electra.tasks.rows import Outputs, Rows, TaskBatch, encode_words, own_words, pad_rows
-from electra.text.tables import format_of, read_table, read_text_lines
+from electra.text.tables import format_of, read_table, read_text_lines, require_format
 from electra.tokenizing.tokenizer import Tokenizer
 
 LISTS = (".jsonl", ".parquet")
@@ -233,7 +230,8 @@ def _lacks_tags(
 
 
 def _count_columns(path: Path) -> int:
-    return len(_split_line(*_find_model(read_text_lines(path))))
+    _, rows, model = _split_columns(path)
+    return len(rows[model]) if model >= 0 else 0
 
 
 def _check_tags(
@@ -305,14 +303,23 @@ def _read_lists(path: Path, field: str, *, has_tags: bool) -> list[TaggedSentenc
     return sentences
 
 
-def _find_model(lines: Sequence[str]) -> tuple[str, str]:
-    """Return the line that the others are like, and the separator of its columns: tab or space.
+def _split_columns(path: Path) -> tuple[list[str], list[list[str]], int]:
+    """Return the lines of a file, the columns of each, and which line the others are like.
 
-    It is the first that is neither blank nor a border nor begins with #, if there is one.
+    It is the first that is neither blank nor a border nor begins with #, if there is one; -1: all
+    are blank or borders. If it has a tab, tabs separate the columns, else spaces.
     """
-    words = [line for line in lines if line.strip() and not line.startswith(DOCUMENT_START)]
-    line = next((line for line in words if not line.startswith("#")), [*words, ""][0])
-    return line, "\t" if "\t" in line else " "
+    lines = read_text_lines(path)
+    words = [
+        number
+        for number, line in enumerate(lines)
+        if line.strip() and not line.startswith(DOCUMENT_START)
+    ]
+    model = next((n for n in words if not lines[n].startswith("#")), [*words, -1][0])
+    if "\t" in lines[model]:
+        return lines, [line.split("\t") for line in lines], model
+    # Not split(): words of white space, such as U+00A0, are words.
+    return lines, [[cell for cell in line.split(" ") if cell] for line in lines], model
 
 
 def _read_columns(
@@ -330,14 +337,12 @@ def _read_columns(
     CoNLL-U, and noted if their tag alone tells. Where the first column numbers the words, rows 3-4
     and 3.1 are no words.
     """
-    lines = read_text_lines(path)
-    model, separator = _find_model(lines)
-    if not model:
+    lines, split, model = _split_columns(path)
+    if model < 0:
         return []
-    first, num_columns = lines.index(model) + 1, len(_split_line(model, separator))
+    first, num_columns = model + 1, len(split[model])
     _check_columns(f"{path} line {first}", num_columns, word_column, tag_column)
     place = (tag_column or 0) - 1  # of tag_column 0 the last
-    split = [_split_line(line, separator) for line in lines]
     whole = [row for row in split if len(row) == num_columns]
     borders = ("#", DOCUMENT_START)
     begins = [not line.strip() or line.startswith(borders) for line in ["", *lines[:-1]]]
@@ -372,24 +377,13 @@ def _read_columns(
         count = f"{len(passed):,} lines, such as {passed[0]!r},"
         notes.append(f"{path.name}: {count} are taken for comments: no word has such a tag")
     found = [sentence for sentence in sentences if sentence.words]
-    _refuse_numbers(f"{path}: column {word_column}", [sentence.words for sentence in found])
-    return found
-
-
-def _refuse_numbers(place: str, words_of: list[list[str]]) -> None:
-    """Refuse a column that numbers the words of each sentence, as CoNLL-U's first."""
-    counts = [[str(number + 1) for number in range(len(words))] for words in words_of]
+    counts = [[str(number + 1) for number in range(len(each.words))] for each in found]
     require(
-        words_of != counts or max(map(len, counts), default=0) < 2,
-        f"{place} numbers the words; name the column of the words, such as "
+        [each.words for each in found] != counts or max(map(len, counts), default=0) < 2,
+        f"{path}: column {word_column} numbers the words; name the column of the words, such as "
         "tagging.word_column=2 (of `electra predict`: --columns 2)",
     )
-
-
-def _split_line(line: str, separator: str) -> list[str]:
-    # Not split(): words of white space, such as U+00A0, are words.
-    columns = line.split(separator)
-    return columns if separator == "\t" else [column for column in columns if column]
+    return found
 
 
 def _check_columns(place: str, num_columns: int, word_column: int, tag_column: int | None) -> None:
@@ -441,7 +435,7 @@ def cut_word_windows(sizes: Sequence[int], room: int) -> list[WordWindow]:
 
 
 @dataclass(frozen=True)
-class Tagging(Family):
+class Tagging(Labelled):
     """Sentences whose every word has one of `labels`.
 
     Source: tagging_tasks.py and tagging_metrics.py, which drop words that do not fit into a row and
@@ -449,19 +443,14 @@ class Tagging(Family):
     and count the loss twice; we do none of this.
     """
 
+    fields: ClassVar[tuple[str, ...]] = ("tokens",)
     longest_row: ClassVar[int] = 256
-
     reads_features: ClassVar[bool] = True
 
-    labels: tuple[str, ...]
+    labels: tuple[str, ...] = ()
     """All tags."""
     metrics: tuple[str, ...] = ()
     """ENTITY_METRICS, or accuracy alone if the tags name no entities."""
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """A list of words."""
-        return ("tokens",)
 
     def parse(self, record: Record) -> TaggedSentence:
         """Return {"tokens": [...]}, a list of words, as a sentence; it may be empty."""
@@ -547,26 +536,16 @@ class Tagging(Family):
             return {"logits": head(states, batch.attention_mask)}
         return {"logits": head(states)}
 
-    def loss(self, outputs: Outputs, batch: TaskBatch) -> Tensor:
-        """Return the mean cross-entropy over the scored words, nats."""
-        logits, labels = outputs["logits"], batch.targets["labels"]
-        return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-1)
+    def judged(self, rows: Rows, values: Tensor) -> Tensor:
+        """Return the values of the words at their first tokens, in order."""
+        return values[rows.targets["labels"] >= 0]
 
-    def score(self, rows: Rows, outputs: Outputs) -> dict[str, float]:
+    def measure(self, rows: Rows, decided: Sequence[float]) -> dict[str, float]:
         """Return the metrics over all words as fractions; empty if the tags are unknown."""
         if not rows.examples[0].tags:
             return {}
-        return self._score_tags(rows.examples, self._decide(rows, outputs))
-
-    def _decide(self, rows: Rows, outputs: Outputs) -> list[list[str]]:
-        """Return the most likely tag of each word of each sentence."""
-        guesses = iter(_guess(rows, outputs).tolist() if len(rows) else [])
-        return [[self.labels[next(guesses)] for _ in each.words] for each in rows.examples]
-
-    def _score_tags(
-        self, sentences: Sequence[TaggedSentence], predicted: Sequence[Sequence[str]]
-    ) -> dict[str, float]:
-        gold = [sentence.tags for sentence in sentences]
+        gold = [sentence.tags for sentence in rows.examples]
+        predicted = self._spell(rows, decided)
         pairs = list(zip(chain(*gold), chain(*predicted), strict=True))
         scores = {"accuracy": sum(one == other for one, other in pairs) / len(pairs)}
         if self.metrics == ENTITY_METRICS:
@@ -574,23 +553,18 @@ class Tagging(Family):
             scores |= {"f1": overall.f1, "precision": overall.precision, "recall": overall.recall}
         return {metric: scores[metric] for metric in self.metrics}
 
-    def find_constant(self, train: Rows, dev: Rows) -> Constant:
-        """Return loss and scores of always predicting train's most frequent label."""
-        labels = train.targets["labels"]
-        counts = torch.bincount(labels[labels >= 0])
-        shares = counts / counts.sum()
-        guess = self.labels[int(shares.argmax())]
-        predicted = [[guess] * len(sentence.words) for sentence in dev.examples]
-        return Constant(
-            torch.special.entr(shares).sum().item(), self._score_tags(dev.examples, predicted)
-        )
+    def score_ensemble(self, folders: Sequence[Path]) -> dict[str, float]:
+        """Return nothing: the files hold tags, which have no mean."""
+        return {}
 
-    def describe_collapse(self, dev: Rows, outputs: Outputs) -> str | None:
-        """Return a note if all predictions are the same but the labels are not."""
-        labels, predicted = dev.targets["labels"], _guess(dev, outputs).unique()
-        if len(predicted) > 1 or len(labels[labels >= 0].unique()) == 1:
-            return None
-        return f"every dev prediction is {self.labels[int(predicted)]!r}"
+    def _spell(self, rows: Rows, decided: Iterable[float]) -> list[list[str]]:
+        """Return the tag of each word of each sentence, from the numbers of the labels."""
+        numbers = iter(decided)
+        return [[self.labels[int(next(numbers))] for _ in each.words] for each in rows.examples]
+
+    def _decide_tags(self, rows: Rows, outputs: Outputs) -> list[list[str]]:
+        """Return the most likely tag of each word of each sentence."""
+        return self._spell(rows, self.decide(rows, outputs).tolist() if len(rows) else [])
 
     def write_predictions(self, folder: Path, split: str, rows: Rows, outputs: Outputs) -> None:
         """Write each word with its label and prediction, and for entities the scores by type.
@@ -599,7 +573,7 @@ class Tagging(Family):
         as conlleval reads it; white space within a word, and a label that is unknown, becomes "_".
         types.tsv has a line a type.
         """
-        predicted = self._decide(rows, outputs)
+        predicted = self._decide_tags(rows, outputs)
         before = "" if split == "dev" else f"{split}_"
         lines = []
         for sentence, guesses in zip(rows.examples, predicted, strict=True):
@@ -611,7 +585,12 @@ class Tagging(Family):
         (folder / f"{before}predictions.conll").write_text(text, "utf-8", errors="replace")
         if self.metrics == ENTITY_METRICS and rows.examples[0].tags:
             counts = count_entities((sentence.tags for sentence in rows.examples), predicted)
-            (folder / f"{before}types.tsv").write_text(_format_types(counts), encoding="utf-8")
+            lines = ["type\tprecision\trecall\tf1\tgold\tpredicted\tcorrect\n"]
+            for name, each in counts.items():
+                scores = f"{each.precision:.6f}\t{each.recall:.6f}\t{each.f1:.6f}"
+                numbers = f"{each.gold}\t{each.predicted}\t{each.correct}"
+                lines.append(f"{name}\t{scores}\t{numbers}\n")
+            (folder / f"{before}types.tsv").write_text("".join(lines), encoding="utf-8")
 
     def facts(self) -> dict[str, Any]:
         """Return the family's name and its labels."""
@@ -624,21 +603,8 @@ class Tagging(Family):
 
     def describe_answers(self, rows: Rows, outputs: Outputs) -> list[dict[str, Any]]:
         """Return each sentence's `tokens`, which are its words, and their `tags`."""
-        predicted = self._decide(rows, outputs)
+        predicted = self._decide_tags(rows, outputs)
         return [
             {"tokens": sentence.words, "tags": tags}
             for sentence, tags in zip(rows.examples, predicted, strict=True)
         ]
-
-
-def _guess(rows: Rows, outputs: Outputs) -> Tensor:
-    """Return the most likely label of each scored word, in order."""
-    return outputs["logits"].argmax(dim=-1)[rows.targets["labels"] >= 0]
-
-
-def _format_types(counts: dict[str, EntityCounts]) -> str:
-    lines = ["type\tprecision\trecall\tf1\tgold\tpredicted\tcorrect\n"]
-    for entity_type, each in counts.items():
-        scores = f"{each.precision:.6f}\t{each.recall:.6f}\t{each.f1:.6f}"
-        lines.append(f"{entity_type}\t{scores}\t{each.gold}\t{each.predicted}\t{each.correct}\n")
-    return "".join(lines)
