@@ -20,7 +20,7 @@ from electra.errors import UserError
 from electra.shards.prepare import prepare
 from electra.shards.store import open_shards
 from electra.text.documents import Reader
-from electra.text.sources import find_sources, name_encodings
+from electra.text.sources import find_sources, name_first
 from electra.tokenizing.tokenizer import Tokenizer
 
 ROWS = [("1", 'said "no", twice'), ("2", "two\nlines"), ("3", "naïve 中文")]
@@ -319,7 +319,7 @@ def test_encodings_named_and_detected(tmp_path, language):
         assert read(path, encoding="detect")[0] == expected, name
         found = find_sources([str(path), str(tmp_path / "plain.txt")], "detect")
         assert [each.name for each, _ in found.encodings] == [path.name]
-        assert f"{path} (" in name_encodings(found.encodings)
+        assert f"{path} (" in name_first("detected", found.encodings)
     refuse("encoding must be utf-8, detect or a name", lambda: find_sources([str(path)], "klingon"))
 
 

@@ -381,11 +381,11 @@ def inspect(
 def find_text(text: Sequence[str], settings: TokenizerConfig | PrepareConfig) -> Sequence[Path]:
     """Return the files to read, and tell what is passed over and what is waited for."""
     from electra.terminal.printing import print_note
-    from electra.text.sources import find_sources, name_encodings, name_passed_over
+    from electra.text.sources import find_sources, name_first, name_passed_over
 
     sources = find_sources(text, settings.encoding, settings.text_field, settings.form)
     if sources.encodings:
-        print_note(name_encodings(sources.encodings))
+        print_note(name_first("encodings detected", sources.encodings))
     if sources.passed_over:
         print_note(name_passed_over(sources.passed_over))
     for path in sources.files:

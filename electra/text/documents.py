@@ -38,8 +38,8 @@ from electra.text.sources import (
 from electra.text.streams import (
     STDIN,
     UTF8,
-    UTF16_BOMS,
     compression_of,
+    find_mark,
     is_dataset,
     is_url,
     is_utf8,
@@ -126,11 +126,7 @@ class Reader:
     """Updated while reading; complete after the last document."""
 
     def read(self, paths: Iterable[Path]) -> Iterator[list[str]]:
-        """Yield the documents of files, which `find_sources` found.
-
-        Raises:
-            UserError: A file is damaged, or a record lacks the field.
-        """
+        """Yield the documents of files, which `find_sources` found; refuse a damaged one."""
         for path in paths:
             with unchanged(path):
                 yield from self.read_range(path)
@@ -142,9 +138,6 @@ class Reader:
 
         Positions are bytes after decompression; None: the end of the file. Of a .parquet file, a
         row group belongs to the range in which it begins. `unit` is that of `range_border`.
-
-        Raises:
-            UserError: As for `read`.
         """
         if is_dataset(path):
             self._note_form("a dataset")
@@ -332,8 +325,8 @@ class Reader:
             counts.text_bytes += len(data)
             counts.source_bytes = before + source.tell() if is_seekable else counts.text_bytes
             if is_first:
-                if data.startswith(UTF16_BOMS):
-                    raise UserError(f"{path} is UTF-16; read it with --set encoding=utf-16")
+                if mark := find_mark(data):
+                    raise UserError(f"{path} is {mark.upper()}; read it with --set encoding={mark}")
                 data = data.removeprefix(codecs.BOM_UTF8)
                 is_first = False
             data = rest + data
@@ -524,13 +517,16 @@ def _open_range(
     path: Path, start: int, stop: int | None, border: str
 ) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
     """Yield the raw file of UTF-8 text, and the content of one of its ranges."""
-    content = _take(path, start)
+    global _last
+    if not (_last and _last.reaches(path, start)):
+        close_last()
+        _last = _Content(path)
+    content, _last = _last, None
     try:
         yield content.source, stream_blocks(content.read_range(start, stop, BORDERS[border]))
     except BaseException:
         content.close()
         raise
-    global _last
     _last = content
 
 
@@ -549,6 +545,10 @@ class _Content:
     def close(self) -> None:
         """Close the file. An error of its decompression becomes a UserError."""
         self.open.__exit__(*sys.exc_info())
+
+    def reaches(self, path: Path, start: int) -> bool:
+        """Return whether this is the content of the file, and not beyond where a range begins."""
+        return self.path == path and (self.is_plain or self.first <= max(start - 1, 0))
 
     def skip_to(self, place: int) -> None:
         """Drop the bytes before this place, or before the end of the content."""
@@ -614,30 +614,22 @@ class _Content:
         self, start: int, stop: int | None, borders: list[re.Pattern[bytes]]
     ) -> Iterator[bytes]:
         """Yield the bytes of a range, which must not begin before the buffer."""
+        stop = sys.maxsize if stop is None else stop
         self.skip_to(max(start - 1, 0))
-        found = self.find_cut(start, borders)
-        if found is None:
+        place = self.find_cut(start, borders)
+        if place is None:
             deque(self.take_line(), maxlen=0)  # the end of a record of an earlier range
-            if stop is not None and self.first >= stop:
+            place = self.first
+            if place >= stop:
                 return
-        place = self.first if found is None else found
-        if stop is None:
-            self.skip_to(place)
-            while self.buffer or self.grow():
-                block = self.buffer
-                self.first += len(block)
-                self.buffer = b""
-                yield block
-            return
-        last = stop - 1
-        while place < last:
+        while place < stop - 1:
             self.skip_to(place)
             if not self.buffer and not self.grow():
                 return
-            block = self.buffer[: last - place]
+            block = self.buffer[: stop - 1 - place]
             place += len(block)
             yield block
-        self.skip_to(last)
+        self.skip_to(stop - 1)
         end = self.find_cut(stop, borders)
         if end is None:
             yield from self.take_line()
@@ -654,13 +646,3 @@ def close_last() -> None:
     last, _last = _last, None
     if last:
         last.close()
-
-
-def _take(path: Path, start: int) -> _Content:
-    """Return the last content if it is of this file and not beyond `start`, else open the file."""
-    global _last
-    if _last and _last.path == path and (_last.is_plain or _last.first <= max(start - 1, 0)):
-        last, _last = _last, None
-        return last
-    close_last()
-    return _Content(path)

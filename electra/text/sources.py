@@ -193,17 +193,13 @@ def encoding_of(path: Path, encoding: str) -> str:
     return detect(_first_bytes(path)) or UTF8
 
 
-def name_encodings(encodings: Named) -> str:
-    """Return a sentence on the encodings that were detected, or "" if all files are UTF-8."""
-    return _name_first("encodings detected", encodings)
-
-
 def name_passed_over(passed_over: Named) -> str:
     """Return a sentence on the skipped files and folders, or "" if there are none."""
-    return _name_first("skipped, because not text", passed_over)
+    return name_first("skipped, because not text", passed_over)
 
 
-def _name_first(what: str, found: Named) -> str:
+def name_first(what: str, found: Named) -> str:
+    """Return a sentence that names the first files, each with its kind, or "" if there are none."""
     named = [f"{path} ({kind})" for path, kind in found[:MAX_NAMED]]
     if len(found) > MAX_NAMED:
         named.append(f"and {len(found) - MAX_NAMED:,} more")

@@ -165,7 +165,6 @@ DECOMPRESSORS: dict[str, Callable[[IO[bytes]], Any]] = {
 # Encodings
 
 UTF8, DETECT = "utf-8", "detect"
-UTF16_BOMS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 BOMS = {
     codecs.BOM_UTF32_LE: "utf-32",  # before UTF-16, whose mark it begins with
     codecs.BOM_UTF32_BE: "utf-32",
@@ -277,12 +276,9 @@ def is_dataset(name: str | Path) -> bool:
 
 
 def locate(name: str | Path) -> Path:
-    """Return the path of a file or folder, which may be a URL.
+    """Return the path of a file or folder; that of a URL is used as one of this machine.
 
-    A URL gives a path of `universal_pathlib`, which is used as a path of this machine.
-
-    Raises:
-        UserError: The package for URLs, or for this scheme, is not installed.
+    A URL is refused if the package for URLs, or for its scheme, is not installed.
     """
     if not is_url(name):
         return Path(name)
@@ -311,11 +307,7 @@ def find_urls(name: str) -> list[Path]:
 
 
 def read_bytes(path: Path) -> bytes | None:
-    """Return the content of a small file, on disk or at a URL; None: there is no such file.
-
-    Raises:
-        UserError: The place cannot be reached.
-    """
+    """Return the content of a small file, on disk or at a URL; None: there is no such file."""
     if not is_url(path):
         return path.read_bytes() if path.is_file() else None
     place = cast(Any, path)
@@ -331,9 +323,6 @@ def fetch(path: Path, sha256: str) -> Path:
 
     A copy has the name of its sha256, so it is made once, whatever the URL. Of several processes
     one copies and the others wait. A copy that was not compared for a day is compared again.
-
-    Raises:
-        UserError: The file is missing, damaged or cannot be copied.
     """
     if not re.fullmatch("[0-9a-f]{64}", str(sha256)):
         raise UserError(f"{path} cannot be checked: {sha256!r} is no sha256")
@@ -359,11 +348,7 @@ def fetch(path: Path, sha256: str) -> Path:
 
 @contextmanager
 def fetched(folder: Path) -> Iterator[Path]:
-    """Yield a folder on disk; of one at a URL, a copy of the files that its electra.json names.
-
-    Raises:
-        UserError: A file is missing, damaged or cannot be copied.
-    """
+    """Yield a folder on disk; of one at a URL, a copy of the files that its electra.json names."""
     if not is_url(folder):
         yield folder
         return
@@ -382,11 +367,7 @@ def fetched(folder: Path) -> Iterator[Path]:
 
 
 def send(path: Path, target: Path) -> None:
-    """Copy a file of this machine's disk to a URL.
-
-    Raises:
-        UserError: The place cannot be reached or written.
-    """
+    """Copy a file of this machine's disk to a URL; refuse a place that cannot be written."""
     place = cast(Any, target)
     with _explain(target, "cannot be written"):
         place.fs.makedirs(place.fs._parent(place.path), exist_ok=True)

@@ -12,7 +12,7 @@ import reprlib
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -41,6 +41,14 @@ SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 def format_of(path: Path) -> str:
     """Return the suffix that names a file's format: that of "a.jsonl.gz" is ".jsonl"."""
     return (path.with_suffix("") if compression_of(path) else path).suffix.lower()
+
+
+def require_format(path: Path, formats: Sequence[str]) -> None:
+    """Refuse a file of another format."""
+    require(
+        format_of(path) in formats,
+        f"{path} must be {', '.join(formats)}, compressed or not, not {format_of(path)!r}",
+    )
 
 
 def stem_of(path: Path, formats: Sequence[str]) -> str:
@@ -254,14 +262,7 @@ def dataset_texts(name: str, text_field: str) -> Iterator[str | None]:
             title, configuration or None, split=split or "train", streaming=True
         )
         for number, record in enumerate(found, start=1):
-            place = f"{name}, record {number}"
-            _require_column(place, text_field, record)
-            text = record[text_field]
-            if not isinstance(text, str | None):
-                raise UserError(
-                    f"{place}: {text_field!r} must hold text, not {type(text).__name__}"
-                )
-            yield text
+            yield _text_of(record, text_field, f"{name}, record {number}", None)
     except UserError:
         raise
     except Exception as error:  # of the hub, the network, the format
@@ -286,42 +287,33 @@ class TableFile:
     def column(self, name: str, *, fractions: bool = False) -> list[str]:
         """Return a column's values as text; whole numbers and true or false are written out.
 
-        Raises:
-            UserError: There is no such column, or a row lacks it or has something else in it.
+        A row that lacks the column, or has something else in it, is refused.
         """
         kinds = (str, int, float) if fractions else (str, int)
         rule = f"it must be {'text or a number' if fractions else 'text'}"
-        values = self._values(name)
-        for number, value in enumerate(values):
-            self._require(isinstance(value, kinds), number, name, rule)
-        return [str(value) for value in values]
+        return [str(value) for value in self._values(name, lambda v: isinstance(v, kinds), rule)]
 
     def lists(self, name: str) -> list[tuple[str, ...]]:
-        """Return a column whose every value is a list of texts.
+        """Return a column whose every value is a list of texts; refuse any other value."""
 
-        Raises:
-            UserError: There is no such column, or a row lacks it or has something else in it.
-        """
-        values = self._values(name)
-        for number, value in enumerate(values):
-            is_list = isinstance(value, list) and all(isinstance(text, str) for text in value)
-            self._require(is_list, number, name, "it must be a list of texts")
-        return [tuple(value) for value in values]
+        def fits(value: object) -> bool:
+            return isinstance(value, list) and all(isinstance(text, str) for text in value)
+
+        return [tuple(value) for value in self._values(name, fits, "it must be a list of texts")]
 
     def place(self, number: int) -> str:
         """Return the place of a row for messages: file, and line or row."""
         unit = "row" if format_of(self.path) == ".parquet" else "line"
         return f"{self.path} {unit} {self.lines[number]}"
 
-    def _values(self, name: str) -> list[Any]:
+    def _values(self, name: str, fits: Callable[[object], bool], rule: str) -> list[Any]:
+        """Return the values of a column, all of which fit."""
         _require_column(self.path, name, self.columns)
-        return [row.get(name) for row in self.rows]
-
-    def _require(self, fits: bool, number: int, name: str, rule: str) -> None:
-        if not fits:
-            row = self.rows[number]
-            what = f"{name!r} is {reprlib.repr(row[name])}" if name in row else f"no {name!r}"
-            raise UserError(f"{self.place(number)}: {what}; {rule}")
+        for number, row in enumerate(self.rows):
+            if not fits(row.get(name)):
+                what = f"{name!r} is {reprlib.repr(row[name])}" if name in row else f"no {name!r}"
+                raise UserError(f"{self.place(number)}: {what}; {rule}")
+        return [row[name] for row in self.rows]
 
 
 def read_table(
@@ -342,13 +334,9 @@ def read_table(
     Raises:
         UserError: The file cannot be read, is empty, or a line does not fit.
     """
-    kind = format_of(path)
-    require(
-        kind in TABLE_FORMATS,
-        f"{path} must be {', '.join(TABLE_FORMATS)}, compressed or not, not {kind!r}",
-    )
+    require_format(path, TABLE_FORMATS)
     content = read_content(path)
-    read = {".parquet": _read_parquet, ".jsonl": _read_jsonl}.get(kind)
+    read = {".parquet": _read_parquet, ".jsonl": _read_jsonl}.get(format_of(path))
     table = (
         read(path, content)
         if read
@@ -393,21 +381,13 @@ def _read_parquet(path: Path, content: bytes) -> TableFile:
 
 
 def read_text_lines(path: Path) -> list[str]:
-    """Return the lines of a text file, compressed or not.
-
-    Raises:
-        UserError: The file cannot be read or is not UTF-8.
-    """
+    """Return the lines of a text file, compressed or not; refuse what is not UTF-8."""
     # Not splitlines(): it also cuts at characters that occur within texts, such as U+2028.
     return [line.rstrip("\r") for line in _decode(path, read_content(path)).split("\n")]
 
 
 def read_content(path: Path) -> bytes:
-    """Return the content of a file, decompressed.
-
-    Raises:
-        UserError: The file cannot be read, or is neither a regular file nor standard input.
-    """
+    """Return the content of a regular file or of standard input, decompressed."""
     if path != STDIN:
         require_regular(path)
     with unchanged(path), open_source(path) as (_, stream):

@@ -19,11 +19,7 @@ SAMPLE = (
 
 
 def require_agreement(folder: Path, tokenizer: Tokenizer) -> None:
-    """Refuse the tokenizer of a folder in which transformers, if it is installed, cuts otherwise.
-
-    Raises:
-        UserError: A line of SAMPLE has other tokens.
-    """
+    """Refuse the tokenizer of a folder if transformers is installed and cuts otherwise."""
     try:
         from transformers import AutoTokenizer
 

@@ -232,24 +232,6 @@ def bert_state(
     }
 
 
-def declare(names: Sequence[str]) -> Definition:
-    """Return the definition of `Tokenizer.declare`."""
-    for name in names:
-        require(
-            name != "" and not any(map(str.isspace, name)) and name not in SPECIAL_TOKENS,
-            f"the name {name!r} must be a word without white space, and no special token",
-        )
-    vocab = number_tokens([*names, *SPECIAL_TOKENS], "name")
-    state = {
-        "added_tokens": [special_token(name, vocab[name]) for name in SPECIAL_TOKENS],
-        "normalizer": None,
-        "pre_tokenizer": {"type": "WhitespaceSplit"},
-        "decoder": None,
-        "model": {"type": "WordLevel", "vocab": vocab, "unk_token": "[UNK]"},
-    }
-    return Definition(state, SPECIAL_TOKENS)
-
-
 def special_token(name: str, token_id: int) -> dict[str, Any]:
     """Return the entry of a special token in a `tokenizer.json`."""
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
@@ -396,14 +378,12 @@ def strips_accents(definition: Mapping[str, Any]) -> bool:
     """Return whether the normaliser removes combining marks."""
     return any(
         part["type"] == "StripAccents"
-        or (part["type"] == "BertNormalizer" and _strips_of_bert(part))
+        or (
+            part["type"] == "BertNormalizer"
+            and part.get("lowercase" if part.get("strip_accents") is None else "strip_accents")
+        )
         for part in parts_of(definition["normalizer"])
     )
-
-
-def _strips_of_bert(part: Mapping[str, Any]) -> bool:
-    strip = part.get("strip_accents")
-    return bool(part.get("lowercase")) if strip is None else bool(strip)
 
 
 def lowers_case(definition: Mapping[str, Any]) -> bool:

@@ -28,7 +28,6 @@ from electra.tokenizing.formats import (
     State,
     absorb_space,
     bert_state,
-    declare,
     define,
     describe_for_transformers,
     find_independence,
@@ -37,6 +36,7 @@ from electra.tokenizing.formats import (
     parts_of,
     place_prefix,
     show_tokens,
+    special_token,
     strips_accents,
 )
 from electra.tokenizing.training import train_bpe, train_tokens, train_unigram
@@ -125,11 +125,7 @@ class Tokenizer:
         strip_accents: bool | None = None,
         split_ideographs: bool = True,
     ) -> None:
-        """Build BERT's WordPiece from the tokens in id order; settings as in TokenizerConfig.
-
-        Raises:
-            UserError: A token occurs twice, or a special token is missing.
-        """
+        """Build BERT's WordPiece from the tokens in id order; settings as in TokenizerConfig."""
         ids = number_tokens(tokens)
         missing = [token for token in SPECIAL_TOKENS if token not in ids]
         require(not missing, f"the vocabulary lacks the special tokens {', '.join(missing)}")
@@ -199,12 +195,22 @@ class Tokenizer:
     def declare(cls, names: Sequence[str]) -> Self:
         """Return the vocabulary of sequences that are no text: ids 0, 1, ... have these names.
 
-        The special tokens follow. Text is split at spaces into names.
-
-        Raises:
-            UserError: A name is empty, has white space in it, stands twice or is a special token's.
+        The special tokens follow. Text is split at spaces into names, which must be different.
         """
-        return cls.from_definition(declare(names))
+        for name in names:
+            require(
+                name != "" and not any(map(str.isspace, name)) and name not in SPECIAL_TOKENS,
+                f"the name {name!r} must be a word without white space, and no special token",
+            )
+        vocab = number_tokens([*names, *SPECIAL_TOKENS], "name")
+        state: State = {
+            "added_tokens": [special_token(name, vocab[name]) for name in SPECIAL_TOKENS],
+            "normalizer": None,
+            "pre_tokenizer": {"type": "WhitespaceSplit"},
+            "decoder": None,
+            "model": {"type": "WordLevel", "vocab": vocab, "unk_token": "[UNK]"},
+        }
+        return cls.from_definition(Definition(state, SPECIAL_TOKENS))
 
     @classmethod
     def load(cls, path: str | Path, *, lowercase: bool = True) -> Self:

@@ -119,7 +119,8 @@ class WordEncoder:
             ]
             new = {word: index for index, word in zip(missing.tolist(), words, strict=True)}
             if len(self.entry_of) + len(new) > MAX_REMEMBERED_WORDS and self.entry_of:
-                self._forget()
+                self.entry_of.clear()
+                self.sizes[:] = 0
                 return self._find(content, text, starts, sizes)
             added = self._learn([word for word in new if word not in self.entry_of])
             known = self.entry_of
@@ -131,25 +132,15 @@ class WordEncoder:
             free = np.array(places, np.int64)
             free = free[self.sizes[slots[free]] == 0]
             _, kept = np.unique(slots[free], return_index=True)
-            self._place(free[kept], slots, sizes, parts, entries)
+            placed = free[kept]
+            slots_of = slots[placed]
+            self.sizes[slots_of] = sizes[placed]
+            self.entries[slots_of] = entries[placed]
+            for keys, (long, key) in zip(self.keys, parts, strict=True):
+                whole = np.zeros(len(slots), np.uint64)
+                whole[long] = key
+                keys[slots_of] = whole[placed]
         return entries
-
-    def _place(
-        self,
-        words: np.ndarray,
-        slots: np.ndarray,
-        sizes: np.ndarray,
-        parts: list[tuple[np.ndarray | slice, np.ndarray]],
-        entries: np.ndarray,
-    ) -> None:
-        """Put these words of a slice into the table."""
-        slots_of = slots[words]
-        self.sizes[slots_of] = sizes[words]
-        self.entries[slots_of] = entries[words]
-        for keys, (long, key) in zip(self.keys, parts, strict=True):
-            whole = np.zeros(len(slots), np.uint64)
-            whole[long] = key
-            keys[slots_of] = whole[words]
 
     def _learn(self, words: Sequence[bytes]) -> dict[bytes, int]:
         """Encode new words, remember the short ones, and return the entries of the long ones."""
@@ -172,10 +163,6 @@ class WordEncoder:
             memory = self.entry_of if len(word) <= MAX_REMEMBERED_BYTES else long
             memory[word] = entry
         return long
-
-    def _forget(self) -> None:
-        self.entry_of.clear()
-        self.sizes[:] = 0
 
 
 def _cut(content: bytes) -> Iterator[bytes]:
