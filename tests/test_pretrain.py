@@ -174,14 +174,16 @@ def test_order_is_a_function_of_seed_and_step(toy_shards):
     assert len({tuple(row) for row in first.tolist()}) > 0.95 * n
 
 
-def test_rows_are_those_of_older_runs(toy_tokenizer):
+def test_rows_are_those_of_older_runs(toy_tokenizer, tmp_path):
     """A run that was begun with an older version is continued with the rows it would have had."""
     places = permute(np.arange(12), 1000, seed=3, epoch=2)
     assert places.tolist() == [633, 590, 110, 721, 52, 884, 236, 621, 104, 289, 303, 867]
     assert permute(np.array([5]), 1 << 30, seed=3, epoch=0).tolist() == [67296491]
     tokens, border = np.arange(3000) % 100 + 10, np.zeros(1, dtype="<u4")
     columns = {"tokens": tokens.astype("<u2"), "lines": border, "documents": border}
-    shard = Shard(len(tokens), columns.__getitem__)
+    for name, values in columns.items():
+        values.tofile(tmp_path / f"shard.{name}")
+    shard = Shard(len(tokens), tmp_path / "shard", {}, "<u2")
     config = ExamplesConfig(sequence_length=32, short_prob=0.5)
     batch = Examples([shard], toy_tokenizer, config, seed=3).batch(20, 8)
     assert batch.input_ids_BL[:, 1].tolist() == [82, 80, 59, 39, 78, 100, 54, 88]

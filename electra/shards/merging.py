@@ -67,15 +67,16 @@ def merge_pieces(
     records = [read_object(place / RECORD) for place in places]
     text, dropped, num_unknown = sum_records(records)
     is_dropped, num_repeats = _find_duplicates(places, config, dropped)
-    split = _Split(places, is_dropped, config)
+    is_heldout, rule = _hold_out(places, is_dropped, config)
+    divided = config.heldout_prob if np.count_nonzero(~is_dropped) == 1 else None
     shutil.rmtree(folder / "tokenizer", ignore_errors=True)
     tokenizer.save(folder / "tokenizer")
     sizes = {"vocab_size": tokenizer.vocab_size, "shard_tokens": config.shard_tokens}
     moves: list[tuple[str, str]] = []
     entries: list[dict[str, Any]] = []
     with ShardWriter(folder, "heldout", **sizes) as heldout:
-        for shard in _list_shards(places, records, is_dropped, config):
-            entry, num_lost = _take_out(shard, split, heldout, tokenizer, sizes)
+        for shard in _list_shards(places, records, is_dropped, is_heldout, config):
+            entry, num_lost = _take_out(shard, divided, heldout, tokenizer, sizes)
             num_unknown -= num_lost
             if entry is None:
                 continue
@@ -86,6 +87,8 @@ def merge_pieces(
         parts = {"train": describe_part(entries), "heldout": heldout.finish()}
     if config.write_dropped:
         _write_dropped(folder / DROPPED, pieces, places, is_dropped, config.seed, tokenizer.names)
+    # The settings that the shards depend on; of one that came later, if it is set.
+    left_out = {"workers", *(["form"] if config.form == "auto" else [])}
     manifest = {
         "format": FORMAT,
         "version": VERSION,
@@ -98,8 +101,8 @@ def merge_pieces(
         "unk_tokens": num_unknown,
         "duplicates": num_repeats,
         "dropped": dropped,
-        "heldout": split.rule,
-        "config": _describe_settings(config),
+        "heldout": rule,
+        "config": {name: each for name, each in asdict(config).items() if name not in left_out},
         "parts": parts,
     }
     write_json(folder / MOVES, moves)
@@ -121,12 +124,6 @@ def _describe_text(
     text = {"files": len(sources.files), **counts, "source_bytes": num_bytes, "forms": forms}
     later = ("files_of_one_document", "empty", "forms")
     return {name: count for name, count in text.items() if count or name not in later}
-
-
-def _describe_settings(config: PrepareConfig) -> dict[str, Any]:
-    """Return the settings that the shards depend on; of one that came later, if it is set."""
-    left_out = {"workers", *(["form"] if config.form == "auto" else [])}
-    return {name: value for name, value in asdict(config).items() if name not in left_out}
 
 
 def move_shards(folder: Path) -> None:
@@ -176,128 +173,92 @@ def _find_duplicates(
     return is_repeat, num_repeats
 
 
-def _read_hashes(
-    places: Sequence[Path], is_dropped: np.ndarray
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield the hashes of each piece's documents (D,), and which of these are dropped (D,)."""
+def _read_hashes(places: Sequence[Path], *of_all: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
+    """Yield the hashes of each piece's documents (D,), and their part of arrays of all (N,)."""
     first = 0
     for place in places:
         hashes = np.fromfile(place / "hashes", "<u8")
-        yield hashes, is_dropped[first : first + len(hashes)]
+        yield hashes, *(each[first : first + len(hashes)] for each in of_all)
         first += len(hashes)
 
 
 class _PieceShard(NamedTuple):
-    """A shard of a piece, and its documents."""
+    """A shard of a piece, and its documents (D,)."""
 
     place: Path
     """The folder of the piece."""
     entry: dict[str, Any]
-    hashes: np.ndarray
     is_kept: np.ndarray
+    is_heldout: np.ndarray
 
 
 def _list_shards(
     places: Sequence[Path],
     records: Sequence[dict[str, Any]],
     is_dropped: np.ndarray,
+    is_heldout: np.ndarray,
     config: PrepareConfig,
 ) -> Iterator[_PieceShard]:
     """Yield the shards of all pieces in the order of the text, those of both parts."""
-    found = _read_hashes(places, is_dropped)
-    for place, record, (hashes, is_gone) in zip(places, records, found, strict=True):
-        is_heldout = hashes < heldout_limit(config.heldout_prob)
-        for part, is_part in zip(PARTS, (~is_heldout, is_heldout), strict=True):
+    found = _read_hashes(places, is_dropped, is_heldout)
+    for place, record, (hashes, is_gone, is_chosen) in zip(places, records, found, strict=True):
+        was_heldout = hashes < heldout_limit(config.heldout_prob)
+        for part, is_part in zip(PARTS, (~was_heldout, was_heldout), strict=True):
             documents = np.flatnonzero(is_part)
             for entry in record["parts"][part]["shards"]:
                 inside, documents = np.split(documents, [entry["num_documents"]])
-                yield _PieceShard(place, entry, hashes[inside], ~is_gone[inside])
+                yield _PieceShard(place, entry, ~is_gone[inside], is_chosen[inside])
 
 
-class _Split:
-    """The choice of the documents that are held out. Neither part may be empty.
+def _hold_out(
+    places: Sequence[Path], is_dropped: np.ndarray, config: PrepareConfig
+) -> tuple[np.ndarray, str]:
+    """Return which documents are held out (N,), and the rule of the choice for the manifest.
 
-    Attributes:
-        rule: The description of the choice for the manifest.
-        divides: Whether the only document is divided.
+    Neither part may be empty. With few documents the hash can leave a part so.
     """
-
-    def __init__(
-        self, places: Sequence[Path], is_dropped: np.ndarray, config: PrepareConfig
-    ) -> None:
-        self.heldout_prob = config.heldout_prob
-        self.limit = heldout_limit(config.heldout_prob)
-        self.rule = "documents chosen by a hash of (seed, text)"
-        self.divides = self.takes_first = False
-        num_documents = num_heldout = 0
-        least, most = np.uint64(2**64 - 1), np.uint64(0)
-        for hashes, is_gone in _read_hashes(places, is_dropped):
-            kept = hashes[~is_gone]
-            if len(kept):
-                least, most = min(least, kept.min()), max(most, kept.max())
-            num_documents += len(kept)
-            num_heldout += int(np.count_nonzero(kept < self.limit))
-        require(num_documents > 0, "the files hold no text, only white space or what is dropped")
-        # With few documents the hash can leave a part empty.
-        if num_heldout in (0, num_documents):
-            self.limit = np.uint64(0)
-            if num_documents == 1:
-                self.divides, self.rule = True, "the end of the only document"
-            elif least == most:
-                self.takes_first, self.rule = True, "the first of equal documents"
-            else:
-                self.limit = least + np.uint64(1)
-                self.rule = "the document with the smallest hash of (seed, text)"
-
-    def choose(self, shard: _PieceShard) -> np.ndarray:
-        """Return which documents of a shard are held out (D,); called for all shards in turn."""
-        if self.divides:
-            return shard.is_kept
-        is_heldout = shard.is_kept & (shard.hashes < self.limit)
-        if self.takes_first and shard.is_kept.any():
-            is_heldout[np.argmax(shard.is_kept)] = True
-            self.takes_first = False
-        return is_heldout
+    is_kept, limit = ~is_dropped, heldout_limit(config.heldout_prob)
+    count = int(np.count_nonzero(is_kept))
+    require(count > 0, "the files hold no text, only white space or what is dropped")
+    is_below = np.concatenate([hashes < limit for (hashes,) in _read_hashes(places)]) & is_kept
+    if np.count_nonzero(is_below) not in (0, count):
+        return is_below, "documents chosen by a hash of (seed, text)"
+    if count == 1:
+        return is_kept, "the end of the only document"
+    kept = (hashes[~is_gone] for hashes, is_gone in _read_hashes(places, is_dropped))
+    least = min(hashes.min() for hashes in kept if len(hashes))
+    is_least = np.concatenate([hashes == least for (hashes,) in _read_hashes(places)]) & is_kept
+    if np.count_nonzero(is_least) < count:
+        return is_least, "the document with the smallest hash of (seed, text)"
+    return np.arange(len(is_kept)) == np.argmax(is_kept), "the first of equal documents"
 
 
 def _take_out(
     shard: _PieceShard,
-    split: _Split,
+    divided: float | None,
     heldout: ShardWriter,
     tokenizer: Tokenizer,
     sizes: dict[str, int],
 ) -> tuple[dict[str, Any] | None, int]:
-    """Return the entry of what stays of a shard, if anything, and the unknown tokens dropped."""
-    is_heldout = split.choose(shard)
-    if shard.is_kept.all() and not is_heldout.any():
+    """Hold out documents; return the entry of what stays, if anything, and the [UNK] dropped.
+
+    `divided` is the share that is held out of the only document; None: there are several.
+    """
+    if shard.is_kept.all() and not shard.is_heldout.any():
         return shard.entry, 0
-    with ShardWriter(shard.place, f"rest-{shard.entry['name']}", **sizes) as rest:
-        num_lost = _divide(shard, is_heldout, split, rest, heldout, tokenizer)
+    name, num_lost = shard.entry["name"], 0
+    with ShardWriter(shard.place, f"rest-{name}", **sizes) as rest:
+        for inside, batch in _read_shard(shard.place / name, tokens_dtype(tokenizer.vocab_size)):
+            is_kept, is_chosen = shard.is_kept[inside], shard.is_heldout[inside]
+            lost = batch.tokens[np.repeat(~is_kept, batch.document_lengths)]
+            num_lost += int(np.count_nonzero(lost == tokenizer.unk_id))
+            if divided is not None and is_kept.any():
+                batch = _split_document(select(batch, is_kept), divided)
+                is_kept, is_chosen = np.array([True, True]), np.array([False, True])
+            heldout.write(*select(batch, is_chosen))
+            rest.write(*select(batch, is_kept & ~is_chosen))
         remaining = rest.finish()["shards"]
     return remaining[0] if remaining else None, num_lost
-
-
-def _divide(
-    shard: _PieceShard,
-    is_heldout: np.ndarray,
-    split: _Split,
-    rest: ShardWriter,
-    heldout: ShardWriter,
-    tokenizer: Tokenizer,
-) -> int:
-    """Write the kept documents of a shard to the two parts, and return how many [UNK] are lost."""
-    num_lost = 0
-    dtype = tokens_dtype(tokenizer.vocab_size)
-    for inside, batch in _read_shard(shard.place / shard.entry["name"], dtype):
-        is_kept, is_chosen = shard.is_kept[inside], is_heldout[inside]
-        lost = batch.tokens[np.repeat(~is_kept, batch.document_lengths)]
-        num_lost += int(np.count_nonzero(lost == tokenizer.unk_id))
-        if split.divides and is_kept.any():
-            batch = _split_document(select(batch, is_kept), split.heldout_prob)
-            is_kept, is_chosen = np.array([True, True]), np.array([False, True])
-        heldout.write(*select(batch, is_chosen))
-        rest.write(*select(batch, is_kept & ~is_chosen))
-    return num_lost
 
 
 def _read_shard(source: Path, dtype: str) -> Iterator[tuple[slice, TokenBatch]]:

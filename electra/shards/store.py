@@ -61,18 +61,20 @@ MAX_SHARD_TOKENS = 1 << 31
 """Largest `shard_tokens`. A shard ends with a whole document, whose offsets must be below 2**32."""
 
 
+@dataclass
 class Shard:
     """The tokens of one shard, and the index of the first token of each line and document.
 
-    Args:
-        num_tokens: Number of tokens.
-        read: Returns the numbers of a column, "tokens", "lines" or "documents". A column is read
-            when it is first used.
+    A column is a memory map, which is opened when it is first used.
     """
 
-    def __init__(self, num_tokens: int, read: Callable[[str], np.ndarray]) -> None:
-        self.num_tokens = num_tokens
-        self.read = read
+    num_tokens: int
+    path: Path
+    """The files without their suffixes, which are the columns; on disk or at a URL."""
+    sha256: dict[str, str]
+    """By column."""
+    dtype: str
+    """Of the tokens."""
 
     @cached_property
     def tokens(self) -> np.ndarray:
@@ -89,20 +91,8 @@ class Shard:
         """The index of the first token of each document."""
         return self.read("documents")
 
-
-@dataclass(frozen=True)
-class ShardFiles:
-    """The files of one shard, on disk or at a URL; called with a column, it returns the numbers."""
-
-    path: Path
-    """The files without their suffixes, which are the columns."""
-    sha256: dict[str, str]
-    """By column."""
-    dtype: str
-    """Of the tokens."""
-
-    def __call__(self, column: str) -> np.ndarray:
-        """Return a memory map of a column, which is fetched before if it lies at a URL."""
+    def read(self, column: str) -> np.ndarray:
+        """Return a column, whose file is fetched before if it lies at a URL."""
         path = self.path.with_name(f"{self.path.name}.{column}")
         if is_url(path):
             path = fetch(path, self.sha256[column])
@@ -214,7 +204,7 @@ def _list_files(
         shards = []
         for index, entry in enumerate(manifest["parts"][part]["shards"]):
             name, sha256 = shard_name(part, index), entry["sha256"]
-            shards.append(Shard(entry["num_tokens"], ShardFiles(folder / name, sha256, dtype)))
+            shards.append(Shard(entry["num_tokens"], folder / name, sha256, dtype))
             for column in COLUMNS:
                 size = entry[f"num_{column}"] * _column_dtype(column, dtype).itemsize
                 files[f"{name}.{column}"] = size, sha256[column]
@@ -226,20 +216,17 @@ def fetch_shards(several: Iterable[Shards], progress: Callable[[int, int], None]
     """Copy all shard files that lie at URLs to this machine's disk, several at a time.
 
     Without this each file is copied when it is first used, one after the other.
-
-    Raises:
-        UserError: A file is missing, damaged or cannot be copied.
     """
     jobs = {
-        files.sha256[column]: (files, column)  # files with the same content are one
+        shard.sha256[column]: (shard, column)  # files with the same content are one
         for shards in several
         for shard in (*shards.train, *shards.heldout)
-        if isinstance(files := shard.read, ShardFiles) and is_url(files.path)
+        if is_url(shard.path)
         for column in COLUMNS
     }
     pool = ThreadPoolExecutor(MAX_FETCHES)
     try:
-        fetched = [pool.submit(files, column) for files, column in jobs.values()]
+        fetched = [pool.submit(shard.read, column) for shard, column in jobs.values()]
         for done, each in enumerate(as_completed(fetched), start=1):
             each.result()
             progress(done, len(jobs))
@@ -388,7 +375,9 @@ class ShardWriter:
         start = 0
         while start < len(tokens):
             if not self.shards or self.shards[-1].num["tokens"] >= self.shard_tokens:
-                self._next_shard()
+                self.close()
+                name = shard_name(self.part, len(self.shards))
+                self.shards.append(_OpenShard(self.folder, name))
             shard = self.shards[-1]
             # The last document of a shard is the one that reaches the shard's size.
             goal = start + self.shard_tokens - shard.num["tokens"]
@@ -417,10 +406,6 @@ class ShardWriter:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-    def _next_shard(self) -> None:
-        self.close()
-        self.shards.append(_OpenShard(self.folder, shard_name(self.part, len(self.shards))))
 
 
 class _OpenShard:
