@@ -156,7 +156,6 @@ def test_jsonl_is_what_prepare_reads(found, tmp_path):
     assert record == found[0]._asdict()
     words = [" ".join(" ".join(document).split()) for document in Reader().read([path])]
     assert words == [" ".join(docstring.text.split()) for docstring in found[:200]]
-    refuse("docs.jsonl exists already", lambda: write_jsonl(found[:1], path))
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,6 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from electra.files import new_file, parse_object, refuse_existing
 from electra.processes import follow_parent, usable_cores
 
 STANDARD_LIBRARY = "python"
@@ -84,19 +83,11 @@ def harvest(max_chars: float = math.inf) -> Iterator[Docstring]:
                 break
 
 
-def write_jsonl(docstrings: Iterable[Docstring], path: str | Path) -> None:
+def write_jsonl(docstrings: Iterable[Docstring], path: Path) -> None:
     """Write documentation as a .jsonl file for `prepare`, one record per line."""
-    path = Path(path)
-    refuse_existing(path)
     lines = (json.dumps(each._asdict(), ensure_ascii=False) + "\n" for each in docstrings)
-    with new_file(path) as incomplete, incomplete.open("w", encoding="utf-8", newline="\n") as file:
+    with path.open("w", encoding="utf-8", newline="\n") as file:
         file.writelines(lines)
-
-
-def read_jsonl(path: Path) -> list[Docstring]:
-    """Return what `write_jsonl` wrote."""
-    with path.open(encoding="utf-8", newline="\n") as lines:
-        return [Docstring(**parse_object(line, path)) for line in lines]
 
 
 def _list_modules() -> Iterator[tuple[Path, str, str]]:

@@ -9,21 +9,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from functools import partial
-from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from electra.checkpoints.folder import read_run_config
 from electra.checkpoints.manifest import LOCK
-from electra.config import (
-    PrepareConfig,
-    PretrainConfig,
-    TokenizerConfig,
-    longest_warmup,
-)
+from electra.config import PrepareConfig, PretrainConfig, TokenizerConfig, longest_warmup
 from electra.errors import command, require
 from electra.files import hold, new_folder, read_object, write_json
 from electra.finetuning.grid import combine, search
+from electra.finetuning.loop import ignore
 from electra.interop.export import export
 from electra.presets import PRESETS, finetune_preset
 from electra.pretraining.loop import pretrain
@@ -31,7 +26,7 @@ from electra.pretraining.plan import time_step
 from electra.pretraining.start import build_model, count_tokens, fit_to_shards
 from electra.processes import follow_parent, usable_cores
 from electra.quickstart.config import BEGUN, REPORT, QuickstartConfig
-from electra.quickstart.harvest import Docstring, harvest, read_jsonl, write_jsonl
+from electra.quickstart.harvest import Docstring, harvest, write_jsonl
 from electra.quickstart.questions import (
     MIN_PASSAGES,
     MIN_WORDS,
@@ -65,6 +60,7 @@ from electra.terminal.printing import (
 )
 from electra.text.documents import Reader
 from electra.text.sources import find_sources, name_passed_over
+from electra.text.tables import read_table
 from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.machine import prepare_machine
 
@@ -107,26 +103,20 @@ def quickstart(text: Sequence[str], out: Path, config: QuickstartConfig) -> None
                 "another --out",
             )
     corpus, question = _find_corpus(text, out, config, asked)
-    with hold(out / LOCK):
-        _take_steps(corpus, question, out, config)
-
-
-def _take_steps(
-    corpus: Sequence[str], question: PackageQuestion | None, out: Path, config: QuickstartConfig
-) -> None:
     began = time.perf_counter()
-    tokenizer = _train_tokenizer(corpus, out, config)
-    shards = _prepare(corpus, tokenizer, out, config)
-    tasks = _write_questions(question, shards, out, config)
-    is_begun = (out / "run" / "config.json").exists()
-    settings = read_run_config(out / "run") if is_begun else fit_to_time(config, shards)
-    samples = _pretrain(settings, shards, out)
-    finetunings = compare(*_plan_comparisons(out, tasks, settings, config)) if tasks else []
-    if not (out / "exported").exists():
-        export(out / "run", out / "exported")
-    longer = "--out", "longer-run", "--set", "train.steps=20000"
-    next_command = command("pretrain", out / "shards", *longer)
-    _report(out, shards, samples, finetunings, next_command)
+    with hold(out / LOCK):
+        tokenizer = _train_tokenizer(corpus, out, config)
+        shards = _prepare(corpus, tokenizer, out, config)
+        tasks = _write_questions(question, shards, out, config)
+        is_begun = (out / "run" / "config.json").exists()
+        settings = read_run_config(out / "run") if is_begun else fit_to_time(config, shards)
+        samples = _pretrain(settings, shards, out)
+        finetunings = compare(*_plan_comparisons(out, tasks, settings, config)) if tasks else []
+        if not (out / "exported").exists():
+            export(out / "run", out / "exported")
+        longer = "--out", "longer-run", "--set", "train.steps=20000"
+        next_command = command("pretrain", out / "shards", *longer)
+        _report(out, shards, samples, finetunings, next_command)
     minutes = (time.perf_counter() - began) / 60
     print_done(f"wrote {out} in {minutes:.1f} minutes", next_command)
 
@@ -143,7 +133,11 @@ def _find_corpus(
         corpus, what, question = list(text), "files", _ask_about_files(sources.files, config)
     else:
         print_step("corpus: the documentation of Python and its packages (parsed, never run)")
-        docstrings = read_jsonl(out / CORPUS) if out.exists() else _harvest(config)
+        docstrings = (
+            [Docstring(**record) for record in read_table(out / CORPUS).rows]
+            if out.exists()
+            else _harvest(config)
+        )
         require(bool(docstrings), "this Python has no documentation to read; name text with --text")
         corpus, what = [str(out / CORPUS)], "packages"
         question = package_question(docstrings, config.num_packages, config.prepare.seed)
@@ -339,16 +333,12 @@ class Comparison(NamedTuple):
     runs: int
     """Fine-tunings, of all seeds and learning rates."""
 
-    def carry_out(self, show: Callable[[float], None]) -> None:
-        """Fine-tune, and call `show` with the number of runs that are done."""
+    def count_done(self) -> int:
+        """Return the number of fine-tunings that are finished, which have folders."""
         if self.out.exists():
-            return show(self.runs)
-
-        def tell(record: dict[str, Any]) -> None:
-            if record["part"] == "train":
-                show(record["run"] + record["step"] / record["steps"])
-
-        self.search(progress=tell)
+            return self.runs
+        done = self.out.with_name(f"{self.out.name}.incomplete").glob("*/seed-*[0-9]")
+        return min(len(list(done)), self.runs)
 
 
 def _plan_comparisons(
@@ -391,18 +381,18 @@ def _plan_comparisons(
 def compare(comparisons: Sequence[Comparison], num_workers: int) -> list[Finetuning]:
     """Run all comparisons, some at a time, and return the best fine-tuning of each."""
     total = sum(each.runs for each in comparisons)
-    done = [0.0] * len(comparisons)
+    left = [each for each in comparisons if not each.out.exists()]
     with Progress("fine-tuning", unit="runs") as progress:
 
-        def show(number: int, runs: float) -> None:
-            done[number] = runs
-            progress.update(sum(done), total)
+        def show(record: object = None) -> None:
+            progress.update(sum(each.count_done() for each in comparisons), total)
 
         if num_workers == 1:
-            for number, each in enumerate(comparisons):
-                each.carry_out(partial(show, number))
+            for each in left:
+                each.search(progress=show)
         else:
-            _compare_in_workers(comparisons, num_workers, show)
+            _compare_in_workers(left, num_workers, show)
+        show()
     found = []
     for each in comparisons:
         best = read_object(each.out / "results.json")["best"]
@@ -411,38 +401,22 @@ def compare(comparisons: Sequence[Comparison], num_workers: int) -> list[Finetun
 
 
 def _compare_in_workers(
-    comparisons: Sequence[Comparison], num_workers: int, show: Callable[[int, float], None]
+    comparisons: Sequence[Comparison], num_workers: int, show: Callable[[], None]
 ) -> None:
     # A forked process can hang if its parent had threads, as torch has.
     spawn = multiprocessing.get_context("spawn")
-    records: SimpleQueue[tuple[int, float]] = spawn.SimpleQueue()
-    with ProcessPoolExecutor(num_workers, spawn, _begin, (records,)) as pool:
-        left = {pool.submit(_carry_out, *each) for each in enumerate(comparisons)}
+    with ProcessPoolExecutor(num_workers, spawn, follow_parent) as pool:
+        left = {pool.submit(each.search, progress=ignore) for each in comparisons}
         try:
             while left:
                 finished, left = wait(left, REFRESH_SECONDS, FIRST_EXCEPTION)
-                while not records.empty():
-                    show(*records.get())
+                show()
                 for future in finished:
                     future.result()
         except BaseException:  # the pool would wait for the comparisons to finish
             for worker in multiprocessing.active_children():
                 worker.terminate()
             raise
-
-
-_records: SimpleQueue[tuple[int, float]]
-"""In a worker: where it tells which comparison has done how many runs."""
-
-
-def _begin(records: SimpleQueue[tuple[int, float]]) -> None:
-    global _records
-    follow_parent()
-    _records = records
-
-
-def _carry_out(number: int, comparison: Comparison) -> None:
-    comparison.carry_out(lambda runs: _records.put((number, runs)))
 
 
 def _report(
