@@ -28,7 +28,15 @@ from electra.method.registry import sketch_objective
 from electra.presets import PRESETS
 from electra.pretraining.continuation import branch
 from electra.pretraining.loop import pretrain, resume
-from electra.reproduce.plan import keep_plan, make_plan, open_plan
+from electra.reproduce.plan import (
+    Setup,
+    count_finetunings,
+    find_work,
+    keep_plan,
+    make_plan,
+    open_plan,
+    read_tasks,
+)
 from electra.reproduce.records import (
     compare,
     compare_further,
@@ -46,7 +54,6 @@ from electra.reproduce.report import (
     write_results,
 )
 from electra.reproduce.suite import Ordering, Row, Suite, find_suite, list_suites, read_suite
-from electra.reproduce.work import Setup, count_finetunings, find_work, read_tasks
 from electra.settings import to_dict
 from electra.shards.store import open_shards
 from electra.tasks.registry import read_task

@@ -161,10 +161,10 @@ def reproduce(
     for folder in (runs, out):
         if folder is not None:
             refuse_url(folder)
+    from electra.reproduce.plan import Setup
     from electra.reproduce.report import tabulate
     from electra.reproduce.run import Session, find_tasks
     from electra.reproduce.suite import change_suite, find_suite, read_suite
-    from electra.reproduce.work import Setup
     from electra.terminal.live import Progress
 
     path = find_suite(name)

@@ -17,9 +17,8 @@ from electra.config import PretrainConfig
 from electra.errors import UserError, require
 from electra.files import read_object
 from electra.reports.glossary import format_interval
-from electra.reproduce.plan import Plan, PlannedRun, require_same
+from electra.reproduce.plan import Plan, PlannedRun, Setup, find_digest, require_same
 from electra.reproduce.suite import Row, Suite
-from electra.reproduce.work import Setup, find_digest
 from electra.settings import from_dict, to_dict
 
 LEAST_SEEDS = 3
@@ -54,7 +53,18 @@ def find_known(
                     f"{name} is of other shards; choose another folder",
                 )
                 require_same(name, _config(record), run.config)
-                _require_same_scoring(name, record, suite, data)
+                for task, settings in suite.finetune_settings.items():
+                    require(
+                        record["finetune"][task] == settings,
+                        f"{name} was fine-tuned on {task} with "
+                        f"{' '.join(record['finetune'][task])}, not {' '.join(settings)}; choose "
+                        "another folder",
+                    )
+                    # Not in records of older versions.
+                    require(
+                        record.get("data", {}).get(task, data[task]) == data[task],
+                        f"{name} was scored on other files of {task}; choose another folder",
+                    )
             except UserError as error:
                 if folder == out:
                     raise
@@ -63,20 +73,6 @@ def find_known(
             # Another suite may write the row's name with other capitals.
             known[record["run"]] = record | {"row": run.row.name}
     return known, reasons
-
-
-def _require_same_scoring(name: str, record: Record, suite: Suite, data: Mapping[str, str]) -> None:
-    for task, settings in suite.finetune_settings.items():
-        require(
-            record["finetune"][task] == settings,
-            f"{name} was fine-tuned on {task} with {' '.join(record['finetune'][task])}, not "
-            f"{' '.join(settings)}; choose another folder",
-        )
-        scored = record.get("data", {}).get(task, data[task])  # not in records of older versions
-        require(
-            scored == data[task],
-            f"{name} was scored on other files of {task}; choose another folder",
-        )
 
 
 def read_all_records(out: Path) -> list[Record]:
@@ -125,7 +121,11 @@ def _read_record(setup: Setup, run: PlannedRun) -> Record:
         "collapsed": [task for task, found in finetunings.items() if found["num_degenerate"]],
         "branched_from": manifest.get("branched_from"),
         "commits": sorted({str(each.get("commit")) for each in manifest["sessions"]}),
-        "devices": sorted({_name_machine(each) for each in manifest["sessions"]}),
+        # The dtype is not the same on every CPU.
+        "devices": sorted(
+            f"{each.get('device')}, {str(each.get('dtype')).removeprefix('torch.')}"
+            for each in manifest["sessions"]
+        ),
         "shards": manifest["shards"]["sha256"],
         "config": to_dict(read_run_config(folder)),
         "finetune": finetune,
@@ -154,11 +154,6 @@ def keep_scores(records: Sequence[Record], written: Sequence[Record]) -> list[Re
 def _config(record: Record) -> PretrainConfig:
     """Return the settings of a recorded run; an older version may have had fewer."""
     return from_dict(PretrainConfig, record["config"])
-
-
-def _name_machine(session: Mapping[str, Any]) -> str:
-    """Return device and dtype, which is not the same on every CPU."""
-    return f"{session.get('device')}, {str(session.get('dtype')).removeprefix('torch.')}"
 
 
 CONFIDENCE = 0.95

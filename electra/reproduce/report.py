@@ -1,6 +1,5 @@
 """The files of a suite's results: records, tables in Markdown and LaTeX, figures, one HTML page."""
 
-import io
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -55,15 +54,8 @@ def write_results(
 
     Written are results.json (everything below is made from it; results/README.md has its
     comparisons), README.md, table.tex, figure.png, figure.svg and index.html. They hold no times,
-    so the same runs give the same files.
-
-    Args:
-        out: The folder; made if it does not exist.
-        suite: The suite.
-        records: The finished runs, from `read_records`.
-        others: Records that were in the folder, of seeds, rows or tasks that the plan leaves out.
-        num_runs: Runs of the whole plan.
-        command: The command that repeats the suite.
+    so the same runs give the same files. `others` are records that were in the folder, of seeds,
+    rows or tasks that the plan, of `num_runs`, leaves out; `command` repeats the suite.
     """
     cells = compare(suite, records)
     compared = [*cells, *compare_further(suite, records)]
@@ -83,7 +75,9 @@ def write_results(
         *describe_collapses(suite, records),
         *describe_devices(compared, records),
     ]
-    table, by_task = tabulate(suite, compared), tabulate_tasks(suite, cells)
+    table = tabulate(suite, compared)
+    scores = [[_name_line(cell), *map(str, cell.tasks.values())] for cell in cells]
+    by_task = Table(["", *suite.tasks], scores)
     settings, runs = tabulate_settings(suite), trace_runs(records)
     parts = [
         *(f"# {title}", *lead, to_markdown(table), "![figure](figure.png)"),
@@ -222,12 +216,6 @@ def tabulate_settings(suite: Suite) -> Table:
     return Table(["row or task", "settings"], rows)
 
 
-def tabulate_tasks(suite: Suite, cells: Sequence[Cell]) -> Table:
-    """Return the scores of each task: a line for each cell."""
-    rows = [[_name_line(cell), *(str(cell.tasks[task]) for task in suite.tasks)] for cell in cells]
-    return Table(["", *suite.tasks], rows)
-
-
 def _name_line(cell: Cell) -> str:
     return cell.name + (" *" if cell.shared else "")
 
@@ -265,9 +253,7 @@ def draw(suite: Suite, cells: Sequence[Cell], out: Path) -> str:
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(out / "figure.png", dpi=160, metadata={"Software": None})
         figure.savefig(out / "figure.svg", metadata=nothing)
-        text = io.StringIO()
-        figure.savefig(text, format="svg", metadata=nothing)
-    return "<svg" + text.getvalue().split("<svg", 1)[1]
+    return "<svg" + (out / "figure.svg").read_text(encoding="utf-8").split("<svg", 1)[1]
 
 
 def _draw_lines(figure: Figure, suite: Suite, cells: Sequence[Cell]) -> None:

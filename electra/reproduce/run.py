@@ -17,26 +17,30 @@ import torch
 
 from electra.checkpoints.manifest import LOCK
 from electra.errors import UserError, did_you_mean, require, require_choice
-from electra.files import hold
+from electra.files import hold, sha256_file
 from electra.finetuning.loop import finetune
 from electra.finetuning.loop import ignore as pass_over
 from electra.pretraining.continuation import branch
 from electra.pretraining.loop import pretrain, resume
 from electra.processes import Interrupted, follow_parent
-from electra.reproduce.plan import Plan, PlannedRun, Unit, finetune_config, keep_plan, open_plan
-from electra.reproduce.records import Cell, find_known, keep_scores, read_records, read_written
-from electra.reproduce.report import write_results
-from electra.reproduce.work import (
+from electra.reproduce.plan import (
     Finetunings,
+    PlannedRun,
     Setup,
+    Unit,
     Work,
     count_finetunings,
     digest_files,
     estimate_seconds,
     find_work,
+    finetune_config,
+    keep_plan,
+    open_plan,
     read_tasks,
     require_same_data,
 )
+from electra.reproduce.records import Cell, find_known, keep_scores, read_records, read_written
+from electra.reproduce.report import write_results
 from electra.tasks.glue import GLUE
 from electra.tasks.registry import TASKS
 
@@ -45,11 +49,7 @@ Show = Callable[[float, float, str], None]
 
 
 def find_tasks(tasks: Sequence[str], glue: Path | None, data: Sequence[str]) -> dict[str, Path]:
-    """Return the folder of each task.
-
-    Raises:
-        UserError: A task has no folder, or a folder is not there.
-    """
+    """Return the folder of each task; refuse a task without one."""
     given = {}
     for word in data:
         name, equals, path = word.partition("=")
@@ -95,7 +95,9 @@ class Session:
         self.written = read_written(out)
         self.plan = open_plan(suite, setup.shards, runs, jobs)
         tasks = read_tasks(setup, self.plan)
-        digests = {task: digest_files(question) for task, question in tasks.items()}
+        digests = {
+            task: digest_files(map(sha256_file, question.files)) for task, question in tasks.items()
+        }
         require_same_data(digests, runs)
         self.known, reasons = find_known(out, earlier, suite, self.plan, digests)
         if reasons:
@@ -126,7 +128,7 @@ class Session:
         return write_results(self.out, self.setup.suite, records, others, count, command)
 
     def carry_out(self, show: Show, save: Callable[[], object]) -> None:
-        """Compute what is left.
+        """Compute what is left. When it is interrupted, every run is stopped at a checkpoint.
 
         Args:
             show: Called with the TFLOPs done and in total of what was left, and what is computed
@@ -134,9 +136,7 @@ class Session:
             save: Called whenever the runs of a row and seed are finished.
 
         Raises:
-            UserError: A run cannot be computed, and all others are finished; or another command
-                computes in the folder.
-            KeyboardInterrupt: The user stopped the suite; every run is stopped at a checkpoint.
+            UserError: A run cannot be computed, and all others are finished.
         """
         self.setup.runs.mkdir(parents=True, exist_ok=True)
         with hold(self.setup.runs / LOCK):
@@ -147,7 +147,8 @@ class Session:
         units = self.unfinished.units
         waiting = [unit for unit in units if not all(map(self.setup.is_done, unit))]
         working: dict[int, _Worker] = {}
-        watch = _Watch(self.setup, self.unfinished, self.finetunings)
+        work = {run.name: self._look(run) for run in self.unfinished.runs}
+        total = sum(work.values())
         failures: list[str] = []
         with _ended(working):
             while waiting or working:
@@ -155,7 +156,10 @@ class Session:
                     place = min(set(range(self.jobs)) - working.keys())
                     working[place] = _start(self.setup, waiting.pop(0), place)
                 time.sleep(SECONDS_BETWEEN_LOOKS)
-                show(*watch.measure([worker.unit for worker in working.values()]))
+                units_now = [worker.unit for worker in working.values()]
+                work |= {run.name: self._look(run) for unit in units_now for run in unit}
+                done = max(0.0, total - sum(work.values()))  # a resumed run may repeat steps
+                show(done / 1e12, total / 1e12, "; ".join(map(self._name_current, units_now)))
                 for place, worker in list(working.items()):
                     if not worker.process.is_alive():
                         del working[place]
@@ -166,6 +170,17 @@ class Session:
                 f"{failures[0]} ({len(failures)} of {len(units)} rows and seeds failed, the "
                 "others are done)"
             )
+
+    def _look(self, run: PlannedRun) -> float:
+        """Return the true FLOPs that are left of a run, from the files that it writes."""
+        return sum(find_work(self.setup, run, self.finetunings))
+
+    def _name_current(self, unit: Unit) -> str:
+        """Return what is computed now of a row and seed."""
+        unfinished = (run for run in unit if not self.setup.is_done(run))
+        current = next(unfinished, unit[-1])
+        what = "fine-tuning" if self.setup.is_pretrained(current) else "pre-training"
+        return f"{what} {current.name}"
 
 
 class _Worker(NamedTuple):
@@ -230,28 +245,3 @@ def _ended(working: Mapping[int, _Worker]) -> Iterator[None]:
             worker.process.terminate()
         for worker in working.values():
             worker.process.join()
-
-
-class _Watch:
-    """How much is done of what was left of a plan, from the files that the runs write."""
-
-    def __init__(self, setup: Setup, plan: Plan, finetunings: Finetunings):
-        self.setup = setup
-        self.finetunings = finetunings
-        self.left = {run.name: self._look(run) for run in plan.runs}
-        self.total = sum(self.left.values())
-
-    def measure(self, working: list[Unit]) -> tuple[float, float, str]:
-        """Return the TFLOPs done and in total, and the runs that are computed now."""
-        notes = []
-        for unit in working:
-            self.left |= {run.name: self._look(run) for run in unit}
-            unfinished = (run for run in unit if not self.setup.is_done(run))
-            current = next(unfinished, unit[-1])
-            note = "fine-tuning" if self.setup.is_pretrained(current) else "pre-training"
-            notes.append(f"{note} {current.name}")
-        done = max(0.0, self.total - sum(self.left.values()))  # a resumed run may repeat steps
-        return done / 1e12, self.total / 1e12, "; ".join(notes)
-
-    def _look(self, run: PlannedRun) -> float:
-        return sum(find_work(self.setup, run, self.finetunings))

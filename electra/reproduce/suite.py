@@ -207,11 +207,7 @@ def list_suites() -> dict[str, Suite]:
 
 
 def find_suite(name: str) -> Path:
-    """Return the file of a suite: one that comes with the package by its name, or a user's file.
-
-    Raises:
-        UserError: There is no such suite.
-    """
+    """Return the file of a suite: one that comes with the package by its name, or a user's file."""
     if name.endswith(SUFFIX):
         return Path(name)
     known = [path.stem for path in sorted(SUITES.glob(f"*{SUFFIX}"))]
@@ -228,9 +224,6 @@ def read_suite(path: Path) -> Suite:
 
     Its key `extends` names the suite that it changes, or several files of keys, of which the later
     ones change the earlier. A file NAME.toml is sought beside it.
-
-    Raises:
-        UserError: The file cannot be read, or has an unknown key or a value of a wrong type.
     """
     values = _read_values(path, ())
     try:
@@ -241,11 +234,7 @@ def read_suite(path: Path) -> Suite:
 
 
 def change_suite(suite: Suite, settings: Sequence[str], **changes: Any) -> Suite:
-    """Return a suite with what a command changes of it.
-
-    Raises:
-        UserError: The suite does not allow a change.
-    """
+    """Return a suite with what a command changes of it."""
     given = {setting_name(setting) for setting in settings}
     kept = [setting for setting in suite.set if setting_name(setting) not in given]
     changes = {name: value for name, value in changes.items() if value not in (None, ())}
