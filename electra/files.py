@@ -8,7 +8,7 @@ import platform
 import reprlib
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -201,6 +201,13 @@ def require_regular(path: Path) -> None:
 def refuse_existing(path: Path) -> None:
     """Raise UserError if there is something at the path that is to be written."""
     require(not path.exists(), f"{path} exists already; remove it or choose another name")
+
+
+def require_same(folder: Path, begun: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Refuse a folder that was begun with other settings."""
+    different = " and ".join(name for name in settings if settings[name] != begun.get(name))
+    advice = "remove it or choose another --out"
+    require(not different, f"{folder} was begun with another {different}; {advice}")
 
 
 @contextmanager

@@ -98,20 +98,19 @@ def search(
                 job = read_job(pretrained, task, data, config, from_scratch=from_scratch)
                 each = prepare_machine(config.device, config.precision, config.threads)
                 alone = dataclasses.replace(each, rank=0, num_ranks=1)
-                tell = _number_runs(progress, name, number * seeds)
+
+                def tell(
+                    record: dict[str, Any], name: str = name, before: int = number * seeds
+                ) -> None:
+                    run = before + record.get("seed", 0)
+                    progress({**record, "combination": name, "run": run})
+
                 train_seeds(job, start, folder / name, alone, seeds, tell)
         wait_for_all(machine)
         results = _compare(folder, list(combinations), job.task.notes)
         if machine.rank == 0:
             write_json(folder / "results.json", results)
         return results
-
-
-def _number_runs(progress: Progress, name: str, before: int) -> Progress:
-    """Return a function that tells of a combination, before whose first seed were so many."""
-    return lambda record: progress(
-        {**record, "combination": name, "run": before + record.get("seed", 0)}
-    )
 
 
 def _compare(folder: Path, names: Sequence[str], notes: Sequence[str]) -> dict[str, Any]:

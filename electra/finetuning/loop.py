@@ -26,7 +26,6 @@ from electra.finetuning.results import (
     SeedRun,
     begin_shared_folder,
     describe_job,
-    find_failures,
     finite,
     read_seed,
     summarise,
@@ -51,6 +50,9 @@ PROGRESS_STEPS = 25
 """Steps between two progress records."""
 LAST_STEPS = 100
 """Steps at the end of a run whose mean loss shows whether the model has learnt anything."""
+CHANCE = 0.99
+"""A run has learnt nothing if its last steps have more than this share of the loss of the best
+constant answer."""
 RESEED = 1000
 """Added to a collapsed seed to get its replacement; the seeds as drawn are smaller."""
 
@@ -178,7 +180,8 @@ def train_seed(
             or config.keep_epoch == "last"
             or scores[family.headline] > best.scores[family.headline]
         ):
-            weights = training.copy_weights() if config.keep_epoch == "best" else {}
+            named = training.model.named_parameters() if config.keep_epoch == "best" else ()
+            weights = {name: each.detach().clone() for name, each in named}
             best = Scored(epoch, scores, outputs, weights)
 
     assert best is not None
@@ -267,10 +270,6 @@ class Training:
         self.seconds += time.perf_counter() - began
         return train_loss
 
-    def copy_weights(self) -> dict[str, Tensor]:
-        """Return a copy of the parameters."""
-        return {name: each.detach().clone() for name, each in self.model.named_parameters()}
-
 
 def describe_seed(
     training: Training,
@@ -282,6 +281,12 @@ def describe_seed(
     """Return the content of a seed's results.json."""
     family, train, dev = training.job.task.family, rows.splits["train"], rows.splits["dev"]
     last_loss = torch.stack(list(training.last_losses)).mean().item()
+    chance = family.find_constant(train, dev).loss
+    notes = [family.describe_collapse(dev, best.outputs)]
+    if not math.isfinite(last_loss):
+        notes.append("the loss is no longer finite")
+    elif last_loss > CHANCE * chance:
+        notes.append(f"the loss ends at {last_loss:.3f}, that of a constant answer is {chance:.3f}")
     others = {
         split: family.score(rows.splits[split], outputs)
         for split, outputs in outputs_of.items()
@@ -292,7 +297,8 @@ def describe_seed(
         "scores": best.scores,
         "other_scores": {split: scores for split, scores in others.items() if scores},
         "kept_epoch": best.epoch,
-        **find_failures(family, dev, best.outputs, last_loss, family.find_constant(train, dev)),
+        "degenerate": any(notes),
+        "notes": [note for note in notes if note],
         "epochs": history,
         "steps": training.steps,
         "train_seconds": training.seconds,

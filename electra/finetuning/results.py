@@ -14,19 +14,24 @@ from typing import Any
 from electra.checkpoints.checkpoint import write_tensors
 from electra.checkpoints.manifest import LOCK, begin_session, find_commit
 from electra.errors import UserError, require
-from electra.files import hold, new_folder, read_object, refuse_existing, write_hashes, write_json
+from electra.files import (
+    hold,
+    new_folder,
+    read_object,
+    refuse_existing,
+    require_same,
+    write_hashes,
+    write_json,
+)
 from electra.finetuning.network import TaskNetwork
 from electra.finetuning.start import Job, TaskRows
 from electra.settings import to_dict
-from electra.tasks.family import Constant, Family, Task
+from electra.tasks.family import Family, Task
 from electra.tasks.rows import Outputs, Rows
 from electra.text.streams import replace_surrogates
 from electra.training.distributed import wait_for_all
 from electra.training.machine import Machine
 
-CHANCE = 0.99
-"""A run has learnt nothing if its last steps have more than this share of the loss of the best
-constant answer."""
 NUM_EXAMPLES = 8
 """Records of dev that are kept with a model; the page of `electra serve` shows them."""
 EXAMPLE_CHARS = 1000
@@ -66,40 +71,29 @@ def _begin_folder(
     is_ours = settings_path.exists() or lock.exists() or not any(folder.glob("*"))
     require(is_ours, f"{folder} is in the way; remove it or choose another --out")
     folder.mkdir(parents=True, exist_ok=True)
-    with hold(lock), _kept_if_begun(folder):
-        refuse_existing(out)  # another process may have finished it in the meantime
-        if settings_path.exists():
-            begun = read_object(settings_path)
-            different = [key for key in settings if settings[key] != begun.get(key)]
-            require(
-                not different,
-                f"{folder} was begun with another {' and '.join(different)}; remove it or choose "
-                "another --out",
+    with hold(lock):
+        try:
+            refuse_existing(out)  # another process may have finished it in the meantime
+            if settings_path.exists():
+                require_same(folder, read_object(settings_path), settings)
+            else:
+                write_json(folder / "manifest.json", {"sessions": []})
+                write_json(settings_path, settings)
+            begin_session(
+                folder,
+                device=machine.name,
+                dtype=str(machine.dtype),
+                scikit_learn=metadata.version("scikit-learn"),
+                notes=list(notes),
             )
-        else:
-            write_json(folder / "manifest.json", {"sessions": []})
-            write_json(settings_path, settings)
-        begin_session(
-            folder,
-            device=machine.name,
-            dtype=str(machine.dtype),
-            scikit_learn=metadata.version("scikit-learn"),
-            notes=list(notes),
-        )
-        yield folder
+            yield folder
+        except UserError:
+            # No seed, and no combination of settings, is in it.
+            if not any(path.is_dir() for path in folder.iterdir()):
+                shutil.rmtree(folder)
+            raise
         folder.rename(out)
         (out / LOCK).unlink()
-
-
-@contextmanager
-def _kept_if_begun(folder: Path) -> Iterator[None]:
-    """Remove a folder at a refusal if no seed, and no combination of settings, is in it."""
-    try:
-        yield
-    except UserError:
-        if not any(path.is_dir() for path in folder.iterdir()):
-            shutil.rmtree(folder)
-        raise
 
 
 @dataclass(frozen=True)
@@ -125,7 +119,8 @@ def write_seed(folder: Path, run: SeedRun, job: Job, rows: TaskRows) -> None:
             "task": job.task.name,
             **family.facts(),
             "sequence_length": job.config.sequence_length,
-            "longest_row": job.longest_row,
+            # That the encoder was trained on in the end.
+            "longest_row": (job.config if job.from_scratch else job.pretrained).sequence_length,
             "pooling": job.config.pooling,
             "encoder": to_dict(run.model.encoder.config),
             "examples": list_examples(family, rows.splits["dev"]),
@@ -147,24 +142,6 @@ def list_examples(family: Family, dev: Rows) -> list[dict[str, Any]]:
         if len(line) <= EXAMPLE_CHARS and line == replace_surrogates(line)
     ]
     return fit[:: max(1, len(fit) // NUM_EXAMPLES)][:NUM_EXAMPLES]
-
-
-def find_failures(
-    family: Family, dev: Rows, outputs: Outputs, last_loss: float, constant: Constant
-) -> dict[str, Any]:
-    """Return whether a run collapsed ("degenerate"), and notes that say why.
-
-    `outputs` are those for dev, `last_loss` is the mean over the last steps of training.
-    """
-    notes = [family.describe_collapse(dev, outputs)]
-    if not math.isfinite(last_loss):
-        notes.append("the loss is no longer finite")
-    elif last_loss > CHANCE * constant.loss:
-        notes.append(
-            f"the loss ends at {last_loss:.3f}, that of a constant answer is {constant.loss:.3f}"
-        )
-    notes = [note for note in notes if note]
-    return {"degenerate": bool(notes), "notes": notes}
 
 
 def finite(value: float) -> float | None:

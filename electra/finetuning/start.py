@@ -31,11 +31,6 @@ class Job:
     from_scratch: bool = False
     """Whether to draw the encoder's weights instead of taking the pre-trained ones."""
 
-    @property
-    def longest_row(self) -> int:
-        """Longest rows that the encoder was trained on in the end, tokens."""
-        return (self.config if self.from_scratch else self.pretrained).sequence_length
-
     def settings(self) -> dict[str, Any]:
         """Return all that decides the results of a seed."""
         return {
@@ -82,12 +77,7 @@ def require_examples(count: int, most: int, task: Task) -> None:
 def fit_to_start(
     config: FinetuneConfig, pretrained: SavedModel, task: Task, from_scratch: bool
 ) -> FinetuneConfig:
-    """Return the config with unset values taken from the encoder and the task.
-
-    Raises:
-        UserError: Rows would be longer than those that the encoder was trained on, it has fewer
-            layers than are named, or settings do not go together.
-    """
+    """Return the config with unset values taken from the encoder and the task; refuse misfits."""
     source, layers, reset = pretrained.source, config.features.layers, config.reset_layers
     longest, most = pretrained.sequence_length, pretrained.encoder.num_hidden_layers
     length = config.sequence_length or min(task.family.longest_row, longest)

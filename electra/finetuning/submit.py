@@ -75,7 +75,13 @@ def submit(
         f"no answers for {', '.join(missing)}; give finished fine-tunings whose data have these "
         "sets, or --partial",
     )
-    _write_zip(out, answers)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with new_file(out) as incomplete, zipfile.ZipFile(incomplete, "w") as archive:
+        for each in answers:
+            rows = (f"{number}\t{answer}\n" for number, answer in enumerate(each.predictions))
+            entry = zipfile.ZipInfo(each.name, EPOCH)
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, "index\tprediction\n" + "".join(rows))
     return answers
 
 
@@ -105,8 +111,14 @@ def _answer(
     best = max(scores, key=lambda seed: scores[seed])
     seeds = list(results["seeds"]) if ensemble else [best]
     read = [_read_split(folder / f"seed-{seed}", split, results["num_items"]) for seed in seeds]
+    together, limits = average(read), GLUE[task].label_range
+    said = (
+        [together.labels[place] for place in together.answers]
+        if limits is None
+        else [f"{number:.3f}" for number in together.values[:, 0].clip(*limits)]
+    )
     what = f"mean of {len(seeds)} seeds" if ensemble else f"seed {best}"
-    return SubmissionFile(name, _format(average(read), GLUE[task].label_range), f"{folder}, {what}")
+    return SubmissionFile(name, said, f"{folder}, {what}")
 
 
 def _read_split(folder: Path, split: str, num_items: Mapping[str, int]) -> Predictions:
@@ -119,20 +131,3 @@ def _read_split(folder: Path, split: str, num_items: Mapping[str, int]) -> Predi
     )
     require(bool(np.isfinite(read.values).all()), f"{path} has answers that are not numbers")
     return read
-
-
-def _format(predictions: Predictions, label_range: tuple[float, float] | None) -> list[str]:
-    """Return the answers as GLUE's labels, or as numbers clipped to GLUE's range."""
-    if label_range is None:
-        return [predictions.labels[place] for place in predictions.answers]
-    return [f"{number:.3f}" for number in predictions.values[:, 0].clip(*label_range)]
-
-
-def _write_zip(out: Path, answers: Sequence[SubmissionFile]) -> None:
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with new_file(out) as incomplete, zipfile.ZipFile(incomplete, "w") as archive:
-        for each in answers:
-            rows = (f"{number}\t{answer}\n" for number, answer in enumerate(each.predictions))
-            entry = zipfile.ZipInfo(each.name, EPOCH)
-            entry.compress_type = zipfile.ZIP_DEFLATED
-            archive.writestr(entry, "index\tprediction\n" + "".join(rows))

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from electra.config import PrepareConfig
 from electra.errors import UserError, require
-from electra.files import UNFINISHED, clear_folder, hold, read_object
+from electra.files import UNFINISHED, clear_folder, hold, read_object, require_same
 from electra.shards.merging import PIECES, list_shards, merge_pieces, move_shards
 from electra.shards.pieces import (
     SETTINGS_OF_PIECES,
@@ -185,14 +185,7 @@ def _plan(folder: Path, tokenizer: Tokenizer, config: PrepareConfig, *, clears: 
     names = (*SETTINGS_OF_PIECES, "task_bytes")
     plan = {"tokenizer": tokenizer.digest, **{name: settings[name] for name in names}}
     if path.exists():
-        begun = read_object(path)
-        different = [name for name in plan if plan[name] != begun.get(name)]
-        require(
-            not different,
-            f"{folder} was begun with another {' and '.join(different)}; remove it or choose "
-            "another --out",
-        )
-        return
+        return require_same(folder, read_object(path), plan)
     if clears:
         clear_folder(folder)
     # Processes with shares may write the plan at the same time.
