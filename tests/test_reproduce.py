@@ -35,7 +35,6 @@ from electra.reproduce.plan import (
     keep_plan,
     make_plan,
     open_plan,
-    read_tasks,
 )
 from electra.reproduce.records import (
     compare,
@@ -327,10 +326,9 @@ def test_the_work_that_is_left(toy_suite, toy_shards, toy_question, tmp_path):
     suite = dataclasses.replace(read_suite(toy_suite), seeds=1)
     plan = make_plan(suite, open_shards(toy_shards))
     setup = Setup(suite, toy_shards, {"own": toy_question}, tmp_path)
-    counts = count_finetunings(setup, plan, read_tasks(setup, plan))
-    rows = read_task("own", toy_question, FinetuneConfig()).encode(
-        open_shards(toy_shards).tokenizer, 24
-    )["train"]
+    task = read_task("own", toy_question, FinetuneConfig())
+    counts = count_finetunings(setup, plan, {"own": task})
+    rows = task.encode(open_shards(toy_shards).tokenizer, 24)["train"]
     encoder = sketch_objective(plan.runs[0].config).kept
     per_token = 3 * sum(encoder.count_flops(float(rows.lengths.float().mean())).values())
     whole = per_token * float(rows.lengths.sum())

@@ -29,7 +29,6 @@ def logits(*probs):
 
 
 def write_answers(folder, split, labels, gold, values):
-    """Write probabilities of labels, or numbers where there are none."""
     outputs = {"logits": values if labels else values[:, None]}
     Classification((), labels).write_predictions(folder, split, rows_of(gold), outputs)
     return folder / predictions_name(split)

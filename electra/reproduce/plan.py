@@ -29,7 +29,6 @@ from electra.reproduce.suite import MOST_STEPS, Row, Suite
 from electra.settings import differences, override, setting_name
 from electra.shards.store import Shards, open_shards
 from electra.tasks.family import Task
-from electra.tasks.registry import read_task
 from electra.tokenizing.tokenizer import make_tokenizer
 from electra.training.machine import choose_device, prepare_machine
 
@@ -385,15 +384,6 @@ class Setup(NamedTuple):
     def unfinished_tasks(self, run: PlannedRun) -> list[str]:
         """Return the tasks on which a run is not fine-tuned yet."""
         return [task for task in self.suite.tasks if not self.finetuning(run, task).exists()]
-
-
-def read_tasks(setup: Setup, plan: Plan) -> dict[str, Task]:
-    """Return the tasks of a suite."""
-    suite, config = setup.suite, plan.runs[0].config
-    return {
-        task: read_task(task, setup.data[task], finetune_config(suite, config, task))
-        for task in suite.tasks
-    }
 
 
 def digest_files(digests: Iterable[str]) -> str:

@@ -36,13 +36,12 @@ from electra.reproduce.plan import (
     finetune_config,
     keep_plan,
     open_plan,
-    read_tasks,
     require_same_data,
 )
 from electra.reproduce.records import Cell, find_known, keep_scores, read_records, read_written
 from electra.reproduce.report import write_results
 from electra.tasks.glue import GLUE
-from electra.tasks.registry import TASKS
+from electra.tasks.registry import TASKS, read_task
 
 SECONDS_BETWEEN_LOOKS = 1.0
 Show = Callable[[float, float, str], None]
@@ -94,7 +93,11 @@ class Session:
         self.setup, self.out, self.jobs = setup, out, jobs
         self.written = read_written(out)
         self.plan = open_plan(suite, setup.shards, runs, jobs)
-        tasks = read_tasks(setup, self.plan)
+        config = self.plan.runs[0].config
+        tasks = {
+            task: read_task(task, setup.data[task], finetune_config(suite, config, task))
+            for task in suite.tasks
+        }
         digests = {
             task: digest_files(map(sha256_file, question.files)) for task, question in tasks.items()
         }
