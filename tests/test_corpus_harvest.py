@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy
 import pytest
-from refusals import refuse
 
 from electra.quickstart import harvest as harvest_module
 from electra.quickstart.harvest import (
