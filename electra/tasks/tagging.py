@@ -277,6 +277,12 @@ def read_sentences(
         sentences = _read_lists(path, field, has_tags=tag_column is not None)
     else:
         sentences = _read_columns(path, word_column, tag_column, known, notes)
+        counts = [[str(number + 1) for number in range(len(each.words))] for each in sentences]
+        require(
+            [each.words for each in sentences] != counts or max(map(len, counts), default=0) < 2,
+            f"{path}: column {word_column} numbers the words; name the column of the words, such "
+            "as tagging.word_column=2 (of `electra predict`: --columns 2)",
+        )
     has_words = any(sentence.words for sentence in sentences)
     require(has_words, f"{path} is empty: it must have at least one word")
     for words, _, lines in sentences:
@@ -376,14 +382,7 @@ def _read_columns(
     if passed:
         count = f"{len(passed):,} lines, such as {passed[0]!r},"
         notes.append(f"{path.name}: {count} are taken for comments: no word has such a tag")
-    found = [sentence for sentence in sentences if sentence.words]
-    counts = [[str(number + 1) for number in range(len(each.words))] for each in found]
-    require(
-        [each.words for each in found] != counts or max(map(len, counts), default=0) < 2,
-        f"{path}: column {word_column} numbers the words; name the column of the words, such as "
-        "tagging.word_column=2 (of `electra predict`: --columns 2)",
-    )
-    return found
+    return [sentence for sentence in sentences if sentence.words]
 
 
 def _check_columns(place: str, num_columns: int, word_column: int, tag_column: int | None) -> None:
