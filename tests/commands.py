@@ -15,6 +15,13 @@ def run_command(capsys, *words):
     return status, *capsys.readouterr()
 
 
+def refuse_command(words, capsys, *command):
+    """Check that a command is refused with these words, whatever it says before."""
+    status, _, err = run_command(capsys, *command)
+    assert status == 2
+    assert words in " ".join(err.splitlines()[-1].split())
+
+
 def run_python_of(page, folder, monkeypatch):
     """Run the one block of Python of a page in a folder; return its names."""
     (code,) = re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)

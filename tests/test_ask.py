@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from commands import refuse_command
 from refusals import refuse
 
 from electra.cli import main
@@ -135,6 +136,4 @@ def test_both_verbs_print_text_or_json(run, tmp_path, capsys, monkeypatch):
     (gap,) = json.loads(capsys.readouterr().out)["gaps"]
     assert len(gap) == 1
     for words in ([], ["x", "--input", str(path)]):
-        with pytest.raises(SystemExit):
-            main(["detect", str(run), *words])
-        assert "give either a text or --input FILE" in capsys.readouterr().err
+        refuse_command("give either a text or --input FILE", capsys, "detect", run, *words)

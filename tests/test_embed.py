@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from commands import refuse_command
 from refusals import refuse
 
 from electra.cli import main
@@ -132,7 +133,5 @@ def test_what_cannot_be_embedded_is_refused(run, network, tmp_path, capsys):
         ([str(tmp_path / "texts.npy"), "--layer", "0"], "layer must lie in 1 to 2, not 0"),
         ([str(tmp_path / "x.npy"), "--unit", "word", "--pooling", "cls"], "is for --unit text"),
     ):
-        with pytest.raises(SystemExit):
-            main([*given, *words])
-        assert message in capsys.readouterr().err
+        refuse_command(message, capsys, *given, *words)
     assert {path.name for path in tmp_path.iterdir()} == {"texts.txt", "empty.txt"}

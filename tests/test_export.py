@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from commands import run_python_of
+from commands import refuse_command, run_python_of
 from scipy.stats import spearmanr
 
 from electra.checkpoints.checkpoint import list_checkpoints, read_tensors
@@ -195,9 +195,7 @@ def test_dev_sets_that_choose_nothing_are_refused(run, pairs, tmp_path, capsys):
         (["--as", "sentence-transformers", "--dev", tmp_path / "words.tsv"], "'high'"),
         (["--columns", "a", "b"], "--columns are those of --dev"),
     ):
-        with pytest.raises(SystemExit):
-            main(["export", *map(str, [run, *words, "--out", tmp_path / "out"])])
-        assert message in capsys.readouterr().err
+        refuse_command(message, capsys, "export", run, *words, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

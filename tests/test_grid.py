@@ -4,6 +4,7 @@ import json
 import statistics
 
 import pytest
+from commands import refuse_command
 from refusals import refuse
 from tasks import PowerCut, cut_at, ignore, small_finetune
 
@@ -138,6 +139,5 @@ def test_the_verb(start, toy_question, tmp_path, capsys):
     assert lines[2].split()[0] == best.partition("=")[2]
     assert f"note: {CHOSEN_ON_DEV}" in told
     assert lines[-1] == f"next: electra predict {tmp_path}/out/{best} --input FILE"
-    with pytest.raises(SystemExit):
-        main(["report", str(tmp_path / "out"), "--out", str(tmp_path / "report.html")])
-    assert f"take one of them: {tmp_path}/out/{best}" in capsys.readouterr().err
+    words = "report", tmp_path / "out", "--out", tmp_path / "report.html"
+    refuse_command(f"take one of them: {tmp_path}/out/{best}", capsys, *words)

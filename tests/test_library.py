@@ -28,7 +28,7 @@ def test_answers_are_those_of_the_commands(run):
 
 
 def test_a_script_trains_answers_and_exports(toy_shards, toy_question, tmp_path):
-    settings = SMALL | {"train.steps": 20, "train.check_memory": False}
+    settings = SMALL | {"model.embedding_size": 64, "train.steps": 20, "train.check_memory": False}
     seen = []
     results = electra.pretrain(toy_shards, tmp_path / "run", settings=settings, show=seen.append)
     assert results["steps"] == 20

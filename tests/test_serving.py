@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import tokenizers
 import torch
+from commands import refuse_command
 
 pytest.importorskip("fastapi")
 
@@ -430,13 +431,10 @@ def test_a_stopped_service_answers_what_it_has_time_for(run, capfd, count, secon
 
 def test_other_machines_need_a_token(run, capsys, monkeypatch):
     monkeypatch.delenv("ELECTRA_TOKEN", raising=False)
-    with pytest.raises(SystemExit):
-        main(["serve", str(run), "--host", "0.0.0.0"])
-    assert "opens the service to other machines: set ELECTRA_TOKEN" in capsys.readouterr().err
+    words = "serve", run, "--host", "0.0.0.0"
+    refuse_command("opens the service to other machines: set ELECTRA_TOKEN", capsys, *words)
     monkeypatch.setenv("ELECTRA_TOKEN", "short")
-    with pytest.raises(SystemExit):
-        main(["serve", str(run)])
-    assert "at least 16" in capsys.readouterr().err
+    refuse_command("at least 16", capsys, "serve", run)
     monkeypatch.setenv("ELECTRA_TOKEN", "a-secret-of-sufficient-length")
     request = b"GET /models HTTP/1.1\r\nHost: any\r\n%s\r\n"
     with served(run, "--host", "0.0.0.0") as (_, port):
@@ -463,9 +461,7 @@ def test_what_cannot_be_served_is_refused(run, tmp_path, capsys):
             ([str(run), "--set", "max_chars=3000000"], "must be at most max_waiting_chars"),
             ([], "serve needs FOLDERS"),
         ):
-            with pytest.raises(SystemExit):
-                main(["serve", *words])
-            assert line in capsys.readouterr().err
+            refuse_command(line, capsys, "serve", *words)
     main(["serve", str(run), "--dry-run"])
     assert "would serve" in capsys.readouterr().out
 

@@ -124,17 +124,6 @@ def test_only_a_word_longer_than_a_row_is_cut(toy_tokenizer):
     assert int((rows.targets["labels"] >= 0).sum()) == 4
 
 
-@pytest.mark.parametrize("lowercase", [True, False])
-def test_words_are_cased_and_accented_as_the_tokenizer_does(toy_tokenizer, lowercase):
-    letters = [*"Éeécafw", *(f"##{letter}" for letter in "Éeécafw")]
-    special = toy_tokenizer.tokens_by_id[:5]
-    tokenizer = Tokenizer([*special, *letters], lowercase=lowercase)
-    task = toy_task([("Éwé", "O"), ("CAFÉ", "N")])
-    tokens = tokenizer.tokens(task.encode(tokenizer, 16)["dev"].input_ids[0].tolist())
-    expected = "e ##w ##e c ##a ##f ##e" if lowercase else "É ##w ##é [UNK]"
-    assert tokens[1:-1] == expected.split()
-
-
 @pytest.mark.parametrize("sequence_length", [8, 13, 32])
 def test_no_word_is_lost_or_scored_twice(toy_tokenizer, sequence_length):
     rng = random.Random(sequence_length)
