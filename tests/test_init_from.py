@@ -27,6 +27,7 @@ from electra.pretraining.init_from import describe_parts, fit_to_start, load_sta
 from electra.pretraining.journal import Alarms
 from electra.pretraining.loop import pretrain, resume
 from electra.pretraining.plan import make_rows, measure_activations, time_run
+from electra.pretraining.resolution import resolve
 from electra.pretraining.start import build_model, count_tokens, fit_to_shards
 from electra.processes import Interrupted
 from electra.reports.curves import find_panels
@@ -184,6 +185,26 @@ def test_a_generator_is_made_of_the_lower_layers(folders, toy_shards, toy_config
     assert is_shared == (sharing == "embeddings")
     counts = count_tokens(open_shards(toy_shards))
     assert torch.allclose(model.generator.head.bias.exp(), (counts / counts.sum()).float())
+
+
+@pytest.mark.parametrize(
+    ("start", "settings", "rate"),
+    [
+        ("alone", [], 6),
+        ("alone", ["optimizer.learning_rate=1e-4"], pytest.approx(20)),
+        ("alone", ["optimizer.generator_rate=2"], 2),
+        ("alone", ["method.sharing=all", "generator.layers_fraction=1"], 1),
+        ("run", [], 1),
+    ],
+)
+def test_a_made_generator_learns_at_the_full_rate(folders, start, settings, rate):
+    notes = []
+    config = resolve(
+        "tiny", assignments=[f"train.init_from={folders / start}", *settings], note=notes.append
+    )
+    assert config.optimizer.generator_rate == rate
+    told = [text for text in notes if "generator_rate" in text]
+    assert len(told) == (config.optimizer.generator_rate not in (1, 2))
 
 
 def test_a_generator_is_that_of_another_folder_or_new(folders, toy_shards, toy_config):
@@ -461,6 +482,7 @@ def test_the_command_continues_a_continued_run(folders, toy_shards, tmp_path, mo
     assert (config.model.hidden_size, config.generator.warmup_steps) == (128, 2)
     assert config.train.initial_weights == "bert"
     assert config.optimizer.learning_rate == pytest.approx(2e-3 / 6, rel=1e-4)
+    assert config.optimizer.generator_rate == 6
     assert "a sixth of tiny's: less of what was learnt is lost" in " ".join(printed.err.split())
     shutil.rmtree(tmp_path / "start")
     main([*words, "train.steps=24"])

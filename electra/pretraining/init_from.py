@@ -32,6 +32,8 @@ from electra.shards.store import Shards
 
 Origin = Literal["init_from", "folder", "layers", "new"]
 """Where a generator's first weights come from."""
+MADE: Collection[Origin | None] = ("layers", "new")
+"""Origins of a generator that cannot predict at first."""
 MADE_FRACTION = 0.25
 """Layers of a generator that is made from the discriminator's, as a share of them, if the preset
 has a narrow generator. Such a generator is as wide as the discriminator."""
@@ -73,7 +75,7 @@ def fit_to_start(
     generator, origin = _fit_generator(config, model, start, given)
     if generator.warmup_steps is None:
         can_rest = config.method.scheme != "two_stage" and config.method.sharing != "all"
-        is_made = origin in ("layers", "new") and can_rest
+        is_made = origin in MADE and can_rest
         steps = config.train.steps // WARMUP_SHARE if is_made else 0
         generator = dataclasses.replace(generator, warmup_steps=steps)
     train = dataclasses.replace(config.train, initial_weights="bert")

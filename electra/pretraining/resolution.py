@@ -13,8 +13,8 @@ from electra.presets import PRESETS, RECIPES
 from electra.settings import override, override_values, read_toml, setting_name
 
 GENTLER = 6
-"""The preset's learning rate divided by that of a continued model. Of what a model knew of the old
-text 8% was lost at 3e-4, about a sixth of tiny's rate, and 68% at 1e-3 (docs/DOMAIN.md)."""
+"""The preset's learning rate divided by that of a continued model: at a higher one more is lost of
+what the model knew of the old text (docs/DOMAIN.md)."""
 
 
 def resolve(
@@ -46,6 +46,7 @@ def resolve(
     require_choice("preset", preset, PRESETS)
     require_choice("recipe", recipe, (None, *RECIPES))
     settings = RECIPES[recipe][preset] if recipe else PRESETS[preset]
+    full_rate = settings.optimizer.learning_rate
     given = {setting_name(each) for each in assignments}
     if toml is not None:
         values = read_toml(toml)
@@ -60,7 +61,7 @@ def resolve(
         return settle(run, read_run_config(run), settings, given)[0]
     if init_from:
         from electra.checkpoints.folder import read_pretrained
-        from electra.pretraining.init_from import fit_to_start
+        from electra.pretraining.init_from import MADE, find_origin, fit_to_start
 
         start = read_pretrained(Path(init_from))
         settings = _fit_length(settings, start.sequence_length, given, note)
@@ -69,12 +70,31 @@ def resolve(
             rate = f"optimizer.learning_rate={optimizer.learning_rate / GENTLER:g}"
             settings = override(settings, [rate])
             note(f"{rate}, a sixth of {preset}'s: less of what was learnt is lost (docs/DOMAIN.md)")
+        if find_origin(settings, start) in MADE:
+            settings = _let_generator_learn(settings, full_rate, given, note)
     longest = longest_warmup(settings.shortest_schedule)
     if optimizer.warmup_steps > longest and "optimizer.warmup_steps" not in given:
         settings = override(settings, [f"optimizer.warmup_steps={longest}"])
         what = f"{preset}'s {optimizer.warmup_steps:,} are for a longer one"
         note(f"optimizer.warmup_steps={longest}, a tenth of the schedule: {what}")
     require_schedule(settings)
+    return settings
+
+
+def _let_generator_learn(
+    settings: PretrainConfig, full_rate: float, given: Iterable[str], note: Callable[[str], None]
+) -> PretrainConfig:
+    """Return the settings with the full rate for a made generator, unless one was given.
+
+    From its bad samples the continued discriminator unlearns (docs/DOMAIN.md).
+    """
+    method = settings.method
+    has_rate = (method.mode, method.scheme) == ("paper", "joint") and method.sharing != "all"
+    times = full_rate / settings.optimizer.learning_rate
+    if has_rate and times > 1 and "optimizer.generator_rate" not in given:
+        rate = f"optimizer.generator_rate={times:.3g}"
+        settings = override(settings, [rate])
+        note(f"{rate}: the generator is made, and learns at the full rate of {full_rate:g}")
     return settings
 
 
