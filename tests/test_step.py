@@ -325,8 +325,16 @@ def test_layers_keep_rates_of_their_own_as_tensors():
         assert group["lr"].item() == pytest.approx(group["lr_scale"])
 
 
-def test_the_generator_learns_at_a_rate_of_its_own():
-    config = override(make_config(), ["optimizer.generator_rate=0.5"])
+@pytest.mark.parametrize(
+    ("sharing", "shared"),
+    [
+        ("embeddings", "discriminator.embeddings.tokens.weight"),
+        ("gdes", "generator.encoder.embeddings.tokens.weight"),
+    ],
+)
+def test_the_generator_learns_at_a_rate_of_its_own(sharing, shared):
+    settings = ["optimizer.generator_rate=0.5", f"method.sharing={sharing}"]
+    config = override(make_config(), settings)
     model = make_model(config)
     scales = {
         id(parameter): group["lr_scale"]
@@ -334,9 +342,9 @@ def test_the_generator_learns_at_a_rate_of_its_own():
         for parameter in group["params"]
     }
     found = {name: scales[id(parameter)] for name, parameter in model.named_parameters()}
+    assert found.pop(shared) == 1.0
     assert {scale for name, scale in found.items() if name.startswith("generator.")} == {0.5}
     assert {scale for name, scale in found.items() if name.startswith("disc")} == {1.0}
-    assert found["discriminator.embeddings.tokens.weight"] == 1.0  # shared
 
 
 def test_attention_kernels_are_ranked():

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from electra.config import OptimizerConfig
+from electra.model.parts import TokenTable
 from electra.training.muon import Muon
 
 Mode = Literal["paper", "reference"]
@@ -43,6 +44,8 @@ def build_optimizer(
     """
     depths = {name: _depth(name) for name, _ in model.named_parameters()}
     num_layers = max((depth for depth in depths.values() if depth is not None), default=0)
+    tables = [part for part in model.modules() if isinstance(part, TokenTable)]
+    shared = {weight for table in tables for base in table.base for weight in base.parameters()}
     groups: dict[tuple[float, float, int], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         decays = not (name.rpartition(".")[2].startswith("bias") or "norm" in name)
@@ -50,7 +53,7 @@ def build_optimizer(
         above = 0 if depth is None else num_layers + 1 - depth + (mode == "reference")
         num_blocks = _count_blocks(name, parameter) if config.matrices == "muon" else 0
         scale = layer_lr_decay**above
-        if name.startswith("generator."):
+        if name.startswith("generator.") and parameter not in shared:
             scale *= config.generator_rate
         key = (config.weight_decay if decays else 0.0, scale, num_blocks)
         groups.setdefault(key, []).append(parameter)
