@@ -483,7 +483,7 @@ def test_the_command_continues_a_continued_run(folders, toy_shards, tmp_path, mo
     assert config.train.initial_weights == "bert"
     assert config.optimizer.learning_rate == pytest.approx(2e-3 / 6, rel=1e-4)
     assert config.optimizer.generator_rate == 6
-    assert "a sixth of tiny's: less of what was learnt is lost" in " ".join(printed.err.split())
+    assert "a sixth of the preset's" in " ".join(printed.err.split())
     shutil.rmtree(tmp_path / "start")
     main([*words, "train.steps=24"])
     assert "goes on with other settings: train.steps 20 -> 24" in capsys.readouterr().err

@@ -4,7 +4,7 @@ Command line and library resolve settings here. Nothing here imports torch until
 read, so that the settings of a run are printed at once.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from electra.config import PretrainConfig, longest_warmup, require_schedule
@@ -53,45 +53,45 @@ def resolve(
         settings = override_values(settings, values, toml)
         given.update(values)
     settings = override(settings, assignments)
-    init_from, optimizer = settings.train.init_from, settings.optimizer
     if run is not None and (run / "config.json").exists():
         from electra.checkpoints.folder import read_run_config
         from electra.pretraining.continuation import settle
 
         return settle(run, read_run_config(run), settings, given)[0]
-    if init_from:
-        from electra.checkpoints.folder import read_pretrained
-        from electra.pretraining.init_from import MADE, find_origin, fit_to_start
-
-        start = read_pretrained(Path(init_from))
-        settings = _fit_length(settings, start.sequence_length, given, note)
-        settings = fit_to_start(settings, start, given)
-        if "optimizer.learning_rate" not in given:
-            rate = f"optimizer.learning_rate={optimizer.learning_rate / GENTLER:g}"
-            settings = override(settings, [rate])
-            note(f"{rate}, a sixth of {preset}'s: less of what was learnt is lost (docs/DOMAIN.md)")
-        if find_origin(settings, start) in MADE:
-            settings = _let_generator_learn(settings, full_rate, given, note)
+    if settings.train.init_from:
+        settings = _fit_to_start(settings, full_rate, given, note)
     longest = longest_warmup(settings.shortest_schedule)
-    if optimizer.warmup_steps > longest and "optimizer.warmup_steps" not in given:
+    planned = settings.optimizer.warmup_steps
+    if planned > longest and "optimizer.warmup_steps" not in given:
         settings = override(settings, [f"optimizer.warmup_steps={longest}"])
-        what = f"{preset}'s {optimizer.warmup_steps:,} are for a longer one"
+        what = f"{preset}'s {planned:,} are for a longer one"
         note(f"optimizer.warmup_steps={longest}, a tenth of the schedule: {what}")
     require_schedule(settings)
     return settings
 
 
-def _let_generator_learn(
-    settings: PretrainConfig, full_rate: float, given: Iterable[str], note: Callable[[str], None]
+def _fit_to_start(
+    settings: PretrainConfig, full_rate: float, given: Collection[str], note: Callable[[str], None]
 ) -> PretrainConfig:
-    """Return the settings with the full rate for a made generator, unless one was given.
+    """Return the settings with the sizes of train.init_from, and a rate that keeps its knowledge.
 
-    From its bad samples the continued discriminator unlearns (docs/DOMAIN.md).
+    A generator that is made learns at the full rate: from its bad samples the discriminator would
+    unlearn.
     """
-    method = settings.method
-    has_rate = (method.mode, method.scheme) == ("paper", "joint") and method.sharing != "all"
-    times = full_rate / settings.optimizer.learning_rate
-    if has_rate and times > 1 and "optimizer.generator_rate" not in given:
+    from electra.checkpoints.folder import read_pretrained
+    from electra.pretraining.init_from import MADE, find_origin, fit_to_start
+
+    start = read_pretrained(Path(settings.train.init_from))
+    settings = _fit_length(settings, start.sequence_length, given, note)
+    settings = fit_to_start(settings, start, given)
+    if "optimizer.learning_rate" not in given:
+        rate = f"optimizer.learning_rate={full_rate / GENTLER:g}"
+        settings = override(settings, [rate])
+        note(f"{rate}, a sixth of the preset's: less of what was learnt is lost (docs/DOMAIN.md)")
+    method, times = settings.method, full_rate / settings.optimizer.learning_rate
+    has_two = (method.mode, method.scheme) == ("paper", "joint") and method.sharing != "all"
+    is_made = find_origin(settings, start) in MADE
+    if is_made and has_two and times > 1 and "optimizer.generator_rate" not in given:
         rate = f"optimizer.generator_rate={times:.3g}"
         settings = override(settings, [rate])
         note(f"{rate}: the generator is made, and learns at the full rate of {full_rate:g}")
@@ -99,7 +99,7 @@ def _let_generator_learn(
 
 
 def _fit_length(
-    settings: PretrainConfig, longest: int, given: Iterable[str], note: Callable[[str], None]
+    settings: PretrainConfig, longest: int, given: Collection[str], note: Callable[[str], None]
 ) -> PretrainConfig:
     """Return the settings with rows no longer than the start was trained on, unless given."""
     length = settings.examples.sequence_length
