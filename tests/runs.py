@@ -1,6 +1,7 @@
 """What tests of pre-training runs share: stops, full disks, damage, and how two ends compare."""
 
 import dataclasses
+import json
 import os
 import resource
 import signal
@@ -14,6 +15,7 @@ from electra.checkpoints.checkpoint import find_checkpoint
 from electra.checkpoints.metrics import OF_THE_MACHINE, read_metrics
 from electra.checkpoints.names import DEBERTA
 from electra.files import write_json
+from electra.settings import flatten, to_dict
 
 SMALL = {
     **{"model.hidden_size": 64, "model.num_attention_heads": 1, "model.embedding_size": 32},
@@ -27,6 +29,14 @@ SMALL = {
 def words_of(settings, prefix=""):
     """Settings as the words behind --set."""
     return [f"{prefix}{name}={value}" for name, value in settings.items()]
+
+
+def write_toml(folder, config):
+    """Write settings as a file for --config; return its path."""
+    given = {name: value for name, value in flatten(to_dict(config)) if value is not None}
+    path = folder / "settings.toml"  # TOML has no null
+    path.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in given.items()))
+    return path
 
 
 def ignore(record):

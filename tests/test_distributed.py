@@ -15,7 +15,7 @@ import pytest
 import ranks
 import torch
 import torch.distributed as dist
-from runs import assert_same_end, ignore, read_measures
+from runs import assert_same_end, ignore, read_measures, write_toml
 from test_step import OBJECTIVES
 
 from electra.checkpoints.checkpoint import find_checkpoint
@@ -26,7 +26,7 @@ from electra.pretraining.loop import pretrain
 from electra.pretraining.start import require_equal_shares
 from electra.pretraining.step import Step
 from electra.processes import Interrupted
-from electra.settings import flatten, override, to_dict
+from electra.settings import override, to_dict
 from electra.training.distributed import joined
 from electra.training.machine import Machine
 
@@ -273,10 +273,7 @@ def test_a_run_whose_torchrun_is_killed_saves_and_ends(toy_shards, tmp_path, pro
 @pytest.mark.slow
 def test_the_command_under_torchrun(toy_shards, toy_config, tmp_path):
     """It prints once; SIGTERM to launcher and processes at once, as queues send it, saves."""
-    run, toml = tmp_path / "run", tmp_path / "settings.toml"
-    values = flatten(to_dict(toy_config))
-    given = [(name, value) for name, value in values if value is not None]  # TOML has no null
-    toml.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in given))
+    run, toml = tmp_path / "run", write_toml(tmp_path, toy_config)
     words = ["-m", "electra", "pretrain", toy_shards, "--out", run, "--config", toml]
     process = torchrun(2, *words, "--set", "train.steps=100000", "train.log_every=10")
     while not (run / "metrics.jsonl").exists() or not (run / "metrics.jsonl").stat().st_size:

@@ -30,6 +30,7 @@ from runs import (
     read_records,
     send_at,
     wait_for,
+    write_toml,
 )
 
 from electra.checkpoints.checkpoint import (
@@ -319,43 +320,25 @@ def test_where_a_run_can_end_early(finished, tmp_path, monkeypatch, capsys):
     assert not Path("late").exists()
 
 
-KILLED = """
-import json, sys
-from pathlib import Path
-import torch
-torch.set_num_threads(1)
-from electra.config import PretrainConfig
-from electra.settings import from_dict
-from electra.pretraining.acceleration import AcceleratedStep
-from electra.pretraining.evaluation import evaluate, heldout_batches
-from electra.pretraining.loop import (pretrain, resume)
-shards, run, config = sys.argv[1:]
-show = lambda record: print(record["step"], flush=True)
-if Path(run, "config.json").exists():
-    resume(Path(run), show)
-else:
-    pretrain(Path(shards), Path(run), from_dict(PretrainConfig, json.loads(config)), show)
-"""
+def count_lines(path):
+    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 @pytest.mark.slow
 def test_killed_at_any_moment_and_continued_equals_uninterrupted(toy_shards, toy_config, tmp_path):
     """kill -9 three times, wherever that falls, a save of a few milliseconds included."""
-    from electra.settings import to_dict
-
     config = override(toy_config, ["train.steps=90", "train.save_every=2", "train.log_every=1"])
     pretrain(toy_shards, tmp_path / "whole", config, ignore)
-    command = [sys.executable, "-c", KILLED, str(toy_shards), str(tmp_path / "parts")]
-    command.append(json.dumps(to_dict(config)))
+    words = [toy_shards, "--out", tmp_path / "parts", "--config", write_toml(tmp_path, config)]
+    command = [sys.executable, "-m", "electra", "pretrain", *words]
     for kill_at in (7, 30, 61):
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        for line in process.stdout:
-            if int(line) >= kill_at:
-                break
-        time.sleep(0.003 * (kill_at % 5))
-        process.kill()
-        process.communicate()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        with subprocess.Popen(command) as process:
+            while count_lines(tmp_path / "parts" / "metrics.jsonl") < kill_at:
+                assert process.poll() is None
+                time.sleep(0.001)
+            time.sleep(0.003 * (kill_at % 5))
+            process.kill()
+    subprocess.run(command, check=True)
     assert_same_end(tmp_path / "whole", tmp_path / "parts")
 
 

@@ -326,37 +326,21 @@ def die(task):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-PROGRAM = """
-import sys
-import time
-from pathlib import Path
-from electra.config import PrepareConfig
-from electra.shards.prepare import finish, prepare, prepare_share
-from electra.tokenizing.tokenizer import Tokenizer
-
-def tell(*state):
-    print(*state, flush=True)
-
-if __name__ == "__main__":
-    config = PrepareConfig(workers=2, task_bytes=3000, heldout_prob=0.1, duplicates="exact")
-    prepare(sys.argv[1:2], Tokenizer.load(sys.argv[2]), sys.argv[3], config, tell)
-"""
-
-
 def test_a_killed_run_leaves_no_process_and_goes_on(tokenizer, text_file, tmp_path):
     tokenizer.save(tmp_path / "tokenizer")
-    (tmp_path / "program.py").write_text(PROGRAM)
     text_file.write_text(make_text(2000))
-    arguments = [text_file, tmp_path / "tokenizer", tmp_path / "out"]
-    command = [sys.executable, tmp_path / "program.py", *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
-        for _ in range(3):
-            running.stdout.readline()
+    words = [text_file, "--tokenizer", tmp_path / "tokenizer", "--out", tmp_path / "out", "--set"]
+    words += ["workers=2", "task_bytes=3000", "heldout_prob=0.1", "duplicates=exact"]
+    tasks = tmp_path / "out.incomplete/tasks"
+    command = [sys.executable, "-m", "electra", "prepare", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as running:
+        while len(list(tasks.glob("*/task.json"))) < 3:
+            assert running.poll() is None
+            time.sleep(0.001)
         running.kill()
         # The output ends when every process of the pools has closed it.
         running.stdout.read()
     assert not (tmp_path / "out").exists()
-    tasks = tmp_path / "out.incomplete/tasks"
     finished = {path: path.stat().st_mtime_ns for path in tasks.glob("*/task.json")}
     assert len(finished) >= 3
     told = []

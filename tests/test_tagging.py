@@ -22,7 +22,6 @@ from electra.tokenizing.tokenizer import Tokenizer
 DATA = Path(__file__).parents[2] / "shared/data"
 VOCABULARY = DATA / "vocab/bert-base-uncased.txt"
 CPU = torch.device("cpu")
-IOB2 = "The DT O\nqueen NN B-PER\nof IN I-PER\nSpain NN B-LOC\n\nA DT O\nboat NN O\n"
 
 
 def toy_task(*sentences: list[tuple[str, str]]) -> Task:
