@@ -33,11 +33,7 @@ def combine(
     """Return the settings of every combination by its name, such as "learning_rate=1e-4,epochs=3".
 
     All start from `config` and `fixed`, each `field=value`; `grid` has `field=value,value` for each
-    field.
-
-    Raises:
-        UserError: A field or value is unknown, a combination occurs twice, or settings do not fit
-            together.
+    field. No combination may occur twice.
     """
     axes = []
     for words in grid:

@@ -82,16 +82,8 @@ A group belongs to train or to test as a whole."""
 def quickstart(text: Sequence[str], out: Path, config: QuickstartConfig) -> None:
     """Run all steps, print them, and write their results into the folder `out`.
 
-    What an interrupted quickstart has written there is not done again.
-
-    Args:
-        text: The user's files; if empty, the documentation of the installed packages.
-        out: The folder to write, or of an unfinished quickstart with the same text and settings.
-        config: The settings of all steps.
-
-    Raises:
-        UserError: There is no text, a file is damaged or can be read only once, or the quickstart
-            was begun with other settings.
+    What an interrupted quickstart with the same text and settings has written there is not done
+    again. `text` are the user's files; if empty, the documentation of the installed packages.
     """
     asked = {"text": list(text), **to_dict(config)}
     if out.exists():

@@ -79,9 +79,6 @@ class Session:
     Attributes:
         plan: All runs of the suite.
         left: The runs that are to be computed, by name.
-
-    Raises:
-        UserError: A folder holds another comparison, or settings do not fit together.
     """
 
     def __init__(
@@ -133,13 +130,9 @@ class Session:
     def carry_out(self, show: Show, save: Callable[[], object]) -> None:
         """Compute what is left. When it is interrupted, every run is stopped at a checkpoint.
 
-        Args:
-            show: Called with the TFLOPs done and in total of what was left, and what is computed
-                now.
-            save: Called whenever the runs of a row and seed are finished.
-
-        Raises:
-            UserError: A run cannot be computed, and all others are finished.
+        `show` is called with the TFLOPs done and in total of what was left, and what is computed
+        now; `save` whenever the runs of a row and seed are finished. A run that cannot be computed
+        is refused when all others are finished.
         """
         self.setup.runs.mkdir(parents=True, exist_ok=True)
         with hold(self.setup.runs / LOCK):

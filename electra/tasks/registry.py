@@ -37,10 +37,6 @@ def read_task(name: str, data: Path, config: FinetuneConfig) -> Task:
 
     A name that ends with .toml is a file with the fields of OwnTaskConfig. The task has a dev set:
     `dev_fraction` of train if it is set, else that of its files.
-
-    Raises:
-        UserError: The name is unknown, a setting is for another task, or the files are not those of
-            the task.
     """
     config, path = resolve_own(name, config), Path(name)
     if path.suffix == TASK_FILE:

@@ -132,13 +132,8 @@ def find_sources(
     """Return the text files that paths, folders and patterns name; "-" is standard input.
 
     A folder names all files below it, sorted, without hidden and empty files. A pipe is read only
-    if it is named itself. A name may be a URL, or datasets:NAME.
-
-    Args:
-        paths: The names.
-        encoding: That of the text; "detect" tells it for each file.
-        text_field: The field of a record that holds the text.
-        form: "auto", or "text": what its name does not tell is plain text.
+    if it is named itself. A name may be a URL, or datasets:NAME. For the other arguments see
+    `Reader`.
 
     Raises:
         UserError: A path names no file, or a named file is not text.

@@ -323,16 +323,11 @@ def read_table(
     *,
     may_be_short: bool = False,
 ) -> TableFile:
-    """Return the rows of a table in any of TABLE_FORMATS, compressed or not.
+    """Return the rows of a table in any of TABLE_FORMATS, compressed or not; refuse an empty one.
 
-    Args:
-        path: The file.
-        columns: Names of a TSV's columns if its first line is a row already.
-        separator: What separates the columns of a .csv or .tsv; if empty, its first line tells.
-        may_be_short: Leave out rows of these with too few fields and count them, not refuse them.
-
-    Raises:
-        UserError: The file cannot be read, is empty, or a line does not fit.
+    `columns` are a TSV's if its first line is a row already. Without a `separator`, the first line
+    of a .csv or .tsv tells it. Rows with too few fields are refused, or left out and counted if
+    they `may_be_short`.
     """
     require_format(path, TABLE_FORMATS)
     content = read_content(path)

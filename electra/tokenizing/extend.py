@@ -38,9 +38,6 @@ def extend(old: Tokenizer, texts: Iterable[str], config: TokenizerConfig) -> Tok
     - BPE learns further merges of its own pieces. They come after the old ones, so that a word is
       first cut as before.
     - Unigram gets the likeliest pieces of a vocabulary trained on the text, with their scores.
-
-    Raises:
-        UserError: `vocab_size` is not larger than the old vocabulary, or `old` cannot be extended.
     """
     wanted = config.vocab_size - old.vocab_size
     require(
