@@ -396,17 +396,6 @@ def find_digest(finetuning: Path) -> str:
     return digest_files(read_object(finetuning / "config.json")["files"].values())
 
 
-def require_same_data(data: Mapping[str, str], runs: Path) -> None:
-    """Refuse tasks whose files are not those that the runs in a folder are scored on."""
-    for task, digest in data.items():
-        for place in find_finetunings(runs, task):
-            require(
-                find_digest(place) == digest,
-                f"{task} has other files than {place}; scores on different data cannot be "
-                "compared: choose another --runs",
-            )
-
-
 def count_finetunings(
     setup: Setup, plan: Plan, tasks: Mapping[str, Task]
 ) -> dict[tuple[str, str], float]:

@@ -32,11 +32,12 @@ from electra.reproduce.plan import (
     count_finetunings,
     digest_files,
     estimate_seconds,
+    find_digest,
+    find_finetunings,
     find_work,
     finetune_config,
     keep_plan,
     open_plan,
-    require_same_data,
 )
 from electra.reproduce.records import Cell, find_known, keep_scores, read_records, read_written
 from electra.reproduce.report import write_results
@@ -98,7 +99,13 @@ class Session:
         digests = {
             task: digest_files(map(sha256_file, question.files)) for task, question in tasks.items()
         }
-        require_same_data(digests, runs)
+        for task, digest in digests.items():
+            for place in find_finetunings(runs, task):
+                require(
+                    find_digest(place) == digest,
+                    f"{task} has other files than {place}; scores on different data cannot be "
+                    "compared: choose another --runs",
+                )
         self.known, reasons = find_known(out, earlier, suite, self.plan, digests)
         if reasons:
             count = f"{len(reasons)} records of --earlier are passed over"

@@ -61,7 +61,7 @@ MAX_SHARD_TOKENS = 1 << 31
 """Largest `shard_tokens`. A shard ends with a whole document, whose offsets must be below 2**32."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Shard:
     """The tokens of one shard, and the index of the first token of each line and document.
 
@@ -153,7 +153,13 @@ def open_shards(folder: str | Path, *, verify: bool | Literal["anew"] = True) ->
     content = read_bytes(path)
     if content is None:
         raise UserError(f"{folder} is not a shards folder (no manifest.json); see electra prepare")
-    manifest = _parse_manifest(path, content)
+    manifest = parse_object(content, path)
+    is_ours = manifest.get("format") == FORMAT and "dtype" in manifest
+    require(is_ours, f"{path} is not the manifest of a shards folder")
+    version = manifest.get("version")
+    require(
+        version == VERSION, f"{path} has format version {version}; this electra reads {VERSION}"
+    )
     with fetched(folder / "tokenizer") as copy:
         tokenizer = Tokenizer.load(copy)
     require(
@@ -180,17 +186,6 @@ def open_shards(folder: str | Path, *, verify: bool | Literal["anew"] = True) ->
             _require_sha256(fetch(folder / name, sha256), sha256)
     _allow_open_files(folder, len(files))
     return Shards(folder, tokenizer, manifest, digest, parts["train"], parts["heldout"])
-
-
-def _parse_manifest(path: Path, content: bytes) -> dict[str, Any]:
-    manifest = parse_object(content, path)
-    is_ours = manifest.get("format") == FORMAT and "dtype" in manifest
-    require(is_ours, f"{path} is not the manifest of a shards folder")
-    version = manifest.get("version")
-    require(
-        version == VERSION, f"{path} has format version {version}; this electra reads {VERSION}"
-    )
-    return manifest
 
 
 def _list_files(
