@@ -1,5 +1,7 @@
 """The question which punctuation mark follows a word, asked of held-out text."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -80,9 +82,7 @@ def test_little_text_is_shared_in_proportion_or_not_asked(shards):
     assert len(question.train) > 2 * len(question.test) > 0
     few = shards.heldout[0]
     end = int(few.documents[MIN_PASSAGES // 4])
-    columns = {"lines": few.lines, "documents": few.documents[: MIN_PASSAGES // 4]}
-    columns["tokens"] = few.tokens[:end]
-    few = type(few)(end, columns.__getitem__)
+    few = SimpleNamespace(tokens=few.tokens[:end], documents=few.documents[: MIN_PASSAGES // 4])
     shards = type(shards)(**{**vars(shards), "heldout": (few,)})
     assert punctuation_question(shards, 60, 80, seed=0) is None
 
