@@ -251,7 +251,7 @@ def export(
     model: str | Path,
     out: str | Path,
     *,
-    form: Literal["huggingface", "bert", "sentence-transformers"] = "huggingface",
+    form: Literal["huggingface", "bert", "sentence-transformers", "gguf"] = "huggingface",
     onnx: bool = False,
     int8: str | Path | None = None,
     dev: str | Path | None = None,
@@ -265,7 +265,7 @@ def export(
     Args:
         model: A run, a Hugging Face folder, or a fine-tuning.
         out: The folder to write; must not exist.
-        form: Classes of ELECTRA or of BERT, or a folder for sentence-transformers.
+        form: Classes of ELECTRA or of BERT, or a folder for sentence-transformers or llama.cpp.
         onnx: Write onnx/model.onnx, too.
         int8: A file of texts: write onnx/model_int8.onnx, too, compared on them.
         dev: Pairs of sentences with scores, which choose the layer for sentence-transformers.
@@ -280,7 +280,7 @@ def export(
             agree with the model.
     """
     run, folder = Path(model), Path(out)
-    check_export(run, form, dev, scores, seed)
+    check_export(run, form, dev, scores, seed, is_onnx=onnx or int8 is not None)
     rows = [read_finetuning(Path(path) / "results.json") for path in scores]
     if not is_finetuned(run) and not is_huggingface(run):
         for path in find_finetunings(run_of(run), find_checkpoint(run)[0]):
@@ -294,7 +294,7 @@ def export(
     written = run_export(
         *(run, folder),
         seed=seed,
-        form="bert" if form == "bert" else "huggingface",
+        form="huggingface" if form == "sentence-transformers" else form,
         similarity=similarity,
         onnx=onnx,
         int8_text=read_texts(Path(int8)) if int8 else [],
@@ -309,9 +309,11 @@ def check_export(
     dev: str | Path | None,
     scores: Sequence[str | Path],
     seed: int | None,
+    *,
+    is_onnx: bool = False,
 ) -> None:
     """Refuse arguments of `export` that do not fit together, or not to the model."""
-    require_choice("form", form, ("huggingface", "bert", "sentence-transformers"))
+    require_choice("form", form, ("huggingface", "bert", "sentence-transformers", "gguf"))
     is_similarity, is_tuned = form == "sentence-transformers", is_finetuned(run)
     require(
         is_similarity == (dev is not None),
@@ -320,6 +322,10 @@ def check_export(
     require(
         not (is_tuned and (is_similarity or scores)),
         f"sentence-transformers and scores are for a run, and {run} is a fine-tuning",
+    )
+    require(
+        form != "gguf" or not (is_tuned or is_onnx),
+        "gguf is one file with an encoder: of a run, without the head of a fine-tuning or ONNX",
     )
     require(
         is_tuned or seed is None,

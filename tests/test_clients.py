@@ -7,26 +7,33 @@ import os
 import shutil
 import subprocess
 import sys
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib import metadata
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
-import torch
+from networks import draw
+from refusals import refuse
 
 import electra
 from electra.checkpoints.folder import SavedNetwork
 from electra.cli import main
+from electra.config import TokenizerConfig
 from electra.files import new_folder
 from electra.interop.export import describe, write_plain
+from electra.interop.gguf import write_gguf
 from electra.model.encoder import Encoder
 from electra.model.heads import DiscriminatorHead, GeneratorHead
-from electra.model.initialisation import init_weights
 from electra.presets import deberta_sizes, encoder_sizes, modern_sizes
-from tools.clients import BODIES, CLIENTS, LIGHT, NODE, OLDER, OWN, PAGE, write_page
+from electra.tokenizing.tokenizer import Tokenizer
+from tools import clients
+from tools.clients import BODIES, CLIENTS, LIGHT, LLAMA, NODE, OLDER, OWN, SPACY, Environment
 
 TEXTS = ("the queen sold a boat .", "my neighbour", "the old sailor painted the castle today .")
 MASKED = ("the [MASK] sold a boat .", "my neighbour [MASK] the castle .")
+WRITER = Environment(("gguf==0.19.0",))
 PIP = ["-m", "pip", "install", "--no-deps", "--retries", "1", "--target"]
 NPM = ["npm", "install", "--ignore-scripts", "--no-audit", "--fetch-retries", "1", "--prefix"]
 RUN_PYTHON = """
@@ -55,7 +62,7 @@ console.log(JSON.stringify(answers));
 
 
 def test_the_page_is_written_from_the_list():
-    assert PAGE.read_text() == write_page(), "run python -m tools.clients"
+    assert clients.PAGE.read_text() == clients.write_page(), "run python -m tools.clients"
 
 
 def test_versions_are_those_that_are_tested():
@@ -69,26 +76,22 @@ def test_versions_are_those_that_are_tested():
             assert f"{name}@{client.version}" in pins
 
 
-def write_start(folder, body, tokenizer):
+def write_start(folder, body, tokenizer, embedding_size=32):
     """Discriminator and generator with weights large enough for differences to show."""
     options = {"vocab_size": tokenizer.vocab_size, "max_position_embeddings": 64}
     sizes = {
-        "electra": encoder_sizes(64, 2, 32, **options),
+        "electra": encoder_sizes(64, 2, embedding_size, **options),
         "modernbert": dataclasses.replace(modern_sizes(64, 3), local_attention=8, **options),
         "deberta-v2": deberta_sizes(64, 2, position_buckets=8, **options),
     }[body]
 
-    def draw(module):
-        init_weights(module, 0.1, torch.Generator().manual_seed(1))
-        return module.state_dict()
-
-    encoder = (draw(Encoder(sizes)),)
+    encoder = (draw(Encoder(sizes), 0.1).state_dict(),)
     for place, predicts, head in (
         (folder, "replaced", DiscriminatorHead(sizes)),
         (folder / "generator", "tokens", GeneratorHead(sizes)),
     )[: 2 if body == "electra" else 1]:
         place.mkdir(parents=True)
-        network = SavedNetwork(predicts, sizes, encoder, draw(head))
+        network = SavedNetwork(predicts, sizes, encoder, draw(head, 0.1).state_dict())
         write_plain(place, describe(network, tokenizer, 32, "random weights"))
 
 
@@ -109,6 +112,12 @@ def folders(toy_text, toy_question, toy_tokenizer, tmp_path_factory):
             ["export", tuned, "--onnx", "--out", classifier],
         ):
             main([*map(str, command)])
+        if body != "deberta-v2":
+            gguf = top / body / "gguf"
+            write_start(gguf / "start", body, toy_tokenizer, embedding_size=64)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.syspath_prepend(install(WRITER))
+                main(["export", str(gguf / "start"), "--as", "gguf", "--out", f"{gguf}/exported"])
     return top
 
 
@@ -145,7 +154,7 @@ def ask(environment, cases, folders, top):
     place = install(environment)
     jobs = []
     for client, body in cases:
-        folder = "classifier" if client.folder == "classifier" else "encoder"
+        folder = "encoder" if client.folder == "generator" else client.folder
         texts = MASKED if client.folder == "generator" else TEXTS
         jobs.append((str(folders / body / folder), client.code, texts))
     settings = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
@@ -167,7 +176,7 @@ def ask(environment, cases, folders, top):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("environment", [OWN, OLDER, LIGHT, NODE], ids=["5", "4", "light", "js"])
+@pytest.mark.parametrize("environment", [OWN, OLDER, LIGHT, SPACY, NODE, LLAMA])
 def test_clients_answer_as_we_do(environment, folders, tmp_path):
     cases = [
         (each, body) for each in CLIENTS if each.environment == environment for body in each.bodies
@@ -177,8 +186,9 @@ def test_clients_answer_as_we_do(environment, folders, tmp_path):
         where = f"{client.name} {client.version}, {client.folder} of {body}"
         assert not isinstance(found, str), f"{where}: {found}"
         exact = {"abs": client.tolerance, "rel": 0}
-        model = electra.load(folders / body / "encoder" / "exported")
-        if client.folder == "encoder":  # a vector of each text, or states, whose mean is taken
+        start = "gguf/start" if client.folder == "gguf" else "encoder/exported"
+        model = electra.load(folders / body / start)
+        if client.folder in ("encoder", "gguf"):  # a vector of each text, or states: their mean
             means = [np.mean(np.array(each, ndmin=2), axis=0) for each in found]
             ours = electra.embed(model, TEXTS)
             assert np.abs(ours).mean() > 0.1
@@ -197,3 +207,55 @@ def test_clients_answer_as_we_do(environment, folders, tmp_path):
                 for each, ours in zip(row[:3], gaps[0], strict=True):
                     assert each["token_str"].removeprefix("##") == ours.token.removeprefix("##")
                     assert each["score"] == pytest.approx(ours.prob, **exact), where
+
+
+@pytest.mark.parametrize(
+    ("sizes", "config", "words"),
+    [
+        (encoder_sizes(64, 2, 32), {}, "embedding_size 32 must be hidden_size 64"),
+        (deberta_sizes(64, 2), {}, "llama.cpp has no graph of deberta-v2"),
+        (dataclasses.replace(modern_sizes(64, 2), mlp_bias=True), {}, "has no mlp_bias"),
+        (encoder_sizes(64, 2, 64), {"kind": "bpe", "vocab_size": 300}, "WordPiece as BERT's alone"),
+        (encoder_sizes(64, 2, 64), {"split_ideographs": False}, "each ideograph a word"),
+    ],
+)
+def test_what_llama_cpp_cannot_hold_is_refused(sizes, config, words, tmp_path):
+    tokenizer = Tokenizer.train(["a boat"] * 9, TokenizerConfig(**{"vocab_size": 64} | config))
+    network = SavedNetwork("", sizes, ({},))
+    refuse(words, lambda: write_gguf(tmp_path / "model.gguf", network, tokenizer))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("chromium"), reason="no Chromium: apt-get install chromium")
+def test_a_run_becomes_a_tagger_in_a_page(start, toy_text, tmp_path, monkeypatch):
+    browsers = pytest.importorskip("playwright.sync_api")
+    monkeypatch.chdir(tmp_path)
+    Path("run").symlink_to(start)
+    Path("node_modules").symlink_to(install(NODE) / "node_modules")
+    Path("index.html").write_text(clients.TAGGER)
+    Path("names").mkdir()
+    words = toy_text.read_text().replace("\n", " \n ").split(" ")[:2000]
+    tags = {"queen": "queen\tB-PER\n", "\n": "\n"}
+    for split in ("train", "dev"):
+        Path(f"names/{split}.txt").write_text("".join(tags.get(w, f"{w}\tO\n") for w in words if w))
+    text, asked = "the queen sold unhesitatingly a boat to my neighbour %", set()
+    tune, export, *_ = (line.split()[1:] for line in clients.WALK.splitlines())
+    tiny = ["epochs=8", "batch_size=8", "learning_rate=2e-3", "threads=1"]
+    main([*tune, "--seeds", "1", "--set", *tiny])
+    main(export)
+    with ThreadingHTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}/"
+        with browsers.sync_playwright() as playwright:
+            chromium, path = playwright.chromium, shutil.which("chromium")
+            page = chromium.launch(executable_path=path, args=["--no-sandbox"]).new_page()
+            page.on("request", lambda request: asked.add(request.url[: len(address)]))
+            page.goto(address)
+            page.fill("#text", text)
+            page.get_by_text("unhesitatingly").wait_for()
+            found = [each.strip() for each in page.locator("mark").all_inner_texts()]
+        server.shutdown()
+    (ours,) = electra.predict(electra.load("tagger"), [{"tokens": text.split()}])
+    tags = zip(text.split(), ours["tags"], strict=True)
+    assert found == [f"{word} {tag}" for word, tag in tags if tag != "O"] != []
+    assert asked == {address}  # nobody else

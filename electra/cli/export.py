@@ -76,7 +76,7 @@ def export(
     *,
     out: Path,
     as_: Annotated[
-        Literal["huggingface", "bert", "sentence-transformers"], Parameter(name="--as")
+        Literal["huggingface", "bert", "sentence-transformers", "gguf"], Parameter(name="--as")
     ] = "huggingface",
     onnx: bool = False,
     int8: Path | None = None,
@@ -94,8 +94,8 @@ def export(
     AutoModelForQuestionAnswering or AutoModelForMultipleChoice, which gives the answers of `electra
     predict`. Where transformers has no class with the model's head, OUT is the encoder, with the
     head in a file beside it and lines in the card that use both; ONNX holds the whole network.
-    The folders work without electra. What --as and --onnx write is compared with the original, and
-    refused if it does not agree.
+    The folders work without electra. What --as (but gguf) and --onnx write is compared with the
+    original, and refused if it does not agree.
 
     Example: electra export run --out exported
 
@@ -113,7 +113,8 @@ def export(
     as_
         huggingface: the classes of the architecture. bert: those of BERT, of the same
         graph as ELECTRA with embeddings as wide as hidden states. sentence-transformers: the layer
-        and the pooling whose cosines agree best with --dev.
+        and the pooling whose cosines agree best with --dev. gguf: model.gguf for llama.cpp, which
+        gives the mean of the states.
     onnx
         Write onnx/model.onnx, too, with batch and length of any size.
     int8
@@ -138,7 +139,7 @@ def export(
     from electra.terminal.live import Progress
 
     require(dev is not None or not columns, "--columns are those of --dev")
-    check_export(run, as_, dev, scores, seed)
+    check_export(run, as_, dev, scores, seed, is_onnx=onnx or int8 is not None)
     settings: object = None
     source = str(run)
     if is_finetuned(run):
@@ -170,6 +171,7 @@ def _print_export(
 ) -> None:
     """Print what was written, and the line of Python that loads it."""
     from electra.checkpoints.names import DISCRIMINATOR_FILE, HEAD_FILE
+    from electra.interop.gguf import GGUF_FILE
     from electra.terminal.printing import print_done
 
     wrote, loads = f"{source} as {architecture}", f"transformers import {architecture} as Model; "
@@ -179,10 +181,10 @@ def _print_export(
         wrote = f"layer {best.layer}, {best.pooling}, with Spearman {best.spearman:.3f}; "
         wrote += f"the last of {last.layer} layers has {last.spearman:.3f}"
         loads = f"sentence_transformers import SentenceTransformer as Model; Model('{out}')"
+    following = f'python -c "from {loads}"'
     generator = f" and {out / 'generator'}" if (out / "generator").is_dir() else ""
     heads = [name for name in (HEAD_FILE, DISCRIMINATOR_FILE) if (out / name).is_file()]
     beside = "".join(f", with its head in {name}" for name in heads)
-    following = f'python -c "from {loads}"'
     if HEAD_FILE in heads:
         file = out / "onnx" / "model.onnx"
         whole = f"load {file}" if file.is_file() else "export with --onnx"
@@ -190,4 +192,7 @@ def _print_export(
             f"{whole}, which holds the head; or, for a classifier of transformers, fine-tune with "
             "--set pooling=cls and export that"
         )
+    if (out / GGUF_FILE).is_file():
+        wrote = f"{source} as the graph {architecture} of llama.cpp"
+        following = f"llama-embedding -m {out / GGUF_FILE} --embd-normalize -1 -p 'a text'"
     print_done(f"wrote {out}{generator}: {wrote}{beside}", following)

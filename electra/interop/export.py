@@ -19,7 +19,8 @@ source and the sha256 of the files. The commands of this package check the sha25
 also has README.md, the model card (card.py).
 
 The form "bert" writes the classes of BERT instead, for programs that know BERT and not ELECTRA;
-"sentence-transformers" the encoder up to one layer, and how its states are pooled.
+"sentence-transformers" the encoder up to one layer, and how its states are pooled; "gguf"
+model.gguf, the encoder and its vocabulary for llama.cpp (gguf.py), alone.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,6 +51,7 @@ from electra.checkpoints.names import (
 from electra.errors import require
 from electra.files import new_folder, read_object, write_hashes, write_json, write_text
 from electra.interop.card import Facts, describe_finetuning, describe_run, write_card
+from electra.interop.gguf import GGUF_FILE, write_gguf
 from electra.interop.onnx import Agreements, Graph, list_inputs, write_onnx
 from electra.interop.sentence_transformers import Similarity, cut_layers, write_pooling
 from electra.model.heads import DiscriminatorHead, GeneratorHead
@@ -58,7 +60,7 @@ from electra.tokenizing.formats import KNOWN_NAMES
 from electra.tokenizing.tokenizer import Tokenizer
 from electra.version import __version__
 
-Form = Literal["huggingface", "bert"]
+Form = Literal["huggingface", "bert", "gguf"]
 KINDS: dict[str, Kind] = {
     "classification": "SequenceClassification",
     "tagging": "TokenClassification",
@@ -119,7 +121,7 @@ def export(
         source: A run, one of its checkpoints, a Hugging Face folder, or a fine-tuning.
         out: The folder to write; must not exist.
         seed: Of a fine-tuning, the seed; None: the best on dev.
-        form: huggingface: the classes of ELECTRA, with the generator. bert: those of BERT.
+        form: The classes of ELECTRA, with the generator; those of BERT; gguf, for llama.cpp.
         similarity: Layer and pooling of a folder for sentence-transformers; takes the place of
             `form`.
         onnx: Whether to write onnx/model.onnx as well.
@@ -136,10 +138,11 @@ def export(
         outgoing, (facts, scores) = describe_finetuned(finetuned), describe_finetuning(finetuned)
     else:
         outgoing, generator, facts = _describe_pretrained(read_pretrained(source))
-    outgoing = outgoing.cut(similarity.layer) if similarity else outgoing
+    if similarity or form == "gguf":
+        whole = outgoing.network.sizes.num_hidden_layers
+        outgoing = outgoing.cut(similarity.layer if similarity else whole)
     with new_folder(out) as folder:
-        architecture = write_network(folder, outgoing, form)
-        _write_tokenizer(folder, outgoing)
+        architecture = _write_form(folder, outgoing, form)
         if similarity:
             write_pooling(folder, outgoing.network.sizes.hidden_size, outgoing.length, similarity)
         parts = {"": outgoing}
@@ -147,8 +150,7 @@ def export(
             parts["generator/"] = generator
             (folder / "generator").mkdir()
             write_plain(folder / "generator", generator)
-        is_onnx = onnx or bool(int8_text)
-        agreements = _add_onnx(folder, parts, int8_text) if is_onnx else {}
+        agreements = _add_onnx(folder, parts, int8_text) if onnx or int8_text else {}
         card = write_card(
             *(out.name, architecture, (outgoing.kind, outgoing.network.sizes, outgoing.module)),
             *(outgoing.length, facts, scores),
@@ -324,9 +326,16 @@ def write_network(folder: Path, outgoing: Outgoing, form: Form = "huggingface") 
 
 def write_plain(folder: Path, outgoing: Outgoing) -> None:
     """Write a network into an existing folder, without a card."""
-    write_network(folder, outgoing)
-    _write_tokenizer(folder, outgoing)
+    _write_form(folder, outgoing, "huggingface")
     _sign(folder, outgoing.source)
+
+
+def _write_form(folder: Path, outgoing: Outgoing, form: Form) -> str:
+    """Write network and tokenizer, and return its class, or its graph in llama.cpp."""
+    if form == "gguf":
+        return write_gguf(folder / GGUF_FILE, outgoing.network, outgoing.tokenizer)
+    _write_tokenizer(folder, outgoing)
+    return write_network(folder, outgoing, form)
 
 
 def _write_tokenizer(folder: Path, outgoing: Outgoing) -> None:
