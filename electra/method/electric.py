@@ -20,77 +20,43 @@ E embedding size.
 """
 
 import math
-from typing import Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from electra.errors import require
-from electra.method.masking import Counts, Draw, Masking, measure_cloze, replace
+from electra.method.masking import Counts, Draw, measure_cloze, replace
 from electra.method.objective import Judgement, Network, Objective, Output, Parts
 from electra.model.batch import Batch
 from electra.model.encoder import Encoder
 from electra.model.heads import DiscriminatorHead
-from electra.model.masked_lm import TwoTowers, log_likelihood, loss_and_sample
+from electra.model.masked_lm import log_likelihood, loss_and_sample
 
 
 class Electric(Objective):
-    """The Electric objective: noise distribution and energy model, trained jointly.
+    """The Electric objective: noise distribution and energy model, trained jointly."""
 
-    Args:
-        generator: The noise distribution q.
-        discriminator: The encoder that pre-training returns.
-        discriminator_head: Maps hidden states to energies.
-        masking: Chooses the positions that receive noise.
-        disc_weight: Lambda, the weight of the NCE loss.
-    """
-
-    def __init__(
-        self,
-        *,
-        generator: TwoTowers,
-        discriminator: Encoder,
-        discriminator_head: DiscriminatorHead,
-        masking: Masking,
-        disc_weight: float,
-    ):
-        super().__init__()
+    def __init__(self, parts: Parts):
+        super().__init__(parts)
+        model, generator, method = parts.config.model, parts.config.generator, parts.config.method
+        is_plain = generator.kind == "network" and generator.temperature == 1
+        require(
+            is_plain and not generator.disallow_correct and method.sharing != "all",
+            "method.objective electric has a noise distribution of its own, whose probabilities "
+            "count: generator.kind network, temperature 1, disallow_correct false and "
+            "method.sharing embeddings or none",
+        )
         # Registered first: checkpoints save the shared embedding block under the first name.
-        self.discriminator = discriminator
-        self.discriminator_head = discriminator_head
-        self.generator = generator
-        self.masking = masking
-        self.loss_weights = {"mlm_loss": 1.0, "disc_loss": disc_weight}
+        self.discriminator = parts.encoder(model)
+        self.discriminator_head = DiscriminatorHead(model)
+        self.generator = parts.two_towers(self.discriminator)
+        self.loss_weights = {"mlm_loss": 1.0, "disc_loss": method.disc_weight}
 
     @property
     def kept(self) -> Encoder:
         """The discriminator's encoder, which pre-training returns."""
         return self.discriminator
-
-    @classmethod
-    def build(cls, parts: Parts) -> Self:
-        """Return the objective with networks of the configured sizes.
-
-        Raises:
-            UserError: The settings ask for a generator other than the two towers.
-        """
-        generator, sharing = parts.config.generator, parts.config.method.sharing
-        is_plain = generator.kind == "network" and generator.temperature == 1
-        require(
-            is_plain and not generator.disallow_correct and sharing != "all",
-            "method.objective electric has a noise distribution of its own, whose probabilities "
-            "count: generator.kind network, temperature 1, disallow_correct false and "
-            "method.sharing embeddings or none",
-        )
-        discriminator = parts.encoder(parts.config.model)
-        return cls(
-            generator=parts.two_towers(discriminator),
-            discriminator=discriminator,
-            discriminator_head=DiscriminatorHead(parts.config.model),
-            masking=parts.masking(),
-            disc_weight=parts.config.method.disc_weight,
-        )
 
     @property
     def networks(self) -> dict[str, Network]:

@@ -10,25 +10,17 @@ Source: section 3.5 and appendix.
 Shape suffixes: B rows, L positions, S slots for masked positions in a row, M positions of all rows.
 """
 
-from typing import Literal, Self
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from electra.method.masking import (
-    Counts,
-    Draw,
-    Masking,
-    Means,
-    predict_chosen,
-    predict_masked,
-    replace,
-)
+from electra.method.masking import Counts, Draw, Means, predict_chosen, predict_masked, replace
 from electra.method.objective import Network, Objective, Output, Parts, describe_generator, learns
 from electra.model.batch import Batch, count_real, find_real
 from electra.model.encoder import Encoder
-from electra.model.masked_lm import FixedDistribution, MaskedLM, log_likelihood
+from electra.model.masked_lm import log_likelihood
 from electra.model.parts import Linear
 
 
@@ -37,10 +29,9 @@ class MaskedLanguageModelling(Objective):
 
     in_released_code = True
 
-    def __init__(self, *, mlm: MaskedLM, masking: Masking):
-        super().__init__()
-        self.mlm = mlm
-        self.masking = masking
+    def __init__(self, parts: Parts):
+        super().__init__(parts)
+        self.mlm = parts.masked_lm()
         self.loss_weights = {"mlm_loss": 1.0}
 
     @property
@@ -52,11 +43,6 @@ class MaskedLanguageModelling(Objective):
     def networks(self) -> dict[str, Network]:
         """The encoder, which predicts tokens at the masked positions."""
         return {"encoder": Network((self.mlm.encoder,), self.mlm.head, "tokens", "chosen")}
-
-    @classmethod
-    def build(cls, parts: Parts) -> Self:
-        """Return the objective with networks of the configured sizes."""
-        return cls(mlm=parts.masked_lm(), masking=parts.masking())
 
     def forward(self, batch: Batch, draw: Draw, counts: Counts) -> Output:
         """Return the loss of predicting the original tokens at the masked positions."""
@@ -73,14 +59,13 @@ class ReplaceMLM(Objective):
 
     restores: Literal["chosen", "all"] = "chosen"
 
-    def __init__(self, *, generator: MaskedLM | FixedDistribution, mlm: MaskedLM, masking: Masking):
-        super().__init__()
+    def __init__(self, parts: Parts):
+        super().__init__(parts)
         # Registered first: checkpoints save the shared embedding block under the first name.
-        self.mlm = mlm
-        self.generator = generator
-        self.masking = masking
+        self.mlm = parts.masked_lm()
+        self.generator = parts.generator(self.mlm.encoder)
         self.loss_weights = {"restore_loss": 1.0}
-        if learns(generator):
+        if learns(self.generator):
             self.loss_weights = {"mlm_loss": 1.0, **self.loss_weights}
 
     @property
@@ -96,12 +81,6 @@ class ReplaceMLM(Objective):
             (self.mlm.encoder,), self.mlm.head, "tokens", self.restores, trained=share, run=share
         )
         return describe_generator(self.generator) | {"encoder": encoder}
-
-    @classmethod
-    def build(cls, parts: Parts) -> Self:
-        """Return the objective with networks of the configured sizes."""
-        mlm = parts.masked_lm()
-        return cls(generator=parts.generator(mlm.encoder), mlm=mlm, masking=parts.masking())
 
     def forward(self, batch: Batch, draw: Draw, counts: Counts) -> Output:
         """Corrupt the rows with the generator, and return the loss of restoring the originals.
@@ -140,9 +119,9 @@ class AllTokensMLM(ReplaceMLM):
 
     restores = "all"
 
-    def __init__(self, *, generator: MaskedLM | FixedDistribution, mlm: MaskedLM, masking: Masking):
-        super().__init__(generator=generator, mlm=mlm, masking=masking)
-        self.copy_head = Linear(mlm.encoder.config.hidden_size, 1)
+    def __init__(self, parts: Parts):
+        super().__init__(parts)
+        self.copy_head = Linear(parts.config.model.hidden_size, 1)
 
     def restore(
         self, corrupt_ids_BL: Tensor, batch: Batch, draw: Draw, counts: Counts

@@ -9,7 +9,7 @@ Shape suffixes: B rows, L positions, V vocabulary.
 from bisect import bisect_right
 from dataclasses import dataclass
 from functools import reduce
-from typing import ClassVar, Literal, NamedTuple, Self
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -84,13 +84,16 @@ class Objective(nn.Module):
         in_released_code: Whether the released code has the objective (method.mode=reference).
     """
 
-    masking: Masking
     loss_weights: dict[str, float]
     weights_awake: dict[str, float]
     stages: tuple[int, ...] = (0,)
     is_resting = False
     share_awake = 1.0
     in_released_code: ClassVar[bool] = False
+
+    def __init__(self, parts: "Parts"):
+        super().__init__()
+        self.masking = Masking(parts.config.method, parts.vocabulary)
 
     @property
     def networks(self) -> dict[str, Network]:
@@ -100,11 +103,6 @@ class Objective(nn.Module):
     @property
     def kept(self) -> Encoder:
         """The encoder that pre-training returns."""
-        raise NotImplementedError
-
-    @classmethod
-    def build(cls, parts: "Parts") -> Self:
-        """Return the objective with networks of the configured sizes, not yet initialised."""
         raise NotImplementedError
 
     def weigh(self, losses: dict[str, Tensor]) -> Tensor:
@@ -251,10 +249,6 @@ class Parts:
         before = self.encoder(sizes, shared=kept)
         after = self._new_encoder(sizes, before.embeddings)
         return TwoTowers(before, after, GeneratorHead(sizes, num_towers=2))
-
-    def masking(self) -> Masking:
-        """Return the module that chooses and masks positions."""
-        return Masking(self.config.method, self.vocabulary)
 
 
 def learns(generator: MaskedLM | FixedDistribution) -> bool:

@@ -29,7 +29,7 @@ def build_objective(parts: Parts) -> Objective:
         f"method.mode reference: the released code has no {name if scheme == 'joint' else scheme}; "
         "choose rtd or mlm, trained jointly",
     )
-    model = objective.build(parts)
+    model = objective(parts)
     if parts.config.generator.warmup_steps:
         model.rest_until(parts.config.generator.warmup_steps, parts.config.train.steps)
     return model

@@ -19,13 +19,12 @@ Shape suffixes: B rows, L positions, S slots for masked positions in a row.
 """
 
 import math
-from typing import Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from electra.method.masking import Counts, Draw, Masking, Means, predict_masked, replace
+from electra.method.masking import Counts, Draw, Means, predict_masked, replace
 from electra.method.objective import (
     Judgement,
     Network,
@@ -38,40 +37,21 @@ from electra.method.objective import (
 from electra.model.batch import Batch, find_real
 from electra.model.encoder import Encoder
 from electra.model.heads import DiscriminatorHead
-from electra.model.masked_lm import FixedDistribution, MaskedLM
 
 
 class ReplacedTokenDetection(Objective):
-    """The RTD objective: generator and discriminator, trained jointly.
-
-    Args:
-        generator: Predicts the tokens at the masked positions. It shares parameters with the
-            discriminator as `method.sharing` says.
-        discriminator: The encoder that pre-training returns.
-        discriminator_head: Maps hidden states to the logit of a replaced token.
-        masking: Chooses the masked positions.
-        disc_weight: Lambda, the weight of the discriminator's loss.
-    """
+    """The RTD objective: generator and discriminator, trained jointly."""
 
     in_released_code = True
 
-    def __init__(
-        self,
-        *,
-        generator: MaskedLM | FixedDistribution,
-        discriminator: Encoder,
-        discriminator_head: DiscriminatorHead,
-        masking: Masking,
-        disc_weight: float,
-    ):
-        super().__init__()
+    def __init__(self, parts: Parts):
+        super().__init__(parts)
         # Registered first: checkpoints save the shared embedding block under the first name.
-        self.discriminator = discriminator
-        self.discriminator_head = discriminator_head
-        self.generator = generator
-        self.masking = masking
-        self.loss_weights = {"disc_loss": disc_weight}
-        if learns(generator):
+        self.discriminator = parts.encoder(parts.config.model)
+        self.discriminator_head = DiscriminatorHead(parts.config.model)
+        self.generator = parts.generator(self.discriminator)
+        self.loss_weights = {"disc_loss": parts.config.method.disc_weight}
+        if learns(self.generator):
             self.loss_weights = {"mlm_loss": 1.0, **self.loss_weights}
 
     @property
@@ -85,18 +65,6 @@ class ReplacedTokenDetection(Objective):
         encoders, head, share = (self.discriminator,), self.discriminator_head, self.share_awake
         discriminator = Network(encoders, head, "replaced", "all", trained=share, run=share)
         return describe_generator(self.generator) | {"discriminator": discriminator}
-
-    @classmethod
-    def build(cls, parts: Parts) -> Self:
-        """Return the objective with networks of the configured sizes."""
-        discriminator = parts.encoder(parts.config.model)
-        return cls(
-            generator=parts.generator(discriminator),
-            discriminator=discriminator,
-            discriminator_head=DiscriminatorHead(parts.config.model),
-            masking=parts.masking(),
-            disc_weight=parts.config.method.disc_weight,
-        )
 
     @torch.no_grad()
     def set_constant_predictions(self, frequencies_V: Tensor) -> None:

@@ -8,7 +8,7 @@ Source: section 3.2 and appendix F.
 Shape suffixes: B rows, L positions, S slots for masked positions in a row, M = B * S slots.
 """
 
-from typing import Any, Literal, Self, cast
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -33,17 +33,12 @@ class TwoStage(ReplacedTokenDetection):
 
     in_released_code = False
     is_second = False
-    is_trained = False
-    num_steps = 0
 
-    @classmethod
-    def build(cls, parts: Parts) -> Self:
-        """Return the objective with networks of the configured sizes and the two stages."""
-        model = super().build(parts)
-        model.num_steps = parts.config.train.steps
-        model.is_trained = bool(parts.config.train.init_from)
-        model.stages = (0, parts.config.second_stage)
-        return model
+    def __init__(self, parts: Parts):
+        super().__init__(parts)
+        self.num_steps = parts.config.train.steps
+        self.is_trained = bool(parts.config.train.init_from)
+        self.stages = (0, parts.config.second_stage)
 
     @property
     def networks(self) -> dict[str, Network]:
@@ -142,8 +137,8 @@ class Adversarial(ReplacedTokenDetection):
 
     in_released_code = False
 
-    def __init__(self, **arguments: Any):
-        super().__init__(**arguments)
+    def __init__(self, parts: Parts):
+        super().__init__(parts)
         encoder = cast(MaskedLM, self.generator).encoder
         self.baseline_head = Linear(encoder.config.embedding_size, 1)
         disc_weight = self.loss_weights["disc_loss"]
