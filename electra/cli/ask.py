@@ -10,6 +10,10 @@ from cyclopts import Parameter
 
 from electra.cli.options import DryRun, Words, print_dry_run, refuse_file
 from electra.errors import count_of, import_extra, require
+from electra.files import write_json
+from electra.terminal.live import Progress
+from electra.terminal.printing import print_done, print_lines, print_note, print_table, print_words
+from electra.text.streams import replace_surrogates
 
 Input = Annotated[Path, Parameter(name="--input")]
 InputOrText = Annotated[Path | None, Parameter(name="--input")]
@@ -36,25 +40,18 @@ def predict(
 
     Example: electra predict cola --input texts.tsv --out answers.tsv
 
-    Parameters
-    ----------
-    run
-        A folder that `electra finetune` wrote.
-    input_
-        The file of inputs; - is standard input, one text per line.
-    out
-        The .jsonl or .tsv file to write. Without it, JSON lines go to standard output.
-    seed
-        The seed whose model answers; if not given, the one with the best score on dev.
-    columns
-        The columns to read, if they are not named as in training: that of the text, of both texts,
-        or of question and context. Of CoNLL's columns, the number of the word's, from 1.
+    Args:
+        run: A folder that `electra finetune` wrote.
+        input_: The file of inputs; - is standard input, one text per line.
+        out: The .jsonl or .tsv file to write. Without it, JSON lines go to standard output.
+        seed: The seed whose model answers; if not given, the one with the best score on dev.
+        columns: The columns to read, if they are not named as in training: that of the text, of
+            both texts, or of question and context. Of CoNLL's columns, the number of the word's,
+            from 1.
     """
     from electra.checkpoints.folder import read_finetuned
     from electra.inference.predict import ANSWER_FORMATS, list_json, load_model, write_answers
     from electra.tasks.registry import read_records
-    from electra.terminal.live import Progress
-    from electra.terminal.printing import print_done, print_lines, print_note
 
     finetuned = read_finetuned(run, seed)
     if out is not None:
@@ -95,23 +92,16 @@ def detect(
 
     Example: electra detect run "the chef ate the meal that the guests had spoken"
 
-    Parameters
-    ----------
-    model
-        A run folder that `electra pretrain` wrote, or a Hugging Face folder.
-    text
-        The text; - is standard input. Without it, --input.
-    input_
-        A file with one text per line; - is standard input.
-    threshold
-        Probability from which a word is marked.
-    json
-        Whether to print one JSON object per text, with the place and probability of each word.
+    Args:
+        model: A run folder that `electra pretrain` wrote, or a Hugging Face folder.
+        text: The text; - is standard input. Without it, --input.
+        input_: A file with one text per line; - is standard input.
+        threshold: Probability from which a word is marked.
+        json: Whether to print one JSON object per text, with the place and probability of each
+            word.
     """
     from electra.inference.ask import detect as run_detect
     from electra.inference.ask import load_asked
-    from electra.terminal.live import Progress
-    from electra.terminal.printing import print_words
 
     require(0 <= threshold <= 1, f"threshold must lie in 0 to 1, not {threshold}")
     texts = _read_texts(text, input_)
@@ -140,23 +130,17 @@ def fill(
 
     Example: electra fill run "the chef [MASK] the meal"
 
-    Parameters
-    ----------
-    model
-        A run folder that `electra pretrain` wrote, or a Hugging Face folder of a generator or
-        of an export, which has it inside.
-    text
-        The text, with at least one [MASK]; - is standard input. Without it, --input.
-    input_
-        A file with one text per line; - is standard input.
-    top
-        Number of tokens for each [MASK].
-    json
-        Whether to print one JSON object per text, with the tokens and probabilities of each gap.
+    Args:
+        model: A run folder that `electra pretrain` wrote, or a Hugging Face folder of a generator
+            or of an export, which has it inside.
+        text: The text, with at least one [MASK]; - is standard input. Without it, --input.
+        input_: A file with one text per line; - is standard input.
+        top: Number of tokens for each [MASK].
+        json: Whether to print one JSON object per text, with the tokens and probabilities of each
+            gap.
     """
     from electra.inference.ask import fill as run_fill
     from electra.inference.ask import load_asked
-    from electra.terminal.printing import print_table
 
     texts = _read_texts(text, input_)
     answers = run_fill(load_asked(model, "tokens"), texts, top)
@@ -182,9 +166,6 @@ def _read_texts(text: str | None, path: Path | None) -> Sequence[str]:
 
 
 def _print_json(**values: Any) -> None:
-    from electra.terminal.printing import print_lines
-    from electra.text.streams import replace_surrogates
-
     print_lines([replace_surrogates(dumps(values, ensure_ascii=False, allow_nan=False))])
 
 
@@ -210,25 +191,16 @@ def score(
 
     Example: electra score run --pairs blimp.jsonl --out blimp.json
 
-    Parameters
-    ----------
-    run
-        A run folder of `electra pretrain`.
-    text
-        A text file with one sentence per line.
-    pairs
-        A .jsonl, .tsv or .csv file with the columns sentence_good, sentence_bad and UID (the kind
-        of pair), as BLiMP's.
-    network
-        kept: the network that pre-training returns. generator: the run's generator.
-    out
-        The file to write: .tsv for --text, .json for --pairs.
+    Args:
+        run: A run folder of `electra pretrain`.
+        text: A text file with one sentence per line.
+        pairs: A .jsonl, .tsv or .csv file with the columns sentence_good, sentence_bad and UID (the
+            kind of pair), as BLiMP's.
+        network: kept: the network that pre-training returns. generator: the run's generator.
+        out: The file to write: .tsv for --text, .json for --pairs.
     """
-    from electra.files import write_json
     from electra.inference import score as scoring
     from electra.inference.texts import read_sentences
-    from electra.terminal.live import Progress
-    from electra.terminal.printing import print_done
 
     require((text is None) != (pairs is None), "score needs either --text FILE or --pairs FILE")
     found = scoring.read_pairs(pairs) if pairs else None
@@ -273,31 +245,22 @@ def embed(
 
     Example: electra embed run --input texts.txt --unit word --layer 1 --out words.parquet
 
-    Parameters
-    ----------
-    model
-        A run folder or one of its checkpoints, a Hugging Face folder, or a folder of
-        `electra finetune`.
-    input_
-        A text file with one text per line, or a .tsv, .csv, .jsonl or .parquet table; - is standard
-        input. Blank lines are skipped.
-    out
-        The file to write. A .npy file of texts has a row for each; of words and tokens, an element
-        with row, start, end and embedding. A .parquet file has these as columns, and the text.
-    unit
-        What is embedded; the embedding of a word is the mean over its tokens.
-    layer
-        Layer, from 1, whose states are taken; if not given, the last.
-    pooling
-        mean: a text is the mean over its positions. cls: the state of [CLS].
-    column
-        The column of a table that holds the texts; if not given, text.
+    Args:
+        model: A run folder or one of its checkpoints, a Hugging Face folder, or a folder of
+            `electra finetune`.
+        input_: A text file with one text per line, or a .tsv, .csv, .jsonl or .parquet table; - is
+            standard input. Blank lines are skipped.
+        out: The file to write. A .npy file of texts has a row for each; of words and tokens, an
+            element with row, start, end and embedding. A .parquet file has these as columns, and
+            the text.
+        unit: What is embedded; the embedding of a word is the mean over its tokens.
+        layer: Layer, from 1, whose states are taken; if not given, the last.
+        pooling: mean: a text is the mean over its positions. cls: the state of [CLS].
+        column: The column of a table that holds the texts; if not given, text.
     """
     from electra.inference.embed import FORMATS, write_embeddings
     from electra.inference.network import load_encoder
     from electra.inference.texts import read_texts
-    from electra.terminal.live import Progress
-    from electra.terminal.printing import print_done
 
     require(
         unit == "text" or pooling == "mean",

@@ -20,7 +20,12 @@ from electra.cli.options import (
 )
 from electra.config import PrepareConfig, TokenizerConfig
 from electra.errors import command, count_of, require
+from electra.files import read_text
+from electra.reports.glossary import format_count
 from electra.settings import setting_name
+from electra.terminal.live import Progress
+from electra.terminal.printing import print_done, print_lines, print_note, print_sections
+from electra.text.streams import is_url, locate
 
 if TYPE_CHECKING:
     from electra.tokenizing.tokenizer import Tokenizer
@@ -59,22 +64,15 @@ def tokenizer(
 
     Example: electra tokenizer corpus/*.txt.xz --out vocabulary --set vocab_size=30522
 
-    Parameters
-    ----------
-    out
-        The tokenizer folder to write.
-    kind
-        wordpiece (BERT's; if not given), bpe (byte-level) or unigram (SentencePiece's). The same as
-        --set kind=...
-    extend
-        A tokenizer that keeps its tokens and their ids and gains those that shorten this text most.
-    ids
-        Of sequences that are no text: the number of ids, or a file with a name for each id a line.
-        `electra prepare` then reads lists of these ids. Takes no text.
+    Args:
+        out: The tokenizer folder to write.
+        kind: wordpiece (BERT's; if not given), bpe (byte-level) or unigram (SentencePiece's). The
+            same as --set kind=...
+        extend: A tokenizer that keeps its tokens and their ids and gains those that shorten this
+            text most.
+        ids: Of sequences that are no text: the number of ids, or a file with a name for each id a
+            line. `electra prepare` then reads lists of these ids. Takes no text.
     """
-    from electra.reports.glossary import format_count
-    from electra.terminal.live import Progress
-    from electra.terminal.printing import print_done
     from electra.text.documents import make_reader
     from electra.tokenizing.extend import extend as extend_tokenizer
     from electra.tokenizing.tokenizer import Tokenizer
@@ -130,8 +128,6 @@ def tokenizer(
 
 def _declare(ids: str, out: Path, dry_run: bool) -> None:
     """Write a vocabulary of ids that are no text: so many, or one for each line of a file."""
-    from electra.files import read_text
-    from electra.terminal.printing import print_done
     from electra.tokenizing.tokenizer import Tokenizer
 
     if ids.isdecimal():
@@ -152,7 +148,6 @@ def _declare(ids: str, out: Path, dry_run: bool) -> None:
 def _note_marks(made: "Tokenizer", sample: Sequence[str]) -> None:
     """Say where the vocabulary loses letters of a script, or does not know its characters."""
     from electra.reports.inspection import report_text
-    from electra.terminal.printing import print_note
 
     report = report_text(made, sample)
     for script, share in report.scripts.items():
@@ -194,24 +189,16 @@ def prepare(
 
     Example: electra prepare corpus/*.txt.xz --tokenizer vocabulary --out shards
 
-    Parameters
-    ----------
-    tokenizer
-        A folder that `electra tokenizer` wrote, a run, a Hugging Face folder, a tokenizer.json,
-        BERT's vocab.txt, or a SentencePiece .model.
-    out
-        The shards folder to write. A URL is written at the end, from a folder here.
-    engine
-        local: processes of this machine. ray: a Ray cluster.
-    task
-        I/N: only the share I of N, from 0/N to (N-1)/N, as a job of a queue. --finish follows.
-    finish
-        Only the last step, when all shares are done.
+    Args:
+        tokenizer: A folder that `electra tokenizer` wrote, a run, a Hugging Face folder, a
+            tokenizer.json, BERT's vocab.txt, or a SentencePiece .model.
+        out: The shards folder to write. A URL is written at the end, from a folder here.
+        engine: local: processes of this machine. ray: a Ray cluster.
+        task: I/N: only the share I of N, from 0/N to (N-1)/N, as a job of a queue. --finish
+            follows.
+        finish: Only the last step, when all shares are done.
     """
     from electra.shards import prepare as preparation
-    from electra.terminal.live import Progress
-    from electra.terminal.printing import print_done, print_note
-    from electra.text.streams import is_url, locate
     from electra.tokenizing.tokenizer import Tokenizer
 
     settings = resolve(PrepareConfig(), config, set_)
@@ -262,8 +249,6 @@ def prepare(
 
 
 def _note_unknown(manifest: dict[str, Any], tokenizer: Path) -> None:
-    from electra.terminal.printing import print_note
-
     share = manifest["unk_tokens"] / sum(p["num_tokens"] for p in manifest["parts"].values())
     if share > MANY_UNKNOWN:
         print_note(
@@ -331,14 +316,10 @@ def inspect(
 
     Example: electra inspect vocabulary --text corpus/*.txt.xz
 
-    Parameters
-    ----------
-    folder
-        A tokenizer, as for `electra prepare`, or a shards folder. Either may be at a URL.
-    text
-        The text for a tokenizer: files, folders or globs.
-    json
-        Print one JSON object.
+    Args:
+        folder: A tokenizer, as for `electra prepare`, or a shards folder. Either may be at a URL.
+        text: The text for a tokenizer: files, folders or globs.
+        json: Print one JSON object.
     """
     from electra.reports.inspection import (
         describe_shards,
@@ -347,10 +328,7 @@ def inspect(
         report_text,
     )
     from electra.shards.store import open_shards
-    from electra.terminal.live import Progress
-    from electra.terminal.printing import print_lines, print_sections
     from electra.text.documents import make_reader
-    from electra.text.streams import is_url, locate
     from electra.tokenizing.tokenizer import Tokenizer
 
     folder = locate(folder)
@@ -380,7 +358,6 @@ def inspect(
 
 def find_text(text: Sequence[str], settings: TokenizerConfig | PrepareConfig) -> Sequence[Path]:
     """Return the files to read, and tell what is passed over and what is waited for."""
-    from electra.terminal.printing import print_note
     from electra.text.sources import find_sources, name_first, name_passed_over
 
     sources = find_sources(text, settings.encoding, settings.text_field, settings.form)

@@ -37,6 +37,7 @@ from electra.cli.reproduce import quickstart, reproduce
 from electra.cli.serving import page, serve
 from electra.errors import UserError, command, require
 from electra.processes import Interrupted, find_place, is_launched, stop_signals
+from electra.terminal.printing import PipeConsole, print_done, print_error, print_note
 from electra.version import __version__
 
 VERBS = {
@@ -128,8 +129,6 @@ def _open_streams() -> None:
 
 def _run(given: Sequence[str]) -> int:
     """Run the command and return its status; print an error that is not a bug."""
-    from electra.terminal.printing import PipeConsole, print_done, print_error
-
     rank = find_place().rank
     if rank > 0:  # process 0 prints the results and notes
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -223,8 +222,6 @@ def _is_text(word: str) -> bool:
 
 def _print_warnings_as_notes() -> None:
     """Print all of our own warnings, and of other packages the first from each place in a file."""
-    from electra.terminal.printing import print_note
-
     places = set()
 
     def show(

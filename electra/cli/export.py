@@ -8,6 +8,9 @@ from cyclopts import Parameter
 
 from electra.cli.options import DryRun, Paths, Words, print_dry_run, refuse_existing, refuse_file
 from electra.errors import command, require
+from electra.files import write_text
+from electra.terminal.live import Progress
+from electra.terminal.printing import print_done
 
 if TYPE_CHECKING:
     from electra.interop.sentence_transformers import Similarity
@@ -18,19 +21,14 @@ def report(folders: tuple[Path, ...], *, out: Path, dry_run: DryRun = False) -> 
 
     Example: electra report run cola --out report.html
 
-    Parameters
-    ----------
-    folders
-        Run folders, fine-tuning folders, and folders of `electra export` or `electra import`, in
-        any order.
-    out
-        The file to write: an HTML page, or tables alone if its name ends with .md. A report that is
-        there is replaced.
+    Args:
+        folders: Run folders, fine-tuning folders, and folders of `electra export` or `electra
+            import`, in any order.
+        out: The file to write: an HTML page, or tables alone if its name ends with .md. A report
+            that is there is replaced.
     """
-    from electra.files import write_text
     from electra.reports.page import write_page
     from electra.reports.runs import read_folders, read_samples, write_tables
-    from electra.terminal.printing import print_done
 
     _refuse_others(out)
     if dry_run:
@@ -103,40 +101,30 @@ def export(
 
     Example: electra export run --onnx --int8 texts.txt --out exported
 
-    Parameters
-    ----------
-    run
-        A run folder that `electra pretrain` wrote, one of its checkpoints, a folder of `electra
-        finetune`, or a Hugging Face folder, such as `electra import` writes.
-    out
-        The folder to write.
-    as_
-        huggingface: the classes of the architecture. bert: those of BERT, of the same
-        graph as ELECTRA with embeddings as wide as hidden states. sentence-transformers: the layer
-        and the pooling whose cosines agree best with --dev. gguf: model.gguf for llama.cpp, which
-        gives the mean of the states.
-    onnx
-        Write onnx/model.onnx, too, with batch and length of any size.
-    int8
-        Write onnx/model_int8.onnx, too; a file of real text, one per line, on which the decisions
-        are compared.
-    dev
-        Pairs of sentences with scores, as the dev set of STS-B: a table, or a folder with dev.tsv.
-    columns
-        The columns of --dev: two sentences and their score; if not given, sentence1, sentence2 and
-        score.
-    scores
-        Folders of fine-tunings for the card of a run. Those beside the run are found.
-    seed
-        Of a fine-tuning, the seed whose model is written; if not given, the one with the best score
-        on dev.
+    Args:
+        run: A run folder that `electra pretrain` wrote, one of its checkpoints, a folder of
+            `electra finetune`, or a Hugging Face folder, such as `electra import` writes.
+        out: The folder to write.
+        as_: huggingface: the classes of the architecture. bert: those of BERT, of the same graph as
+            ELECTRA with embeddings as wide as hidden states. sentence-transformers: the layer and
+            the pooling whose cosines agree best with --dev. gguf: model.gguf for llama.cpp, which
+            gives the mean of the states.
+        onnx: Write onnx/model.onnx, too, with batch and length of any size.
+        int8: Write onnx/model_int8.onnx, too; a file of real text, one per line, on which the
+            decisions are compared.
+        dev: Pairs of sentences with scores, as the dev set of STS-B: a table, or a folder with
+            dev.tsv.
+        columns: The columns of --dev: two sentences and their score; if not given, sentence1,
+            sentence2 and score.
+        scores: Folders of fine-tunings for the card of a run. Those beside the run are found.
+        seed: Of a fine-tuning, the seed whose model is written; if not given, the one with the best
+            score on dev.
     """
     from electra.checkpoints.checkpoint import run_of
     from electra.checkpoints.folder import find_seed, is_finetuned, is_huggingface, read_run_config
     from electra.inference.similarity import COLUMNS
     from electra.library import check_export
     from electra.library import export as run_export
-    from electra.terminal.live import Progress
 
     require(dev is not None or not columns, "--columns are those of --dev")
     check_export(run, as_, dev, scores, seed, is_onnx=onnx or int8 is not None)
@@ -172,7 +160,6 @@ def _print_export(
     """Print what was written, and the line of Python that loads it."""
     from electra.checkpoints.names import DISCRIMINATOR_FILE, HEAD_FILE
     from electra.interop.gguf import GGUF_FILE
-    from electra.terminal.printing import print_done
 
     wrote, loads = f"{source} as {architecture}", f"transformers import {architecture} as Model; "
     loads += f"Model.from_pretrained('{out}')"

@@ -20,6 +20,8 @@ from electra.cli.options import (
 from electra.config import FinetuneConfig
 from electra.errors import command
 from electra.presets import FINETUNE_PRESETS
+from electra.terminal.live import Progress, show_finetuning
+from electra.terminal.printing import print_done, print_note, print_table
 
 
 def _list_tasks() -> Iterable[str]:
@@ -55,26 +57,18 @@ def finetune(
 
     Example: electra finetune run --task cola --data glue/CoLA --seeds 5 --out cola
 
-    Parameters
-    ----------
-    start
-        The encoder: a run folder that `electra pretrain` wrote, one of its checkpoints, a Hugging
-        Face folder, or a folder that `electra finetune` wrote, of which the best seed on dev goes
-        on to learn this task.
-    task
-        The task's name, or a .toml file that describes one.
-    data
-        The folder of the task's files, or the training file alone.
-    out
-        The folder of scores and models to write.
-    seeds
-        Number of fine-tunings, each with a seed of its own; their median is the score.
-    from_scratch
-        Take the encoder's sizes but not its weights; the comparison shows what pre-training is
-        worth.
-    grid
-        Settings as field=value,value. Every combination is fine-tuned into a folder of its own in
-        OUT, and the one with the best score on dev is chosen.
+    Args:
+        start: The encoder: a run folder that `electra pretrain` wrote, one of its checkpoints, a
+            Hugging Face folder, or a folder that `electra finetune` wrote, of which the best seed
+            on dev goes on to learn this task.
+        task: The task's name, or a .toml file that describes one.
+        data: The folder of the task's files, or the training file alone.
+        out: The folder of scores and models to write.
+        seeds: Number of fine-tunings, each with a seed of its own; their median is the score.
+        from_scratch: Take the encoder's sizes but not its weights; the comparison shows what
+            pre-training is worth.
+        grid: Settings as field=value,value. Every combination is fine-tuned into a folder of its
+            own in OUT, and the one with the best score on dev is chosen.
     """
     from electra.checkpoints.folder import read_sizes
     from electra.finetuning.grid import combine, search, tabulate
@@ -82,8 +76,6 @@ def finetune(
     from electra.finetuning.loop import require_seeds
     from electra.presets import finetune_preset
     from electra.reports.runs import finetuning_table, read_finetuning
-    from electra.terminal.live import Progress, show_finetuning
-    from electra.terminal.printing import print_table
 
     preset = finetune_preset(read_sizes(start))
     if grid:  # it compares seeds as they are drawn
@@ -112,7 +104,6 @@ def finetune(
 def _print_plan(task: str, data: Path, settings: FinetuneConfig, rest: str) -> None:
     """Read the task, and print what was found and what would be done."""
     from electra.tasks.registry import read_task, resolve_own
-    from electra.terminal.printing import print_note
 
     settings = resolve_own(task, settings)
     question = read_task(task, data, settings)
@@ -124,8 +115,6 @@ def _print_plan(task: str, data: Path, settings: FinetuneConfig, rest: str) -> N
 
 
 def _print_end(start: Path, out: Path, scores: Path, notes: list[str]) -> None:
-    from electra.terminal.printing import print_done, print_note
-
     for note in notes:
         print_note(note)
     is_run = (start / "metrics.jsonl").is_file()  # only of a run there is a page
@@ -150,20 +139,14 @@ def submit(
 
     Example: electra submit cola sst-2 mrpc sts-b qqp mnli qnli rte --out submission.zip
 
-    Parameters
-    ----------
-    folders
-        Finished fine-tuning folders, one per task, whose data held the test sets.
-    out
-        The .zip file to write.
-    ensemble
-        Answer with the mean of the probabilities, or of the numbers, of all seeds but those that
-        were run in place of collapsed ones.
-    partial
-        Leave out the test sets that no folder has answers to, instead of refusing.
+    Args:
+        folders: Finished fine-tuning folders, one per task, whose data held the test sets.
+        out: The .zip file to write.
+        ensemble: Answer with the mean of the probabilities, or of the numbers, of all seeds but
+            those that were run in place of collapsed ones.
+        partial: Leave out the test sets that no folder has answers to, instead of refusing.
     """
     from electra.finetuning.submit import submit as run_submit
-    from electra.terminal.printing import print_done, print_table
 
     refuse_file(out, (".zip",))
     if dry_run:

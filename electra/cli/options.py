@@ -10,6 +10,8 @@ from electra import files
 from electra.errors import require
 from electra.presets import PRESETS, RECIPES
 from electra.settings import flatten, override, override_from_toml, to_dict
+from electra.terminal.printing import print_plan
+from electra.text.streams import is_url
 
 
 def completed(name: Callable[[], Iterable[str]]) -> Parameter:
@@ -119,8 +121,6 @@ def refuse_file(out: Path, formats: Sequence[str] = (), *, replace: bool = False
 
 def refuse_url(out: Path) -> None:
     """Refuse to write to a URL, of which `Path` would make a folder of this machine."""
-    from electra.text.streams import is_url
-
     require(
         not is_url(out),
         f"{out} is a URL, and only shards are written to one: choose a path of this machine, "
@@ -130,6 +130,4 @@ def refuse_url(out: Path) -> None:
 
 def print_dry_run(settings: Any, action: str) -> None:
     """Print what a verb would do, with its settings where it has some."""
-    from electra.terminal.printing import print_plan
-
     print_plan(dict(flatten(to_dict(settings))) if settings is not None else {}, action)

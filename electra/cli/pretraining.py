@@ -24,6 +24,9 @@ from electra.config import PretrainConfig
 from electra.errors import UserError, command, require
 from electra.presets import PRESETS
 from electra.pretraining.resolution import resolve
+from electra.reports.glossary import describe_heldout, format_about, format_count, format_seconds
+from electra.terminal.live import Display, Progress
+from electra.terminal.printing import print_done, print_note, print_table
 
 HOURS = 1e15
 """Operations that any CPU does within hours: fewer need no estimate, which imports torch."""
@@ -55,29 +58,20 @@ def pretrain(
 
     Example: electra pretrain shards --preset small --out run --set train.steps=200000
 
-    Parameters
-    ----------
-    shards
-        A folder that `electra prepare` wrote, or its URL. With --resume: where it is now, if it
-        was moved.
-    out
-        The run folder to write, or to continue if it is there and not complete.
-    also_evaluate
-        With --init-from: the shards of the text that its weights were trained on, whose held-out
-        part is evaluated beside that of the new text; the same as --set train.also_evaluate=SHARDS.
-    resume
-        A run folder to continue, with the settings it was begun with.
-    cooldown
-        With --resume RUN --out END: steps, or a time such as 30m, in which the learning rate decays
-        to 0 from the newest checkpoint on, or from the one that --resume names. END is the finished
-        run; RUN stays as it is and can go on.
-    max_time
-        Time after which the run writes a checkpoint and stops, such as 3h or 90m, for queues with a
-        time limit. The exit status is then 0.
+    Args:
+        shards: A folder that `electra prepare` wrote, or its URL. With --resume: where it is now,
+            if it was moved.
+        out: The run folder to write, or to continue if it is there and not complete.
+        also_evaluate: With --init-from: the shards of the text that its weights were trained on,
+            whose held-out part is evaluated beside that of the new text; the same as --set
+            train.also_evaluate=SHARDS.
+        resume: A run folder to continue, with the settings it was begun with.
+        cooldown: With --resume RUN --out END: steps, or a time such as 30m, in which the learning
+            rate decays to 0 from the newest checkpoint on, or from the one that --resume names. END
+            is the finished run; RUN stays as it is and can go on.
+        max_time: Time after which the run writes a checkpoint and stops, such as 3h or 90m, for
+            queues with a time limit. The exit status is then 0.
     """
-    from electra.terminal.live import Display
-    from electra.terminal.printing import print_note
-
     given = [
         *set_,
         *([f"train.init_from={init_from}"] if init_from else []),
@@ -180,9 +174,7 @@ def _note_time(
         return
     from electra.pretraining.plan import DAY, estimate_run, list_shorter
     from electra.pretraining.start import fit_to_shards
-    from electra.reports.glossary import format_about
     from electra.shards.store import open_shards
-    from electra.terminal.printing import print_note
     from electra.training.machine import prepare_machine
 
     if train.device == "cuda":  # which need not be on this machine, for a dry run
@@ -206,9 +198,7 @@ def _note_time(
 
 def _print_results(run: Path, results: dict[str, Any]) -> None:
     """Print what a run has reached on held-out text, and how far that is on the paper's curve."""
-    from electra.reports.glossary import describe_heldout
     from electra.reports.runs import place_on_the_papers_curve
-    from electra.terminal.printing import print_done
 
     wrote = f"wrote {run}"
     if results["heldout"]:
@@ -246,17 +236,11 @@ def plan(
 
     Example: electra plan --preset small --steps 100000
 
-    Parameters
-    ----------
-    steps
-        Optimizer steps of the run; the same as --set train.steps=N.
-    probe_seconds
-        Seconds for which steps are timed.
+    Args:
+        steps: Optimizer steps of the run; the same as --set train.steps=N.
+        probe_seconds: Seconds for which steps are timed.
     """
     from electra.pretraining.plan import plan as run_plan
-    from electra.reports.glossary import format_count, format_seconds
-    from electra.terminal.live import Progress
-    from electra.terminal.printing import print_done, print_note, print_table
 
     require(
         0 < probe_seconds < math.inf,
@@ -311,8 +295,6 @@ def flops(
     """
     from electra.method.flops import count_parts, count_run, count_true
     from electra.method.registry import sketch_objective
-    from electra.reports.glossary import format_count
-    from electra.terminal.printing import print_done, print_note, print_table
 
     settings = resolve(preset, recipe, set_, toml=config, note=print_note)
     objective, length = sketch_objective(settings), settings.examples.sequence_length
@@ -357,28 +339,20 @@ def import_(
 
     Example: electra import electra_small --out start
 
-    Parameters
-    ----------
-    source
-        A TensorFlow checkpoint (NAME.index) or its folder, or a Hugging Face folder.
-    out
-        The folder to write: the discriminator, or an encoder without its head, and the generator in
-        a folder inside, each as transformers loads them.
-    tokenizer
-        A folder with a tokenizer, or a file of one; without it, that of the source.
-    generator
-        A second source, of the generator; without it, that in the source's folder generator.
-    extend
-        A tokenizer with all tokens of the source's and more. Each new token begins with the mean of
-        the pieces that it replaces.
-    positions
-        Longest row, tokens, if it is to be longer than the source's.
-    position_rows
-        Embeddings of more positions. interpolate: the old ones, drawn out to the new length.
-        repeat: the old ones, one after the other, again and again.
+    Args:
+        source: A TensorFlow checkpoint (NAME.index) or its folder, or a Hugging Face folder.
+        out: The folder to write: the discriminator, or an encoder without its head, and the
+            generator in a folder inside, each as transformers loads them.
+        tokenizer: A folder with a tokenizer, or a file of one; without it, that of the source.
+        generator: A second source, of the generator; without it, that in the source's folder
+            generator.
+        extend: A tokenizer with all tokens of the source's and more. Each new token begins with the
+            mean of the pieces that it replaces.
+        positions: Longest row, tokens, if it is to be longer than the source's.
+        position_rows: Embeddings of more positions. interpolate: the old ones, drawn out to the new
+            length. repeat: the old ones, one after the other, again and again.
     """
     from electra.interop.importing import import_model
-    from electra.terminal.printing import print_done, print_note, print_table
 
     refuse_existing(out)
     if dry_run:

@@ -25,6 +25,9 @@ from electra.errors import UserError, command, require
 from electra.presets import PRESETS
 from electra.processes import Interrupted
 from electra.quickstart.config import BEGUN, QUICKSTART, REPORT
+from electra.reports.glossary import format_seconds
+from electra.terminal.live import Progress
+from electra.terminal.printing import print_done, print_note, print_table
 
 if TYPE_CHECKING:
     from electra.reproduce.run import Session
@@ -45,13 +48,10 @@ def quickstart(
 
     Example: electra quickstart --text notes/*.txt --out quickstart
 
-    Parameters
-    ----------
-    text
-        Your own text: files, folders or globs, as for `electra tokenizer`.
-    out
-        The folder to write. An interrupted quickstart goes on in its folder; to the name of
-        anything else that is there a number is added.
+    Args:
+        text: Your own text: files, folders or globs, as for `electra tokenizer`.
+        out: The folder to write. An interrupted quickstart goes on in its folder; to the name of
+            anything else that is there a number is added.
     """
     settings = resolve(QUICKSTART, config, set_)
     refuse_url(out)
@@ -60,7 +60,6 @@ def quickstart(
         source = ", ".join(text) or "the documentation of Python and its packages"
         return print_dry_run(settings, f"read {source} and write {out}")
     from electra.quickstart.run import quickstart as run_quickstart
-    from electra.terminal.printing import print_note
 
     try:
         run_quickstart(text, out, settings)
@@ -121,34 +120,22 @@ def reproduce(
     Example: electra reproduce table-5 --shards shards --glue glue --preset tiny --budget 1e14
     --runs runs --out results/table-5
 
-    Parameters
-    ----------
-    name
-        A suite that comes with electra, or a file of your own, NAME.toml.
-    shards
-        A folder that `electra prepare` wrote.
-    glue
-        The folder of GLUE's tasks.
-    data
-        Folders of other tasks, as TASK=FOLDER, such as squad-1.1=squad.
-    runs
-        The folder of all runs, which are kept.
-    out
-        The folder of the results: records, tables, figures, page.
-    earlier
-        Results folders of other suites. Their runs of the same name are not computed again.
-    budget
-        What each row spends: true FLOPs, or steps or seconds if the suite holds these equal.
-    seeds
-        Pre-training seeds of each row.
-    tasks
-        Tasks whose mean is the score, instead of the suite's.
-    jobs
-        Runs that are computed at a time; if not given, one for each GPU, or one on a CPU. 0: none;
-        the results of what is finished are written.
+    Args:
+        name: A suite that comes with electra, or a file of your own, NAME.toml.
+        shards: A folder that `electra prepare` wrote.
+        glue: The folder of GLUE's tasks.
+        data: Folders of other tasks, as TASK=FOLDER, such as squad-1.1=squad.
+        runs: The folder of all runs, which are kept.
+        out: The folder of the results: records, tables, figures, page.
+        earlier: Results folders of other suites. Their runs of the same name are not computed
+            again.
+        budget: What each row spends: true FLOPs, or steps or seconds if the suite holds these
+            equal.
+        seeds: Pre-training seeds of each row.
+        tasks: Tasks whose mean is the score, instead of the suite's.
+        jobs: Runs that are computed at a time; if not given, one for each GPU, or one on a CPU. 0:
+            none; the results of what is finished are written.
     """
-    from electra.terminal.printing import print_done, print_table
-
     if name is None:
         from electra.reproduce.suite import list_suites
 
@@ -165,7 +152,6 @@ def reproduce(
     from electra.reproduce.report import tabulate
     from electra.reproduce.run import Session, find_tasks
     from electra.reproduce.suite import change_suite, find_suite, read_suite
-    from electra.terminal.live import Progress
 
     path = find_suite(name)
     changes = {"preset": preset, "recipe": recipe, "budget": budget, "seeds": seeds}
@@ -196,9 +182,6 @@ def reproduce(
 
 def _print_session(session: "Session") -> None:
     """Print the runs of a suite, and how long what is left takes."""
-    from electra.reports.glossary import format_seconds
-    from electra.terminal.printing import print_done, print_table
-
     rows = [
         (
             run.name,

@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from electra.cli.options import DryRun, Set, Toml, print_dry_run, resolve, settings_of
 from electra.errors import import_extra, require
 from electra.service.config import ServeConfig
+from electra.terminal.printing import print_done
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 TOKEN = "ELECTRA_TOKEN"
@@ -34,15 +35,11 @@ def serve(
 
     Example: electra serve run reviews-scores
 
-    Parameters
-    ----------
-    folders
-        Runs, checkpoints (RUN/checkpoints/step-...), Hugging Face folders and folders of
-        `electra finetune`; NAME=FOLDER gives a name.
-    host
-        Address to listen on; 0.0.0.0: all.
-    port
-        Port to listen on; 0: a free one.
+    Args:
+        folders: Runs, checkpoints (RUN/checkpoints/step-...), Hugging Face folders and folders of
+            `electra finetune`; NAME=FOLDER gives a name.
+        host: Address to listen on; 0.0.0.0: all.
+        port: Port to listen on; 0: a free one.
     """
     _serve(folders, host, port, resolve(ServeConfig(), config, set_), dry_run, is_page=False)
 
@@ -63,14 +60,10 @@ def page(
 
     Example: electra page run
 
-    Parameters
-    ----------
-    folders
-        As for `electra serve`.
-    port
-        Port to listen on; 0: a free one.
-    open_
-        Whether a browser is opened.
+    Args:
+        folders: As for `electra serve`.
+        port: Port to listen on; 0: a free one.
+        open_: Whether a browser is opened.
     """
     settings = resolve(ServeConfig(), config, set_)
     _serve(folders, LOOPBACK[0], port, settings, dry_run, is_page=True, open_=open_)
@@ -103,7 +96,6 @@ def _serve(
     for module in ("fastapi", "fastapi_offline", "uvicorn", "httptools", "prometheus_client"):
         import_extra(module, "serve", "serving")
     from electra.service.server import Server
-    from electra.terminal.printing import print_done
 
     server = Server(folders, settings, host, port, token=token, follow=is_page)
     names = ", ".join(server.models)
