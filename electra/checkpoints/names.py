@@ -63,8 +63,10 @@ class Architecture:
     encoder: Modules
     heads: Mapping[str, Modules]
     """Of each kind of head that a class has."""
-    write_config: Callable[[EncoderConfig, str, Tokenizer], dict[str, Any]]
-    """Returns config.json, given sizes, name of the class and special tokens."""
+    fields: Mapping[str, tuple[str, Any]]
+    """Name in config.json, and transformers' default, of the fields of `EncoderConfig` there."""
+    write_others: Callable[[EncoderConfig, Tokenizer], dict[str, Any]]
+    """Returns the fields of config.json that are no field of `EncoderConfig`."""
     read_config: Callable[[Mapping[str, Any]], EncoderConfig]
     """Returns the sizes. Missing fields have transformers' defaults. Raises UserError if a field
     is wrong, or the model has a feature that our encoder lacks."""
@@ -76,6 +78,19 @@ class Architecture:
     def class_name(self, kind: str) -> str:
         """Return the class with a kind of head, or that of the encoder if there is none."""
         return f"{self.classes}{f'For{kind}' if kind in self.heads else 'Model'}"
+
+    def write_config(
+        self, sizes: EncoderConfig, class_name: str, tokenizer: Tokenizer
+    ) -> dict[str, Any]:
+        """Return config.json."""
+        return {
+            "model_type": self.model_type,
+            "architectures": [class_name],
+            **{theirs: getattr(sizes, ours) for ours, (theirs, _) in self.fields.items()},
+            **self.write_others(sizes, tokenizer),
+            "pad_token_id": tokenizer.pad_id,
+            "tie_word_embeddings": True,
+        }
 
     def to_theirs(
         self,
@@ -289,28 +304,6 @@ _ELECTRA_FIELDS = _fields(
 )
 
 
-def _write_electra(sizes: EncoderConfig, class_name: str, tokenizer: Tokenizer) -> dict[str, Any]:
-    return {
-        "model_type": "electra",
-        "architectures": [class_name],
-        "vocab_size": sizes.vocab_size,
-        "embedding_size": sizes.embedding_size,
-        "hidden_size": sizes.hidden_size,
-        "num_hidden_layers": sizes.num_hidden_layers,
-        "num_attention_heads": sizes.num_attention_heads,
-        "intermediate_size": sizes.intermediate_size,
-        "hidden_act": "gelu",
-        "hidden_dropout_prob": sizes.hidden_dropout_prob,
-        "attention_probs_dropout_prob": sizes.attention_probs_dropout_prob,
-        "max_position_embeddings": sizes.max_position_embeddings,
-        "type_vocab_size": sizes.type_vocab_size,
-        "initializer_range": sizes.initializer_range,
-        "layer_norm_eps": sizes.layer_norm_eps,
-        "pad_token_id": tokenizer.pad_id,
-        "tie_word_embeddings": True,
-    }
-
-
 def _read_electra(values: Mapping[str, Any]) -> EncoderConfig:
     fixed = {
         "hidden_act": "gelu",
@@ -342,21 +335,20 @@ ELECTRA = Architecture(
         "QuestionAnswering": {"dense": "qa_outputs"},
         "MultipleChoice": {"dense": "classifier"},
     },
-    write_config=_write_electra,
+    fields=_ELECTRA_FIELDS,
+    write_others=lambda sizes, tokenizer: {"hidden_act": "gelu"},
     read_config=_read_electra,
 )
 
 
-def _write_bert(sizes: EncoderConfig, class_name: str, tokenizer: Tokenizer) -> dict[str, Any]:
+def _write_bert(sizes: EncoderConfig, tokenizer: Tokenizer) -> dict[str, Any]:
     require(
         sizes.embedding_size == sizes.hidden_size,
         f"BERT has no projection of embeddings: embedding_size {sizes.embedding_size} must be "
         f"hidden_size {sizes.hidden_size}, as in base and large; export without --as bert, or with "
         "--onnx",
     )
-    values = _write_electra(sizes, class_name, tokenizer)
-    del values["embedding_size"]
-    return values | {"model_type": "bert"}
+    return {"hidden_act": "gelu"}
 
 
 BERT = Architecture(
@@ -374,7 +366,8 @@ BERT = Architecture(
         "TokenClassification": {"dense": "classifier"},
         "QuestionAnswering": {"dense": "qa_outputs"},
     },
-    write_config=_write_bert,
+    fields={name: each for name, each in _ELECTRA_FIELDS.items() if name != "embedding_size"},
+    write_others=_write_bert,
     read_config=lambda values: _read_electra(
         {**values, "embedding_size": values.get("hidden_size")}
     ),
@@ -383,12 +376,6 @@ BERT = Architecture(
 # The names of ModernBERT
 
 _TASK: Modules = {"inner.dense": "head.dense", "inner.norm": "head.norm", "dense": "classifier"}
-_SAME = (
-    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
-    *("num_attention_heads", "max_position_embeddings", "initializer_range", "local_attention"),
-    *("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"),
-)
-"""Fields with the same name in both classes."""
 _RENAMED = {
     "layer_norm_eps": "norm_eps",
     "attention_probs_dropout_prob": "attention_dropout",
@@ -396,7 +383,11 @@ _RENAMED = {
 }
 _MODERN_FIXED = {"hidden_activation": "gelu", "classifier_activation": "gelu"}
 _MODERN_FIELDS = _fields(
-    (*_SAME, *_RENAMED),
+    (
+        *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
+        *("num_attention_heads", "max_position_embeddings", "initializer_range", "local_attention"),
+        *("norm_bias", "attention_bias", "mlp_bias", "classifier_bias", *_RENAMED),
+    ),
     _RENAMED,
     vocab_size=50_368,
     hidden_size=768,
@@ -410,22 +401,16 @@ _MODERN_FIELDS = _fields(
 )
 
 
-def _write_modern(sizes: EncoderConfig, class_name: str, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return config.json with the names that all versions of transformers and the servers read.
+def _write_modern(sizes: EncoderConfig, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return the names that all versions of transformers and the servers read.
 
     The newest transformers turns rotary bases into a table; older ones and servers read fields.
     """
     bases = {"full_attention": sizes.global_rope_theta, "sliding_attention": sizes.local_rope_theta}
     return {
-        "model_type": "modernbert",
-        "architectures": [class_name],
-        **{name: getattr(sizes, name) for name in _SAME},
         **_MODERN_FIXED,
         "initializer_cutoff_factor": 2.0,
-        "norm_eps": sizes.layer_norm_eps,
         "layer_norm_eps": sizes.layer_norm_eps,  # as candle calls it
-        "attention_dropout": sizes.attention_probs_dropout_prob,
-        "embedding_dropout": sizes.hidden_dropout_prob,
         "mlp_dropout": sizes.hidden_dropout_prob,
         "global_attn_every_n_layers": sizes.global_attn_every_n_layers,
         "global_rope_theta": sizes.global_rope_theta,
@@ -436,12 +421,10 @@ def _write_modern(sizes: EncoderConfig, class_name: str, tokenizer: Tokenizer) -
         "decoder_bias": True,
         "classifier_pooling": "cls",
         "classifier_dropout": 0.0,
-        "pad_token_id": tokenizer.pad_id,
         "bos_token_id": tokenizer.cls_id,
         "cls_token_id": tokenizer.cls_id,
         "eos_token_id": tokenizer.sep_id,
         "sep_token_id": tokenizer.sep_id,
-        "tie_word_embeddings": True,
     }
 
 
@@ -528,19 +511,19 @@ MODERNBERT = Architecture(
         "QuestionAnswering": _TASK,
         "MultipleChoice": _TASK,
     },
-    write_config=_write_modern,
+    fields=_MODERN_FIELDS,
+    write_others=_write_modern,
     read_config=_read_modern,
 )
 
 # The names of DeBERTa
 
-_SAME_IN_DEBERTA = (
-    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "layer_norm_eps"),
-    *("num_attention_heads", "max_position_embeddings", "initializer_range", "position_buckets"),
-    *("hidden_dropout_prob", "attention_probs_dropout_prob"),
-)
 _DEBERTA_FIELDS = _fields(
-    _SAME_IN_DEBERTA,
+    (
+        *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "layer_norm_eps"),
+        *("num_attention_heads", "max_position_embeddings", "initializer_range"),
+        *("position_buckets", "hidden_dropout_prob", "attention_probs_dropout_prob"),
+    ),
     {},
     vocab_size=128_100,
     hidden_size=1536,
@@ -566,12 +549,9 @@ _OF_HEADS = ("published_heads", "enhanced_decoder")
 """Fields that are ours alone; of other programs' weights the names of the tensors say them."""
 
 
-def _write_deberta(sizes: EncoderConfig, class_name: str, tokenizer: Tokenizer) -> dict[str, Any]:
+def _write_deberta(sizes: EncoderConfig, tokenizer: Tokenizer) -> dict[str, Any]:
     longest, farthest = sizes.max_position_embeddings, sizes.max_relative_positions
     return {
-        "model_type": "deberta-v2",
-        "architectures": [class_name],
-        **{name: getattr(sizes, name) for name in _SAME_IN_DEBERTA},
         **{name: value for name, (value, *_) in _OF_V3.items()},
         **{name: True for name in _OF_HEADS if getattr(sizes, name)},
         "max_relative_positions": -1 if farthest == longest else farthest,
@@ -580,8 +560,6 @@ def _write_deberta(sizes: EncoderConfig, class_name: str, tokenizer: Tokenizer) 
         "pooler_hidden_act": "gelu",
         "pooler_dropout": 0,
         "legacy": True,
-        "pad_token_id": tokenizer.pad_id,
-        "tie_word_embeddings": True,
     }
 
 
@@ -631,7 +609,8 @@ DEBERTA = Architecture(
         "QuestionAnswering": {"dense": "qa_outputs"},
         "MultipleChoice": _CLASSIFIER,
     },
-    write_config=_write_deberta,
+    fields=_DEBERTA_FIELDS,
+    write_others=_write_deberta,
     read_config=_read_deberta,
     beside={
         "norm": "mask_predictions.LayerNorm",
