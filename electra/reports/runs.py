@@ -78,8 +78,7 @@ class Finetuning:
     """Whether the encoder started without its pre-trained weights, for comparison."""
     seeds: tuple[str, ...]
     median: float
-    """Median over the seeds as drawn. Old results kept only the replacements of collapsed seeds;
-    their median is over the replacements."""
+    """Median over the seeds as drawn."""
     std: float | None
     """None for a single seed."""
     majority: float | None
@@ -87,8 +86,7 @@ class Finetuning:
     num_replaced: int
     """Collapsed seeds that were replaced by other seeds."""
     replaced_median: float | None
-    """Median with the replacements of collapsed seeds. None if no seed was replaced, and for old
-    results, where `median` includes the replacements."""
+    """Median with the replacements of collapsed seeds; None if no seed was replaced."""
     num_degenerate: int
     """Seeds that collapsed to a single answer for all examples."""
     commit: str | None
@@ -108,16 +106,14 @@ class Finetuning:
         """Return the median over the seeds, and the standard deviation for several seeds.
 
         If collapsed seeds were replaced, their number follows in brackets, with the median that
-        includes the replacements if the results have one.
+        includes the replacements.
         """
         spread = "" if self.std is None else f" ± {self.std:.3f}"
         score = f"{self.median:.3f}{spread}"
         if not self.num_replaced:
             return score
         replaced = f"{self.num_replaced} of {len(self.seeds)} replaced"
-        if self.replaced_median is not None:
-            replaced = f"{self.replaced_median:.3f} with {replaced}"
-        return f"{score} ({replaced})"
+        return f"{score} ({self.replaced_median:.3f} with {replaced})"
 
     def differs(self, other: "Finetuning") -> bool:
         """Return whether two medians differ by more than their two standard deviations together."""
@@ -226,6 +222,7 @@ def read_finetuning(path: Path) -> Finetuning:
         f"{folder} holds several fine-tunings; take one of them: {folder}/{values.get('best')}",
     )
     with _refuse(path, "a fine-tuning's results"):
+        replaced = values.get("with_replacements") or {}
         return Finetuning(
             encoder=Path(values["start"]).name,
             task=str(values["task"]),
@@ -235,8 +232,8 @@ def read_finetuning(path: Path) -> Finetuning:
             median=_number(values["median"]),
             std=_number_or_none(values["std"]),
             majority=_number_or_none(values["majority"].get(values["metric"])),
-            num_replaced=_count_replaced(values),
-            replaced_median=_number_or_none((values.get("with_replacements") or {}).get("median")),
+            num_replaced=sum(seed != str(n) for seed, n in replaced.get("seeds", {}).items()),
+            replaced_median=_number_or_none(replaced.get("median")),
             num_degenerate=round(_number(values["num_degenerate"])),
             commit=values.get("commit"),
             device=values.get("device"),
@@ -253,18 +250,6 @@ def _number(value: Any) -> float:
 
 def _number_or_none(value: Any) -> float | None:
     return None if value is None else _number(value)
-
-
-def _count_replaced(values: Mapping[str, Any]) -> int:
-    """Return the number of collapsed seeds that were replaced.
-
-    Old results have no "with_replacements". There the record of a replaced seed is that of its
-    replacement, whose number is in "drawn_as".
-    """
-    standing = (values.get("with_replacements") or {}).get("seeds", {})
-    if "with_replacements" not in values:
-        standing = {seed: each.get("drawn_as", seed) for seed, each in values["seeds"].items()}
-    return sum(str(other) != seed for seed, other in standing.items())
 
 
 def _collect_scores(seeds: Iterable[Mapping[str, Any]]) -> dict[str, tuple[float, ...]]:
