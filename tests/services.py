@@ -29,5 +29,4 @@ def served(*words, verb="serve", limits=()):
 def load_alone(folder, predicts):
     """The network of a folder that predicts "tokens" or "replaced", on one thread in float32."""
     model = read_pretrained(folder)
-    facts = model.tokenizer, model.sequence_length
-    return load_network(model.network(predicts), *facts, Machine())
+    return load_network(model, model.network(predicts), Machine())

@@ -227,22 +227,18 @@ class SavedSeed(NamedTuple):
     """As in `Finetuned`."""
 
 
-def find_seed(run: Path, seed: int | None = None) -> SavedSeed:
+def find_seed(run: Path, seed: int | None = None, *, verify: bool = False) -> SavedSeed:
     """Return what describes the model of one seed; no weights are read.
 
     Args:
         run: A finished folder of `electra finetune`.
         seed: The seed. None: the seed with the best headline metric on dev, among all seeds and the
             replacements of collapsed seeds.
+        verify: Whether the model's files, weights included, are compared with their hashes first.
 
     Raises:
         UserError: `run` is not a finished folder of `electra finetune`, or does not have the seed.
     """
-    return _describe_seed(*_choose_seed(run, seed))
-
-
-def _choose_seed(run: Path, seed: int | None) -> tuple[Path, int, FinetuneConfig, dict[str, Any]]:
-    """Return the folder of the model of a seed, the seed, its settings, and what it read."""
     require(
         is_finetuned(run) and (run / "results.json").is_file(),
         f"{run} is not a finished folder of `electra finetune`: it must have a config.json with a "
@@ -269,19 +265,16 @@ def _choose_seed(run: Path, seed: int | None) -> tuple[Path, int, FinetuneConfig
     require(
         seed in headlines, f"{run} has no seed {seed}; choose from {', '.join(map(str, headlines))}"
     )
-    read = {"columns": columns, "separator": config.own.between}
-    return run / f"seed-{seed}" / "model", seed, config, read
-
-
-def _describe_seed(
-    folder: Path, seed: int, config: FinetuneConfig, read: dict[str, Any]
-) -> SavedSeed:
+    folder = run / f"seed-{seed}" / "model"
+    if verify:
+        check_hashes(folder)
     facts = read_object(folder / "config.json")
     sizes, task = _parse(
         lambda: (from_dict(EncoderConfig, facts["encoder"]), str(facts["task"])),
         f"{folder / 'config.json'} is not the config of a fine-tuned model",
     )
-    return SavedSeed(folder, seed, sizes, config, {**facts, "task": task, **read})
+    facts |= {"task": task, "columns": columns, "separator": config.own.between}
+    return SavedSeed(folder, seed, sizes, config, facts)
 
 
 def read_finetuned(run: Path, seed: int | None = None) -> Finetuned:
@@ -290,9 +283,7 @@ def read_finetuned(run: Path, seed: int | None = None) -> Finetuned:
     Raises:
         UserError: As in `find_seed`, or the model is damaged.
     """
-    chosen = _choose_seed(run, seed)
-    check_hashes(chosen[0])
-    found = _describe_seed(*chosen)
+    found = find_seed(run, seed, verify=True)
     folder, task = found.folder, found.facts["task"]
     files = {WEIGHTS_FILE: folder / WEIGHTS_FILE}
     tensors = read_tensors(files[WEIGHTS_FILE])

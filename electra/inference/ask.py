@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -37,7 +38,7 @@ def load_asked(folder: Path, predicts: Literal["replaced", "tokens"]) -> LoadedN
         UserError: The folder has no such network, or is damaged.
     """
     model, machine = read_pretrained(folder), prepare_machine("auto", "float32", 0)
-    return load_network(model.network(predicts), model.tokenizer, model.sequence_length, machine)
+    return load_network(model, model.network(predicts), machine)
 
 
 @torch.inference_mode()
@@ -52,18 +53,15 @@ def detect(
     `progress` is called with the number of pieces done and of all pieces.
     """
     encoded = [network.tokenizer.encode_with_offsets(text) for text in texts]
-    pieces = network.cut([ids for ids, _ in encoded])
-    judged = network.run(
-        [piece.ids for piece in pieces],
-        lambda rows: network.judge(rows).sigmoid().tolist(),
-        progress,
-    )
-    probs: list[list[float]] = [[] for _ in texts]
-    for piece, probs_L in zip(pieces, judged, strict=True):
-        probs[piece.text] += probs_L[1 : 1 + len(piece.ids)]
+
+    def judge(rows: list[Sequence[int]]) -> list[list[float]]:
+        probs_BL = network.judge(rows).sigmoid().tolist()
+        return [probs_L[1 : 1 + len(row)] for row, probs_L in zip(rows, probs_BL, strict=True)]
+
+    judged = network.run_pieces([ids for ids, _ in encoded], judge, progress)
     return [
-        _join(text, *each, own, network.tokenizer)
-        for text, each, own in zip(texts, encoded, probs, strict=True)
+        _join(text, *each, list(chain.from_iterable(probs)), network.tokenizer)
+        for text, each, probs in zip(texts, encoded, judged, strict=True)
     ]
 
 

@@ -55,20 +55,18 @@ def embed(
     that of sentence-transformers does. `progress` is called with the number of pieces done and of
     all pieces.
     """
-    pieces = network.cut(network.tokenizer.encode_batch(list(texts)))
 
     def pool(rows: Sequence[Sequence[int]]) -> list[tuple[np.ndarray, int]]:
         states = _compute_states(network, rows, layer)
         pooled = [each_LH[:1] if pooling == "cls" else each_LH for each_LH in states]
         return [(each_LH.sum(axis=0, dtype=np.float64), len(each_LH)) for each_LH in pooled]
 
-    sums = np.zeros((len(texts), network.encoder.config.hidden_size))
-    counts = np.zeros((len(texts), 1))
-    found = network.run([piece.ids for piece in pieces], pool, progress)
-    for piece, (sum_H, count) in zip(pieces, found, strict=True):
-        sums[piece.text] += sum_H
-        counts[piece.text] += count
-    return (sums / counts).astype(np.float32)
+    found = network.run_pieces(network.tokenizer.encode_batch(list(texts)), pool, progress)
+    means = np.empty((len(texts), network.encoder.config.hidden_size), np.float32)
+    for number, pieces in enumerate(found):
+        sums, counts = zip(*pieces, strict=True)
+        means[number] = sum(sums) / sum(counts)
+    return means
 
 
 @torch.inference_mode()
@@ -86,15 +84,11 @@ def embed_units(
     arguments are those of `embed`.
     """
     encoded = [network.tokenizer.encode_with_offsets(text) for text in texts]
-    pieces = network.cut([ids for ids, _ in encoded])
-    found = network.run(
-        [piece.ids for piece in pieces],
+    states = network.run_pieces(
+        [ids for ids, _ in encoded],
         lambda rows: [each_LH[1:-1] for each_LH in _compute_states(network, rows, layer)],
         progress,
     )
-    states: list[list[np.ndarray]] = [[] for _ in texts]
-    for piece, states_LH in zip(pieces, found, strict=True):
-        states[piece.text].append(states_LH)
     answers = []
     for (ids, offsets), own in zip(encoded, states, strict=True):
         places = np.array(offsets, np.int32).reshape(-1, 2)

@@ -80,11 +80,10 @@ class PretrainedModel:
     def load(self) -> None:
         """Read the newest checkpoint or the folder's networks; those in use stay until then."""
         model = read_pretrained(self.folder)
-        facts = model.tokenizer, model.sequence_length, self.machine
 
         def load(predicts: Literal["replaced", "tokens"]) -> LoadedNetwork | None:
             try:
-                return load_network(model.network(predicts), *facts)
+                return load_network(model, model.network(predicts), self.machine)
             except UserError:
                 return None
 

@@ -5,15 +5,16 @@ Shape suffixes: B rows, L positions, M masked positions, H hidden size, V vocabu
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from electra.checkpoints.checkpoint import load_parameters
-from electra.checkpoints.folder import SavedNetwork, read_model
+from electra.checkpoints.folder import SavedModel, SavedNetwork, read_model
 from electra.config import EncoderConfig
 from electra.errors import require
 from electra.model.batch import Result, pad_rows, run_by_length
@@ -25,14 +26,6 @@ from electra.training.machine import Machine, prepare_machine
 Row = TypeVar("Row")
 BATCH_TOKENS = 4096
 """Positions of a batch, padding included."""
-
-
-class Piece(NamedTuple):
-    """A part of a text that fits a row."""
-
-    text: int
-    """Number of the text."""
-    ids: Sequence[int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,14 +91,19 @@ class LoadedEncoder:
             progress=progress,
         )
 
-    def cut(self, texts: Sequence[Sequence[int]]) -> list[Piece]:
-        """Return the pieces of the texts' ids; they begin at words unless a word is longer.
-
-        A text without tokens is one empty piece.
-        """
-        return [Piece(number, ids) for number, text in enumerate(texts) for ids in self._cut(text)]
+    def run_pieces(
+        self,
+        texts: Sequence[Sequence[int]],
+        answer: Callable[[list[Sequence[int]]], Iterable[Result]],
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> list[list[Result]]:
+        """Return, of the ids of each text, the answers to their pieces, as `run`."""
+        pieces = [list(self._cut(ids)) for ids in texts]
+        answers = iter(self.run(list(chain.from_iterable(pieces)), answer, progress))
+        return [list(islice(answers, len(own))) for own in pieces]
 
     def _cut(self, ids: Sequence[int]) -> Iterator[Sequence[int]]:
+        """Yield pieces that fit rows and begin at words, unless a word is longer; one at least."""
         start, most = 0, self.max_tokens
         while len(ids) - start > most:
             begins = self.tokenizer.starts_word[ids[start : start + most + 1]].nonzero()[0]
@@ -157,21 +155,16 @@ def load_encoder(folder: Path) -> LoadedEncoder:
     )
 
 
-def load_network(
-    saved: SavedNetwork, tokenizer: Tokenizer, sequence_length: int, machine: Machine
-) -> LoadedNetwork:
-    """Return a network with its weights, on the machine's device.
-
-    `sequence_length` is the longest row that it was trained with, tokens.
-    """
+def load_network(model: SavedModel, saved: SavedNetwork, machine: Machine) -> LoadedNetwork:
+    """Return one of a model's networks with its weights, on the machine's device."""
     kind = GeneratorHead if saved.predicts == "tokens" else DiscriminatorHead
     head = kind(saved.sizes).eval()
     load_parameters(head, saved.head)
     return LoadedNetwork(
         encoder=_build_encoder(saved.sizes, saved.encoders[0], machine),
         head=head.to(machine.device),
-        tokenizer=tokenizer,
-        max_tokens=sequence_length - 2,
+        tokenizer=model.tokenizer,
+        max_tokens=model.sequence_length - 2,
         machine=machine,
     )
 

@@ -160,7 +160,7 @@ def load_scorer(run: Path, network: Literal["kept", "generator"] = "kept") -> Sc
     machine = prepare_machine(
         "cpu" if train.device == "cpu" else "auto", train.precision, train.threads
     )
-    loaded = load_network(saved, networks.tokenizer, config.examples.sequence_length, machine)
+    loaded = load_network(networks, saved, machine)
     origin = {
         "run": run.name,
         "step": networks.step,
