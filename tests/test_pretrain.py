@@ -828,7 +828,7 @@ FROZEN = ("generator.kind=frozen", "method.sharing=none")
     [
         (["optimizer.warmup_steps=12"], "optimizer.warmup_steps=1"),
         (["train.layers=fused", "train.compile=yes"], "not for a compiled step"),
-        ([*FROZEN, "generator.frozen_run={unigram}"], "has no generator network"),
+        ([*FROZEN, "generator.frozen_run={unigram}"], "has no masked language model"),
         ([*FROZEN, "generator.frozen_run={none}"], "is neither a run"),
         ([*FROZEN, "generator.frozen_run={run}", "model.embedding_size=16"], "embedding_size 32"),
     ],

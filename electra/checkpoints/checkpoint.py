@@ -229,12 +229,7 @@ def load_state(
         _require_parameters(weights, parameters)
     for name, parameter in parameters.items():
         spread(weights.get(name), parameter)
-    keys = from_rank_0(
-        [
-            [key, list(value.shape), str(value.dtype).removeprefix("torch.")]
-            for key, value in others.items()
-        ]
-    )
+    keys = from_rank_0([(key, value.shape, value.dtype) for key, value in others.items()])
     for key, shape, dtype in keys:
         moment, name = key.split("/", 1)
         if moment == "guard":
@@ -243,8 +238,8 @@ def load_state(
             parameter = parameters[name]
             target = (
                 torch.empty_like(parameter, requires_grad=False)
-                if list(parameter.shape) == shape
-                else torch.empty(shape, dtype=getattr(torch, dtype), device=parameter.device)
+                if parameter.shape == shape
+                else torch.empty(shape, dtype=dtype, device=parameter.device)
             )
             optimizer.state[parameter][moment] = target
         spread(others.get(key), target)

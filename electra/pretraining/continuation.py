@@ -33,7 +33,7 @@ MAY_CHANGE = frozenset(
 
 def read_run(
     run: Path, given: PretrainConfig | None, device: str
-) -> tuple[dict[str, Any], dict[str, str], dict[str, str], Ranking | None, dict[str, Any] | None]:
+) -> tuple[PretrainConfig, dict[str, str], dict[str, str], Ranking | None, dict[str, Any] | None]:
     """Return what process 0 reads for all of them when a run goes on.
 
     These are the settings, what the settings of the command (`given`) change in them, the shards'
@@ -62,7 +62,7 @@ def read_run(
         where = Path(source["folder"]) / "tokenizer"
         raise UserError(f"{error}; the run had a copy of {where}") from None
     ranking = recorded_ranking(manifest, device)
-    return to_dict(config), changed, source, ranking, manifest.get("init_from")
+    return config, changed, source, ranking, manifest.get("init_from")
 
 
 def settle(

@@ -219,7 +219,8 @@ class DomainLosses:
         if not train.evaluate_with:
             return model.generator
         start = read_pretrained(Path(train.init_from))
-        saved, _ = read_masked_lm(train.evaluate_with, start, "train.evaluate_with")
+        of = start.tokenizer, start.source
+        saved = read_masked_lm(train.evaluate_with, *of, "train.evaluate_with")
         encoder = Encoder(saved.sizes, compute_dtype=machine.dtype)
         masked_lm = MaskedLM(encoder, GeneratorHead(saved.sizes))
         load_parameters(masked_lm.encoder, saved.encoders[0])

@@ -29,6 +29,7 @@ from electra.errors import UserError, require
 from electra.method.objective import Network, Objective
 from electra.model.heads import GeneratorHead
 from electra.shards.store import Shards
+from electra.tokenizing.tokenizer import Tokenizer
 
 Origin = Literal["init_from", "folder", "layers", "new"]
 """Where a generator's first weights come from."""
@@ -179,22 +180,25 @@ def find_origin(config: PretrainConfig, start: SavedModel) -> Origin | None:
 def find_generator(config: PretrainConfig, start: SavedModel) -> tuple[SavedNetwork, str]:
     """Return the trained generator that the run begins with, and its folder."""
     if config.generator.start == "folder":
-        return read_masked_lm(config.generator.start_folder, start, "generator.start_folder")
+        folder, of = config.generator.start_folder, (start.tokenizer, start.source)
+        return read_masked_lm(folder, *of, "generator.start_folder"), folder
     generator = start.generator or start.masked_lm
     assert generator is not None
     return generator, config.train.init_from
 
 
-def read_masked_lm(folder: str, start: SavedModel, setting: str) -> tuple[SavedNetwork, str]:
-    """Return the masked language model of another folder, of this vocabulary, and the folder."""
+def read_masked_lm(
+    folder: str, tokenizer: Tokenizer, owner: Path | str, setting: str
+) -> SavedNetwork:
+    """Return the masked language model of another folder, of the vocabulary of `owner`."""
     other = read_pretrained(Path(folder))
     if other.masked_lm is None:
         raise UserError(f"{setting} {folder} has no masked language model")
     require(
-        other.tokenizer.digest == start.tokenizer.digest,
-        f"{setting} {folder} has another vocabulary than {start.source}",
+        other.tokenizer.digest == tokenizer.digest,
+        f"{setting} {folder} has another vocabulary than {owner}",
     )
-    return other.masked_lm, folder
+    return other.masked_lm
 
 
 def _require_shareable(

@@ -40,6 +40,7 @@ from electra.pretraining.guard import MAX_IN_A_ROW
 from electra.pretraining.init_from import (
     describe_start,
     fit_to_start,
+    load_network,
     load_start,
     require_vocabulary,
 )
@@ -57,12 +58,12 @@ from electra.pretraining.start import (
     count_tokens,
     embed_tokens,
     fit_to_shards,
-    load_frozen,
+    read_frozen,
     require_equal_shares,
 )
 from electra.pretraining.step import Step
 from electra.processes import Interrupted, Requests, heed_signals
-from electra.settings import from_dict, to_dict
+from electra.settings import to_dict
 from electra.shards.examples import Examples
 from electra.shards.store import Shards, fetch_shards, open_shards
 from electra.tokenizing.tokenizer import Tokenizer
@@ -178,8 +179,7 @@ def _resume(
     """
     with _writing(run), _hold(run, machine):
         found = read_run(run, given, machine.name) if machine.rank == 0 else None
-        values, changed, source, ranking, begun_from = from_rank_0(found)
-        config = from_dict(PretrainConfig, values)
+        config, changed, source, ranking, begun_from = from_rank_0(found)
         shards = open_shards(shards_folder or Path(source["folder"]), verify=machine.rank == 0)
         if shards.digest != source["sha256"]:
             what = "shards"
@@ -267,7 +267,7 @@ def _build(
         if start and frequencies_V is not None:
             load_start(model, config, start, frequencies_V)
         if config.generator.kind == "frozen":
-            load_frozen(model, config)
+            load_network(model.networks["generator"], read_frozen(config, shards))
         for parameter in model.parameters():
             spread(None, parameter)
     return model
@@ -467,7 +467,7 @@ def _load_newest(run: Path, step: Step) -> Totals:
         _, checkpoint = find_checkpoint(run)
         set_damaged_aside(run, checkpoint)
         totals = read_totals(run, checkpoint)
-    totals = Totals(*from_rank_0(totals))
+    totals = from_rank_0(totals)
     if totals.step:
         for stage in range(1, step.model.stage_at(totals.step - 1) + 1):
             step.begin_stage(stage)

@@ -15,23 +15,22 @@ Shape suffixes: V vocabulary, E embedding size.
 
 import dataclasses
 import warnings
-from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from electra.checkpoints.folder import SavedNetwork, read_pretrained
+from electra.checkpoints.folder import SavedNetwork
 from electra.config import PretrainConfig
-from electra.errors import UserError, require
+from electra.errors import require
 from electra.method.masking import Vocabulary
 from electra.method.objective import Objective, Parts
 from electra.method.registry import build_objective
 from electra.model.encoder import Embeddings, Encoder, choose_layers
 from electra.model.initialisation import draw_glorot, init_weights, look_at_neighbours
 from electra.model.modernbert import TokenEmbeddings
-from electra.pretraining.init_from import load_network, size_generator
+from electra.pretraining.init_from import read_masked_lm, size_generator
 from electra.shards.store import Shards
 from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.machine import Machine
@@ -60,13 +59,8 @@ def fit_to_shards(config: PretrainConfig, shards: Shards) -> PretrainConfig:
     config = dataclasses.replace(config, model=model)
     if config.generator.kind != "frozen":
         return config
-    run = Path(config.generator.frozen_run)
-    sizes = _read_generator(run).sizes
-    require(
-        Tokenizer.load(run / "tokenizer").digest == shards.tokenizer.digest,
-        f"generator.frozen_run {run} has another vocabulary than {shards.folder}",
-    )
-    generator = size_generator(config.generator, model, sizes, f"generator.frozen_run {run}")
+    source = f"generator.frozen_run {config.generator.frozen_run}"
+    generator = size_generator(config.generator, model, read_frozen(config, shards).sizes, source)
     return dataclasses.replace(config, generator=generator)
 
 
@@ -82,17 +76,10 @@ def require_equal_shares(config: PretrainConfig, machine: Machine) -> None:
     )
 
 
-def load_frozen(model: Objective, config: PretrainConfig) -> None:
-    """Copy the generator's weights from the run `generator.frozen_run`."""
-    load_network(model.networks["generator"], _read_generator(Path(config.generator.frozen_run)))
-
-
-def _read_generator(run: Path) -> SavedNetwork:
-    """Return the masked language model of another run."""
-    found = read_pretrained(run).masked_lm
-    if found is None:
-        raise UserError(f"generator.frozen_run {run} has no generator network")
-    return found
+def read_frozen(config: PretrainConfig, shards: Shards) -> SavedNetwork:
+    """Return the masked language model of the run `generator.frozen_run`."""
+    setting, of = "generator.frozen_run", (shards.tokenizer, shards.folder)
+    return read_masked_lm(config.generator.frozen_run, *of, setting)
 
 
 def build_model(

@@ -54,18 +54,18 @@ def open_console(*, stderr: bool = False) -> PipeConsole:
 
 def print_error(message: str) -> None:
     """Print an error message as one line to standard error."""
-    console = open_console(stderr=True)
-    line = Text("error: ", "bold red").append(printable(message), "default not bold")
-    console.print(line, soft_wrap=True)
+    _print_aside(Text("error: ", "bold red"), message)
+
+
+def _print_aside(word: Text, message: str) -> None:
+    line = word.append(printable(message), "default not bold")
+    open_console(stderr=True).print(line, soft_wrap=True)
 
 
 def print_note(note: str) -> None:
     """Print a note as one line to standard error; of several processes, number 0 does."""
-    if find_place().rank > 0:
-        return
-    open_console(stderr=True).print(
-        Text("note: ", "bold yellow").append(printable(note), "default not bold"), soft_wrap=True
-    )
+    if find_place().rank == 0:
+        _print_aside(Text("note: ", "bold yellow"), note)
 
 
 def print_done(what: str, next_command: str = "") -> None:

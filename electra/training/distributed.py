@@ -16,7 +16,6 @@ would have to be trusted. torch's modules for this take a second or more to impo
 divided models import them.
 """
 
-import json
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -150,18 +149,11 @@ def wait_for_all(machine: Machine) -> None:
 
 
 def from_rank_0(value: Any) -> Any:
-    """Return the value of process 0, which JSON can hold; other processes give anything."""
-    if not dist.is_initialized():
-        return value
-    is_first = dist.get_rank() == 0
-    text = bytearray(json.dumps(value).encode()) if is_first else bytearray()
-    length = torch.tensor([len(text)])
-    dist.broadcast(length, 0)
-    content = torch.empty(int(length), dtype=torch.uint8)
-    if is_first:
-        content = torch.frombuffer(text, dtype=torch.uint8)
-    dist.broadcast(content, 0)
-    return json.loads(bytes(content.tolist()))
+    """Return the value of process 0, which can be pickled; other processes give anything."""
+    values = [value]
+    if dist.is_initialized():
+        dist.broadcast_object_list(values, 0)
+    return values[0]
 
 
 def count_parts(sharding: Literal["none", "full", "hybrid"], machine: Machine) -> int:
