@@ -151,16 +151,11 @@ def override_from_toml(config: ConfigType, path: Path) -> ConfigType:
     Raises:
         UserError: The file cannot be read, or a value is refused as in `override`.
     """
-    return override_values(config, read_toml(path), path)
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """Return the values of a TOML file by dotted name.
-
-    Raises:
-        UserError: As of `parse_toml`.
-    """
-    return dict(flatten(parse_toml(path)))
+    values = dict(flatten(parse_toml(path)))
+    try:
+        return _replace(config, values)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
 
 
 def parse_toml(path: Path) -> dict[str, Any]:
@@ -175,18 +170,6 @@ def parse_toml(path: Path) -> dict[str, Any]:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # also of numbers with too many digits
         raise UserError(f"{path} is not valid TOML: {error}") from None
-
-
-def override_values(config: ConfigType, values: Mapping[str, Any], path: Path) -> ConfigType:
-    """Return the config with values of `read_toml` applied.
-
-    Raises:
-        UserError: A value is refused as in `override`.
-    """
-    try:
-        return _replace(config, values)
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
 
 
 def to_dict(config: Any) -> dict[str, Any]:

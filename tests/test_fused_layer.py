@@ -29,7 +29,7 @@ def test_evaluation_keeps_nothing_for_a_backward_pass():
 class PooledPostNormLayer(PostNormLayer):
     """The plain layer under the fused one's dropout."""
 
-    draw_masks = FusedPostNormLayer.draw_masks
+    mask_sizes = FusedPostNormLayer.mask_sizes
 
 
 def encoder_of(layer_class, dropout_prob):

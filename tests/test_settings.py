@@ -25,7 +25,6 @@ from electra.settings import (
     from_dict,
     override,
     override_from_toml,
-    override_values,
     to_dict,
 )
 
@@ -171,7 +170,7 @@ def test_numbers_beyond_their_bounds_are_refused(config, name, is_whole, bounds)
         beyond = [number for number in beyond if not (number == most and bounds.holds(most))]
     for number in beyond:
         with pytest.raises(UserError) as refusal:
-            override_values(config, {name: number}, "x.toml")
+            override(config, [f"{name}={number}"])
         assert f"{name.rpartition('.')[2]} must be {bounds}, not {number}" in str(refusal.value)
 
 

@@ -151,7 +151,7 @@ class DisentangledLayer(PostNormLayer):
         Args:
             x_BLH: Hidden states before this layer, of which keys and values are made.
             places: From `RelativePositions`.
-            masks: From `draw_masks`; None: torch's own dropout, which drops in training only.
+            masks: Of the pass; None: torch's own dropout, which drops in training only.
             queries_BLH: What queries are made of and results are added to, in an enhanced mask
                 decoder; None: `x_BLH`.
         """

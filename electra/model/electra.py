@@ -23,6 +23,7 @@ from electra.model.parts import (
     Linear,
     Sight,
     TokenTable,
+    TransformerLayer,
     attend,
     runs_operations,
 )
@@ -100,7 +101,7 @@ class SelfAttention(nn.Module):
         return q_BNLD, k_BNLD, v_BNLD
 
 
-class PostNormLayer(nn.Module):
+class PostNormLayer(TransformerLayer):
     """Attention and feed-forward, each with a residual, then normalised: the definition of a layer.
 
     Every sub-module is called, so that forward hooks see its input and output and a replaced one
@@ -118,17 +119,6 @@ class PostNormLayer(nn.Module):
         self.output_norm = LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = Dropout(config.hidden_dropout_prob)
 
-    @classmethod
-    def draw_masks(
-        cls, config: EncoderConfig, num_rows: int, length: int, dtype: torch.dtype
-    ) -> DropoutMasks | None:
-        """Return the dropout masks of one pass of `num_rows` rows in training; None: torch's own.
-
-        The encoder draws them before the first layer and hands them to every layer. This class
-        leaves dropout to torch.
-        """
-        return None
-
     def forward(
         self, x_BLH: Tensor, mask_BNLL: Tensor | None, masks: DropoutMasks | None
     ) -> Tensor:
@@ -138,7 +128,7 @@ class PostNormLayer(nn.Module):
             x_BLH: Hidden states before this layer.
             mask_BNLL: Added to the attention scores; any shape that broadcasts to (B, N, L, L).
                 None: every position is seen.
-            masks: From `draw_masks`; None: torch's own dropout, which drops in training only.
+            masks: Of the pass; None: torch's own dropout, which drops in training only.
         """
         return self.finish(x_BLH, self.attention(x_BLH, mask_BNLL, masks), masks)
 

@@ -251,10 +251,11 @@ class Encoder(nn.Module):
     ) -> tuple[Tensor, DropoutMasks | None]:
         """Return the first layer's input (B, L, H), and the masks; None: torch's dropout."""
         x_BLH = self.embeddings(input_ids_BL, token_type_ids_BL).to(self.compute_dtype)
-        masks = None
-        if self.training:
-            rows, length = input_ids_BL.shape
-            masks = self.layer.draw_masks(self.config, rows, length, self.compute_dtype)
+        config, masks = self.config, None
+        sizes = self.layer.mask_sizes(config, *input_ids_BL.shape) if self.training else ()
+        if sizes:
+            probs = {config.hidden_dropout_prob, config.attention_probs_dropout_prob} - {0.0}
+            masks = DropoutMasks(max(sizes), self.compute_dtype, sorted(probs))
         x_BLH = self.dropout(x_BLH, masks)
         if self.embeddings_project is not None:
             x_BLH = self.embeddings_project(x_BLH)

@@ -65,22 +65,14 @@ class Kept(NamedTuple):
         return x + y if self.mask is None else torch.addcmul(x, y, self.mask, value=self.scale)
 
 
-def draw_pools(config: EncoderConfig, dtype: torch.dtype, *sizes: int) -> DropoutMasks:
-    """Return the masks of one pass, of at most these numbers of elements."""
-    probs = {config.hidden_dropout_prob, config.attention_probs_dropout_prob} - {0.0}
-    return DropoutMasks(max(sizes), dtype, sorted(probs))
-
-
 class FusedPostNormLayer(PostNormLayer):
     """`PostNormLayer` for training and evaluation on a CPU."""
 
     @classmethod
-    def draw_masks(
-        cls, config: EncoderConfig, num_rows: int, length: int, dtype: torch.dtype
-    ) -> DropoutMasks:
-        """Return the dropout masks of one pass of `num_rows` rows in training."""
+    def mask_sizes(cls, config: EncoderConfig, num_rows: int, length: int) -> tuple[int, ...]:
+        """Return the sizes of the dropout masks of a pass."""
         widths = (config.embedding_size, config.hidden_size, config.num_attention_heads * length)
-        return draw_pools(config, dtype, num_rows * length * max(widths))
+        return tuple(num_rows * length * width for width in widths)
 
     def forward(
         self, x_BLH: Tensor, mask_BNLL: Tensor | None, masks: DropoutMasks | None
@@ -93,13 +85,11 @@ class FusedDisentangledLayer(DisentangledLayer):
     """`DisentangledLayer` for training and evaluation on a CPU."""
 
     @classmethod
-    def draw_masks(
-        cls, config: EncoderConfig, num_rows: int, length: int, dtype: torch.dtype
-    ) -> DropoutMasks:
-        """Return the dropout masks of one pass of `num_rows` rows in training."""
+    def mask_sizes(cls, config: EncoderConfig, num_rows: int, length: int) -> tuple[int, ...]:
+        """Return the sizes of the dropout masks of a pass; the last is that of the table."""
         widths = config.hidden_size, config.num_attention_heads * length
-        of_table = 2 * config.position_buckets * config.hidden_size
-        return draw_pools(config, dtype, num_rows * length * max(widths), of_table)
+        of_rows = (num_rows * length * width for width in widths)
+        return *of_rows, 2 * config.position_buckets * config.hidden_size
 
     def forward(  # type: ignore[override]
         self,
@@ -368,12 +358,10 @@ class FusedPreNormLayer(PreNormLayer):
     """`PreNormLayer` for training and evaluation on a CPU."""
 
     @classmethod
-    def draw_masks(
-        cls, config: EncoderConfig, num_rows: int, length: int, dtype: torch.dtype
-    ) -> DropoutMasks:
-        """Return the dropout masks of one pass of `num_rows` rows in training."""
+    def mask_sizes(cls, config: EncoderConfig, num_rows: int, length: int) -> tuple[int, ...]:
+        """Return the sizes of the dropout masks of a pass."""
         widths = config.hidden_size, config.intermediate_size, config.num_attention_heads * length
-        return draw_pools(config, dtype, num_rows * length * max(widths))
+        return tuple(num_rows * length * width for width in widths)
 
     def forward(self, x_BLH: Tensor, places: Places, masks: DropoutMasks | None) -> Tensor:
         """Return what `PreNormLayer.forward` returns; without `masks` nothing is dropped."""

@@ -32,6 +32,7 @@ from electra.model.parts import (
     Linear,
     Sight,
     TokenTable,
+    TransformerLayer,
     attend,
 )
 
@@ -191,7 +192,7 @@ class RotaryAttention(nn.Module):
         return self.dropout(attended_BLH, masks)
 
 
-class PreNormLayer(nn.Module):
+class PreNormLayer(TransformerLayer):
     """Attention and feed-forward, each of normalised states and added to them: the definition.
 
     Every sub-module is called, so that forward hooks see its input and output and a replaced one
@@ -211,20 +212,13 @@ class PreNormLayer(nn.Module):
         self.output = Linear(inner_size, config.hidden_size, bias=has_bias)
         self.dropout = Dropout(config.hidden_dropout_prob)
 
-    @classmethod
-    def draw_masks(
-        cls, config: EncoderConfig, num_rows: int, length: int, dtype: torch.dtype
-    ) -> DropoutMasks | None:
-        """Return the dropout masks of one pass, as `PostNormLayer.draw_masks`."""
-        return None
-
     def forward(self, x_BLH: Tensor, places: Places, masks: DropoutMasks | None) -> Tensor:
         """Return the hidden states (B, L, H) after this layer, in the dtype of `x_BLH`.
 
         Args:
             x_BLH: Hidden states before this layer.
             places: From `RotaryPlaces`, for this layer's kind of attention.
-            masks: From `draw_masks`; None: torch's own dropout, which drops in training only.
+            masks: Of the pass; None: torch's own dropout, which drops in training only.
         """
         normed_BLH = x_BLH if self.attention_norm is None else self.attention_norm(x_BLH)
         x_BLH = x_BLH + self.attention(normed_BLH, places, masks)

@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from electra.config import EncoderConfig
+
 SPREAD = 1 << 16
 """Number of places in a pool at which a mask may begin."""
 ONE = 1 << 16
@@ -138,6 +140,18 @@ class Dropout(nn.Module):
             return F.dropout(x, self.prob, self.training)
         kept = self.draw(tuple(x.shape), masks)
         return x if kept is None else x * kept * self.scale
+
+
+class TransformerLayer(nn.Module):
+    """A layer of an encoder: its definition, or another form of the same parameters."""
+
+    @classmethod
+    def mask_sizes(cls, config: EncoderConfig, num_rows: int, length: int) -> tuple[int, ...]:
+        """Return the sizes of the dropout masks of a pass in training; none: dropout is torch's.
+
+        The encoder draws the masks before the first layer and hands them to every layer.
+        """
+        return ()
 
 
 class Sight(NamedTuple):
