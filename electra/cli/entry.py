@@ -137,9 +137,8 @@ def _run(given: Sequence[str]) -> int:
     try:
         for word in words:
             # Such a name could be read, but not written into a manifest.
-            require(
-                _is_text(word), f"{word!r} is not UTF-8, or has a NUL in it; choose another name"
-            )
+            is_text = word == word.encode("utf-8", "replace").decode() and "\0" not in word
+            require(is_text, f"{word!r} is not UTF-8, or has a NUL in it; choose another name")
         require(
             not is_launched() or words[:1] in (["pretrain"], ["finetune"]),
             f"torchrun is for pretrain and finetune, not for {' '.join(words[:1])}",
@@ -213,11 +212,6 @@ def _hint_at_dash(words: Sequence[str]) -> str:
     if dashed and words[:1] in DASHED:
         return "; put -- before a text that begins with -"
     return f"; a name that begins with - is written ./{dashed}" if dashed else ""
-
-
-def _is_text(word: str) -> bool:
-    is_utf8 = word == word.encode("utf-8", "replace").decode()
-    return is_utf8 and "\0" not in word
 
 
 def _print_warnings_as_notes() -> None:

@@ -1,7 +1,7 @@
 """finetune, and submit, which sends what it answered to GLUE."""
 
 import dataclasses
-from collections.abc import Iterable
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,16 +24,10 @@ from electra.terminal.live import Progress, show_finetuning
 from electra.terminal.printing import print_done, print_note, print_table
 
 
-def _list_tasks() -> Iterable[str]:
-    from electra.tasks.registry import TASKS
-
-    return TASKS
-
-
 def finetune(
     start: Path,
     *,
-    task: Annotated[str, completed(_list_tasks)],
+    task: Annotated[str, completed(lambda: import_module("electra.tasks.registry").TASKS)],
     data: Path,
     out: Path,
     seeds: int = 1,

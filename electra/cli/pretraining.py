@@ -94,7 +94,9 @@ def pretrain(
     settings, is_new = job.settings, job.run is None and job.end is None
     if dry_run:
         if job.run:
-            refuse_changes(job.run, None if resume else settings)
+            from electra.pretraining.continuation import read_run
+
+            read_run(job.run, None if resume else settings, "cpu")  # refuses what cannot go on
         print_dry_run(settings, job.action)
     if is_new:
         _note_time(settings, None if dry_run else shards)
@@ -209,17 +211,6 @@ def _print_results(run: Path, results: dict[str, Any]) -> None:
         wrote,
         command("finetune", run, "--task", "own", "--data", "FOLDER", "--out", "results"),
     )
-
-
-def refuse_changes(run: Path, given: PretrainConfig | None) -> None:
-    """Refuse to continue a run that is complete, or was begun with other settings.
-
-    Raises:
-        UserError: The run cannot go on so.
-    """
-    from electra.pretraining.continuation import read_run
-
-    read_run(run, given, "cpu")
 
 
 def plan(

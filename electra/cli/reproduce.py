@@ -1,7 +1,7 @@
 """All steps at once: quickstart, and reproduce for the paper's tables or a suite of your own."""
 
 import sys
-from collections.abc import Iterable
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -77,14 +77,10 @@ def _next_free(out: Path) -> Path:
     return free
 
 
-def _list_suites() -> Iterable[str]:
-    from electra.reproduce.suite import list_suites
-
-    return list_suites()
-
-
 def reproduce(
-    name: Annotated[str | None, completed(_list_suites)] = None,
+    name: Annotated[
+        str | None, completed(lambda: import_module("electra.reproduce.suite").list_suites())
+    ] = None,
     *,
     shards: Path | None = None,
     glue: Path | None = None,

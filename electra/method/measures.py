@@ -38,6 +38,7 @@ class Measures:
         self.names: list[str] = []
         self.sums_N2: Tensor | None = None
         self.counts_2K: Tensor | None = None
+        """Row 0 for original tokens, row 1 for replaced ones; None: there is no discriminator."""
         self.tally = tally
 
     def add(self, output: Output, is_skipped: Tensor | None = None) -> None:
@@ -52,7 +53,8 @@ class Measures:
             self.names = list(output.means)
             device = output.loss.device
             self.sums_N2 = torch.zeros(len(self.names), 2, dtype=torch.float64, device=device)
-            self.counts_2K = no_logits(device) if output.judgement else None
+            if output.judgement:
+                self.counts_2K = torch.zeros(2, NUM_INTERVALS, dtype=torch.int64, device=device)
         self.tally(self.sums_N2, self.counts_2K, output.means, output.judgement, is_skipped)
 
     def record(
@@ -116,11 +118,6 @@ def tally(
 def entropy(prob: float) -> float:
     """Return the entropy of a Bernoulli variable, nats: the least loss of a constant prediction."""
     return -sum(p * math.log(p) for p in (prob, 1 - prob) if p != 0)
-
-
-def no_logits(device: torch.device) -> Tensor:
-    """Return zero counts (2, K): row 0 for original tokens, row 1 for replaced tokens."""
-    return torch.zeros((2, NUM_INTERVALS), dtype=torch.int64, device=device)
 
 
 def count_logits(counts_2K: Tensor, judgement: Judgement) -> None:

@@ -28,7 +28,6 @@ from electra.method.objective import Objective
 from electra.model.batch import Batch, find_real
 from electra.model.encoder import Encoder, find_layers
 from electra.model.parts import Linear
-from electra.pretraining.guard import Guard
 from electra.pretraining.step import Outcome, Step
 from electra.training.distributed import count_parts, from_rank_0, shard
 from electra.training.machine import Machine
@@ -82,11 +81,9 @@ class AcceleratedStep(Step):
         self.compiled = _compiles(config, machine.device)
         self.compiler_failure: str | None = None
         """Step and message of the compiler's failure."""
+        self.plain = self.functions
         if self.compiled:
-            self.forward = self._compile(model)
-            self.choose = self._compile(model.masking.choose_and_count)
-            self.measures.tally = self._compile(tally)
-            self.judge = self._compile(Guard.judge)
+            self.functions = tuple(map(self._compile, self.plain))
         self._copy_weights()
         self.attention = attention or {}
         if on_cuda and not attention:  # the processes of a step compute with the same kernels
@@ -96,6 +93,15 @@ class AcceleratedStep(Step):
         self.captures: dict[tuple[Any, ...], _Capture] = {}
         if self.captured:  # gradients are bound to a stream, so all captures share stream and pool
             self.stream, self.pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
+
+    @property
+    def functions(self) -> tuple[Callable[..., Any], ...]:
+        """What is compiled."""
+        return self.forward, self.choose, self.measures.tally, self.judge
+
+    @functions.setter
+    def functions(self, functions: tuple[Callable[..., Any], ...]) -> None:
+        self.forward, self.choose, self.measures.tally, self.judge = functions
 
     def __call__(self, number: int, batch: Batch, learning_rate: float) -> Outcome:
         """Run one optimizer step, as `Step`.
@@ -111,9 +117,8 @@ class AcceleratedStep(Step):
             reason = " ".join(str(error).split())[:200]
             warnings.warn(f"torch.compile fails, going on without it: {reason}", stacklevel=2)
         self.compiled = False
-        self.forward, self.choose = self.model, self.model.masking.choose_and_count
+        self.functions = self.plain
         self.compiler_failure = f"at step {number}: {reason}"
-        self.measures.tally, self.judge = tally, Guard.judge
         self.optimizer.zero_grad()
         self._prepare_anew()
         return self._do(number, batch, learning_rate)
@@ -147,9 +152,7 @@ class AcceleratedStep(Step):
         minute to compile, in the middle of a run, and memory for a second capture.
         """
         self.prepares = False
-        fast = self.forward, self.choose, self.measures.tally, self.judge
-        self.forward, self.choose = self.model, self.model.masking.choose_and_count
-        self.measures.tally, self.judge = tally, Guard.judge
+        fast, self.functions = self.functions, self.plain
         try:
             if not self.captured:
                 with self._prefer_kernels(batch):
@@ -158,7 +161,7 @@ class AcceleratedStep(Step):
             with self._prefer_kernels(batch):
                 return self.compute_aside(batch.to(self.machine.device))
         finally:
-            self.forward, self.choose, self.measures.tally, self.judge = fast
+            self.functions = fast
 
     def _prefer_kernels(self, batch: Batch) -> AbstractContextManager[None]:
         """Return the context in which attention takes the kernels that are fastest for a batch."""
