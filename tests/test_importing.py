@@ -24,7 +24,7 @@ from electra.inference.network import load_encoder
 from electra.interop.export import export
 from electra.interop.importing import find_roles, import_model
 from electra.interop.tensorflow import find_bundle, read_bundle
-from electra.interop.weights import Source
+from electra.interop.weights import NOTHING, Source
 from electra.model.encoder import Encoder
 from electra.model.heads import DiscriminatorHead, GeneratorHead
 from electra.presets import encoder_sizes
@@ -88,13 +88,12 @@ def test_a_generator_in_the_same_checkpoint_has_sizes_of_its_own():
     of_judge = Encoder(judge).state_dict(), DiscriminatorHead(judge).state_dict()
     of_masked_lm = Encoder(masked_lm).state_dict(), GeneratorHead(masked_lm).state_dict()
     tensors = ELECTRA.to_theirs(*of_judge, "PreTraining")
-    for name, each in ELECTRA.to_theirs(*of_masked_lm, "MaskedLM").items():
-        if not name.startswith("electra.embeddings."):
-            tensors[name.replace("electra.", "generator:electra.")] = each
-    headers = {name: read_header(tensors, name) for name in tensors}
-    names = dict(zip(tensors, tensors, strict=True))
-    found = Source(ELECTRA, Weights(headers, tensors.__getitem__), names, [], None, set())
-    roles = find_roles(CHECKPOINT, found)
+    inner = ELECTRA.to_theirs(*of_masked_lm, "MaskedLM")
+    own, generator = (
+        Weights({name: read_header(each, name) for name in each}, each.__getitem__)
+        for each in (tensors, inner)
+    )
+    roles = find_roles(CHECKPOINT, Source(ELECTRA, own, generator, NOTHING, None, {}))
     assert {role: each.sizes.hidden_size for role, each in roles.items()} == {
         "discriminator": 128,
         "generator": 64,

@@ -32,14 +32,13 @@ from electra.config import EncoderConfig
 from electra.errors import UserError, require
 from electra.files import new_folder
 from electra.interop.export import describe, write_plain
-from electra.interop.weights import GENERATOR, JUDGE, Source, read_source
+from electra.interop.weights import Source, read_source
 from electra.tokenizing.agreement import require_agreement
 from electra.tokenizing.tokenizer import Tokenizer
 
 HEAD_SIZE = 64
 """Width of an attention head in all models of google-research/electra; their checkpoints do not
 say it."""
-_DISCRIMINATORS = ("electra.encoder.", "discriminator_predictions.")
 SPARE = 1024
 """Most rows of the embeddings that no token has. Vocabularies are padded to a multiple of 8, 64 or
 128, and a few have hundreds of rows more; a greater difference is that of another vocabulary."""
@@ -95,6 +94,7 @@ def import_model(
     if not generator and (source / "generator" / "config.json").is_file():
         generator = source / "generator"
     sources = {path: read_source(path) for path in (source, generator) if path}
+    total = sum(len(found.left) for found in sources.values())
     folder = source if source.is_dir() else source.parent
     words = Tokenizer.load(tokenizer or folder)
     if not tokenizer:
@@ -113,7 +113,6 @@ def import_model(
                 network = _extend_positions(network, positions, position_rows)
             length = positions or length or network.sizes.max_position_embeddings
             networks[role] = SavedModel(network, extended, length, str(path))
-    total = sum(len(found.tensors) + len(found.others) for found in sources.values())
     require(bool(networks), f"{source}: 0 of {total} tensors can be used: no encoder of ELECTRA")
     with new_folder(out) as written:
         for role, model in networks.items():
@@ -121,7 +120,7 @@ def import_model(
             place.mkdir(exist_ok=True)
             about = (model.tokenizer, model.sequence_length, model.source)
             write_plain(place, describe(model.kept, *about))
-    left = [name for found in sources.values() for name in found.list_left()]
+    left = [name for found in sources.values() for name in found.left]
     sizes = {role: model.encoder for role, model in networks.items()}
     num_new = extended.vocab_size - words.vocab_size
     num_spare = max(each.vocab_size for each in sizes.values()) - extended.vocab_size
@@ -140,29 +139,22 @@ def _require_rows(path: Path, num_rows: int, num_tokens: int) -> None:
 
 def find_roles(path: Path, found: Source) -> dict[str, SavedNetwork]:
     """Return the networks in a source by role: discriminator, encoder without a head, generator."""
-    architecture, tensors = found.architecture, found.tensors
-    inner = tensors.below(GENERATOR)
-    own = tensors.rename({name: name for name in tensors if ":" not in name})
+    architecture, own, inner, judge, *_ = found
+    # BERT's masked language model, and ModernBERT's, is an encoder as well.
+    is_generator = architecture is ELECTRA and not any(
+        name.startswith("cls/") for name in found.left
+    )
     try:
         sizes = _read_sizes(own, found.config)
-        if inner and architecture is DEBERTA:
-            both, inner_sizes = inner, _find_heads(_count_layers(sizes, inner), inner)
-        elif inner:  # its head stands among the discriminator's tensors, as shared embeddings do
-            shared = {name: name for name in own if not name.startswith(_DISCRIMINATORS)}
-            both = tensors.rename(shared | {name: GENERATOR + name for name in inner})
-            inner_sizes = _read_sizes(both, found.config)
-            own = own.rename({name: name for name in own if not name.startswith("generator_")})
-        judge = tensors.below(JUDGE) or None
-        networks = find_networks(architecture, _find_heads(sizes, own), own, judge)
+        networks = find_networks(architecture, _find_heads(sizes, own), own, judge or None)
         if architecture is DEBERTA and "replaced" in networks:
             networks.pop("tokens", None)  # a discriminator's masked language model is not trained
         if inner:
-            networks |= find_networks(architecture, inner_sizes, both)
+            inner_sizes = _read_sizes(inner, found.config)
+            if architecture is DEBERTA:
+                inner_sizes = _find_heads(_count_layers(inner_sizes, inner), inner)
+            networks |= find_networks(architecture, inner_sizes, inner)
             networks.pop("", None)
-        # BERT's masked language model, and ModernBERT's, is an encoder as well.
-        is_generator = architecture is ELECTRA and not any(
-            name.startswith("cls/") for name in found.names.values()
-        )
         roles = {}
         if "replaced" in networks:
             roles["discriminator"] = networks["replaced"]

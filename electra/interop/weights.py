@@ -43,29 +43,24 @@ _FROM_OLDER = {
 """Names of older versions of transformers and of microsoft/DeBERTa, and what takes their place."""
 GENERATOR_FILE = "pytorch_model.generator.bin"
 """The generator that DeBERTaV3 was trained with, beside its discriminator."""
-GENERATOR, JUDGE = "generator:", "discriminator:"
-"""Before the names of a generator that shares its checkpoint with a discriminator, and of a
-discriminator's head in a file of its own."""
+_OF_DISCRIMINATOR = ("electra.encoder.", "discriminator_predictions.")
+"""What a generator in the same TensorFlow checkpoint does not share."""
+NOTHING = Weights({}, lambda name: torch.empty(0))
 
 
 class Source(NamedTuple):
-    """The weights of a source."""
+    """The weights of a source, float32, under the names of the architecture."""
 
     architecture: Architecture
-    tensors: Weights
-    """Under the names of the architecture; those of another network begin with GENERATOR, JUDGE."""
-    names: dict[str, str]
-    """Their names in the source."""
-    others: list[str]
-    """Names of what is no weight."""
+    own: Weights
+    generator: Weights
+    """Of a generator in the same source; empty: there is none."""
+    judge: Weights
+    """Of a discriminator's head in a file of its own; empty: there is none."""
     config: dict[str, Any] | None
     """Contents of config.json; None: there is none."""
-    used: set[str]
-    """Names of the tensors that were read."""
-
-    def list_left(self) -> list[str]:
-        """Return the source's names of the tensors that were not read."""
-        return [*(self.names[name] for name in self.names if name not in self.used), *self.others]
+    left: dict[str, None]
+    """The source's names of what was not read yet; reading a tensor takes it out."""
 
 
 def read_source(path: Path) -> Source:
@@ -73,14 +68,21 @@ def read_source(path: Path) -> Source:
     base = find_bundle(path)
     if base:
         theirs, others = read_bundle(base)
-        names = {_from_tensorflow(name): name for name in theirs}
         turned = {
             name: each.T.contiguous() if name.endswith("/kernel") else each
             for name, each in theirs.items()
         }
         headers = {name: read_header(turned, name) for name in turned}
         weights = Weights(headers, lambda name: require_finite(turned[name], f"{base}: {name}"))
-        return _open(ELECTRA, weights, names, others, None)
+        inner = {_from_tensorflow(n): n for n in theirs if n.startswith("generator/")}
+        names = {_from_tensorflow(n): n for n in theirs if not n.startswith("generator/")}
+        if inner:  # its head stands among the discriminator's tensors, as shared embeddings do
+            shared = {n: each for n, each in names.items() if not n.startswith(_OF_DISCRIMINATOR)}
+            inner = shared | inner
+            names = {n: each for n, each in names.items() if not n.startswith("generator_")}
+        left: dict[str, None] = dict.fromkeys([*theirs, *others])
+        own, generator = (_note(weights, each, left) for each in (names, inner))
+        return Source(ELECTRA, own, generator, NOTHING, None, left)
     config = path / "config.json"
     require(
         config.is_file(),
@@ -95,37 +97,33 @@ def read_source(path: Path) -> Source:
         str(kind) in ARCHITECTURES,
         f"{config}: model_type must be {', '.join(first)} or {last}, not {kind!r}",
     )
-    weights = _read_weights(path)
-    names = {_from_huggingface(name): name for name in weights}
-    if (path / GENERATOR_FILE).is_file():
-        inner = _read_pickle(path / GENERATOR_FILE)
-        own = {name: f"{GENERATOR_FILE}: {name}" for name in inner}
-        names |= {GENERATOR + _from_huggingface(name): called for name, called in own.items()}
-        weights = _join([weights, inner.rename({called: name for name, called in own.items()})])
-    if (path / DISCRIMINATOR_FILE).is_file():
-        judge = read_tensors(path / DISCRIMINATOR_FILE)
-        own = {name: f"{DISCRIMINATOR_FILE}: {name}" for name in judge}
-        names |= {JUDGE + name: called for name, called in own.items()}
-        weights = _join([weights, judge.rename({called: name for name, called in own.items()})])
-    return _open(ARCHITECTURES[str(kind)], weights, names, [], values)
+    left = {}
+
+    def take(weights: Weights, before: str = "") -> Weights:
+        left.update(dict.fromkeys(before + name for name in weights))
+        return _note(weights, {_from_huggingface(name): name for name in weights}, left, before)
+
+    own = take(_read_weights(path))
+    generator, judge = (
+        take(read(path / name), f"{name}: ") if (path / name).is_file() else NOTHING
+        for name, read in ((GENERATOR_FILE, _read_pickle), (DISCRIMINATOR_FILE, read_tensors))
+    )
+    return Source(ARCHITECTURES[str(kind)], own, generator, judge, values, left)
 
 
-def _open(
-    architecture: Architecture,
-    weights: Weights,
-    names: dict[str, str],
-    others: list[str],
-    config: dict[str, Any] | None,
-) -> Source:
-    """Return a source whose tensors are float32, and noted, when they are read."""
-    used: set[str] = set()
+def _note(
+    weights: Weights, names: Mapping[str, str], left: dict[str, None], before: str = ""
+) -> Weights:
+    """Return tensors under new names, given with the old ones; `left` has them until they are read.
+
+    There `before` stands before the old names.
+    """
 
     def read(name: str) -> Tensor:
-        used.add(name)
+        left.pop(before + names[name], None)
         return weights[names[name]].float()
 
-    tensors = Weights(weights.rename(names).headers, read)
-    return Source(architecture, tensors, names, others, config, used)
+    return Weights(weights.rename(names).headers, read)
 
 
 def _join(parts: list[Weights]) -> Weights:
@@ -193,7 +191,6 @@ def _describe(tensor: Tensor) -> Header:
 
 def _from_tensorflow(name: str) -> str:
     """Return a variable's name as transformers has it."""
-    is_generators = name.startswith("generator/")
     for theirs, ours in _FROM_TENSORFLOW.items():
         if name.startswith(theirs):
             name = ours + name.removeprefix(theirs)
@@ -203,7 +200,7 @@ def _from_tensorflow(name: str) -> str:
     name = re.sub("/(kernel|gamma)$", "/weight", name)
     name = re.sub("/beta$", "/bias", name)
     name = re.sub("_embeddings$", "_embeddings/weight", name)
-    return (GENERATOR if is_generators else "") + name.replace("/", ".")
+    return name.replace("/", ".")
 
 
 def _from_huggingface(name: str) -> str:
