@@ -41,7 +41,7 @@ class TaskNetwork(nn.Module):
         """Return the outputs for a batch's items, float32."""
         rows = batch.input_ids, batch.attention_mask, batch.token_type_ids
         if isinstance(self.head, FeatureHead):
-            states = self.encoder.layer_states(self.head.num_layers, *rows)
+            states = torch.stack([*self.encoder.layer_states(*rows)][-self.head.num_layers :])
         else:
             states = self.encoder(*rows)
         if isinstance(self.head, PairHead):

@@ -61,7 +61,8 @@ class LoadedEncoder:
         if layer is None:
             return require_numbers(self.encoder(input_ids_BL, mask_BL))
         self.require_layer(layer)
-        return require_numbers(self.encoder.states_after(layer, input_ids_BL, mask_BL))
+        states = self.encoder.layer_states(input_ids_BL, mask_BL)
+        return require_numbers(next(islice(states, layer - 1, None)))
 
     def pad(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         """Return rows of ids between [CLS] and [SEP] (B, L), and True at what is no padding."""

@@ -96,7 +96,7 @@ def choose_layer(
 def _pool_layers(network: LoadedEncoder, rows: Sequence[Sequence[int]]) -> np.ndarray:
     """Return the states of rows of ids (B, P, K, H), float32: pooled in two ways, of all layers."""
     input_ids_BL, mask_BL = network.pad(rows)
-    states_KBLH = network.encoder.layer_states(network.num_layers, input_ids_BL, mask_BL).float()
+    states_KBLH = torch.stack([*network.encoder.layer_states(input_ids_BL, mask_BL)]).float()
     require_numbers(states_KBLH)
     final_norm = network.encoder.final_norm
     if final_norm is not None:  # an encoder that ends with a lower layer has it there

@@ -4,7 +4,7 @@ Each architecture has a file that defines its embeddings, its layer, and what it
 know of positions (electra.py, modernbert.py, deberta.py); fused.py and triton.py compute the same
 faster. The encoder holds one of each and hands them what they need.
 
-Shape suffixes: B rows of the batch, L positions, H hidden size, K layers read as features.
+Shape suffixes: B rows of the batch, L positions, H hidden size.
 
 Parameters are float32. `compute_dtype` is the dtype of activations and matrix products: embeddings
 are looked up and normalised in float32 and cast once; parts.py casts the weights.
@@ -13,7 +13,6 @@ Source: google-research/electra model/modeling.py; of the others see their files
 """
 
 from collections.abc import Iterator
-from itertools import islice
 from typing import Literal, NamedTuple, cast
 
 import torch
@@ -193,32 +192,6 @@ class Encoder(nn.Module):
             parts["attention, projections"] += 12 * self.config.hidden_size**2
         return parts
 
-    @torch.no_grad()
-    def layer_states(
-        self,
-        num_layers: int,
-        input_ids_BL: Tensor,
-        attention_mask_BL: Tensor | None = None,
-        token_type_ids_BL: Tensor | None = None,
-    ) -> Tensor:
-        """Return the hidden states (K, B, L, H) after each of the top K layers, without gradients.
-
-        The lowest layer is first; the last is what `forward` returns, whose arguments these are.
-        """
-        states = list(self._outputs(input_ids_BL, attention_mask_BL, token_type_ids_BL))
-        return torch.stack(states[-num_layers:])
-
-    @torch.no_grad()
-    def states_after(
-        self, num_layers: int, input_ids_BL: Tensor, attention_mask_BL: Tensor | None = None
-    ) -> Tensor:
-        """Return the hidden states (B, L, H) after the first K layers, without gradients.
-
-        The layers above are not computed. Arguments as in `forward`.
-        """
-        outputs = self._outputs(input_ids_BL, attention_mask_BL, None)
-        return next(islice(outputs, num_layers - 1, None))
-
     def find_places(
         self,
         input_ids_BL: Tensor,
@@ -233,13 +206,17 @@ class Encoder(nn.Module):
         )
         return found
 
-    def _outputs(
+    @torch.no_grad()
+    def layer_states(
         self,
         input_ids_BL: Tensor,
-        attention_mask_BL: Tensor | None,
-        token_type_ids_BL: Tensor | None,
+        attention_mask_BL: Tensor | None = None,
+        token_type_ids_BL: Tensor | None = None,
     ) -> Iterator[Tensor]:
-        """Yield the hidden states (B, L, H) after each layer, computed as they are asked for."""
+        """Yield the hidden states (B, L, H) after each layer, without gradients.
+
+        They are computed as they are asked for. Arguments as in `forward`.
+        """
         x_BLH, masks = self._begin(input_ids_BL, token_type_ids_BL)
         places = self.find_places(input_ids_BL, attention_mask_BL)
         for number in range(len(self.layers)):
