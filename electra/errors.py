@@ -2,7 +2,8 @@
 
 import difflib
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -37,6 +38,17 @@ def require(rule_holds: bool, message: str) -> None:
     """Raise UserError(message) unless the rule holds."""
     if not rule_holds:
         raise UserError(message)
+
+
+@contextmanager
+def refuse_unlike(what: str) -> Iterator[None]:
+    """Refuse, as `what` is wrong with it, a file whose values are of another form."""
+    try:
+        yield
+    except KeyError as error:
+        raise UserError(f"{what}: it lacks {error}") from None
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise UserError(f"{what}: {error}") from None
 
 
 def require_choice(what: str, value: object, choices: Iterable[object]) -> None:

@@ -131,7 +131,7 @@ def test_folders_that_cannot_be_started_from_are_refused(first, start, toy_quest
     (half / "results.json").write_text("{")
     refuse(half, "results.json, line 1: not valid JSON")
     write_json(half / "results.json", {"metric": "f1", "seeds": {"0": {"scores": {}}}})
-    refuse(half, "half.incomplete is not a folder that `electra finetune` wrote: KeyError")
+    refuse(half, "half.incomplete is not a folder that `electra finetune` wrote: it lacks")
     out = tmp_path / "search"
     combinations = combine(CONFIG, [], ["learning_rate=1e-3,2e-3"])
     arguments = start, "own", toy_question, out

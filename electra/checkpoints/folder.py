@@ -3,11 +3,11 @@
 Names and sizes are read from headers and JSON files, each tensor when it is used.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
@@ -27,7 +27,7 @@ from electra.checkpoints.names import (
     require_layers,
 )
 from electra.config import EncoderConfig, FinetuneConfig, PretrainConfig
-from electra.errors import UserError, command, require
+from electra.errors import UserError, command, refuse_unlike, require
 from electra.files import check_hashes, read_object, sha256_file
 from electra.model.encoder import Encoder
 from electra.settings import from_dict
@@ -36,7 +36,6 @@ from electra.tokenizing.tokenizer import Tokenizer
 Predicts = Literal["tokens", "replaced"]
 TOKENS = "embeddings.tokens.weight"
 """Name of an encoder's token embeddings."""
-T = TypeVar("T")
 WEIGHTS_FILE = FILES[0]
 SHORTEST = 3
 """Tokens of the shortest row that says something."""
@@ -213,7 +212,8 @@ def read_run_config(run: Path) -> PretrainConfig:
         f"{path} is not the config of a run, but of "
         f"{'a fine-tuning' if 'task' in values else 'another model'}",
     )
-    return _parse(lambda: from_dict(PretrainConfig, values), f"{path} is not the config of a run")
+    with refuse_unlike(f"{path} is not the config of a run"):
+        return from_dict(PretrainConfig, values)
 
 
 class SavedSeed(NamedTuple):
@@ -249,17 +249,10 @@ def find_seed(run: Path, seed: int | None = None, *, verify: bool = False) -> Sa
         "best" not in results,
         f"{run} holds several fine-tunings; take one of them: {run}/{results.get('best')}",
     )
-    headlines, columns, config = _parse(
-        lambda: (
-            {
-                int(number): record["scores"][results["metric"]]
-                for number, record in (results["seeds"] | results.get("replacements", {})).items()
-            },
-            results["columns"],
-            from_dict(FinetuneConfig, read_object(run / "config.json")["config"]),
-        ),
-        f"{run} is not a folder that `electra finetune` wrote",
-    )
+    with refuse_unlike(f"{run} is not a folder that `electra finetune` wrote"):
+        seeds, columns = results["seeds"] | results.get("replacements", {}), results["columns"]
+        headlines = {int(n): each["scores"][results["metric"]] for n, each in seeds.items()}
+        config = from_dict(FinetuneConfig, read_object(run / "config.json")["config"])
     if seed is None:
         seed = max(headlines, key=lambda number: headlines[number])
     require(
@@ -269,10 +262,8 @@ def find_seed(run: Path, seed: int | None = None, *, verify: bool = False) -> Sa
     if verify:
         check_hashes(folder)
     facts = read_object(folder / "config.json")
-    sizes, task = _parse(
-        lambda: (from_dict(EncoderConfig, facts["encoder"]), str(facts["task"])),
-        f"{folder / 'config.json'} is not the config of a fine-tuned model",
-    )
+    with refuse_unlike(f"{folder / 'config.json'} is not the config of a fine-tuned model"):
+        sizes, task = from_dict(EncoderConfig, facts["encoder"]), str(facts["task"])
     facts |= {"task": task, "columns": columns, "separator": config.own.between}
     return SavedSeed(folder, seed, sizes, config, facts)
 
@@ -435,14 +426,12 @@ def _read_run(folder: Path) -> SavedModel:
         encoders = [_fit(take(each, added), sizes, role) for each in network["encoders"]]
         return SavedNetwork(network["predicts"], sizes, tuple(encoders), take(network["head"]))
 
-    kept, generator = _parse(
-        lambda: (
-            read(state["kept"]),
-            read("generator") if "generator" in state["networks"] else None,
-        ),
+    with refuse_unlike(
         f"{checkpoint / STATE} does not say which networks there are: the run is of an older "
-        "version of electra, or the file is damaged",
-    )
+        "version of electra, or the file is damaged"
+    ):
+        kept = read(state["kept"])
+        generator = read("generator") if "generator" in state["networks"] else None
     return SavedModel(
         kept,
         Tokenizer.load(run / "tokenizer"),
@@ -453,12 +442,3 @@ def _read_run(folder: Path) -> SavedModel:
         step=step,
         files={(checkpoint / FILES[0]).relative_to(run).as_posix(): checkpoint / FILES[0]},
     )
-
-
-def _parse(read: Callable[[], T], refusal: str) -> T:
-    """Return what `read` makes of a file's values; if they have another form, refuse the file."""
-    try:
-        return read()
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        reason = str(error) if isinstance(error, UserError) else repr(error)
-        raise UserError(f"{refusal}: {reason}") from None

@@ -7,8 +7,7 @@ import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 from electra.checkpoints.manifest import read_manifest
 from electra.checkpoints.metrics import read_metrics
 from electra.config import MethodConfig, PretrainConfig
-from electra.errors import UserError, count_of, require
+from electra.errors import UserError, count_of, refuse_unlike, require
 from electra.files import HASHES, check_hashes, parse_json, read_object, read_text
 from electra.reports.glossary import GLOSSARY, format_count, format_metric, format_seconds
 from electra.reports.rendering import Table, to_markdown
@@ -169,17 +168,6 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
     return [_read_run(f, f.name if count[f.name] == 1 else str(f)) for f in folders]
 
 
-@contextmanager
-def _refuse(path: Path | str, what: str) -> Iterator[None]:
-    """Refuse a file whose values are of another form, in one line."""
-    try:
-        yield
-    except KeyError as error:
-        raise UserError(f"{path} is not {what}: it lacks {error}") from None
-    except (TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise UserError(f"{path} is not {what}: {error}") from None
-
-
 def _read_run(folder: Path, name: str) -> Run:
     path = folder / "metrics.jsonl"
     require(path.is_file(), f"{folder} is not a run folder: it has no metrics.jsonl")
@@ -190,7 +178,7 @@ def _read_run(folder: Path, name: str) -> Run:
         parts[record["part"]].append(record)
     path = folder / "config.json"
     values = read_object(path)
-    with _refuse(path, "the config of a run"):
+    with refuse_unlike(f"{path} is not the config of a run"):
         config = from_dict(PretrainConfig, values)
     return Run(name, config, read_manifest(folder), **parts)
 
@@ -221,7 +209,7 @@ def read_finetuning(path: Path) -> Finetuning:
         "best" not in values,
         f"{folder} holds several fine-tunings; take one of them: {folder}/{values.get('best')}",
     )
-    with _refuse(path, "a fine-tuning's results"):
+    with refuse_unlike(f"{path} is not a fine-tuning's results"):
         replaced = values.get("with_replacements") or {}
         return Finetuning(
             encoder=Path(values["start"]).name,
@@ -296,7 +284,7 @@ def read_samples(run: Path) -> list[Sentence]:
     if not path.exists():
         return []
     text = read_text(path)
-    with _refuse(path, "rows of tokens"):
+    with refuse_unlike(f"{path} is not rows of tokens"):
         rows = [[TokenView(**view) for view in row] for row in parse_json(text, path)]
         for view in (view for row in rows for view in row):
             if not (isinstance(view.token, str) and 0 <= _number(view.prob_replaced) <= 1):
@@ -504,7 +492,7 @@ def facts_table(runs: Sequence[Run]) -> Table:
     """Return the settings and the environment of each run, one column per run."""
     facts = []
     for run in runs:
-        with _refuse(f"manifest.json of {run.name}", "that of a run"):
+        with refuse_unlike(f"manifest.json of {run.name} is not that of a run"):
             facts.append(_list_facts(run))
     names = facts[0] if facts else ()
     rows = [[name, *(column[name] for column in facts)] for name in names]

@@ -135,11 +135,7 @@ def gather_over_ranks(numbers: Tensor) -> Tensor:
 
 def any_rank(*flags: bool) -> tuple[bool, ...]:
     """Return for each flag whether it is set on any process."""
-    if not dist.is_initialized():
-        return flags
-    numbers = torch.tensor(flags, dtype=torch.int32)
-    dist.all_reduce(numbers, dist.ReduceOp.MAX)
-    return tuple(bool(number) for number in numbers.tolist())
+    return tuple(gather_over_ranks(torch.tensor(flags, dtype=torch.int32)).bool().any(0).tolist())
 
 
 def wait_for_all(machine: Machine) -> None:
