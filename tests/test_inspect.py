@@ -90,9 +90,9 @@ def test_lost_letters_are_said(tmp_path, capsys):
 
 def test_the_scripts_that_are_told_have_names(tmp_path, capsys):
     for script, chars in {
-        "Latin": "éªʰ\u2102\uff21\U0001d538", "Greek": "µ", "Han": "々", "Katakana": "ｶ",
-        "Hangul": "ﾡ", "Old Italic": "𐌀", "Thai": "ก", "digits": "٣",
-        "signs": "\u0301\ufe0f\U000e0100\u02bc☎𗀀",
+        "Latin": "éªʰ\u2102\uff21\U0001d538", "Greek": "µ", "Han": "々", "Katakana": "ｶー",
+        "Hangul": "ﾡ", "Old Italic": "𐌀", "Thai": "ก", "digits": "٣", "Tangut": "𗀀",
+        "signs": "\u0301\ufe0f\U000e0100\u02bc☎", "Arabic": "\u064b",
     }.items():  # fmt: skip
         assert {char: script_of(char) for char in chars} == dict.fromkeys(chars, script)
     (tmp_path / "signs.txt").write_text("❤️ ☎️ ✔️ ☀️ a cafe\u0301\n" * 50)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from fontTools import unicodedata as fonttools
 
 from electra.config import ExamplesConfig, MethodConfig
 from electra.errors import require
@@ -34,14 +35,6 @@ SAMPLED_DOCUMENTS = 2000
 
 DIGITS, SIGNS = "digits", "signs"
 LETTERS = ("Lu", "Ll", "Lt", "Lo")
-NO_SCRIPTS = (
-    *("COMBINING", "VARIATION", "MODIFIER", "MUSICAL", "VERTICAL", "TURNED", "CARON", "ROMAN"),
-    *("HALFWIDTH", "VIETNAMESE", "MASU", "PHAISTOS", "UNNAMED"),
-)
-RENAMED = dict.fromkeys(NO_SCRIPTS, SIGNS) | {"CJK": "Han", "IDEOGRAPHIC": "Han"}
-"""By the first word of a character's name, where that word is no script's."""
-BEGINNINGS = {"OLD", "NEW", "TAI", "LINEAR", "OL", "PAU", "IMPERIAL", "INSCRIPTIONAL"}
-"""First words of scripts' names that say little without the second."""
 
 
 @cache
@@ -57,10 +50,13 @@ def script_of(char: str) -> str:
         return SIGNS
     plain = unicodedata.normalize("NFKC", char)  # of a superscript or a wide letter, the letter
     letter = next((each for each in plain if unicodedata.category(each) in LETTERS), char)
-    first, *others = unicodedata.name(letter, "UNNAMED").split()
-    if first in BEGINNINGS:
-        return f"{first} {others[0]}".title()
-    return RENAMED.get(first, first.split("-")[0].capitalize())
+    script = fonttools.script_name(fonttools.script(letter))
+    if script not in ("Common", "Inherited", "Unknown"):
+        return script
+    # Of several scripts, that which the name begins with: KATAKANA-HIRAGANA, ARABIC FATHATAN.
+    known = map(fonttools.script_name, fonttools.script_extension(letter))
+    first = unicodedata.name(letter, SIGNS).split()[0].split("-")[0].capitalize()
+    return first if first in known else SIGNS
 
 
 def script_of_word(word: str) -> str:
