@@ -11,7 +11,7 @@ from markupsafe import Markup
 from electra.files import write_text
 from electra.reports.curves import draw_svg, find_panels
 from electra.reports.glossary import GLOSSARY
-from electra.reports.rendering import Table, to_html
+from electra.reports.rendering import Table
 from electra.reports.runs import (
     Finetuning,
     Model,
@@ -30,7 +30,7 @@ from electra.settings import to_dict
 
 
 def render_page(template: str, **values: Any) -> str:
-    """Return a page of HTML. The template calls `html(table)`; all else is escaped."""
+    """Return a page of HTML, in which all values are escaped."""
     pages = Environment(
         loader=PackageLoader("electra", "reports"),
         autoescape=True,
@@ -38,7 +38,8 @@ def render_page(template: str, **values: Any) -> str:
         trim_blocks=True,
         keep_trailing_newline=True,
     )
-    return pages.get_template(template).render(html=lambda table: Markup(to_html(table)), **values)
+    pages.globals["glossary"] = GLOSSARY  # table.html reads it, too
+    return pages.get_template(template).render(**values)
 
 
 def write_page(
@@ -78,7 +79,6 @@ def write_page(
         sentences=sentences,
         describe=describe,
         describe_token=_describe_token,
-        glossary=GLOSSARY,
         files=Table(["path", "content"], [[name, what] for name, what in (files or {}).items()]),
         next_command=next_command,
     )

@@ -1,11 +1,8 @@
-"""Tables, and their forms in Markdown, HTML and LaTeX; that of a terminal is in printing."""
+"""Tables, and their forms in Markdown and LaTeX; HTML is in table.html, a terminal in printing."""
 
 import re
 from collections.abc import Sequence
-from html import escape
 from typing import NamedTuple
-
-from electra.reports.glossary import GLOSSARY
 
 
 class Table(NamedTuple):
@@ -32,33 +29,6 @@ def to_markdown(table: Table) -> str:
 
 def _escape_markdown(cell: str) -> str:
     return " ".join(cell.split()).replace("|", "\\|").replace("<", "&lt;")
-
-
-def to_html(table: Table) -> str:
-    """Return the table in HTML. The cells of the first column are the row headers."""
-    kinds = ["", *(' class="number"' * right for right in table.is_number[1:])]
-    head = "".join(
-        f'<th scope="col"{kind}>{escape(header)}</th>'
-        for header, kind in zip(table.headers, kinds, strict=True)
-    )
-    rows = "\n".join(
-        f'<tr><th scope="row">{_name_row(first)}</th>'
-        + "".join(
-            f"<td{kind}>{escape(cell)}</td>" for cell, kind in zip(cells, kinds[1:], strict=True)
-        )
-        + "</tr>"
-        for first, *cells in table.rows
-    )
-    return (
-        f'<div class="scroll"><table>\n<thead><tr>{head}</tr></thead>\n'
-        f"<tbody>\n{rows}\n</tbody>\n</table></div>"
-    )
-
-
-def _name_row(name: str) -> str:
-    """Return the name of a row; that of a metric with its label."""
-    note = f' <span class="note">{escape(GLOSSARY[name].label)}</span>' if name in GLOSSARY else ""
-    return escape(name) + note
 
 
 def to_latex(table: Table, caption: str) -> str:
