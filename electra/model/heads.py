@@ -114,18 +114,19 @@ def _biases(config: EncoderConfig) -> tuple[bool, bool]:
 
 
 class ClassifierHead(nn.Module):
-    """Dropout and one linear layer on a row's state: (B, L, H) to float32 (B, C).
+    """Dropout and one linear layer on a row's state, or on every token's: float32 logits.
 
-    The state is that of [CLS] (paper; classification_tasks.py get_prediction_module), or the mean
-    over the row's tokens: nothing in replaced token detection teaches [CLS] to sum up its row, and
-    what fine-tuning has to teach it, a small or short-trained encoder does not learn in a few
+    The state of a row is that of [CLS] (paper; classification_tasks.py get_prediction_module), or
+    the mean over its tokens: nothing in replaced token detection teaches [CLS] to sum up its row,
+    and what fine-tuning has to teach it, a small or short-trained encoder does not learn in a few
     epochs.
 
     Args:
         hidden_size: H.
         num_classes: C; 1 for a regression.
-        dropout_prob: Dropout on the row's state.
-        pooling: Which state of the row.
+        dropout_prob: Dropout on the state.
+        pooling: Which state of the row; none: those of all tokens, as tagging_tasks.py has it,
+            without dropout.
         inner: From `build_inner`; None: nothing.
     """
 
@@ -134,7 +135,7 @@ class ClassifierHead(nn.Module):
         hidden_size: int,
         num_classes: int,
         dropout_prob: float,
-        pooling: Literal["cls", "mean"],
+        pooling: Literal["cls", "mean", "none"],
         inner: nn.Module | None = None,
     ):
         super().__init__()
@@ -144,14 +145,16 @@ class ClassifierHead(nn.Module):
         self.dense = Linear(hidden_size, num_classes)
 
     def forward(self, hidden_BLH: Tensor, attention_mask_BL: Tensor | None) -> Tensor:
-        """Return float32 logits (B, C); the mask is False at padding, None without padding."""
-        if self.pooling == "cls":
-            state_BH = hidden_BLH[:, 0].float()
+        """Return logits (B, C), or (B, L, C); the mask is False at padding, None without any."""
+        if self.pooling == "none":
+            state = hidden_BLH.float()
+        elif self.pooling == "cls":
+            state = hidden_BLH[:, 0].float()
         elif attention_mask_BL is None:
-            state_BH = hidden_BLH.float().mean(dim=1)
+            state = hidden_BLH.float().mean(dim=1)
         else:
-            state_BH = _mean(hidden_BLH, attention_mask_BL)
-        return self.dense(self.dropout(self.inner(state_BH)))
+            state = _mean(hidden_BLH, attention_mask_BL)
+        return self.dense(self.dropout(self.inner(state)))
 
 
 class PairHead(nn.Module):
@@ -189,29 +192,6 @@ def _mean(hidden_BLH: Tensor, is_counted_BL: Tensor) -> Tensor:
     """Return the mean (B, H), float32, over the positions that count, of which there are some."""
     share_BL = is_counted_BL / is_counted_BL.sum(dim=1, keepdim=True)
     return (hidden_BLH.float() * share_BL[:, :, None]).sum(dim=1)
-
-
-class TaggingHead(nn.Module):
-    """Dropout and one linear layer on every position: (B, L, H) to float32 logits (B, L, C).
-
-    Source: tagging_tasks.py get_prediction_module, which has no dropout.
-    """
-
-    def __init__(
-        self,
-        hidden_size: int,
-        num_labels: int,
-        dropout_prob: float,
-        inner: nn.Module | None = None,
-    ):
-        super().__init__()
-        self.inner = inner or nn.Identity()
-        self.dropout = Dropout(dropout_prob)
-        self.dense = Linear(hidden_size, num_labels)
-
-    def forward(self, hidden_BLH: Tensor) -> Tensor:
-        """Return a logit for each label at each position."""
-        return self.dense(self.dropout(self.inner(hidden_BLH.float())))
 
 
 class SpanHead(nn.Module):

@@ -27,7 +27,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from electra.config import EncoderConfig, FinetuneConfig
 from electra.errors import UserError, did_you_mean, require
-from electra.model.heads import FeatureHead, TaggingHead, build_inner
+from electra.model.heads import ClassifierHead, FeatureHead, build_inner
 from electra.tasks.classification import Labelled
 from electra.tasks.family import (
     Record,
@@ -527,13 +527,11 @@ class Tagging(Labelled):
         size, count, drop = sizes.hidden_size, len(self.labels), config.dropout_prob
         if config.features.layers:
             return FeatureHead(size, count, config.features, of="tokens", dropout_prob=drop)
-        return TaggingHead(size, count, drop, build_inner(sizes))
+        return ClassifierHead(size, count, drop, "none", build_inner(sizes))
 
     def answer(self, head: nn.Module, states: Tensor, batch: TaskBatch) -> Outputs:
         """Return logits (B, l, labels)."""
-        if isinstance(head, FeatureHead):
-            return {"logits": head(states, batch.attention_mask)}
-        return {"logits": head(states)}
+        return {"logits": head(states, batch.attention_mask)}
 
     def judged(self, rows: Rows, values: Tensor) -> Tensor:
         """Return the values of the words at their first tokens, in order."""
