@@ -79,11 +79,11 @@ class SelfAttention(nn.Module):
     `qkv` maps to query, key and value side by side (3H); `output` maps the heads' results back.
     """
 
-    def __init__(self, config: EncoderConfig):
+    def __init__(self, config: EncoderConfig, *, has_bias: bool = True):
         super().__init__()
         self.num_heads = config.num_attention_heads
-        self.qkv = Linear(config.hidden_size, 3 * config.hidden_size)
-        self.output = Linear(config.hidden_size, config.hidden_size)
+        self.qkv = Linear(config.hidden_size, 3 * config.hidden_size, bias=has_bias)
+        self.output = Linear(config.hidden_size, config.hidden_size, bias=has_bias)
         self.dropout = Dropout(config.attention_probs_dropout_prob)
 
     def forward(

@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from electra.config import EncoderConfig
+from electra.model.electra import SelfAttention
 from electra.model.parts import (
     Dropout,
     DropoutMasks,
@@ -164,21 +165,15 @@ def _forbid_in_blocks(places: Places, sight: Sight) -> Tensor:
     return forbidden
 
 
-class RotaryAttention(nn.Module):
-    """Multi-head attention whose queries and keys are rotated by their position.
-
-    `qkv` maps to query, key and value side by side (3H); `output` maps the heads' results back.
-    """
+class RotaryAttention(SelfAttention):
+    """Multi-head attention whose queries and keys are rotated by their position."""
 
     def __init__(self, config: EncoderConfig):
-        super().__init__()
-        size, has_bias = config.hidden_size, config.attention_bias
-        self.num_heads = config.num_attention_heads
-        self.qkv = Linear(size, 3 * size, bias=has_bias)
-        self.output = Linear(size, size, bias=has_bias)
-        self.dropout = Dropout(config.attention_probs_dropout_prob)
+        super().__init__(config, has_bias=config.attention_bias)
 
-    def forward(self, x_BLH: Tensor, places: Places, masks: DropoutMasks | None) -> Tensor:
+    def forward(  # type: ignore[override]  # the encoder hands each layer its own kind of places
+        self, x_BLH: Tensor, places: Places, masks: DropoutMasks | None
+    ) -> Tensor:
         """Return the attention output (B, L, H); arguments as in `PreNormLayer.forward`."""
         B, L, H = x_BLH.shape
         qkv_3BNLD = self.qkv(x_BLH).view(B, L, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
