@@ -73,7 +73,7 @@ def test_a_long_text_is_embedded_in_pieces_of_whole_words(network):
     (words,) = embed_units(network, [text])
     assert " ".join(text[a:b] for a, b in zip(*words[:2], strict=True)) == text.strip()
     ids = network.tokenizer.encode(text)
-    pieces = [network.tokenizer.decode(piece.ids) for piece in network.cut([ids])]
+    (pieces,) = network.run_pieces([ids], lambda rows: map(network.tokenizer.decode, rows))
     assert len(pieces) > 2
     lengths = [network.tokenizer.encode(piece) for piece in pieces]
     sizes = np.array([[len(each) + 2] for each in lengths])
