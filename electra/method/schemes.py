@@ -32,10 +32,10 @@ class TwoStage(ReplacedTokenDetection):
     """
 
     in_released_code = False
-    is_second = False
 
     def __init__(self, parts: Parts):
         super().__init__(parts)
+        self.is_resting = True
         self.num_steps = parts.config.train.steps
         self.is_trained = bool(parts.config.train.init_from)
         self.stages = (0, parts.config.second_stage)
@@ -62,22 +62,9 @@ class TwoStage(ReplacedTokenDetection):
         for name, tensor in ours.items() if not self.is_trained else ():
             if agree or name.startswith("embeddings."):
                 tensor.copy_(theirs[name])
-        self.is_second = True
+        self.is_resting = False
         self.loss_weights = {"disc_loss": self.loss_weights["disc_loss"]}
         cast(MaskedLM, self.generator).freeze()
-
-    def forward(self, batch: Batch, draw: Draw, counts: Counts) -> Output:
-        """Return the generator's loss in the first stage, the discriminator's in the second."""
-        prediction, means = predict_masked(self.generator, self.masking, batch, draw, counts)
-        if not self.is_second:
-            return Output(prediction.loss, means)
-        corrupt_ids_BL = replace(batch.input_ids_BL, draw, prediction.sampled)
-        disc_loss, judgement = self.judge(corrupt_ids_BL, batch, draw, counts)
-        return Output(
-            self.weigh({"disc_loss": disc_loss}),
-            means | measure_judgement(judgement),
-            judgement,
-        )
 
 
 class Separate(ReplacedTokenDetection):
