@@ -4,7 +4,7 @@ Shape suffixes: B rows, L positions.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -35,13 +35,8 @@ class Batch(NamedTuple):
         return self._each(lambda tensor: tensor[rows])
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
-        mask, documents = self.attention_mask_BL, self.document_ids_BL
-        return Batch(
-            change(self.input_ids_BL),
-            None if mask is None else change(mask),
-            change(self.token_type_ids_BL),
-            None if documents is None else change(documents),
-        )
+        changed: Any = (None if tensor is None else change(tensor) for tensor in self)
+        return Batch(*changed)
 
 
 def copy_to(device: torch.device, tensor: Tensor) -> Tensor:
