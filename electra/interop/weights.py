@@ -80,7 +80,7 @@ def read_source(path: Path) -> Source:
             shared = {n: each for n, each in names.items() if not n.startswith(_OF_DISCRIMINATOR)}
             inner = shared | inner
             names = {n: each for n, each in names.items() if not n.startswith("generator_")}
-        left: dict[str, None] = dict.fromkeys([*theirs, *others])
+        left: dict[str, None] = {name: None for name in (*theirs, *others)}
         own, generator = (_note(weights, each, left) for each in (names, inner))
         return Source(ELECTRA, own, generator, NOTHING, None, left)
     config = path / "config.json"
@@ -100,7 +100,7 @@ def read_source(path: Path) -> Source:
     left = {}
 
     def take(weights: Weights, before: str = "") -> Weights:
-        left.update(dict.fromkeys(before + name for name in weights))
+        left.update({before + name: None for name in weights})
         return _note(weights, {_from_huggingface(name): name for name in weights}, left, before)
 
     own = take(_read_weights(path))
