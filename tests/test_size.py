@@ -11,15 +11,14 @@ PACKAGE = Path(electra.__file__).parent
 ROOT = PACKAGE.parent
 ROOMS = sorted(path.parent for path in PACKAGE.rglob("__init__.py"))
 VERBS = {
-    "ask": ("embed", "score"),
     "corpus": ("prepare", "tokenizer"),
     "export": ("export",),
     "finetuning": ("finetune",),
-    "pretraining": ("import_", "pretrain"),
+    "pretraining": ("pretrain",),
     "reproduce": ("reproduce",),
 }
 LONG = {f"cli/{file}.py:{verb}" for file, verbs in VERBS.items() for verb in verbs}
-"""Functions of more than 60 lines, at most ten: verbs, whose docstrings are the help of each of
+"""Functions of more than 60 lines, at most six: verbs, whose docstrings are the help of each of
 their options."""
 SAME_ROLE = {"__init__", "config", "loop", "network", "plan", "registry", "run", "start"}
 """File names that mean the same in every room that has them."""
@@ -32,9 +31,9 @@ def count_lines(paths):
 def test_package_and_tests_do_not_grow():
     """The aim is 26,000 lines of package and 16,500 of tests. Lower the numbers as they fall."""
     sources = list(PACKAGE.rglob("*.py"))
-    assert count_lines(sources) <= 34_865
+    assert count_lines(sources) <= 34_347
     assert len(sources) <= 153
-    assert count_lines((ROOT / "tests").rglob("*.py")) <= 22_721
+    assert count_lines((ROOT / "tests").rglob("*.py")) <= 22_714
 
 
 def test_hand_written_docs_are_short():
@@ -63,4 +62,4 @@ def test_a_function_fits_on_a_screen():
             if is_function and node.end_lineno - node.lineno >= 60:
                 long.add(f"{path.relative_to(PACKAGE).as_posix()}:{node.name}")
     assert long == LONG
-    assert len(LONG) <= 10
+    assert len(LONG) <= 6
