@@ -435,7 +435,7 @@ def test_the_report_has_both_curves(measured, run, tmp_path):
     assert "Discriminator on old and new text" in [panel.title for panel in find_panels(runs)]
     write_page(tmp_path / "page.html", runs)
     page = (tmp_path / "page.html").read_text()
-    assert "discriminator&#x27;s loss, old text" in page
+    assert "discriminator&#39;s loss, old text" in page
     assert "at step 12</td>" in page, "first weights"
     write_page(tmp_path / "own.html", read_runs([run]))
     assert "random, with neighbours</td>" in (tmp_path / "own.html").read_text()
