@@ -41,6 +41,15 @@ def require(rule_holds: bool, message: str) -> None:
 
 
 @contextmanager
+def tell_place(place: object) -> Iterator[None]:
+    """Put a place, such as a file, before what a UserError says."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{place}: {error}") from None
+
+
+@contextmanager
 def refuse_unlike(what: str) -> Iterator[None]:
     """Refuse, as `what` is wrong with it, a file whose values are of another form."""
     try:

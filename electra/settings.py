@@ -21,7 +21,7 @@ from typing import (
     get_type_hints,
 )
 
-from electra.errors import UserError, did_you_mean, require
+from electra.errors import UserError, did_you_mean, require, tell_place
 
 ConfigType = TypeVar("ConfigType")
 
@@ -152,10 +152,8 @@ def override_from_toml(config: ConfigType, path: Path) -> ConfigType:
         UserError: The file cannot be read, or a value is refused as in `override`.
     """
     values = dict(flatten(parse_toml(path)))
-    try:
+    with tell_place(path):
         return _replace(config, values)
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
 
 
 def parse_toml(path: Path) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from electra.checkpoints.names import (
     require_layers,
 )
 from electra.config import EncoderConfig, FinetuneConfig, PretrainConfig
-from electra.errors import UserError, command, refuse_unlike, require
+from electra.errors import UserError, command, refuse_unlike, require, tell_place
 from electra.files import check_hashes, read_object, sha256_file
 from electra.model.encoder import Encoder
 from electra.settings import from_dict
@@ -295,11 +295,9 @@ def read_finetuned(run: Path, seed: int | None = None) -> Finetuned:
 
 def _fit(tensors: Weights, sizes: EncoderConfig, source: str) -> Weights:
     """Return the parameters of an encoder of these sizes, under our names, if they are such."""
-    try:
+    with tell_place(source):
         require_layers(tensors, "layers.", sizes)
         return gather(partial(Encoder, sizes), tensors)
-    except UserError as error:
-        raise UserError(f"{source}: {error}") from None
 
 
 def find_networks(
@@ -347,10 +345,8 @@ def _read_huggingface(folder: Path) -> SavedModel:
         "pytorch_model.bin, or weights in parts, into a folder that has it",
     )
     theirs, *judge = map(read_tensors, files.values())
-    try:
+    with tell_place(folder):
         networks = find_networks(architecture, sizes, theirs, *judge)
-    except UserError as error:
-        raise UserError(f"{folder}: {error}") from None
     kept = next(iter(networks.values()))
     generator = networks.get("tokens") if kept.predicts == "replaced" else None
     if (folder / "generator" / "config.json").is_file():
@@ -379,10 +375,8 @@ def _read_sizes(folder: Path) -> tuple[Architecture, EncoderConfig]:
         f"{folder}: model_type must be {' or '.join(readable)}, not {kind!r}"
         + f"; `{command('import', folder, '--out', 'start')}` makes it electra" * (kind == "bert"),
     )
-    try:
+    with tell_place(folder):
         return ARCHITECTURES[str(kind)], ARCHITECTURES[str(kind)].read_config(values)
-    except UserError as error:
-        raise UserError(f"{folder}: {error}") from None
 
 
 def read_length(folder: Path, sizes: EncoderConfig) -> int:

@@ -29,7 +29,7 @@ from electra.checkpoints.folder import (
 )
 from electra.checkpoints.names import ARCHITECTURES, DEBERTA, ELECTRA
 from electra.config import EncoderConfig
-from electra.errors import UserError, require
+from electra.errors import require, tell_place
 from electra.files import new_folder
 from electra.interop.export import describe, write_plain
 from electra.interop.weights import Source, read_source
@@ -144,7 +144,7 @@ def find_roles(path: Path, found: Source) -> dict[str, SavedNetwork]:
     is_generator = architecture is ELECTRA and not any(
         name.startswith("cls/") for name in found.left
     )
-    try:
+    with tell_place(path):
         sizes = _read_sizes(own, found.config)
         networks = find_networks(architecture, _find_heads(sizes, own), own, judge or None)
         if architecture is DEBERTA and "replaced" in networks:
@@ -161,8 +161,6 @@ def find_roles(path: Path, found: Source) -> dict[str, SavedNetwork]:
         elif inner or "tokens" not in networks or not is_generator:
             sizes = dataclasses.replace(sizes, published_heads=False, enhanced_decoder=False)
             roles["encoder"] = SavedNetwork("", sizes, (architecture.read_encoder(own, sizes),))
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
     if "tokens" in networks:
         roles["generator"] = networks["tokens"]
     return roles

@@ -13,7 +13,7 @@ import torch
 from electra.checkpoints.folder import SavedModel, SavedNetwork, read_pretrained, read_run_config
 from electra.checkpoints.metrics import read_metrics
 from electra.config import FinetuneConfig, PretrainConfig, longest_warmup, require_schedule
-from electra.errors import UserError, require, require_choice
+from electra.errors import require, require_choice, tell_place
 from electra.files import read_object, write_json
 from electra.finetuning.start import fit_to_start as fit_finetuning
 from electra.finetuning.start import require_examples
@@ -225,10 +225,8 @@ class _PlannedRow:
         self.config = self._configure(shards)
         # Checked before the pre-training that precedes the fine-tunings.
         for task in suite.tasks:
-            try:
+            with tell_place(f"fine-tuning of {task}"):
                 finetune_config(suite, self.config, task)
-            except UserError as error:
-                raise UserError(f"fine-tuning of {task}: {error}") from None
         train = self.config.train
         if train.threads == 0 and jobs > 1 and choose_device(train.device).type == "cpu":
             self.config = override(self.config, [f"train.threads={max(1, usable_cores() // jobs)}"])
@@ -237,18 +235,14 @@ class _PlannedRow:
         suite, row = self.suite, self.row
         preset = row.preset or suite.preset
         require_choice(f"preset of {row.name}" if row.preset else "preset", preset, PRESETS)
-        try:
+        with tell_place("settings of all rows"):
             config = override(RECIPES[suite.recipe][preset], suite.set)
-        except UserError as error:
-            raise UserError(f"settings of all rows: {error}") from None
-        try:
+        with tell_place(row.name):
             config = override(config, row.set)
             if config.train.init_from:
                 start = read_pretrained(Path(config.train.init_from))
                 config = fit_to_start(config, start, self.given)
             return fit_to_shards(config, shards)
-        except UserError as error:
-            raise UserError(f"{row.name}: {error}") from None
 
     def cost(self, config: PretrainConfig) -> float:
         """Return the mean cost of a step with these settings, in the unit of the budget."""

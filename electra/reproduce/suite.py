@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from electra.errors import UserError, did_you_mean, require, require_choice
+from electra.errors import did_you_mean, require, require_choice, tell_place
 from electra.settings import parse_toml, parse_value, setting_name
 
 SUITES = Path(__file__).parent / "suites"
@@ -226,10 +226,8 @@ def read_suite(path: Path) -> Suite:
     ones change the earlier. A file NAME.toml is sought beside it.
     """
     values = _read_values(path, ())
-    try:
+    with tell_place(path):
         suite: Suite = parse_value("the suite", values, Suite)
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
     return suite
 
 
@@ -255,10 +253,8 @@ def _read_values(path: Path, extended_by: tuple[Path, ...]) -> dict[str, Any]:
     )
     layers = []
     for base in bases:
-        try:
+        with tell_place(f"{path}: extends"):
             place = path.parent / base if base.endswith(SUFFIX) else find_suite(base)
-        except UserError as error:
-            raise UserError(f"{path}: extends: {error}") from None
         layers.append(_read_values(place, (*extended_by, path.resolve())))
     merged: dict[str, Any] = {}
     for layer in (*layers, values):

@@ -16,7 +16,7 @@ import tokenizers
 from tokenizers import processors
 
 from electra.config import TokenizerConfig
-from electra.errors import UserError, require
+from electra.errors import UserError, require, tell_place
 from electra.files import check_hashes, new_folder, parse_json, write_hashes, write_json
 from electra.text.streams import locate, replace_surrogates
 from electra.tokenizing.classes import WRITTEN_FOR_TRANSFORMERS, read_definition
@@ -234,10 +234,8 @@ class Tokenizer:
         if path.is_dir():
             check_hashes(path)
         definition = read_definition(path, lowercase)
-        try:
+        with tell_place(path):
             return cls.from_definition(definition)
-        except UserError as error:
-            raise UserError(f"{path}: {error}") from None
 
     def save(self, folder: str | Path) -> None:
         """Write a new folder for `load` and for AutoTokenizer of transformers."""
