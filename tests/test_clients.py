@@ -29,7 +29,7 @@ from electra.model.heads import DiscriminatorHead, GeneratorHead
 from electra.presets import deberta_sizes, encoder_sizes, modern_sizes
 from electra.tokenizing.tokenizer import Tokenizer
 from tools import clients
-from tools.clients import BODIES, CLIENTS, LIGHT, LLAMA, NODE, OLDER, OWN, SPACY, Environment
+from tools.clients import BODIES, CLIENTS, NODE, OWN, Environment
 
 TEXTS = ("the queen sold a boat .", "my neighbour", "the old sailor painted the castle today .")
 MASKED = ("the [MASK] sold a boat .", "my neighbour [MASK] the castle .")
@@ -176,7 +176,7 @@ def ask(environment, cases, folders, top):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("environment", [OWN, OLDER, LIGHT, SPACY, NODE, LLAMA])
+@pytest.mark.parametrize("environment", dict.fromkeys(each.environment for each in CLIENTS))
 def test_clients_answer_as_we_do(environment, folders, tmp_path):
     cases = [
         (each, body) for each in CLIENTS if each.environment == environment for body in each.bodies

@@ -42,6 +42,7 @@ OLDER = Environment(
     )
 )
 LIGHT = Environment(("fastembed==0.9.1", "py-rust-stemmers==0.1.8", "mmh3==5.3.1", "loguru==0.7.3"))
+SETFIT = Environment(("setfit==1.2.0", "evaluate==0.4.6"))
 SPACY = Environment(
     (
         *("spacy==3.8.18", "spacy-transformers==1.4.0", "spacy-alignments==0.9.3"),
@@ -116,6 +117,9 @@ const classify = await pipeline("text-classification", "exported", options);
 const answer = await classify(texts, { top_k: null });"""
 JS_FILL = """const fill = await pipeline("fill-mask", "exported/generator", { dtype: "fp32" });
 const answer = await fill(texts);"""
+SETFIT_EMBED = """from setfit import SetFitModel
+model = SetFitModel.from_pretrained("exported")  # with a new head, to be trained
+answer = model.encode(texts).tolist()"""
 SPACY_STATES = """import spacy
 nlp = spacy.blank("en")
 reader = {
@@ -145,6 +149,7 @@ CLIENTS = (
         *("sentence-transformers, ONNX", "5.6.1", OLDER, "encoder"),
         SENTENCES.replace('"exported"', '"exported", backend="onnx"'),
     ),
+    Client("setfit", "1.2.0", SETFIT, "encoder", SETFIT_EMBED),
     Client("spacy-transformers", "1.4.0", SPACY, "encoder", SPACY_STATES),
     Client("fastembed", "0.9.1", LIGHT, "encoder", FASTEMBED),
     Client("onnxruntime", "1", OWN, "encoder", RUNTIME),
@@ -199,6 +204,11 @@ TAGGER = """<!doctype html>
 """
 """The page, index.html."""
 LIMITS = (
+    (
+        "sentence-transformers 6, CrossEncoder",
+        "classifiers of single texts",
+        "its `predict` takes pairs alone",
+    ),
     (
         "sentence-transformers 6",
         "ONNX",
