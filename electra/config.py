@@ -513,7 +513,7 @@ class TrainConfig(Settings):
     tracker: Literal["none", "wandb", "trackio"] = "none"
     """Where the records of metrics.jsonl and the settings go as well: to Weights & Biases, or to
     trackio. The project is electra, unless WANDB_PROJECT or TRACKIO_PROJECT names another. A run
-    that is resumed stays one run there."""
+    that is resumed stays one run there; steps that it computes again are sent again."""
     profile_step: Annotated[int, AtLeast(0)] = 0
     """Step after which torch's profiler records 3 steps, in a file trace.json.gz of the run folder,
     which https://ui.perfetto.dev opens; 0: no profile."""

@@ -151,7 +151,11 @@ def override_from_toml(config: ConfigType, path: Path) -> ConfigType:
     Raises:
         UserError: The file cannot be read, or a value is refused as in `override`.
     """
-    values = dict(flatten(parse_toml(path)))
+    return override_values(config, dict(flatten(parse_toml(path))), path)
+
+
+def override_values(config: ConfigType, values: Mapping[str, Any], path: Path) -> ConfigType:
+    """Return the config with the values of a file, by dotted name, applied."""
     with tell_place(path):
         return _replace(config, values)
 

@@ -222,7 +222,7 @@ def test_clients_answer_as_we_do(environment, folders, tmp_path):
 def test_what_llama_cpp_cannot_hold_is_refused(sizes, config, words, tmp_path):
     tokenizer = Tokenizer.train(["a boat"] * 9, TokenizerConfig(**{"vocab_size": 64} | config))
     network = SavedNetwork("", sizes, ({},))
-    refuse(words, lambda: write_gguf(tmp_path / "model.gguf", network, tokenizer))
+    refuse(words, lambda: write_gguf(tmp_path / "model.gguf", network, tokenizer, 16))
 
 
 @pytest.mark.slow

@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+import os
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -15,6 +17,7 @@ from electra.config import (
 )
 from electra.errors import UserError
 from electra.presets import PRESETS
+from electra.pretraining.resolution import resolve
 from electra.quickstart import config as of_quickstart
 from electra.quickstart.config import QUICKSTART
 from electra.service import config as of_service
@@ -222,3 +225,11 @@ def test_settings_differ_and_come_back_by_name():
     assert differences(TINY, other) == {"train.seed": (0, 3), "generator.warmup_steps": (None, 2)}
     assert from_dict(type(other), to_dict(other)) == other
     assert override(other, ["generator.warmup_steps=none"]).generator.warmup_steps is None
+
+
+def test_settings_are_read_from_a_pipe():
+    source, target = os.pipe()
+    os.write(target, b"train.steps = 200\noptimizer.warmup_steps = 50\n")
+    os.close(target)
+    config = resolve("tiny", toml=Path(f"/dev/fd/{source}"))
+    assert (config.train.steps, config.optimizer.warmup_steps) == (200, 50)

@@ -41,15 +41,16 @@ class Tracker:
     """
 
     def __init__(self, name: str, run: Path, settings: Mapping[str, Any]):
-        first = read_manifest(run)["sessions"][0]
-        began = f"{run.name} {first.get('command')} {first.get('started')}"
+        folder, manifest = run.resolve().name, read_manifest(run)
+        first, trunk = manifest["sessions"][0], manifest.get("branched_from")
+        began = f"{folder} {trunk} {first.get('command')} {first.get('started')}"
         digest = hashlib.sha256(began.encode()).hexdigest()[:8]
         options = {"id": digest, "dir": str(run)} if name == "wandb" else {}
         self.name, module = name, import_tracker(name)
         try:
             self.run = module.init(
                 project=os.environ.get(f"{name.upper()}_PROJECT", "electra"),
-                name=f"{run.name}-{digest}",
+                name=f"{folder}-{digest}",
                 config=dict(settings),
                 resume="allow",
                 **options,

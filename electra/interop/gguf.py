@@ -48,8 +48,10 @@ _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 """Stands before tokens that begin a word, where the other tokens have ## in BERT's vocabulary."""
 
 
-def write_gguf(path: Path, network: SavedNetwork, tokenizer: Tokenizer) -> str:
+def write_gguf(path: Path, network: SavedNetwork, tokenizer: Tokenizer, length: int) -> str:
     """Write an encoder in float32, to give the mean of the states; return its graph's name.
+
+    `length` is that of the longest row: positions beyond it were not trained, and are left out.
 
     Raises:
         UserError: llama.cpp has no such graph, or would cut texts into other tokens.
@@ -63,7 +65,7 @@ def write_gguf(path: Path, network: SavedNetwork, tokenizer: Tokenizer) -> str:
     writer = gguf.GGUFWriter(path, name)
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
     writer.add_vocab_size(sizes.vocab_size)
-    writer.add_context_length(sizes.max_position_embeddings)
+    writer.add_context_length(length)
     writer.add_embedding_length(sizes.hidden_size)
     writer.add_feed_forward_length(sizes.intermediate_size)
     writer.add_block_count(sizes.num_hidden_layers)
@@ -90,7 +92,8 @@ def write_gguf(path: Path, network: SavedNetwork, tokenizer: Tokenizer) -> str:
     writer.add_bool("tokenizer.ggml.normalizer.strip_accents", tokenizer.strip_accents)
     form = dataclasses.replace(BERT, bare_prefix="", encoder=_PRE_NORM if is_modern else _POST_NORM)
     for tensor_name, tensor in form.to_theirs(network.encoders[0]).items():
-        writer.add_tensor(tensor_name, tensor.float().numpy())
+        trained = tensor[:length] if tensor_name.startswith("position_embd") else tensor
+        writer.add_tensor(tensor_name, trained.float().numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

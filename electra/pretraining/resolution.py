@@ -10,7 +10,7 @@ from pathlib import Path
 from electra.config import PretrainConfig, longest_warmup, require_schedule
 from electra.errors import require_choice
 from electra.presets import PRESETS, RECIPES
-from electra.settings import flatten, override, override_from_toml, parse_toml, setting_name
+from electra.settings import flatten, override, override_values, parse_toml, setting_name
 
 GENTLER = 6
 """The preset's learning rate divided by that of a continued model: at a higher one more is lost of
@@ -49,8 +49,9 @@ def resolve(
     full_rate = settings.optimizer.learning_rate
     given = {setting_name(each) for each in assignments}
     if toml is not None:
-        settings = override_from_toml(settings, toml)
-        given.update(name for name, _ in flatten(parse_toml(toml)))
+        values = dict(flatten(parse_toml(toml)))  # read once: it may be a pipe
+        settings = override_values(settings, values, toml)
+        given.update(values)
     settings = override(settings, assignments)
     if run is not None and (run / "config.json").exists():
         from electra.checkpoints.folder import read_run_config

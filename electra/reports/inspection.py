@@ -53,8 +53,10 @@ def script_of(char: str) -> str:
     script = fonttools.script_name(fonttools.script(letter))
     if script not in ("Common", "Inherited", "Unknown"):
         return script
+    known = [fonttools.script_name(code) for code in fonttools.script_extension(letter)]
+    if len(known) == 1 and known != [script]:
+        return known[0]
     # Of several scripts, that which the name begins with: KATAKANA-HIRAGANA, ARABIC FATHATAN.
-    known = map(fonttools.script_name, fonttools.script_extension(letter))
     first = unicodedata.name(letter, SIGNS).split()[0].split("-")[0].capitalize()
     return first if first in known else SIGNS
 

@@ -221,7 +221,7 @@ def read_finetuning(path: Path) -> Finetuning:
             std=_number_or_none(values["std"]),
             majority=_number_or_none(values["majority"].get(values["metric"])),
             num_replaced=sum(seed != str(n) for seed, n in replaced.get("seeds", {}).items()),
-            replaced_median=_number_or_none(replaced.get("median")),
+            replaced_median=_number(replaced["median"]) if replaced else None,
             num_degenerate=round(_number(values["num_degenerate"])),
             commit=values.get("commit"),
             device=values.get("device"),

@@ -42,7 +42,7 @@ from electra.tokenizing.tokenizer import Tokenizer
 class Labelled(Family):
     """A family whose every item, or every word of an item, has one label or one number.
 
-    The target is "labels", and so are the outputs' "logits", a number for each label.
+    The target is "labels"; the output is "logits", a number for each label.
     """
 
     label_range: tuple[float, float] | None = None

@@ -15,7 +15,7 @@ most examples, and transformers' token classifiers and most published files use 
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from pathlib import Path
@@ -230,8 +230,9 @@ def _lacks_tags(
 
 
 def _count_columns(path: Path) -> int:
-    _, rows, model = _split_columns(path)
-    return len(rows[model]) if model >= 0 else 0
+    lines = read_text_lines(path)
+    model, split = _find_model(lines)
+    return len(split(lines[model])) if model >= 0 else 0
 
 
 def _check_tags(
@@ -309,23 +310,22 @@ def _read_lists(path: Path, field: str, *, has_tags: bool) -> list[TaggedSentenc
     return sentences
 
 
-def _split_columns(path: Path) -> tuple[list[str], list[list[str]], int]:
-    """Return the lines of a file, the columns of each, and which line the others are like.
+def _find_model(lines: Sequence[str]) -> tuple[int, Callable[[str], list[str]]]:
+    """Return which line of a file the others are like, and what splits a line into its columns.
 
     It is the first that is neither blank nor a border nor begins with #, if there is one; -1: all
     are blank or borders. If it has a tab, tabs separate the columns, else spaces.
     """
-    lines = read_text_lines(path)
     words = [
         number
         for number, line in enumerate(lines)
         if line.strip() and not line.startswith(DOCUMENT_START)
     ]
     model = next((n for n in words if not lines[n].startswith("#")), [*words, -1][0])
-    if "\t" in lines[model]:
-        return lines, [line.split("\t") for line in lines], model
+    if model >= 0 and "\t" in lines[model]:
+        return model, lambda line: line.split("\t")
     # Not split(): words of white space, such as U+00A0, are words.
-    return lines, [[cell for cell in line.split(" ") if cell] for line in lines], model
+    return model, lambda line: [cell for cell in line.split(" ") if cell]
 
 
 def _read_columns(
@@ -343,9 +343,11 @@ def _read_columns(
     CoNLL-U, and noted if their tag alone tells. Where the first column numbers the words, rows 3-4
     and 3.1 are no words.
     """
-    lines, split, model = _split_columns(path)
+    lines = read_text_lines(path)
+    model, split_line = _find_model(lines)
     if model < 0:
         return []
+    split = [split_line(line) for line in lines]
     first, num_columns = model + 1, len(split[model])
     _check_columns(f"{path} line {first}", num_columns, word_column, tag_column)
     place = (tag_column or 0) - 1  # of tag_column 0 the last
