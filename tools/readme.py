@@ -37,6 +37,10 @@ BENCHMARKS = {
         "step --preset modern-mini",
         "The same of ModernBERT's architecture",
     ),
+    "step-deberta-v3-xsmall": (
+        "step --preset deberta-v3-xsmall --batch-size 4 --repeats 7 --threads 2 --compiled",
+        "The same of DeBERTa's architecture",
+    ),
     "finetune": ("finetune", "Fine-tuning beside transformers' Trainer"),
     "load": ("load", "Reading shuffled rows from shards"),
     "load-many": ("load --copies 84", "The same from 1,008 shards"),
