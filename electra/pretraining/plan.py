@@ -384,5 +384,5 @@ def time_step(
     seconds = [warmed_up(num_rows)]
     while clock() - began < probe_seconds:
         seconds.append(run(num_rows))
-        progress(clock() - began)
+        progress(min(clock() - began, probe_seconds))
     return statistics.median(seconds) * batch_size / num_rows
