@@ -1,5 +1,6 @@
 """What leaves for others: a report, and the model for other programs."""
 
+import shlex
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -179,7 +180,7 @@ def _print_export(
             f"{whole}, which holds the head; or, for a classifier of transformers, fine-tune with "
             "--set pooling=cls and export that"
         )
-    if (out / GGUF_FILE).is_file():
+    if (file := out / GGUF_FILE).is_file():
         wrote = f"{source} as the graph {architecture} of llama.cpp"
-        following = f"llama-embedding -m {out / GGUF_FILE} --embd-normalize -1 -p 'a text'"
+        following = f"llama-embedding -m {shlex.quote(str(file))} --embd-normalize -1 -p 'a text'"
     print_done(f"wrote {out}{generator}: {wrote}{beside}", following)

@@ -333,8 +333,7 @@ def write_plain(folder: Path, outgoing: Outgoing) -> None:
 def _write_form(folder: Path, outgoing: Outgoing, form: Form) -> str:
     """Write network and tokenizer, and return its class, or its graph in llama.cpp."""
     if form == "gguf":
-        path, length = folder / GGUF_FILE, outgoing.length
-        return write_gguf(path, outgoing.network, outgoing.tokenizer, length)
+        return write_gguf(folder / GGUF_FILE, outgoing.network, outgoing.tokenizer, outgoing.length)
     _write_tokenizer(folder, outgoing)
     return write_network(folder, outgoing, form)
 
