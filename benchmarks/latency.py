@@ -34,7 +34,6 @@ from electra.checkpoints.manifest import find_commit
 from electra.config import EncoderConfig
 from electra.files import write_json, write_text
 from electra.inference.network import LoadedEncoder
-from electra.inference.texts import read_texts
 from electra.interop.export import Outgoing, describe_labels, write_plain
 from electra.interop.onnx import INPUTS, Graph, open_session, quantise, trace
 from electra.model.encoder import Encoder, choose_layers
@@ -42,6 +41,7 @@ from electra.model.heads import ClassifierHead
 from electra.model.initialisation import init_weights
 from electra.presets import PRESETS
 from electra.reports.rendering import Table, to_markdown
+from electra.text.tables import read_texts
 from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.machine import Machine
 

@@ -39,13 +39,13 @@ from electra.checkpoints.names import ELECTRA
 from electra.config import TokenizerConfig
 from electra.errors import require
 from electra.files import write_json, write_text
-from electra.inference.texts import read_sentences
 from electra.model.encoder import Encoder
 from electra.model.initialisation import init_weights
 from electra.presets import PRESETS
 from electra.reports.rendering import Table, to_markdown
 from electra.service.config import ServeConfig
 from electra.settings import override
+from electra.text.tables import read_sentences
 from electra.tokenizing.tokenizer import Tokenizer
 from electra.training.machine import Machine
 

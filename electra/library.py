@@ -25,7 +25,6 @@ from electra.inference.embed import embed as run_embed
 from electra.inference.network import LoadedEncoder, LoadedNetwork, load_encoder
 from electra.inference.predict import FinetunedModel, load_model
 from electra.inference.similarity import COLUMNS, choose_layer, read_pairs
-from electra.inference.texts import read_texts
 from electra.interop.export import export as run_export
 from electra.interop.sentence_transformers import Similarity
 from electra.presets import finetune_preset
@@ -35,6 +34,7 @@ from electra.reports.rendering import to_markdown
 from electra.reports.runs import find_finetunings, finetuning_table, read_finetuning
 from electra.reports.tokens import Word
 from electra.settings import override
+from electra.text.tables import read_texts
 
 Settings = Mapping[str, Any]
 """Settings by name, as `{"train.steps": 1000}`."""

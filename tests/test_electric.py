@@ -25,13 +25,13 @@ from electra.inference.score import (
     read_pairs,
     write_scores,
 )
-from electra.inference.texts import read_sentences
 from electra.method.masking import Vocabulary
 from electra.method.objective import Parts
 from electra.method.registry import build_objective
 from electra.model.batch import Batch
 from electra.pretraining.loop import pretrain
 from electra.settings import override, to_dict
+from electra.text.tables import read_sentences
 
 
 @pytest.fixture(scope="module")

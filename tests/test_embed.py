@@ -13,8 +13,8 @@ from electra.cli import main
 from electra.inference.ask import load_asked
 from electra.inference.embed import CHUNK, embed, embed_units, write_embeddings
 from electra.inference.network import load_encoder
-from electra.inference.texts import read_texts
 from electra.interop.export import export
+from electra.text.tables import read_texts
 
 TEXTS = ["the queen sold a boat .", "", "unhesitatingly", "a young doctor painted the castle ."]
 

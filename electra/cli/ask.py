@@ -157,7 +157,7 @@ def fill(
 
 
 def _read_texts(text: str | None, path: Path | None) -> Sequence[str]:
-    from electra.inference.texts import read_sentences
+    from electra.text.tables import read_sentences
 
     if text == STDIN:
         text, path = None, Path(STDIN)
@@ -200,7 +200,7 @@ def score(
         out: The file to write: .tsv for --text, .json for --pairs.
     """
     from electra.inference import score as scoring
-    from electra.inference.texts import read_sentences
+    from electra.text.tables import read_sentences
 
     require((text is None) != (pairs is None), "score needs either --text FILE or --pairs FILE")
     found = scoring.read_pairs(pairs) if pairs else None
@@ -260,7 +260,7 @@ def embed(
     """
     from electra.inference.embed import FORMATS, write_embeddings
     from electra.inference.network import load_encoder
-    from electra.inference.texts import read_texts
+    from electra.text.tables import read_texts
 
     require(
         unit == "text" or pooling == "mean",

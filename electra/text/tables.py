@@ -381,6 +381,25 @@ def read_text_lines(path: Path) -> list[str]:
     return [line.rstrip("\r") for line in _decode(path, read_content(path)).split("\n")]
 
 
+def read_sentences(path: Path) -> list[str]:
+    """Return the lines of a UTF-8 file, compressed or not, that are not blank: one at least."""
+    lines = [line.strip() for line in read_text_lines(path) if line.strip()]
+    require(bool(lines), f"{path} holds no line of text")
+    return lines
+
+
+def read_texts(path: Path, column: str | None = None) -> list[str]:
+    """Return the texts of a file: the lines that are not blank, or a column of a table."""
+    if format_of(path) in TABLE_FORMATS:
+        return read_table(path).column(column or "text", fractions=True)
+    require(
+        column is None,
+        f"{path} is plain text, one text per line; {column} must be a column of a "
+        f"{', '.join(TABLE_FORMATS)} file",
+    )
+    return read_sentences(path)
+
+
 def read_content(path: Path) -> bytes:
     """Return the content of a regular file or of standard input, decompressed."""
     if path != STDIN:
