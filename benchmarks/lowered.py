@@ -67,6 +67,8 @@ H100 = SimpleNamespace(
 ROWS = {
     **{"tiny": 64, "mini": 64, "small": 128, "base": 32, "large": 32},
     **{"modern-tiny": 64, "modern-mini": 64, "modern-small": 128},
+    **{"deberta-tiny": 64, "deberta-v3-xsmall": 64, "deberta-v3-small": 64},
+    **{"deberta-v3-base": 32, "deberta-v3-large": 32},
 }
 """Rows of a micro-batch by preset."""
 VARIANTS = {
