@@ -149,14 +149,18 @@ def require_layers(tensors: Tensors, before: str, sizes: EncoderConfig) -> None:
 
     So absurd sizes are refused before a network of them is built, if only in its names.
     """
-    layers = {
-        name.removeprefix(before).partition(".")[0] for name in tensors if name.startswith(before)
-    }
+    number = count_layers(tensors, before)
     require(
-        len(layers) == sizes.num_hidden_layers,
-        f"num_hidden_layers is {sizes.num_hidden_layers:,}, but the weights have {len(layers):,} "
+        number == sizes.num_hidden_layers,
+        f"num_hidden_layers is {sizes.num_hidden_layers:,}, but the weights have {number:,} "
         f"layers ({before}0, ...)",
     )
+
+
+def count_layers(tensors: Tensors, before: str) -> int:
+    """Return the number of layers, before whose number `before` stands in the tensors' names."""
+    names = (name.removeprefix(before) for name in tensors if name.startswith(before))
+    return len({name.partition(".")[0] for name in names})
 
 
 def list_parameters(build: Callable[[], nn.Module]) -> dict[str, Tensor]:

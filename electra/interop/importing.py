@@ -27,7 +27,7 @@ from electra.checkpoints.folder import (
     find_networks,
     read_length,
 )
-from electra.checkpoints.names import ARCHITECTURES, DEBERTA, ELECTRA
+from electra.checkpoints.names import ARCHITECTURES, DEBERTA, ELECTRA, count_layers
 from electra.config import EncoderConfig
 from electra.errors import require, tell_place
 from electra.files import new_folder
@@ -152,7 +152,9 @@ def find_roles(path: Path, found: Source) -> dict[str, SavedNetwork]:
         if inner:
             inner_sizes = _read_sizes(inner, found.config)
             if architecture is DEBERTA:
-                inner_sizes = _find_heads(_count_layers(inner_sizes, inner), inner)
+                number = count_layers(inner, DEBERTA.prefix + DEBERTA.before_layers)
+                inner_sizes = dataclasses.replace(inner_sizes, num_hidden_layers=number)
+                inner_sizes = _find_heads(inner_sizes, inner)
             networks |= find_networks(architecture, inner_sizes, inner)
             networks.pop("", None)
         roles = {}
@@ -164,13 +166,6 @@ def find_roles(path: Path, found: Source) -> dict[str, SavedNetwork]:
     if "tokens" in networks:
         roles["generator"] = networks["tokens"]
     return roles
-
-
-def _count_layers(sizes: EncoderConfig, tensors: Weights) -> EncoderConfig:
-    """Return the sizes with as many layers as DeBERTa's tensors have."""
-    before = DEBERTA.prefix + DEBERTA.before_layers
-    layers = {name.removeprefix(before).split(".")[0] for name in tensors if before in name}
-    return dataclasses.replace(sizes, num_hidden_layers=len(layers))
 
 
 def _find_heads(sizes: EncoderConfig, tensors: Weights) -> EncoderConfig:
@@ -205,12 +200,11 @@ def _read_sizes(tensors: Weights, config: Mapping[str, Any] | None) -> EncoderCo
         hidden_size % HEAD_SIZE == 0,
         f"hidden states of {hidden_size} are no whole number of heads of {HEAD_SIZE}",
     )
-    layers = tensors.below("electra.encoder.layer.")
     return EncoderConfig(
         vocab_size=vocab_size,
         embedding_size=embedding_size,
         hidden_size=hidden_size,
-        num_hidden_layers=len({name.partition(".")[0] for name in layers}),
+        num_hidden_layers=count_layers(tensors, "electra.encoder.layer."),
         num_attention_heads=hidden_size // HEAD_SIZE,
         intermediate_size=inner_size,
         max_position_embeddings=shape("electra.embeddings.position_embeddings.weight")[0],

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from electra.errors import UserError, import_extra, require
+from electra.files import read_fields, read_varint
 
 FOOTER = 48
 """Bytes of the footer: two handles, filled up to 40 bytes, and the magic number."""
@@ -30,8 +31,6 @@ TRAILER = 5
 """Bytes after a block: its compression and its checksum."""
 FLOATS: dict[int, np.dtype[Any]] = {1: np.dtype("<f4"), 2: np.dtype("<f8"), 19: np.dtype("<f2")}
 """NumPy's dtype of TensorFlow's floating-point types, by number."""
-VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
-"""Wire types of protocol buffers."""
 
 
 class Entry(NamedTuple):
@@ -121,7 +120,7 @@ def _read_index(content: bytes) -> tuple[dict[str, Entry], int]:
     require(len(footer) == FOOTER, "the file is too short")
     require(struct.unpack("<Q", footer[40:])[0] == MAGIC, "the magic number is wrong")
     handles = BytesIO(footer)
-    _read_varint(handles), _read_varint(handles)  # where a block of TensorFlow's own lies
+    read_varint(handles), read_varint(handles)  # where a block of TensorFlow's own lies
     entries: dict[str, Entry] = {}
     num_shards = 0
     for _, handle in _read_block(content, handles):
@@ -129,16 +128,16 @@ def _read_index(content: bytes) -> tuple[dict[str, Entry], int]:
             if key:
                 entries[key.decode("utf-8")] = _read_entry(value)
                 continue
-            header = _read_message(value)
-            require(header.get(2, [0])[0] == 0, "the numbers are big-endian")
-            num_shards = header.get(1, [0])[0]
+            header = dict(read_fields(value))
+            require(header.get(2, 0) == 0, "the numbers are big-endian")
+            num_shards = header.get(1, 0)
     require(num_shards > 0, "the header is missing")
     return entries, num_shards
 
 
 def _read_block(content: bytes, handle: BytesIO) -> Iterator[tuple[bytes, bytes]]:
     """Yield key and value of each entry of the block to which a handle points."""
-    offset, size = _read_varint(handle), _read_varint(handle)
+    offset, size = read_varint(handle), read_varint(handle)
     block = content[offset : offset + size]
     trailer = content[offset + size : offset + size + TRAILER]
     require(len(trailer) == TRAILER, "a block ends outside the file")
@@ -150,47 +149,15 @@ def _read_block(content: bytes, handle: BytesIO) -> Iterator[tuple[bytes, bytes]
     end = len(block) - 4 * (num_restarts + 1)
     stream, key = BytesIO(block), b""
     while stream.tell() < end:
-        shared, own, length = (_read_varint(stream) for _ in range(3))
+        shared, own, length = (read_varint(stream) for _ in range(3))
         key = key[:shared] + stream.read(own)
         yield key, stream.read(length)
 
 
 def _read_entry(content: bytes) -> Entry:
-    fields = _read_message(content)
+    fields = dict(read_fields(content))
     require(7 not in fields, "a tensor is saved in slices")
-    dims = _read_message(fields[2][0]).get(2, []) if 2 in fields else []
-    shape = tuple(_read_message(dim).get(1, [0])[0] for dim in dims)
-    dtype, shard, offset, size, checksum = (fields.get(n, [0])[0] for n in (1, 3, 4, 5, 6))
-    return Entry(dtype, shape, shard, offset, size, checksum)
-
-
-def _read_message(content: bytes) -> dict[int, list[Any]]:
-    """Return the values of a protocol buffer by field number; nested messages as bytes."""
-    fields: dict[int, list[Any]] = {}
-    stream = BytesIO(content)
-    while stream.tell() < len(content):
-        tag = _read_varint(stream)
-        value: Any
-        if tag & 7 == VARINT:
-            value = _read_varint(stream)
-        else:
-            sizes = {FIXED64: 8, FIXED32: 4}
-            require(tag & 7 in (BYTES, *sizes), "an unknown wire type")
-            length = sizes[tag & 7] if tag & 7 in sizes else _read_varint(stream)
-            value = stream.read(length)
-            require(len(value) == length, "a value ends outside its message")
-        if tag & 7 in (FIXED64, FIXED32):
-            value = int.from_bytes(value, "little")
-        fields.setdefault(tag >> 3, []).append(value)
-    return fields
-
-
-def _read_varint(stream: BytesIO) -> int:
-    """Return a number of seven bits a byte."""
-    value = 0
-    for shift in range(0, 70, 7):
-        byte = stream.read(1)[0]
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value
-    raise UserError("a number is too long")
+    dims = [dim for number, dim in read_fields(fields.get(2, b"")) if number == 2]
+    shape = tuple(dict(read_fields(dim)).get(1, 0) for dim in dims)
+    dtype, shard, offset, size = (fields.get(n, 0) for n in (1, 3, 4, 5))
+    return Entry(dtype, shape, shard, offset, size, int.from_bytes(fields.get(6, b""), "little"))

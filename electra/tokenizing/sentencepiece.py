@@ -1,20 +1,20 @@
 """SentencePiece's `.model` files: their pieces, and the tokenizer that their own rules make.
 
-The file is a protobuf message. sentencepiece's own module for it needs the package protobuf, which
-nothing else here does, so `_fields` reads it.
+The file is a protocol buffer. sentencepiece's own module for it needs the package protobuf, which
+nothing else here does.
 """
 
 import base64
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from electra.errors import UserError, require
+from electra.files import read_fields
 from electra.tokenizing.formats import METASPACE, OUTER_SPACES, special_token
 
 UNIGRAM, BPE = 1, 2
 NORMAL, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 3, 4, 5, 6
-VARINT, EIGHT_BYTES, DELIMITED, FOUR_BYTES = 0, 1, 2, 5
 
 
 class Piece(NamedTuple):
@@ -52,15 +52,15 @@ def read_model(content: bytes) -> Model:
     pieces: list[Piece] = []
     specs: dict[int, dict[int, Any]] = {2: {}, 3: {}}
     try:
-        for field, value in _fields(content):
+        for field, value in read_fields(content):
             if field == 1:
-                facts = dict(_fields(value))
+                facts = dict(read_fields(value))
                 (score,) = struct.unpack("<f", facts.get(2, bytes(4)))
                 pieces.append(Piece(facts[1].decode(), score, facts.get(3, NORMAL)))
             elif field in specs:
-                specs[field] = dict(_fields(value))
+                specs[field] = dict(read_fields(value))
         charsmap = base64.b64encode(specs[3].get(2, b"")).decode()
-    except (ValueError, LookupError, struct.error, TypeError, AttributeError):
+    except (ValueError, LookupError, struct.error, TypeError, AttributeError, OverflowError):
         raise UserError("not a SentencePiece model, or cut off") from None
     require(bool(pieces), "not a SentencePiece model: it holds no pieces")
     trainer, normalizer = specs[2], specs[3]
@@ -78,36 +78,6 @@ def read_model(content: bytes) -> Model:
     maps = [{"type": "Precompiled", "precompiled_charsmap": charsmap}] if charsmap else []
     flags = (bool(normalizer.get(number, 1)) for number in (4, 3))
     return Model(pieces, kind == BPE, unk_id, maps, *flags)
-
-
-def _fields(content: bytes) -> Iterator[tuple[int, Any]]:
-    """Yield number and value of each field of a message: an integer, or the bytes of the value."""
-    place = 0
-    while place < len(content):
-        key, place = _varint(content, place)
-        kind = key & 7
-        if kind == VARINT:
-            value: int | bytes
-            value, place = _varint(content, place)
-        else:
-            if kind == DELIMITED:
-                size, place = _varint(content, place)
-            else:
-                size = {FOUR_BYTES: 4, EIGHT_BYTES: 8}.get(kind, len(content) + 1)
-            value, place = content[place : place + size], place + size
-            if place > len(content):
-                raise ValueError("the message ends inside a field")
-        yield key >> 3, value
-
-
-def _varint(content: bytes, place: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = content[place]
-        value |= (byte & 0x7F) << shift
-        place, shift = place + 1, shift + 7
-        if byte < 0x80:
-            return value, place
 
 
 def build_state(model: Model) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -103,11 +103,7 @@ def _choose_alphabet(
     room: int,
     is_twice: Callable[[str, tokenizers.Tokenizer], bool] = lambda *_: False,
 ) -> tuple[list[str], np.ndarray]:
-    """Return the alphabet, sorted, and the dropped code points as booleans (0x110000,).
-
-    Characters are taken by frequency, ties by code point, until they cover ALPHABET_COVERAGE of
-    the text, or fill `room` tokens, of which some take two.
-    """
+    """Return the alphabet, sorted, and the dropped code points as booleans (0x110000,)."""
     normalized = {
         code: backend.normalizer.normalize_str(chr(code)).split()
         for code in np.flatnonzero(counts).tolist()
@@ -117,18 +113,26 @@ def _choose_alphabet(
     for code, parts in normalized.items():
         for char in "".join(parts):
             frequency[char] = frequency.get(char, 0) + int(counts[code])
-    enough = ALPHABET_COVERAGE * sum(frequency.values())
-    alphabet: set[str] = set()
-    for char in sorted(frequency, key=lambda char: (-frequency[char], char)):
-        room -= 1 + is_twice(char, backend)
-        if room < 0 or enough <= 0:
-            break
-        alphabet.add(char)
-        enough -= frequency[char]
+    alphabet = _most_frequent(frequency, room, lambda char: is_twice(char, backend))
     is_dropped = np.zeros(len(counts), dtype=bool)
     for code, parts in normalized.items():
         is_dropped[code] = not alphabet.issuperset("".join(parts))
     return sorted(alphabet), is_dropped
+
+
+def _most_frequent(
+    frequency: Mapping[str, int], room: int, is_twice: Callable[[str], bool] = lambda char: False
+) -> set[str]:
+    """Return characters, the most frequent first, that cover ALPHABET_COVERAGE or fill the room."""
+    enough = ALPHABET_COVERAGE * sum(frequency.values())
+    alphabet: set[str] = set()
+    for char in sorted(frequency, key=lambda char: (-frequency[char], char)):
+        room -= 1 + is_twice(char)
+        if room < 0 or enough <= 0:
+            break
+        alphabet.add(char)
+        enough -= frequency[char]
+    return alphabet
 
 
 def _can_continue(char: str, backend: tokenizers.Tokenizer) -> bool:
@@ -281,13 +285,8 @@ def _cut_to_alphabet(words: Counter[str], room: int) -> Counter[str]:
     reserved = (METASPACE, "\u2047", "\u2585", "\0")
     for char in reserved:
         del frequency[char]
-    enough = ALPHABET_COVERAGE * frequency.total()
-    dropped: dict[int, str] = dict.fromkeys(map(ord, reserved), " ")
-    for char, count in sorted(frequency.items(), key=lambda item: (-item[1], item[0])):
-        room -= 1
-        if room < 0 or enough <= 0:
-            dropped[ord(char)] = " "
-        enough -= count
+    others = {*reserved, *frequency} - _most_frequent(frequency, room)
+    dropped = dict.fromkeys(map(ord, others), " ")
     cut: Counter[str] = Counter()
     for word, count in words.items():
         for part in word.translate(dropped).split():
