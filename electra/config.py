@@ -678,9 +678,6 @@ def require_schedule(config: PretrainConfig) -> None:
 
     This rule is not part of PretrainConfig, because finished runs that break the rule must stay
     readable.
-
-    Raises:
-        UserError: optimizer.warmup_steps is too large, or optimizer.planned_steps too small.
     """
     begin = config.train.steps - config.optimizer.cooldown_steps
     planned = config.optimizer.planned_steps or begin

@@ -69,11 +69,7 @@ def require_choice(what: str, value: object, choices: Iterable[object]) -> None:
 
 
 def import_extra(module: str, extra: str, purpose: Path | str) -> ModuleType:
-    """Return a module that not everybody needs, such as the one that reads this file.
-
-    Raises:
-        UserError: The module is not installed; the message names the extra that installs it.
-    """
+    """Return a module that not everybody needs; where it is missing, name the extra that has it."""
     try:
         return import_module(module)
     except ImportError:

@@ -80,11 +80,7 @@ def write_hashes(folder: Path, **facts: Any) -> None:
 
 
 def check_hashes(folder: Path) -> None:
-    """Check the files of a folder against its electra.json, if there is one.
-
-    Raises:
-        UserError: A file is missing or was changed.
-    """
+    """Refuse a folder whose electra.json names a file that is missing or was changed."""
     path = folder / HASHES
     if not path.is_file():
         return
@@ -108,11 +104,7 @@ def sha256_file(path: Path) -> str:
 
 
 def read_text(path: Path) -> str:
-    """Return the content of a UTF-8 file.
-
-    Raises:
-        UserError: The file cannot be read or is not UTF-8. The message names the file.
-    """
+    """Return the content of a UTF-8 file; any other is refused by its name."""
     require_regular(path)
     try:
         return path.read_text(encoding="utf-8")
@@ -124,20 +116,12 @@ def read_text(path: Path) -> str:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file.
-
-    Raises:
-        UserError: The file cannot be read or does not hold an object. The message names the file.
-    """
+    """Return the object in a JSON file; any other file is refused by its name."""
     return parse_object(read_text(path), path)
 
 
 def parse_object(text: str | bytes, place: object) -> dict[str, Any]:
-    """Return the object of a JSON text, such as a line of a file.
-
-    Raises:
-        UserError: As of `parse_json`, or the text is another value.
-    """
+    """Return the object of a JSON text, such as a line of a file; refuse any other value."""
     value = parse_json(text, place)
     if not isinstance(value, dict):
         raise UserError(f"{place}: must be a JSON object, not {reprlib.repr(value)}")
@@ -147,9 +131,8 @@ def parse_object(text: str | bytes, place: object) -> dict[str, Any]:
 def parse_json(text: str | bytes, place: object) -> Any:
     """Return the value of a JSON text. All JSON that the package reads is read here.
 
-    Raises:
-        UserError: The text is not JSON (NaN and Infinity are not), is nested too deeply, or holds
-            a number that is too large or a key with two values.
+    Refused is what is not JSON (NaN and Infinity are not), is nested too deeply, or holds a number
+    that is too large or a key with two values.
     """
     try:
         text = text.decode("utf-8") if isinstance(text, bytes) else text
@@ -216,11 +199,7 @@ def read_varint(stream: BytesIO) -> int:
 
 
 def require_regular(path: Path) -> None:
-    """Refuse a path that exists but is no regular file, such as a FIFO, which could block forever.
-
-    Raises:
-        UserError: The path is no regular file.
-    """
+    """Refuse a path that exists and is no regular file: a FIFO could block forever."""
     try:
         mode = path.stat().st_mode
     except OSError:
@@ -242,16 +221,11 @@ def require_same(folder: Path, begun: Mapping[str, Any], settings: Mapping[str, 
 
 @contextmanager
 def hold(lock: Path) -> Iterator[None]:
-    """Lock a folder for this process, through a lock file in the folder.
+    """Lock a folder for this process, through a lock file in it, which is removed at the end.
 
     The operating system releases the lock when the process ends, also by a crash. A leftover lock
-    file locks nothing. Without support by the system or the file system, there is no lock.
-
-    Args:
-        lock: The lock file, in an existing folder. The file is removed at the end.
-
-    Raises:
-        UserError: Another process holds the lock.
+    file locks nothing. Without support by the system or the file system, there is no lock. A folder
+    that another process holds is refused.
     """
     with lock.open("a+", encoding="utf-8") as file:
         is_taken = False
@@ -313,11 +287,8 @@ def new_folder(folder: Path) -> Iterator[Path]:
     """Yield `<folder>.incomplete` for writing; at the end it becomes `folder`.
 
     After an error the incomplete folder is removed. An incomplete folder that a killed process left
-    is cleared. Any other folder of this name, such as an unfinished fine-tuning, is kept.
-
-    Raises:
-        UserError: `folder` exists, another process is writing `folder`, or `<folder>.incomplete`
-            was not left by this function.
+    is cleared. Any other folder of this name, such as an unfinished fine-tuning, is in the way
+    and refused, as is one that another process writes, or a `folder` that exists.
     """
     refuse_existing(folder)
     incomplete = folder.with_name(f"{folder.name}.incomplete")

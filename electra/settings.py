@@ -128,11 +128,8 @@ def setting_name(assignment: str) -> str:
 def override(config: ConfigType, assignments: Iterable[str]) -> ConfigType:
     """Return the config with all `section.field=value` assignments applied together.
 
-    The type of a field determines how the value is read.
-
-    Raises:
-        UserError: A section or field is unknown, a field is given twice, a value has the wrong
-            type, or values contradict each other.
+    The type of a field determines how the value is read. Unknown names, names that are given twice,
+    wrong types and values that contradict each other are refused.
     """
     values: dict[str, Any] = {}
     for assignment in assignments:
@@ -144,13 +141,7 @@ def override(config: ConfigType, assignments: Iterable[str]) -> ConfigType:
 
 
 def override_from_toml(config: ConfigType, path: Path) -> ConfigType:
-    """Return the config with the values of a TOML file applied.
-
-    Tables are sections, and keys are fields.
-
-    Raises:
-        UserError: The file cannot be read, or a value is refused as in `override`.
-    """
+    """Return the config with the values of a TOML file, whose tables are sections, applied."""
     return override_values(config, dict(flatten(parse_toml(path))), path)
 
 
@@ -161,11 +152,7 @@ def override_values(config: ConfigType, values: Mapping[str, Any], path: Path) -
 
 
 def parse_toml(path: Path) -> dict[str, Any]:
-    """Return the content of a TOML file. All TOML that the package reads is read here.
-
-    Raises:
-        UserError: The file cannot be read, or is not valid TOML, or is nested too deeply.
-    """
+    """Return the content of a TOML file. All TOML that the package reads is read here."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -182,11 +169,9 @@ def to_dict(config: Any) -> dict[str, Any]:
 def from_dict(config_type: type[ConfigType], values: Mapping[str, Any]) -> ConfigType:
     """Return the config from the dictionaries of `to_dict`. Missing fields get their defaults.
 
-    Fields are missing if an older version wrote the dictionaries.
-
-    Raises:
-        UserError: A value does not have its field's type.
-        KeyError, TypeError, AttributeError: The dictionaries are not from `to_dict`.
+    Fields are missing if an older version wrote the dictionaries. A value of another type than its
+    field's is a UserError; a KeyError, TypeError or AttributeError says that they are not from
+    `to_dict`.
     """
     hints = _types(config_type)
     arguments = {}
@@ -245,11 +230,7 @@ def _replace(config: ConfigType, values: Mapping[str, Any], prefix: str = "") ->
 
 
 def parse_value(name: str, value: Any, hint: Any) -> Any:
-    """Return the value for a field of type `hint`, from text (--set) or from a TOML value.
-
-    Raises:
-        UserError: The value does not have the type, or a table has an unknown key or lacks one.
-    """
+    """Return the value for a field of type `hint`, from text (--set) or from a TOML value."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         if value is None or value == "none":

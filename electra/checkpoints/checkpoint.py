@@ -174,13 +174,8 @@ def copy_state(
     """Return a copy of weights, Adam's moments and the guard's memory; `load_state` is the inverse.
 
     Parameter names are those of the objective, without prefixes of a wrapper such as torch.compile.
-
-    Args:
-        model: The objective.
-        optimizer: The optimizer of the objective's parameters.
-        guard: The guard's memory.
-        is_first: Whether this is process 0. If the model is divided among processes, all call this
-            together, and only process 0 keeps the copies.
+    If the model is divided among processes, all call this together, and only process 0
+    (`is_first`) keeps the copies.
     """
     parameters = dict(model.named_parameters())
     moments = {
@@ -212,16 +207,8 @@ def load_state(
 ) -> None:
     """Copy weights into the model, moments into the optimizer, and the guard's memory.
 
-    The processes of a step call this together.
-
-    Args:
-        state: From `read_state`, on process 0; None on the others.
-        model: The objective.
-        optimizer: The optimizer of the objective's parameters.
-        guard: The guard's memory. A checkpoint of an older version leaves it empty.
-
-    Raises:
-        UserError: A parameter is missing in the state or has another shape.
+    The processes of a step call this together. The state is from `read_state` on process 0 and
+    None on the others. A checkpoint of an older version leaves the guard's memory empty.
     """
     weights, others = (state[name] for name in FILES) if state else ({}, {})
     parameters = dict(model.named_parameters())
@@ -288,16 +275,9 @@ def write_checkpoint(
 ) -> Path:
     """Write a checkpoint, remove old ones, and return the checkpoint's folder.
 
-    Args:
-        run: The run folder.
-        step: Steps done.
-        state: Weights and moments, from `copy_state`.
-        facts: What state.json says beside the step: `describe_networks`, and the totals of the run.
-        keep: Number of newest checkpoints to keep, at least 1.
-        keep_every: Checkpoints of steps that are multiples of it are kept as well; 0: none.
-
-    Raises:
-        OSError: The checkpoint cannot be written. Earlier checkpoints are unchanged.
+    Beside the step, state.json has the `facts`: `describe_networks`, and the totals of the run.
+    The `keep` newest checkpoints stay, and those of steps that are multiples of `keep_every`. After
+    an OSError earlier checkpoints are unchanged.
     """
     folder = run / "checkpoints" / f"step-{step:08d}"
     for left in folder.parent.glob("step-*.incomplete"):  # left behind by a killed process
@@ -345,12 +325,8 @@ def run_of(folder: Path) -> Path:
 def find_checkpoint(run: Path) -> tuple[int, Path]:
     """Return step and folder of the newest intact checkpoint, or of the one that is named.
 
-    Args:
-        run: A run folder, or the folder of one of its checkpoints. A warning names the newer
-            checkpoints that are damaged.
-
-    Raises:
-        UserError: The run has no intact checkpoint. The message names the damaged files.
+    A warning names the newer checkpoints that are damaged; without an intact one, so does the
+    UserError.
     """
     damaged: list[str] = []
     named = [] if run_of(run) == run else [run]
@@ -395,11 +371,9 @@ def _digest(facts: Mapping[str, Any]) -> str:
 
 
 def set_damaged_aside(run: Path, intact: Path) -> None:
-    """Rename the damaged checkpoints, so that they do not count among the newest to keep.
+    """Rename the damaged checkpoints, newer than the intact one, so that none counts as kept.
 
-    Args:
-        run: The run folder; this process must hold its lock.
-        intact: The newest intact checkpoint, from `find_checkpoint`. All newer ones are damaged.
+    This process must hold the lock of the run.
     """
     for folder in list_checkpoints(run):
         if folder.name > intact.name:
@@ -418,9 +392,6 @@ class Saver:
     A step waits for the copy of the state to host memory, and for the writing of the checkpoint
     before. If the disk refuses a checkpoint, a warning says so and the run continues; only the last
     one of a session has to succeed (`finish`).
-
-    Args:
-        run: The run folder, for messages.
     """
 
     def __init__(self, run: Path):
@@ -439,11 +410,7 @@ class Saver:
             self.thread.join()
 
     def save(self, write: Callable[[], object]) -> None:
-        """Start writing a checkpoint, after the one before it is written.
-
-        Args:
-            write: Writes the checkpoint from copied tensors; may raise OSError.
-        """
+        """Start `write`, which writes a checkpoint from copied tensors, after the one before it."""
         self.wait()
 
         def run() -> None:
@@ -469,11 +436,7 @@ class Saver:
             )
 
     def finish(self) -> None:
-        """Wait until no checkpoint is being written.
-
-        Raises:
-            OSError: The checkpoint could not be written.
-        """
+        """Wait until no checkpoint is being written, or raise the OSError that prevented it."""
         if self.thread:
             self.thread.join()
         failure, self.failure = self.failure, None

@@ -116,11 +116,7 @@ class SavedModel:
         return {name: sha256_file(path) for name, path in self.files.items()}
 
     def network(self, predicts: Predicts) -> SavedNetwork:
-        """Return the discriminator ("replaced") or the masked language model ("tokens").
-
-        Raises:
-            UserError: There is no such network.
-        """
+        """Return the network that predicts "tokens" or "replaced"; refuse a model without it."""
         found = self.masked_lm if predicts == "tokens" else self.kept
         if found is None or found.predicts != predicts:
             wanted = "discriminator" if predicts == "replaced" else "generator"
@@ -141,15 +137,7 @@ class Finetuned(SavedModel):
 
 
 def read_model(folder: Path) -> SavedModel:
-    """Return the model in a folder.
-
-    Args:
-        folder: A run folder or one of its checkpoints, a Hugging Face folder, or a folder of
-            `electra finetune`: the model of its best seed.
-
-    Raises:
-        UserError: The folder is none of these, or is damaged.
-    """
+    """Return the model in a folder of any kind; of a fine-tuning that of its best seed."""
     return read_finetuned(folder) if is_finetuned(folder) else read_pretrained(folder)
 
 
@@ -165,12 +153,8 @@ def read_sizes(folder: Path) -> EncoderConfig:
 def read_pretrained(folder: Path) -> SavedModel:
     """Return the pre-trained networks in a folder: the newest intact ones of a run.
 
-    Args:
-        folder: A run folder, one of its checkpoints, or a Hugging Face folder. Its generator may
-            lie in its folder `generator`, as `electra export` and `electra import` write it.
-
-    Raises:
-        UserError: The folder is neither, or is damaged.
+    Of a Hugging Face folder the generator may lie in its folder `generator`, as `electra export`
+    and `electra import` write it.
     """
     check_hashes(folder)
     require(
@@ -228,16 +212,11 @@ class SavedSeed(NamedTuple):
 
 
 def find_seed(run: Path, seed: int | None = None, *, verify: bool = False) -> SavedSeed:
-    """Return what describes the model of one seed; no weights are read.
+    """Return what describes the model of one seed of a finished fine-tuning; no weights are read.
 
-    Args:
-        run: A finished folder of `electra finetune`.
-        seed: The seed. None: the seed with the best headline metric on dev, among all seeds and the
-            replacements of collapsed seeds.
-        verify: Whether the model's files, weights included, are compared with their hashes first.
-
-    Raises:
-        UserError: `run` is not a finished folder of `electra finetune`, or does not have the seed.
+    Without a seed, it is the one with the best headline metric on dev, among all seeds and the
+    replacements of collapsed seeds. With `verify` the model's files, weights included, are compared
+    with their hashes first.
     """
     require(
         is_finetuned(run) and (run / "results.json").is_file(),
@@ -269,11 +248,7 @@ def find_seed(run: Path, seed: int | None = None, *, verify: bool = False) -> Sa
 
 
 def read_finetuned(run: Path, seed: int | None = None) -> Finetuned:
-    """Return the model of one seed; arguments as for `find_seed`.
-
-    Raises:
-        UserError: As in `find_seed`, or the model is damaged.
-    """
+    """Return the model of one seed; arguments as for `find_seed`."""
     found = find_seed(run, seed, verify=True)
     folder, task = found.folder, found.facts["task"]
     files = {WEIGHTS_FILE: folder / WEIGHTS_FILE}
@@ -308,17 +283,8 @@ def find_networks(
 ) -> dict[str, SavedNetwork]:
     """Return the networks that transformers' tensors hold, by what they predict.
 
-    Args:
-        architecture: Their names.
-        sizes: Sizes of the encoder.
-        theirs: The tensors.
-        judge: The discriminator's head, if it lies in a file of its own.
-
-    Returns:
-        "replaced" and "tokens" if they have such a head, "" if they have neither.
-
-    Raises:
-        UserError: A parameter of the encoder is missing.
+    These are "replaced" and "tokens" if there are such heads, "" if there is neither. `judge` is
+    the discriminator's head, if it lies in a file of its own.
     """
     encoders = (architecture.read_encoder(theirs, sizes),)
     heads = {

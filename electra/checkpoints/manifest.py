@@ -17,11 +17,7 @@ LOCK = "lock"
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return the manifest of a run or a fine-tuning: facts of the folder, and a list "sessions".
-
-    Raises:
-        UserError: The manifest is missing or damaged.
-    """
+    """Return the manifest of a run or a fine-tuning: facts of the folder, and a list "sessions"."""
     path = folder / "manifest.json"
     manifest = read_object(path)
     if "sessions" not in manifest:  # older versions wrote the first session's facts at the top

@@ -29,15 +29,8 @@ MAX_NAMED = 5
 class Tracker:
     """A run in Weights & Biases or in trackio, whose functions have the same names.
 
-    It is the same run whenever the folder is resumed: its name has a digest of how that began.
-
-    Args:
-        name: wandb or trackio.
-        run: The run folder.
-        settings: All settings of the run.
-
-    Raises:
-        UserError: The package is not installed or does not begin, as wandb without an account.
+    It is the same run whenever the folder is resumed: its name has a digest of how that began. A
+    package that is not installed or does not begin, as wandb without an account, is refused.
     """
 
     def __init__(self, name: str, run: Path, settings: Mapping[str, Any]):
@@ -82,17 +75,10 @@ def import_tracker(name: str) -> ModuleType:
 
 
 class MetricsLog:
-    """Writer of metrics.jsonl, and of TensorBoard's files if TensorBoard is installed.
+    """Writer of metrics.jsonl, of TensorBoard's files if it is installed, and to a tracker.
 
-    Args:
-        run: The run folder.
-        step: Step that the run continues from. Later records are removed, because the run computes
-            these steps again.
-        tracker: Gets the records as well.
-
-    Attributes:
-        last: Last record of each part.
-        num_records: Records in the file.
+    Records after `step`, from which the run continues, are removed, because the run computes these
+    steps again. `last` has the last record of each part; `num_records` is the number in the file.
     """
 
     def __init__(self, run: Path, step: int = 0, tracker: Tracker | None = None):
@@ -117,10 +103,7 @@ class MetricsLog:
     def write(self, record: Mapping[str, Any]) -> None:
         """Append a record to metrics.jsonl, TensorBoard's files and the tracker's run.
 
-        Numbers that are not finite become null.
-
-        Raises:
-            OSError: The record cannot be written.
+        Numbers that are not finite become null. What cannot be written is an OSError.
         """
         finite = {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
@@ -142,11 +125,7 @@ class MetricsLog:
             self.tracker.log(values, record["step"])
 
     def flush(self) -> None:
-        """Write what an earlier `write` could not.
-
-        Raises:
-            OSError: The record cannot be written.
-        """
+        """Write what an earlier `write` could not, or raise the OSError again."""
         while self.unwritten:  # a nearly full disk takes a part of a line before the write fails
             self.unwritten = self.unwritten[self.file.write(self.unwritten) :]
 

@@ -71,24 +71,9 @@ def finetune(
     """Fine-tune an encoder with seeds 0, 1, ..., write a folder and return its results.
 
     Finished seeds are kept in `<out>.incomplete` until all are finished. Another call with the same
-    arguments continues there. The processes that torchrun started share the seeds.
-
-    Args:
-        start: Run folder of `electra pretrain`, a Hugging Face folder, or the folder of another
-            fine-tuning, whose encoder is trained further.
-        task: A name in `registry.TASKS`.
-        data: Folder of the task's files.
-        out: The folder to write; must not exist.
-        config: The settings.
-        seeds: Number of seeds.
-        from_scratch: Take sizes and vocabulary from `start` but no weights: the baseline that shows
-            the value of pre-training.
-        progress: Called with records, whose "part" is "task", "train", "dev" or "seed", of the
-            seeds of process 0.
-
-    Raises:
-        UserError: Folders, files or settings do not fit together, or `<out>.incomplete` was begun
-            with other settings.
+    arguments continues there; one with other settings is refused. The processes that torchrun
+    started share the seeds. Arguments are as in `electra.finetune`. `progress` is called with
+    records, whose "part" is "task", "train", "dev" or "seed", of the seeds of process 0.
     """
     refuse_existing(out)
     require_seeds(seeds)

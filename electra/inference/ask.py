@@ -33,9 +33,6 @@ def load_asked(folder: Path, predicts: Literal["replaced", "tokens"]) -> LoadedN
 
     It computes in float32: its answers are those of its exports, on every machine. The folder is a
     run, or one of Hugging Face's kind, whose generator may lie in a folder `generator` inside.
-
-    Raises:
-        UserError: The folder has no such network, or is damaged.
     """
     model, machine = read_pretrained(folder), prepare_machine("auto", "float32", 0)
     return load_network(model, model.network(predicts), machine)

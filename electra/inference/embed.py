@@ -76,7 +76,6 @@ def embed_units(
     *,
     unit: Literal["word", "token"] = "word",
     layer: int | None = None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Units]:
     """Return the embeddings of each text's words or tokens, in order, with their places.
 
@@ -87,7 +86,6 @@ def embed_units(
     states = network.run_pieces(
         [ids for ids, _ in encoded],
         lambda rows: [each_LH[1:-1] for each_LH in _compute_states(network, rows, layer)],
-        progress,
     )
     answers = []
     for (ids, offsets), own in zip(encoded, states, strict=True):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from electra.checkpoints.checkpoint import list_checkpoints, run_of
+from electra.checkpoints.checkpoint import list_checkpoints, run_of, step_of
 from electra.checkpoints.folder import (
     is_finetuned,
     read_finetuned,
@@ -97,7 +97,7 @@ class PretrainedModel:
         if not self.is_run or run_of(self.folder) != self.folder:
             return False
         folders = list_checkpoints(self.folder)
-        return bool(folders) and int(folders[-1].name[5:]) > (self.networks.step or -1)
+        return bool(folders) and step_of(folders[-1]) > (self.networks.step or -1)
 
     def detect(self, texts: list[str]) -> list[list[Word]]:
         """Answer texts as `ask.detect`."""

@@ -52,10 +52,7 @@ class LoadedEncoder:
         """Return the hidden states (B, L, H) of rows of ids, between [CLS] and [SEP].
 
         Shorter rows are padded at their end. The states are those after a layer, from 1; None: the
-        last.
-
-        Raises:
-            UserError: There is no such layer, or a state is no number.
+        last. States that are no numbers are refused.
         """
         input_ids_BL, mask_BL = self.pad(rows)
         if layer is None:
@@ -141,11 +138,7 @@ def require_numbers(values: Tensor) -> Tensor:
 
 
 def load_encoder(folder: Path) -> LoadedEncoder:
-    """Return the encoder in a folder of any kind, on the fastest device that there is, in float32.
-
-    Raises:
-        UserError: The folder holds no model, or is damaged.
-    """
+    """Return the encoder in a folder of any kind, on the fastest device, in float32."""
     pretrained = read_model(folder)
     machine = prepare_machine("auto", "float32", 0)
     return LoadedEncoder(

@@ -45,12 +45,8 @@ class FinetunedModel:
         """Return the answers to records, which do not depend on the other records of the list.
 
         On the machine of the fine-tuning, the answers to dev are bit for bit those of training.
-
-        Records are dictionaries with the fields of `Family.fields`; others are ignored.
-
-        Raises:
-            UserError: A field of a record is missing or wrong; the message names the record by its
-                number, from 1.
+        Records are dictionaries with the fields of `Family.fields`; others are ignored. A record of
+        which a field is missing or wrong is refused by its number, from 1.
         """
         family = self.network.family
         examples = [family.parse(record) for record in number_records(records)]

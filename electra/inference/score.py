@@ -62,11 +62,7 @@ class Scorer:
         sentences: Sequence[str],
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> list[Score]:
-        """Return the score of each sentence, in order.
-
-        Raises:
-            UserError: A sentence is too long or has no tokens; the message has its number, from 1.
-        """
+        """Return the score of each sentence, in order; refuse one without tokens, or too long."""
         network = self.network
         encoded = network.tokenizer.encode_batch(list(sentences))
         for line, (sentence, ids) in enumerate(zip(sentences, encoded, strict=True), start=1):

@@ -115,7 +115,8 @@ def export(
 ) -> str:
     """Write the folder of a model, and return its class in transformers.
 
-    Outputs equal the model's in float32. Longest row of the folder is that of the training.
+    Outputs equal the model's in float32. Longest row of the folder is that of the training. Refused
+    are a form without a class for the network, and a file that does not agree with it.
 
     Args:
         source: A run, one of its checkpoints, a Hugging Face folder, or a fine-tuning.
@@ -127,10 +128,6 @@ def export(
         onnx: Whether to write onnx/model.onnx as well.
         int8_text: Lines of real text: write onnx/model_int8.onnx as well, compared on them.
         scores: Table of the fine-tunings that began with these weights, for the card of a run.
-
-    Raises:
-        UserError: `source` is no such folder or is damaged, `out` exists, the form has no class for
-            the network, or a file does not agree with it.
     """
     generator = None
     if is_finetuned(source):

@@ -52,9 +52,7 @@ def write_gguf(path: Path, network: SavedNetwork, tokenizer: Tokenizer, length: 
     """Write an encoder in float32, to give the mean of the states; return its graph's name.
 
     `length` is that of the longest row: positions beyond it were not trained, and are left out.
-
-    Raises:
-        UserError: llama.cpp has no such graph, or would cut texts into other tokens.
+    Refused is what llama.cpp has no graph of, and what it would cut into other tokens.
     """
     sizes = network.sizes
     _require_graph(sizes)

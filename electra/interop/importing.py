@@ -78,18 +78,8 @@ def import_model(
 ) -> Imported:
     """Write the networks of a source as `electra export` writes those of a run.
 
-    Args:
-        source: A TensorFlow checkpoint, its folder, or a Hugging Face folder.
-        out: The folder to write; must not exist.
-        tokenizer: Folder or file of the tokenizer; None: that of the source.
-        generator: Another source, of the generator; None: that in the source's folder, if any.
-        extend: Tokenizer with all tokens of the source's and more. The new tokens begin with the
-            means of the pieces that they replace.
-        positions: Longest row, tokens; 0: that of the source.
-        position_rows: How the embeddings of more positions are made.
-
-    Raises:
-        UserError: A source is damaged, or is no model that can be read, or `out` exists.
+    A source is a TensorFlow checkpoint, its folder, or a Hugging Face folder. The arguments are
+    those of `electra import`; 0 `positions` are those of the source.
     """
     if not generator and (source / "generator" / "config.json").is_file():
         generator = source / "generator"

@@ -166,9 +166,7 @@ def choose_positions_of_reference(
 class Masking(nn.Module):
     """Chooses the masked positions and builds the masked and the corrupted rows.
 
-    Args:
-        config: mask_prob, mask_unit, shown_at_mask and mode.
-        vocabulary: The special ids, and the ids that begin a word.
+    Of the settings it reads mask_prob, mask_unit, shown_at_mask and mode.
     """
 
     starts_word_V: Tensor

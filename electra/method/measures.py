@@ -42,12 +42,10 @@ class Measures:
         self.tally = tally
 
     def add(self, output: Output, is_skipped: Tensor | None = None) -> None:
-        """Add the output of one micro-batch to the sums; all outputs have the same measures.
+        """Add the output of one micro-batch, without gradients; all outputs have the same measures.
 
-        Args:
-            output: The output, without gradients.
-            is_skipped: Whether the step was skipped, a bool on the device; the output then counts
-                nothing. None: it was not.
+        `is_skipped` says whether the step was skipped, a bool on the device; the output then counts
+        nothing. None: it was not.
         """
         if self.sums_N2 is None:
             self.names = list(output.means)
@@ -62,12 +60,8 @@ class Measures:
     ) -> dict[str, Any]:
         """Return the measures by name (docs/ARTEFACTS.md), and reset the sums in place.
 
-        Args:
-            add_others: Adds the sums of the other processes of a step, in place; None: there are
-                none.
-
-        Returns:
-            The measures; NaN for means of no terms, for example if all steps were skipped.
+        Means of no terms are NaN, for example if all steps were skipped. With several processes,
+        `add_others` adds their sums, in place.
         """
         assert self.sums_N2 is not None
         if add_others:

@@ -12,11 +12,7 @@ from electra.model.initialisation import without_weights
 
 
 def build_objective(parts: Parts) -> Objective:
-    """Return the objective that the configuration names, not yet initialised.
-
-    Raises:
-        UserError: The objective does not support the configuration.
-    """
+    """Return the objective that the configuration names, not yet initialised."""
     method = parts.config.method
     name, scheme = method.objective, method.scheme
     place = OBJECTIVES[name] if scheme == "joint" else SCHEMES[name, scheme]

@@ -87,12 +87,8 @@ class Separate(ReplacedTokenDetection):
     ) -> Output:
         """Return the whole as `ReplacedTokenDetection`, or one half of it.
 
-        Args:
-            batch: Original rows.
-            draw: The masked positions.
-            counts: Denominators of the losses of the whole step.
-            half: "first": L_MLM and x_corrupt. The output of this first half: lambda L_Disc of its
-                x_corrupt, and the measures of both. None: the whole.
+        The "first" half is L_MLM and x_corrupt. The second, which is given the first's output, is
+        lambda L_Disc of that x_corrupt, with the measures of both. None: the whole.
         """
         if half is None or self.is_resting:
             return super().forward(batch, draw, counts)

@@ -103,12 +103,8 @@ def run_by_length(
 ) -> list[Result]:
     """Return what `run` returns for each row, in the order of the rows, computed by length.
 
-    Args:
-        lengths: Tokens of each row.
-        run: Returns a result for each row of a batch, given the numbers of the rows.
-        max_rows: As in `split_by_length`.
-        max_tokens: As in `split_by_length`.
-        progress: Called with the number of rows done and of all rows.
+    `run` is given the numbers of the rows of a batch, as of `split_by_length`. `progress` is called
+    with the number of rows done and of all rows.
     """
     results: dict[int, Result] = {}
     for numbers in split_by_length(lengths, max_rows, max_tokens):

@@ -146,14 +146,10 @@ class DisentangledLayer(PostNormLayer):
         masks: DropoutMasks | None,
         queries_BLH: Tensor | None = None,
     ) -> Tensor:
-        """Return the hidden states (B, L, H) after this layer, in the dtype of `x_BLH`.
+        """Return the hidden states (B, L, H) after this layer, as `PostNormLayer.forward`.
 
-        Args:
-            x_BLH: Hidden states before this layer, of which keys and values are made.
-            places: From `RelativePositions`.
-            masks: Of the pass; None: torch's own dropout, which drops in training only.
-            queries_BLH: What queries are made of and results are added to, in an enhanced mask
-                decoder; None: `x_BLH`.
+        In an enhanced mask decoder, queries are made of `queries_BLH`, which results are added to;
+        keys and values are made of `x_BLH`.
         """
         attended_BLH = self.attention(x_BLH, places, masks, queries_BLH)
         return self.finish(x_BLH if queries_BLH is None else queries_BLH, attended_BLH, masks)

@@ -208,12 +208,9 @@ class PreNormLayer(TransformerLayer):
         self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(self, x_BLH: Tensor, places: Places, masks: DropoutMasks | None) -> Tensor:
-        """Return the hidden states (B, L, H) after this layer, in the dtype of `x_BLH`.
+        """Return the hidden states (B, L, H) after this layer, as `PostNormLayer.forward`.
 
-        Args:
-            x_BLH: Hidden states before this layer.
-            places: From `RotaryPlaces`, for this layer's kind of attention.
-            masks: Of the pass; None: torch's own dropout, which drops in training only.
+        The places are from `RotaryPlaces`, for this layer's kind of attention.
         """
         normed_BLH = x_BLH if self.attention_norm is None else self.attention_norm(x_BLH)
         x_BLH = x_BLH + self.attention(normed_BLH, places, masks)

@@ -37,10 +37,8 @@ def read_run(
     """Return what process 0 reads for all of them when a run goes on.
 
     These are the settings, what the settings of the command (`given`) change in them, the shards'
-    source, the attention kernels recorded for the device, and the weights of train.init_from.
-
-    Raises:
-        UserError: The run is complete or damaged, or the command has settings that may not change.
+    source, the attention kernels recorded for the device, and the weights of train.init_from. A run
+    that is complete or damaged is refused, and settings that may not change.
     """
     config, changed = read_run_config(run), dict[str, str]()
     is_longer = given is not None and given.train.steps > config.train.steps
@@ -72,10 +70,8 @@ def settle(
 
     What shards and other models determined when the run began stays: those models need not be
     there any more. `given` are the names of what the user chose; None: of all that is `wanted`.
-
-    Raises:
-        UserError: Settings differ that the weights or the meaning of the metrics depend on, or the
-            run would be shorter.
+    Refused are a shorter run, and other settings that the weights or the meaning of the metrics
+    depend on.
     """
     before, after = (dict(flatten(to_dict(config))) for config in (begun, wanted))
     kept = {"model.vocab_size"}
@@ -134,15 +130,8 @@ def branch(trunk: Path, out: Path, config: PretrainConfig) -> None:
     Up to the decay of the shorter one, the learning rates of both are the same, and so are the
     steps. The folder holds the newest checkpoint of the trunk from that part and the metrics before
     it; its manifest says where it comes from. If the trunk has no such checkpoint, the run begins
-    at step 0.
-
-    Args:
-        trunk: The longer run, with an `optimizer.decay_fraction` below 1.
-        out: The run folder to write.
-        config: The settings of the shorter run.
-
-    Raises:
-        UserError: The settings differ from the trunk's by more than its length, or `out` exists.
+    at step 0. A trunk without a stable part is refused, and settings that differ by more than the
+    length.
     """
     begun = read_run_config(trunk)
     fraction, steps = config.optimizer.decay_fraction, config.train.steps
@@ -181,12 +170,8 @@ def is_branch_of(out: Path, start: Path) -> bool:
 def plan_cooldown(start: Path, length: int | timedelta) -> tuple[Path, PretrainConfig]:
     """Return a run's newest checkpoint, or the named one, and the settings of an early end from it.
 
-    Args:
-        start: A run folder, or the folder of one of its checkpoints.
-        length: Steps in which the rate decays to 0, or their time at the run's own speed.
-
-    Raises:
-        UserError: There is no such checkpoint, or the schedule cannot be cut there.
+    The rate decays to 0 in a `length` of steps, or in a time at the run's own speed. Refused is a
+    checkpoint at which the schedule cannot be cut.
     """
     run, (step, checkpoint) = run_of(start), find_checkpoint(start)
     begun = read_run_config(run)

@@ -43,11 +43,8 @@ def require_memory(model: Objective, config: PretrainConfig, machine: Machine) -
     """Refuse a run whose steps do not fit into free memory, unless train.check_memory is false.
 
     A step takes the bytes of parameters, and those of one micro-batch of this process's rows or, in
-    reference mode, of the copies of an update if these are more.
-
-    Raises:
-        UserError: A step does not fit. The message names the train.accumulation that fits. If not
-            even one row fits, it names train.recompute_activations or a smaller model.
+    reference mode, of the copies of an update if these are more. The message names the
+    train.accumulation that fits, or else train.recompute_activations or a smaller model.
     """
     train = config.train
     free = free_memory(machine.device) if train.check_memory else None
@@ -242,12 +239,9 @@ def plan(
 ) -> Plan:
     """Return the estimated cost of a run, after timing steps with random tokens.
 
-    Args:
-        config: The settings of the run, with the final `model.vocab_size`.
-        probe_seconds: Time limit of the measurement, seconds. On a CPU a step that takes too long
-            is timed on fewer rows, and its time is scaled in proportion to the rows.
-        progress: Called repeatedly with the seconds spent.
-        clock: Returns the current time, seconds.
+    The settings have the final `model.vocab_size`. `probe_seconds` limit the measurement: on a CPU
+    a step that takes too long is timed on fewer rows, and its time is scaled in proportion to the
+    rows. `progress` is called repeatedly with the seconds spent.
     """
     train, vocab_size = config.train, config.model.vocab_size
     machine = prepare_machine(train.device, train.precision, train.threads)

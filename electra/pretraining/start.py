@@ -48,9 +48,8 @@ ITERATIONS = 4
 def fit_to_shards(config: PretrainConfig, shards: Shards) -> PretrainConfig:
     """Return the settings with the shards' vocabulary size and the frozen generator's size.
 
-    Raises:
-        UserError: The shards have no held-out part, or the frozen generator has another vocabulary
-            or sizes that the settings cannot express.
+    Refused are shards without a held-out part, and a frozen generator of another vocabulary, or of
+    sizes that the settings cannot express.
     """
     require(bool(shards.heldout), f"{shards.folder} has no held-out part; prepare it with one")
     num_rows = config.model.vocab_size if config.train.init_from else 0  # a few may have no token
@@ -92,17 +91,10 @@ def build_model(
     """Return the objective with weights initialised from train.seed, on the machine's device.
 
     The encoder that pre-training returns has the same initial weights for every objective.
-
-    Args:
-        config: The settings.
-        tokenizer: Special tokens and vocabulary.
-        machine: Device, and dtype of activations and matrix products.
-        frequencies_V: Token counts from `count_tokens`. The unigram generator needs the counts, and
-            train.initial_weights=neighbours and cooccurrence set output biases from the counts, if
-            given.
-        embeddings_VE: Token embeddings from `embed_tokens` for
-            train.initial_weights=cooccurrence; None: random ones, for a model that is only timed or
-            loaded.
+    `frequencies_V` are from `count_tokens`: the unigram generator needs them, and where
+    train.initial_weights is not bert, output biases are set from them if they are given.
+    `embeddings_VE` are from `embed_tokens`, for train.initial_weights=cooccurrence; None: random
+    ones, for a model that is only timed or loaded.
     """
     train = config.train
     is_plain = train.compile == "yes" or train.sharding != "none"

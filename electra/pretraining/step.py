@@ -40,16 +40,11 @@ class Outcome(NamedTuple):
 
 
 class Step:
-    """The optimizer step of an objective.
+    """The optimizer step of an objective, which is on the machine's device.
 
-    Args:
-        model: The objective, on the machine's device.
-        config: The settings of the run.
-        machine: Device, and rank of this process among the processes of a step.
-        captured: Whether steps will be captured as CUDA graphs.
-
-    `forward`, `choose`, `judge` and `measures.tally` are functions of the model, the masking, the
-    guard and the method, or their compiled forms.
+    `captured` says whether steps will be captured as CUDA graphs. `forward`, `choose`, `judge` and
+    `measures.tally` are functions of the model, the masking, the guard and the method, or their
+    compiled forms.
     """
 
     def __init__(
@@ -94,13 +89,9 @@ class Step:
         return -(-self.config.train.micro_batch_size // self.machine.num_ranks)
 
     def __call__(self, number: int, batch: Batch, learning_rate: float) -> Outcome:
-        """Run one optimizer step, and return its outputs.
+        """Run one optimizer step, and return its outputs; the batch has all rows, in host memory.
 
-        Args:
-            number: Number of the step, from 0. All random numbers are functions of (train.seed,
-                number).
-            batch: All rows of the step, in host memory.
-            learning_rate: Learning rate of this step.
+        All random numbers are functions of train.seed and the number of the step, from 0.
         """
         self.begin(number, learning_rate)
         return self.compute(batch.to(self.machine.device))

@@ -135,12 +135,9 @@ class TextReport:
 
 
 def report_text(tokenizer: Tokenizer, lines: Iterable[str]) -> TextReport:
-    """Return what a tokenizer does with the first SAMPLE_CHARS of a text.
+    """Return what a tokenizer does with the first SAMPLE_CHARS of a text; refuse one without words.
 
     Each word is encoded as it is in running text, after a space.
-
-    Raises:
-        UserError: There is no text.
     """
     counts: Counter[str] = Counter()
     report = TextReport()

@@ -52,11 +52,7 @@ def write_page(
     files: Mapping[str, str] | None = None,
     next_command: str = "",
 ) -> None:
-    """Write the report of runs side by side, of fine-tunings and of models.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
+    """Write the report of runs side by side, of fine-tunings and of models."""
     page = render_page(
         "report.html",
         title=_name_page(runs, finetunings, models),

@@ -138,11 +138,7 @@ class Found(NamedTuple):
 
 
 def read_folders(folders: Sequence[Path]) -> Found:
-    """Return the runs, fine-tunings and models in these folders.
-
-    Raises:
-        UserError: A folder holds none of them, or a file is damaged.
-    """
+    """Return the runs, fine-tunings and models in these folders; refuse what is none of them."""
     runs, finetunings, models = [], [], []
     for folder in folders:
         require(folder.is_dir(), f"there is no folder {folder}")
@@ -159,10 +155,7 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
     """Return the runs in these folders, named by folder, or by path if folder names repeat.
 
     Metrics are sorted by step, and each step occurs once. Damaged records of metrics.jsonl are
-    left out with a warning.
-
-    Raises:
-        UserError: A file is missing or damaged, or metrics.jsonl holds no record.
+    left out with a warning; a run without any record is refused.
     """
     count = Counter(folder.name for folder in folders)
     return [_read_run(f, f.name if count[f.name] == 1 else str(f)) for f in folders]
@@ -197,12 +190,7 @@ def _read_model(folder: Path) -> Model:
 
 
 def read_finetuning(path: Path) -> Finetuning:
-    """Return the scores in a fine-tuning's results.json.
-
-    Raises:
-        UserError: The file cannot be read, lacks a field, holds something else than a number where
-            there should be one, or is that of a grid.
-    """
+    """Return the scores in a fine-tuning's results.json; a grid has several, and is refused."""
     values = read_object(path)
     folder = path.parent
     require(
@@ -276,9 +264,6 @@ def read_samples(run: Path) -> list[Sentence]:
     """Return the sentences of a run's samples.json; empty before the run has finished.
 
     As many tokens are suspected as were replaced.
-
-    Raises:
-        UserError: The file is damaged.
     """
     path = run / "samples.json"
     if not path.exists():

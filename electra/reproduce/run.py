@@ -71,15 +71,9 @@ def find_tasks(tasks: Sequence[str], glue: Path | None, data: Sequence[str]) -> 
 class Session:
     """What one command does with a suite: compute what is not finished, and write the results.
 
-    Args:
-        setup: The suite and its folders.
-        out: The folder of the results.
-        earlier: Folders of results of other suites, whose runs of the same name are not computed.
-        jobs: Runs that are computed at a time; 0: none; None: one for each GPU, or one on a CPU.
-
-    Attributes:
-        plan: All runs of the suite.
-        left: The runs that are to be computed, by name.
+    Runs that `earlier` results of other suites have are not computed. So many `jobs` are computed
+    at a time; 0: none; None: one for each GPU, or one on a CPU. `plan` has all runs of the suite,
+    and `left` those that are to be computed, by name.
     """
 
     def __init__(

@@ -20,8 +20,7 @@ STAGES = 3
 class Connection(HttpToolsProtocol):
     """uvicorn's connection with limits; uvicorn and llhttp have none of a head's size and time.
 
-    Args:
-        max_seconds: Time for a request's head, and for a connection without a request.
+    A request's head may take `max_seconds`, and so may a connection without a request.
     """
 
     def __init__(self, *args: Any, max_seconds: float, **others: Any):

@@ -74,8 +74,7 @@ class BatchQueue:
     ) -> list[Future]:
         """Return the futures of the answers to some values of some sizes: all are taken, or none.
 
-        Raises:
-            Full: The queue has no room. An empty queue takes everything.
+        A queue without room raises Full. An empty queue takes everything.
         """
         items = list(map(_Item, [question] * len(values), values, sizes))
         with self._changed:

@@ -39,15 +39,11 @@ MIXED_ROWS = 1 << 16
 
 
 class Examples:
-    """All rows of an epoch, in a new random order every epoch.
+    """All rows of an epoch of shards, which are not empty, in a new random order every epoch.
 
-    Args:
-        shards: One part of a shards folder, without empty shards.
-        tokenizer: Gives the special tokens and the tokens that begin a word.
-        config: Row length in tokens, share of short rows, share of rows with a single segment.
-        seed: Seed of the cuts and of the order.
-        mixture: The corpora of a mixture, which are drawn by weights or repeats. Each has epochs of
-            its own.
+    The tokenizer gives the special tokens and the tokens that begin a word; the seed is that of the
+    cuts and of the order. The corpora of a mixture are drawn by weights or repeats, and each has
+    epochs of its own.
     """
 
     def __init__(

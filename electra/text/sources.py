@@ -133,11 +133,7 @@ def find_sources(
 
     A folder names all files below it, sorted, without hidden and empty files. A pipe is read only
     if it is named itself. A name may be a URL, or datasets:NAME. For the other arguments see
-    `Reader`.
-
-    Raises:
-        UserError: A path names no file, or a named file is not text.
-        OSError: A folder cannot be listed.
+    `Reader`. A folder that cannot be listed is an OSError.
     """
     require(bool(paths), "no text given; name files, folders or globs, or - for standard input")
     check_encoding(encoding)

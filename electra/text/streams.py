@@ -77,9 +77,8 @@ def stamp_of(path: Path) -> tuple[int, int]:
 def unchanged(path: Path, stamp: tuple[int, int] | None = None) -> Iterator[None]:
     """Refuse, at the end, a file on this machine's disk that was changed while it was read.
 
-    Args:
-        path: The file; of what is no regular file nothing is known.
-        stamp: What `stamp_of` said when the file was found; None: what it says now.
+    The stamp is what `stamp_of` said when the file was found; None: what it says now. Of what is no
+    regular file nothing is known.
     """
     if is_url(path) or not path.is_file():
         yield

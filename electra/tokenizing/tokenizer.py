@@ -246,11 +246,8 @@ class Tokenizer:
     def write(self, folder: Path, max_length: int | None = None, has_segments: bool = True) -> None:
         """Write the files of `save` into an existing folder.
 
-        Args:
-            folder: The existing folder.
-            max_length: Tokens of a model's longest row, to which transformers truncates on
-                request; None: the vocabulary is no model's.
-            has_segments: Whether the model reads token_type_ids, which transformers then gives it.
+        To `max_length` tokens, a model's longest row, transformers truncates on request; None: the
+        vocabulary is no model's. With `has_segments` it gives the model token_type_ids.
         """
         settings = describe_for_transformers(self.definition, max_length, has_segments)
         state, written = self.definition.state, self.definition.state

@@ -44,16 +44,9 @@ def joined(
 ) -> Iterator[None]:
     """Join the processes of a machine's step into one group, inside the context.
 
-    They end with torchrun, which started them.
-
-    Args:
-        machine: Device, rank and number of processes.
-        timeout: As TIMEOUT.
-        on_host: Whether the processes tell each other only what the host knows. NCCL then takes no
-            time and no memory.
-
-    Raises:
-        UserError: Another process has ended, so that this one cannot go on.
+    They end with torchrun, which started them; where one has ended before, this one is refused.
+    `on_host` says whether they tell each other only what the host knows. NCCL then takes no time
+    and no memory.
     """
     follow_launcher()
     if machine.num_ranks == 1:
@@ -155,8 +148,7 @@ def from_rank_0(value: Any) -> Any:
 def count_parts(sharding: Literal["none", "full", "hybrid"], machine: Machine) -> int:
     """Return the number of parts into which `train.sharding` divides the model; 1: it is whole.
 
-    Raises:
-        UserError: sharding is hybrid, and the machines have different numbers of processes.
+    With sharding hybrid, machines of different numbers of processes are refused.
     """
     if sharding != "hybrid":
         return machine.num_ranks if sharding == "full" else 1
@@ -229,10 +221,8 @@ def whole(tensor: Tensor) -> Tensor:
 def spread(source: Tensor | None, target: Tensor) -> None:
     """Copy process 0's source into the target of every process, each its part of a divided one.
 
-    Args:
-        source: A whole tensor of the target's shape; None on other processes than 0, or if process
-            0 has the values in its target, which is not divided.
-        target: Where the values go.
+    The source is a whole tensor of the target's shape. None: this is another process, or process 0
+    has the values in its target, which is not divided.
     """
     if hasattr(target, "full_tensor"):
         from torch.distributed.tensor import DTensor, distribute_tensor

@@ -94,16 +94,9 @@ def prepare_machine(
 ) -> Machine:
     """Return the machine, and set this process's threads, memory allocator and kernel cache.
 
-    Under torchrun each process has a CUDA device of its own, or its share of the cores.
-
-    Args:
-        device: auto: cuda if a CUDA device is available, else cpu.
-        precision: auto: bfloat16 if the hardware multiplies bfloat16 natively, else float32.
-        threads: CPU threads; 0: one per available core.
-
-    Raises:
-        UserError: The device is cuda, and no CUDA device is available, or torchrun started more
-            processes than there are devices.
+    Under torchrun each process has a CUDA device of its own, or its share of the cores. A device is
+    "auto" as in `choose_device`; precision is bfloat16 if the hardware multiplies it natively, else
+    float32; 0 threads are one per available core. Missing devices are refused.
     """
     place = find_place()
     chosen = choose_device(device)
@@ -125,11 +118,7 @@ def prepare_machine(
 
 
 def choose_device(name: Literal["auto", "cpu", "cuda"]) -> torch.device:
-    """Return the device; "auto" is cuda if a CUDA device is available, else cpu.
-
-    Raises:
-        UserError: The device is cuda, and no CUDA device is available.
-    """
+    """Return the device; "auto" is cuda if a CUDA device is available, else cpu."""
     has_cuda = torch.cuda.is_available()
     require(
         has_cuda or name != "cuda",
