@@ -5,9 +5,9 @@ import pytest
 from electra.errors import UserError
 
 
-def refuse(words: str, act) -> None:
-    """Check that it is refused in one line with these words."""
+def refuse(words: str, act, /, *given, **named) -> None:
+    """Check that a call is refused in one line with these words."""
     with pytest.raises(UserError) as refusal:
-        act()
+        act(*given, **named)
     assert words in str(refusal.value)
     assert "\n" not in str(refusal.value)

@@ -11,7 +11,6 @@ import pytest
 from refusals import refuse
 
 from electra.config import TokenizerConfig
-from electra.errors import UserError
 from electra.tokenizing.tokenizer import Tokenizer
 
 BERT_VOCAB = Path(__file__).parents[2] / "shared" / "data" / "vocab" / "bert-base-uncased.txt"
@@ -72,8 +71,7 @@ def test_a_small_corpus_gives_what_it_has_and_an_empty_one_is_refused():
     trained = Tokenizer.train(["a b ab ab"], TokenizerConfig(vocab_size=64))
     assert trained.tokens_by_id == (*SPECIAL, "a", "b", "##a", "##b", "ab")
     for texts in ([], ["", " \n "]):
-        with pytest.raises(UserError, match="no text to train"):
-            Tokenizer.train(texts, TokenizerConfig())
+        refuse("no text to train", Tokenizer.train, texts, TokenizerConfig())
 
 
 def test_hostile_training_text():
@@ -177,14 +175,13 @@ def test_refusals(tokenizer, tmp_path):
     for change, message in (
         ({"model": {"type": "Words", "vocab": {}}}, "its model is Words; it must be one of WordP"),
         ({"model": {**bpe, "dropout": 0.1}}, "its ids are drawn at random: the model has dropout"),
-        ({"model": bpe, "added_tokens": []}, r"has no unknown token; \[UNK\] must be in it"),
+        ({"model": bpe, "added_tokens": []}, "has no unknown token; [UNK] must be in it"),
         ({"normalizer": {}}, "not a tokenizer.json"),
         ({"added_tokens": [{}]}, "not a tokenizer.json"),
         ({"normalizer": {**original["normalizer"], "lowercase": 1}}, "lowercase must be true"),
         ({"added_tokens": [new]}, "5 stands twice"),
-        ({"added_tokens": [{"id": 9, "content": "[CLS]"}]}, r"the token '\[CLS\]' has two ids"),
+        ({"added_tokens": [{"id": 9, "content": "[CLS]"}]}, "the token '[CLS]' has two ids"),
     ):
         path.write_text(json.dumps({**original, **change}))
-        with pytest.raises(UserError, match=message):
-            Tokenizer.load(path)
+        refuse(message, Tokenizer.load, path)
     assert {entry.name for entry in tmp_path.iterdir()} == {"t", "vocab.txt", "tokenizer.json"}

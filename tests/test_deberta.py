@@ -14,7 +14,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from electra.checkpoints.checkpoint import load_parameters
 from electra.checkpoints.folder import read_pretrained
-from electra.errors import UserError
 from electra.interop.export import export
 from electra.interop.importing import import_model
 from electra.model.deberta import DisentangledLayer, find_rows
@@ -255,8 +254,7 @@ def test_an_encoder_without_heads_takes_those_of_the_generator(
         assert not model.kept.config.enhanced_decoder
         assert_begins_with(model.networks["generator"], read_pretrained(source).generator)
         says = f"it has published_heads {has_decoder}, not {not has_decoder}, enhanced_decoder"
-        with pytest.raises(UserError, match=says):
-            begin(config, toy_shards, place, heads)
+        refuse(says, begin, config, toy_shards, place, heads)
     other = [f"generator.start_folder={plain / 'generator'}", "generator.start=folder"]
     refuse("it has published_heads", lambda: begin(config, toy_shards, folder / "hf", *other))
 

@@ -179,8 +179,7 @@ def test_a_row_that_does_not_fit_is_to_be_recomputed(monkeypatch):
         monkeypatch.setattr(memory, "free_memory", lambda device: num_bytes - weights)
 
     let_free(4 * weights + row / 2)  # weights, gradients and Adam's two moments are four of them
-    with pytest.raises(UserError, match=r"set train\.recompute_activations=true, or choose"):
-        require_memory(model, config, Machine())
+    refuse("set train.recompute_activations=true, or", require_memory, model, config, Machine())
     with pytest.raises(UserError, match=r"set train\.accumulation=\d;"):
         require_memory(recomputing, override(config, [RECOMPUTE]), Machine())
     settings = [RECOMPUTE, "train.accumulation=8"]

@@ -50,8 +50,7 @@ def test_json_with_a_mark_or_a_key_twice_with_one_value_is_read(tmp_path):
 def test_a_pipe_in_place_of_a_file_is_refused(tmp_path):
     os.mkfifo(tmp_path / "config.json")
     for path in (tmp_path / "config.json", Path("/dev/zero")):
-        with pytest.raises(UserError, match=f"{path} is not a regular file"):
-            read_object(path)
+        refuse(f"{path} is not a regular file", read_object, path)
 
 
 def test_a_pipe_is_not_replaced_by_a_file(tmp_path):

@@ -20,7 +20,6 @@ from tasks import ignore, small_finetune, write_files
 
 from electra.checkpoints.folder import read_finetuned, read_model
 from electra.checkpoints.names import expand_classifier
-from electra.errors import UserError
 from electra.files import write_json
 from electra.finetuning.loop import finetune
 from electra.finetuning.network import load_network
@@ -387,8 +386,7 @@ def test_files_that_do_not_fit_are_refused_in_one_line(
 
 def test_folders_that_are_no_finished_fine_tuning_are_refused(runs, start, tmp_path):
     for folder in (tmp_path, start, tmp_path / "nowhere"):
-        with pytest.raises(UserError, match="is not a finished folder of `electra finetune`"):
-            read_finetuned(folder)
+        refuse("is not a finished folder of `electra finetune`", read_finetuned, folder)
     refuse("texts has no seed 7; choose from 0, 1", lambda: read_finetuned(runs / "texts", 7))
     (tmp_path / "config.json").write_text((runs / "texts" / "config.json").read_text())
     refuse("and a results.json", lambda: read_finetuned(tmp_path))
@@ -404,8 +402,7 @@ def test_a_flipped_bit_in_a_fine_tuned_model_is_refused(runs, tmp_path, name):
     path = run / "seed-0" / "model" / name
     flip_bit(path)
     for read in (lambda run: read_finetuned(run).tokenizer, read_model):
-        with pytest.raises(UserError, match=f"{path} is damaged: it does not match its sha256 in"):
-            read(run)
+        refuse(f"{path} is damaged: it does not match its sha256 in", read, run)
     (path.parent / "electra.json").unlink()  # of an older electra
     path.write_bytes((runs / "tags" / "seed-0" / "model" / name).read_bytes())
     assert predict(run, runs / "tags-data" / "dev.conll").records

@@ -7,6 +7,7 @@ import shutil
 import pytest
 import torch
 from networks import assert_same_tensors
+from refusals import refuse
 from safetensors.torch import load_file
 from tasks import ignore
 
@@ -119,22 +120,17 @@ def test_tokens_that_the_first_task_lacked_are_handed_on_as_they_were(first, sta
 
 
 def test_folders_that_cannot_be_started_from_are_refused(first, start, toy_question, tmp_path):
-    def refuse(folder, message):
-        with pytest.raises(UserError, match=message) as refusal:
-            read_model(folder)
-        assert "\n" not in str(refusal.value)
-
     half = tmp_path / "half.incomplete"
     shutil.copytree(first, half)
     (half / "results.json").unlink()
-    refuse(half, "half.incomplete is not a finished folder of `electra finetune`")
+    refuse("half.incomplete is not a finished folder of `electra finetune`", read_model, half)
     (half / "results.json").write_text("{")
-    refuse(half, "results.json, line 1: not valid JSON")
+    refuse("results.json, line 1: not valid JSON", read_model, half)
     write_json(half / "results.json", {"metric": "f1", "seeds": {"0": {"scores": {}}}})
-    refuse(half, "half.incomplete is not a folder that `electra finetune` wrote: it lacks")
+    refuse("is not a folder that `electra finetune` wrote: it lacks", read_model, half)
     out = tmp_path / "search"
     combinations = combine(CONFIG, [], ["learning_rate=1e-3,2e-3"])
     arguments = start, "own", toy_question, out
     best = search(*arguments, combinations, seeds=1, progress=ignore)["best"]
-    refuse(out, f"holds several fine-tunings; take one of them: {out}/{best}")
+    refuse(f"holds several fine-tunings; take one of them: {out}/{best}", read_model, out)
     assert read_model(out / best).source == f"{out}/{best} at seed 0, fine-tuned on own"

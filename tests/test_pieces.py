@@ -308,8 +308,7 @@ def test_repeats_are_passes(corpora):
 def test_refusals_of_mixtures(corpora, toy_shards, tables, message):
     text = "".join(f"[[corpus]]\n{table}\n" for table in tables).replace("{toy}", str(toy_shards))
     (corpora / "bad.toml").write_text(text)
-    with pytest.raises(UserError, match=message):
-        make_examples(corpora / "bad.toml")
+    refuse(message, make_examples, corpora / "bad.toml")
 
 
 def test_a_run_on_a_mixture_tells_its_epochs(corpora, toy_config, tmp_path):

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from networks import assert_same_tensors
+from refusals import refuse
 from runs import (
     assert_same_end,
     final_tensors,
@@ -111,7 +112,7 @@ def test_a_run_is_not_continued_as_another(stopped, toy_shards, toy_config, sett
     [
         (["train.steps=3"], "train.steps=12, not 3: a run can be made longer, not shorter"),
         (["model.hidden_size=64"], "model.hidden_size=128, not 64"),
-        ([], r"and \d+ more differ: the run would be neither"),
+        ([], "more differ: the run would be neither"),
     ],
 )
 def test_the_command_says_which_settings_differ(stopped, toy_config, settings, says):
@@ -119,8 +120,7 @@ def test_the_command_says_which_settings_differ(stopped, toy_config, settings, s
     values = flatten(to_dict(toy_config))
     begun = [f"{name}={value}" for name, value in values if value is not None] if settings else []
     given = {each.partition("=")[0]: each for each in (*begun, *settings)}
-    with pytest.raises(UserError, match=says):
-        resolve("tiny", None, list(given.values()), run=stopped)
+    refuse(says, lambda: resolve("tiny", None, list(given.values()), run=stopped))
 
 
 def test_a_run_is_not_continued_on_other_shards(stopped, toy_shards, toy_config, tmp_path):

@@ -595,8 +595,7 @@ def test_files_without_their_markers_are_left_alone(run_folder, readme, name, te
     paths = {"README.md": readme, "results/README.md": readme.parent / "results" / "README.md"}
     paths[name].write_text(text)
     before = [path.read_text() for path in paths.values()]
-    with pytest.raises(UserError, match=rf"{name} must have"):
-        update_readme(readme, run_folder.parent)
+    refuse(f"{name} must have", update_readme, readme, run_folder.parent)
     assert [path.read_text() for path in paths.values()] == before
     assert not (readme.parent / "docs" / "results.svg").exists()
 

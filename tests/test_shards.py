@@ -448,8 +448,7 @@ def test_a_second_preparation_leaves_the_first_alone(tokenizer, text_file, tmp_p
     def again(*state):
         if not refused:
             for changed in (config(task_bytes=3000), config(seed=1)):
-                with pytest.raises(UserError, match=r"out\.incomplete is in use by process"):
-                    prepare(*arguments[:3], changed)
+                refuse("out.incomplete is in use by process", prepare, *arguments[:3], changed)
             refused.append((tmp_path / "out.incomplete" / UNFINISHED).exists())
 
     prepare(*arguments, again)
@@ -500,8 +499,7 @@ def test_refusals_leave_nothing(tokenizer, tmp_path, name, content, changes, mes
     path = tmp_path / name
     if content:
         path.write_text(content)
-    with pytest.raises(UserError, match=message):
-        prepare([str(path)], tokenizer, tmp_path / "out", config(**changes))
+    refuse(message, lambda: prepare([str(path)], tokenizer, tmp_path / "out", config(**changes)))
     assert not list(tmp_path.glob("out*"))
 
 
@@ -528,8 +526,7 @@ def test_damage_is_refused_by_name(tokenizer, text_file, tmp_path):
         path.write_bytes(bytes(flipped))
         open_shards(whole, verify=False)  # of several processes one reads every byte
         path.unlink()
-        with pytest.raises(UserError, match=f"{name} is missing"):
-            open_shards(whole)
+        refuse(f"{name} is missing", open_shards, whole)
         path.write_bytes(content)
     open_shards(whole)
 
@@ -575,8 +572,7 @@ def test_foreign_folders_are_refused(tokenizer, text_file, tmp_path):
         (json.dumps(without_shards), "is damaged: no shard of part heldout"),
     ):
         (out / "manifest.json").write_text(content)
-        with pytest.raises(UserError, match=message):
-            open_shards(out)
+        refuse(message, open_shards, out)
     (out / "manifest.json").write_text(original)
     shutil.rmtree(out / "tokenizer")
     refuse("no tokenizer at", lambda: open_shards(out))

@@ -268,8 +268,7 @@ def test_an_interrupted_upload_goes_on(local, memory, tokenizer, tmp_path, monke
 
     monkeypatch.setattr(preparation, "send", stop)
     for _ in range(2):
-        with pytest.raises(UserError, match="the connection is lost"):
-            prepare([str(path)], tokenizer, "memory://out", SETTINGS)
+        refuse("the connection is lost", prepare, [str(path)], tokenizer, "memory://out", SETTINGS)
         sent.clear()
     assert (tmp_path / "out.incomplete").is_dir()
     assert "manifest.json" not in files_of(memory, "out")

@@ -82,8 +82,7 @@ def test_a_cut_off_file_is_refused_by_name(tmp_path, kind, suffix):
         pytest.skip("plain text does not tell its end")
     for size in (path.stat().st_size - 3, path.stat().st_size // 2):
         path.write_bytes(path.read_bytes()[:size])
-        with pytest.raises(UserError, match=rf"corpus{kind}{suffix} is damaged or cut off"):
-            read(path)
+        refuse(f"corpus{kind}{suffix} is damaged or cut off", read, path)
 
 
 @pytest.mark.parametrize(
@@ -268,23 +267,22 @@ def test_zstd_frames_one_after_another(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl", b'{"text": "x"}\n{"body": 1, "id": 2}', r"line 2: no column 'text'; choose from body, id"),  # noqa: E501
-        ("a.jsonl", b'{"text": 3}', r"a\.jsonl, line 1: 'text' must hold text, not int"),
-        ("a.jsonl", b"[1]", r"a\.jsonl, line 1: must be a JSON object, not \[1\]"),
-        ("a.jsonl", b'{"text": ', r"a\.jsonl, line 1: not valid JSON"),
-        ("a.jsonl", b"[" * 100_000, r"a\.jsonl, line 1: JSON that is nested too deeply"),
-        ("a.txt", "text".encode("utf-16"), r"a\.txt is UTF-16; read it with --set encoding"),
-        ("a.txt.gz", b"no gzip", r"a\.txt\.gz is damaged or cut off"),
-        ("a.txt.xz", b"no xz at all", r"a\.txt\.xz is damaged or cut off"),
-        ("a.txt.zst", b"no zstd", r"a\.txt\.zst is damaged or cut off"),
-        ("a.parquet", b"no parquet", r"a\.parquet is damaged or cut off"),
+        ("a.jsonl", b'{"text": "x"}\n{"body": 1, "id": 2}', "line 2: no column 'text'; choose from body, id"),  # noqa: E501
+        ("a.jsonl", b'{"text": 3}', "a.jsonl, line 1: 'text' must hold text, not int"),
+        ("a.jsonl", b"[1]", "a.jsonl, line 1: must be a JSON object, not [1]"),
+        ("a.jsonl", b'{"text": ', "a.jsonl, line 1: not valid JSON"),
+        ("a.jsonl", b"[" * 100_000, "a.jsonl, line 1: JSON that is nested too deeply"),
+        ("a.txt", "text".encode("utf-16"), "a.txt is UTF-16; read it with --set encoding"),
+        ("a.txt.gz", b"no gzip", "a.txt.gz is damaged or cut off"),
+        ("a.txt.xz", b"no xz at all", "a.txt.xz is damaged or cut off"),
+        ("a.txt.zst", b"no zstd", "a.txt.zst is damaged or cut off"),
+        ("a.parquet", b"no parquet", "a.parquet is damaged or cut off"),
     ],
 )  # fmt: skip
 def test_refusals(tmp_path, name, content, message):
     path = tmp_path / name
     path.write_bytes(content)
-    with pytest.raises(UserError, match=message):
-        read(path)
+    refuse(message, read, path)
 
 
 @pytest.mark.parametrize(
@@ -293,8 +291,7 @@ def test_refusals(tmp_path, name, content, message):
 )
 def test_parquet_columns_are_checked(tmp_path, field, message):
     pytest.importorskip("pyarrow")
-    with pytest.raises(UserError, match=message):
-        read(write_format(tmp_path, ".parquet"), text_field=field)
+    refuse(message, lambda: read(write_format(tmp_path, ".parquet"), text_field=field))
 
 
 def test_find_sources(tmp_path):
@@ -342,8 +339,7 @@ def test_what_is_not_text_is_skipped_and_named(tmp_path):
     }  # fmt: skip
     for name, (content, kind) in hostile.items():
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(UserError, match=re.escape(f"{name} is not text: {kind}")):
-            find_sources([str(tmp_path / name)])
+        refuse(f"{name} is not text: {kind}", find_sources, [str(tmp_path / name)])
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "self").symlink_to(tmp_path)
     (tmp_path / "gone.txt").symlink_to(tmp_path / "nothing.txt")

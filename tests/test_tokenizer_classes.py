@@ -271,8 +271,7 @@ def test_vocab_json_and_merges(tmp_path, begins):
 def test_folders_that_are_refused(tmp_path, spm, settings, config, message):
     write_folder(tmp_path, config, **settings)
     (tmp_path / "a.model").write_bytes(spm["plain"])
-    with pytest.raises(UserError, match=message):
-        Tokenizer.load(tmp_path)
+    refuse(message, Tokenizer.load, tmp_path)
 
 
 def test_added_pieces_stand_behind_the_model(tmp_path, spm):
@@ -367,8 +366,7 @@ def test_a_text_that_stops_the_library_is_refused(tmp_path, capfd):
     with pytest.warns(UserWarning, match="special tokens added"):
         loaded = Tokenizer.load(tmp_path)
     for encode in (loaded.encode, loaded.encode_with_offsets):
-        with pytest.raises(UserError, match="the tokenizer cannot encode this text"):
-            encode("b" * 99 + "!")
+        refuse("the tokenizer cannot encode this text", encode, "b" * 99 + "!")
 
 
 @pytest.mark.parametrize(
@@ -389,5 +387,4 @@ def test_a_text_that_stops_the_library_is_refused(tmp_path, capfd):
 )
 def test_a_doubled_token_is_named(tmp_path, name, content, message):
     (tmp_path / name).write_text(content, encoding="utf-8")
-    with pytest.raises(UserError, match=message):
-        Tokenizer.load(tmp_path / name)
+    refuse(message, Tokenizer.load, tmp_path / name)
