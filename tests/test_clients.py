@@ -32,6 +32,7 @@ from tools import clients
 from tools.clients import BODIES, CLIENTS, NODE, OWN, Environment
 
 TEXTS = ("the queen sold a boat .", "my neighbour", "the old sailor painted the castle today .")
+PAIRS = ((TEXTS[0], TEXTS[1]), (TEXTS[1], TEXTS[0]))
 MASKED = ("the [MASK] sold a boat .", "my neighbour [MASK] the castle .")
 WRITER = Environment(("gguf==0.19.0",))
 PIP = ["-m", "pip", "install", "--no-deps", "--retries", "1", "--target"]
@@ -99,18 +100,23 @@ def write_start(folder, body, tokenizer, embedding_size=32):
 def folders(toy_text, toy_question, toy_tokenizer, tmp_path_factory):
     """Of each body a start, tuned, and what was exported of both."""
     top = tmp_path_factory.mktemp("folders")
+    (top / "pairs").mkdir()
+    for split in ("train", "dev"):
+        rows = (toy_question / f"{split}.tsv").read_text().splitlines()[1:]
+        lines = ["text_a\ttext_b\tlabel", *(f"a boat .\t{row}" for row in rows)]
+        (top / "pairs" / f"{split}.tsv").write_text("\n".join(lines))
     for body in BODIES:
-        names = ("start", "tuned", "encoder/exported", "classifier/exported")
-        start, tuned, encoder, classifier = (top / body / name for name in names)
+        start, encoder = top / body / "start", top / body / "encoder/exported"
         write_start(start, body, toy_tokenizer)
         settings = ["epochs=1", "reseeds=0", "threads=1", "precision=float32", "learning_rate=1e-3"]
         settings += [f"pooling={'mean' if body == 'modernbert' else 'cls'}", "sequence_length=24"]
-        words = ["finetune", start, "--task", "own", "--data", toy_question, "--seeds", "1"]
-        for command in (
-            [*words, "--out", tuned, "--set", *settings],
-            ["export", start, "--onnx", "--int8", toy_text, "--out", encoder],
-            ["export", tuned, "--onnx", "--out", classifier],
-        ):
+        words = ["finetune", start, "--task", "own", "--seeds", "1", "--set", *settings, "--data"]
+        commands = [["export", start, "--onnx", "--int8", toy_text, "--out", encoder]]
+        for name, data in (("classifier", toy_question), ("pairs", top / "pairs")):
+            tuned = top / body / name / "tuned"
+            commands.append([*words, data, "--out", tuned])
+            commands.append(["export", tuned, "--onnx", "--out", tuned.with_name("exported")])
+        for command in commands:
             main([*map(str, command)])
         if body != "deberta-v2":
             gguf = top / body / "gguf"
@@ -155,7 +161,7 @@ def ask(environment, cases, folders, top):
     jobs = []
     for client, body in cases:
         folder = "encoder" if client.folder == "generator" else client.folder
-        texts = MASKED if client.folder == "generator" else TEXTS
+        texts = {"generator": MASKED, "pairs": PAIRS}.get(client.folder, TEXTS)
         jobs.append((str(folders / body / folder), client.code, texts))
     settings = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     settings["PYTHONPATH"] = str(place or "")
@@ -193,9 +199,12 @@ def test_clients_answer_as_we_do(environment, folders, tmp_path):
             ours = electra.embed(model, TEXTS)
             assert np.abs(ours).mean() > 0.1
             assert np.array(means) == pytest.approx(ours, **exact), where
-        elif client.folder == "classifier":
+        elif client.folder in ("classifier", "pairs"):
             records = [{"text": text} for text in TEXTS]
-            expected = electra.predict(electra.load(folders / body / "tuned"), records)
+            if client.folder == "pairs":
+                records = [{"text_a": one, "text_b": other} for one, other in PAIRS]
+            tuned = electra.load(folders / body / client.folder / "tuned")
+            expected = electra.predict(tuned, records)
             for row, ours in zip(found, expected, strict=True):
                 theirs = {f"prob_{each['label']}": each["score"] for each in row}
                 assert len(theirs) == 2

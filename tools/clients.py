@@ -18,6 +18,7 @@ BODIES = {"electra": "ELECTRA", "modernbert": "ModernBERT", "deberta-v2": "DeBER
 HEADS = {
     "encoder": "embedding (mean of the states)",
     "classifier": "classifier of texts",
+    "pairs": "classifier of pairs of texts",
     "generator": "masked tokens (generator)",
     "gguf": "embedding (of `--as gguf`)",
 }
@@ -68,9 +69,9 @@ class Client(NamedTuple):
     """As pinned; of the project's own environment, the major version."""
     environment: Environment
     folder: str
-    """encoder, classifier, generator or gguf."""
+    """encoder, classifier, pairs, generator or gguf."""
     code: str
-    """Lines that load the folder `exported` and answer `texts`."""
+    """Lines that load the folder `exported` and answer `texts`, of pairs a list of them."""
     bodies: tuple[str, ...] = tuple(BODIES)
     tolerance: float = EXACT
 
@@ -81,6 +82,13 @@ answer = [states[0] for states in extract(texts)]  # of each token"""
 CLASSIFY = """from transformers import pipeline
 classify = pipeline("text-classification", model="exported", top_k=None)
 answer = classify(texts)"""
+CROSS = """from sentence_transformers import CrossEncoder
+model = CrossEncoder("exported")
+labels = model.config.id2label.values()
+rows = model.predict(texts, apply_softmax=True).tolist()
+answer = [
+    [{"label": label, "score": score} for label, score in zip(labels, row)] for row in rows
+]"""
 FILL = """from transformers import pipeline
 fill = pipeline("fill-mask", model="exported/generator")
 answer = fill(texts)"""
@@ -145,6 +153,7 @@ CLIENTS = (
     Client("transformers", "4.57.6", OLDER, "encoder", EXTRACT),
     Client("transformers", "4.57.6", OLDER, "classifier", CLASSIFY),
     Client("sentence-transformers", "6", OWN, "encoder", SENTENCES),
+    Client("sentence-transformers, CrossEncoder", "6", OWN, "pairs", CROSS),
     Client(
         *("sentence-transformers, ONNX", "5.6.1", OLDER, "encoder"),
         SENTENCES.replace('"exported"', '"exported", backend="onnx"'),
@@ -270,6 +279,9 @@ def write_page() -> str:
         "A version without a point is the major version in this project's own environment. The",
         "classifiers are those that transformers has a class for: ELECTRA and DeBERTa with",
         "`pooling=cls`, ModernBERT with `pooling=mean` ([ARTEFACTS.md](ARTEFACTS.md)).",
+        "",
+        "`hf upload NAME exported`, a command of huggingface_hub, publishes the folder. The tests do",
+        "not run it: it has no server of its own to try.",
         "",
         "## What does not work",
         "",
