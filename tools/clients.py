@@ -84,11 +84,9 @@ classify = pipeline("text-classification", model="exported", top_k=None)
 answer = classify(texts)"""
 CROSS = """from sentence_transformers import CrossEncoder
 model = CrossEncoder("exported")
-labels = model.config.id2label.values()
+names = model.config.id2label.values()
 rows = model.predict(texts, apply_softmax=True).tolist()
-answer = [
-    [{"label": label, "score": score} for label, score in zip(labels, row)] for row in rows
-]"""
+answer = [[{"label": name, "score": each} for name, each in zip(names, row)] for row in rows]"""
 FILL = """from transformers import pipeline
 fill = pipeline("fill-mask", model="exported/generator")
 answer = fill(texts)"""
