@@ -155,6 +155,12 @@ def test_a_signal_saves_and_the_run_goes_on(finished, toy_shards, toy_config, tm
     assert_same_end(finished, tmp_path / "run")
 
 
+def test_a_signal_in_the_last_evaluation_stops_what_follows(toy_shards, toy_config, tmp_path):
+    with pytest.raises(Interrupted, match="stopped at step 12;"):
+        pretrain(toy_shards, tmp_path / "run", toy_config, send_at(12, signal.SIGINT))
+    assert (tmp_path / "run" / "results.json").exists()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_second_signal_acts_at_once(number):
     def refuse(number, frame):

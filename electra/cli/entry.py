@@ -170,7 +170,8 @@ def _run(given: Sequence[str]) -> int:
         print_error(str(error))
         return 2
     except Interrupted as stop:
-        goes_on = words[0] == "pretrain"  # a quickstart, which has more to do, has said how
+        # A quickstart, which has more to do, has said how it goes on.
+        goes_on = words[0] == "pretrain" and not (stop.run / "results.json").exists()
         print_done(str(stop), command("pretrain", "--resume", stop.run) if goes_on else "")
         return 0 if stop.in_time else 130
     except KeyboardInterrupt:

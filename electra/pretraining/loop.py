@@ -354,6 +354,8 @@ def _train(
                 raise Interrupted(run, number + 1, in_time=due.end == "time")
     with gathered(step.model):
         results: dict[str, Any] = from_rank_0(session.journal.write_results(session.window.totals))
+    if any_rank(session.requests.stops)[0]:  # in the last evaluation: nothing else begins
+        raise Interrupted(run, step.config.train.steps)
     return results
 
 
