@@ -1,5 +1,6 @@
 """What leaves for others: a report, and the model for other programs."""
 
+import json
 import shlex
 from contextlib import nullcontext
 from pathlib import Path
@@ -163,13 +164,14 @@ def _print_export(
     from electra.interop.gguf import GGUF_FILE
 
     wrote, loads = f"{source} as {architecture}", f"transformers import {architecture} as Model; "
-    loads += f"Model.from_pretrained('{out}')"
+    name = json.dumps(str(out), ensure_ascii=False)  # a word of the shell has the other quotes
+    loads += f"Model.from_pretrained({name})"
     if similarity:
         best, last = similarity.best, similarity.last
         wrote = f"layer {best.layer}, {best.pooling}, with Spearman {best.spearman:.3f}; "
         wrote += f"the last of {last.layer} layers has {last.spearman:.3f}"
-        loads = f"sentence_transformers import SentenceTransformer as Model; Model('{out}')"
-    following = f'python -c "from {loads}"'
+        loads = f"sentence_transformers import SentenceTransformer as Model; Model({name})"
+    following = shlex.join(("python", "-c", f"from {loads}"))
     generator = f" and {out / 'generator'}" if (out / "generator").is_dir() else ""
     heads = [name for name in (HEAD_FILE, DISCRIMINATOR_FILE) if (out / name).is_file()]
     beside = "".join(f", with its head in {name}" for name in heads)
