@@ -63,7 +63,7 @@ from electra.method.registry import sketch_objective
 from electra.model.batch import Batch, find_real
 from electra.presets import FINETUNE_PRESETS, PRESETS
 from electra.pretraining.acceleration import prepare_step
-from electra.pretraining.evaluation import compute_heldout, heldout_batches
+from electra.pretraining.evaluation import heldout_batches, split_heldout
 from electra.pretraining.loop import pretrain, resume
 from electra.pretraining.plan import make_rows
 from electra.pretraining.start import build_model, fit_to_shards
@@ -234,9 +234,10 @@ def corrupt(model: Objective, batches: Sequence[Batch]) -> list[Tensor]:
     """Return the ids of rows with the tokens that a model's generator replaces."""
     rows = []
     for number, batch in enumerate(batches):
-        for output in compute_heldout(model, batch, number, 32):
-            assert output.judgement
-            rows.append(output.judgement.corrupt_ids_BL)
+        for parts in split_heldout(model, batch, number, 32):
+            judgement = model(*parts).judgement
+            assert judgement
+            rows.append(judgement.corrupt_ids_BL)
     return rows
 
 

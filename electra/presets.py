@@ -109,15 +109,14 @@ def improve(config: PretrainConfig, layers_fraction: float = 0.25) -> PretrainCo
 
 _TINY = TrainConfig(steps=6500, batch_size=64, evaluate_every=500, save_every=500)
 _MINI = TrainConfig(steps=5000, batch_size=32, evaluate_every=500, save_every=250)
+_SMALL = TrainConfig(steps=1_000_000, batch_size=128)
+_SHALLOW = GeneratorConfig(hidden_fraction=1.0, layers_fraction=0.25)
 _PAPER: Mapping[str, PretrainConfig] = {
     # Not in the paper: sizes that two laptop cores can train, in minutes or in hours, with Small's
     # settings.
     "tiny": PretrainConfig(model=encoder_sizes(128, 4, 128), train=_TINY),
     "mini": PretrainConfig(model=encoder_sizes(256, 4, 128), train=_MINI),
-    "small": PretrainConfig(
-        model=encoder_sizes(256, 12, 128),
-        train=TrainConfig(steps=1_000_000, batch_size=128),
-    ),
+    "small": PretrainConfig(model=encoder_sizes(256, 12, 128), train=_SMALL),
     "base": PretrainConfig(
         model=encoder_sizes(768, 12, 768),
         generator=GeneratorConfig(hidden_fraction=1 / 3),
@@ -135,23 +134,11 @@ _PAPER: Mapping[str, PretrainConfig] = {
     # Not in the paper: ModernBERT's layers with the settings of Small. Without a layer between
     # embeddings and hidden states, a generator with the model's embeddings is as wide as the model;
     # it has a quarter of the layers.
-    "modern-tiny": PretrainConfig(
-        model=modern_sizes(128, 6),
-        generator=GeneratorConfig(hidden_fraction=1.0, layers_fraction=0.25),
-        train=_TINY,
-    ),
+    "modern-tiny": PretrainConfig(model=modern_sizes(128, 6), generator=_SHALLOW, train=_TINY),
     # The body of Ettin's 17M.
-    "modern-mini": PretrainConfig(
-        model=modern_sizes(256, 7),
-        generator=GeneratorConfig(hidden_fraction=1.0, layers_fraction=0.25),
-        train=TrainConfig(steps=1_000_000, batch_size=128),
-    ),
+    "modern-mini": PretrainConfig(model=modern_sizes(256, 7), generator=_SHALLOW, train=_SMALL),
     # Layers as wide as those of Small, and more of them: 82 MFLOP a token, to 70 of Small.
-    "modern-small": PretrainConfig(
-        model=modern_sizes(256, 16),
-        generator=GeneratorConfig(hidden_fraction=1.0, layers_fraction=0.25),
-        train=TrainConfig(steps=1_000_000, batch_size=128),
-    ),
+    "modern-small": PretrainConfig(model=modern_sizes(256, 16), generator=_SHALLOW, train=_SMALL),
     # DeBERTaV3's sizes; the script only continues small, which has the settings of xsmall here.
     "deberta-v3-xsmall": _deberta(384, 12, 3e-4, 64),
     "deberta-v3-small": _deberta(768, 6, 3e-4, 64),

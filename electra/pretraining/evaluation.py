@@ -12,7 +12,7 @@ tokens are replaced once, before the discriminator's first step, and kept in the
 """
 
 from collections.abc import Iterator
-from itertools import islice
+from itertools import islice, starmap
 from pathlib import Path
 from typing import Any
 
@@ -67,24 +67,16 @@ def evaluate(model: Objective, batches: list[Batch], micro_batch_size: int) -> d
     model.eval()
     measures = Measures(model.loss_weights)
     for number, batch in enumerate(batches):
-        for output in compute_heldout(model, batch, number, micro_batch_size):
-            measures.add(output)
+        for parts in split_heldout(model, batch, number, micro_batch_size):
+            measures.add(model(*parts))
     model.train()
     return measures.record()
 
 
-def compute_heldout(
-    model: Objective, batch: Batch, number: int, micro_batch_size: int
-) -> Iterator[Output]:
-    """Yield the output of each micro-batch of the held-out batch with this number."""
-    for parts in _split(model, batch, number, micro_batch_size):
-        yield model(*parts)
-
-
-def _split(
+def split_heldout(
     model: Objective, batch: Batch, number: int, micro_batch_size: int
 ) -> Iterator[tuple[Batch, Draw, Counts]]:
-    """Yield the micro-batches of a held-out batch, with their draw and the counts of the batch."""
+    """Yield a held-out batch's micro-batches, with their draw and the counts of the batch."""
     device = next(model.parameters()).device
     rng = torch.Generator(device).manual_seed(step_seed(0, "heldout", number))
     batch = batch.to(device)
@@ -105,8 +97,8 @@ def view_rows(
     objective has no discriminator.
     """
     model.eval()
-    outputs = compute_heldout(model, batch, 0, micro_batch_size)
-    enough = islice(outputs, -(-NUM_SAMPLES // micro_batch_size))
+    parts = split_heldout(model, batch, 0, micro_batch_size)
+    enough = islice(starmap(model, parts), -(-NUM_SAMPLES // micro_batch_size))
     judgements = [output.judgement for output in enough if output.judgement]
     rows: list[list[dict[str, Any]]] = []
     if not judgements:
@@ -189,7 +181,7 @@ class DomainLosses:
         for name, batches in self.batches.items():
             for number, batch in enumerate(batches):
                 parts = []
-                for rows, draw, counts in _split(model, batch, number, self.step.micro_rows):
+                for rows, draw, counts in split_heldout(model, batch, number, self.step.micro_rows):
                     prediction, _ = predict_masked(generator, masking, rows, draw, counts)
                     ids_BL = masking.corrupt(rows.input_ids_BL, draw, prediction.sampled)
                     parts.append(ids_BL.to("cpu", torch.int32))
@@ -205,7 +197,7 @@ class DomainLosses:
         for number, batch in enumerate(self.batches[name]):
             parts = self.corrupt_ids[f"{name}/{number}"].split(size)
             for ids_BL, (rows, draw, counts) in zip(
-                parts, _split(model, batch, number, size), strict=True
+                parts, split_heldout(model, batch, number, size), strict=True
             ):
                 corrupt_BL = ids_BL.to(rows.input_ids_BL.device, torch.int64)
                 loss, judgement = model.judge(corrupt_BL, rows, draw, counts)

@@ -373,42 +373,29 @@ def _plan_comparisons(
 def compare(comparisons: Sequence[Comparison], num_workers: int) -> list[Finetuning]:
     """Run all comparisons, some at a time, and return the best fine-tuning of each."""
     total = sum(each.runs for each in comparisons)
-    left = [each for each in comparisons if not each.out.exists()]
-    with Progress("fine-tuning", unit="runs") as progress:
-
-        def show(record: object = None) -> None:
-            progress.update(sum(each.count_done() for each in comparisons), total)
-
-        if num_workers == 1:
-            for each in left:
-                each.search(progress=show)
-        else:
-            _compare_in_workers(left, num_workers, show)
-        show()
-    found = []
-    for each in comparisons:
-        best = read_object(each.out / "results.json")["best"]
-        found.append(read_finetuning(each.out / best / "results.json"))
-    return found
-
-
-def _compare_in_workers(
-    comparisons: Sequence[Comparison], num_workers: int, show: Callable[[], None]
-) -> None:
     # A forked process can hang if its parent had threads, as torch has.
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(num_workers, spawn, follow_parent) as pool:
-        left = {pool.submit(each.search, progress=ignore) for each in comparisons}
+    with (
+        Progress("fine-tuning", unit="runs") as progress,
+        ProcessPoolExecutor(num_workers, spawn, follow_parent) as pool,
+    ):
+        begun = [each for each in comparisons if not each.out.exists()]
+        left = {pool.submit(each.search, progress=ignore) for each in begun}
         try:
             while left:
                 finished, left = wait(left, REFRESH_SECONDS, FIRST_EXCEPTION)
-                show()
+                progress.update(sum(each.count_done() for each in comparisons), total)
                 for future in finished:
                     future.result()
         except BaseException:  # the pool would wait for the comparisons to finish
             for worker in multiprocessing.active_children():
                 worker.terminate()
             raise
+    found = []
+    for each in comparisons:
+        best = read_object(each.out / "results.json")["best"]
+        found.append(read_finetuning(each.out / best / "results.json"))
+    return found
 
 
 def _report(
