@@ -15,6 +15,12 @@ def run_command(capsys, *words):
     return status, *capsys.readouterr()
 
 
+def succeed(capsys, *words):
+    """Run a command that must succeed; return its output, `out` and `err`."""
+    main([str(word) for word in words])
+    return capsys.readouterr()
+
+
 def refuse_command(words, capsys, *command):
     """Check that a command is refused with these words, whatever it says before."""
     status, _, err = run_command(capsys, *command)

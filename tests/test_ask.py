@@ -7,10 +7,9 @@ import sys
 
 import pytest
 import torch
-from commands import refuse_command
+from commands import refuse_command, succeed
 from refusals import refuse
 
-from electra.cli import main
 from electra.inference.ask import detect, fill, load_asked
 from electra.inference.embed import embed
 from electra.inference.figure_2 import draw_picture
@@ -116,21 +115,19 @@ def test_an_answer_that_is_no_number_is_refused(run, value):
 
 
 def test_both_verbs_print_text_or_json(run, tmp_path, capsys, monkeypatch):
-    main(["detect", str(run), "the cat sat", "--threshold", "0"])
-    printed = capsys.readouterr().out
+    printed = succeed(capsys, "detect", run, "the cat sat", "--threshold", "0").out
     assert printed.startswith("[the ")
     assert "least trusted: " in printed
     path = tmp_path / "texts.txt"
     path.write_text("the cat\n\na mat\n")
-    main(["detect", str(run), "--input", str(path), "--json"])
-    answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    printed = succeed(capsys, "detect", run, "--input", path, "--json").out
+    answers = [json.loads(line) for line in printed.splitlines()]
     assert [answer["text"] for answer in answers] == ["the cat", "a mat"]
     assert [word["text"] for word in answers[0]["words"]] == ["the", "cat"]
-    main(["fill", str(run), "the [MASK] sat", "--top", "2"])
-    assert len(capsys.readouterr().out.splitlines()) == 4
+    assert len(succeed(capsys, "fill", run, "the [MASK] sat", "--top", "2").out.splitlines()) == 4
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"[MASK] sat\n")))
-    main(["fill", str(run), "--input", "-", "--top", "1", "--json"])
-    (gap,) = json.loads(capsys.readouterr().out)["gaps"]
+    printed = succeed(capsys, "fill", run, "--input", "-", "--top", "1", "--json").out
+    (gap,) = json.loads(printed)["gaps"]
     assert len(gap) == 1
     for words in ([], ["x", "--input", str(path)]):
         refuse_command("give either a text or --input FILE", capsys, "detect", run, *words)

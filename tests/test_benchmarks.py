@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import succeed
 from safetensors.torch import load, load_file
 
 from benchmarks import finetune, gpu, gpu_bundle, kernels, lowered, recipes
@@ -18,7 +19,7 @@ from benchmarks import load as loading
 from benchmarks import step as steps
 from benchmarks.objectives import VARIANTS, configure, trace
 from benchmarks.step import Best, Loop, Ours, check_losses
-from electra.cli import app, main
+from electra.cli import app
 from electra.errors import UserError
 from electra.files import write_json
 from electra.interop.export import export
@@ -122,8 +123,7 @@ def test_what_a_gpu_is_asked_can_be_parsed(toy_text, tmp_path, capsys):
             config = override(PRESETS[arguments.preset], arguments.set)
             assert config.train.compile != "auto", name
     words = [*parts["pretrain"].command[3:], *gpu.plan_pretraining(out, 600)]
-    main([*words, "--dry-run"])
-    told = capsys.readouterr().out.splitlines()
+    told = succeed(capsys, *words, "--dry-run").out.splitlines()
     assert {"train.compile=yes", "examples.short_prob=0.0", "train.steps=48600"} <= set(told)
     for command in ("prepare", "export", "finetune-cola"):
         assert command.partition("-")[0] in parts[command].command

@@ -13,6 +13,7 @@ import warnings
 
 import pytest
 import runs
+from commands import refuse_command, succeed
 from commands import run_command as run
 from runs import limit_files, words_of
 
@@ -73,24 +74,18 @@ def test_a_run_goes_on_by_its_own_command(capsys, chain, tmp_path):
     folder, _ = chain
     words = ["pretrain", folder / "shards", "--out", tmp_path / "a run"]
     in_time = [*words, "--max-time", "0.001s", "--set", *SMALL]
-    status, out, err = run(capsys, *in_time)
-    assert status == 0, err
+    out = succeed(capsys, *in_time).out
     assert "stopped at step 1;" in out
     assert f"next: electra pretrain --resume '{tmp_path}/a run'" in out
-    status, _, err = run(capsys, *words, "--set", *SMALL, "train.seed=1")
-    assert status == 2
-    assert f"by `electra pretrain --resume '{tmp_path}/a run'`" in " ".join(err.split())
-    status, out, _ = run(capsys, *in_time, "--dry-run")
-    assert f"would continue {tmp_path}/a run" in out
+    says = f"by `electra pretrain --resume '{tmp_path}/a run'`"
+    refuse_command(says, capsys, *words, "--set", *SMALL, "train.seed=1")
+    assert f"would continue {tmp_path}/a run" in succeed(capsys, *in_time, "--dry-run").out
     longer = [word.replace("steps=6", "steps=30") for word in SMALL]
-    status, out, err = run(capsys, *words, "--set", *longer)
-    assert status == 0, err
+    err = succeed(capsys, *words, "--set", *longer).err
     assert "note: " in err
     assert "goes on with other settings: train.steps 6 -> 30" in " ".join(err.split())
     assert json.loads((tmp_path / "a run/results.json").read_text())["steps"] == 30
-    status, _, err = run(capsys, *words, "--max-time", "0s", "--set", *longer)
-    assert status == 2
-    assert "--max-time must be > 0" in err
+    refuse_command("--max-time must be > 0", capsys, *words, "--max-time", "0s")
 
 
 def test_standard_input(toy_text, tmp_path):
@@ -184,8 +179,7 @@ def test_the_next_command_has_what_this_one_had(capsys, chain, toy_text, tmp_pat
     settings = ["--set", "heldout_prob=0.4", "duplicates=exact"]
     _, printed, _ = run(capsys, *words, *settings, "--task", "0/1")
     following = printed.splitlines()[-1].removeprefix("next: electra ")
-    status, printed, err = run(capsys, *shlex.split(following))
-    assert status == 0, err
+    printed = succeed(capsys, *shlex.split(following)).out
     assert f"next: electra pretrain '{out}' --out run" in printed
     for name in ("exported", "run"):
         _, printed, _ = run(capsys, *words[:3], folder / name, "--out", tmp_path / name)
@@ -199,17 +193,14 @@ def test_a_name_that_begins_with_a_dash_is_one_in_the_next_command(
     _, printed, _ = run(capsys, "tokenizer", toy_text, "--out=-words", "--set", "vocab_size=120")
     following = printed.splitlines()[-1].removeprefix("next: electra ")
     assert "--tokenizer ./-words " in following
-    status, _, err = run(capsys, *shlex.split(following), "--dry-run")
-    assert status == 0, err
+    succeed(capsys, *shlex.split(following), "--dry-run")
 
 
 @pytest.mark.parametrize("columns", ["0", "1", "-80", "wide", "²", "9" * 5000])
 def test_help_has_an_end_whatever_the_width(capsys, monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", columns)
     monkeypatch.setenv("LINES", columns)
-    status, printed, _ = run(capsys, "pretrain", "--help")
-    assert status == 0
-    assert "--max" in printed
+    assert "--max" in succeed(capsys, "pretrain", "--help").out
 
 
 @pytest.mark.parametrize(
@@ -231,9 +222,8 @@ def test_the_shell_completes_values(capsys, words, value):
 
 
 def test_settings_are_listed_without_shards(capsys):
-    status, printed, _ = run(capsys, "pretrain", "--preset", "small", "--dry-run")
-    assert status == 0
-    assert "train.steps=1000000\n" in printed
+    words = "pretrain", "--preset", "small", "--dry-run"
+    assert "train.steps=1000000\n" in succeed(capsys, *words).out
 
 
 @pytest.mark.parametrize("preset", ["small", "modern-small", "tiny"])
@@ -258,8 +248,7 @@ def test_a_run_of_days_is_announced_before_it_starts(capsys, chain, tmp_path):
     long = [word.replace("steps=6", "steps=2000000000") for word in SMALL]
     words = ["pretrain", folder / "shards", "--out", tmp_path / "run", "--set", *long]
     for is_new in (True, False):
-        status, _, err = run(capsys, *words, "--max-time", "0.001s")
-        assert status == 0, err
+        err = succeed(capsys, *words, "--max-time", "0.001s").err
         assert ("would take about" in err.partition("# Pre-training")[0]) == is_new
     _, _, err = run(capsys, "pretrain", "nowhere", "--out", tmp_path / "no", *words[4:])
     assert len(err.splitlines()) == 1
@@ -455,10 +444,8 @@ def test_a_bug_stays_a_traceback(monkeypatch, bug):
 def test_dry_run_prints_every_setting_and_does_nothing(capsys, chain, tmp_path):
     folder, _ = chain
     out = tmp_path / "out"
-    status, printed, _ = run(
-        capsys, "pretrain", folder / "shards", "--preset", "small", "--out", out, "--dry-run"
-    )
-    assert status == 0
+    words = ["pretrain", folder / "shards", "--preset", "small", "--out", out]
+    printed = succeed(capsys, *words, "--dry-run").out
     assert "model.hidden_size=256" in printed.splitlines()
     assert "optimizer.learning_rate=0.0005" in printed.splitlines()
     assert "nothing was written" in printed
@@ -469,9 +456,7 @@ def test_dry_run_prints_every_setting_and_does_nothing(capsys, chain, tmp_path):
         ["export", folder / "run", "--out", out],
         ["quickstart", "--out", out],
     ):
-        status, printed, err = run(capsys, *words, "--dry-run")
-        assert status == 0, err
-        assert "nothing was written" in printed
+        assert "nothing was written" in succeed(capsys, *words, "--dry-run").out
     assert not out.exists()
 
 
@@ -497,18 +482,14 @@ def test_settings_from_toml_then_from_set(capsys, chain, tmp_path):
     toml = tmp_path / "recipe.toml"
     toml.write_text("[train]\nsteps = 77\nseed = 5\n[optimizer]\nlearning_rate = 1e-4\n")
     words = ["pretrain", folder / "shards", "--out", tmp_path / "out", "--config", toml]
-    status, printed, _ = run(capsys, *words, "--set", "train.seed=6", "--dry-run")
-    assert status == 0
+    printed = succeed(capsys, *words, "--set", "train.seed=6", "--dry-run").out
     lines = printed.splitlines()
     assert {"train.steps=77", "train.seed=6", "optimizer.learning_rate=0.0001"} <= set(lines)
     toml.write_text("[train]\nstpes = 77\n")
-    status, _, err = run(capsys, *words, "--dry-run")
-    assert status == 2
-    assert "recipe.toml: unknown field 'stpes' in 'train.stpes'; did you mean 'steps'?" in err
+    says = "recipe.toml: unknown field 'stpes' in 'train.stpes'; did you mean 'steps'?"
+    refuse_command(says, capsys, *words, "--dry-run")
     toml.write_text("[train\n")
-    status, _, err = run(capsys, *words, "--dry-run")
-    assert status == 2
-    assert "is not valid TOML" in err
+    refuse_command("is not valid TOML", capsys, *words, "--dry-run")
 
 
 @pytest.mark.parametrize(
@@ -539,8 +520,7 @@ def test_a_short_run_warms_up_for_a_tenth(capsys, tmp_path, preset, settings, wa
         )
     )
     for more in (["--set", *settings], ["--config", toml]):
-        status, printed, err = run(capsys, *words, *more)
-        assert status == 0
+        printed, err = succeed(capsys, *words, *more)
         assert f"optimizer.warmup_steps={warmup_steps}" in printed.splitlines()
         is_changed = warmup_steps not in (300, 1000, 10_000)
         assert (f"note: optimizer.warmup_steps={warmup_steps}, a tenth" in err) == is_changed
@@ -551,16 +531,14 @@ WRITE = ["tokenizer", "prepare", "pretrain", "import", "finetune", "report", "pr
 
 @pytest.mark.parametrize("verb", [*WRITE, "embed", "quickstart", "score"])
 def test_help_of_every_verb(capsys, verb):
-    status, printed, _ = run(capsys, verb, "--help")
-    assert status == 0
+    printed = succeed(capsys, verb, "--help").out
     assert "--out" in printed
     assert "--dry-run" in printed
 
 
 def test_flops_of_a_preset(capsys):
     """The table's parts add up to what the last line is made of."""
-    status, printed, _ = run(capsys, "flops", "--preset", "small", "--set", "train.steps=1000")
-    assert status == 0
+    printed = succeed(capsys, "flops", "--preset", "small", "--set", "train.steps=1000").out
     assert re.search(r"discriminator: feed-forward +12\.583 +37\.749 +53\.8%", printed)
     assert "true 1.150e+15, paper 1.294e+15" in " ".join(printed.split())
 
@@ -568,13 +546,10 @@ def test_flops_of_a_preset(capsys):
 def test_plan_ends_with_the_command_that_comes_next(capsys):
     words = ["--preset", "tiny", "--steps", "10", "--probe-seconds", "0.2"]
     sizes = ["model.vocab_size=200", "model.num_hidden_layers=1", "train.batch_size=2"]
-    status, printed, _ = run(capsys, "plan", *words, "--set", *sizes, "train.threads=1")
-    assert status == 0
+    printed = succeed(capsys, "plan", *words, "--set", *sizes, "train.threads=1").out
     assert re.search(r"steps +10 of 2 x 128", printed)
     assert "electra pretrain SHARDS --preset tiny --out run --set model.vocab_size=200" in printed
-    status, _, err = run(capsys, "plan", "--steps", "0")
-    assert status == 2
-    assert "steps must be >= 1, not 0" in err
+    refuse_command("steps must be >= 1, not 0", capsys, "plan", "--steps", "0")
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -583,8 +558,7 @@ def test_a_recipe_is_one_word(preset, capsys, tmp_path):
     words += ["--set", "train.device=cuda"]  # for which nothing is estimated
     printed = {}
     for recipe in ("paper", "best", None):
-        main([*map(str, words), *(["--recipe", recipe] if recipe else [])])
-        printed[recipe] = capsys.readouterr().out
+        printed[recipe] = succeed(capsys, *words, *(["--recipe", recipe] if recipe else [])).out
     assert "optimizer.matrices=adamw" in printed["paper"]
     assert "optimizer.matrices=muon" in printed["best"]
     is_measured = preset.endswith("tiny") or preset == "mini"

@@ -62,15 +62,20 @@ def finish(process):
     return process.returncode, out, err
 
 
+def succeed(processes, *words, restarts=0):
+    """Return standard output and standard error of processes that must succeed."""
+    status, out, err = finish(torchrun(processes, *words, restarts=restarts))
+    assert status == 0, err
+    return out, err
+
+
 def children_of(pid):
     """The processes that torchrun started; they are in groups of their own."""
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def compute_together(folder, processes, steps, names, sharding):
-    words = folder, steps, sharding, *names
-    status, _, err = finish(torchrun(processes, TESTS / "ranks.py", *words))
-    assert status == 0, err
+    succeed(processes, TESTS / "ranks.py", folder, steps, sharding, *names)
     return {
         name: [json.loads((folder / f"{name}-{r}.json").read_text()) for r in range(processes)]
         for name in names
@@ -154,34 +159,31 @@ def program(tmp_path):
 
 def pretrain_together(program, processes, shards, run, config, *kills, restarts=0):
     words = [program, shards, run, json.dumps(to_dict(config)), *kills]
-    return finish(torchrun(processes, *words, restarts=restarts))
+    succeed(processes, *words, restarts=restarts)
+
+
+def assert_same_losses(*runs):
+    first, second = ([record["loss"] for record in read_measures(run)] for run in runs)
+    assert second == pytest.approx(first, rel=1e-6)
 
 
 @pytest.mark.slow
 def test_processes_stop_together_and_any_number_goes_on(program, toy_shards, toy_config, tmp_path):
     """SIGTERM to one of two; then two processes, and from another copy one, to the same end."""
     config = override(toy_config, ["train.log_every=1"])
-    status, _, err = pretrain_together(
-        program, 2, toy_shards, tmp_path / "run", config, "SIGTERM,1,7"
-    )
-    assert status == 0, err
+    pretrain_together(program, 2, toy_shards, tmp_path / "run", config, "SIGTERM,1,7")
     stops = [(tmp_path / f"run/stopped-{rank}").read_text() for rank in range(2)]
     assert stops[0] == stops[1]
     assert stops[0] in ("8", "9")
     shutil.copytree(tmp_path / "run", tmp_path / "alone")
-    status, _, err = pretrain_together(program, 2, toy_shards, tmp_path / "run", config)
-    assert status == 0, err
-    status, _, err = pretrain_together(program, 2, toy_shards, tmp_path / "whole", config)
-    assert status == 0, err
+    pretrain_together(program, 2, toy_shards, tmp_path / "run", config)
+    pretrain_together(program, 2, toy_shards, tmp_path / "whole", config)
     assert_same_end(tmp_path / "whole", tmp_path / "run", all_records=True)
     session = json.loads((tmp_path / "run/manifest.json").read_text())["sessions"][1]
     assert (session["first_step"], session["processes"]) == (int(stops[0]), 2)
     with pytest.warns(UserWarning, match=r"other settings: train\.accumulation 1 -> 2"):
         pretrain(toy_shards, tmp_path / "alone", override(config, ["train.accumulation=2"]), ignore)
-    losses = [
-        [record["loss"] for record in read_measures(tmp_path / name)] for name in ("whole", "alone")
-    ]
-    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+    assert_same_losses(tmp_path / "whole", tmp_path / "alone")
 
 
 @pytest.mark.slow
@@ -195,19 +197,12 @@ def test_more_processes_go_on(program, before, after, toy_shards, toy_config, tm
 
     pretrain(toy_shards, tmp_path / "whole", share(1), ignore)
     run = tmp_path / "run"
-    status, _, err = pretrain_together(
-        program, before, toy_shards, run, share(before), "SIGTERM,0,5"
-    )
-    assert status == 0, err
+    pretrain_together(program, before, toy_shards, run, share(before), "SIGTERM,0,5")
     assert int((run / "stopped-0").read_text()) < config.train.steps
-    status, _, err = pretrain_together(program, after, toy_shards, run, share(after))
-    assert status == 0, err
+    pretrain_together(program, after, toy_shards, run, share(after))
     sessions = json.loads((run / "manifest.json").read_text())["sessions"]
     assert [session["processes"] for session in sessions] == [before, after]
-    losses = [
-        [record["loss"] for record in read_measures(each)] for each in (tmp_path / "whole", run)
-    ]
-    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+    assert_same_losses(tmp_path / "whole", run)
 
 
 @pytest.mark.slow
@@ -215,14 +210,10 @@ def test_a_lost_process_costs_a_restart(program, toy_shards, toy_config, tmp_pat
     """kill -9 of either of two processes; torchrun starts both anew, to the same bits."""
     config = override(toy_config, ["train.log_every=1", "train.save_every=2"])
     kills = ["SIGKILL,1,4", "SIGKILL,0,7"]
-    status, _, err = pretrain_together(
-        program, 2, toy_shards, tmp_path / "run", config, *kills, restarts=2
-    )
-    assert status == 0, err
+    pretrain_together(program, 2, toy_shards, tmp_path / "run", config, *kills, restarts=2)
     sessions = json.loads((tmp_path / "run/manifest.json").read_text())["sessions"]
     assert len(sessions) == 3
-    status, _, err = pretrain_together(program, 2, toy_shards, tmp_path / "whole", config)
-    assert status == 0, err
+    pretrain_together(program, 2, toy_shards, tmp_path / "whole", config)
     assert_same_end(tmp_path / "whole", tmp_path / "run", all_records=True)
 
 
@@ -232,24 +223,17 @@ def test_a_divided_run_goes_on_in_any_form(program, toy_shards, toy_config, tmp_
     config = override(toy_config, ["train.log_every=1", "train.save_every=2", "train.layers=plain"])
     divided = override(config, ["train.sharding=full"])
     for name, kills in (("whole", []), ("killed", ["SIGKILL,1,4"]), ("run", ["SIGTERM,0,5"])):
-        status, _, err = pretrain_together(
-            *(program, 2, toy_shards, tmp_path / name, divided), *kills, restarts=1
-        )
-        assert status == 0, err
+        pretrain_together(*(program, 2, toy_shards, tmp_path / name, divided), *kills, restarts=1)
     sessions = json.loads((tmp_path / "killed/manifest.json").read_text())["sessions"]
     assert len(sessions) == 2
     assert_same_end(tmp_path / "whole", tmp_path / "killed", all_records=True)
     alone = override(config, ["train.accumulation=2"])
     with pytest.warns(UserWarning, match=r"train\.sharding full -> none"):
         pretrain(toy_shards, tmp_path / "run", alone, ignore)
-    losses = [
-        [record["loss"] for record in read_measures(tmp_path / name)] for name in ("whole", "run")
-    ]
-    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
-    status, _, err = pretrain_together(
+    assert_same_losses(tmp_path / "whole", tmp_path / "run")
+    pretrain_together(
         *(program, 2, toy_shards, tmp_path / "copied", override(alone, ["train.accumulation=1"]))
     )
-    assert status == 0, err
     ends = [read_measures(tmp_path / name)[-1] for name in ("whole", "copied")]
     assert ends[1]["loss"] == pytest.approx(ends[0]["loss"], rel=1e-6)
 
@@ -289,13 +273,11 @@ def test_the_command_under_torchrun(toy_shards, toy_config, tmp_path):
     step = int(out.partition("stopped at step ")[2].partition(";")[0].replace(",", ""))
     assert find_checkpoint(run)[0] == step
     more = ["--set", "train.steps=100010", "train.log_every=10", "--max-time", "0.001s"]
-    status, out, err = finish(torchrun(2, *words, *more))
-    assert status == 0, err
+    out, err = succeed(2, *words, *more)
     assert out.count(f"stopped at step {step + 1:,}") == 1
     assert err.count("goes on with other settings: train.steps") == 1
     cooldown = ["--resume", run, "--cooldown", "3", "--out", tmp_path / "end"]
-    status, out, err = finish(torchrun(2, *words[:3], *cooldown))
-    assert status == 0, err
+    out, _ = succeed(2, *words[:3], *cooldown)
     assert out.count("wrote ") == 1
     assert read_measures(tmp_path / "end")[-1]["step"] == step + 4
     status, _, err = finish(torchrun(2, "-m", "electra", "export", run, "--out", tmp_path / "hf"))
@@ -318,8 +300,7 @@ def test_processes_share_seeds_and_grid_points(start, toy_question, tmp_path, wo
     small = [*words, "--set", "epochs=1", "threads=1", "precision=float32"]
     main([str(word) for word in (*task, tmp_path / "alone", *small)])
     several = ["-m", "electra", *task, tmp_path / "together", *small]
-    status, out, err = finish(torchrun(2, *several))
-    assert status == 0, err
+    out, _ = succeed(2, *several)
     assert out.count("wrote ") == 1
     answers = [
         {

@@ -6,10 +6,9 @@ import sys
 import numpy as np
 import pytest
 import torch
-from commands import refuse_command
+from commands import refuse_command, succeed
 from refusals import refuse
 
-from electra.cli import main
 from electra.inference.ask import load_asked
 from electra.inference.embed import CHUNK, embed, embed_units, write_embeddings
 from electra.inference.network import load_encoder
@@ -115,8 +114,8 @@ def test_the_verb_reads_lines_and_tables(run, tmp_path, capsys, monkeypatch):
     for number, words in enumerate((["texts.txt"], ["table.tsv", "--column", "title"], ["-"])):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the queen\na boat")))
         monkeypatch.chdir(tmp_path)
-        main(["embed", str(run), "--input", *words, "--out", f"{number}.npy"])
-        assert "2 embeddings of 128 numbers, one for each text" in capsys.readouterr().out
+        printed = succeed(capsys, "embed", run, "--input", *words, "--out", f"{number}.npy").out
+        assert "2 embeddings of 128 numbers, one for each text" in printed
     assert np.array_equal(np.load("0.npy"), np.load("1.npy"))
     assert np.array_equal(np.load("0.npy"), np.load("2.npy"))
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
-from commands import run_command, run_python_of
+from commands import run_command, run_python_of, succeed
 from refusals import refuse
 from runs import flip_bit
 from tasks import ignore, small_finetune, write_files
@@ -430,12 +430,10 @@ def test_the_verb_answers_a_file_or_standard_input(runs, tmp_path, capsys, monke
     expected = predict(runs / "texts", tmp_path / "in.txt").records
     out = tmp_path / "out.jsonl"
     words = ["predict", runs / "texts", "--input", tmp_path / "in.txt"]
-    status, printed, err = run_command(capsys, *words, "--out", out, "--dry-run")
-    assert status == 0, err
+    printed = succeed(capsys, *words, "--out", out, "--dry-run").out
     assert "would answer 3 inputs of" in printed
     assert not out.exists()
-    status, printed, err = run_command(capsys, *words, "--out", out)
-    assert status == 0, err
+    printed = succeed(capsys, *words, "--out", out).out
     assert [json.loads(line) for line in out.read_text().splitlines()] == expected
     seed = read_finetuned(runs / "texts").seed
     assert printed.strip() == f"wrote {out}: 3 answers of seed {seed} of {runs / 'texts'}"
@@ -683,12 +681,10 @@ def test_the_card_of_every_head_has_its_scores_and_code_that_runs(
 def test_the_verb_exports_a_fine_tuning(runs, tmp_path, capsys):
     out = tmp_path / "the queen's"
     words = ["export", runs / "texts", "--out", out, "--seed", "1"]
-    status, printed, err = run_command(capsys, *words, "--dry-run")
-    assert status == 0, err
+    printed = succeed(capsys, *words, "--dry-run").out
     assert f"would read seed 1 of {runs / 'texts'} and write {out}" in printed
     assert not out.exists()
-    status, printed, err = run_command(capsys, *words)
-    assert status == 0, err
+    printed = succeed(capsys, *words).out
     wrote, following = printed.strip().splitlines()
     assert wrote == f"wrote {out}: seed 1 of {runs / 'texts'} as ElectraForSequenceClassification"
     *words, code = shlex.split(following)
@@ -697,8 +693,7 @@ def test_the_verb_exports_a_fine_tuning(runs, tmp_path, capsys):
     config = json.loads((out / "config.json").read_text())
     assert config["id2label"] == {"0": "other", "1": "woman"}
     assert config["label2id"] == {"other": 0, "woman": 1}
-    status, printed, err = run_command(capsys, "export", runs / "mean", "--out", tmp_path / "mean")
-    assert status == 0, err
+    printed = succeed(capsys, "export", runs / "mean", "--out", tmp_path / "mean").out
     wrote, following = printed.strip().splitlines()
     assert wrote.endswith("as ElectraModel, with its head in head.safetensors")
     assert "--onnx, which holds the head; or, for a classifier of transformers, fine" in following

@@ -4,11 +4,10 @@ import json
 import statistics
 
 import pytest
-from commands import refuse_command
+from commands import refuse_command, succeed
 from refusals import refuse
 from tasks import PowerCut, cut_at, ignore, small_finetune
 
-from electra.cli import main
 from electra.finetuning.grid import CHOSEN_ON_DEV, combine, search, tabulate
 from electra.finetuning.loop import finetune
 from electra.settings import override
@@ -124,13 +123,11 @@ def test_what_does_not_fit_is_refused_before_anything_runs(
 def test_the_verb(start, toy_question, tmp_path, capsys):
     words = ["finetune", start, "--task", "own", "--data", toy_question, "--out", tmp_path / "out"]
     words += ["--set", "epochs=1", "threads=1", "--grid", "learning_rate=1e-3,3e-3"]
-    main([str(word) for word in [*words, "--dry-run"]])
-    printed = capsys.readouterr().out
+    printed = succeed(capsys, *words, "--dry-run").out
     assert "fine-tune once with each of learning_rate=1e-3 learning_rate=3e-3" in printed
     assert "(columns text, label; 160 in train, 60 in dev)" in printed
     assert not list(tmp_path.iterdir())
-    main([str(word) for word in words])
-    printed, told = capsys.readouterr()
+    printed, told = succeed(capsys, *words)
     best = json.loads((tmp_path / "out/results.json").read_text())["best"]
     settings = json.loads((tmp_path / "out" / best / "config.json").read_text())["config"]
     assert settings["reseeds"] == 0

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import succeed
 from refusals import refuse
 from safetensors.torch import load_file, save_file
 
@@ -273,8 +274,7 @@ def test_modernbert_is_continued_with_a_made_generator(
     model.model.save_pretrained(folder)
     count = len(load_file(folder / "model.safetensors"))
     start = tmp_path / "start"
-    main(["import", str(folder), "--out", str(start), "--extend", str(path)])
-    printed = capsys.readouterr()
+    printed = succeed(capsys, "import", folder, "--out", start, "--extend", path)
     assert f"{count} of {count} tensors\nnext: electra prepare TEXT --token" in printed.out
     assert "4 new tokens begin as the mean" in printed.err
     assert Tokenizer.load(start).digest == tokenizer.digest
@@ -340,8 +340,7 @@ def test_what_is_no_model_is_refused(bert, run, tmp_path, monkeypatch):
 
 
 def test_the_command_says_what_was_loaded(tmp_path, capsys):
-    main(["import", str(CHECKPOINT), "--out", str(tmp_path / "start")])
-    printed = capsys.readouterr()
+    printed = succeed(capsys, "import", CHECKPOINT, "--out", tmp_path / "start")
     assert "loaded 66 of 69 tensors" in printed.out
     assert "left over: " in printed.err
     with pytest.raises(SystemExit):

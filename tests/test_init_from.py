@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import refuse_command
+from commands import refuse_command, succeed
 from refusals import refuse
 from runs import assert_same_end, ignore, read_records, send_at
 from safetensors.torch import load_file, save_file
@@ -473,8 +473,7 @@ def test_the_command_continues_a_continued_run(folders, toy_shards, tmp_path, mo
     words = ["pretrain", str(toy_shards), "--out", "run", "--init-from", "start"]
     words += ["--also-evaluate", str(toy_shards), "--set", "examples.sequence_length=32"]
     words += ["train.batch_size=4", "train.evaluate_rows=8", "train.threads=1"]
-    main([*words, "train.steps=20"])
-    printed = capsys.readouterr()
+    printed = succeed(capsys, *words, "train.steps=20")
     assert "continued from the weights of start: 20 steps" in printed.err
     assert "old text" in printed.err
     config = read_run_config(tmp_path / "run")
@@ -484,8 +483,8 @@ def test_the_command_continues_a_continued_run(folders, toy_shards, tmp_path, mo
     assert config.optimizer.generator_rate == 6
     assert "a sixth of the preset's" in " ".join(printed.err.split())
     shutil.rmtree(tmp_path / "start")
-    main([*words, "train.steps=24"])
-    assert "goes on with other settings: train.steps 20 -> 24" in capsys.readouterr().err
+    printed = succeed(capsys, *words, "train.steps=24").err
+    assert "goes on with other settings: train.steps 20 -> 24" in printed
     assert read_run_config(tmp_path / "run").generator.warmup_steps == 2
     more = "train.steps=26", "generator.warmup_steps=3"
     refuse_command("was begun with generator.warmup_steps=2, not 3", capsys, *words, *more)

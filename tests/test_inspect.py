@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from commands import refuse_command
+from commands import refuse_command, succeed
 from languages import TEXTS
 
 from electra.cli import main
@@ -43,8 +43,7 @@ def test_shards_of_any_tokenizer_hold_the_text(shards):
 
 
 def test_inspect_shards(shards, capsys):
-    main(["inspect", str(shards), "--json"])
-    report = json.loads(capsys.readouterr().out)
+    report = json.loads(succeed(capsys, "inspect", shards, "--json").out)
     manifest = open_shards(shards).manifest
     for name in ("train", "heldout"):
         part = report["parts"][name]
@@ -59,8 +58,7 @@ def test_inspect_shards(shards, capsys):
     assert row[0] == {"token": "[CLS]", "segment": 0, "masked": False}
     assert row[-1]["token"] == "[SEP]"
     assert 0 < sum(each["masked"] for each in row) < len(row) / 2
-    main(["inspect", str(shards)])
-    shown = capsys.readouterr().out
+    shown = succeed(capsys, "inspect", shards).out
     assert "every file matches its sha256" in shown
     assert "Hangul" in shown
     assert "0: [CLS]" in shown
@@ -68,12 +66,11 @@ def test_inspect_shards(shards, capsys):
 
 def test_inspect_a_tokenizer(shards, corpus, capsys):
     for folder in (shards.parent / "bpe", shards):
-        main(["inspect", str(folder), "--text", str(corpus)])
-        shown = capsys.readouterr().out
+        shown = succeed(capsys, "inspect", folder, "--text", corpus).out
         assert "BPE, 600 tokens, cased, combining marks kept" in shown
         assert "Devanagari" in shown
-    main(["inspect", str(shards.parent / "bpe"), "--text", str(corpus), "--json"])
-    report = json.loads(capsys.readouterr().out)
+    printed = succeed(capsys, "inspect", shards.parent / "bpe", "--text", corpus, "--json").out
+    report = json.loads(printed)
     assert report["total"]["unknown"] == 0
     refuse_command("name a text by --text", capsys, "inspect", shards.parent / "bpe")
 
@@ -81,11 +78,10 @@ def test_inspect_a_tokenizer(shards, corpus, capsys):
 def test_lost_letters_are_said(tmp_path, capsys):
     (tmp_path / "hindi.txt").write_text(TEXTS["Hindi"])
     words = ["tokenizer", str(tmp_path / "hindi.txt"), "--set", "vocab_size=200"]
-    main([*words, "--out", str(tmp_path / "stripped")])
-    said = " ".join(capsys.readouterr().err.split())
+    said = " ".join(succeed(capsys, *words, "--out", tmp_path / "stripped").err.split())
     assert "of the characters of Devanagari, which are letters there" in said
-    main([*words, "strip_accents=false", "--out", str(tmp_path / "kept")])
-    assert "Devanagari" not in capsys.readouterr().err
+    printed = succeed(capsys, *words, "strip_accents=false", "--out", tmp_path / "kept").err
+    assert "Devanagari" not in printed
 
 
 def test_the_scripts_that_are_told_have_names(tmp_path, capsys):
@@ -96,10 +92,9 @@ def test_the_scripts_that_are_told_have_names(tmp_path, capsys):
     }.items():  # fmt: skip
         assert {char: script_of(char) for char in chars} == dict.fromkeys(chars, script)
     (tmp_path / "signs.txt").write_text("❤️ ☎️ ✔️ ☀️ a cafe\u0301\n" * 50)
-    main(["tokenizer", str(tmp_path / "signs.txt"), "--out", str(tmp_path / "vocabulary")])
-    assert "characters of" not in capsys.readouterr().err
-    main(["inspect", str(tmp_path / "vocabulary"), "--text", str(tmp_path / "signs.txt")])
-    shown = capsys.readouterr().out
+    signs, out = tmp_path / "signs.txt", tmp_path / "vocabulary"
+    assert "characters of" not in succeed(capsys, "tokenizer", signs, "--out", out).err
+    shown = succeed(capsys, "inspect", out, "--text", signs).out
     assert "signs" in shown
     assert "Variation" not in shown
 
@@ -107,8 +102,8 @@ def test_the_scripts_that_are_told_have_names(tmp_path, capsys):
 def test_extension_and_declared_ids(shards, corpus, tmp_path, capsys):
     old = shards.parent / "bpe"
     words = ["tokenizer", str(corpus), "--extend", str(old), "--out", str(tmp_path / "new")]
-    main([*words, "--set", "vocab_size=650"])
-    assert "50 tokens added to 600" in " ".join(capsys.readouterr().out.split())
+    printed = succeed(capsys, *words, "--set", "vocab_size=650").out
+    assert "50 tokens added to 600" in " ".join(printed.split())
     assert Tokenizer.load(tmp_path / "new").tokens_by_id[:600] == Tokenizer.load(old).tokens_by_id
     for extra, message in (
         (["--kind", "bpe"], "kind is that of the old vocabulary"),
@@ -134,5 +129,5 @@ def test_a_vocabulary_of_another_text_is_noted(toy_text, toy_tokenizer, corpus, 
     toy_tokenizer.save(tmp_path / "vocabulary")
     for path, is_foreign in ((toy_text, False), (corpus, True)):
         out = ["--tokenizer", str(tmp_path / "vocabulary"), "--out", str(tmp_path / path.stem)]
-        main(["prepare", str(path), *out, "--set", "workers=1"])
-        assert ("of the tokens are unknown" in capsys.readouterr().err) == is_foreign
+        printed = succeed(capsys, "prepare", path, *out, "--set", "workers=1").err
+        assert ("of the tokens are unknown" in printed) == is_foreign

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from commands import refuse_command
+from commands import refuse_command, succeed
 from refusals import refuse
 from runs import (
     assert_same_end,
@@ -302,12 +302,11 @@ def test_where_a_run_can_end_early(finished, tmp_path, monkeypatch, capsys):
         refuse(words, plan_cooldown, place, length)
     monkeypatch.chdir(tmp_path)
     words = ["pretrain", "--resume", str(start), "--cooldown"]
-    main([*words, "3", "--out", "end", "--dry-run"])
-    assert f"would end {start} early and write the run end" in capsys.readouterr().out
+    printed = succeed(capsys, *words, "3", "--out", "end", "--dry-run").out
+    assert f"would end {start} early and write the run end" in printed
     main([*words, "3", "--out", "end", "--max-time", "0.01s"])  # stops after its first step
     assert "wrote end" not in capsys.readouterr().out
-    main([*words, "3", "--out", "end"])
-    assert "wrote end" in capsys.readouterr().out
+    assert "wrote end" in succeed(capsys, *words, "3", "--out", "end").out
     assert len(read_records(Path("end"), "heldout")) == 2
     alone = ["pretrain", "--cooldown", "3m"]
     late = [*words, "3", "--out", "late", "--max-time", "0s"]

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import tokenizers
 import torch
-from commands import refuse_command
+from commands import refuse_command, succeed
 
 pytest.importorskip("fastapi")
 
@@ -462,8 +462,7 @@ def test_what_cannot_be_served_is_refused(run, tmp_path, capsys):
             ([], "serve needs FOLDERS"),
         ):
             refuse_command(line, capsys, "serve", *words)
-    main(["serve", str(run), "--dry-run"])
-    assert "would serve" in capsys.readouterr().out
+    assert "would serve" in succeed(capsys, "serve", run, "--dry-run").out
 
 
 def test_a_picture_is_the_papers_steps(run):
