@@ -269,6 +269,9 @@ class GeneratorConfig(Settings):
     """Divides the logits before sampling. Values above 1 make the samples more diverse."""
     disallow_correct: bool = False
     """Whether the original token is excluded from sampling."""
+    shared_layers: Annotated[int, AtLeast(0)] = 0
+    """rtd, teams: the generator's first layers that are also the discriminator's; both must have
+    the same hidden size. Source: TEAMS, whose generator shares 3 of its 6."""
     start: Literal["auto", "layers", "folder", "new"] = "auto"
     """With train.init_from, weights that the generator begins with. layers: the discriminator's
     lower layers and its embeddings; the head is new. folder: those of `start_folder`. new: initial
@@ -291,6 +294,8 @@ class GeneratorConfig(Settings):
         Needs("start!=auto", "kind=network", "the others do not learn"),
         Needs("warmup_steps", "kind=network", "the others do not learn"),
         Needs("temperature!=1", "kind=network|frozen", "the others have no logits"),
+        Needs("shared_layers", "kind=network", "the others have no layers to train"),
+        Needs("warmup_steps", "shared_layers=0", "the discriminator's layers rest"),
     )
 
     def encoder(self, discriminator: EncoderConfig) -> EncoderConfig:
@@ -330,6 +335,7 @@ OBJECTIVES = {
     "replace_mlm": "masked_language_modelling:ReplaceMLM",
     "all_tokens_mlm": "masked_language_modelling:AllTokensMLM",
     "electric": "electric:Electric",
+    "teams": "teams:Teams",
 }
 """Module and class below method/ of each objective. A new objective is one more line here."""
 SCHEMES = {
@@ -352,7 +358,8 @@ class MethodConfig(Settings):
     masked positions only ("ELECTRA 15%"). mlm: masked language modelling. replace_mlm: MLM with
     tokens sampled from a generator instead of [MASK]. all_tokens_mlm: replace_mlm that predicts
     every token, with a copy mechanism. electric: an energy-based cloze model, whose encoder scores
-    sentences (`electra score`)."""
+    sentences (`electra score`). teams: rtd and, at each masked position, the choice of the original
+    among five tokens, with a last layer each."""
     scheme: Literal["joint", "two_stage", "adversarial"] = "joint"
     """rtd: how generator and discriminator are trained. joint: together. two_stage: first the
     generator, then the discriminator. adversarial: the generator maximises the discriminator's
@@ -378,6 +385,13 @@ class MethodConfig(Settings):
     mask for the others; 85/15 in reference mode."""
     disc_weight: Annotated[float, Within("[0, inf)")] = 50.0
     """Lambda, the weight of the discriminator's loss."""
+    selection_weight: Annotated[float, Within("[0, inf)")] = 2.0
+    """teams: weight of the loss of the choice. Source: the released code, where `disc_weight` is
+    5."""
+    kept_layer: Literal["detection", "selection"] = "detection"
+    """teams: last layer of the encoder that pre-training returns. detection: that of the
+    discriminator, which can be exported with its head. selection: that of the choice, as in the
+    released code; without a head."""
 
     section = "method."
     needs = (
@@ -385,6 +399,8 @@ class MethodConfig(Settings):
         Needs("generator_steps", "scheme=two_stage"),
         Needs("scheme=two_stage", "sharing=none", "it freezes one network and trains the other"),
         Needs("scheme=adversarial", "sharing!=all", "its two networks have opposite losses"),
+        Needs("selection_weight!=2", "objective=teams"),
+        Needs("kept_layer=selection", "objective=teams"),
     )
 
     def check(self) -> None:
@@ -594,6 +610,11 @@ class PretrainConfig(Settings):
         Needs("generator.kind!=network", "method.scheme=joint", "it does not learn"),
         Needs("generator.kind!=network", "method.sharing!=all", "it does not learn"),
         Needs("method.sharing=gdes", "generator.kind=network", "the others have no embeddings"),
+        Needs("method.objective=teams", "generator.kind=network|frozen", "tokens in context"),
+        Needs("generator.shared_layers", "method.objective=rtd|teams"),
+        Needs("generator.shared_layers", "method.scheme=joint"),
+        Needs("generator.shared_layers", "method.sharing=embeddings|gdes"),
+        Needs("generator.shared_layers", "train.updates=joint", "an update each, not two"),
         Needs("method.sharing=gdes", "method.objective!=mlm", "mlm has no generator"),
         Needs("train.updates=apart", "method.objective=rtd"),
         Needs("train.updates=apart", "method.scheme=joint", "the others have their own order"),
@@ -632,14 +653,25 @@ class PretrainConfig(Settings):
             sharing != "all" or generator == model,
             "be 1, as generator.layers_fraction, for method.sharing all: networks of one size",
         )
+        self.must(
+            "model.num_hidden_layers",
+            self.method.objective != "teams" or model.num_hidden_layers > 1,
+            "be at least 2 for method.objective teams, whose two tasks have a last layer each",
+        )
         if self.generator.kind != "network":
             return
+        shared, most = self.generator.shared_layers, generator.num_hidden_layers
+        is_as_wide = generator.hidden_size == model.hidden_size
+        self.must(
+            "generator.shared_layers",
+            not shared or (is_as_wide and shared <= most <= model.num_hidden_layers),
+            f"be at most the generator's {most} layers, with generator.hidden_fraction=1 and "
+            "generator.layers_fraction at most 1",
+        )
         is_tied = model.architecture != "electra" and sharing in ("embeddings", "gdes")
         self.must(
             "generator.hidden_fraction",
-            not is_tied
-            or self.method.objective == "mlm"
-            or generator.hidden_size == model.hidden_size,
+            not is_tied or self.method.objective == "mlm" or is_as_wide,
             f"be 1 for method.sharing {sharing} in architecture {model.architecture}; a generator "
             "with generator.layers_fraction=0.25 is small too",
         )

@@ -9,14 +9,9 @@ import torch.nn.functional as F
 import transformers
 from networks import assert_same_tensors, draw, rng
 from refusals import refuse
-from torch.utils.flop_counter import FlopCounterMode
 
 from electra.checkpoints.names import ARCHITECTURES, DEBERTA, ELECTRA, MODERNBERT
 from electra.config import EncoderConfig
-from electra.method.flops import count_true
-from electra.method.masking import Vocabulary
-from electra.method.objective import Parts
-from electra.method.registry import build_objective
 from electra.model.deberta import DisentangledLayer, find_rows
 from electra.model.electra import PostNormLayer
 from electra.model.encoder import Encoder
@@ -25,9 +20,6 @@ from electra.model.heads import GeneratorHead
 from electra.model.initialisation import init_weights
 from electra.model.modernbert import PreNormLayer, find_block
 from electra.model.parts import DropoutMasks
-from electra.presets import PRESETS
-from electra.pretraining.plan import make_rows
-from electra.settings import override
 from electra.tokenizing.tokenizer import make_tokenizer
 
 VOCAB = 99
@@ -347,40 +339,3 @@ def test_initial_weights_that_write_to_the_hidden_states_are_smaller():
         assert module.weight.std().item() == pytest.approx(expected, rel=0.05)
     for module in (layer.attention.output, layer.output):
         assert module.weight.std().item() == pytest.approx(expected / 4, rel=0.05)
-
-
-# Training
-
-COUNTED = {
-    **{("modern-mini", length): ["model.local_attention=64"] for length in (64, 128, 520)},
-    **{("deberta-tiny", length): ["model.position_buckets=8"] for length in (16, 128)},
-}
-
-
-@pytest.mark.parametrize(("preset", "length"), COUNTED)
-@pytest.mark.parametrize(
-    "settings",
-    [
-        [],
-        ["method.objective=mlm"],
-        ["method.objective=replace_mlm", "generator.layers_fraction=0.5"],
-        ["method.sharing=none", "generator.hidden_fraction=0.5"],
-    ],
-)
-def test_true_count_is_that_of_torch(settings, preset, length):
-    config = override(
-        PRESETS[preset],
-        [
-            *("model.num_hidden_layers=2", "model.vocab_size=500", *COUNTED[preset, length]),
-            *("model.max_position_embeddings=1024", f"examples.sequence_length={length}"),
-            *("train.initial_weights=bert", *settings),
-        ],
-    )
-    objective = build_objective(Parts(config, Vocabulary(torch.ones(500, dtype=torch.bool))))
-    batch = make_rows(config, 1024 // length + 1, seed=0)
-    with FlopCounterMode(display=False) as counter:
-        objective.compute(batch, torch.Generator()).loss.backward()
-    tokens = batch.input_ids_BL.numel()
-    assert count_true(objective, length) == pytest.approx(
-        counter.get_total_flops() / tokens, rel=0.01
-    )

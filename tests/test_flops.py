@@ -6,13 +6,12 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from electra.config import EncoderConfig
 from electra.method.flops import count_as_the_paper, count_parts, count_training, count_true
 from electra.method.masking import Vocabulary
 from electra.method.objective import Parts
 from electra.method.registry import build_objective, sketch_objective
-from electra.model.batch import Batch
 from electra.presets import PRESETS, encoder_sizes
+from electra.pretraining.plan import make_rows
 from electra.settings import override
 
 
@@ -39,14 +38,7 @@ def parts_of(config):
     return count_parts(sketch_objective(config), config.examples.sequence_length)
 
 
-T5 = EncoderConfig(
-    vocab_size=32_000,
-    embedding_size=1024,
-    hidden_size=1024,
-    num_hidden_layers=24,
-    num_attention_heads=128,
-    intermediate_size=65_536,
-)
+T5 = sizes(1024, 24, vocab=32_000, num_attention_heads=128, intermediate_size=65_536)
 
 
 # The script computes ELMo and XLNet from counts of another tool; their lines are constants in it.
@@ -82,30 +74,46 @@ def test_true_count_a_token(name, megaflops):
     assert true_count(PRESETS[name]) / 1e6 == pytest.approx(megaflops, rel=2e-3)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        [],
-        ["method.objective=mlm"],
-        ["method.objective=rtd_masked_only", "generator.layers_fraction=0.5"],
-        ["method.objective=replace_mlm"],
+OF_ALL = [
+    [],
+    ["method.objective=mlm"],
+    ["method.objective=replace_mlm", "generator.layers_fraction=0.5"],
+    ["method.objective=teams"],
+    ["method.sharing=none", "generator.hidden_fraction=0.5"],
+]
+COUNTED = {
+    ("small", 128): [
+        *OF_ALL,
         ["generator.kind=uniform"],
         ["method.sharing=all", "generator.hidden_fraction=1"],
         ["generator.hidden_size=128", "generator.num_hidden_layers=1", "method.sharing=none"],
     ],
+    **{("modern-mini", length): OF_ALL for length in (64, 128, 520)},
+    **{("deberta-tiny", length): OF_ALL for length in (16, 128)},
+}
+FAR = {"small": [], "modern-mini": ["local_attention=64"], "deberta-tiny": ["position_buckets=8"]}
+
+
+@pytest.mark.parametrize(
+    ("preset", "length", "settings"),
+    [(*case, settings) for case, each in COUNTED.items() for settings in each],
 )
-def test_true_count_is_that_of_torch(settings):
+def test_true_count_is_that_of_torch(preset, length, settings):
     """Within 1%, forward and backward, on networks small enough to run."""
-    model = encoder_sizes(256, 2, 128, vocab_size=3000)
-    config = override(dataclasses.replace(PRESETS["small"], model=model), settings)
-    objective = build_objective(Parts(config, Vocabulary(torch.ones(3000, dtype=torch.bool))))
-    ids = torch.randint(5, 3000, (4, 128))
-    ids[:, 0], ids[:, -1] = 2, 3
+    model = ["num_hidden_layers=2", "vocab_size=500", "max_position_embeddings=1024", *FAR[preset]]
+    config = override(
+        PRESETS[preset],
+        [
+            *(f"model.{each}" for each in model),
+            *(f"examples.sequence_length={length}", "train.initial_weights=bert", *settings),
+        ],
+    )
+    objective = build_objective(Parts(config, Vocabulary(torch.ones(500, dtype=torch.bool))))
+    batch = make_rows(config, 1024 // length + 1, seed=0)
     with FlopCounterMode(display=False) as counter:
-        output = objective.compute(Batch(ids, None, torch.zeros_like(ids)), torch.Generator())
-        output.loss.backward()
-    assert count_true(objective, 128) == pytest.approx(
-        counter.get_total_flops() / ids.numel(), rel=0.01
+        objective.compute(batch, torch.Generator()).loss.backward()
+    assert count_true(objective, length) == pytest.approx(
+        counter.get_total_flops() / batch.input_ids_BL.numel(), rel=0.01
     )
 
 

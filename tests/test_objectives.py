@@ -1,6 +1,7 @@
 """Every objective and scheme against its definition, written out a second time here."""
 
 import dataclasses
+import itertools
 import math
 import re
 import sys
@@ -14,6 +15,7 @@ import transformers
 from networks import rng
 from refusals import refuse
 from scipy import stats
+from test_golden import DEBERTA, MODERN
 from torch.utils.flop_counter import FlopCounterMode
 
 import electra
@@ -21,7 +23,7 @@ from electra.checkpoints.folder import read_model
 from electra.config import OBJECTIVES, SCHEMES
 from electra.interop.export import export
 from electra.method.flops import count_true
-from electra.method.masking import Draw, Masking, Vocabulary
+from electra.method.masking import Masking, Vocabulary
 from electra.method.objective import Parts
 from electra.method.registry import build_objective, sketch_objective
 from electra.model.batch import Batch
@@ -54,6 +56,7 @@ EVERY |= {
     "unigram": ["generator.kind=unigram"],
     "unshared": ["method.sharing=none"],
     "all_shared": ["method.sharing=all", "generator.layers_fraction=1"],
+    "layers_shared": ["generator.hidden_fraction=1", "generator.shared_layers=1"],
 }
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 
@@ -89,13 +92,13 @@ def gradients(model, output):
     return torch.autograd.grad(output, parameters, allow_unused=True, retain_graph=True)
 
 
-def assert_same_gradients(actual, expected):
+def assert_same_gradients(actual, expected, tolerance=1e-5):
     for a, e in zip(actual, expected, strict=True):
         if a is None or e is None:
             assert a is None or not a.any()
             assert e is None or not e.any()
         else:
-            assert (a - e).abs().max() <= 1e-5 * max(1.0, e.abs().max().item())
+            assert (a - e).abs().max() <= tolerance * max(1.0, e.abs().max().item())
 
 
 def draw_for(model, batch, seed=2):
@@ -103,12 +106,16 @@ def draw_for(model, batch, seed=2):
     return draw, model.masking.count(batch, draw)
 
 
-def masked(batch, draw):
-    """Rows with [MASK] at the chosen positions, by a loop."""
+def put(batch, draw, tokens):
+    """Rows with tokens (B, S) at the chosen positions, one by one."""
     ids = batch.input_ids_BL.clone()
-    for row, (index, chosen) in enumerate(zip(draw.index_BS, draw.chosen_BS, strict=True)):
-        ids[row, index[chosen]] = MASK
+    for row, slot in draw.chosen_BS.nonzero().tolist():
+        ids[row, draw.index_BS[row, slot]] = tokens[row, slot]
     return ids
+
+
+def masked(batch, draw):
+    return put(batch, draw, torch.full_like(draw.index_BS, MASK))
 
 
 def where_chosen(batch, draw):
@@ -188,6 +195,7 @@ NCE = 50 * 19 / 126 * (LN_V + math.log(0.85 / 0.15))  # noise, believed text wit
         (["method.objective=replace_mlm"], 2 * LN_V),
         (["method.objective=all_tokens_mlm"], LN_V + math.log(2) + SHARE * LN_V),
         (["method.objective=electric"], LN_V + NCE),
+        (["method.objective=teams"], LN_V + 50 * math.log(2) + 2 * math.log(5)),
         (["method.scheme=two_stage", "method.sharing=none"], LN_V),
         # The reward and its baseline are both ln 2, so the policy has nothing to gain.
         (["method.scheme=adversarial"], math.log(2) + 50 * math.log(2)),
@@ -318,10 +326,7 @@ def test_replace_mlm(batch, kind):
         draw.chosen_BS / draw.chosen_BS.sum(),
         draw.sample_BS,
     )
-    corrupt = batch.input_ids_BL.clone()
-    for row in range(4):
-        chosen = draw.chosen_BS[row]
-        corrupt[row, draw.index_BS[row, chosen]] = prediction.sampled[row, chosen]
+    corrupt = put(batch, draw, prediction.sampled)
     logits = all_logits(model.mlm, corrupt, batch)[is_chosen]
     restore = F.cross_entropy(logits, batch.input_ids_BL[is_chosen])
     expected = restore + (prediction.loss if kind == "network" else 0)
@@ -348,10 +353,7 @@ def test_all_tokens_mlm(batch):
         draw.chosen_BS.flatten().float(),
         draw.sample_BS.flatten(),
     ).sampled.view_as(original)
-    corrupt = batch.input_ids_BL.clone()
-    for row in range(4):
-        chosen = draw.chosen_BS[row]
-        corrupt[row, draw.index_BS[row, chosen]] = sampled[row, chosen]
+    corrupt = put(batch, draw, sampled)
     hidden = model.mlm.encoder(corrupt, real, batch.token_type_ids_BL)
     copy = model.copy_head(hidden).sigmoid()
     probs = copy * F.one_hot(corrupt, VOCAB) + (1 - copy) * all_logits(
@@ -362,6 +364,65 @@ def test_all_tokens_mlm(batch):
     expected = mlm_loss + restore
     torch.testing.assert_close(output.loss, expected, **CLOSE)
     assert_same_gradients(gradients(model, output.loss), gradients(model, expected))
+
+
+def draw_others(weights, original, uniforms):
+    """Tokens drawn one after the other, each without those before it and the original."""
+    drawn = [original]
+    for uniform in uniforms:
+        left = [0.0 if token in drawn else each for token, each in enumerate(weights)]
+        sums = list(itertools.accumulate(left))
+        drawn.append(next(token for token, each in enumerate(sums) if each > uniform * sums[-1]))
+    return drawn
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        [],
+        ["method.sharing=none", "generator.temperature=1.5"],
+        ["method.sharing=gdes", "method.kept_layer=selection"],
+        [*EVERY["layers_shared"], "method.selection_weight=3"],
+        EVERY["all_shared"],
+        [*MODERN, "generator.shared_layers=1"],
+        [*DEBERTA, "generator.shared_layers=1", "method.sharing=gdes"],
+    ],
+    ids=" ".join,
+)
+def test_teams(batch, settings):
+    """Float64: both ends as encoders of their own, the choice candidate by candidate."""
+    config = config_of("method.objective=teams", *settings)
+    model = build_objective(Parts(config, VOCABULARY, torch.float64)).double()
+    init_weights(model, 0.15, rng(0))
+    draw, counts = draw_for(model, batch)
+    output = model(batch, draw, counts)
+    ids, real, types, _ = batch
+    corrupt, is_chosen = output.judgement.corrupt_ids_BL, where_chosen(batch, draw)
+    logits = all_logits(model.generator, masked(batch, draw), batch)
+    mlm_loss = F.cross_entropy(logits[is_chosen], ids[is_chosen])
+    prob = model.discriminator_head(model.discriminator(corrupt, real, types)).sigmoid()
+    disc_loss = F.binary_cross_entropy(prob[real], (corrupt != ids)[real].to(prob))
+    states, head = model.selector(corrupt, real, types), model.selection_head
+    table, log_probs, num_right = model.discriminator.embeddings.tokens.table, [], 0
+    for row, slot in draw.chosen_BS.nonzero().tolist():
+        place = draw.index_BS[row, slot]
+        weights = (logits[row, place] / config.generator.temperature).exp().tolist()
+        uniforms = draw.sample_BS[row, slot, 1:].tolist()
+        candidates = draw_others(weights, ids[row, place].item(), uniforms)
+        assert len(set(candidates)) == 5
+        inner = F.gelu(F.linear(states[row, place], head.dense.weight, head.dense.bias))
+        inner = (inner - inner.mean()) / (inner.var(correction=0) + head.norm.eps).sqrt()
+        inner = inner * head.norm.weight + (0 if head.norm.bias is None else head.norm.bias)
+        scores = [table[candidate] @ inner for candidate in candidates]
+        log_probs.append(scores[0] - torch.stack(scores).exp().sum().log())
+        num_right += int(scores[0] == max(scores))
+    selection_loss = -sum(log_probs) / 14
+    expected = mlm_loss + 50 * disc_loss + config.method.selection_weight * selection_loss
+    torch.testing.assert_close(output.loss, expected, rtol=1e-6, atol=0)
+    assert_same_gradients(gradients(model, output.loss), gradients(model, expected), 1e-6)
+    assert output.means["selection_accuracy"] == (num_right, 14)
+    if not settings:
+        assert heard(model, selection_loss) == {"discriminator", "selector", "selection_head"}
 
 
 @pytest.mark.parametrize("sees", ["before", "after"])
@@ -641,15 +702,18 @@ REFERENCE = "method.mode=reference optimizer.matrices=adamw"
         (f"method.objective=electric {REFERENCE}", "the released code has no electric"),
         (f"method.objective=replace_mlm {REFERENCE}", "the released code has no replace_mlm"),
         (f"method.scheme=adversarial {REFERENCE}", "no adversarial; choose rtd or mlm"),
+        (f"method.objective=teams {REFERENCE}", "the released code has no teams"),
+        ("method.objective=teams method.scheme=two_stage method.sharing=none", "must be joint"),
+        ("method.objective=teams generator.kind=unigram", "needs generator.kind=network or"),
+        ("method.objective=teams model.num_hidden_layers=1", "must be at least 2 for method.o"),
+        ("method.objective=teams train.updates=apart", "needs method.objective=rtd, not teams"),
+        ("method.selection_weight=3", "needs method.objective=teams, not rtd"),
+        ("generator.shared_layers=2", "must be at most the generator's 1 layers, with generator.h"),
+        ("generator.shared_layers=1 generator.warmup_steps=9", "the discriminator's layers rest"),
     ],
 )
 def test_what_an_objective_cannot_do_is_refused_when_it_is_built(settings, says):
     refuse(says, lambda: sketch_objective(config_of(*settings.split())))
-
-
-def test_draw_has_rows():
-    draw = Draw(*(torch.arange(12).view(4, 3) for _ in range(5)))
-    assert all(torch.equal(part, torch.arange(3, 9).view(2, 3)) for part in draw.rows(slice(1, 3)))
 
 
 # The example in the documentation

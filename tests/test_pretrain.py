@@ -234,7 +234,10 @@ def test_what_is_due_after_a_step(toy_config, done, asked, expected):
 
 @pytest.mark.parametrize(
     "setting",
-    ["train.layers=plain", "train.precision=bfloat16", "optimizer.matrices=muon"],
+    [
+        *("train.layers=plain", "train.precision=bfloat16", "optimizer.matrices=muon"),
+        "method.objective=teams",
+    ],
 )
 def test_interrupted_and_continued_equals_uninterrupted(toy_shards, toy_config, tmp_path, setting):
     """Stopped after a step that is neither logged nor saved, with dropout on; all bits equal."""
@@ -554,6 +557,8 @@ def test_the_newest_checkpoints_and_every_other_are_kept(
         (["method.objective=all_tokens_mlm"], {"restore_loss"}, "ElectraForMaskedLM"),
         (TWO_STAGE, {"disc_loss"}, "ElectraForPreTraining"),
         (["method.scheme=adversarial"], {"generator_entropy"}, "ElectraForPreTraining"),
+        (["method.objective=teams"], {"selection_loss"}, "ElectraForPreTraining"),
+        (["method.objective=teams", "method.kept_layer=selection"], {"mlm_loss"}, "ElectraModel"),
         (["generator.kind=unigram"], {"disc_loss", "mlm_loss"}, "ElectraForPreTraining"),
         (
             ["method.sharing=all", "generator.layers_fraction=1", "train.accumulation=3"],
@@ -576,7 +581,8 @@ def test_every_objective_runs(toy_shards, toy_config, tmp_path, settings, measur
     folders = [(tmp_path / "hf", architecture)]
     if (tmp_path / "hf" / "generator").exists():
         folders.append((tmp_path / "hf" / "generator", "ElectraForMaskedLM"))
-    has_generator = not {"generator.kind=unigram", "method.objective=mlm"}.intersection(settings)
+    without = {"generator.kind=unigram", "method.objective=mlm", "method.kept_layer=selection"}
+    has_generator = not without.intersection(settings)
     assert len(folders) == 1 + has_generator
     for folder, name in folders:
         _, info = getattr(transformers, name).from_pretrained(folder, output_loading_info=True)

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from test_golden import VARIANTS
 from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -41,23 +42,13 @@ from electra.training.optimizer import build_optimizer, set_learning_rate, step_
 
 VOCAB = 300
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-OBJECTIVES = {
-    "rtd": [],
-    "rtd_masked_only": ["method.objective=rtd_masked_only"],
-    "mlm": ["method.objective=mlm", "method.shown_at_mask=80/10/10"],
-    "replace_mlm": ["method.objective=replace_mlm"],
-    "all_tokens_mlm": ["method.objective=all_tokens_mlm"],
-    "electric": ["method.objective=electric"],
-    "two_stage": ["method.scheme=two_stage", "method.sharing=none"],
-    "adversarial": ["method.scheme=adversarial"],
-    "warm_up": ["generator.warmup_steps=10"],
-    "apart": ["method.sharing=gdes", "train.updates=apart"],
-    "unigram": ["generator.kind=unigram"],
-    "temperature": ["generator.temperature=1.5", "generator.disallow_correct=true"],
-    "reference": ["method.mode=reference"],
-    "spans": ["method.mask_unit=span"],
-    "documents": ["examples.attend=document"],
-    "recompute": ["train.recompute_activations=true"],
+OBJECTIVES = {"apart": ["method.sharing=gdes", "train.updates=apart"]} | {
+    name.replace("-", "_"): VARIANTS[name]
+    for name in (
+        *("rtd", "rtd-masked-only", "mlm", "replace-mlm", "all-tokens-mlm", "electric", "teams"),
+        *("two-stage", "adversarial", "warm-up", "unigram", "temperature", "reference", "spans"),
+        *("documents", "recompute"),
+    )
 }
 
 PLAIN = "train.layers=plain"

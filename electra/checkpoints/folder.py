@@ -384,7 +384,8 @@ def _read_run(folder: Path) -> SavedModel:
         network = state["networks"][role]
         sizes, added = from_dict(EncoderConfig, network["sizes"]), network.get("added", "")
         encoders = [_fit(take(each, added), sizes, role) for each in network["encoders"]]
-        return SavedNetwork(network["predicts"], sizes, tuple(encoders), take(network["head"]))
+        head = take(network["head"]) if network["predicts"] else {}
+        return SavedNetwork(network["predicts"], sizes, tuple(encoders), head)
 
     with refuse_unlike(
         f"{checkpoint / STATE} does not say which networks there are: the run is of an older "

@@ -144,9 +144,9 @@ def load_scorer(run: Path, network: Literal["kept", "generator"] = "kept") -> Sc
     saved: SavedNetwork | None = networks.kept
     if network == "generator":
         saved = networks.masked_lm if networks.generator else None
-    can_score = saved is not None and (saved.predicts != "tokens" or saved is networks.masked_lm)
+    can_score = saved and (saved.predicts not in ("", "tokens") or saved is networks.masked_lm)
     require(
-        can_score,
+        bool(can_score),
         f"{run} was trained with method.objective={objective}, whose {network} network gives no "
         "probabilities of tokens given all others",
     )

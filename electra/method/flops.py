@@ -50,7 +50,7 @@ def count_parts(objective: Objective, length: int) -> list[Part]:
         passes = FORWARD_AND_BACKWARD * network.trained + network.run - network.trained
         counts: dict[str, float] = {}
         for encoder in network.encoders:
-            for name, flops in encoder.count_flops(length).items():
+            for name, flops in encoder.count_flops(length, network.first_layer).items():
                 counts[name] = counts.get(name, 0) + flops
         share = chosen if network.at == "chosen" else 1.0
         counts["softmax" if network.predicts == "tokens" else "head"] = share * network.head.flops
@@ -81,6 +81,7 @@ def count_as_the_paper(objective: Objective, config: PretrainConfig) -> float:
                 config.train.batch_size,
                 config.train.steps * network.run,
                 judges=network.predicts != "tokens",
+                first_layer=network.first_layer,
                 # The two towers share one softmax, which is counted once.
                 predicted=(OUTPUT_FRACTION if network.at == "chosen" else 1.0)
                 / len(network.encoders),
@@ -98,6 +99,7 @@ def count_training(
     predicted: float = OUTPUT_FRACTION,
     attention_size: int = 0,
     is_decoder: bool = False,
+    first_layer: int = 0,
 ) -> float:
     """Return the paper's count for training one transformer.
 
@@ -110,6 +112,7 @@ def count_training(
         predicted: Share of the positions at which the softmax predicts.
         attention_size: Width of all attention heads together; 0: the hidden size.
         is_decoder: Whether each layer also attends to an encoder.
+        first_layer: First layer that counts; without the layers below, the embeddings do not.
 
     The script knows no ModernBERT: of its layers the gate is counted too, attention over the whole
     row, and the rest as in ELECTRA's.
@@ -136,5 +139,6 @@ def count_training(
     else:
         head = 2 * e * v + 2 * h * e + e + ACTIVATION * e + NORM * e + SOFTMAX * v + 2 * v
         head *= predicted
-    layers = sizes.num_hidden_layers
+    layers = sizes.num_hidden_layers - first_layer
+    embeddings *= not first_layer
     return 2 * batch_size * steps * (layers * block * s + embeddings * s + head * s)

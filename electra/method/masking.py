@@ -60,7 +60,8 @@ class Draw(NamedTuple):
     random_BS: Tensor
     """Uniform in [0, 1): selects the random token, where one is shown."""
     sample_BS: Tensor
-    """Uniform in [0, 1): selects the token that is sampled from the generator."""
+    """Uniform in [0, 1): selects the token that is sampled from the generator. (B, S, 1 + N) for an
+    objective that samples N others."""
 
     def rows(self, rows: slice) -> "Draw":
         """Return the draw of some of the rows."""
@@ -170,6 +171,8 @@ class Masking(nn.Module):
     """
 
     starts_word_V: Tensor
+    num_others = 0
+    """N, the other tokens that are sampled at each masked position."""
 
     def __init__(self, config: MethodConfig, vocabulary: Vocabulary):
         super().__init__()
@@ -199,7 +202,7 @@ class Masking(nn.Module):
         real_BL, maskable_BL = find_real(batch), self.find_maskable(batch)
         shapes = self._shapes(batch)
         parts = uniform.split([math.prod(shape) for shape in shapes])
-        *of_spans, positions, slots_3BS = (
+        *of_spans, positions, slots = (
             part.view(shape) for part, shape in zip(parts, shapes, strict=True)
         )
         unit_BL = (
@@ -215,7 +218,9 @@ class Masking(nn.Module):
             index_BS, chosen_BS = choose_positions(
                 maskable_BL, real_BL, self.config.mask_prob, positions, unit_BL
             )
-        return Draw(index_BS, chosen_BS, *slots_3BS)
+        shown_BS, random_BS, *samples = slots
+        sample_BS = torch.stack(samples, dim=-1) if self.num_others else samples[0]
+        return Draw(index_BS, chosen_BS, shown_BS, random_BS, sample_BS)
 
     def choose_and_count(self, batch: Batch, uniform: Tensor) -> tuple[Draw, Counts]:
         """Return `choose` and the denominators of the losses, of all rows of a step."""
@@ -227,7 +232,8 @@ class Masking(nn.Module):
         B, L = batch.input_ids_BL.shape
         S = count_slots(self.config.mask_prob, L, self.config.mode)
         of_spans = [(B, L)] if self.config.mask_unit == "span" else []
-        return [*of_spans, (B, S if self.config.mode == "reference" else L), (3, B, S)]
+        of_slots = (3 + self.num_others, B, S)
+        return [*of_spans, (B, S if self.config.mode == "reference" else L), of_slots]
 
     def count(self, batch: Batch, draw: Draw) -> Counts:
         """Return the denominators of the losses over these rows."""

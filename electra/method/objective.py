@@ -18,7 +18,7 @@ from electra.config import EncoderConfig, PretrainConfig
 from electra.method.masking import Counts, Draw, Masking, Means, Vocabulary
 from electra.model.batch import Batch
 from electra.model.encoder import Embeddings, Encoder, Layer
-from electra.model.heads import DiscriminatorHead, GeneratorHead
+from electra.model.heads import DiscriminatorHead, GeneratorHead, SelectionHead
 from electra.model.masked_lm import FixedDistribution, MaskedLM, TwoTowers
 from electra.model.modernbert import TokenEmbeddings
 
@@ -56,16 +56,18 @@ class Network(NamedTuple):
 
     encoders: tuple[Encoder, ...]
     """One encoder, or the two towers of Electric's noise distribution."""
-    head: GeneratorHead | DiscriminatorHead
-    predicts: Literal["tokens", "replaced", "energy"]
-    """Output of the head at a position: token logits, the logit of a replaced token, or an
-    energy."""
+    head: GeneratorHead | DiscriminatorHead | SelectionHead
+    predicts: Literal["tokens", "replaced", "energy", ""]
+    """Output of the head at a position: token logits, the logit of a replaced token, or an energy;
+    empty: something that nobody asks for after pre-training."""
     at: Literal["chosen", "all"]
     """Positions of the predictions: the masked positions or all positions."""
     trained: float = 1.0
     """Share of the run's steps that train the network."""
     run: float = 1.0
     """Share of the run's steps that run the network's forward pass."""
+    first_layer: int = 0
+    """Number of the layers before its own, which another network of the objective has computed."""
 
 
 class Objective(nn.Module):
@@ -207,6 +209,12 @@ class Parts:
             shared.embeddings.tokens.base = (encoder.embeddings.tokens,)
         return encoder
 
+    def beside(self, kept: Encoder) -> Encoder:
+        """Return an encoder that has a last layer of its own, and shares all else with another."""
+        encoder = self._new_encoder(kept.config, kept.embeddings)
+        encoder.share_layers(kept, kept.config.num_hidden_layers - 1)
+        return encoder
+
     def _new_encoder(
         self, sizes: EncoderConfig, embeddings: Embeddings | TokenEmbeddings | None
     ) -> Encoder:
@@ -239,6 +247,8 @@ class Parts:
             temperature=config.temperature,
             disallow_correct=config.disallow_correct,
         )
+        if config.shared_layers:
+            generator.encoder.share_layers(kept, config.shared_layers)
         if config.kind == "frozen":
             generator.freeze()
         return generator

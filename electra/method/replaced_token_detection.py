@@ -99,13 +99,18 @@ class ReplacedTokenDetection(Objective):
         )
 
     def judge(
-        self, corrupt_ids_BL: Tensor, batch: Batch, draw: Draw, counts: Counts
+        self,
+        corrupt_ids_BL: Tensor,
+        batch: Batch,
+        draw: Draw,
+        counts: Counts,
+        hidden_BLH: Tensor | None = None,
     ) -> tuple[Tensor, Judgement]:
-        """Return the rows' share of L_Disc, and the discriminator's judgement."""
+        """Return the rows' share of L_Disc, and the judgement of x_corrupt or of its states."""
         is_replaced_BL = corrupt_ids_BL != batch.input_ids_BL
-        logits_BL = self.discriminator_head(
-            self.discriminator(*batch._replace(input_ids_BL=corrupt_ids_BL))
-        )
+        if hidden_BLH is None:
+            hidden_BLH = self.discriminator(*batch._replace(input_ids_BL=corrupt_ids_BL))
+        logits_BL = self.discriminator_head(hidden_BLH)
         bce_BL = F.binary_cross_entropy_with_logits(
             logits_BL, is_replaced_BL.float(), reduction="none"
         )

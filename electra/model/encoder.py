@@ -138,11 +138,26 @@ class Encoder(nn.Module):
             sees: Positions that a position attends to: all of them, itself and those before it, or
                 itself and those after it.
         """
-        x_BLH, masks = self._begin(input_ids_BL, token_type_ids_BL)
-        places = self.find_places(input_ids_BL, attention_mask_BL, document_ids_BL, sees)
-        for number in range(len(self.layers)):
+        rows = input_ids_BL, attention_mask_BL, token_type_ids_BL, document_ids_BL
+        return self.fork((self,), *rows, sees=sees)[0]
+
+    def fork(
+        self, ends: tuple["Encoder", ...], ids_BL: Tensor, *rows: Tensor | None, sees: Sees = "all"
+    ) -> list[Tensor]:
+        """Return `forward` of encoders that share all layers but the last, which are run once."""
+        attention_mask_BL, types_BL, document_ids_BL = rows
+        x_BLH, masks = self._begin(ids_BL, types_BL)
+        places = self.find_places(ids_BL, attention_mask_BL, document_ids_BL, sees)
+        last = len(self.layers) - 1
+        for number in range(last):
             x_BLH = self._run_layer(number, x_BLH, places[number], masks)
-        return x_BLH
+        return [end._run_layer(last, x_BLH, places[last], masks) for end in ends]
+
+    def share_layers(self, other: "Encoder", num_layers: int) -> None:
+        """Take another encoder's first layers, and what lies between embeddings and layers."""
+        self.embeddings_project, self.places = other.embeddings_project, other.places
+        for number in range(num_layers):
+            self.layers[number] = other.layers[number]
 
     def _run_layer(
         self,
@@ -175,15 +190,16 @@ class Encoder(nn.Module):
         y_BLH = run()
         return self.final_norm(y_BLH) if is_last and self.final_norm is not None else y_BLH
 
-    def count_flops(self, length: int) -> dict[str, float]:
+    def count_flops(self, length: int, first_layer: int = 0) -> dict[str, float]:
         """Return the operations per position of the forward pass on rows of `length`, by part.
 
-        Matrix products count; a multiply-add is two operations, a look-up none.
+        Matrix products count; a multiply-add is two operations, a look-up none. Of an encoder that
+        begins with the states of another, count from its first layer on.
         """
         parts: dict[str, float] = {}
-        if self.embeddings_project is not None:
+        if self.embeddings_project is not None and not first_layer:
             parts["embeddings, projection"] = 2 * self.embeddings_project.weight.numel()
-        for layer in self.layers:
+        for layer in list(self.layers)[first_layer:]:
             for name, flops in cast(Layer, layer).count_flops(length).items():
                 parts[name] = parts.get(name, 0) + flops
         if self.position_embeddings is not None:  # the last layer again, and its queries apart

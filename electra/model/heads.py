@@ -58,6 +58,29 @@ class GeneratorHead(nn.Module):
         return self.norm(F.gelu(self.dense(hidden_MH)))
 
 
+class SelectionHead(nn.Module):
+    """Which of some tokens stood at a position: float32 logits.
+
+    Source: TEAMS, MultiWordSelectionHead of its released code.
+    """
+
+    def __init__(self, config: EncoderConfig):
+        super().__init__()
+        size, has_bias, norm_has_bias = config.embedding_size, *_biases(config)
+        self.dense = Linear(config.hidden_size, size, bias=has_bias)
+        self.norm = LayerNorm(size, eps=config.layer_norm_eps, bias=norm_has_bias)
+
+    @property
+    def flops(self) -> float:
+        """Operations per position of the forward pass, the few products with tokens left out."""
+        return 2 * self.dense.weight.numel()
+
+    def forward(self, hidden: Tensor, embedded: Tensor) -> Tensor:
+        """Map states (..., H) and the embeddings of K tokens each (..., K, E) to (..., K)."""
+        features = self.norm(F.gelu(self.dense(hidden))).float()
+        return (embedded * features[..., None, :]).sum(dim=-1)
+
+
 class DiscriminatorHead(nn.Module):
     """One float32 logit per position: positive means replaced.
 

@@ -9,8 +9,8 @@ stay in the cache; compiled or on a GPU, on a whole chunk. docs/PERFORMANCE.md h
 
 Shape suffixes: B rows, L positions, S slots for chosen positions in a row, M = B * S of them,
 C positions of a chunk, R positions of a slice, E embedding size, H hidden size, K = L - 1
-neighbours in a row, V vocabulary, W vocabulary padded to whole blocks; in `_score` K blocks in a
-row, B columns of a block.
+neighbours in a row, N other tokens, U = 1 + N draws, V vocabulary, W vocabulary padded to whole
+blocks; in `_score` and `_draw` K blocks in a row, B columns of a block.
 """
 
 import math
@@ -45,12 +45,15 @@ class Prediction(NamedTuple):
     """One token id sampled from the softmax at each position."""
     correct: Tensor
     """Whether the most probable token is the original token, bool."""
+    others: Tensor | None = None
+    """N further token ids at each position, sampled one after the other, each without the original
+    token and those before it; None: the distribution has none."""
 
     def view_as(self, positions: Tensor) -> "Prediction":
-        """Return the prediction with `sampled` and `correct` in the shape of `positions`."""
-        return Prediction(
-            self.loss, self.sampled.view_as(positions), self.correct.view_as(positions)
-        )
+        """Return the prediction in the shape of `positions`."""
+        sampled, correct = self.sampled.view_as(positions), self.correct.view_as(positions)
+        others = None if self.others is None else self.others.unflatten(0, positions.shape)
+        return Prediction(self.loss, sampled, correct, others)
 
 
 def loss_and_sample_plain(
@@ -59,7 +62,7 @@ def loss_and_sample_plain(
     bias_V: Tensor,
     targets_M: Tensor,
     weights_M: Tensor,
-    uniform_M: Tensor,
+    uniform_MU: Tensor,
     *,
     temperature: float = 1.0,
     disallow_correct: bool = False,
@@ -73,8 +76,9 @@ def loss_and_sample_plain(
         targets_M: Original token ids.
         weights_M: Weight of each position in the loss: 1 / number of masked positions, and 0 in
             unused slots.
-        uniform_M: Uniform numbers in [0, 1). The sampled token at position i is the first token
-            whose cumulative probability exceeds uniform_M[i] (inverse transform sampling).
+        uniform_MU: Uniform numbers in [0, 1): (M,), or (M, 1 + N) to sample N others. The sampled
+            token at position i is the first token whose cumulative probability exceeds the number
+            (inverse transform sampling).
         temperature: Divides the logits before sampling; does not affect the loss.
         disallow_correct: Whether the original token is excluded from sampling.
 
@@ -88,11 +92,16 @@ def loss_and_sample_plain(
         draw_MV = logits_MV / temperature
         if disallow_correct:
             draw_MV.scatter_(1, targets_M[:, None], -math.inf)
-        cumulative_MV = draw_MV.softmax(dim=-1).cumsum(dim=-1)
-        threshold_M1 = uniform_M[:, None] * cumulative_MV[:, -1:]
-        sampled_M = torch.searchsorted(cumulative_MV, threshold_M1, right=True).squeeze(-1)
+        taken: list[Tensor] = []
+        for uniform_M1 in uniform_MU.view(len(targets_M), -1).split(1, dim=1):
+            if taken:  # the first token may be the original, and be drawn again
+                gone_M1 = taken[-1] if len(taken) > 1 else targets_M[:, None]
+                draw_MV.scatter_(1, gone_M1, -math.inf)
+            cumulative_MV = draw_MV.softmax(dim=-1).cumsum(dim=-1)
+            taken.append(_find(cumulative_MV, uniform_M1 * cumulative_MV[:, -1:]))
+        sampled_MU = torch.cat(taken, dim=1)
         correct_M = logits_MV.gather(1, targets_M[:, None]).squeeze(1) == logits_MV.amax(dim=-1)
-    return Prediction(loss, sampled_M.clamp_(max=table_VE.shape[0] - 1), correct_M)
+    return Prediction(loss, sampled_MU[:, 0], correct_M, sampled_MU[:, 1:])
 
 
 def loss_and_sample(
@@ -101,7 +110,7 @@ def loss_and_sample(
     bias_V: Tensor,
     targets_M: Tensor,
     weights_M: Tensor,
-    uniform_M: Tensor,
+    uniform_MU: Tensor,
 ) -> Prediction:
     """Return loss, sampled tokens and hits in one pass; arguments as for `loss_and_sample_plain`.
 
@@ -109,9 +118,10 @@ def loss_and_sample(
     their largest element. Sampled tokens are equal, unless a threshold is within rounding of a
     cumulative probability.
     """
-    return Prediction(
-        *_LossAndSample.apply(features_ME, table_VE, bias_V, targets_M, weights_M, uniform_M)
+    loss, sampled_MU, correct_M = _LossAndSample.apply(
+        features_ME, table_VE, bias_V, targets_M, weights_M, uniform_MU
     )
+    return Prediction(loss, sampled_MU[:, 0], correct_M, sampled_MU[:, 1:])
 
 
 class _LossAndSample(torch.autograd.Function):
@@ -129,7 +139,7 @@ class _LossAndSample(torch.autograd.Function):
         bias_W = F.pad(bias_V, (0, len(table_WE) - vocab_size), value=-math.inf)
         scores, grads_features, grad_bias_W = [], [], torch.zeros_like(bias_W)
         grad_table_WE: Tensor | None = None
-        columns = [each[:, None] for each in per_position_M]
+        columns = [each.view(len(each), -1) for each in per_position_M]
         for features_CE, *chunk in _split(CHUNK, features_ME, *columns):
             logits_CW = F.linear(features_CE, table_WE)
             for logits_RW, *rows in _slice(logits_CW, *chunk):
@@ -146,8 +156,8 @@ class _LossAndSample(torch.autograd.Function):
                 torch.cat(grads_features), grad_table_WE[:vocab_size], grad_bias_W[:vocab_size]
             )
         losses, sampled, correct = zip(*scores, strict=True)
-        sampled_M = torch.cat(sampled).clamp(max=vocab_size - 1)
-        outputs = torch.stack(losses).sum(), sampled_M, torch.cat(correct)
+        sampled_MU = torch.cat(sampled).clamp(max=vocab_size - 1)
+        outputs = torch.stack(losses).sum(), sampled_MU, torch.cat(correct)
         ctx.mark_non_differentiable(*outputs[1:])
         return outputs
 
@@ -162,7 +172,7 @@ def _score(
     bias_W: Tensor,
     target_R1: Tensor,
     weight_R1: Tensor,
-    uniform_R1: Tensor,
+    uniform_RU: Tensor,
     *,
     needs_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -179,9 +189,32 @@ def _score(
     exp_RKB = blocks_RKB.sub_(largest_RK1).exp_()
     largest_R1 = largest_RK1.amax(dim=1)
     scale_RK = (largest_RK1.squeeze(2) - largest_R1).exp()
+    uniform_R1, *of_others = uniform_RU.split(1, dim=1)
+    sampled_R1, sum_R1 = _draw(exp_RKB, scale_RK, uniform_R1)
+    taken = [sampled_R1]
+    gone_R1, left_RKB = target_R1, exp_RKB
+    for uniform_R1 in of_others:
+        left_RKB = left_RKB.flatten(1).scatter(1, gone_R1, 0.0).view_as(exp_RKB)
+        gone_R1, _ = _draw(left_RKB, scale_RK, uniform_R1)
+        taken.append(gone_R1)
+    loss = ((sum_R1.log() + largest_R1 - target_logit_R1) * weight_R1).sum()
+    sampled_RU = torch.cat(taken, dim=1)
+    correct_R = (target_logit_R1 == largest_R1).squeeze(1)
+    if not needs_grad:
+        return loss, sampled_RU, correct_R, bias_W
+    exp_RKB.mul_((scale_RK * (weight_R1 / sum_R1))[:, :, None])
+    grad_RW = _add_at(exact_RW, target_R1, -weight_R1)
+    logits_RW.copy_(grad_RW)
+    return loss, sampled_RU, correct_R, grad_RW.sum(dim=0)
+
+
+def _draw(exp_RKB: Tensor, scale_RK: Tensor, uniform_R1: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a token (R, 1) drawn in proportion to exp * scale, and the sum of these weights.
+
+    The cumulative sum over blocks gives the block, the one within the block the column. The result
+    is that of a cumulative sum over the whole row, which would take longer.
+    """
     sums_RK = exp_RKB.sum(dim=-1) * scale_RK
-    # The cumulative sum over blocks gives the block, the one within the block the column. The
-    # result is that of a cumulative sum over the whole row, which would take longer.
     cumulative_RK = sums_RK.cumsum(dim=-1)
     sum_R1 = cumulative_RK[:, -1:]
     threshold_R1 = uniform_R1 * sum_R1
@@ -189,15 +222,7 @@ def _score(
     rest_R1 = threshold_R1 - (cumulative_RK.gather(1, block_R1) - sums_RK.gather(1, block_R1))
     block_RB = exp_RKB.gather(1, block_R1[:, :, None].expand(-1, -1, BLOCK)).squeeze(1)
     column_R1 = _find((block_RB * scale_RK.gather(1, block_R1)).cumsum(dim=-1), rest_R1)
-    loss = ((sum_R1.log() + largest_R1 - target_logit_R1) * weight_R1).sum()
-    sampled_R = (block_R1 * BLOCK + column_R1).squeeze(1)
-    correct_R = (target_logit_R1 == largest_R1).squeeze(1)
-    if not needs_grad:
-        return loss, sampled_R, correct_R, bias_W
-    exp_RKB.mul_((scale_RK * (weight_R1 / sum_R1))[:, :, None])
-    grad_RW = _add_at(exact_RW, target_R1, -weight_R1)
-    logits_RW.copy_(grad_RW)
-    return loss, sampled_R, correct_R, grad_RW.sum(dim=0)
+    return block_R1 * BLOCK + column_R1, sum_R1
 
 
 def _find(cumulative_RK: Tensor, threshold_R1: Tensor) -> Tensor:
@@ -368,7 +393,7 @@ class MaskedLM(nn.Module):
             index_BS: Chosen positions.
             targets_BS: Original ids at these positions.
             weights_BS: Weight of each position in the loss, 0 in unused slots.
-            uniform_BS: Uniform numbers in [0, 1) that decide the draws.
+            uniform_BS: Uniform numbers in [0, 1) that decide the draws; (B, S, 1 + N) for N others.
         """
         features_ME = self.features(batch, index_BS)
         arguments = (
@@ -376,7 +401,7 @@ class MaskedLM(nn.Module):
             *self.softmax,
             targets_BS.flatten(),
             weights_BS.flatten(),
-            uniform_BS.flatten(),
+            uniform_BS.flatten(0, 1),
         )
         if self.temperature == 1.0 and not self.disallow_correct:
             prediction = loss_and_sample(*arguments)

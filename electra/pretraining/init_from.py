@@ -205,19 +205,20 @@ def _require_shareable(
     config: PretrainConfig, kept: SavedNetwork, generator: SavedNetwork, source: str
 ) -> None:
     """Refuse to share parameters that differ, since those of one network would be lost."""
-    sharing = config.method.sharing
-    if sharing in ("none", "gdes"):
-        return
-    prefix, what = ("embeddings.", "embeddings") if sharing == "embeddings" else ("", "weights")
+    sharing, shared = config.method.sharing, range(config.generator.shared_layers)
+    names = {"embeddings": ["embeddings."], "all": [""]}.get(sharing, [])
+    if shared:
+        names += ["embeddings_project.", "places.", *(f"layers.{each}." for each in shared)]
     ours, theirs = (
-        {name: tensor for name, tensor in network.encoders[0].items() if name.startswith(prefix)}
+        {name: each for name, each in network.encoders[0].items() if name.startswith(tuple(names))}
         for network in (kept, generator)
     )
     require(
         ours.keys() == theirs.keys()
         and all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items()),
-        f"the generator of {source} has other {what} than the encoder of train.init_from "
-        f"{config.train.init_from}, and cannot share them: set method.sharing=gdes or none",
+        f"the generator of {source} has other weights than the encoder of train.init_from "
+        f"{config.train.init_from}, and cannot share them: set method.sharing=gdes or none, and "
+        "generator.shared_layers=0",
     )
 
 
@@ -229,6 +230,8 @@ def describe_parts(model: Objective, config: PretrainConfig, start: SavedModel) 
             parts[role] = "init_from"
             has_head = bool(start.kept.head) and network.predicts == start.kept.predicts
             parts[f"{role} head"] = "init_from" if has_head else "new"
+        elif role != "generator":  # an end beside the network that is kept
+            parts |= {role: "layers", f"{role} head": "new"}
         elif config.generator.kind == "network":
             origin = find_origin(config, start)
             assert origin is not None

@@ -116,8 +116,10 @@ def build_model(
     if train.initial_weights != "bert":
         by_embeddings: dict[Embeddings | TokenEmbeddings, list[Encoder]] = {}
         for part in (model.kept, *model.modules()):
-            if isinstance(part, Encoder) and part not in by_embeddings.get(part.embeddings, []):
-                by_embeddings.setdefault(part.embeddings, []).append(part)
+            if isinstance(part, Encoder):
+                found = by_embeddings.setdefault(part.embeddings, [])
+                if part.layers[0] not in [each.layers[0] for each in found]:
+                    found.append(part)
         for encoders in by_embeddings.values():
             if architecture == "electra":
                 look_at_neighbours(encoders, std, rng)

@@ -183,6 +183,28 @@ GLOSSARY: dict[str, Metric] = {
         network="encoder",
         heldout=True,
     ),
+    "selection_loss": Metric(
+        "selection loss",
+        "nats",
+        ".3f",
+        "For teams: cross-entropy of the choice of the original among five tokens at each masked "
+        "position: the original and four others that the generator holds likely. Guessing costs "
+        "log(5), 1.609.",
+        column=("sel", "loss", 5),
+        network="discriminator",
+        panel="Selection loss",
+        heldout=True,
+        summary=True,
+    ),
+    "selection_accuracy": Metric(
+        "selection accuracy",
+        "share",
+        ".3f",
+        "For teams: share of the masked positions at which the original is chosen; chance is 0.2.",
+        network="discriminator",
+        panel="Selection accuracy",
+        heldout=True,
+    ),
     "policy_loss": Metric(
         "policy loss",
         "nats",

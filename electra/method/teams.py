@@ -1,0 +1,96 @@
+"""TEAMS: replaced token detection, and the choice of the original among five tokens.
+
+    c_t              the original and N = 4 tokens sampled from p_G without it,       candidates
+                     one after the other without repetition, at each position of m
+    h(x_corrupt)_t   states of all layers but the last, which the tasks share
+    D                RTD's own last layer and head on h                               discriminator
+    S                the selection's own last layer and head on h: softmax over c_t   selector
+    L_MWS            mean of -log S(x_t) over m                                       selection_loss
+    loss             L_MLM + lambda L_Disc + mu L_MWS                                 loss
+
+A token's logit is the product of its embedding with the features of S. The generator may share its
+first layers with h (generator.shared_layers).
+
+Source: Shen et al. 2021, "Training ELECTRA Augmented with Multi-word Selection";
+tensorflow/models official/projects/teams. There the encoder that is fine-tuned ends with S's last
+layer; here with D's, unless method.kept_layer says otherwise.
+
+Shape suffixes: B rows, L positions, S slots for masked positions in a row, M slots of all rows,
+K = 1 + N candidates, H hidden size, E embedding size.
+"""
+
+import torch
+from torch import Tensor
+
+from electra.method.masking import Counts, Draw, Means, predict_masked
+from electra.method.objective import Network, Output, Parts
+from electra.method.replaced_token_detection import ReplacedTokenDetection, measure_judgement
+from electra.model.batch import Batch
+from electra.model.encoder import Encoder
+from electra.model.heads import SelectionHead
+
+NUM_OTHERS = 4
+
+
+class Teams(ReplacedTokenDetection):
+    """RTD and multi-word selection, trained jointly with the generator."""
+
+    in_released_code = False
+
+    def __init__(self, parts: Parts):
+        super().__init__(parts)
+        self.masking.num_others = NUM_OTHERS
+        self.selector = parts.beside(self.discriminator)
+        self.selection_head = SelectionHead(parts.config.model)
+        self.keeps_selector = parts.config.method.kept_layer == "selection"
+        self.loss_weights["selection_loss"] = parts.config.method.selection_weight
+
+    @property
+    def kept(self) -> Encoder:
+        """The encoder that pre-training returns: with the discriminator's or selector's end."""
+        return self.selector if self.keeps_selector else self.discriminator
+
+    @property
+    def networks(self) -> dict[str, Network]:
+        """Generator, discriminator and selector; the last has one layer beside those of another."""
+        share, first = self.share_awake, len(self.selector.layers) - 1
+        encoders, head = (self.selector,), self.selection_head
+        selector = Network(encoders, head, "", "chosen", share, share, first_layer=first)
+        return super().networks | {"selector": selector}
+
+    def forward(self, batch: Batch, draw: Draw, counts: Counts) -> Output:
+        """Return the weighted sum of the three losses; while the discriminator rests, L_MLM."""
+        prediction, means = predict_masked(self.generator, self.masking, batch, draw, counts)
+        if self.is_resting:
+            return Output(prediction.loss, means)
+        corrupt_ids_BL = self.masking.corrupt(batch.input_ids_BL, draw, prediction.sampled)
+        corrupt = batch._replace(input_ids_BL=corrupt_ids_BL)
+        ends = self.discriminator, self.selector
+        judging_BLH, selecting_BLH = self.discriminator.fork(ends, *corrupt)
+        disc_loss, judgement = self.judge(corrupt_ids_BL, batch, draw, counts, judging_BLH)
+        original_BS1 = batch.input_ids_BL.gather(1, draw.index_BS)[:, :, None]
+        assert prediction.others is not None
+        candidates_BSK = torch.cat([original_BS1, prediction.others], dim=-1)
+        selection_loss, of_selection = self.select(selecting_BLH, candidates_BSK, draw, counts)
+        losses = {"mlm_loss": prediction.loss, "disc_loss": disc_loss}
+        return Output(
+            self.weigh(losses | {"selection_loss": selection_loss}),
+            means | measure_judgement(judgement) | of_selection,
+            judgement,
+        )
+
+    def select(
+        self, hidden_BLH: Tensor, candidates_BSK: Tensor, draw: Draw, counts: Counts
+    ) -> tuple[Tensor, Means]:
+        """Return the rows' share of L_MWS, and its measures; the original is candidate 0."""
+        index_BSH = draw.index_BS[:, :, None].expand(-1, -1, hidden_BLH.shape[-1])
+        logits_BSK = self.selection_head(
+            hidden_BLH.gather(1, index_BSH), self.selector.embeddings.tokens(candidates_BSK)
+        )
+        log_prob_BS = logits_BSK.log_softmax(dim=-1)[:, :, 0]
+        is_right_BS = logits_BSK[:, :, 0] > logits_BSK[:, :, 1:].amax(dim=-1)
+        total, number = -(log_prob_BS * draw.chosen_BS).sum(), draw.chosen_BS.sum()
+        return total / counts.num_chosen, {
+            "selection_loss": (total.detach(), number),
+            "selection_accuracy": ((is_right_BS & draw.chosen_BS).sum(), number),
+        }
