@@ -92,8 +92,10 @@ def gradients(model, output):
     return torch.autograd.grad(output, parameters, allow_unused=True, retain_graph=True)
 
 
-def assert_same_gradients(actual, expected, tolerance=1e-5):
-    for a, e in zip(actual, expected, strict=True):
+def assert_same_loss(model, actual, expected, tolerance=1e-5):
+    """The same value, and the same gradients."""
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+    for a, e in zip(gradients(model, actual), gradients(model, expected), strict=True):
         if a is None or e is None:
             assert a is None or not a.any()
             assert e is None or not e.any()
@@ -104,6 +106,11 @@ def assert_same_gradients(actual, expected, tolerance=1e-5):
 def draw_for(model, batch, seed=2):
     draw = model.masking.draw(batch, rng(seed))
     return draw, model.masking.count(batch, draw)
+
+
+def compute(model, batch):
+    draw, counts = draw_for(model, batch)
+    return draw, model(batch, draw, counts)
 
 
 def put(batch, draw, tokens):
@@ -143,8 +150,7 @@ def test_in_pieces_as_in_one(name, batch):
         model(batch.rows(rows), draw.rows(rows), counts) for rows in (slice(0, 4), slice(4, 8))
     ]
     total = halves[0].loss + halves[1].loss
-    torch.testing.assert_close(total, whole.loss, **CLOSE)
-    assert_same_gradients(gradients(model, total), gradients(model, whole.loss))
+    assert_same_loss(model, total, whole.loss)
     for measure, pair in whole.means.items():
         parts = [torch.stack(half.means[measure]) for half in halves]
         torch.testing.assert_close(parts[0] + parts[1], torch.stack(pair), **CLOSE)
@@ -161,8 +167,7 @@ def test_padding_is_nothing(name, batch):
         model(padded, draw, counts),
         model(short, draw, model.masking.count(short, draw)),
     )
-    torch.testing.assert_close(with_padding.loss, without.loss, **CLOSE)
-    assert_same_gradients(gradients(model, with_padding.loss), gradients(model, without.loss))
+    assert_same_loss(model, with_padding.loss, without.loss)
     if with_padding.judgement:
         assert not with_padding.judgement.is_replaced_BL[:, 20:].any()
         assert not with_padding.judgement.judged_BL[:, 20:].any()
@@ -251,8 +256,7 @@ def test_second_stage_takes_embeddings_where_sizes_differ():
 def test_adversarial_by_hand(batch):
     """Rewards, baseline and policy gradient from full softmaxes, position by position."""
     model = build(*EVERY["adversarial"])
-    draw, counts = draw_for(model, batch)
-    output = model(batch, draw, counts)
+    draw, output = compute(model, batch)
     judgement = output.judgement
     is_chosen = where_chosen(batch, draw)
 
@@ -277,8 +281,7 @@ def test_adversarial_by_hand(batch):
     disc_loss = -prob_truth.log()[batch.attention_mask_BL].mean()
 
     expected = policy_loss + baseline_loss + 50 * disc_loss
-    torch.testing.assert_close(output.loss, expected, **CLOSE)
-    assert_same_gradients(gradients(model, output.loss), gradients(model, expected))
+    assert_same_loss(model, output.loss, expected)
     assert heard(model, policy_loss) == {"generator"}
     entropy = -(log_probs.exp() * log_probs).sum(-1)[is_chosen]
     total, number = output.means["generator_entropy"]
@@ -290,8 +293,7 @@ def test_adversarial_by_hand(batch):
 
 def test_masked_only(batch):
     model = build("method.objective=rtd_masked_only")
-    draw, counts = draw_for(model, batch)
-    output = model(batch, draw, counts)
+    draw, output = compute(model, batch)
     is_chosen = where_chosen(batch, draw)
     judgement = output.judgement
     expected = F.binary_cross_entropy_with_logits(
@@ -304,20 +306,17 @@ def test_masked_only(batch):
 
 def test_mlm(batch):
     model = build("method.objective=mlm", "method.shown_at_mask=mask")
-    draw, counts = draw_for(model, batch)
-    output = model(batch, draw, counts)
+    draw, output = compute(model, batch)
     is_chosen = where_chosen(batch, draw)
     logits = all_logits(model.mlm, masked(batch, draw), batch)[is_chosen]
     expected = F.cross_entropy(logits, batch.input_ids_BL[is_chosen])
-    torch.testing.assert_close(output.loss, expected, **CLOSE)
-    assert_same_gradients(gradients(model, output.loss), gradients(model, expected))
+    assert_same_loss(model, output.loss, expected)
 
 
 @pytest.mark.parametrize("kind", ["network", "unigram"])
 def test_replace_mlm(batch, kind):
     model = build("method.objective=replace_mlm", f"generator.kind={kind}")
-    draw, counts = draw_for(model, batch)
-    output = model(batch, draw, counts)
+    draw, output = compute(model, batch)
     is_chosen = where_chosen(batch, draw)
     prediction = model.generator(
         batch._replace(input_ids_BL=masked(batch, draw)),
@@ -330,8 +329,7 @@ def test_replace_mlm(batch, kind):
     logits = all_logits(model.mlm, corrupt, batch)[is_chosen]
     restore = F.cross_entropy(logits, batch.input_ids_BL[is_chosen])
     expected = restore + (prediction.loss if kind == "network" else 0)
-    torch.testing.assert_close(output.loss, expected, **CLOSE)
-    assert_same_gradients(gradients(model, output.loss), gradients(model, expected))
+    assert_same_loss(model, output.loss, expected)
     total, number = output.means["replaced_rate"]
     assert total == (corrupt != batch.input_ids_BL).sum()
     assert number == batch.attention_mask_BL.sum()
@@ -340,8 +338,7 @@ def test_replace_mlm(batch, kind):
 def test_all_tokens_mlm(batch):
     """The whole mixture over the vocabulary is built: it sums to 1, and gives the loss."""
     model = build("method.objective=all_tokens_mlm")
-    draw, counts = draw_for(model, batch)
-    output = model(batch, draw, counts)
+    draw, output = compute(model, batch)
     original = batch.input_ids_BL.gather(1, draw.index_BS)
     logits = all_logits(model.generator, masked(batch, draw), batch)
     is_chosen, real = where_chosen(batch, draw), batch.attention_mask_BL
@@ -362,8 +359,7 @@ def test_all_tokens_mlm(batch):
     torch.testing.assert_close(probs.sum(-1), torch.ones(4, 32), **CLOSE)
     restore = -probs.gather(2, batch.input_ids_BL[:, :, None]).log().squeeze(2)[real].mean()
     expected = mlm_loss + restore
-    torch.testing.assert_close(output.loss, expected, **CLOSE)
-    assert_same_gradients(gradients(model, output.loss), gradients(model, expected))
+    assert_same_loss(model, output.loss, expected)
 
 
 def draw_others(weights, original, uniforms):
@@ -394,8 +390,7 @@ def test_teams(batch, settings):
     config = config_of("method.objective=teams", *settings)
     model = build_objective(Parts(config, VOCABULARY, torch.float64)).double()
     init_weights(model, 0.15, rng(0))
-    draw, counts = draw_for(model, batch)
-    output = model(batch, draw, counts)
+    draw, output = compute(model, batch)
     ids, real, types, _ = batch
     corrupt, is_chosen = output.judgement.corrupt_ids_BL, where_chosen(batch, draw)
     logits = all_logits(model.generator, masked(batch, draw), batch)
@@ -418,8 +413,7 @@ def test_teams(batch, settings):
         num_right += int(scores[0] == max(scores))
     selection_loss = -sum(log_probs) / 14
     expected = mlm_loss + 50 * disc_loss + config.method.selection_weight * selection_loss
-    torch.testing.assert_close(output.loss, expected, rtol=1e-6, atol=0)
-    assert_same_gradients(gradients(model, output.loss), gradients(model, expected), 1e-6)
+    assert_same_loss(model, output.loss, expected, 1e-6)
     assert output.means["selection_accuracy"] == (num_right, 14)
     if not settings:
         assert heard(model, selection_loss) == {"discriminator", "selector", "selection_head"}
@@ -454,8 +448,7 @@ def test_noise_never_sees_what_it_predicts(batch):
 def test_electric(batch):
     """The NCE posterior from k q and (n - k) exp(-E), not from a logit."""
     model = build(*EVERY["electric"])
-    draw = model.masking.draw(batch, rng(2))
-    output = model(batch, draw, model.masking.count(batch, draw))
+    draw, output = compute(model, batch)
     ids, judged = batch.input_ids_BL, output.judgement.judged_BL
     assert torch.equal(judged, ids >= 5)
     noised, is_noise = output.judgement.corrupt_ids_BL, output.judgement.is_replaced_BL
@@ -472,8 +465,7 @@ def test_electric(batch):
     nce = F.binary_cross_entropy(posterior[judged], is_noise[judged].float())
     mlm_loss = -q_of_text[judged].log().mean()
     expected = mlm_loss + model.loss_weights["disc_loss"] * nce
-    torch.testing.assert_close(output.loss, expected, **CLOSE)
-    assert_same_gradients(gradients(model, output.loss), gradients(model, expected))
+    assert_same_loss(model, output.loss, expected)
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's

@@ -100,6 +100,15 @@ MASKS = {
 }
 
 
+def assert_same_gradients(actual, expected, ours, exact):
+    grad = torch.randn(actual.shape, generator=rng(9))
+    expected.backward(grad.double())
+    actual.backward(grad)
+    for one, other in zip(ours, exact, strict=True):
+        largest = other.grad.abs().max()
+        assert (one.grad.double() - other.grad).abs().max() <= 1e-5 * largest
+
+
 @pytest.mark.parametrize("mask_name", MASKS)
 @pytest.mark.parametrize("length", [16, 24, 72])
 @pytest.mark.parametrize("prob", [0.0, 0.25])
@@ -122,12 +131,7 @@ def test_attention_and_its_gradient(layers, mask_name, length, prob):
     expected = attention_64(qkv, mask, 32**-0.5)(factors)
     actual = layers._Attend.apply(*ours, mask, seed, prob, 3)
     torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5)
-    grad = torch.randn(actual.shape, generator=rng(1))
-    expected.backward(grad.double())
-    actual.backward(grad)
-    for one, other in zip(ours, exact, strict=True):
-        largest = other.grad.abs().max()
-        assert (one.grad.double() - other.grad).abs().max() <= 1e-5 * largest
+    assert_same_gradients(actual, expected, ours, exact)
 
 
 @pytest.mark.parametrize("rows", [8, 150])
@@ -141,12 +145,7 @@ def test_feed_forward_and_its_gradients(layers, rows):
     ours = [tensor.requires_grad_() for tensor in tensors]
     actual = layers._FeedForward.apply(*ours)
     torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-4)
-    grad = torch.randn(actual.shape, generator=rng(9))
-    expected.backward(grad.double())
-    actual.backward(grad)
-    for one, other in zip(ours, exact, strict=True):
-        largest = other.grad.abs().max()
-        assert (one.grad.double() - other.grad).abs().max() <= 1e-5 * largest
+    assert_same_gradients(actual, expected, ours, exact)
 
 
 @pytest.mark.skipif(IS_INTERPRETED or not torch.cuda.is_available(), reason="no CUDA device")
