@@ -13,6 +13,7 @@ from electra.checkpoints.folder import read_model
 from electra.checkpoints.names import ELECTRA
 from electra.config import PrepareConfig, PretrainConfig, TokenizerConfig
 from electra.files import write_json
+from electra.interop.export import export
 from electra.model.encoder import Encoder
 from electra.model.initialisation import init_weights
 from electra.presets import PRESETS, encoder_sizes
@@ -137,6 +138,14 @@ def run(toy_shards, toy_config, tmp_path_factory) -> Path:
     """A finished run of `toy_config`. Many tests read the folder, and none writes into it."""
     folder = tmp_path_factory.mktemp("finished") / "run"
     pretrain(toy_shards, folder, toy_config, lambda record: None)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def exported(run, tmp_path_factory) -> Path:
+    """The export of `run`, which no test writes into, either."""
+    folder = tmp_path_factory.mktemp("exported") / "exported"
+    export(run, folder)
     return folder
 
 

@@ -13,16 +13,8 @@ from refusals import refuse
 from electra.inference.ask import detect, fill, load_asked
 from electra.inference.embed import embed
 from electra.inference.figure_2 import draw_picture
-from electra.interop.export import export
 
 TEXTS = ["the cat sat on a tree .", "", "[MASK] ran", "a cat sat on the unhesitatingly red mat."]
-
-
-@pytest.fixture(scope="module")
-def exported(run, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("asked") / "exported"
-    export(run, folder)
-    return folder
 
 
 def test_words_have_the_probabilities_of_their_pieces(run, exported):

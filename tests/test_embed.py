@@ -12,7 +12,6 @@ from refusals import refuse
 from electra.inference.ask import load_asked
 from electra.inference.embed import CHUNK, embed, embed_units, write_embeddings
 from electra.inference.network import load_encoder
-from electra.interop.export import export
 from electra.text.tables import read_texts
 
 TEXTS = ["the queen sold a boat .", "", "unhesitatingly", "a young doctor painted the castle ."]
@@ -31,11 +30,10 @@ def read_hidden_states(model, network, text):
     return [each[0].numpy() for each in states]
 
 
-def test_every_layer_is_that_of_transformers(run, network, tmp_path):
+def test_every_layer_is_that_of_transformers(run, exported, network):
     transformers = pytest.importorskip("transformers")
-    export(run, tmp_path / "exported")
-    theirs = transformers.ElectraModel.from_pretrained(tmp_path / "exported").eval()
-    for loaded in (network, load_asked(run, "replaced"), load_encoder(tmp_path / "exported")):
+    theirs = transformers.ElectraModel.from_pretrained(exported).eval()
+    for loaded in (network, load_asked(run, "replaced"), load_encoder(exported)):
         for layer in (1, 2, None):
             means = embed(loaded, TEXTS, layer=layer)
             firsts = embed(loaded, TEXTS, layer=layer, pooling="cls")

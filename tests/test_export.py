@@ -75,12 +75,11 @@ def test_the_card_tells_what_the_records_say_and_its_code_runs(run, tmp_path, mo
     assert len(modes) == 1, "weights that others cannot read"
 
 
-def test_an_imported_folder_is_exported_again_bit_for_bit(run, tmp_path):
-    export(run, tmp_path / "one")
-    export(tmp_path / "one", tmp_path / "two")
+def test_an_imported_folder_is_exported_again_bit_for_bit(exported, tmp_path):
+    export(exported, tmp_path / "two")
     for name in ("model.safetensors", "config.json", "generator/model.safetensors"):
-        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
-    export(tmp_path / "one" / "generator", tmp_path / "three")
+        assert (exported / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+    export(exported / "generator", tmp_path / "three")
     assert json.loads((tmp_path / "three/config.json").read_text())["architectures"] == [
         "ElectraForMaskedLM"
     ]

@@ -22,7 +22,6 @@ from electra.config import PrepareConfig
 from electra.errors import UserError
 from electra.inference.ask import detect, fill, load_asked
 from electra.inference.network import load_encoder
-from electra.interop.export import export
 from electra.interop.importing import find_roles, import_model
 from electra.interop.tensorflow import find_bundle, read_bundle
 from electra.interop.weights import NOTHING, Source
@@ -292,17 +291,16 @@ def test_modernbert_is_continued_with_a_made_generator(
     assert manifest["init_from"]["parts"]["generator"] == "layers"
 
 
-def test_a_round_trip_is_identical(run, tmp_path):
-    export(run, tmp_path / "exported")
-    found = import_model(tmp_path / "exported", tmp_path / "found")
+def test_a_round_trip_is_identical(exported, tmp_path):
+    found = import_model(exported, tmp_path / "found")
     assert found.left_over == []
-    import_model(tmp_path / "exported", tmp_path / "both", None, tmp_path / "exported/generator")
+    import_model(exported, tmp_path / "both", None, exported / "generator")
     for name in ("config.json", "model.safetensors", "vocab.txt", "tokenizer.json"):
         for place in (name, f"generator/{name}"):
-            exported = (tmp_path / "exported" / place).read_bytes()
-            assert (tmp_path / "found" / place).read_bytes() == exported
-            assert (tmp_path / "both" / place).read_bytes() == exported
-    generator = import_model(tmp_path / "exported/generator", tmp_path / "generator")
+            content = (exported / place).read_bytes()
+            assert (tmp_path / "found" / place).read_bytes() == content
+            assert (tmp_path / "both" / place).read_bytes() == content
+    generator = import_model(exported / "generator", tmp_path / "generator")
     assert {*generator.networks} == {"generator"}
 
 

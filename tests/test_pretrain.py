@@ -70,11 +70,6 @@ from electra.training.optimizer import build_optimizer, learning_rate_at, step_s
 TWO_STAGE = ["method.scheme=two_stage", "method.sharing=none"]
 
 
-@pytest.fixture
-def finished(run):
-    return run
-
-
 # Rows
 
 
@@ -292,15 +287,15 @@ def test_a_run_that_ends_early_in_its_stable_part_is_a_shorter_run(
     assert_same_end(tmp_path / "cooled", tmp_path / "short")
 
 
-def test_where_a_run_can_end_early(finished, tmp_path, monkeypatch, capsys):
-    start = finished / "checkpoints" / "step-00000006"
-    record = read_records(finished, "train")[-1]
+def test_where_a_run_can_end_early(run, tmp_path, monkeypatch, capsys):
+    start = run / "checkpoints" / "step-00000006"
+    record = read_records(run, "train")[-1]
     seconds = 3.5 * record["tokens"] / record["step"] / record["tokens_per_second"]
     assert plan_cooldown(start, timedelta(seconds=seconds))[1].optimizer.cooldown_steps == 3
     for place, length, words in (
-        (finished, 4, "step 12, its last"),
+        (run, 4, "step 12, its last"),
         (start, 0, "--cooldown must be at least the time of a step, not 0"),
-        (finished / "checkpoints" / "step-00000007", 4, "has no usable checkpoint"),
+        (run / "checkpoints" / "step-00000007", 4, "has no usable checkpoint"),
     ):
         refuse(words, plan_cooldown, place, length)
     monkeypatch.chdir(tmp_path)
@@ -343,26 +338,24 @@ def test_killed_at_any_moment_and_continued_equals_uninterrupted(toy_shards, toy
     assert_same_end(tmp_path / "whole", tmp_path / "parts")
 
 
-def test_damaged_checkpoint_is_passed_over(finished, tmp_path):
-    run = tmp_path / "run"
-    shutil.copytree(finished, run)
-    flip_bit(list_checkpoints(run)[-1] / "model.safetensors")
+def test_damaged_checkpoint_is_passed_over(run, tmp_path):
+    folder = shutil.copytree(run, tmp_path / "run")
+    flip_bit(list_checkpoints(folder)[-1] / "model.safetensors")
     with pytest.warns(UserWarning, match=r"run: step-00000012 is damaged .* step-00000006 instead"):
-        assert find_checkpoint(run)[0] == 6
-    shutil.rmtree(list_checkpoints(run)[0])
-    refuse("step-00000012 is damaged (model.safetensors", lambda: find_checkpoint(run))
+        assert find_checkpoint(folder)[0] == 6
+    shutil.rmtree(list_checkpoints(folder)[0])
+    refuse("step-00000012 is damaged (model.safetensors", find_checkpoint, folder)
 
 
 @pytest.fixture
-def unfinished(finished, tmp_path):
+def unfinished(run, tmp_path):
     """A run at its last step but without results, as if killed just before them."""
-    run = tmp_path / "run"
-    shutil.copytree(finished, run)
-    (run / "results.json").unlink()
-    return run
+    folder = shutil.copytree(run, tmp_path / "run")
+    (folder / "results.json").unlink()
+    return folder
 
 
-def test_a_damaged_checkpoint_is_replaced(finished, unfinished):
+def test_a_damaged_checkpoint_is_replaced(run, unfinished):
     """A stop before its step is reached costs no good one either."""
     flip_bit(unfinished / "checkpoints/step-00000012/model.safetensors")
 
@@ -371,7 +364,7 @@ def test_a_damaged_checkpoint_is_replaced(finished, unfinished):
     steps = [int(folder.name.removeprefix("step-")) for folder in list_checkpoints(unfinished)]
     assert steps == [6, stop.value.step]
     resume(unfinished, ignore)
-    assert_same_end(finished, unfinished)
+    assert_same_end(run, unfinished)
     assert sorted((unfinished / "checkpoints").iterdir()) == list_checkpoints(unfinished)
 
 
@@ -387,18 +380,18 @@ def test_a_damaged_state_is_a_damaged_checkpoint(unfinished, content):
         assert find_checkpoint(unfinished)[0] == 6
 
 
-def test_a_run_killed_in_its_first_save_begins_again(finished, unfinished):
+def test_a_run_killed_in_its_first_save_begins_again(run, unfinished):
     shutil.rmtree(unfinished / "checkpoints/step-00000012")
     (unfinished / "checkpoints/step-00000006").rename(
         unfinished / "checkpoints/step-00000006.incomplete"
     )
     resume(unfinished, ignore)
-    assert_same_end(finished, unfinished)
+    assert_same_end(run, unfinished)
 
 
 @pytest.mark.parametrize("limit", [10, 100_000], ids=["metrics", "checkpoint"])
 def test_a_full_disk_is_one_line_and_the_run_goes_on_afterwards(
-    finished, toy_shards, toy_config, tmp_path, limit
+    run, toy_shards, toy_config, tmp_path, limit
 ):
     def fill(record):
         if record["step"] == 8:
@@ -412,7 +405,7 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_afterwards(
         limit_files(resource.RLIM_INFINITY)
     assert [folder.name for folder in (tmp_path / "run/checkpoints").iterdir()] == ["step-00000006"]
     resume(tmp_path / "run", ignore)
-    assert_same_end(finished, tmp_path / "run")
+    assert_same_end(run, tmp_path / "run")
 
 
 def test_a_disk_that_is_full_from_the_beginning_leaves_nothing(toy_shards, toy_config, tmp_path):
@@ -462,7 +455,7 @@ def test_a_damaged_tokenizer_is_noticed_when_the_run_goes_on(unfinished):
     refuse("no tokenizer at", lambda: resume(unfinished, ignore))
 
 
-def test_a_damaged_record_costs_no_other(finished, unfinished):
+def test_a_damaged_record_costs_no_other(run, unfinished):
     """Nor does a last line that was cut off, which is no news after a crash."""
     path = unfinished / "metrics.jsonl"
     lines = path.read_bytes().splitlines()
@@ -470,7 +463,7 @@ def test_a_damaged_record_costs_no_other(finished, unfinished):
         path.write_bytes(b"\n".join([*lines[:number], damaged, *lines[number + 1 :], b'{"pa']))
         with pytest.warns(UserWarning, match=f"jsonl has 1 damaged of 6 records, .* {number + 1}$"):
             records = read_metrics(path)
-        whole = read_metrics(finished / "metrics.jsonl")
+        whole = read_metrics(run / "metrics.jsonl")
         assert records == whole[:number] + whole[number + 1 :]
     with pytest.warns(UserWarning, match="1 damaged|lacks 1 of 5 records"):
         resume(unfinished, ignore)
@@ -490,11 +483,11 @@ def test_a_damaged_record_costs_no_other(finished, unfinished):
     ],
     ids=["last", "first", "middle", "all", "doubled", "repeated"],
 )
-def test_totals_are_those_of_the_checkpoint(finished, unfinished, step, damage, num_lost):
+def test_totals_are_those_of_the_checkpoint(run, unfinished, step, damage, num_lost):
     """Which is on the disk when the step is done; metrics.jsonl may lose lines in a crash."""
     path, expected = (
         unfinished / "metrics.jsonl",
-        json.loads((finished / "results.json").read_text()),
+        json.loads((run / "results.json").read_text()),
     )
     lines = path.read_text().splitlines(keepends=True)
     if step == 6:
@@ -515,9 +508,9 @@ def test_totals_are_those_of_the_checkpoint(finished, unfinished, step, damage, 
     assert len(records) == len(set(records)) == 6 - num_lost
 
 
-def test_totals_of_an_older_checkpoint_are_those_of_the_records(finished, unfinished):
+def test_totals_of_an_older_checkpoint_are_those_of_the_records(run, unfinished):
     """Release 0.1 wrote no totals; where its records are lost too, that is said."""
-    expected = json.loads((finished / "results.json").read_text())
+    expected = json.loads((run / "results.json").read_text())
     state = unfinished / "checkpoints/step-00000012/state.json"
     facts = json.loads(state.read_text())
     names = ("sha256", "tokens", "seconds", "skipped", "records")
@@ -630,31 +623,29 @@ def test_the_loss_of_each_stage_is_what_it_minimises(toy_shards, toy_config, tmp
 # What a run writes
 
 
-def test_records_and_files(finished, toy_config):
-    train, heldout = (read_records(finished, part) for part in ("train", "heldout"))
+def test_records_and_files(run, toy_config):
+    train, heldout = (read_records(run, part) for part in ("train", "heldout"))
     assert [record["step"] for record in train] == [4, 6, 8, 12]
     assert [record["step"] for record in heldout] == [6, 12]
     for record in train + heldout:
         total = record["mlm_loss"] + toy_config.method.disc_weight * record["disc_loss"]
         assert record["loss"] == pytest.approx(total)
         assert 0 < record["replaced_rate"] < 0.2
-    results = json.loads((finished / "results.json").read_text())
+    results = json.loads((run / "results.json").read_text())
     assert results["heldout"] == heldout[-1]
     assert results["tokens"] == train[-1]["tokens"]
-    manifest = json.loads((finished / "manifest.json").read_text())
+    manifest = json.loads((run / "manifest.json").read_text())
     assert manifest.keys() == {"shards", "seed", "sessions"}
     (session,) = manifest["sessions"]
     assert {"command", "commit", "packages", "device", "dtype", "started"} <= session.keys()
-    samples = json.loads((finished / "samples.json").read_text())
+    samples = json.loads((run / "samples.json").read_text())
     for row in samples:
         assert row[0]["token"] == "[CLS]"
         assert all(view["is_replaced"] == (view["token"] != view["original"]) for view in row)
-    assert any((finished / "tensorboard").iterdir())
+    assert any((run / "tensorboard").iterdir())
 
 
-def test_a_run_that_dies_in_an_evaluation_has_its_checkpoint(
-    finished, toy_shards, toy_config, tmp_path
-):
+def test_a_run_that_dies_in_an_evaluation_has_its_checkpoint(run, toy_shards, toy_config, tmp_path):
     """Whatever happens there; the run is continued, and what it had not evaluated is."""
 
     def die(record):
@@ -670,7 +661,7 @@ def test_a_run_that_dies_in_an_evaluation_has_its_checkpoint(
         kept = metrics.read_text().splitlines(keepends=True)[:-1]
         metrics.write_text("".join(kept))
         resume(parts, ignore)
-        assert_same_end(finished, parts)
+        assert_same_end(run, parts)
 
 
 def test_evaluation_does_not_depend_on_accumulation(toy_shards, toy_config):
@@ -691,10 +682,10 @@ def test_evaluation_does_not_depend_on_accumulation(toy_shards, toy_config):
     assert found == pytest.approx(expected, rel=1e-5)
 
 
-def test_samples_do_not_depend_on_accumulation(finished, toy_shards, toy_config, tmp_path):
-    run = tmp_path / "run"
-    pretrain(toy_shards, run, override(toy_config, ["train.accumulation=3"]), ignore)
-    samples = [json.loads((folder / "samples.json").read_text()) for folder in (finished, run)]
+def test_samples_do_not_depend_on_accumulation(run, toy_shards, toy_config, tmp_path):
+    parts = tmp_path / "parts"
+    pretrain(toy_shards, parts, override(toy_config, ["train.accumulation=3"]), ignore)
+    samples = [json.loads((folder / "samples.json").read_text()) for folder in (run, parts)]
     assert [len(each) for each in samples] == [8, 8]
     originals = [[[view["original"] for view in row] for row in each] for each in samples]
     assert originals[0] == originals[1]
@@ -813,9 +804,9 @@ def test_learns_the_toy_language(toy_shards, toy_config, tmp_path):
 # Refusals
 
 
-def test_folders_that_are_none_are_refused(finished, toy_shards, toy_config, tmp_path):
-    refuse("exists already", lambda: pretrain(toy_shards, finished, toy_config, ignore))
-    refuse("is complete; there is nothing to resume", lambda: resume(finished, ignore))
+def test_folders_that_are_none_are_refused(run, toy_shards, toy_config, tmp_path):
+    refuse("exists already", lambda: pretrain(toy_shards, run, toy_config, ignore))
+    refuse("is complete; there is nothing to resume", lambda: resume(run, ignore))
     refuse("is not a run folder", lambda: resume(tmp_path, ignore))
     refuse("not a shards folder", lambda: pretrain(tmp_path, tmp_path / "run", toy_config, ignore))
     assert not (tmp_path / "run").exists()
@@ -836,9 +827,9 @@ FROZEN = ("generator.kind=frozen", "method.sharing=none")
     ids=lambda given: given if isinstance(given, str) else given[-1],
 )
 def test_what_does_not_fit_is_refused_and_nothing_written(
-    finished, toy_shards, toy_config, tmp_path, settings, says
+    run, toy_shards, toy_config, tmp_path, settings, says
 ):
-    folders = {name: tmp_path / name for name in ("none", "unigram")} | {"run": finished}
+    folders = {name: tmp_path / name for name in ("none", "unigram")} | {"run": run}
     if "{unigram}" in settings[-1]:
         config = override(toy_config, ["generator.kind=unigram", "train.evaluate_rows=0"])
         pretrain(toy_shards, folders["unigram"], config, ignore)

@@ -45,11 +45,6 @@ from electra.tokenizing.tokenizer import make_tokenizer
 from electra.training.machine import Machine
 
 
-@pytest.fixture(scope="module")
-def finished(run):
-    return run
-
-
 @pytest.fixture
 def stopped(toy_shards, toy_config, tmp_path):
     """A run that its time limit stopped after its first step."""
@@ -62,18 +57,18 @@ def stopped(toy_shards, toy_config, tmp_path):
 # The same command again
 
 
-def test_the_same_call_continues_the_run(finished, stopped, toy_shards, toy_config):
+def test_the_same_call_continues_the_run(run, stopped, toy_shards, toy_config):
     """Two of the calls have time for one step, the last one for the rest."""
     for done in (2, 3):
         with pytest.raises(Interrupted, match=f"stopped at step {done};"):
             pretrain(toy_shards, stopped, toy_config, ignore, max_seconds=0)
     assert pretrain(toy_shards, stopped, toy_config, ignore)["steps"] == 12
-    assert_same_end(finished, stopped)
+    assert_same_end(run, stopped)
 
 
-def test_a_run_can_be_made_longer(finished, toy_shards, toy_config, tmp_path):
+def test_a_run_can_be_made_longer(run, toy_shards, toy_config, tmp_path):
     """Also a complete one; how often it is logged may change, too."""
-    shutil.copytree(finished, tmp_path / "run")
+    shutil.copytree(run, tmp_path / "run")
     longer = override(toy_config, ["train.steps=14", "train.log_every=2"])
     says = r"run goes on with other settings: train.steps 12 -> 14, train.log_every 4 -> 2"
     with pytest.warns(UserWarning, match=says):
@@ -147,12 +142,12 @@ def test_the_second_stage_stays_where_it_was(toy_shards, toy_config, tmp_path):
 # Signals
 
 
-def test_a_signal_saves_and_the_run_goes_on(finished, toy_shards, toy_config, tmp_path):
+def test_a_signal_saves_and_the_run_goes_on(run, toy_shards, toy_config, tmp_path):
     config = override(toy_config, ["train.keep_checkpoints=3"])
     pretrain(toy_shards, tmp_path / "run", config, send_at(8, signal.SIGUSR1))
     names = [folder.name for folder in list_checkpoints(tmp_path / "run")]
     assert names == ["step-00000006", "step-00000009", "step-00000012"]
-    assert_same_end(finished, tmp_path / "run")
+    assert_same_end(run, tmp_path / "run")
 
 
 def test_a_signal_in_the_last_evaluation_stops_what_follows(toy_shards, toy_config, tmp_path):
@@ -408,30 +403,28 @@ def test_a_run_raises_its_alarms(toy_shards, toy_config, tmp_path):
 # Full disks
 
 
-def test_a_run_goes_on_after_a_checkpoint_that_found_no_room(
-    finished, toy_shards, toy_config, tmp_path
-):
+def test_a_run_goes_on_after_a_checkpoint_that_found_no_room(run, toy_shards, toy_config, tmp_path):
     """The one before it is whole, and the next one is written when there is room again."""
-    run = tmp_path / "run"
+    parts = tmp_path / "run"
     config = override(toy_config, ["train.save_every=3", "train.log_every=1"])
 
     def fill_until_8(record):
         if record["step"] == 4:
-            wait_for(run / "checkpoints/step-00000003")
+            wait_for(parts / "checkpoints/step-00000003")
             limit_files(100_000)
         if record["step"] == 8:
             limit_files(resource.RLIM_INFINITY)
-            assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000003"]
+            assert [path.name for path in (parts / "checkpoints").iterdir()] == ["step-00000003"]
 
     try:
         says = "a checkpoint could not be written: .*File too large; the ones before it are whole"
         with pytest.warns(UserWarning, match=says):
-            pretrain(toy_shards, run, config, fill_until_8)
+            pretrain(toy_shards, parts, config, fill_until_8)
     finally:
         limit_files(resource.RLIM_INFINITY)
-    names = [folder.name for folder in list_checkpoints(run)]
+    names = [folder.name for folder in list_checkpoints(parts)]
     assert names == ["step-00000009", "step-00000012"]
-    assert_same_end(finished, run)
+    assert_same_end(run, parts)
 
 
 def test_a_profile_is_written_by_one_setting(toy_shards, toy_config, tmp_path):
@@ -445,8 +438,8 @@ def test_a_profile_is_written_by_one_setting(toy_shards, toy_config, tmp_path):
     assert any(name.startswith("aten::") for name in names)
 
 
-def test_a_run_tells_of_the_machine(finished):
-    for record in read_metrics(finished / "metrics.jsonl"):
+def test_a_run_tells_of_the_machine(run):
+    for record in read_metrics(run / "metrics.jsonl"):
         if record["part"] == "train":
             assert 0 < record["mfu"] < 1.5
             assert 0 <= record["data_seconds"] <= record["seconds"]

@@ -33,7 +33,6 @@ from electra.inference.embed import embed
 from electra.inference.figure_2 import draw_picture, sample_tokens
 from electra.inference.models import load_models
 from electra.inference.predict import load_model
-from electra.interop.export import export
 from electra.service.connection import MAX_IDLE
 from electra.service.queue import BatchQueue, Failed, Full
 from electra.training.machine import Machine
@@ -509,9 +508,7 @@ def test_a_fine_tuned_answer_that_is_no_number_is_refused(tuned):
     refuse("answer is no number", lambda: model.answer([{"text": "a"}]))
 
 
-def test_checkpoints_exports_and_other_networks_are_models(run, start, tmp_path):
-    exported = tmp_path / "exported"
-    export(run, exported)
+def test_checkpoints_exports_and_other_networks_are_models(run, exported, start, tmp_path):
     older, newer = list_checkpoints(run)
     link = tmp_path / "linked"
     link.symlink_to(exported)

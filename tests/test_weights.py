@@ -258,13 +258,6 @@ def test_rows_are_bounded_by_the_positions(start, tmp_path, told, length):
 # Bytes that are no longer those that were written
 
 
-@pytest.fixture(scope="module")
-def exported(run, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("exported") / "hf"
-    export(run, folder)
-    return folder
-
-
 @pytest.mark.parametrize("part", [".", "generator"])
 @pytest.mark.parametrize(
     "name", ["model.safetensors", "config.json", "tokenizer.json", "vocab.txt"]
