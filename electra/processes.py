@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from electra.errors import UserError, import_extra
 
 SAME_REQUEST_SECONDS = 2.0
 """Ctrl-C and the signals of a queue reach a parent and its processes at once, and the parent passes
@@ -100,6 +102,29 @@ def follow_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
+
+
+@contextmanager
+def join_ray() -> Iterator[Any]:
+    """Yield Ray, with the cluster of RAY_ADDRESS, else one that runs here, else a new one.
+
+    Raises:
+        UserError: Ray is not installed, or does not start.
+    """
+    ray = import_extra("ray", "ray", "--engine ray")
+    # Without this, Ray warns that a later version will treat tasks without a GPU differently.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    is_ours = not ray.is_initialized()
+    if is_ours:
+        try:
+            ray.init(log_to_driver=False, logging_level="ERROR", include_dashboard=False)
+        except Exception as error:
+            raise UserError(f"Ray did not start: {str(error).splitlines()[0]}") from error
+    try:
+        yield ray
+    finally:
+        if is_ours:
+            ray.shutdown()
 
 
 class Interrupted(Exception):

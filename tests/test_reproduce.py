@@ -280,6 +280,40 @@ def test_a_killed_suite_ends_with_the_same_table(words, tmp_path):
     assert tables[0] == tables[1]
 
 
+def kill_on_ray(run):
+    """SIGKILL the Ray worker that has begun to write a run."""
+    while not (run / "metrics.jsonl").exists():
+        time.sleep(0.02)
+    titles = {path.parent.name: path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")}
+    for number, title in titles.items():
+        if title.startswith(b"ray::_compute_unit"):
+            os.kill(int(number), signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_tasks_of_a_queue_and_of_ray_give_the_same_results(words, tmp_path):
+    pytest.importorskip("ray")
+
+    def run(name, *more):
+        given = words("--seeds", 1, *more, runs=name, out=f"{name}-out")
+        return subprocess.Popen([sys.executable, "-m", "electra", *given])
+
+    assert run("jobs", "--jobs", 2).wait() == 0
+    tasks = [run("tasks", "--task", f"{number}/2") for number in range(2)]
+    assert [task.wait() for task in tasks] == [0, 0]
+    assert not (tmp_path / "tasks-out").exists()
+    assert run("tasks", "--jobs", 0).wait() == 0
+    ray = run("ray", "--engine", "ray", "--jobs", 2)
+    kill_on_ray(tmp_path / "ray" / "bert-1-seed-0")
+    assert ray.wait() == 0
+
+    def read(name):  # a run that was killed names the device of each of its sessions
+        records = read_all_records(tmp_path / f"{name}-out")
+        return [each | {"seconds": 0, "devices": {*each["devices"]}} for each in records]
+
+    assert read("jobs") == read("tasks") == read("ray")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_suite_that_is_stopped_leaves_checkpoints(words, tmp_path, number):

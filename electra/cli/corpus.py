@@ -12,6 +12,7 @@ from electra.cli.options import (
     Set,
     Toml,
     Words,
+    parse_share,
     print_dry_run,
     refuse_existing,
     repeat,
@@ -202,7 +203,7 @@ def prepare(
     from electra.tokenizing.tokenizer import Tokenizer
 
     settings = resolve(PrepareConfig(), config, set_)
-    share = None if task is None else _parse_share(task)
+    share = None if task is None else parse_share(task)
     require(not (share and finish), "--task and --finish are two steps; name one of them")
     require(
         engine == "local" or not (share or finish),
@@ -291,14 +292,6 @@ def _tell_reading(counts: Mapping[str, Any]) -> Iterator[str]:
         yield f"records and pages without text passed over {empty:,}"
     if invalid := counts["invalid_sequences"]:
         yield f"invalid UTF-8 replaced {invalid:,} times"
-
-
-def _parse_share(text: str) -> tuple[int, int]:
-    """Return I and N of "I/N"."""
-    number, _, size = text.partition("/")
-    is_right = number.isdecimal() and size.isdecimal() and int(number) < int(size)
-    require(is_right, f"--task takes I/N with I from 0 to N - 1, not {text!r}")
-    return int(number), int(size)
 
 
 def inspect(

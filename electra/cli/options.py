@@ -131,3 +131,11 @@ def refuse_url(out: Path) -> None:
 def print_dry_run(settings: Any, action: str) -> None:
     """Print what a verb would do, with its settings where it has some."""
     print_plan(dict(flatten(to_dict(settings))) if settings is not None else {}, action)
+
+
+def parse_share(text: str) -> tuple[int, int]:
+    """Return I and N of "I/N"."""
+    number, _, size = text.partition("/")
+    is_right = number.isdecimal() and size.isdecimal() and int(number) < int(size)
+    require(is_right, f"--task takes I/N with I from 0 to N - 1, not {text!r}")
+    return int(number), int(size)

@@ -16,6 +16,7 @@ from electra.cli.options import (
     Toml,
     Words,
     completed,
+    parse_share,
     print_dry_run,
     refuse_url,
     resolve,
@@ -105,6 +106,8 @@ def reproduce(
     tasks: Words = (),
     set_: SetPretraining = (),
     jobs: int | None = None,
+    engine: Literal["local", "ray"] = "local",
+    task: str | None = None,
     dry_run: DryRun = False,
 ) -> None:
     """Repeat a table or figure of the paper at any size and budget, at equal compute.
@@ -131,6 +134,10 @@ def reproduce(
         tasks: Tasks whose mean is the score, instead of the suite's.
         jobs: Runs that are computed at a time; if not given, one for each GPU, or one on a CPU. 0:
             none; the results of what is finished are written.
+        engine: local: processes of this machine. ray: a Ray cluster, whose machines see the same
+            folders; --jobs says how many runs share a machine's cores.
+        task: I/N: only the share I of N of the rows and seeds, from 0/N to (N-1)/N, as a job of a
+            queue. The command with --jobs 0 in its place writes the results.
     """
     if name is None:
         from electra.reproduce.suite import list_suites
@@ -158,10 +165,17 @@ def reproduce(
             f"reproduce {name} needs {' and '.join(n for n, each in needed.items() if not each)}"
         )
     require(jobs != 0 or not dry_run, "--jobs 0 computes nothing: leave it or --dry-run out")
+    require(jobs != 0 or task is None, "--jobs 0 computes nothing: leave it or --task out")
+    share = None if task is None else parse_share(task)
     setup = Setup(suite, shards, find_tasks(suite.tasks, glue, data), runs)
-    session = Session(setup, out, earlier, jobs)
+    session = Session(setup, out, earlier, jobs, engine, share)
     if dry_run:
         return _print_session(session)
+    if share:
+        if session.left:
+            with Progress(f"reproducing {path.stem}, {task}", unit="TFLOP") as progress:
+                session.carry_out(progress.update, lambda: None)
+        return print_done(f"share {task} is done; --jobs 0 in place of --task writes the results")
     own_command = command(*sys.argv[1:])
     cells = session.write(own_command) if len(session.left) < len(session.plan.runs) else []
     if session.left and session.jobs:

@@ -14,7 +14,7 @@ from electra.checkpoints.folder import SavedModel, SavedNetwork, read_pretrained
 from electra.checkpoints.metrics import read_metrics
 from electra.config import FinetuneConfig, PretrainConfig, longest_warmup, require_schedule
 from electra.errors import require, require_choice, tell_place
-from electra.files import read_object, write_json
+from electra.files import read_object, take_turns, write_json
 from electra.finetuning.start import fit_to_start as fit_finetuning
 from electra.finetuning.start import require_examples
 from electra.method.flops import FORWARD_AND_BACKWARD, count_run, count_true
@@ -119,15 +119,16 @@ def open_plan(suite: Suite, shards_folder: Path, runs: Path, jobs: int) -> Plan:
 
 def keep_plan(suite: Suite, plan: Plan, runs: Path) -> None:
     """Write the suite.json of the folder of all runs, which exists; `open_plan` reads it."""
-    begun = _read_begun(runs)
-    write_json(
-        runs / SUITE,
-        {
-            "shards": plan.shards,
-            "finetune": begun.get("finetune", {}) | suite.finetune_settings,
-            "step_seconds": begun.get("step_seconds", {}) | plan.step_seconds,
-        },
-    )
+    with take_turns(runs / f"{SUITE}.lock"):  # tasks of a queue begin at once
+        begun = _read_begun(runs)
+        write_json(
+            runs / SUITE,
+            {
+                "shards": plan.shards,
+                "finetune": begun.get("finetune", {}) | suite.finetune_settings,
+                "step_seconds": begun.get("step_seconds", {}) | plan.step_seconds,
+            },
+        )
 
 
 def find_finetunings(runs: Path, task: str) -> list[Path]:

@@ -7,11 +7,11 @@ import multiprocessing
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -22,7 +22,7 @@ from electra.finetuning.loop import finetune
 from electra.finetuning.loop import ignore as pass_over
 from electra.pretraining.continuation import branch
 from electra.pretraining.loop import pretrain, resume
-from electra.processes import Interrupted, follow_parent
+from electra.processes import Interrupted, follow_parent, join_ray, usable_cores
 from electra.reproduce.plan import (
     Finetunings,
     PlannedRun,
@@ -45,6 +45,9 @@ from electra.tasks.glue import GLUE
 from electra.tasks.registry import TASKS, read_task
 
 SECONDS_BETWEEN_LOOKS = 1.0
+RETRIES = 2
+"""Of a row and seed whose process on a Ray cluster was killed; it goes on at its checkpoint."""
+Engine = Literal["local", "ray"]
 Show = Callable[[float, float, str], None]
 
 
@@ -72,17 +75,25 @@ class Session:
     """What one command does with a suite: compute what is not finished, and write the results.
 
     Runs that `earlier` results of other suites have are not computed. So many `jobs` are computed
-    at a time; 0: none; None: one for each GPU, or one on a CPU. `plan` has all runs of the suite,
-    and `left` those that are to be computed, by name.
+    at a time; 0: none; None: one for each GPU, or one on a CPU. With the engine ray this holds for
+    each machine of the cluster. Of a `share` (I, N) of the rows and seeds, I of N are computed, by
+    one of several tasks of a queue. `plan` has all runs of the suite, and `left` those that are to
+    be computed, by name.
     """
 
     def __init__(
-        self, setup: Setup, out: Path, earlier: Sequence[Path] = (), jobs: int | None = None
+        self,
+        setup: Setup,
+        out: Path,
+        earlier: Sequence[Path] = (),
+        jobs: int | None = None,
+        engine: Engine = "local",
+        share: tuple[int, int] | None = None,
     ):
         jobs = max(1, torch.cuda.device_count()) if jobs is None else jobs
         require(jobs >= 0, f"--jobs must be >= 0, not {jobs}")
         suite, runs = setup.suite, setup.runs
-        self.setup, self.out, self.jobs = setup, out, jobs
+        self.setup, self.out, self.jobs, self.engine = setup, out, jobs, engine
         self.written = read_written(out)
         self.plan = open_plan(suite, setup.shards, runs, jobs)
         config = self.plan.runs[0].config
@@ -104,7 +115,18 @@ class Session:
         if reasons:
             count = f"{len(reasons)} records of --earlier are passed over"
             warnings.warn(f"{count}, such as {reasons[0]}", stacklevel=2)
-        self.unfinished = self.plan.without(self.known)
+        self.lock = runs / LOCK
+        others: set[str] = set()
+        if share:
+            number, size = share
+            require(
+                not self.plan.step_seconds,
+                "--task: rows that are equal in seconds are timed on one machine; leave it out",
+            )
+            self.lock = runs / f"{LOCK}-{number}-of-{size}"
+            units = (unit for i, unit in enumerate(self.plan.units) if i % size != number)
+            others = {run.name for unit in units for run in unit}
+        self.unfinished = self.plan.without(self.known.keys() | others)
         self.left = {run.name: run for run in self.unfinished.runs if not setup.is_done(run)}
         self.finetunings: Finetunings = {}
         if self.left and jobs:
@@ -136,29 +158,35 @@ class Session:
         is refused when all others are finished.
         """
         self.setup.runs.mkdir(parents=True, exist_ok=True)
-        with hold(self.setup.runs / LOCK):
+        with hold(self.lock):
             keep_plan(self.setup.suite, self.plan, self.setup.runs)
             self._compute(show, save)
 
     def _compute(self, show: Show, save: Callable[[], object]) -> None:
         units = self.unfinished.units
         waiting = [unit for unit in units if not all(map(self.setup.is_done, unit))]
-        working: dict[int, _Worker] = {}
+        working: dict[int, _Process | _RayTask] = {}
         work = {run.name: self._look(run) for run in self.unfinished.runs}
         total = sum(work.values())
         failures: list[str] = []
-        with _ended(working):
+        with ExitStack() as stack:
+            ray = stack.enter_context(join_ray()) if self.engine == "ray" else None
+            room = len(waiting) if ray else self.jobs  # a cluster knows its own room
+            stack.enter_context(_ended(working))
             while waiting or working:
-                while waiting and len(working) < self.jobs:
-                    place = min(set(range(self.jobs)) - working.keys())
-                    working[place] = _start(self.setup, waiting.pop(0), place)
+                while waiting and len(working) < room:
+                    place, unit = min(set(range(room)) - working.keys()), waiting.pop(0)
+                    if ray:
+                        working[place] = _start_on_ray(ray, self.setup, unit)
+                    else:
+                        working[place] = _start(self.setup, unit, place)
                 time.sleep(SECONDS_BETWEEN_LOOKS)
                 units_now = [worker.unit for worker in working.values()]
                 work |= {run.name: self._look(run) for unit in units_now for run in unit}
                 done = max(0.0, total - sum(work.values()))  # a resumed run may repeat steps
                 show(done / 1e12, total / 1e12, "; ".join(map(self._name_current, units_now)))
                 for place, worker in list(working.items()):
-                    if not worker.process.is_alive():
+                    if not worker.is_working():
                         del working[place]
                         failures += worker.find_failures()
                         save()
@@ -180,10 +208,21 @@ class Session:
         return f"{what} {current.name}"
 
 
-class _Worker(NamedTuple):
+class _Process(NamedTuple):
+    """A process of this machine that computes a row and seed."""
+
     process: BaseProcess
     answer: Connection
     unit: Unit
+
+    def is_working(self) -> bool:
+        return self.process.is_alive()
+
+    def stop(self) -> None:
+        self.process.terminate()
+
+    def wait(self) -> None:
+        self.process.join()
 
     def find_failures(self) -> list[str]:
         """Return what ended the process early, if anything."""
@@ -194,27 +233,76 @@ class _Worker(NamedTuple):
         return [f"{name} ended with exit status {status}"] if status else []
 
 
-def _start(setup: Setup, unit: Unit, place: int) -> _Worker:
+class _RayTask(NamedTuple):
+    """A row and seed that a machine of a Ray cluster computes."""
+
+    ray: Any
+    result: Any
+    unit: Unit
+
+    def is_working(self) -> bool:
+        done, _ = self.ray.wait([self.result], timeout=0)
+        return not done
+
+    def stop(self) -> None:
+        self.ray.cancel(self.result)
+
+    def wait(self) -> None:
+        self.ray.wait([self.result])
+
+    def find_failures(self) -> list[str]:
+        """Return what ended the task early, if anything."""
+        try:
+            failure = self.ray.get(self.result)
+        except self.ray.exceptions.RayError as error:
+            failure = str(error).splitlines()[0]
+        return [f"{self.unit[0].name}: {failure}"] if failure else []
+
+
+def _start(setup: Setup, unit: Unit, place: int) -> _Process:
     """Start the process that computes a row and seed; with several GPUs each has its own."""
     context = multiprocessing.get_context("spawn")
     answer, worker_end = context.Pipe(duplex=False)
-    process = context.Process(target=_compute_unit, args=(setup, unit, place, worker_end))
+    process = context.Process(target=_compute_here, args=(setup, unit, place, worker_end))
     process.start()
     worker_end.close()
-    return _Worker(process, answer, unit)
+    return _Process(process, answer, unit)
 
 
-def _compute_unit(setup: Setup, unit: Unit, place: int, answer: Connection) -> None:
+def _start_on_ray(ray: Any, setup: Setup, unit: Unit) -> _RayTask:
+    """Start a row and seed where a GPU of the cluster, or the cores for its threads, are free.
+
+    All machines must see the shards, the tasks and the runs under the same names.
+    """
+    setup = setup._replace(
+        shards=setup.shards.absolute(),
+        data={task: folder.absolute() for task, folder in setup.data.items()},
+        runs=setup.runs.absolute(),
+    )
+    has_gpu = ray.cluster_resources().get("GPU", 0) > 0
+    cores = 1 if has_gpu else unit[0].config.train.threads or usable_cores()
+    call = ray.remote(num_cpus=cores, num_gpus=int(has_gpu), max_retries=RETRIES)(_compute_unit)
+    return _RayTask(ray, call.remote(setup, unit), unit)
+
+
+def _compute_here(setup: Setup, unit: Unit, place: int, answer: Connection) -> None:
     follow_parent()
     if torch.cuda.is_available():
         torch.cuda.set_device(place % torch.cuda.device_count())
+    if failure := _compute_unit(setup, unit):
+        answer.send(failure)
+
+
+def _compute_unit(setup: Setup, unit: Unit) -> str:
+    """Compute the runs of a row and seed; return why they cannot be, if so."""
     try:
         for run in unit:
             compute_run(setup, run)
     except (UserError, OSError) as error:
-        answer.send(str(error))
+        return str(error)
     except Interrupted:
         pass
+    return ""
 
 
 def compute_run(setup: Setup, run: PlannedRun) -> None:
@@ -233,12 +321,12 @@ def compute_run(setup: Setup, run: PlannedRun) -> None:
 
 
 @contextmanager
-def _ended(working: Mapping[int, _Worker]) -> Iterator[None]:
-    """End the processes that are still working, each after it has written a checkpoint."""
+def _ended(working: Mapping[int, _Process | _RayTask]) -> Iterator[None]:
+    """End what is still working, each after it has written a checkpoint."""
     try:
         yield
     finally:
         for worker in working.values():
-            worker.process.terminate()
+            worker.stop()
         for worker in working.values():
-            worker.process.join()
+            worker.wait()

@@ -32,9 +32,9 @@ from typing import Any
 import numpy as np
 
 from electra.config import PrepareConfig
-from electra.errors import UserError, import_extra
+from electra.errors import UserError
 from electra.files import read_object, sha256_file, write_json
-from electra.processes import follow_parent, usable_cores
+from electra.processes import follow_parent, join_ray, usable_cores
 from electra.shards.cleaning import Filters, sign_documents
 from electra.shards.store import PARTS, ShardWriter
 from electra.text.documents import RangeBorder, TextCounts, close_last, group_texts, make_reader
@@ -434,21 +434,12 @@ def run_on_ray(
     workers: int,
     tell: Callable[[Piece, Record], None],
 ) -> None:
-    """Prepare the pieces on a Ray cluster: of RAY_ADDRESS, else one that runs here, else a new one.
+    """Prepare the pieces on a Ray cluster (`join_ray`).
 
     All machines must see the text and the folder under the same names. With `workers` 0, there are
     as many processes as the cluster has room for.
     """
-    ray = import_extra("ray", "ray", "--engine ray")
-    # Without this, Ray warns that a later version will treat tasks without a GPU differently.
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    is_ours = not ray.is_initialized()
-    if is_ours:
-        try:
-            ray.init(log_to_driver=False, logging_level="ERROR", include_dashboard=False)
-        except Exception as error:
-            raise UserError(f"Ray did not start: {str(error).splitlines()[0]}") from error
-    try:
+    with join_ray() as ray:
         call = ray.remote(num_cpus=RAY_CPUS, max_retries=MAX_ATTEMPTS - 1)(_prepare_on_ray)
         shared = ray.put(tokenizer)
         groups = deque(_group(pieces, RAY_PIECES))
@@ -464,9 +455,6 @@ def run_on_ray(
                 group = pending.pop(reference)
                 for piece, record in zip(group, _get(ray, reference, group[0]), strict=True):
                     tell(piece, record)
-    finally:
-        if is_ours:
-            ray.shutdown()
 
 
 def _get(ray: Any, reference: Any, first: Piece) -> list[Record]:
