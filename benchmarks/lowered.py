@@ -33,7 +33,7 @@ from torch.utils._pytree import tree_map
 
 from electra.checkpoints.manifest import find_commit
 from electra.config import OBJECTIVES, SCHEMES, PretrainConfig
-from electra.files import write_json, write_text
+from electra.files import read_object, write_json, write_text
 from electra.method.measures import tally
 from electra.model.batch import find_real
 from electra.presets import PRESETS
@@ -166,6 +166,7 @@ def count_step(config: PretrainConfig) -> Count:
     with mock.patch("electra.pretraining.step.build_optimizer", return_value=mock.MagicMock()):
         step = Step(model, config, Machine())  # its random numbers have no place on META
     step.machine, step.guard = machine, Guard(META)
+    step.first_guard = step.first_guard and Guard(META)
     step.weights = WorkingCopies(model, machine.dtype).at_work
     batch = make_rows(config, config.train.batch_size, 0)
     if config.examples.short_prob:
@@ -391,6 +392,7 @@ def count_variant(
     began = time.perf_counter()
     count = count_step(config)
     return {
+        "commit": find_commit(),
         "preset": preset,
         "settings": words,
         "rows": config.train.batch_size,
@@ -448,15 +450,22 @@ def main() -> None:
     parser.add_argument("--set", nargs="*", default=[])
     parser.add_argument("--assemble", action="store_true")
     arguments = parser.parse_args()
-    facts = {"torch": torch.__version__, "commit": find_commit(), "settings": arguments.set}
+    facts = {"torch": torch.__version__, "settings": arguments.set}
     records: dict[str, dict[str, Any]] = {}
+    if arguments.out and arguments.out.exists():  # a command that was interrupted goes on
+        written = read_object(arguments.out)
+        if facts == {name: written[name] for name in facts}:
+            records = written["variants"]
     for name in arguments.variants:
+        if name in records:
+            continue
         records[name] = count_variant(name, arguments.set, assembles=arguments.assemble)
         print(f"{name}: {records[name]}", flush=True)
-        if arguments.out:  # written now, in case the other variants are interrupted
+        if arguments.out:
             write_json(arguments.out, {**facts, "variants": records})
-            title = " ".join(["torch", facts["torch"], "commit", str(facts["commit"])])
-            text = f"{title}, bfloat16\n\n{to_markdown(tabulate(records))}\n"
+            commits = dict.fromkeys(str(record["commit"])[:10] for record in records.values())
+            title = f"torch {facts['torch']}, commits {', '.join(commits)}, bfloat16"
+            text = f"{title}\n\n{to_markdown(tabulate(records))}\n"
             write_text(arguments.out.with_suffix(".md"), text)
     print(to_markdown(tabulate(records)))
 
