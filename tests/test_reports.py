@@ -12,7 +12,7 @@ from electra.interop.card import describe_run
 from electra.interop.export import export
 from electra.interop.importing import import_model
 from electra.presets import PRESETS
-from electra.reports.curves import draw_svg, find_panels
+from electra.reports.curves import draw_svg, find_panels, without_scraps
 from electra.reports.glossary import (
     GLOSSARY,
     Metric,
@@ -412,6 +412,21 @@ def test_the_page_is_one_whole_file_that_asks_nobody(run_folder, tmp_path):
     for word in ("mlm_loss", "constant_disc_loss", "runs/tiny", "electra finetune runs/tiny"):
         assert word in tags.text
     assert list(tmp_path.glob("*.incomplete")) == []
+
+
+@pytest.mark.parametrize(
+    ("steps", "drawn"),
+    [
+        ([50, 100, 149, 150], [50, 100, 149]),
+        ([1], [1]),
+        ([4, 5, 6], [4, 5, 6]),
+        ([50, 100, 110, 160], [50, 100, 160]),
+        ([50, 100, 1000, 2000, 2050, 2100], [50, 100, 1000, 2000, 2050, 2100]),
+    ],
+)
+def test_a_window_of_few_steps_makes_no_spike(steps, drawn):
+    records = [{"part": "train", "step": step, "values": {}} for step in steps]
+    assert [record["step"] for record in without_scraps(records)] == drawn
 
 
 def test_the_same_run_gives_the_same_curves(run_folder):

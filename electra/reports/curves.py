@@ -5,6 +5,7 @@ import io
 import math
 import re
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any, Literal
 
 import matplotlib
@@ -99,7 +100,7 @@ def _draw(axes: Axes, panel: Panel, runs: Sequence[Run]) -> None:
             is_alone = len(runs) == 1
             colour = COLOURS[(number if is_alone else run_number) % len(COLOURS)]
             style: Literal["-", "--"] = "--" if number else "-"
-            if train := list(_points(run.train, metric)):
+            if train := list(_points(without_scraps(run.train), metric)):
                 axes.plot(*zip(*train, strict=True), style, color=colour, alpha=0.75)
                 name = metric if len(panel.metrics) > 1 else "training"
                 key = Line2D([], [], color=colour)
@@ -129,6 +130,21 @@ def _draw(axes: Axes, panel: Panel, runs: Sequence[Run]) -> None:
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     if panel.metrics[0] == "tokens_per_second":
         axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+
+
+def without_scraps(records: Sequence[MetricsRecord]) -> list[MetricsRecord]:
+    """Return training records without those of few steps beside others, whose means are noise.
+
+    A window ends early at a checkpoint and at the last step.
+    """
+    steps = [0, *(record["step"] for record in records)]
+    windows = [end - begin for begin, end in pairwise(steps)]
+    beside = [windows[max(0, i - 1) : i] + windows[i + 1 : i + 2] for i in range(len(windows))]
+    return [
+        record
+        for record, window, others in zip(records, windows, beside, strict=True)
+        if 4 * window >= min(others, default=0)
+    ]
 
 
 def _points(records: Sequence[MetricsRecord], metric: str) -> Iterator[tuple[int, float]]:
