@@ -72,6 +72,7 @@ VARIANTS = {
     "uniform": ["generator.kind=uniform"],
     "unigram": ["generator.kind=unigram"],
     "temperature": ["generator.temperature=1.5", "generator.disallow_correct=true"],
+    "cooling": ["generator.temperature=2", "generator.temperature_decay=0.1"],
     "reference": ["method.mode=reference"],
     "reference-mlm": ["method.mode=reference", "method.objective=mlm"],
     "whole-words": ["method.mask_unit=whole_word"],

@@ -34,6 +34,7 @@ from electra.model.masked_lm import (
     FixedDistribution,
     log_likelihood,
     log_likelihood_plain,
+    loss_and_sample,
     loss_and_sample_plain,
 )
 from electra.presets import PRESETS, encoder_sizes
@@ -631,13 +632,14 @@ def test_what_a_masked_position_shows(shown, shares):
 # Generators
 
 
+@pytest.mark.parametrize("predict", [loss_and_sample, loss_and_sample_plain])
 @pytest.mark.parametrize("disallow", [False, True])
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_draws_at_a_temperature(temperature, disallow):
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0, torch.tensor(2.0)])
+def test_draws_at_a_temperature(predict, temperature, disallow):
     """Chi-square of 50,000 draws against softmax(logits / T), less the original; level 1e-4."""
     num = 50_000
     logits = torch.randn(40, generator=rng(3))
-    sampled = loss_and_sample_plain(
+    sampled = predict(
         torch.ones(num, 1),
         logits[:, None],
         torch.zeros(40),
@@ -655,6 +657,17 @@ def test_draws_at_a_temperature(temperature, disallow):
     counts = torch.bincount(sampled, minlength=40).double()[kept]
     expected = num * (probs / probs.sum())[kept]
     assert stats.chisquare(counts, expected).pvalue > 1e-4
+
+
+def test_a_temperature_that_falls():
+    """From 2 towards 1 by e in a tenth of the run, which a run that ends early goes on with."""
+    for steps in (["train.steps=200"], ["train.steps=50", "optimizer.planned_steps=200"]):
+        model = build("generator.temperature=2", "generator.temperature_decay=0.1", *steps)
+        found = []
+        for step in (0, 20, 40):
+            model.begin_step(step)
+            found.append(model.generator.temperature.item())
+        assert found == pytest.approx([2, 1 + 1 / math.e, 1 + math.exp(-2)])
 
 
 @pytest.mark.parametrize("disallow", [False, True])
@@ -694,6 +707,7 @@ REFERENCE = "method.mode=reference optimizer.matrices=adamw"
         (f"method.objective=electric {REFERENCE}", "the released code has no electric"),
         (f"method.objective=replace_mlm {REFERENCE}", "the released code has no replace_mlm"),
         (f"method.scheme=adversarial {REFERENCE}", "no adversarial; choose rtd or mlm"),
+        ("method.scheme=adversarial generator.temperature=2", "not adversarial: it rewards the so"),
         (f"method.objective=teams {REFERENCE}", "the released code has no teams"),
         ("method.objective=teams method.scheme=two_stage method.sharing=none", "must be joint"),
         ("method.objective=teams generator.kind=unigram", "needs generator.kind=network or"),

@@ -594,6 +594,7 @@ def test_a_frozen_generator_is_that_of_the_other_run(toy_shards, toy_config, tmp
         ignore,
     )
     settings = ["generator.kind=frozen", f"generator.frozen_run={tmp_path / 'first'}"]
+    settings += ["generator.temperature=2", "generator.temperature_decay=0.1"]
     config = override(toy_config, [*settings, "method.sharing=none"])
     assert_continues(toy_shards, config, tmp_path)
     expected = read_pretrained(tmp_path / "first").masked_lm

@@ -120,6 +120,11 @@ class Objective(nn.Module):
         self.is_resting = False
         self.loss_weights = self.weights_awake
 
+    def begin_step(self, step: int) -> None:
+        """Set what depends on the number of the step, from 0: the generator's temperature."""
+        if isinstance(generator := getattr(self, "generator", None), MaskedLM):
+            generator.cool(step)
+
     def rest_until(self, step: int, num_steps: int) -> None:
         """Let a first stage train the generator alone, by its likelihood (generator.warmup_steps).
 
@@ -241,10 +246,12 @@ class Parts:
             assert self.frequencies_V is not None
             return FixedDistribution(self.frequencies_V, disallow_correct=config.disallow_correct)
         sizes = config.encoder(self.config.model)
+        num_steps = self.config.optimizer.planned_steps or self.config.train.steps
         generator = MaskedLM(
             self.encoder(sizes, shared=kept),
             GeneratorHead(sizes),
             temperature=config.temperature,
+            decay_steps=config.temperature_decay * num_steps,
             disallow_correct=config.disallow_correct,
         )
         if config.shared_layers:

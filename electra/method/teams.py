@@ -84,7 +84,7 @@ class Teams(ReplacedTokenDetection):
     ) -> tuple[Tensor, Means]:
         """Return the rows' share of L_MWS, and its measures; the original is candidate 0."""
         index_BSH = draw.index_BS[:, :, None].expand(-1, -1, hidden_BLH.shape[-1])
-        logits_BSK = self.selection_head(
+        logits_BSK = self.selection_head.select(
             hidden_BLH.gather(1, index_BSH), self.selector.embeddings.tokens(candidates_BSK)
         )
         log_prob_BS = logits_BSK.log_softmax(dim=-1)[:, :, 0]

@@ -27,13 +27,29 @@ UNANSWERABLE_WEIGHT = 0.5
 """Weight of the answerability loss. Source: configure_finetuning.py answerable_weight."""
 
 
-class GeneratorHead(nn.Module):
+class PredictionHead(nn.Module):
+    """What stands before the last layer of a head: states to features, as wide unless told.
+
+    Source: transformers' ModernBertPredictionHead; run_pretraining.py _get_masked_lm_output.
+    """
+
+    def __init__(self, config: EncoderConfig, in_size: int = 0, out_size: int = 0):
+        super().__init__()
+        size, is_modern = out_size or config.hidden_size, config.architecture == "modernbert"
+        has_bias = not is_modern or config.classifier_bias
+        self.dense = Linear(in_size or config.hidden_size, size, bias=has_bias)
+        self.norm = LayerNorm(size, eps=config.layer_norm_eps, bias=config.has_norm_bias)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return the features that the last layer of a head reads."""
+        return self.norm(F.gelu(self.dense(hidden)))
+
+
+class GeneratorHead(PredictionHead):
     """The generator's output layer: hidden states to the features that the tied softmax reads.
 
     logits = forward(h) @ table.T + bias. The product itself is left to the loss
     (masked_lm.py), which needs it at the chosen positions only.
-    Source: run_pretraining.py _get_masked_lm_output; in the architecture modernbert, transformers'
-    ModernBertForMaskedLM.
 
     Args:
         config: Sizes of the encoder.
@@ -41,10 +57,7 @@ class GeneratorHead(nn.Module):
     """
 
     def __init__(self, config: EncoderConfig, num_towers: int = 1):
-        super().__init__()
-        size, has_bias, norm_has_bias = config.embedding_size, *_biases(config)
-        self.dense = Linear(num_towers * config.hidden_size, size, bias=has_bias)
-        self.norm = LayerNorm(size, eps=config.layer_norm_eps, bias=norm_has_bias)
+        super().__init__(config, num_towers * config.hidden_size, config.embedding_size)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
     @property
@@ -53,32 +66,24 @@ class GeneratorHead(nn.Module):
         size = self.dense.out_features
         return 2 * size * (self.dense.in_features + len(self.bias))
 
-    def forward(self, hidden_MH: Tensor) -> Tensor:
-        """Map hidden states (M, H) to features (M, E)."""
-        return self.norm(F.gelu(self.dense(hidden_MH)))
 
-
-class SelectionHead(nn.Module):
+class SelectionHead(PredictionHead):
     """Which of some tokens stood at a position: float32 logits.
 
     Source: TEAMS, MultiWordSelectionHead of its released code.
     """
 
     def __init__(self, config: EncoderConfig):
-        super().__init__()
-        size, has_bias, norm_has_bias = config.embedding_size, *_biases(config)
-        self.dense = Linear(config.hidden_size, size, bias=has_bias)
-        self.norm = LayerNorm(size, eps=config.layer_norm_eps, bias=norm_has_bias)
+        super().__init__(config, out_size=config.embedding_size)
 
     @property
     def flops(self) -> float:
         """Operations per position of the forward pass, the few products with tokens left out."""
         return 2 * self.dense.weight.numel()
 
-    def forward(self, hidden: Tensor, embedded: Tensor) -> Tensor:
+    def select(self, hidden: Tensor, embedded: Tensor) -> Tensor:
         """Map states (..., H) and the embeddings of K tokens each (..., K, E) to (..., K)."""
-        features = self.norm(F.gelu(self.dense(hidden))).float()
-        return (embedded * features[..., None, :]).sum(dim=-1)
+        return (embedded * self(hidden).float()[..., None, :]).sum(dim=-1)
 
 
 class DiscriminatorHead(nn.Module):
@@ -108,32 +113,9 @@ class DiscriminatorHead(nn.Module):
         return self.dense_prediction(inner_BLH).squeeze(-1)
 
 
-class PredictionHead(nn.Module):
-    """The layers before the last one in ModernBERT's heads of fine-tuning: (..., H) to (..., H).
-
-    Source: transformers' ModernBertPredictionHead.
-    """
-
-    def __init__(self, config: EncoderConfig):
-        super().__init__()
-        size, has_bias, norm_has_bias = config.hidden_size, *_biases(config)
-        self.dense = Linear(size, size, bias=has_bias)
-        self.norm = LayerNorm(size, eps=config.layer_norm_eps, bias=norm_has_bias)
-
-    def forward(self, state: Tensor) -> Tensor:
-        """Return the features that the last layer of a head reads."""
-        return self.norm(F.gelu(self.dense(state)))
-
-
 def build_inner(config: EncoderConfig) -> nn.Module:
     """Return what stands before the last layer of a head that transformers has: ELECTRA nothing."""
     return PredictionHead(config) if config.architecture == "modernbert" else nn.Identity()
-
-
-def _biases(config: EncoderConfig) -> tuple[bool, bool]:
-    """Return whether the inner linear map of a head has a bias, and whether its norm has one."""
-    is_modern = config.architecture == "modernbert"
-    return not is_modern or config.classifier_bias, config.has_norm_bias
 
 
 class ClassifierHead(nn.Module):

@@ -64,7 +64,7 @@ def loss_and_sample_plain(
     weights_M: Tensor,
     uniform_MU: Tensor,
     *,
-    temperature: float = 1.0,
+    temperature: float | Tensor = 1.0,
     disallow_correct: bool = False,
 ) -> Prediction:
     """Return loss, sampled tokens and hits, written as the mathematical definition.
@@ -90,11 +90,9 @@ def loss_and_sample_plain(
     loss = (nll_M * weights_M).sum()
     with torch.no_grad():
         draw_MV = logits_MV / temperature
-        if disallow_correct:
-            draw_MV.scatter_(1, targets_M[:, None], -math.inf)
         taken: list[Tensor] = []
         for uniform_M1 in uniform_MU.view(len(targets_M), -1).split(1, dim=1):
-            if taken:  # the first token may be the original, and be drawn again
+            if taken or disallow_correct:  # the first token may be the original, and drawn again
                 gone_M1 = taken[-1] if len(taken) > 1 else targets_M[:, None]
                 draw_MV.scatter_(1, gone_M1, -math.inf)
             cumulative_MV = draw_MV.softmax(dim=-1).cumsum(dim=-1)
@@ -111,6 +109,9 @@ def loss_and_sample(
     targets_M: Tensor,
     weights_M: Tensor,
     uniform_MU: Tensor,
+    *,
+    temperature: float | Tensor = 1.0,
+    disallow_correct: bool = False,
 ) -> Prediction:
     """Return loss, sampled tokens and hits in one pass; arguments as for `loss_and_sample_plain`.
 
@@ -118,9 +119,9 @@ def loss_and_sample(
     their largest element. Sampled tokens are equal, unless a threshold is within rounding of a
     cumulative probability.
     """
-    loss, sampled_MU, correct_M = _LossAndSample.apply(
-        features_ME, table_VE, bias_V, targets_M, weights_M, uniform_MU
-    )
+    options, of_positions_M = (temperature, disallow_correct), (targets_M, weights_M, uniform_MU)
+    of_softmax = features_ME, table_VE, bias_V
+    loss, sampled_MU, correct_M = _LossAndSample.apply(*of_softmax, options, *of_positions_M)
     return Prediction(loss, sampled_MU[:, 0], correct_M, sampled_MU[:, 1:])
 
 
@@ -129,7 +130,12 @@ class _LossAndSample(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, features_ME: Tensor, table_VE: Tensor, bias_V: Tensor, *per_position_M: Tensor
+        ctx: Any,
+        features_ME: Tensor,
+        table_VE: Tensor,
+        bias_V: Tensor,
+        options: tuple[float | Tensor, bool],
+        *per_position_M: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         needs_grad, vocab_size = any(ctx.needs_input_grad[:3]), len(table_VE)
         # Sampling needs whole blocks; the padding has probability 0, so it is never sampled. It
@@ -143,7 +149,9 @@ class _LossAndSample(torch.autograd.Function):
         for features_CE, *chunk in _split(CHUNK, features_ME, *columns):
             logits_CW = F.linear(features_CE, table_WE)
             for logits_RW, *rows in _slice(logits_CW, *chunk):
-                *scored, grad_W = _score(logits_RW, bias_W, *rows, needs_grad=needs_grad)
+                *scored, grad_W = _score(
+                    logits_RW, bias_W, *rows, options=options, needs_grad=needs_grad
+                )
                 scores.append(scored)
                 if needs_grad:
                     grad_bias_W += grad_W
@@ -164,7 +172,7 @@ class _LossAndSample(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         grads, scale = ctx.saved_tensors, grad_outputs[0]
-        return (*(each * scale.to(each.dtype) for each in grads), None, None, None)
+        return (*(each * scale.to(each.dtype) for each in grads), *[None] * 4)
 
 
 def _score(
@@ -174,6 +182,7 @@ def _score(
     weight_R1: Tensor,
     uniform_RU: Tensor,
     *,
+    options: tuple[float | Tensor, bool],
     needs_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return loss, sampled tokens and hits of some rows, and the bias's gradient if needed.
@@ -189,14 +198,20 @@ def _score(
     exp_RKB = blocks_RKB.sub_(largest_RK1).exp_()
     largest_R1 = largest_RK1.amax(dim=1)
     scale_RK = (largest_RK1.squeeze(2) - largest_R1).exp()
-    uniform_R1, *of_others = uniform_RU.split(1, dim=1)
-    sampled_R1, sum_R1 = _draw(exp_RKB, scale_RK, uniform_R1)
-    taken = [sampled_R1]
-    gone_R1, left_RKB = target_R1, exp_RKB
-    for uniform_R1 in of_others:
-        left_RKB = left_RKB.flatten(1).scatter(1, gone_R1, 0.0).view_as(exp_RKB)
-        gone_R1, _ = _draw(left_RKB, scale_RK, uniform_R1)
-        taken.append(gone_R1)
+    sums_RK = exp_RKB.sum(dim=-1) * scale_RK
+    sum_R1 = sums_RK.sum(dim=-1, keepdim=True)
+    temperature, disallow_correct = options
+    taken: list[Tensor] = []
+    left_RKB, scale_of_left_RK = exp_RKB, scale_RK
+    if isinstance(temperature, Tensor) or temperature != 1:
+        left_RKB, scale_of_left_RK = exp_RKB ** (1 / temperature), scale_RK ** (1 / temperature)
+    for uniform_R1 in uniform_RU.split(1, dim=1):
+        if taken or disallow_correct:
+            gone_R1 = taken[-1] if len(taken) > 1 else target_R1
+            left_RKB = left_RKB.flatten(1).scatter(1, gone_R1, 0.0).view_as(exp_RKB)
+        if left_RKB is not exp_RKB:
+            sums_RK = left_RKB.sum(dim=-1) * scale_of_left_RK
+        taken.append(_draw(left_RKB, scale_of_left_RK, sums_RK, uniform_R1))
     loss = ((sum_R1.log() + largest_R1 - target_logit_R1) * weight_R1).sum()
     sampled_RU = torch.cat(taken, dim=1)
     correct_R = (target_logit_R1 == largest_R1).squeeze(1)
@@ -208,21 +223,19 @@ def _score(
     return loss, sampled_RU, correct_R, grad_RW.sum(dim=0)
 
 
-def _draw(exp_RKB: Tensor, scale_RK: Tensor, uniform_R1: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a token (R, 1) drawn in proportion to exp * scale, and the sum of these weights.
+def _draw(exp_RKB: Tensor, scale_RK: Tensor, sums_RK: Tensor, uniform_R1: Tensor) -> Tensor:
+    """Return a token (R, 1) drawn in proportion to exp * scale, of which each block has a sum.
 
     The cumulative sum over blocks gives the block, the one within the block the column. The result
     is that of a cumulative sum over the whole row, which would take longer.
     """
-    sums_RK = exp_RKB.sum(dim=-1) * scale_RK
     cumulative_RK = sums_RK.cumsum(dim=-1)
-    sum_R1 = cumulative_RK[:, -1:]
-    threshold_R1 = uniform_R1 * sum_R1
+    threshold_R1 = uniform_R1 * cumulative_RK[:, -1:]
     block_R1 = _find(cumulative_RK, threshold_R1)
     rest_R1 = threshold_R1 - (cumulative_RK.gather(1, block_R1) - sums_RK.gather(1, block_R1))
     block_RB = exp_RKB.gather(1, block_R1[:, :, None].expand(-1, -1, BLOCK)).squeeze(1)
     column_R1 = _find((block_RB * scale_RK.gather(1, block_R1)).cumsum(dim=-1), rest_R1)
-    return block_R1 * BLOCK + column_R1, sum_R1
+    return block_R1 * BLOCK + column_R1
 
 
 def _find(cumulative_RK: Tensor, threshold_R1: Tensor) -> Tensor:
@@ -334,8 +347,11 @@ class MaskedLM(nn.Module):
         encoder: The encoder; its token embeddings are also the table of the softmax.
         head: The output layer.
         temperature: Divides the logits from which tokens are drawn; the loss has none.
+        decay_steps: Steps in which its distance from 1 falls to 1 / e of itself; 0: it stays.
         disallow_correct: Whether the original token is never drawn.
     """
+
+    temperature: float | Tensor
 
     def __init__(
         self,
@@ -343,14 +359,25 @@ class MaskedLM(nn.Module):
         head: GeneratorHead,
         *,
         temperature: float = 1.0,
+        decay_steps: float = 0.0,
         disallow_correct: bool = False,
     ):
         super().__init__()
         self.encoder = encoder
         self.head = head
-        self.temperature = temperature
+        self.first_temperature, self.decay_steps = temperature, decay_steps
+        if decay_steps:  # a tensor, so that a captured step can be told another
+            self.register_buffer("temperature", torch.tensor(temperature), persistent=False)
+        else:
+            self.temperature = temperature
         self.disallow_correct = disallow_correct
         self.is_frozen = False
+
+    def cool(self, step: int) -> None:
+        """Set the temperature of a step, which counts from 0. Source: Fast-ELECTRA."""
+        if isinstance(self.temperature, Tensor):
+            distance = (self.first_temperature - 1) * math.exp(-step / self.decay_steps)
+            self.temperature.fill_(1 + distance)
 
     def freeze(self) -> None:
         """Exclude the parameters from training, and switch dropout off for good."""
@@ -403,13 +430,9 @@ class MaskedLM(nn.Module):
             weights_BS.flatten(),
             uniform_BS.flatten(0, 1),
         )
-        if self.temperature == 1.0 and not self.disallow_correct:
-            prediction = loss_and_sample(*arguments)
-        else:
-            prediction = loss_and_sample_plain(
-                *arguments, temperature=self.temperature, disallow_correct=self.disallow_correct
-            )
-        return prediction.view_as(index_BS)
+        return loss_and_sample(
+            *arguments, temperature=self.temperature, disallow_correct=self.disallow_correct
+        ).view_as(index_BS)
 
 
 class TwoTowers(nn.Module):

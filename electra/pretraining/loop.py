@@ -429,11 +429,13 @@ class Session:
 
     def evaluate(self, done: int) -> None:
         """Evaluate on held-out rows, which process 0 does alone."""
+        self.step.model.begin_step(done)
         with self.window.clock.paused(), gathered(self.step.model):
             self.journal.evaluate(done)
 
     def evaluate_at_start(self) -> None:
         """Evaluate if the run begins, or stopped before this evaluation."""
+        self.step.model.begin_step(self.first_step)
         is_due = evaluates(self.step.config, self.first_step)
         if from_rank_0(is_due and not self.journal.is_evaluated(self.first_step)):
             self.evaluate(self.first_step)

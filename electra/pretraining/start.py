@@ -19,7 +19,7 @@ import warnings
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from electra.checkpoints.folder import SavedNetwork
 from electra.config import PretrainConfig
@@ -114,13 +114,11 @@ def build_model(
     if config.method.mode == "reference":
         draw_glorot(model, others)
     if train.initial_weights != "bert":
-        by_embeddings: dict[Embeddings | TokenEmbeddings, list[Encoder]] = {}
+        by_embeddings: dict[Embeddings | TokenEmbeddings, dict[nn.Module, Encoder]] = {}
         for part in (model.kept, *model.modules()):
             if isinstance(part, Encoder):
-                found = by_embeddings.setdefault(part.embeddings, [])
-                if part.layers[0] not in [each.layers[0] for each in found]:
-                    found.append(part)
-        for encoders in by_embeddings.values():
+                by_embeddings.setdefault(part.embeddings, {}).setdefault(part.layers[0], part)
+        for encoders in (list(each.values()) for each in by_embeddings.values()):
             if architecture == "electra":
                 look_at_neighbours(encoders, std, rng)
             if embeddings_VE is not None:

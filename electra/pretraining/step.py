@@ -105,6 +105,7 @@ class Step:
             guard.begin(self.config.train.spike_sigmas if is_warm else math.inf)
         self.rng.manual_seed(step_seed(self.config.train.seed, "corruption", number))
         set_learning_rate(self.optimizer, learning_rate)
+        self.model.begin_step(number)
         self._seed_dropout(self.machine.rank * self.config.train.accumulation)
 
     def compute(self, batch: Batch) -> Outcome:

@@ -187,9 +187,8 @@ GLOSSARY: dict[str, Metric] = {
         "selection loss",
         "nats",
         ".3f",
-        "For teams: cross-entropy of the choice of the original among five tokens at each masked "
-        "position: the original and four others that the generator holds likely. Guessing costs "
-        "log(5), 1.609.",
+        "For teams: cross-entropy of the choice of the original among five tokens that the "
+        "generator holds likely, at each masked position. Guessing costs log(5), 1.609.",
         column=("sel", "loss", 5),
         network="discriminator",
         panel="Selection loss",
