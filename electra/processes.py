@@ -106,20 +106,18 @@ def follow_parent() -> None:
 
 @contextmanager
 def join_ray() -> Iterator[Any]:
-    """Yield Ray, with the cluster of RAY_ADDRESS, else one that runs here, else a new one.
-
-    Raises:
-        UserError: Ray is not installed, or does not start.
-    """
+    """Yield Ray, with the cluster of RAY_ADDRESS, else one that runs here, else a new one."""
     ray = import_extra("ray", "ray", "--engine ray")
     # Without this, Ray warns that a later version will treat tasks without a GPU differently.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    is_ours = not ray.is_initialized()
+    is_ours, before = not ray.is_initialized(), signal.getsignal(signal.SIGTERM)
     if is_ours:
         try:
             ray.init(log_to_driver=False, logging_level="ERROR", include_dashboard=False)
         except Exception as error:
             raise UserError(f"Ray did not start: {str(error).splitlines()[0]}") from error
+        if threading.current_thread() is threading.main_thread():  # Ray would end without a word
+            signal.signal(signal.SIGTERM, before)
     try:
         yield ray
     finally:

@@ -30,6 +30,7 @@ from electra.pretraining.loop import pretrain, resume
 from electra.reproduce.plan import (
     Setup,
     count_finetunings,
+    find_finetunings,
     find_work,
     keep_plan,
     make_plan,
@@ -285,9 +286,10 @@ def kill_on_ray(run):
     while not (run / "metrics.jsonl").exists():
         time.sleep(0.02)
     titles = {path.parent.name: path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")}
-    for number, title in titles.items():
-        if title.startswith(b"ray::_compute_unit"):
-            os.kill(int(number), signal.SIGKILL)
+    workers = [number for number, title in titles.items() if b"ray::_compute_on_ray" in title]
+    assert workers
+    for number in workers:
+        os.kill(int(number), signal.SIGKILL)
 
 
 @pytest.mark.slow
@@ -315,23 +317,46 @@ def test_tasks_of_a_queue_and_of_ray_give_the_same_results(words, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_suite_that_is_stopped_leaves_checkpoints(words, tmp_path, number):
-    """A terminal and a queue signal all processes of a suite, which signals its runs, too."""
-    given = words("--budget", 1e13, "--jobs", 2, "--set", "train.log_every=1")
+@pytest.mark.parametrize(
+    ("number", "engine", "told"),
+    [
+        (signal.SIGINT, "local", "interrupted"),
+        (signal.SIGTERM, "local", "interrupted"),
+        (signal.SIGTERM, "ray", "interrupted"),
+        (None, "local", "-1-seed-0 is safe (2 of 2 rows and seeds failed, the others are done)"),
+    ],
+)
+def test_a_suite_that_is_stopped_leaves_checkpoints(words, tmp_path, number, engine, told):
+    """A terminal and a queue signal all processes of a suite, which signals its runs, too.
+
+    Without a number, only the runs get a SIGTERM: they are not taken for done.
+    """
+    pytest.importorskip("ray" if engine == "ray" else "torch")
+    # Of the threads that a run is to have, no machine of the cluster has all.
+    more = ("train.threads=3",) if engine == "ray" else ()
+    given = words("--budget", 1e13, "--seeds", 1, "--jobs", 2, "--engine", engine)
     process = subprocess.Popen(
-        [sys.executable, "-m", "electra", *given],
+        [sys.executable, "-m", "electra", *given, "--set", "train.log_every=1", *more],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         start_new_session=True,
+        env=os.environ | {"RAY_OVERRIDE_RESOURCES": '{"CPU": 2}'},
     )
-    runs = [tmp_path / "runs" / f"{row}-1-seed-0" for row in ("electra", "bert")]
+    rows = ("electra",) if more else ("electra", "bert")
+    runs = [tmp_path / "runs" / f"{row}-1-seed-0" for row in rows]
     logs = [run / "metrics.jsonl" for run in runs]
     while not all(log.exists() and log.read_text().count("\n") > 5 for log in logs):
         assert process.poll() is None
         time.sleep(0.2)
-    os.killpg(process.pid, number)
-    assert "interrupted" in process.communicate(timeout=300)[1].decode()
+    if number:
+        os.killpg(process.pid, number)
+    else:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+        for child in map(int, children.split()):
+            os.kill(child, signal.SIGTERM)
+    err = process.communicate(timeout=300)[1].decode()
+    assert told in " ".join(err.split())
+    assert process.returncode == (130 if number else 2)
     for run, log in zip(runs, logs, strict=True):
         last = json.loads(log.read_text().splitlines()[-1])
         assert find_checkpoint(run)[0] == last["step"]
@@ -391,6 +416,20 @@ def test_what_is_refused_before_the_pre_training(toy_suite, refusal, tmp_path):
     toy_suite.write_text(TOY.replace("epochs=1", "train_examples=100000"))
     assert "train_examples 100000 is more than the " in refusal()
     assert not (tmp_path / "runs").exists()
+
+
+def test_rows_equal_in_seconds_are_of_one_machine(toy_suite, refusal):
+    toy_suite.write_text(TOY.replace("budget = 3e10", 'equal = "seconds"\nbudget = 9'))
+    for words in (("--engine", "ray"), ("--task", "0/2")):
+        assert "computed on one machine; leave --task" in refusal(*words)
+
+
+def test_a_fine_tuning_killed_before_its_settings_were_written_is_none(tmp_path):
+    folder = tmp_path / "bert-1-seed-0" / "finetune-own.incomplete"
+    folder.mkdir(parents=True)
+    assert find_finetunings(tmp_path, "own") == []
+    (folder / "config.json").touch()
+    assert find_finetunings(tmp_path, "own") == [folder]
 
 
 def test_files_of_others_are_not_overwritten(refusal, tmp_path):

@@ -132,9 +132,9 @@ def keep_plan(suite: Suite, plan: Plan, runs: Path) -> None:
 
 
 def find_finetunings(runs: Path, task: str) -> list[Path]:
-    """Return the folders of all fine-tunings on a task that were begun, finished or not."""
+    """Return the folders of all fine-tunings on a task that have settings, finished or not."""
     names = (f"finetune-{task}", f"finetune-{task}.incomplete")
-    return sorted(path for name in names for path in runs.glob(f"*/{name}"))
+    return sorted(path.parent for name in names for path in runs.glob(f"*/{name}/config.json"))
 
 
 def _read_begun(runs: Path) -> dict[str, Any]:

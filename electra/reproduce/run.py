@@ -4,6 +4,7 @@ A command that was interrupted goes on after the last checkpoint and the last fi
 """
 
 import multiprocessing
+import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from electra.finetuning.loop import finetune
 from electra.finetuning.loop import ignore as pass_over
 from electra.pretraining.continuation import branch
 from electra.pretraining.loop import pretrain, resume
-from electra.processes import Interrupted, follow_parent, join_ray, usable_cores
+from electra.processes import Interrupted, follow_parent, join_ray
 from electra.reproduce.plan import (
     Finetunings,
     PlannedRun,
@@ -93,6 +94,10 @@ class Session:
         jobs = max(1, torch.cuda.device_count()) if jobs is None else jobs
         require(jobs >= 0, f"--jobs must be >= 0, not {jobs}")
         suite, runs = setup.suite, setup.runs
+        require(
+            suite.equal != "seconds" or (engine == "local" and not share),
+            "rows equal in seconds are computed on one machine; leave --task and --engine out",
+        )
         self.setup, self.out, self.jobs, self.engine = setup, out, jobs, engine
         self.written = read_written(out)
         self.plan = open_plan(suite, setup.shards, runs, jobs)
@@ -119,10 +124,6 @@ class Session:
         others: set[str] = set()
         if share:
             number, size = share
-            require(
-                not self.plan.step_seconds,
-                "--task: rows that are equal in seconds are timed on one machine; leave it out",
-            )
             self.lock = runs / f"{LOCK}-{number}-of-{size}"
             units = (unit for i, unit in enumerate(self.plan.units) if i % size != number)
             others = {run.name for unit in units for run in unit}
@@ -184,7 +185,9 @@ class Session:
                 units_now = [worker.unit for worker in working.values()]
                 work |= {run.name: self._look(run) for unit in units_now for run in unit}
                 done = max(0.0, total - sum(work.values()))  # a resumed run may repeat steps
-                show(done / 1e12, total / 1e12, "; ".join(map(self._name_current, units_now)))
+                # Ray lets the others wait.
+                begun = (each for each in units_now if (self.setup.runs / each[0].name).exists())
+                show(done / 1e12, total / 1e12, "; ".join(map(self._name_current, begun)))
                 for place, worker in list(working.items()):
                     if not worker.is_working():
                         del working[place]
@@ -241,8 +244,7 @@ class _RayTask(NamedTuple):
     unit: Unit
 
     def is_working(self) -> bool:
-        done, _ = self.ray.wait([self.result], timeout=0)
-        return not done
+        return not self.ray.wait([self.result], timeout=0)[0]
 
     def stop(self) -> None:
         self.ray.cancel(self.result)
@@ -255,7 +257,8 @@ class _RayTask(NamedTuple):
         try:
             failure = self.ray.get(self.result)
         except self.ray.exceptions.RayError as error:
-            failure = str(error).splitlines()[0]
+            is_bug = isinstance(error, self.ray.exceptions.RayTaskError)  # its traceback
+            failure = str(error).splitlines()[-1 if is_bug else 0]
         return [f"{self.unit[0].name}: {failure}"] if failure else []
 
 
@@ -270,19 +273,20 @@ def _start(setup: Setup, unit: Unit, place: int) -> _Process:
 
 
 def _start_on_ray(ray: Any, setup: Setup, unit: Unit) -> _RayTask:
-    """Start a row and seed where a GPU of the cluster, or the cores for its threads, are free.
+    """Start a row and seed where a GPU of the cluster, or the cores for its threads, are free."""
+    train = unit[0].config.train
+    machines = [each["Resources"] for each in ray.nodes() if each["Alive"]]
+    has_gpu = train.device != "cpu" and any(each.get("GPU") for each in machines)
+    most = max(int(each.get("CPU", 0)) for each in machines)  # for more, a task would wait forever
+    cores = min(1 if has_gpu else train.threads or most, most) or 1
+    call = ray.remote(num_cpus=cores, num_gpus=int(has_gpu), max_retries=RETRIES)(_compute_on_ray)
+    return _RayTask(ray, call.remote(setup, unit, Path.cwd()), unit)
 
-    All machines must see the shards, the tasks and the runs under the same names.
-    """
-    setup = setup._replace(
-        shards=setup.shards.absolute(),
-        data={task: folder.absolute() for task, folder in setup.data.items()},
-        runs=setup.runs.absolute(),
-    )
-    has_gpu = ray.cluster_resources().get("GPU", 0) > 0
-    cores = 1 if has_gpu else unit[0].config.train.threads or usable_cores()
-    call = ray.remote(num_cpus=cores, num_gpus=int(has_gpu), max_retries=RETRIES)(_compute_unit)
-    return _RayTask(ray, call.remote(setup, unit), unit)
+
+def _compute_on_ray(setup: Setup, unit: Unit, folder: Path) -> str:
+    with suppress(OSError):  # all names may be absolute
+        os.chdir(folder)
+    return _compute_unit(setup, unit)
 
 
 def _compute_here(setup: Setup, unit: Unit, place: int, answer: Connection) -> None:
@@ -298,10 +302,8 @@ def _compute_unit(setup: Setup, unit: Unit) -> str:
     try:
         for run in unit:
             compute_run(setup, run)
-    except (UserError, OSError) as error:
+    except (UserError, OSError, Interrupted) as error:
         return str(error)
-    except Interrupted:
-        pass
     return ""
 
 
