@@ -52,6 +52,7 @@ from electra.reproduce.report import (
     tabulate,
     write_results,
 )
+from electra.reproduce.run import Session
 from electra.reproduce.suite import Ordering, Row, Suite, find_suite, list_suites, read_suite
 from electra.settings import to_dict
 from electra.shards.store import open_shards
@@ -422,6 +423,13 @@ def test_rows_equal_in_seconds_are_of_one_machine(toy_suite, refusal):
     toy_suite.write_text(TOY.replace("budget = 3e10", 'equal = "seconds"\nbudget = 9'))
     for words in (("--engine", "ray"), ("--task", "0/2")):
         assert "computed on one machine; leave --task" in refusal(*words)
+
+
+def test_a_share_plans_its_own_rows_and_seeds(toy_suite, toy_shards, toy_question, tmp_path):
+    setup = Setup(read_suite(toy_suite), toy_shards, {"own": toy_question}, tmp_path / "runs")
+    session = Session(setup, tmp_path / "out", share=(2, 3))
+    names = ["electra-1-seed-1", "electra-0.5-seed-1"]
+    assert [run.name for run in session.plan.runs] == [*session.left] == names
 
 
 def test_a_fine_tuning_killed_before_its_settings_were_written_is_none(tmp_path):

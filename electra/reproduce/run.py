@@ -78,8 +78,8 @@ class Session:
     Runs that `earlier` results of other suites have are not computed. So many `jobs` are computed
     at a time; 0: none; None: one for each GPU, or one on a CPU. With the engine ray this holds for
     each machine of the cluster. Of a `share` (I, N) of the rows and seeds, I of N are computed, by
-    one of several tasks of a queue. `plan` has all runs of the suite, and `left` those that are to
-    be computed, by name.
+    one of several tasks of a queue. `plan` has all runs of the suite or of the share, and `left`
+    those that are to be computed, by name.
     """
 
     def __init__(
@@ -121,13 +121,11 @@ class Session:
             count = f"{len(reasons)} records of --earlier are passed over"
             warnings.warn(f"{count}, such as {reasons[0]}", stacklevel=2)
         self.lock = runs / LOCK
-        others: set[str] = set()
         if share:
             number, size = share
             self.lock = runs / f"{LOCK}-{number}-of-{size}"
-            units = (unit for i, unit in enumerate(self.plan.units) if i % size != number)
-            others = {run.name for unit in units for run in unit}
-        self.unfinished = self.plan.without(self.known.keys() | others)
+            self.plan = self.plan._replace(units=self.plan.units[number::size])
+        self.unfinished = self.plan.without(self.known)
         self.left = {run.name: run for run in self.unfinished.runs if not setup.is_done(run)}
         self.finetunings: Finetunings = {}
         if self.left and jobs:
