@@ -659,6 +659,20 @@ def test_draws_at_a_temperature(predict, temperature, disallow):
     assert stats.chisquare(counts, expected).pvalue > 1e-4
 
 
+def test_a_low_temperature_draws_the_most_probable_other(batch):
+    """Also where the original is so probable that the powers of all others underflow."""
+    model = build("generator.temperature=0.01", "generator.disallow_correct=true")
+    batch.input_ids_BL[batch.input_ids_BL >= 5] = 7
+    with torch.no_grad():
+        model.generator.head.bias[7] = 9
+    draw, output = compute(model, batch)
+    logits = all_logits(model.generator, masked(batch, draw), batch)[where_chosen(batch, draw)]
+    logits[:, 7] = -math.inf
+    drawn = output.judgement.corrupt_ids_BL[where_chosen(batch, draw)]
+    near = logits.gather(1, drawn[:, None]).squeeze(1)
+    torch.testing.assert_close(near, logits.amax(dim=1), atol=0.2, rtol=0)
+
+
 def test_a_temperature_that_falls():
     """From 2 towards 1 by e in a tenth of the run, which a run that ends early goes on with."""
     for steps in (["train.steps=200"], ["train.steps=50", "optimizer.planned_steps=200"]):

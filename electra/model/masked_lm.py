@@ -430,7 +430,9 @@ class MaskedLM(nn.Module):
             weights_BS.flatten(),
             uniform_BS.flatten(0, 1),
         )
-        return loss_and_sample(
+        # Below 1, what is left without the original can underflow in the pass of the loss.
+        predict = loss_and_sample if self.first_temperature >= 1 else loss_and_sample_plain
+        return predict(
             *arguments, temperature=self.temperature, disallow_correct=self.disallow_correct
         ).view_as(index_BS)
 
