@@ -669,8 +669,7 @@ def test_a_low_temperature_draws_the_most_probable_other(batch):
     logits = all_logits(model.generator, masked(batch, draw), batch)[where_chosen(batch, draw)]
     logits[:, 7] = -math.inf
     drawn = output.judgement.corrupt_ids_BL[where_chosen(batch, draw)]
-    near = logits.gather(1, drawn[:, None]).squeeze(1)
-    torch.testing.assert_close(near, logits.amax(dim=1), atol=0.2, rtol=0)
+    assert (logits.gather(1, drawn[:, None])[:, 0] > logits.amax(dim=1) - 0.2).all()
 
 
 def test_a_temperature_that_falls():
