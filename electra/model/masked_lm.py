@@ -290,7 +290,7 @@ def log_likelihood(
         targets_M: Token ids.
     """
     log_probs_M, entropy_M = _LogLikelihood.apply(features_ME, table_VE, bias_V, targets_M)
-    return log_probs_M, entropy_M
+    return log_probs_M, entropy_M.detach()  # told twice: torch.compile of 2.11 overlooks the mark
 
 
 class _LogLikelihood(torch.autograd.Function):
