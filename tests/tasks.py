@@ -2,14 +2,12 @@
 
 from pathlib import Path
 
+from runs import ignore as ignore
+
 from electra.config import FinetuneConfig
 from electra.settings import override
 from electra.tasks.family import Task
 from electra.tasks.registry import read_task
-
-
-def ignore(record):
-    pass
 
 
 class PowerCut(Exception):

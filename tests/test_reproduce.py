@@ -621,6 +621,7 @@ def test_settings_of_fine_tuning_may_change_until_there_is_one(toy_suite, toy_sh
         plan = open_plan(each, toy_shards, tmp_path, 1)
         keep_plan(each, plan, tmp_path)
     (tmp_path / plan.runs[0].name / "finetune-own").mkdir(parents=True)
+    (tmp_path / plan.runs[0].name / "finetune-own" / "config.json").write_text("{}")
     refuse("own with epochs=2, not epochs=1 ", lambda: open_plan(suite, toy_shards, tmp_path, 1))
 
 

@@ -189,7 +189,6 @@ GLOSSARY: dict[str, Metric] = {
         ".3f",
         "For teams: cross-entropy of the choice of the original among five tokens that the "
         "generator holds likely, at each masked position. Guessing costs log(5), 1.609.",
-        column=("sel", "loss", 5),
         network="discriminator",
         panel="Selection loss",
         heldout=True,
