@@ -34,8 +34,8 @@ PIECES = 4
 def compute(name, steps, machine, sharding="none"):
     """Return losses, norms and hashes of the first steps of an objective."""
     settings = [*STEPS[name], f"train.accumulation={PIECES // machine.num_ranks}"]
-    settings.append(f"train.sharding={sharding}")
-    config = override(make_config(*settings), ["model.num_hidden_layers=1", "train.steps=50"])
+    more = [f"train.sharding={sharding}", f"model.num_hidden_layers={1 + (name == 'teams')}"]
+    config = override(make_config(*settings), [*more, "train.steps=50"])
     step = prepare_step(make_model(config).train(), config, machine)
     choose, seen = step.choose, []
 
