@@ -140,14 +140,7 @@ def reproduce(
             queue. The command with --jobs 0 in its place writes the results.
     """
     if name is None:
-        from electra.reproduce.suite import list_suites
-
-        rows = [
-            (key, each.title, len(each.rows), each.seeds) for key, each in list_suites().items()
-        ]
-        print_table(rows, ["suite", "title", "rows", "seeds"])
-        following = "electra reproduce NAME --shards SHARDS --glue GLUE --dry-run"
-        return print_done(f"{len(rows)} suites", following)
+        return _print_suites()
     for folder in (runs, out):
         if folder is not None:
             refuse_url(folder)
@@ -171,23 +164,28 @@ def reproduce(
     session = Session(setup, out, earlier, jobs, engine, share)
     if dry_run:
         return _print_session(session)
-    if share:
-        if session.left:
-            with Progress(f"reproducing {path.stem}, {task}", unit="TFLOP") as progress:
-                session.carry_out(progress.update, lambda: None)
-        return print_done(f"share {task} is done; --jobs 0 in place of --task writes the results")
     own_command = command(*sys.argv[1:])
     cells = session.write(own_command) if len(session.left) < len(session.plan.runs) else []
     if session.left and session.jobs:
         with Progress(f"reproducing {path.stem}", unit="TFLOP") as progress:
             session.carry_out(progress.update, lambda: session.write(own_command))
         cells = session.write(own_command)
+    if share:
+        return print_done(f"share {task} is done; --jobs 0 in place of --task writes the results")
     require(bool(cells), f"nothing was written: no run of {name} is finished")
     table = tabulate(suite, cells)
     print_table(table.rows, table.headers)
     print_done(
         f"wrote {out}: README.md, index.html, table.tex, figure.png, figure.svg, results.json"
     )
+
+
+def _print_suites() -> None:
+    from electra.reproduce.suite import list_suites
+
+    rows = [(key, each.title, len(each.rows), each.seeds) for key, each in list_suites().items()]
+    print_table(rows, ["suite", "title", "rows", "seeds"])
+    print_done(f"{len(rows)} suites", "electra reproduce NAME --shards DIR --glue DIR --dry-run")
 
 
 def _print_session(session: "Session") -> None:

@@ -120,7 +120,7 @@ class Session:
         if reasons:
             count = f"{len(reasons)} records of --earlier are passed over"
             warnings.warn(f"{count}, such as {reasons[0]}", stacklevel=2)
-        self.lock = runs / LOCK
+        self.lock, self.share = runs / LOCK, share
         if share:
             number, size = share
             self.lock = runs / f"{LOCK}-{number}-of-{size}"
@@ -140,7 +140,9 @@ class Session:
         return Work(*(each / max(1, self.jobs) for each in seconds))
 
     def write(self, command: str) -> list[Cell]:
-        """Write the results of all runs that are finished, if any; return the comparisons."""
+        """Write the results of finished runs, if any, but of no share; return the comparisons."""
+        if self.share:
+            return []
         records = keep_scores(read_records(self.setup, self.plan, self.known), self.written)
         found = {record["run"] for record in records}
         others = [each for each in self.written if each["run"] not in found]
