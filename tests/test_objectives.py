@@ -305,11 +305,19 @@ def test_masked_only(batch):
     torch.testing.assert_close(total / number, expected)
 
 
-def test_mlm(batch):
-    model = build("method.objective=mlm", "method.shown_at_mask=mask")
+@pytest.mark.parametrize("shown", ["mask", "80/10/10"])
+def test_mlm(batch, shown):
+    """Of the positions that are predicted, 80% show [MASK], 10% a random token, 10% their own."""
+    model = build("method.objective=mlm", f"method.shown_at_mask={shown}")
     draw, output = compute(model, batch)
-    is_chosen = where_chosen(batch, draw)
-    logits = all_logits(model.mlm, masked(batch, draw), batch)[is_chosen]
+    is_chosen, seen = where_chosen(batch, draw), masked(batch, draw)
+    if shown == "80/10/10":
+        own = batch.input_ids_BL.gather(1, draw.index_BS)
+        random = (draw.random_BS * VOCAB).floor().long()
+        tokens = torch.where(draw.shown_BS < 0.9, random, own)
+        seen = put(batch, draw, torch.where(draw.shown_BS < 0.8, MASK, tokens))
+        assert (seen == batch.input_ids_BL)[is_chosen].any()
+    logits = all_logits(model.mlm, seen, batch)[is_chosen]
     expected = F.cross_entropy(logits, batch.input_ids_BL[is_chosen])
     assert_same_loss(model, output.loss, expected)
 

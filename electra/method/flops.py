@@ -42,7 +42,7 @@ class Part(NamedTuple):
 def count_parts(objective: Objective, length: int) -> list[Part]:
     """Return the true count of an objective's networks, one entry per part of a network.
 
-    Padding is counted like tokens. Activations that are recomputed to save memory are counted once.
+    Padding is counted like tokens. Recomputed activations and logits are counted once.
     """
     chosen = max(1, round(objective.masking.config.mask_prob * length)) / length
     parts = []
