@@ -215,9 +215,12 @@ def score(
     if found:
         result = scoring.compare_pairs(found, scores)
         write_json(out, {**scorer.origin, **result})
+        kinds = result["kinds"].items()
+        rows = [(kind, each["pairs"], f"{each['accuracy']:.1%}") for kind, each in kinds]
+        print_table(rows, ("kind", "pairs", "preferred"))
         return print_done(
             f"wrote {out}: the good sentence of {count_of(result['pairs'], 'pair')} is preferred "
-            f"in {result['accuracy']:.1%}, mean of {count_of(len(result['kinds']), 'kind')}"
+            f"in {result['accuracy']:.1%}, mean of {count_of(len(kinds), 'kind')}"
         )
     scoring.write_scores(out, scores)
     mean = sum(each.pll for each in scores) / sum(each.num_tokens for each in scores)

@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 
 from electra.checkpoints.checkpoint import run_of
-from electra.checkpoints.folder import SavedNetwork, read_pretrained, read_run_config
+from electra.checkpoints.folder import read_pretrained, read_run_config
 from electra.checkpoints.manifest import find_commit
 from electra.errors import count_of, require
 from electra.files import write_text
@@ -114,23 +114,23 @@ def read_pairs(path: Path) -> Pairs:
 
 
 def compare_pairs(pairs: Pairs, scores: Sequence[Score]) -> dict[str, Any]:
-    """Return the share of pairs whose good sentence has the higher PLL; equal ones count half.
+    """Return the share of pairs whose good sentence has the higher PLL; ties are not preferred.
 
     `scores` are those of the good sentences, then of the bad ones. The accuracy is the mean over
     the kinds. In BLiMP every kind has 1,000 pairs.
 
     Source: Warstadt et al. 2020, "BLiMP: The Benchmark of Linguistic Minimal Pairs for English".
     """
-    wins: dict[str, list[float]] = {}
+    wins: dict[str, list[bool]] = {}
     half = len(pairs.good)
     for kind, good, bad in zip(pairs.kinds, scores[:half], scores[half:], strict=True):
-        win = 0.5 if good.pll == bad.pll else float(good.pll > bad.pll)
-        wins.setdefault(kind, []).append(win)
+        wins.setdefault(kind, []).append(good.pll > bad.pll)
+    ties = sum(good.pll == bad.pll for good, bad in zip(scores[:half], scores[half:], strict=True))
     kinds = {
         kind: {"pairs": len(own), "accuracy": statistics.mean(own)} for kind, own in wins.items()
     }
     accuracy = statistics.mean(each["accuracy"] for each in kinds.values())
-    return {"pairs": half, "accuracy": accuracy, "kinds": kinds}
+    return {"pairs": half, "ties": ties, "accuracy": accuracy, "kinds": kinds}
 
 
 def load_scorer(run: Path, network: Literal["kept", "generator"] = "kept") -> Scorer:
@@ -141,9 +141,8 @@ def load_scorer(run: Path, network: Literal["kept", "generator"] = "kept") -> Sc
     """
     config, networks = read_run_config(run_of(run)), read_pretrained(run)
     objective = config.method.objective
-    saved: SavedNetwork | None = networks.kept
-    if network == "generator":
-        saved = networks.masked_lm if networks.generator else None
+    generator = networks.masked_lm if networks.generator else None
+    saved = networks.kept if network == "kept" else generator
     can_score = saved and (saved.predicts not in ("", "tokens") or saved is networks.masked_lm)
     require(
         bool(can_score),
@@ -153,9 +152,8 @@ def load_scorer(run: Path, network: Literal["kept", "generator"] = "kept") -> Sc
     assert saved
     assert saved.predicts
     train = config.train
-    machine = prepare_machine(
-        "cpu" if train.device == "cpu" else "auto", train.precision, train.threads
-    )
+    device: Literal["cpu", "auto"] = "cpu" if train.device == "cpu" else "auto"
+    machine = prepare_machine(device, train.precision, train.threads)
     loaded = load_network(networks, saved, machine)
     origin = {
         "run": run.name,
@@ -170,7 +168,5 @@ def load_scorer(run: Path, network: Literal["kept", "generator"] = "kept") -> Sc
 
 def write_scores(path: Path, scores: Sequence[Score]) -> None:
     """Write a table of the scores, all or none; tabs and carriage returns become spaces."""
-    rows = [
-        f"{each.pll:.4f}\t{each.num_tokens}\t{each.text.translate(BREAKS)}\n" for each in scores
-    ]
-    write_text(path, "pll\ttokens\ttext\n" + "".join(rows))
+    lines = (f"{pll:.4f}\t{number}\t{text.translate(BREAKS)}\n" for text, number, pll in scores)
+    write_text(path, "pll\ttokens\ttext\n" + "".join(lines))
