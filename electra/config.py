@@ -274,8 +274,8 @@ class GeneratorConfig(Settings):
     disallow_correct: bool = False
     """Whether the original token is excluded from sampling."""
     shared_layers: Annotated[int, AtLeast(0)] = 0
-    """rtd, teams: the generator's first layers that are also the discriminator's; both must have
-    the same hidden size. Source: TEAMS, whose generator shares 3 of its 6."""
+    """rtd, teams, cocolm: the generator's first layers that are also the discriminator's; both must
+    have the same hidden size. Source: TEAMS, whose generator shares 3 of its 6."""
     start: Literal["auto", "layers", "folder", "new"] = "auto"
     """With train.init_from, weights that the generator begins with. layers: the discriminator's
     lower layers and its embeddings; the head is new. folder: those of `start_folder`. new: initial
@@ -341,6 +341,7 @@ OBJECTIVES = {
     "all_tokens_mlm": "masked_language_modelling:AllTokensMLM",
     "electric": "electric:Electric",
     "teams": "teams:Teams",
+    "cocolm": "cocolm:CocoLM",
 }
 """Module and class below method/ of each objective. A new objective is one more line here."""
 SCHEMES = {
@@ -364,7 +365,8 @@ class MethodConfig(Settings):
     tokens sampled from a generator instead of [MASK]. all_tokens_mlm: replace_mlm that predicts
     every token, with a copy mechanism. electric: an energy-based cloze model, whose encoder scores
     sentences (`electra score`). teams: rtd and, at each masked position, the choice of the original
-    among five tokens, with a last layer each."""
+    among five tokens, with a last layer each. cocolm: rtd, and a language model beside it that
+    corrects the tokens."""
     scheme: Literal["joint", "two_stage", "adversarial"] = "joint"
     """rtd: how generator and discriminator are trained. joint: together. two_stage: first the
     generator, then the discriminator. adversarial: the generator maximises the discriminator's
@@ -398,6 +400,9 @@ class MethodConfig(Settings):
     discriminator, which can be exported with its head. selection: that of the choice, as in the
     released code; without a head."""
 
+    corrective_weight: Annotated[float, Within("[0, inf)")] = 1.0
+    """cocolm: weight of the loss of the language model; 0: there is none. Source: COCO-LM."""
+
     section = "method."
     needs = (
         Needs("mode=reference", "mask_unit=token"),
@@ -406,6 +411,7 @@ class MethodConfig(Settings):
         Needs("scheme=adversarial", "sharing!=all", "its two networks have opposite losses"),
         Needs("selection_weight!=2", "objective=teams"),
         Needs("kept_layer=selection", "objective=teams"),
+        Needs("corrective_weight!=1", "objective=cocolm"),
     )
 
     def check(self) -> None:
@@ -618,7 +624,7 @@ class PretrainConfig(Settings):
         Needs("generator.kind!=network", "method.sharing!=all", "it does not learn"),
         Needs("method.sharing=gdes", "generator.kind=network", "the others have no embeddings"),
         Needs("method.objective=teams", "generator.kind=network|frozen", "tokens in context"),
-        Needs("generator.shared_layers", "method.objective=rtd|teams"),
+        Needs("generator.shared_layers", "method.objective=rtd|teams|cocolm"),
         Needs("generator.shared_layers", "method.scheme=joint"),
         Needs("generator.shared_layers", "method.sharing=embeddings|gdes"),
         Needs("generator.shared_layers", "train.updates=joint", "an update each, not two"),

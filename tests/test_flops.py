@@ -82,6 +82,7 @@ OF_ALL = [
     ["method.objective=replace_mlm", "generator.layers_fraction=0.5"],
     ["method.objective=all_tokens_mlm"],
     ["method.objective=teams"],
+    ["method.objective=cocolm"],
     ["method.sharing=none", "generator.hidden_fraction=0.5"],
 ]
 COUNTED = {

@@ -56,6 +56,7 @@ VARIANTS = {
     "all-tokens-mlm": ["method.objective=all_tokens_mlm"],
     "electric": ["method.objective=electric"],
     "teams": ["method.objective=teams"],
+    "cocolm": ["method.objective=cocolm"],
     "two-stage": ["method.scheme=two_stage", "method.sharing=none"],
     "adversarial": ["method.scheme=adversarial"],
     "warm-up": ["generator.warmup_steps=8"],

@@ -23,6 +23,7 @@ from electra.checkpoints.folder import read_model
 from electra.config import OBJECTIVES, SCHEMES
 from electra.interop.export import export
 from electra.method.flops import count_true
+from electra.method.masked_language_modelling import mix
 from electra.method.masking import Masking, Vocabulary
 from electra.method.objective import Parts
 from electra.method.registry import build_objective, sketch_objective
@@ -95,7 +96,8 @@ def gradients(model, output):
 
 def assert_same_loss(model, actual, expected, tolerance=1e-5):
     """The same value, and the same gradients."""
-    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+    close = {"rtol": tolerance, "atol": tolerance, "check_dtype": False}
+    torch.testing.assert_close(actual, expected, **close)
     for a, e in zip(gradients(model, actual), gradients(model, expected), strict=True):
         if a is None or e is None:
             assert a is None or not a.any()
@@ -202,6 +204,7 @@ NCE = 50 * 19 / 126 * (LN_V + math.log(0.85 / 0.15))  # noise, believed text wit
         (["method.objective=all_tokens_mlm"], LN_V + math.log(2) + SHARE * LN_V),
         (["method.objective=electric"], LN_V + NCE),
         (["method.objective=teams"], LN_V + 50 * math.log(2) + 2 * math.log(5)),
+        (["method.objective=cocolm"], LN_V + 50 * math.log(2) + LN_V + math.log(2)),
         (["method.scheme=two_stage", "method.sharing=none"], LN_V),
         # The reward and its baseline are both ln 2, so the policy has nothing to gain.
         (["method.scheme=adversarial"], math.log(2) + 50 * math.log(2)),
@@ -381,6 +384,25 @@ def draw_others(weights, original, uniforms):
     return drawn
 
 
+def compute_rtd(model, batch):
+    """Float64: what RTD and its descendants compute, and RTD's two losses by their formulas."""
+    draw, output = compute(model, batch)
+    ids, real, types, _ = batch
+    corrupt, is_chosen = output.judgement.corrupt_ids_BL, where_chosen(batch, draw)
+    logits = all_logits(model.generator, masked(batch, draw), batch)
+    mlm_loss = F.cross_entropy(logits[is_chosen], ids[is_chosen])
+    states = model.discriminator(corrupt, real, types)
+    prob = model.discriminator_head(states).sigmoid()
+    disc_loss = F.binary_cross_entropy(prob[real], (corrupt != ids)[real].to(prob))
+    return draw, output, logits, states, prob, mlm_loss + 50 * disc_loss
+
+
+def build_exactly(*settings):
+    model = build_objective(Parts(config_of(*settings), VOCABULARY, torch.float64)).double()
+    init_weights(model, 0.15, rng(0))
+    return model
+
+
 @pytest.mark.parametrize(
     "settings",
     [
@@ -396,21 +418,15 @@ def draw_others(weights, original, uniforms):
 )
 def test_teams(batch, settings):
     """Float64: both ends as encoders of their own, the choice candidate by candidate."""
-    config = config_of("method.objective=teams", *settings)
-    model = build_objective(Parts(config, VOCABULARY, torch.float64)).double()
-    init_weights(model, 0.15, rng(0))
-    draw, output = compute(model, batch)
+    model = build_exactly("method.objective=teams", *settings)
+    draw, output, logits, _, _, rtd_loss = compute_rtd(model, batch)
     ids, real, types, _ = batch
-    corrupt, is_chosen = output.judgement.corrupt_ids_BL, where_chosen(batch, draw)
-    logits = all_logits(model.generator, masked(batch, draw), batch)
-    mlm_loss = F.cross_entropy(logits[is_chosen], ids[is_chosen])
-    prob = model.discriminator_head(model.discriminator(corrupt, real, types)).sigmoid()
-    disc_loss = F.binary_cross_entropy(prob[real], (corrupt != ids)[real].to(prob))
-    states, head = model.selector(corrupt, real, types), model.selection_head
+    states = model.selector(output.judgement.corrupt_ids_BL, real, types)
+    head, temperature = model.selection_head, model.generator.temperature
     table, log_probs, num_right = model.discriminator.embeddings.tokens.table, [], 0
     for row, slot in draw.chosen_BS.nonzero().tolist():
         place = draw.index_BS[row, slot]
-        weights = (logits[row, place] / config.generator.temperature).exp().tolist()
+        weights = (logits[row, place] / temperature).exp().tolist()
         uniforms = draw.sample_BS[row, slot, 1:].tolist()
         candidates = draw_others(weights, ids[row, place].item(), uniforms)
         assert len(set(candidates)) == 5
@@ -421,11 +437,53 @@ def test_teams(batch, settings):
         log_probs.append(scores[0] - torch.stack(scores).exp().sum().log())
         num_right += int(scores[0] == max(scores))
     selection_loss = -sum(log_probs) / 14
-    expected = mlm_loss + 50 * disc_loss + config.method.selection_weight * selection_loss
+    expected = rtd_loss + model.loss_weights["selection_loss"] * selection_loss
     assert_same_loss(model, output.loss, expected, 1e-6)
     assert output.means["selection_accuracy"] == (num_right, 14)
     if not settings:
         assert heard(model, selection_loss) == {"discriminator", "selector", "selection_head"}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        [],
+        ["method.sharing=none", "generator.temperature=1.5", "method.corrective_weight=3"],
+        [*EVERY["layers_shared"], "method.sharing=gdes"],
+        EVERY["all_shared"],
+        [*MODERN, "generator.shared_layers=1"],
+        DEBERTA,
+    ],
+    ids=" ".join,
+)
+def test_cocolm(batch, settings):
+    """Float64: the whole mixture over the vocabulary is built, it sums to 1."""
+    model = build_exactly("method.objective=cocolm", *settings)
+    draw, output, _, states, prob, expected = compute_rtd(model, batch)
+    ids, corrupt = batch.input_ids_BL, output.judgement.corrupt_ids_BL
+    table, head = model.discriminator.embeddings.tokens.table, model.corrective_head
+    copy = 1 - prob.detach()[:, :, None]
+    softmax = (head(states) @ table.T + head.bias).softmax(-1)
+    probs = copy * F.one_hot(corrupt, VOCAB) + (1 - copy) * softmax
+    torch.testing.assert_close(probs.sum(-1), torch.ones(4, 32).double())
+    log_prob = probs.gather(2, ids[:, :, None])[:, :, 0].log()
+    corrective_loss = -log_prob[where_chosen(batch, draw)].mean()
+    expected = expected + model.loss_weights["corrective_loss"] * corrective_loss
+    assert_same_loss(model, output.loss, expected, 1e-6)
+    if not settings:
+        assert heard(model, corrective_loss) == {"discriminator", "corrective_head"}
+
+
+def test_a_mixture_of_copy_and_softmax_is_exact_where_its_terms_underflow():
+    """Log-odds of copying of 1000, and a softmax of e^-1000; with the derivatives."""
+    copy_logits = torch.tensor([[1000.0, 1000.0, -1000.0, -1000.0]], requires_grad=True)
+    features, bias = torch.zeros(1, 4, 1), torch.tensor([-1000.0, 0.0])
+    is_same = torch.tensor([[True, False, True, False]])
+    targets = torch.zeros(1, 4, dtype=torch.int64)
+    log_prob = mix(features, torch.zeros(2, 1), bias, targets, copy_logits, is_same)
+    assert log_prob.tolist() == [[0, -2000, pytest.approx(-1000 + math.log(2)), -1000]]
+    (gradient,) = torch.autograd.grad(log_prob.sum(), copy_logits)
+    assert gradient.tolist() == [[0, -1, 0.5, 0]]
 
 
 @pytest.mark.parametrize("sees", ["before", "after"])
@@ -735,6 +793,9 @@ REFERENCE = "method.mode=reference optimizer.matrices=adamw"
         ("method.objective=teams model.num_hidden_layers=1", "must be at least 2 for method.o"),
         ("method.objective=teams train.updates=apart", "needs method.objective=rtd, not teams"),
         ("method.selection_weight=3", "needs method.objective=teams, not rtd"),
+        ("method.objective=cocolm method.scheme=adversarial", "must be joint"),
+        ("method.objective=cocolm train.updates=apart", "needs method.objective=rtd, not cocolm"),
+        ("method.corrective_weight=0", "needs method.objective=cocolm, not rtd"),
         ("generator.shared_layers=2", "must be at most the generator's 1 layers, with generator.h"),
         ("generator.shared_layers=1 generator.warmup_steps=9", "the discriminator's layers rest"),
     ],

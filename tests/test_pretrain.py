@@ -231,7 +231,7 @@ def test_what_is_due_after_a_step(toy_config, done, asked, expected):
     "setting",
     [
         *("train.layers=plain", "train.precision=bfloat16", "optimizer.matrices=muon"),
-        "method.objective=teams",
+        *("method.objective=teams", "method.objective=cocolm"),
     ],
 )
 def test_interrupted_and_continued_equals_uninterrupted(toy_shards, toy_config, tmp_path, setting):
@@ -551,6 +551,7 @@ def test_the_newest_checkpoints_and_every_other_are_kept(
         (TWO_STAGE, {"disc_loss"}, "ElectraForPreTraining"),
         (["method.scheme=adversarial"], {"generator_entropy"}, "ElectraForPreTraining"),
         (["method.objective=teams"], {"selection_loss"}, "ElectraForPreTraining"),
+        (["method.objective=cocolm"], {"corrective_loss"}, "ElectraForPreTraining"),
         (["method.objective=teams", "method.kept_layer=selection"], {"mlm_loss"}, "ElectraModel"),
         (["generator.kind=unigram"], {"disc_loss", "mlm_loss"}, "ElectraForPreTraining"),
         (

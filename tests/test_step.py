@@ -47,7 +47,7 @@ OBJECTIVES = {"apart": ["method.sharing=gdes", "train.updates=apart"]} | {
     for name in (
         *("rtd", "rtd-masked-only", "mlm", "replace-mlm", "all-tokens-mlm", "electric", "teams"),
         *("two-stage", "adversarial", "warm-up", "unigram", "temperature", "reference", "spans"),
-        *("documents", "recompute", "cooling"),
+        *("documents", "recompute", "cooling", "cocolm"),
     )
 }
 

@@ -257,8 +257,8 @@ def describe_networks(objective: Objective) -> dict[str, Any]:
     kept: str = ""
     networks: dict[str, Any] = {}
     for role, network in objective.networks.items():
-        if objective.kept in network.encoders:
-            kept = role
+        if objective.kept in network.encoders and network.first_layer < len(objective.kept.layers):
+            kept = role  # and not a head beside it
         networks[role] = {
             "predicts": network.predicts,
             "sizes": to_dict(network.encoders[0].config),

@@ -7,7 +7,8 @@
 
 Source: section 3.5 and appendix.
 
-Shape suffixes: B rows, L positions, S slots for masked positions in a row, M positions of all rows.
+Shape suffixes: B rows, L positions, S slots for masked positions in a row, M positions of all rows,
+E embedding size, V vocabulary.
 """
 
 from typing import Literal
@@ -127,16 +128,29 @@ class AllTokensMLM(ReplaceMLM):
         self, corrupt_ids_BL: Tensor, batch: Batch, draw: Draw, counts: Counts
     ) -> tuple[Tensor, Means]:
         """Return the encoder's loss at every real token, and its measures."""
+        ids_BL = batch.input_ids_BL
         hidden_BLH = self.mlm.encoder(*batch._replace(input_ids_BL=corrupt_ids_BL))
         copy_logits_BL = self.copy_head(hidden_BLH.float()).squeeze(-1)
-        log_softmax_M, _ = log_likelihood(
-            self.mlm.head(hidden_BLH.flatten(0, 1)),
-            *self.mlm.softmax,
-            batch.input_ids_BL.flatten(),
-        )
-        log_new_BL = F.logsigmoid(-copy_logits_BL) + log_softmax_M.view_as(copy_logits_BL)
-        log_copied_BL = torch.logaddexp(F.logsigmoid(copy_logits_BL), log_new_BL)
-        is_same_BL = corrupt_ids_BL == batch.input_ids_BL
-        log_prob_BL = torch.where(is_same_BL, log_copied_BL, log_new_BL) * find_real(batch)
-        loss = -log_prob_BL.sum()
+        features_BLE, is_same_BL = self.mlm.head(hidden_BLH), corrupt_ids_BL == ids_BL
+        log_prob_BL = mix(features_BLE, *self.mlm.softmax, ids_BL, copy_logits_BL, is_same_BL)
+        loss = -(log_prob_BL * find_real(batch)).sum()
         return loss / counts.num_real, {"restore_loss": (loss.detach(), count_real(batch))}
+
+
+def mix(
+    features_BSE: Tensor,
+    table_VE: Tensor,
+    bias_V: Tensor,
+    targets_BS: Tensor,
+    copy_logits_BS: Tensor,
+    is_same_BS: Tensor,
+) -> Tensor:
+    """Return log p(target) (B, S): D [input = target] + (1 - D) softmax(target), in logarithms.
+
+    The softmax has the arguments of `log_likelihood`. `copy_logits_BS` are the log-odds of D.
+    """
+    features_ME, targets_M = features_BSE.flatten(0, 1), targets_BS.flatten()
+    log_softmax_M, _ = log_likelihood(features_ME, table_VE, bias_V, targets_M)
+    log_new_BS = F.logsigmoid(-copy_logits_BS) + log_softmax_M.view_as(targets_BS)
+    log_copied_BS = torch.logaddexp(F.logsigmoid(copy_logits_BS), log_new_BS)
+    return torch.where(is_same_BS, log_copied_BS, log_new_BS)

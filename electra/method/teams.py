@@ -28,6 +28,7 @@ from electra.method.replaced_token_detection import ReplacedTokenDetection, meas
 from electra.model.batch import Batch
 from electra.model.encoder import Encoder
 from electra.model.heads import SelectionHead
+from electra.model.masked_lm import states_at
 
 NUM_OTHERS = 4
 
@@ -83,9 +84,8 @@ class Teams(ReplacedTokenDetection):
         self, hidden_BLH: Tensor, candidates_BSK: Tensor, draw: Draw, counts: Counts
     ) -> tuple[Tensor, Means]:
         """Return the rows' share of L_MWS, and its measures; the original is candidate 0."""
-        index_BSH = draw.index_BS[:, :, None].expand(-1, -1, hidden_BLH.shape[-1])
         logits_BSK = self.selection_head.select(
-            hidden_BLH.gather(1, index_BSH), self.selector.embeddings.tokens(candidates_BSK)
+            states_at(draw.index_BS, hidden_BLH), self.selector.embeddings.tokens(candidates_BSK)
         )
         log_prob_BS = logits_BSK.log_softmax(dim=-1)[:, :, 0]
         is_right_BS = logits_BSK[:, :, 0] > logits_BSK[:, :, 1:].amax(dim=-1)

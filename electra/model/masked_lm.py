@@ -340,6 +340,11 @@ class _LogLikelihood(torch.autograd.Function):
         return torch.cat(grads_features), grad_table_WE[: len(bias_V)], grad_bias_V, None
 
 
+def states_at(index_BS: Tensor, hidden_BLH: Tensor) -> Tensor:
+    """Return the states (B, S, H) at chosen positions."""
+    return hidden_BLH.gather(1, index_BS[:, :, None].expand(-1, -1, hidden_BLH.shape[-1]))
+
+
 class MaskedLM(nn.Module):
     """p(. | x_masked) at chosen positions: the generator, and the whole of MLM pre-training.
 
@@ -396,9 +401,7 @@ class MaskedLM(nn.Module):
             batch: Rows as the encoder is to see them.
             index_BS: Chosen positions.
         """
-        hidden_BLH = self.encoder(*batch)
-        index_BSH = index_BS[:, :, None].expand(-1, -1, hidden_BLH.shape[-1])
-        return self.head(hidden_BLH.gather(1, index_BSH).flatten(0, 1))
+        return self.head(states_at(index_BS, self.encoder(*batch)).flatten(0, 1))
 
     @property
     def softmax(self) -> tuple[Tensor, Tensor]:

@@ -203,6 +203,17 @@ GLOSSARY: dict[str, Metric] = {
         panel="Selection accuracy",
         heldout=True,
     ),
+    "corrective_loss": Metric(
+        "corrective loss",
+        "nats",
+        ".3f",
+        "For cocolm: cross-entropy of the original tokens at the masked positions, by copying the "
+        "generator's sample or by a softmax of the discriminator's own.",
+        network="discriminator",
+        panel="Corrective loss",
+        heldout=True,
+        summary=True,
+    ),
     "policy_loss": Metric(
         "policy loss",
         "nats",
