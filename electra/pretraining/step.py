@@ -147,11 +147,7 @@ class Step:
         gradients = [each.grad for each in model.parameters() if each.grad is not None]
         # A divided model has summed its gradients in the backward pass.
         sum_over_ranks([loss] if is_sharded(model) else [loss, *gradients])
-        grad_norm = whole(
-            nn.utils.clip_grad_norm_(
-                model.parameters(), self.config.optimizer.max_grad_norm, foreach=True
-            )
-        )
+        grad_norm = whole(nn.utils.get_total_norm(gradients, foreach=True))
         verdict = self.judge(self.first_guard if half == "first" else self.guard, loss, grad_norm)
         if isinstance(half, Outcome):
             verdict = torch.where(half.verdict == ACCEPTED, verdict, half.verdict)
@@ -159,7 +155,8 @@ class Step:
         # Before the update: a step is computed again if the compiler fails on its measures.
         for output in outputs if half != "first" else ():
             self.measures.add(output, is_skipped)
-        update_unless(is_skipped, self.optimizer)
+        divisor = (grad_norm / self.config.optimizer.max_grad_norm).clamp(min=1)
+        update_unless(is_skipped, self.optimizer, divisor)
         self.optimizer.zero_grad()
         return Outcome(outputs, counts.num_real, grad_norm, verdict)
 

@@ -3,8 +3,8 @@
 Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks"; the scale of
 an update is that of Liu et al. 2025, "Muon is scalable for LLM training" (section 2.2), which
 gives an update the root mean square of AdamW's. One learning rate then serves both.
-torch.optim.Muon lacks the skip on `found_inf`, the blocks of a joint qkv matrix and updates of all
-matrices of one shape at once.
+torch.optim.Muon lacks `found_inf` and `grad_scale`, the blocks of a joint qkv matrix and updates of
+all matrices of one shape at once.
 """
 
 import math
@@ -44,8 +44,10 @@ class Muon(torch.optim.AdamW):
             if parameter.grad is not None:
                 by_shape[parameter.shape].append(parameter)
         rate, num_blocks = group["lr"], group["num_blocks"]
-        # A flag on the device that leaves the update out, as in torch's fused optimizers.
-        is_skipped = self.found_inf.bool() if hasattr(self, "found_inf") else None
+        # On the device, as in torch's fused optimizers: a flag that leaves the update out, and what
+        # the gradients are divided by.
+        found_inf, divisor = getattr(self, "found_inf", None), getattr(self, "grad_scale", 1.0)
+        is_skipped = None if found_inf is None else found_inf.bool()
         if is_skipped is not None:
             rate = rate * ~is_skipped
         for (num_rows, num_columns), matrices in by_shape.items():
@@ -56,7 +58,8 @@ class Muon(torch.optim.AdamW):
             momenta = [self.state[each]["momentum"] for each in matrices]
             if is_skipped is not None:  # the momentum in place of its gradient changes nothing
                 grads = [
-                    torch.where(is_skipped, *pair) for pair in zip(momenta, grads, strict=True)
+                    torch.where(is_skipped, momentum, grad / divisor)
+                    for momentum, grad in zip(momenta, grads, strict=True)
                 ]
             torch._foreach_lerp_(momenta, grads, 1 - MOMENTUM)
             nesterov = torch.stack(torch._foreach_lerp(grads, momenta, MOMENTUM))

@@ -165,23 +165,28 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
 
 
 @torch.no_grad()
-def update_unless(is_skipped: Tensor, optimizer: torch.optim.Optimizer) -> None:
-    """Update the parameters, unless the flag is set.
+def update_unless(is_skipped: Tensor, optimizer: torch.optim.Optimizer, divisor: Tensor) -> None:
+    """Update the parameters by their gradients over `divisor`, unless the flag is set.
 
     If it is set, parameters, moments and step counters keep their values, bit for bit. torch's
-    fused optimizers look at the flag in their kernels, and so does Muon. With any other optimizer
-    the update is computed, and the former values are put back; this takes a copy of parameters and
-    moments.
+    fused optimizers look at flag and divisor in their kernels, and so does Muon. With any other
+    optimizer the update is computed, and the former values are put back; this takes a copy of
+    parameters and moments.
 
     Args:
         is_skipped: A bool on the parameters' device; gradients may then be NaN or infinite.
         optimizer: The optimizer, whose parameters have gradients.
+        divisor: By which clipping divides the gradients, float32, at least 1.
     """
     if optimizer.defaults.get("fused"):
         optimizer.found_inf = is_skipped.float()  # type: ignore[attr-defined]
+        optimizer.grad_scale = divisor  # type: ignore[attr-defined]
         optimizer.step()
         return
     before = {key: tensor.clone() for key, tensor in _tensors(optimizer).items()}
+    torch._foreach_div_(
+        [each.grad for each, name in before if not name and each.grad is not None], divisor
+    )
     optimizer.step()
     for key, tensor in _tensors(optimizer).items():
         former = before.get(key)  # the first update begins moments at 0
