@@ -365,8 +365,8 @@ class MethodConfig(Settings):
     tokens sampled from a generator instead of [MASK]. all_tokens_mlm: replace_mlm that predicts
     every token, with a copy mechanism. electric: an energy-based cloze model, whose encoder scores
     sentences (`electra score`). teams: rtd and, at each masked position, the choice of the original
-    among five tokens, with a last layer each. cocolm: rtd, and a language model beside it that
-    corrects the tokens."""
+    among five tokens, with a last layer each. cocolm: rtd, beside it a language model that corrects
+    the tokens, and the contrast of a row and its crop with all other rows."""
     scheme: Literal["joint", "two_stage", "adversarial"] = "joint"
     """rtd: how generator and discriminator are trained. joint: together. two_stage: first the
     generator, then the discriminator. adversarial: the generator maximises the discriminator's
@@ -402,6 +402,9 @@ class MethodConfig(Settings):
 
     corrective_weight: Annotated[float, Within("[0, inf)")] = 1.0
     """cocolm: weight of the loss of the language model; 0: there is none. Source: COCO-LM."""
+    contrast_weight: Annotated[float, Within("[0, inf)")] = 1.0
+    """cocolm: weight of the contrast, for which the discriminator also reads a crop of each row, of
+    nine tenths of its tokens; 0: it does not. Source: COCO-LM."""
 
     section = "method."
     needs = (
@@ -412,7 +415,13 @@ class MethodConfig(Settings):
         Needs("selection_weight!=2", "objective=teams"),
         Needs("kept_layer=selection", "objective=teams"),
         Needs("corrective_weight!=1", "objective=cocolm"),
+        Needs("contrast_weight!=1", "objective=cocolm"),
     )
+
+    @property
+    def contrasts(self) -> bool:
+        """Whether the loss compares the rows of a step with each other."""
+        return self.objective == "cocolm" and self.contrast_weight > 0
 
     def check(self) -> None:
         """Check what the table cannot say."""
@@ -671,6 +680,14 @@ class PretrainConfig(Settings):
             self.method.objective != "teams" or model.num_hidden_layers > 1,
             "be at least 2 for method.objective teams, whose two tasks have a last layer each",
         )
+        for name, is_so, how in (
+            ("train.accumulation", self.train.accumulation == 1, "be 1"),
+            ("train.batch_size", self.train.batch_size > 1, "be at least 2"),
+            ("examples.attend", self.examples.attend == "row", "be row"),
+        ):
+            how += f" for method.contrast_weight {self.method.contrast_weight:g}"
+            is_so = is_so or not self.method.contrasts
+            self.must(name, is_so, f"{how}, which compares whole rows of a step (0: does not)")
         if self.generator.kind != "network":
             return
         shared, most = self.generator.shared_layers, generator.num_hidden_layers

@@ -27,6 +27,7 @@ MODERN = [
 ]
 STEPS = {**OBJECTIVES, "modernbert": MODERN}
 """Settings by name."""
+del STEPS["cocolm"]  # which compares the rows of one process
 PIECES = 4
 """Micro-batches of a step, over all processes."""
 
@@ -41,7 +42,7 @@ def compute(name, steps, machine, sharding="none"):
 
     def note(batch, uniform):
         draw, counts = choose(batch, uniform)
-        tensors = [batch.input_ids_BL, *draw]
+        tensors = [batch.input_ids_BL, *draw[:5]]
         seen.append(hashlib.sha256(b"".join(each.numpy().tobytes() for each in tensors)))
         return draw, counts
 

@@ -83,6 +83,8 @@ OF_ALL = [
     ["method.objective=all_tokens_mlm"],
     ["method.objective=teams"],
     ["method.objective=cocolm"],
+    ["method.objective=cocolm", "method.corrective_weight=0"],
+    ["method.objective=cocolm", "method.contrast_weight=0"],
     ["method.sharing=none", "generator.hidden_fraction=0.5"],
 ]
 COUNTED = {

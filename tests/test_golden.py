@@ -57,6 +57,7 @@ VARIANTS = {
     "electric": ["method.objective=electric"],
     "teams": ["method.objective=teams"],
     "cocolm": ["method.objective=cocolm"],
+    "corrective": ["method.objective=cocolm", "method.contrast_weight=0"],
     "two-stage": ["method.scheme=two_stage", "method.sharing=none"],
     "adversarial": ["method.scheme=adversarial"],
     "warm-up": ["generator.warmup_steps=8"],

@@ -150,6 +150,10 @@ def test_a_step_that_does_not_fit_is_refused_before_anything_is_written(
     with pytest.raises(UserError, match="a step needs about"):
         require_memory(model, override(config, [f"train.accumulation={pieces // 2}"]), Machine())
     require_memory(model, override(config, ["train.check_memory=false"]), Machine())
+    with pytest.raises(
+        UserError, match=r"free: set train.batch_size=\d+, or method.contrast_weight=0"
+    ):
+        require_memory(model, override(config, ["method.objective=cocolm"]), Machine())
 
 
 def write_group(folder, limit, used, stat, version=2):

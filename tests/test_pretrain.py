@@ -551,7 +551,7 @@ def test_the_newest_checkpoints_and_every_other_are_kept(
         (TWO_STAGE, {"disc_loss"}, "ElectraForPreTraining"),
         (["method.scheme=adversarial"], {"generator_entropy"}, "ElectraForPreTraining"),
         (["method.objective=teams"], {"selection_loss"}, "ElectraForPreTraining"),
-        (["method.objective=cocolm"], {"corrective_loss"}, "ElectraForPreTraining"),
+        (["method.objective=cocolm"], {"contrast_accuracy"}, "ElectraForPreTraining"),
         (["method.objective=teams", "method.kept_layer=selection"], {"mlm_loss"}, "ElectraModel"),
         (["generator.kind=unigram"], {"disc_loss", "mlm_loss"}, "ElectraForPreTraining"),
         (

@@ -47,7 +47,7 @@ OBJECTIVES = {"apart": ["method.sharing=gdes", "train.updates=apart"]} | {
     for name in (
         *("rtd", "rtd-masked-only", "mlm", "replace-mlm", "all-tokens-mlm", "electric", "teams"),
         *("two-stage", "adversarial", "warm-up", "unigram", "temperature", "reference", "spans"),
-        *("documents", "recompute", "cooling", "cocolm"),
+        *("documents", "recompute", "cooling", "cocolm", "corrective"),
     )
 }
 
@@ -541,7 +541,8 @@ def test_cuda_losses_and_gradients_are_those_of_a_cpu(name):
     results = []
     for place in (CPU, CUDA):
         model = make_model(config, place)
-        moved, there = batch.to(place), type(draw)(*(each.to(place) for each in draw))
+        there = type(draw)(*(None if each is None else each.to(place) for each in draw))
+        moved = batch.to(place)
         output = model(moved, there, model.masking.count(moved, there))
         output.loss.backward()
         results.append((output.loss.item(), [p.grad for p in model.parameters()]))

@@ -1,22 +1,31 @@
-"""COCO-LM: replaced token detection, and a language model that corrects what was replaced.
+"""COCO-LM: replaced token detection, correction of what was replaced, and contrast of rows.
 
     h_t              states of x_corrupt                                       discriminator
     p_copy           probability that token t is original: 1 - sigmoid of RTD's logit
     p(x_t)           p_copy [x_corrupt_t = x_t] + (1 - p_copy) softmax(x_t)    corrective_head
     L_LM             mean of -log p(x_t) over m; p_copy has no gradient        corrective_loss
-    loss             L_MLM + lambda L_Disc + mu L_LM                           loss
+    s, s+            states of [CLS] of x_corrupt and of a crop of x           masking.crop
+    L_SCL            mean of -log softmax of cos(s, s+), among the cosines of s with all other
+                     states of [CLS] in the step, and the same for s+          contrast_loss
+    loss             L_MLM + lambda L_Disc + mu L_LM + nu L_SCL                loss
 
 Source: Meng et al. 2021, "COCO-LM: Correcting and Contrasting Text Sequences for Language Model
-Pretraining", section 3. The heads of its released code are one linear layer each; here RTD's and
-the generator's, so that the discriminator is that of RTD.
+Pretraining", section 3, known from notes; model.py of its released code. There the two heads are
+linear, and s passes a layer more. Here the heads are RTD's and the generator's, so that what is
+kept is RTD's discriminator.
 
-Shape suffixes: B rows, L positions, S slots for masked positions in a row, H hidden size.
+Shape suffixes: B rows, L positions, S slots for masked positions in a row, H hidden size, N = 2 B
+states of [CLS].
 """
 
+import math
+
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from electra.method.masked_language_modelling import mix
-from electra.method.masking import Counts, Draw, predict_masked
+from electra.method.masking import Counts, Draw, Means, crop, predict_masked
 from electra.method.objective import Judgement, Network, Output, Parts
 from electra.method.replaced_token_detection import ReplacedTokenDetection, measure_judgement
 from electra.model.batch import Batch
@@ -25,25 +34,29 @@ from electra.model.masked_lm import states_at
 
 
 class CocoLM(ReplacedTokenDetection):
-    """RTD and corrective language modelling, trained jointly with the generator."""
+    """RTD, corrective language modelling and sequence contrast, trained with the generator."""
 
     in_released_code = False
 
     def __init__(self, parts: Parts):
         super().__init__(parts)
-        config = parts.config
-        self.corrective_head: GeneratorHead | None = None
-        if config.method.corrective_weight:
-            self.corrective_head = GeneratorHead(config.model)
-            self.loss_weights["corrective_loss"] = config.method.corrective_weight
+        method, sizes = parts.config.method, parts.config.model
+        self.corrective_head = GeneratorHead(sizes) if method.corrective_weight else None
+        self.masking.crops = method.contrasts
+        weights = {
+            "corrective_loss": method.corrective_weight,
+            "contrast_loss": method.contrast_weight,
+        }
+        self.loss_weights |= {name: weight for name, weight in weights.items() if weight}
 
     @property
     def networks(self) -> dict[str, Network]:
         """Generator, discriminator and corrector: a head on the states of the discriminator."""
         found, head = super().networks, self.corrective_head
+        judge, layers = found["discriminator"], len(self.discriminator.layers)
+        found["discriminator"] = judge._replace(crops=self.masking.crops)
         if head is not None:
-            layers = len(self.discriminator.layers)
-            found["corrector"] = found["discriminator"]._replace(
+            found["corrector"] = judge._replace(
                 head=head, predicts="tokens", at="chosen", first_layer=layers
             )
         return found
@@ -63,6 +76,10 @@ class CocoLM(ReplacedTokenDetection):
             total = -(log_prob_BS * draw.chosen_BS).sum()
             losses["corrective_loss"] = total / counts.num_chosen
             means["corrective_loss"] = total.detach(), draw.chosen_BS.sum()
+        if draw.crop_B is not None:
+            crop_BLH = self.discriminator(*crop(batch, draw.crop_B))
+            losses["contrast_loss"], of_contrast = contrast(hidden_BLH[:, 0], crop_BLH[:, 0])
+            means |= of_contrast
         return Output(self.weigh(losses), means, judgement)
 
     def correct(
@@ -79,3 +96,19 @@ class CocoLM(ReplacedTokenDetection):
         features_BSE = head(states_at(draw.index_BS, hidden_BLH))
         table_VE = self.discriminator.embeddings.tokens.table
         return mix(features_BSE, table_VE, head.bias, original_BS, -logit_BS, ~is_replaced_BS)
+
+
+def contrast(state_BH: Tensor, crop_BH: Tensor) -> tuple[Tensor, Means]:
+    """Return L_SCL of the rows of a whole step, and its measures."""
+    states_NH = F.normalize(torch.cat([state_BH, crop_BH]).float(), dim=-1)
+    number_N = torch.arange(len(states_NH), device=states_NH.device)
+    is_itself_NN = number_N == number_N[:, None]
+    cosine_NN = (states_NH @ states_NH.T).masked_fill(is_itself_NN, -math.inf)
+    partner_N = number_N.roll(len(state_BH))
+    loss_N = F.cross_entropy(cosine_NN, partner_N, reduction="none")
+    is_nearest_N = cosine_NN.argmax(dim=1) == partner_N
+    number = torch.ones_like(is_nearest_N).sum()
+    return loss_N.mean(), {
+        "contrast_loss": (loss_N.detach().sum(), number),
+        "contrast_accuracy": (is_nearest_N.sum(), number),
+    }

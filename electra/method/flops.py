@@ -12,9 +12,11 @@ The two counts differ by at most a third. Comparisons at equal compute use the t
 Source: section 3.1 and flops_computation.py.
 """
 
+from itertools import product
 from typing import NamedTuple
 
 from electra.config import EncoderConfig, PretrainConfig
+from electra.method.masking import crop_length
 from electra.method.objective import Objective
 
 FORWARD_AND_BACKWARD = 3
@@ -42,16 +44,18 @@ class Part(NamedTuple):
 def count_parts(objective: Objective, length: int) -> list[Part]:
     """Return the true count of an objective's networks, one entry per part of a network.
 
-    Padding is counted like tokens. Recomputed activations and logits are counted once.
+    Padding is counted like tokens. Recomputed activations and logits are counted once, the few
+    products of states with states are not.
     """
     chosen = max(1, round(objective.masking.config.mask_prob * length)) / length
     parts = []
     for role, network in objective.networks.items():
         passes = FORWARD_AND_BACKWARD * network.trained + network.run - network.trained
         counts: dict[str, float] = {}
-        for encoder in network.encoders:
-            for name, flops in encoder.count_flops(length, network.first_layer).items():
-                counts[name] = counts.get(name, 0) + flops
+        lengths = [length, crop_length(length)] if network.crops else [length]
+        for encoder, each in product(network.encoders, lengths):
+            for name, flops in encoder.count_flops(each, network.first_layer).items():
+                counts[name] = counts.get(name, 0) + flops * each / length
         share = chosen if network.at == "chosen" else 1.0
         counts["softmax" if network.predicts == "tokens" else "head"] = share * network.head.flops
         parts += [Part(f"{role}: {name}", flops, passes) for name, flops in counts.items()]
@@ -72,20 +76,24 @@ def count_run(objective: Objective, config: PretrainConfig) -> dict[str, float]:
 
 def count_as_the_paper(objective: Objective, config: PretrainConfig) -> float:
     """Return the paper's count of a whole run."""
-    total = 0.0
+    total, length = 0.0, config.examples.sequence_length
     for network in objective.networks.values():
+        batch_size, steps = config.train.batch_size, config.train.steps * network.run
         for encoder in network.encoders:
             total += count_training(
                 encoder.config,
-                config.examples.sequence_length,
-                config.train.batch_size,
-                config.train.steps * network.run,
+                length,
+                batch_size,
+                steps,
                 judges=network.predicts != "tokens",
                 first_layer=network.first_layer,
                 # The two towers share one softmax, which is counted once.
                 predicted=(OUTPUT_FRACTION if network.at == "chosen" else 1.0)
                 / len(network.encoders),
             )
+            if network.crops:
+                sizes, each = encoder.config, crop_length(length)
+                total += count_training(sizes, each, batch_size, steps, predicted=0.0)
     return total
 
 

@@ -10,7 +10,7 @@ Shape suffixes: B rows, L positions, S slots for masked positions in a row, V vo
 
 import math
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -62,10 +62,13 @@ class Draw(NamedTuple):
     sample_BS: Tensor
     """Uniform in [0, 1): selects the token that is sampled from the generator. (B, S, 1 + N) for an
     objective that samples N others."""
+    crop_B: Tensor | None = None
+    """Uniform in [0, 1): selects where the crop of a row begins. None: nothing is cropped."""
 
     def rows(self, rows: slice) -> "Draw":
         """Return the draw of some of the rows."""
-        return Draw(*(tensor[rows] for tensor in self))
+        tensors: Any = (None if tensor is None else tensor[rows] for tensor in self)
+        return Draw(*tensors)
 
 
 class Counts(NamedTuple):
@@ -173,6 +176,8 @@ class Masking(nn.Module):
     starts_word_V: Tensor
     num_others = 0
     """N, the other tokens that are sampled at each masked position."""
+    crops = False
+    """Whether the objective also reads a crop of each row."""
 
     def __init__(self, config: MethodConfig, vocabulary: Vocabulary):
         super().__init__()
@@ -202,9 +207,9 @@ class Masking(nn.Module):
         real_BL, maskable_BL = find_real(batch), self.find_maskable(batch)
         shapes = self._shapes(batch)
         parts = uniform.split([math.prod(shape) for shape in shapes])
-        *of_spans, positions, slots = (
-            part.view(shape) for part, shape in zip(parts, shapes, strict=True)
-        )
+        views = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+        crop_B = views.pop() if self.crops else None
+        *of_spans, positions, slots = views
         unit_BL = (
             None
             if self.config.mask_unit == "token"
@@ -220,7 +225,7 @@ class Masking(nn.Module):
             )
         shown_BS, random_BS, *samples = slots
         sample_BS = torch.stack(samples, dim=-1) if self.num_others else samples[0]
-        return Draw(index_BS, chosen_BS, shown_BS, random_BS, sample_BS)
+        return Draw(index_BS, chosen_BS, shown_BS, random_BS, sample_BS, crop_B)
 
     def choose_and_count(self, batch: Batch, uniform: Tensor) -> tuple[Draw, Counts]:
         """Return `choose` and the denominators of the losses, of all rows of a step."""
@@ -228,12 +233,13 @@ class Masking(nn.Module):
         return draw, self.count(batch, draw)
 
     def _shapes(self, batch: Batch) -> list[tuple[int, ...]]:
-        """Return the shapes of uniform numbers: of spans if masked, of positions, of slots."""
+        """Return the shapes of uniform numbers: of spans if masked, positions, slots, crops."""
         B, L = batch.input_ids_BL.shape
         S = count_slots(self.config.mask_prob, L, self.config.mode)
         of_spans = [(B, L)] if self.config.mask_unit == "span" else []
         of_slots = (3 + self.num_others, B, S)
-        return [*of_spans, (B, S if self.config.mode == "reference" else L), of_slots]
+        of_crops = [(B,)] if self.crops else []
+        return [*of_spans, (B, S if self.config.mode == "reference" else L), of_slots, *of_crops]
 
     def count(self, batch: Batch, draw: Draw) -> Counts:
         """Return the denominators of the losses over these rows."""
@@ -286,6 +292,28 @@ class Masking(nn.Module):
         times_BL = zeros_BL.scatter_add(1, index_BS, draw.chosen_BS.long())
         sum_BL = zeros_BL.scatter_add(1, index_BS, sampled_BS * draw.chosen_BS)
         return torch.where(times_BL > 0, sum_BL // times_BL.clamp(min=1), input_ids_BL)
+
+
+def crop_length(length: int) -> int:
+    """Return the length of the crop of a row: a tenth of what [CLS] and [SEP] enclose is cut."""
+    return length - (length - 2) // 10
+
+
+def crop(batch: Batch, uniform_B: Tensor) -> Batch:
+    """Return [CLS], a run of nine tenths of the tokens between, and the last [SEP] of each row.
+
+    The run begins at a place that the uniform numbers choose; what is cut is before and behind it.
+
+    Source: COCO-LM (Meng et al. 2021), span_dataset.py of its released code, which cuts [CLS] and
+    [SEP] as any token.
+    """
+    place_C = torch.arange(crop_length(batch.input_ids_BL.shape[1]), device=uniform_B.device)
+    num_real_B1 = find_real(batch).sum(dim=1, keepdim=True)
+    cut_B1 = (num_real_B1 - 2) // 10
+    before_B1 = torch.minimum((uniform_B[:, None] * (cut_B1 + 1)).long(), cut_B1)
+    is_inside_BC = place_C < num_real_B1 - cut_B1 - 1
+    index_BC = (place_C + torch.where(is_inside_BC, before_B1, cut_B1)) * (place_C > 0)
+    return batch.each(lambda tensor: tensor.gather(1, index_BC))
 
 
 def predict_masked(

@@ -68,6 +68,8 @@ class Network(NamedTuple):
     """Share of the run's steps that run the network's forward pass."""
     first_layer: int = 0
     """Number of the layers before its own, which another network of the objective has computed."""
+    crops: bool = False
+    """Whether its encoder also reads a crop of each row, without the head."""
 
 
 class Objective(nn.Module):

@@ -28,13 +28,14 @@ class Batch(NamedTuple):
 
     def to(self, device: torch.device) -> "Batch":
         """Return the batch on a device; the copy to a CUDA device is asynchronous."""
-        return self._each(lambda tensor: copy_to(device, tensor))
+        return self.each(lambda tensor: copy_to(device, tensor))
 
     def rows(self, rows: slice) -> "Batch":
         """Return the rows of a slice of the batch."""
-        return self._each(lambda tensor: tensor[rows])
+        return self.each(lambda tensor: tensor[rows])
 
-    def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+    def each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        """Return the batch with each of its tensors changed."""
         changed: Any = (None if tensor is None else change(tensor) for tensor in self)
         return Batch(*changed)
 

@@ -59,7 +59,9 @@ def require_memory(model: Objective, config: PretrainConfig, machine: Machine) -
         return
     room = int((free - fixed) // a_row) if fixed + copies <= free else 0
     advice = "choose a smaller model, or a shorter examples.sequence_length"
-    if room > 0:
+    if room > 0 and config.method.contrasts:
+        advice = f"set train.batch_size={room}, or method.contrast_weight=0"
+    elif room > 0:
         advice = f"set train.accumulation={-(-num_rows // room)}"
     elif fixed + copies < free and not train.recompute_activations:
         advice = f"set train.recompute_activations=true, or {advice}"

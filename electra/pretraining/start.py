@@ -64,9 +64,14 @@ def fit_to_shards(config: PretrainConfig, shards: Shards) -> PretrainConfig:
 
 
 def require_equal_shares(config: PretrainConfig, machine: Machine) -> None:
-    """Refuse processes that would compute unequal numbers of rows."""
+    """Refuse processes that would compute unequal numbers of rows, or had to compare them."""
     train, num_ranks = config.train, machine.num_ranks
     number = train.accumulation * num_ranks
+    require(
+        num_ranks == 1 or not config.method.contrasts,
+        f"method.contrast_weight {config.method.contrast_weight:g} compares the rows of one "
+        f"process, not of {num_ranks}: start one, or set method.contrast_weight=0",
+    )
     require(
         num_ranks == 1 or train.batch_size % number == 0,
         f"train.batch_size {train.batch_size} must be a multiple of {number}, which is "

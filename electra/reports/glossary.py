@@ -214,6 +214,25 @@ GLOSSARY: dict[str, Metric] = {
         heldout=True,
         summary=True,
     ),
+    "contrast_loss": Metric(
+        "contrast loss",
+        "nats",
+        ".3f",
+        "For cocolm: cross-entropy of finding a row's crop among the crops and corrupted rows of a "
+        "step. Of n rows guessing costs log(2n - 1), and the least is log(1 + 2(n - 1) exp(-2)).",
+        network="discriminator",
+        panel="Contrast loss",
+        heldout=True,
+    ),
+    "contrast_accuracy": Metric(
+        "contrast accuracy",
+        "share",
+        ".3f",
+        "For cocolm: share of the rows and crops whose own crop or row has the most similar state.",
+        network="discriminator",
+        panel="Contrast accuracy",
+        heldout=True,
+    ),
     "policy_loss": Metric(
         "policy loss",
         "nats",
