@@ -28,8 +28,8 @@ def test_every_combination_has_a_name_and_its_settings():
 @pytest.mark.parametrize(
     ("fixed", "grid", "message"),
     [
-        ([], ["learning_rate"], "--grid takes field=value,value, not 'learning_rate'"),
-        ([], ["learning_rate=1,,2"], "--grid takes field=value,value, not 'learning_rate=1,,2'"),
+        ([], ["learning_rate"], "grid takes field=value,value, not 'learning_rate'"),
+        ([], ["learning_rate=1,,2"], "grid takes field=value,value, not 'learning_rate=1,,2'"),
         ([], ["learning_rat=1,2"], "'learning_rat'; did you mean 'learning_rate'"),
         ([], ["epochs=1,many"], "epochs must be a whole number, not 'many'"),
         ([], ["epochs=1,2", "epochs=3"], "epochs is set twice: 1 and 3"),

@@ -258,6 +258,32 @@ def test_a_suite_from_its_file_to_its_page(
 
 
 @pytest.mark.slow
+def test_of_a_grid_the_best_combination_counts(toy_suite, words, tmp_path, capsys):
+    grid = 'grid = ["learning_rate=1e-6,1e-2"]\n[finetune]'
+    one_share = re.sub(r"paper = \[.*\n", "", TOY.replace("[0.5, 1.0]", "[1.0]"))
+    toy_suite.write_text(one_share.replace("[finetune]", grid))
+    main(words("--seeds", 1, "--jobs", 2))
+    records = read_all_records(tmp_path / "out")
+    assert len(records) == 2
+    for record in records:
+        folder = tmp_path / "runs" / record["run"] / "finetune-own"
+        names = ["learning_rate=1e-6", "learning_rate=1e-2"]
+        scores = [json.loads((folder / name / "results.json").read_text()) for name in names]
+        assert record["scores"]["own"] == max(each["median"] for each in scores)
+        assert record["chosen"]["own"] in names
+        assert record["finetune"]["own"][-1] == "learning_rate=1e-6,1e-2"
+    page = (tmp_path / "out/README.md").read_text()
+    assert "learning_rate=1e-6,1e-2 in fine-tuning, the best" in page
+    capsys.readouterr()
+    main(words("--seeds", 1, "--dry-run", runs="elsewhere"))
+    assert "all 2 runs are done" in capsys.readouterr().out
+    toy_suite.write_text(one_share)
+    with pytest.raises(SystemExit):
+        main(words("--seeds", 1))
+    assert "learning_rate=1e-6,1e-2, not" in capsys.readouterr().err
+
+
+@pytest.mark.slow
 def test_a_killed_suite_ends_with_the_same_table(words, tmp_path):
     def command(name):
         given = words("--seeds", 1, runs=name, out=f"{name}-out")

@@ -39,7 +39,7 @@ def combine(
     for words in grid:
         name, _, values = (part.strip() for part in words.partition("="))
         choices = [value.strip() for value in values.split(",")]
-        require(all(choices), f"--grid takes field=value,value, not {words!r}")
+        require(all(choices), f"grid takes field=value,value, not {words!r}")
         require(
             "/" not in values, f"--grid: a value becomes a folder's name and has no /: {words!r}"
         )
@@ -121,7 +121,7 @@ def _compare(folder: Path, names: Sequence[str], notes: Sequence[str]) -> dict[s
     found.sort(key=lambda each: each["median"], reverse=True)
     best = found[0]
     return {
-        **{key: best[key] for key in of_all},
+        **{key: best[key] for key in (*of_all, *of_each)},
         "num_seeds": len(best["seeds"]),
         "best": best["combination"],
         "notes": [*notes, CHOSEN_ON_DEV],

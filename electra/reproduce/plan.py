@@ -15,6 +15,7 @@ from electra.checkpoints.metrics import read_metrics
 from electra.config import FinetuneConfig, PretrainConfig, longest_warmup, require_schedule
 from electra.errors import require, require_choice, tell_place
 from electra.files import read_object, take_turns, write_json
+from electra.finetuning.grid import combine
 from electra.finetuning.start import fit_to_start as fit_finetuning
 from electra.finetuning.start import require_examples
 from electra.method.flops import FORWARD_AND_BACKWARD, count_run, count_true
@@ -153,11 +154,11 @@ def require_same(place: str, begun: PretrainConfig, planned: PretrainConfig) -> 
     require(not named, f"{place} was begun with {named}; choose another folder")
 
 
-def finetune_config(suite: Suite, config: PretrainConfig, task: str) -> FinetuneConfig:
-    """Return the settings of the fine-tuning of a run on a task."""
+def finetune_configs(suite: Suite, config: PretrainConfig, task: str) -> dict[str, FinetuneConfig]:
+    """Return the settings of a run's fine-tunings on a task, by combination of the suite's grid."""
     # A collapsed seed counts, so that all rows have the same seeds.
-    settings = ["reseeds=0", f"threads={config.train.threads}", *suite.finetune_settings[task]]
-    return override(finetune_preset(config.model), settings)
+    fixed = ["reseeds=0", f"threads={config.train.threads}", *suite.fixed_settings(task)]
+    return combine(finetune_preset(config.model), fixed, suite.grid)
 
 
 def probe_step(config: PretrainConfig) -> float:
@@ -227,7 +228,7 @@ class _PlannedRow:
         # Checked before the pre-training that precedes the fine-tunings.
         for task in suite.tasks:
             with tell_place(f"fine-tuning of {task}"):
-                finetune_config(suite, self.config, task)
+                finetune_configs(suite, self.config, task)
         train = self.config.train
         if train.threads == 0 and jobs > 1 and choose_device(train.device).type == "cpu":
             self.config = override(self.config, [f"train.threads={max(1, usable_cores() // jobs)}"])
@@ -394,7 +395,7 @@ def find_digest(finetuning: Path) -> str:
 def count_finetunings(
     setup: Setup, plan: Plan, tasks: Mapping[str, Task]
 ) -> dict[tuple[str, str], float]:
-    """Return the true FLOPs of the training of each fine-tuning; evaluations are not counted.
+    """Return the true FLOPs of the training on each task; evaluations are not counted.
 
     The mean length of a task's rows is that of a sample. Settings that do not fit a task are
     refused here, before the pre-training.
@@ -409,17 +410,18 @@ def count_finetunings(
         for name, encoder in encoders.items():
             longest = configs[name].examples.sequence_length
             start = SavedModel(SavedNetwork("", encoder.config, ({},)), tokenizer, longest, name)
-            config = finetune_config(setup.suite, configs[name], task)
-            config = fit_finetuning(config, start, question, from_scratch=False)
-            rows = question.family.encode(sample, tokenizer, config.sequence_length)
-            if len(rows) == len(sample):  # not several windows of an example
-                require_examples(config.train_examples, len(train), question)
-            lengths = rows.lengths.float()
-            examples = (config.train_examples or len(train)) * config.epochs
-            tokens = examples * lengths.sum().item() / len(sample)
-            passes = 1 if config.features.layers else FORWARD_AND_BACKWARD
-            forward = sum(encoder.count_flops(round(lengths.mean().item())).values())
-            counts[name, task] = passes * forward * tokens
+            counts[name, task] = 0.0
+            for config in finetune_configs(setup.suite, configs[name], task).values():
+                config = fit_finetuning(config, start, question, from_scratch=False)
+                rows = question.family.encode(sample, tokenizer, config.sequence_length)
+                if len(rows) == len(sample):  # not several windows of an example
+                    require_examples(config.train_examples, len(train), question)
+                lengths = rows.lengths.float()
+                examples = (config.train_examples or len(train)) * config.epochs
+                tokens = examples * lengths.sum().item() / len(sample)
+                passes = 1 if config.features.layers else FORWARD_AND_BACKWARD
+                forward = sum(encoder.count_flops(round(lengths.mean().item())).values())
+                counts[name, task] += passes * forward * tokens
     return counts
 
 

@@ -118,6 +118,8 @@ def _read_record(setup: Setup, run: PlannedRun) -> Record:
         "heldout": results["heldout"],
         "scores": {task: found["median"] for task, found in finetunings.items()},
         "metrics": {task: found["metric"] for task, found in finetunings.items()},
+        # Of a suite with a grid.
+        "chosen": {task: found["best"] for task, found in finetunings.items() if "best" in found},
         "collapsed": [task for task, found in finetunings.items() if found["num_degenerate"]],
         "branched_from": manifest.get("branched_from"),
         "commits": sorted({str(each.get("commit")) for each in manifest["sessions"]}),
@@ -141,7 +143,7 @@ def keep_scores(records: Sequence[Record], written: Sequence[Record]) -> list[Re
         old = before.get(record["run"])
         if old and old["shards"] == record["shards"] and _config(old) == _config(record):
             others = [task for task in old.get("collapsed", ()) if task not in record["scores"]]
-            by_task = ("scores", "metrics", "finetune", "data")
+            by_task = ("scores", "metrics", "chosen", "finetune", "data")
             record = {
                 **record,
                 **{key: {**old[key], **record.get(key, {})} for key in by_task if key in old},

@@ -125,6 +125,8 @@ def describe(suite: Suite, cells: Sequence[Cell], num_done: int, num_runs: int) 
         "rows. "
         f"{num_done} of {num_runs} runs are finished."
     )
+    if suite.grid:
+        here += f" Of {' '.join(suite.grid)} in fine-tuning, the best on dev counts."
     if any(cell.fraction < 1 for cell in cells):
         here += " Percentages are shares of the budget."
     if any(cell.shared for cell in cells):

@@ -19,6 +19,7 @@ import torch
 from electra.checkpoints.manifest import LOCK
 from electra.errors import UserError, did_you_mean, require, require_choice
 from electra.files import hold, sha256_file
+from electra.finetuning.grid import search
 from electra.finetuning.loop import finetune
 from electra.finetuning.loop import ignore as pass_over
 from electra.pretraining.continuation import branch
@@ -36,7 +37,7 @@ from electra.reproduce.plan import (
     find_digest,
     find_finetunings,
     find_work,
-    finetune_config,
+    finetune_configs,
     keep_plan,
     open_plan,
 )
@@ -102,10 +103,10 @@ class Session:
         self.written = read_written(out)
         self.plan = open_plan(suite, setup.shards, runs, jobs)
         config = self.plan.runs[0].config
-        tasks = {
-            task: read_task(task, setup.data[task], finetune_config(suite, config, task))
-            for task in suite.tasks
-        }
+        tasks = {}
+        for task in suite.tasks:
+            some = next(iter(finetune_configs(suite, config, task).values()))
+            tasks[task] = read_task(task, setup.data[task], some)
         digests = {
             task: digest_files(map(sha256_file, question.files)) for task, question in tasks.items()
         }
@@ -318,8 +319,12 @@ def compute_run(setup: Setup, run: PlannedRun) -> None:
         else:
             pretrain(setup.shards, folder, run.config, pass_over)
     for task in setup.unfinished_tasks(run):
-        config, out = finetune_config(setup.suite, run.config, task), setup.finetuning(run, task)
-        finetune(folder, task, setup.data[task], out, config, seeds=1, progress=pass_over)
+        configs = finetune_configs(setup.suite, run.config, task)
+        data, out = setup.data[task], setup.finetuning(run, task)
+        if setup.suite.grid:
+            search(folder, task, data, out, configs, seeds=1, progress=pass_over)
+        else:
+            finetune(folder, task, data, out, *configs.values(), seeds=1, progress=pass_over)
 
 
 @contextmanager

@@ -97,6 +97,8 @@ class Suite:
     """The score of a run is the mean of its scores on these tasks."""
     finetune: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Settings of fine-tuning as field=value, by task; those of "all" are for all tasks."""
+    grid: tuple[str, ...] = ()
+    """More such settings, as field=value,value: a task's score is the best of all combinations."""
     x: str = ""
     """Label of a figure's axis on which rows have places; empty: a figure with several fractions
     has FLOPs there."""
@@ -110,11 +112,12 @@ class Suite:
 
     @property
     def finetune_settings(self) -> dict[str, list[str]]:
-        """Settings of fine-tuning of each task, as field=value."""
-        return {
-            task: [*self.finetune.get("all", ()), *self.finetune.get(task, ())]
-            for task in self.tasks
-        }
+        """Settings of fine-tuning of each task, as field=value, then those of the grid."""
+        return {task: [*self.fixed_settings(task), *self.grid] for task in self.tasks}
+
+    def fixed_settings(self, task: str) -> list[str]:
+        """Return what all fine-tunings on a task have in common, as field=value."""
+        return [*self.finetune.get("all", ()), *self.finetune.get(task, ())]
 
     def fractions_of(self, row: Row) -> tuple[float, ...]:
         """Return the shares of the budget after which a row is scored."""
