@@ -399,7 +399,6 @@ class MethodConfig(Settings):
     """teams: last layer of the encoder that pre-training returns. detection: that of the
     discriminator, which can be exported with its head. selection: that of the choice, as in the
     released code; without a head."""
-
     corrective_weight: Annotated[float, Within("[0, inf)")] = 1.0
     """cocolm: weight of the loss of the language model; 0: there is none. Source: COCO-LM."""
     contrast_weight: Annotated[float, Within("[0, inf)")] = 1.0

@@ -485,6 +485,15 @@ def test_cocolm(batch, settings):
         assert heard(model, contrast_loss) == {"discriminator"}
 
 
+def test_cocolm_without_its_parts_is_rtd(batch):
+    without = ["method.objective=cocolm", "method.corrective_weight=0", "method.contrast_weight=0"]
+    models = build(*without), build()
+    assert models[0].networks.keys() == models[1].networks.keys()
+    losses = [compute(model, batch)[1].loss for model in models]
+    assert losses[0] == losses[1]
+    assert all(map(torch.equal, *map(gradients, models, losses)))
+
+
 def crop_by_hand(batch, uniform):
     for ids, real, types, number in zip(*batch[:3], uniform.tolist(), strict=True):
         inside, inside_types = ids[real].tolist()[1:-1], types[real].tolist()[1:-1]
