@@ -29,8 +29,8 @@ from electra.training.machine import Machine, prepare_machine
 
 BYTES_PER_PARAMETER = 16
 """Weight, gradient and Adam's two moments, each float32."""
-BYTES_TO_UNDO = 12
-"""Per parameter: copies of weight and moments, which ReferenceAdamW's update takes."""
+BYTES_OF_AN_UPDATE = 8
+"""Per parameter: the two values at a time that ReferenceAdamW's update computes."""
 GIB = 2**30
 """Bytes."""
 DAY = 24 * 60 * 60
@@ -43,7 +43,7 @@ def require_memory(model: Objective, config: PretrainConfig, machine: Machine) -
     """Refuse a run whose steps do not fit into free memory, unless train.check_memory is false.
 
     A step takes the bytes of parameters, and those of one micro-batch of this process's rows or, in
-    reference mode, of the copies of an update if these are more. The message names the
+    reference mode, of an update if these are more. The message names the
     train.accumulation that fits, or else train.recompute_activations or a smaller model.
     """
     train = config.train
@@ -53,17 +53,17 @@ def require_memory(model: Objective, config: PretrainConfig, machine: Machine) -
     free += sum(tensor.nbytes for tensor in model.parameters())  # already allocated
     num_rows = train.batch_size // machine.num_ranks
     a_row = measure_activations(model, config, machine.device)
-    fixed, copies = _count_bytes(model, config, count_parts(train.sharding, machine))
-    need = fixed + max(a_row * -(-num_rows // train.accumulation), copies)
+    fixed, update = _count_bytes(model, config, count_parts(train.sharding, machine))
+    need = fixed + max(a_row * -(-num_rows // train.accumulation), update)
     if need <= free:
         return
-    room = int((free - fixed) // a_row) if fixed + copies <= free else 0
+    room = int((free - fixed) // a_row) if fixed + update <= free else 0
     advice = "choose a smaller model, or a shorter examples.sequence_length"
     if room > 0 and config.method.contrasts:
         advice = f"set train.batch_size={room}, or method.contrast_weight=0"
     elif room > 0:
         advice = f"set train.accumulation={-(-num_rows // room)}"
-    elif fixed + copies < free and not train.recompute_activations:
+    elif fixed + update < free and not train.recompute_activations:
         advice = f"set train.recompute_activations=true, or {advice}"
     raise UserError(
         f"a step needs about {need / GIB:.1f} GiB, and {max(free, 0) / GIB:.1f} GiB are free: "
@@ -174,7 +174,7 @@ def _layer_bytes(encoder: Encoder, input_ids_BL: Tensor) -> int:
 
 
 def _count_bytes(model: Objective, config: PretrainConfig, num_parts: int) -> tuple[float, float]:
-    """Return the bytes of weights, gradients and moments on a process, and of an update's copies.
+    """Return the bytes of weights, gradients and moments on a process, and of an update.
 
     Of a divided model a process also holds the whole weights and gradients outside the layers, and
     those of two layers: one that is computed and one that is being gathered.
@@ -185,7 +185,7 @@ def _count_bytes(model: Objective, config: PretrainConfig, num_parts: int) -> tu
         layers = [_count(layer) for layer in find_layers(model)]
         fixed += 8 * (number - sum(layers) + 2 * max(layers))
     is_reference = config.method.mode == "reference"
-    return fixed, BYTES_TO_UNDO * number / num_parts if is_reference else 0.0
+    return fixed, BYTES_OF_AN_UPDATE * number / num_parts if is_reference else 0.0
 
 
 def _count(module: nn.Module) -> int:
@@ -250,14 +250,14 @@ def plan(
     tokenizer, frequencies_V = make_tokenizer(vocab_size), torch.ones(vocab_size)
     model = build_model(config, tokenizer, machine, frequencies_V)
     activations = train.micro_batch_size * measure_activations(model, config, machine.device)
-    fixed, copies = _count_bytes(model, config, num_parts=1)
+    fixed, update = _count_bytes(model, config, num_parts=1)
     return Plan(
         _count(model.kept),
         _count(model),
         train.steps,
         train.steps * train.batch_size * config.examples.sequence_length,
         count_run(model, config),
-        fixed + max(activations, copies),
+        fixed + max(activations, update),
         time_run(model, config, machine, probe_seconds, progress, clock),
         machine.name,
     )

@@ -44,23 +44,18 @@ class Muon(torch.optim.AdamW):
             if parameter.grad is not None:
                 by_shape[parameter.shape].append(parameter)
         rate, num_blocks = group["lr"], group["num_blocks"]
-        # On the device, as in torch's fused optimizers: a flag that leaves the update out, and what
-        # the gradients are divided by.
-        found_inf, divisor = getattr(self, "found_inf", None), getattr(self, "grad_scale", 1.0)
-        is_skipped = None if found_inf is None else found_inf.bool()
-        if is_skipped is not None:
-            rate = rate * ~is_skipped
+        is_skipped, divisor = read_flags(self, group["params"][0].device)
+        rate = rate * ~is_skipped
         for (num_rows, num_columns), matrices in by_shape.items():
             for each in matrices:
                 if not self.state[each]:
                     self.state[each]["momentum"] = torch.zeros_like(each)
             grads = [each.grad for each in matrices if each.grad is not None]
             momenta = [self.state[each]["momentum"] for each in matrices]
-            if is_skipped is not None:  # the momentum in place of its gradient changes nothing
-                grads = [
-                    torch.where(is_skipped, momentum, grad / divisor)
-                    for momentum, grad in zip(momenta, grads, strict=True)
-                ]
+            grads = [  # the momentum in place of its gradient changes nothing
+                torch.where(is_skipped, momentum, grad / divisor)
+                for momentum, grad in zip(momenta, grads, strict=True)
+            ]
             torch._foreach_lerp_(momenta, grads, 1 - MOMENTUM)
             nesterov = torch.stack(torch._foreach_lerp(grads, momenta, MOMENTUM))
             size = num_rows // num_blocks
@@ -70,6 +65,15 @@ class Muon(torch.optim.AdamW):
             torch._foreach_sub_(matrices, list(updates.unbind()))
             for each in matrices:
                 each.grad = None  # AdamW passes over parameters without a gradient
+
+
+def read_flags(optimizer: torch.optim.Optimizer, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return whether an update is left out, and what its gradients are divided by, on the device.
+
+    torch's fused optimizers read the same two attributes; without them nothing is changed.
+    """
+    found_inf = getattr(optimizer, "found_inf", torch.zeros((), device=device))
+    return found_inf.bool(), getattr(optimizer, "grad_scale", torch.ones((), device=device))
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from electra.config import OptimizerConfig
 from electra.model.parts import TokenTable
-from electra.training.muon import Muon
+from electra.training.muon import Muon, read_flags
 
 Mode = Literal["paper", "reference"]
 
@@ -115,22 +115,27 @@ class ReferenceAdamW(torch.optim.Optimizer):
             learning = [each for each in group["params"] if each.grad is not None]
             if not learning:
                 continue
-            grads = [each.grad for each in learning]
-            for parameter in learning:
-                state = self.state[parameter]
-                if not state:
-                    state["exp_avg"] = torch.zeros_like(parameter)
-                    state["exp_avg_sq"] = torch.zeros_like(parameter)
+            for each in learning:
+                if not self.state[each]:
+                    self.state[each]["exp_avg"] = torch.zeros_like(each)
+                    self.state[each]["exp_avg_sq"] = torch.zeros_like(each)
             means = [self.state[each]["exp_avg"] for each in learning]
             squares = [self.state[each]["exp_avg_sq"] for each in learning]
-            torch._foreach_lerp_(means, grads, 1 - beta1)
-            torch._foreach_mul_(squares, beta2)
+            is_skipped, divisor = read_flags(self, learning[0].device)
+            grads = [each.grad / divisor for each in learning if each.grad is not None]
+            pairs = zip(means, grads, strict=True)  # a moment lerped to itself stays, to the bit
+            torch._foreach_lerp_(
+                means, [torch.where(is_skipped, *pair) for pair in pairs], 1 - beta1
+            )
+            torch._foreach_mul_(squares, torch.where(is_skipped, 1.0, beta2))
+            grads = [grad.masked_fill_(is_skipped, 0) for grad in grads]
             torch._foreach_addcmul_(squares, grads, grads, value=1 - beta2)
+            del grads
             deviations = torch._foreach_sqrt(squares)
             torch._foreach_add_(deviations, group["eps"])
             updates = torch._foreach_div(means, deviations)
             torch._foreach_add_(updates, learning, alpha=group["weight_decay"])
-            torch._foreach_mul_(updates, group["lr"])
+            torch._foreach_mul_(updates, group["lr"] * ~is_skipped)
             torch._foreach_sub_(learning, updates)
 
 
@@ -164,47 +169,19 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
             group["lr"] = rate
 
 
-@torch.no_grad()
 def update_unless(is_skipped: Tensor, optimizer: torch.optim.Optimizer, divisor: Tensor) -> None:
     """Update the parameters by their gradients over `divisor`, unless the flag is set.
 
-    If it is set, parameters, moments and step counters keep their values, bit for bit. torch's
-    fused optimizers look at flag and divisor in their kernels, and so does Muon. With any other
-    optimizer the update is computed, and the former values are put back; this takes a copy of
-    parameters and moments.
+    If it is set, parameters, moments and step counters keep their values, bit for bit: torch's
+    fused optimizers look at flag and divisor in their kernels, and the others read `read_flags`.
 
     Args:
         is_skipped: A bool on the parameters' device; gradients may then be NaN or infinite.
         optimizer: The optimizer, whose parameters have gradients.
         divisor: By which clipping divides the gradients, float32, at least 1.
     """
-    if optimizer.defaults.get("fused"):
-        optimizer.found_inf = is_skipped.float()  # type: ignore[attr-defined]
-        optimizer.grad_scale = divisor  # type: ignore[attr-defined]
-        optimizer.step()
-        return
-    before = {key: tensor.clone() for key, tensor in _tensors(optimizer).items()}
-    torch._foreach_div_(
-        [each.grad for each, name in before if not name and each.grad is not None], divisor
-    )
+    optimizer.found_inf, optimizer.grad_scale = is_skipped.float(), divisor  # type: ignore[attr-defined]
     optimizer.step()
-    for key, tensor in _tensors(optimizer).items():
-        former = before.get(key)  # the first update begins moments at 0
-        former = torch.zeros_like(tensor) if former is None else former
-        tensor.copy_(torch.where(is_skipped, former, tensor))
-
-
-def _tensors(optimizer: torch.optim.Optimizer) -> dict[tuple[Tensor, str], Tensor]:
-    """Return parameters with a gradient, and their states by name; "" is the parameter itself."""
-    tensors = {}
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.grad is not None:
-                tensors[parameter, ""] = parameter
-                for name, value in optimizer.state[parameter].items():
-                    if isinstance(value, Tensor):
-                        tensors[parameter, name] = value
-    return tensors
 
 
 def step_seed(seed: int, stream: str, step: int) -> int:
