@@ -247,7 +247,7 @@ def judge(model: Objective, rows: Sequence[tuple[Batch, Tensor]]) -> dict[str, f
     network = model.networks["discriminator"]
     logits, labels = [], []
     for batch, corrupt_ids_BL in rows:
-        hidden_BLH = network.encoders[0](*batch._replace(input_ids_BL=corrupt_ids_BL))
+        hidden_BLH = network.encoders[0](*batch._replace(input_ids_BL=corrupt_ids_BL).inputs)
         real_BL = find_real(batch)
         logits.append(network.head(hidden_BLH)[real_BL].double().numpy())
         labels.append((corrupt_ids_BL != batch.input_ids_BL)[real_BL].numpy())

@@ -52,7 +52,7 @@ def measure_states(encoder: Encoder, batch: Batch) -> list[dict[str, float]]:
         before = encoder.embeddings(batch.input_ids_BL, batch.token_type_ids_BL)
         if encoder.embeddings_project is not None:
             before = encoder.embeddings_project(before)
-        encoder(*batch)
+        encoder(*batch.inputs)
     state = before[is_real_BL]
     figures = []
     for layer in layers:

@@ -135,6 +135,9 @@ class EncoderConfig(Settings):
     """Attention heads per layer; must divide `hidden_size`."""
     intermediate_size: Annotated[int, AtLeast(1)]
     """Width inside the feed-forward layer."""
+    causal: bool = False
+    """Whether a token attends to itself and the tokens before it alone, as from left to right; the
+    objective causal_lm needs it. The pairs that are hidden are computed all the same."""
     max_position_embeddings: Annotated[int, AtLeast(1)] = 512
     """Longest row, tokens."""
     type_vocab_size: Annotated[int, AtLeast(1)] = 2
@@ -342,8 +345,11 @@ OBJECTIVES = {
     "electric": "electric:Electric",
     "teams": "teams:Teams",
     "cocolm": "cocolm:CocoLM",
+    "causal_lm": "masked_language_modelling:CausalLanguageModelling",
 }
 """Module and class below method/ of each objective. A new objective is one more line here."""
+ALONE = ("mlm", "causal_lm")
+"""Objectives without a generator."""
 SCHEMES = {
     ("rtd", "two_stage"): "schemes:TwoStage",
     ("rtd", "adversarial"): "schemes:Adversarial",
@@ -366,7 +372,8 @@ class MethodConfig(Settings):
     every token, with a copy mechanism. electric: an energy-based cloze model, whose encoder scores
     sentences (`electra score`). teams: rtd and, at each masked position, the choice of the original
     among five tokens, with a last layer each. cocolm: rtd, beside it a language model that corrects
-    the tokens, and the contrast of a row and its crop with all other rows."""
+    the tokens, and the contrast of a row and its crop with all other rows. causal_lm: every token
+    from those before it."""
     scheme: Literal["joint", "two_stage", "adversarial"] = "joint"
     """rtd: how generator and discriminator are trained. joint: together. two_stage: first the
     generator, then the discriminator. adversarial: the generator maximises the discriminator's
@@ -445,7 +452,16 @@ class ExamplesConfig(Settings):
     the row. Consider document if documents are short and unrelated. It saves no time, and on a GPU
     it rules out the attention kernel without a mask, which is faster."""
 
+    next_sentence: bool = False
+    """Whether rows are for next-sentence prediction, which the objective mlm then learns as well:
+    half of them, drawn at random, have the second segment of a row of another document. Source:
+    Devlin et al. 2019, "BERT", section 3.1."""
+
     section = "examples."
+    needs = (
+        Needs("next_sentence", "single_segment_prob=0", "every row has two segments"),
+        Needs("next_sentence", "attend=row", "[CLS] judges both segments"),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -636,15 +652,21 @@ class PretrainConfig(Settings):
         Needs("generator.shared_layers", "method.scheme=joint"),
         Needs("generator.shared_layers", "method.sharing=embeddings|gdes"),
         Needs("generator.shared_layers", "train.updates=joint", "an update each, not two"),
-        Needs("method.sharing=gdes", "method.objective!=mlm", "mlm has no generator"),
+        Needs("method.sharing=gdes", "method.objective!=mlm|causal_lm", "it has no generator"),
+        Needs("method.objective=causal_lm", "model.causal", "a token must not see the next one"),
+        Needs("model.causal", "method.objective=causal_lm", "the others read both sides"),
+        Needs("method.mask_unit!=token", "method.objective!=causal_lm", "it masks nothing"),
+        Needs("method.shown_at_mask!=auto", "method.objective!=causal_lm", "it masks nothing"),
+        Needs("examples.next_sentence", "method.objective=mlm"),
+        Needs("examples.next_sentence", "method.mode=paper", "the released code has none"),
         Needs("train.updates=apart", "method.objective=rtd"),
         Needs("train.updates=apart", "method.scheme=joint", "the others have their own order"),
         Needs("train.updates=apart", "method.sharing=gdes|none", "an update each, not two"),
         Needs("train.updates=apart", "method.mode=paper", "the released code has one update"),
         Needs("train.updates=apart", "generator.kind=network", "the others do not learn"),
         Needs("generator.start!=auto", "train.init_from"),
-        Needs("generator.start!=auto", "method.objective!=mlm", "mlm has no generator"),
-        Needs("generator.warmup_steps", "method.objective!=mlm", "mlm has no generator"),
+        Needs("generator.start!=auto", "method.objective!=mlm|causal_lm", "it has no generator"),
+        Needs("generator.warmup_steps", "method.objective!=mlm|causal_lm", "it has no generator"),
         Needs("generator.warmup_steps", "method.sharing!=all", "one of two networks rests"),
         Needs("method.sharing=all", "model.published_heads=False", "one has a decoder"),
         Needs("model.enhanced_decoder", "model.enhanced_decoder=False", "published_heads sets it"),
@@ -654,7 +676,9 @@ class PretrainConfig(Settings):
             "its first stage is the same, of method.generator_steps",
         ),
         Needs("optimizer.generator_rate!=1", "generator.kind=network"),
-        Needs("optimizer.generator_rate!=1", "method.objective!=mlm", "mlm has no generator"),
+        Needs(
+            "optimizer.generator_rate!=1", "method.objective!=mlm|causal_lm", "it has no generator"
+        ),
         Needs("optimizer.generator_rate!=1", "method.scheme=joint"),
         Needs("optimizer.generator_rate!=1", "method.sharing!=all", "one network has one rate"),
         Needs(
@@ -700,7 +724,7 @@ class PretrainConfig(Settings):
         is_tied = model.architecture != "electra" and sharing in ("embeddings", "gdes")
         self.must(
             "generator.hidden_fraction",
-            not is_tied or self.method.objective == "mlm" or is_as_wide,
+            not is_tied or self.method.objective in ALONE or is_as_wide,
             f"be 1 for method.sharing {sharing} in architecture {model.architecture}; a generator "
             "with generator.layers_fraction=0.25 is small too",
         )
@@ -926,9 +950,13 @@ class FinetuneConfig(Settings):
     """Hidden states that the classifier reads. cls: that of [CLS], as in the paper. mean: the mean
     over the row's tokens. segments: of a pair of texts the mean over each of them, the absolute
     difference and the product of the two means, of hidden states and embeddings; of a single text,
-    and in multiple choice, as mean.
+    and in multiple choice, as mean. A causal encoder has no use for cls without a BiLSTM.
     Use segments for a small or briefly trained encoder: no pre-training loss trains the hidden
     state of [CLS] directly, and few examples do not teach attention to compare two texts."""
+    bilstm: bool = False
+    """Whether a BiLSTM with new weights stands between encoder and head; its two directions are
+    together as wide as the hidden states. Source: BERT's ablation "LTR & No NSP + BiLSTM" (Devlin
+    et al. 2019, table 5)."""
     reseeds: Annotated[int, AtLeast(0)] = 2
     """Maximum number of replacements of a seed whose run collapses, each with another seed. The
     results are those of the original seeds. The median with replacements is reported separately.
@@ -959,7 +987,10 @@ class FinetuneConfig(Settings):
     layers: Literal["auto", "plain", "fused"] = "auto"
     """As in pre-training."""
 
-    needs = (Needs("keep_epoch=best", "score_epochs=all"),)
+    needs = (
+        Needs("keep_epoch=best", "score_epochs=all"),
+        Needs("bilstm", "features.layers=0", "they have BiLSTMs"),
+    )
 
     def check(self) -> None:
         """Check what the table cannot say."""

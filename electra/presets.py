@@ -231,10 +231,13 @@ def finetune_preset(encoder: EncoderConfig) -> FinetuneConfig:
     """Return the fine-tuning preset of the smallest size at least as wide as the encoder.
 
     Of several sizes of this width, it is that of the shallowest at least as deep as the encoder,
-    else of the deepest. An encoder wider than `large` gets the preset `large`.
+    else of the deepest. An encoder wider than `large` gets the preset `large`. A causal encoder has
+    the mean in place of [CLS], which sees no text.
     """
     sizes = {name: PRESETS[name].model for name in FINETUNE_PRESETS}
     wide = [name for name in sizes if encoder.hidden_size <= sizes[name].hidden_size] or ["large"]
     same = [name for name in wide if sizes[name].hidden_size == sizes[wide[0]].hidden_size]
     deep = [n for n in same if encoder.num_hidden_layers <= sizes[n].num_hidden_layers]
-    return FINETUNE_PRESETS[(deep or same[-1:])[0]]
+    preset = FINETUNE_PRESETS[(deep or same[-1:])[0]]
+    is_blind = encoder.causal and preset.pooling == "cls"
+    return dataclasses.replace(preset, pooling="mean") if is_blind else preset

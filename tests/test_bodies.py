@@ -188,7 +188,7 @@ YARN = {"full_attention": {"rope_type": "yarn"}}
 REFUSED = [
     (ELECTRA, {"position_embedding_type": "relative_key"}, "position_embedding_type must be 'abs"),
     (ELECTRA, {"hidden_act": "gelu_new"}, "hidden_act must be 'gelu', not 'gelu_new'"),
-    (ELECTRA, {"is_decoder": True}, "is_decoder must be False"),
+    (ELECTRA, {"is_decoder": 1}, "is_decoder must be true or false, not 1"),
     (ELECTRA, {"num_attention_heads": 0}, "num_attention_heads must be a whole number from 1"),
     (ELECTRA, {"layer_norm_eps": None}, "layer_norm_eps must be a number from 0, not None"),
     (MODERNBERT, {"hidden_activation": "silu"}, "hidden_activation must be 'gelu'"),

@@ -163,6 +163,7 @@ def test_two_towers_say_nothing_of_a_token_from_another_document():
 # Objectives
 
 EVERY = [f"method.objective={name}" for name in OBJECTIVES if name != "cocolm"]
+EVERY[EVERY.index("method.objective=causal_lm")] += " model.causal=true"
 EVERY += ["method.objective=cocolm method.contrast_weight=0"]
 EVERY += ["method.scheme=adversarial", "method.scheme=two_stage method.sharing=none"]
 

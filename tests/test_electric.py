@@ -43,7 +43,9 @@ def trained(run, toy_shards, toy_config, tmp_path_factory):
         if objective == "rtd":
             return run
         place = tmp_path_factory.mktemp("trained") / objective
-        pretrain(toy_shards, place, override(toy_config, [f"method.objective={objective}"]), ignore)
+        causal = str(objective == "causal_lm").lower()
+        settings = [f"method.objective={objective}", f"model.causal={causal}"]
+        pretrain(toy_shards, place, override(toy_config, settings), ignore)
         return place
 
     return train
@@ -110,10 +112,11 @@ def test_precision_and_threads_are_those_of_the_run(electric, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("objective", "network"), [("rtd", "kept"), ("rtd", "generator"), ("mlm", "kept")]
+    ("objective", "network"),
+    [("rtd", "kept"), ("rtd", "generator"), ("mlm", "kept"), ("causal_lm", "kept")],
 )
 def test_other_networks_score_as_they_are_defined(objective, network, trained, toy_tokenizer):
-    """A discriminator in one pass, a masked language model with one token masked at a time."""
+    """A discriminator and a causal model in one pass, an MLM with one token masked at a time."""
     run = trained(objective)
     lines = ["the queen sold a boat .", "the queen"]
     scores = load_scorer(run, network).score(lines)
@@ -129,9 +132,11 @@ def test_other_networks_score_as_they_are_defined(objective, network, trained, t
                 total += torch.sigmoid(-logit).log().item()
             else:
                 masked_lm = model.networks["generator" if objective == "rtd" else "encoder"]
-                masked = row.clone()
-                masked[0, place] = toy_tokenizer.mask_id
-                features = masked_lm.head(masked_lm.encoders[0](masked)[0, place])
+                asked, at = row[:, :place], -1
+                if objective != "causal_lm":
+                    asked, at = row.clone(), place
+                    asked[0, place] = toy_tokenizer.mask_id
+                features = masked_lm.head(masked_lm.encoders[0](asked)[0, at])
                 table = masked_lm.encoders[0].embeddings.tokens.weight
                 total += (table @ features + masked_lm.head.bias).log_softmax(0)[token].item()
         assert score.pll == pytest.approx(total, abs=1e-3)

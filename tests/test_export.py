@@ -2,11 +2,13 @@
 
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
 import torch
 from commands import refuse_command, run_python_of
+from refusals import refuse
 from scipy.stats import spearmanr
 
 from electra.checkpoints.checkpoint import list_checkpoints, read_tensors
@@ -181,6 +183,20 @@ def test_a_layer_is_chosen_by_its_cosines(run, pairs):
         a, b = (embed(network, each, layer=layer, pooling=pooling) for each in dev[:2])
         cosines = (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
         assert value == pytest.approx(spearmanr(dev.scores, cosines).statistic, abs=0.05)
+
+
+def test_the_blind_state_of_a_causal_encoder_is_not_asked(start, pairs, tmp_path, capsys):
+    causal = shutil.copytree(start, tmp_path / "causal")
+    values = json.loads((causal / "config.json").read_text())
+    write_json(causal / "config.json", values | {"is_decoder": True})
+    network = load_encoder(causal)
+    refuse("sees no text; use mean", lambda: embed(network, ["the queen"], pooling="cls"))
+    found = choose_layer(network, read_pairs(pairs))
+    assert {each.pooling for each in found.scores} == {"mean"}
+    given = ["export", causal, "--as", "sentence-transformers", "--dev", pairs, "--out"]
+    main([*map(str, given), str(tmp_path / "out")])
+    assert re.search(r"^\| 2 \| 0\.\d+ \| - \|$", (tmp_path / "out/README.md").read_text(), re.M)
+    refuse("no graph of a causal electra", lambda: export(causal, tmp_path / "x", form="gguf"))
 
 
 def test_dev_sets_that_choose_nothing_are_refused(run, pairs, tmp_path, capsys):

@@ -105,7 +105,7 @@ def test_settings_are_recorded_and_the_folder_gives_its_predictions(start, data,
     lines = (out / "seed-0/predictions.tsv").read_text().splitlines()[1:]
     written = torch.tensor([[float(cell) for cell in line.split("\t")[3:]] for line in lines])
     torch.testing.assert_close(written, probs, atol=1e-5, rtol=0)
-    refuse("transformers has no class that reads", lambda: export(out, tmp_path / "exported"))
+    refuse("transformers has no class with a BiLSTM", lambda: export(out, tmp_path / "exported"))
 
 
 def test_what_does_not_fit_the_start_or_the_task_is_refused(pretrained, data):

@@ -10,8 +10,10 @@ from refusals import refuse
 from safetensors.torch import load_file, save_file
 from tasks import PowerCut, cut_at, ignore, small_finetune
 
+from electra.checkpoints.folder import read_finetuned
 from electra.config import EncoderConfig, FinetuneConfig
 from electra.errors import UserError
+from electra.files import write_json
 from electra.finetuning.loop import finetune, train_seed
 from electra.finetuning.network import (
     TaskNetwork,
@@ -179,6 +181,8 @@ def test_presets_are_table_7_and_follow_the_encoders_width():
         assert finetune_preset(PRESETS[name].model) is preset
     assert finetune_preset(PRESETS["modern-mini"].model) is FINETUNE_PRESETS["small"]
     assert finetune_preset(encoder_sizes(2048, 1, 64)) is FINETUNE_PRESETS["large"]
+    causal = dataclasses.replace(PRESETS["base"].model, causal=True)
+    assert finetune_preset(causal) == FinetuneConfig(learning_rate=1e-4, pooling="mean")
     config = FINETUNE_PRESETS["small"]
     assert (config.batch_size, config.warmup_fraction, config.weight_decay) == (32, 0.1, 0.0)
     assert config.dropout_prob == 0.1
@@ -429,6 +433,27 @@ def test_what_is_unset_comes_from_the_encoder_and_the_task(pretrained, task):
     assert fit_to_start(FinetuneConfig(), longer, task, False).sequence_length == 128
     chosen = fit_to_start(FinetuneConfig(sequence_length=16, epochs=5), pretrained, task, False)
     assert (chosen.sequence_length, chosen.epochs) == (16, 5)
+
+
+def test_a_causal_encoder_is_not_read_at_its_blind_end(pretrained, task):
+    sizes = dataclasses.replace(pretrained.encoder, causal=True)
+    causal = dataclasses.replace(pretrained, kept=dataclasses.replace(pretrained.kept, sizes=sizes))
+    refuse("sees no text", lambda: fit_to_start(FinetuneConfig(), causal, task, False))
+    for fits in ({"pooling": "mean"}, {"bilstm": True}):
+        fit_to_start(FinetuneConfig(**fits), causal, task, False)
+
+
+@pytest.mark.parametrize("settings", [{"pooling": "mean"}, {"pooling": "cls", "bilstm": True}])
+def test_a_causal_encoder_learns(start, data, tmp_path, settings):
+    """By the mean of its states; by its blind [CLS] with a BiLSTM on top."""
+    causal = shutil.copytree(start, tmp_path / "causal")
+    values = json.loads((causal / "config.json").read_text())
+    write_json(causal / "config.json", values | {"is_decoder": True})
+    config = dataclasses.replace(CONFIG, epochs=4, score_epochs="last", **settings)
+    finetune(causal, "own", data, tmp_path / "out", config, seeds=1, progress=ignore)
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert results["median"] > results["majority"]["accuracy"] + 0.1
+    assert read_finetuned(tmp_path / "out").encoder.causal
 
 
 def test_part_of_train_and_one_process_at_a_time(start, data, tmp_path):

@@ -100,6 +100,7 @@ def runs(start, sentences, tmp_path_factory):
         "mean": ("own", "texts", ["pooling=mean", "precision=bfloat16", "epochs=2"], 1),
         "numbers": ("sts-b", "numbers", [], 1),
         "pairs": ("sts-b", "numbers", ["pooling=segments", "train_examples=40"], 1),
+        "bilstm": ("own", "choices", [*choice, "bilstm=true"], 1),
         "choices": ("own", "choices", [*choice, "pooling=cls", "epochs=8"], 1),
         "mean-choices": ("own", "choices", [*choice, "pooling=mean"], 1),
         "tags": ("tagging", "tags", ["epochs=5"], 1),
@@ -139,6 +140,7 @@ def encode_file(finetuned, path):
         ("mean", "texts", ["other", "woman"]),
         ("numbers", "numbers", []),
         ("choices", "choices", ["0", "1", "2"]),
+        ("bilstm", "choices", ["0", "1", "2"]),
     ],
 )
 def test_dev_gets_the_labels_numbers_and_probabilities_of_training(runs, name, data, labels):
@@ -211,6 +213,7 @@ DEV_FILES = {
     "texts": "texts-data/dev.tsv",
     "numbers": "numbers-data/dev.tsv",
     "choices": "choices-data/dev.tsv",
+    "bilstm": "choices-data/dev.tsv",
     "tags": "tags-data/dev.conll",
     "plain": "plain-data/dev.json",
     "beam": "plain-data/dev.json",

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from test_golden import NEXT_SENTENCE
 from torch.utils.flop_counter import FlopCounterMode
 
 from electra.method import masked_language_modelling
@@ -85,6 +86,8 @@ OF_ALL = [
     ["method.objective=cocolm"],
     ["method.objective=cocolm", "method.corrective_weight=0"],
     ["method.objective=cocolm", "method.contrast_weight=0"],
+    ["method.objective=causal_lm", "model.causal=true"],
+    NEXT_SENTENCE,
     ["method.sharing=none", "generator.hidden_fraction=0.5"],
 ]
 COUNTED = {

@@ -47,6 +47,9 @@ DEBERTA = [
     *("model.max_relative_positions=16", "generator.hidden_fraction=1"),
     "generator.layers_fraction=0.5",
 ]
+NEXT_SENTENCE = [
+    *("method.objective=mlm", "examples.next_sentence=true", "examples.single_segment_prob=0")
+]
 VARIANTS = {
     "rtd": [],
     "rtd-masked-only": ["method.objective=rtd_masked_only"],
@@ -58,6 +61,8 @@ VARIANTS = {
     "teams": ["method.objective=teams"],
     "cocolm": ["method.objective=cocolm"],
     "corrective": ["method.objective=cocolm", "method.contrast_weight=0"],
+    "causal-lm": ["method.objective=causal_lm", "model.causal=true"],
+    "next-sentence": NEXT_SENTENCE,
     "two-stage": ["method.scheme=two_stage", "method.sharing=none"],
     "adversarial": ["method.scheme=adversarial"],
     "warm-up": ["generator.warmup_steps=8"],
@@ -112,8 +117,8 @@ def compute(settings, shards_folder):
         if number in model.stages[1:]:
             step.begin_stage(model.stage_at(number))
         batch = examples.batch(number, config.train.batch_size)
-        for tensor in (batch.input_ids_BL, batch.token_type_ids_BL):
-            rows.update(tensor.numpy().tobytes())
+        for tensor in (batch.input_ids_BL, batch.token_type_ids_BL, batch.is_next_B):
+            rows.update(b"" if tensor is None else tensor.numpy().tobytes())
         outcome = step(number, batch, find_learning_rate(number, model, config))
         losses.append(sum(output.loss.item() for output in outcome.outputs))
         grad_norms.append(outcome.grad_norm.item())

@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import refuse_command, succeed
+import transformers
+from commands import refuse_command, run_python_of, succeed
+from networks import assert_same_tensors
 from refusals import refuse
 from runs import assert_same_end, ignore, read_records, send_at
 from safetensors.torch import load_file, save_file
+from test_golden import NEXT_SENTENCE
 
 from electra.checkpoints.checkpoint import find_checkpoint
 from electra.checkpoints.folder import SavedModel, SavedNetwork, read_pretrained, read_run_config
@@ -19,6 +22,7 @@ from electra.cli import main
 from electra.config import PrepareConfig
 from electra.errors import UserError
 from electra.interop.export import export
+from electra.interop.importing import import_model
 from electra.method.flops import count_parts
 from electra.method.registry import sketch_objective
 from electra.presets import PRESETS, modern_sizes
@@ -249,6 +253,37 @@ def test_every_objective_continues(folders, toy_shards, toy_config, tmp_path, se
     heldout = read_records(tmp_path / "run", "heldout")
     assert heldout[0]["step"] == 0
     assert {"old_loss", "old_disc_loss"} & heldout[-1].keys()
+
+
+def test_berts_two_heads_go_out_and_come_back(toy_shards, toy_config, tmp_path, monkeypatch):
+    """A run becomes BertForPreTraining; run, exports and what is imported again are continued."""
+    settings = [*NEXT_SENTENCE, "model.embedding_size=128"]
+    pretrain(toy_shards, tmp_path / "run", override(toy_config, settings), ignore)
+    assert export(tmp_path / "run", tmp_path / "bert", form="bert") == "BertForPreTraining"
+    assert export(tmp_path / "run", tmp_path / "electra") == "ElectraForMaskedLM"
+    import_model(tmp_path / "bert", tmp_path / "imported")
+    theirs, info = transformers.BertForPreTraining.from_pretrained(
+        tmp_path / "bert", output_loading_info=True
+    )
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    saved = read_pretrained(tmp_path / "run").kept
+    for name in ("run", "electra", "imported"):
+        config = continued(toy_config, tmp_path / name, *settings)
+        model, config, start = begin(config, toy_shards)
+        assert describe_parts(model, config, start)["next_sentence head"] == "init_from"
+        assert_same_tensors(dict(model.next_sentence_head.named_parameters()), saved.next_sentence)
+    model, _, _ = begin(continued(toy_config, tmp_path / "run", *settings), toy_shards)
+    batch = make_rows(config, 4, seed=0)
+    with torch.no_grad():
+        states = model.eval().kept(*batch.inputs)
+        table, bias = model.mlm.softmax
+        found = theirs.eval()(batch.input_ids_BL, token_type_ids=batch.token_type_ids_BL)
+        for logits, expected in (
+            (model.mlm.head(states) @ table.T + bias, found.prediction_logits),
+            (model.next_sentence_head(states[:, 0]), found.seq_relationship_logits),
+        ):
+            torch.testing.assert_close(logits, expected, atol=1e-5, rtol=0)
+    run_python_of(tmp_path / "bert" / "README.md", tmp_path, monkeypatch)
 
 
 def test_two_stages_keep_the_discriminator(folders, toy_shards, toy_config):

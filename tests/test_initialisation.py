@@ -48,10 +48,11 @@ def attention_of_first_layer(encoder, ids):
     return (query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5).softmax(dim=-1)
 
 
-@pytest.mark.parametrize("embedding_size", [128, 64])
-def test_heads_look_at_the_tokens_beside(embedding_size):
+@pytest.mark.parametrize(("embedding_size", "causal"), [(128, False), (64, False), (64, True)])
+def test_heads_look_at_the_tokens_beside(embedding_size, causal):
     """A head's favourite position is its neighbour in over four of ten cases; chance: 1 in 64."""
-    config = dataclasses.replace(PRESETS["tiny"].model, embedding_size=embedding_size)
+    config = PRESETS["tiny"].model
+    config = dataclasses.replace(config, embedding_size=embedding_size, causal=causal)
     encoder = Encoder(config)
     rng = torch.Generator().manual_seed(1)
     init_weights(encoder, 0.02, rng)
@@ -59,7 +60,7 @@ def test_heads_look_at_the_tokens_beside(embedding_size):
     ids = torch.randint(5, 30_000, (4, 64), generator=rng)
     probs = attention_of_first_layer(encoder, ids)
     place = torch.arange(64)
-    for head, offset in ((0, -1), (1, 1)):
+    for head, offset in ((0, -1), (1, -1 if causal else 1)):
         inside = (place + offset >= 0) & (place + offset < 64)
         favourite = probs[:, head].argmax(dim=-1)[:, inside]
         assert (favourite == (place + offset)[inside]).float().mean() > 0.4

@@ -228,7 +228,7 @@ def mean(output, name):
 
 
 def test_labels_and_losses_are_those_of_the_definition(rows):
-    ids, real, types, _ = rows
+    ids, real, types, _ = rows.inputs
     model = build(dropout=0.0).eval()
     with torch.no_grad():  # a generator that is sometimes right
         model.generator.head.bias[5:20] = 3.0

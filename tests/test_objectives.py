@@ -15,7 +15,7 @@ import transformers
 from networks import rng
 from refusals import refuse
 from scipy import stats
-from test_golden import DEBERTA, MODERN
+from test_golden import DEBERTA, MODERN, NEXT_SENTENCE
 from torch.utils.flop_counter import FlopCounterMode
 
 import electra
@@ -53,7 +53,9 @@ SIZES = encoder_sizes(
 )
 EVERY = {name: [f"method.objective={name}"] for name in OBJECTIVES}
 EVERY |= {name: [f"method.scheme={name}", "method.sharing=none"] for _, name in SCHEMES}
+EVERY["causal_lm"] += ["model.causal=true"]
 EVERY |= {
+    "next_sentence": NEXT_SENTENCE,
     "uniform": ["generator.kind=uniform"],
     "unigram": ["generator.kind=unigram"],
     "unshared": ["method.sharing=none"],
@@ -61,6 +63,7 @@ EVERY |= {
     "layers_shared": ["generator.hidden_fraction=1", "generator.shared_layers=1"],
     "corrective": ["method.objective=cocolm", "method.contrast_weight=0"],
 }
+BODIES = ([], MODERN, DEBERTA)
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 
 
@@ -80,14 +83,14 @@ def build(*settings):
 
 @pytest.fixture
 def batch():
-    """Rows of 32: two full ones, one of 20 and one of 3."""
+    """Rows of 32: two full ones, one of 20 and one of 3; in half of them B follows A."""
     ids = torch.randint(5, VOCAB, (4, 32), generator=rng(1))
     length = torch.tensor([32, 20, 3, 32])
     real = torch.arange(32) < length[:, None]
     ids[:, 0] = CLS
     ids[torch.arange(4), length - 1] = SEP
     types = (torch.arange(32) > 9).long() * real
-    return Batch(ids * real, real, types)
+    return Batch(ids * real, real, types, None, torch.tensor([True, False, False, True]))
 
 
 def gradients(model, output):
@@ -147,7 +150,7 @@ def all_logits(masked_lm, ids, batch):
 def test_in_pieces_as_in_one(name, batch):
     """1 x 8 rows and 2 x 4 rows: same loss, same gradients, same measures."""
     model = build(*EVERY[name])
-    batch = Batch(*(torch.cat([each, each.flip(0)]) for each in batch[:3]))
+    batch = batch.each(lambda each: torch.cat([each, each.flip(0)]))
     draw, counts = draw_for(model, batch)
     whole = model(batch, draw, counts)
     halves = [
@@ -165,7 +168,8 @@ def test_padding_is_nothing(name, batch):
     """The row of 20 tokens alone, and with 12 of padding behind it: same loss and gradients."""
     model = build(*EVERY[name])
     padded = batch.rows(slice(1, 2))
-    short = Batch(padded.input_ids_BL[:, :20], None, padded.token_type_ids_BL[:, :20])
+    short = padded.each(lambda each: each[:, :20] if each.dim() > 1 else each)
+    short = short._replace(attention_mask_BL=None)
     draw, counts = draw_for(model, padded)
     with_padding, without = (
         model(padded, draw, counts),
@@ -207,6 +211,8 @@ NCE = 50 * 19 / 126 * (LN_V + math.log(0.85 / 0.15))  # noise, believed text wit
         (["method.objective=teams"], LN_V + 50 * math.log(2) + 2 * math.log(5)),
         # Of two rows a crop is told from three states.
         (["method.objective=cocolm"], LN_V + 50 * math.log(2) + LN_V + math.log(2) + math.log(3)),
+        (EVERY["causal_lm"], LN_V),
+        (NEXT_SENTENCE, LN_V + math.log(2)),
         (["method.scheme=two_stage", "method.sharing=none"], LN_V),
         # The reward and its baseline are both ln 2, so the policy has nothing to gain.
         (["method.scheme=adversarial"], math.log(2) + 50 * math.log(2)),
@@ -219,7 +225,8 @@ def test_small_starts_at_the_derived_loss(settings, expected):
     model = build_model(config, make_tokenizer(30_522), Machine())
     ids = torch.randint(1000, 30_000, (2, 128), generator=rng(0))
     ids[:, 0], ids[:, -1] = CLS, SEP
-    output = model.compute(Batch(ids, None, torch.zeros_like(ids)), rng(1))
+    rows = Batch(ids, None, torch.zeros_like(ids), None, torch.tensor([True, False]))
+    output = model.compute(rows, rng(1))
     assert output.loss.item() == pytest.approx(expected, abs=0.5, rel=0.03)
 
 
@@ -389,7 +396,7 @@ def draw_others(weights, original, uniforms):
 def compute_rtd(model, batch):
     """Float64: what RTD and its descendants compute, and RTD's two losses by their formulas."""
     draw, output = compute(model, batch)
-    ids, real, types, _ = batch
+    ids, real, types, _ = batch.inputs
     corrupt, is_chosen = output.judgement.corrupt_ids_BL, where_chosen(batch, draw)
     logits = all_logits(model.generator, masked(batch, draw), batch)
     mlm_loss = F.cross_entropy(logits[is_chosen], ids[is_chosen])
@@ -422,7 +429,7 @@ def test_teams(batch, settings):
     """Float64: both ends as encoders of their own, the choice candidate by candidate."""
     model = build_exactly("method.objective=teams", *settings)
     draw, output, logits, _, _, rtd_loss = compute_rtd(model, batch)
-    ids, real, types, _ = batch
+    ids, real, types, _ = batch.inputs
     states = model.selector(output.judgement.corrupt_ids_BL, real, types)
     head, temperature = model.selection_head, model.generator.temperature
     table, log_probs, num_right = model.discriminator.embeddings.tokens.table, [], 0
@@ -541,6 +548,46 @@ def test_a_mixture_of_copy_and_softmax_is_exact_where_its_terms_underflow():
     assert gradient.tolist() == [[0, -1, 0.5, 0]]
 
 
+@pytest.mark.parametrize("body", BODIES, ids=" ".join)
+def test_next_sentence(batch, body):
+    """Float64: the pooler and both classes written out, row by row."""
+    model = build_exactly(*NEXT_SENTENCE, "method.shown_at_mask=mask", *body)
+    draw, output = compute(model, batch)
+    ids, is_chosen, head = masked(batch, draw), where_chosen(batch, draw), model.next_sentence_head
+    logits = all_logits(model.mlm, ids, batch)[is_chosen]
+    log_probs, num_right = [], 0
+    for row, is_next in enumerate([True, False, False, True]):
+        states = model.mlm.encoder(*batch._replace(input_ids_BL=ids).rows(slice(row, row + 1))[:3])
+        pooled = (head.pooler.weight @ states[0, 0] + head.pooler.bias).tanh()
+        follows, does_not = head.dense.weight @ pooled + head.dense.bias
+        margin = follows - does_not if is_next else does_not - follows
+        log_probs.append(-(1 + (-margin).exp()).log())
+        num_right += int(margin > 0)
+    nsp_loss = -sum(log_probs) / 4
+    expected = F.cross_entropy(logits, batch.input_ids_BL[is_chosen]) + nsp_loss
+    assert_same_loss(model, output.loss.double(), expected, 1e-6)
+    assert output.means["nsp_accuracy"] == (num_right, 4)
+    assert heard(model, nsp_loss) == {"mlm", "next_sentence_head"}
+
+
+@pytest.mark.parametrize("body", BODIES, ids=" ".join)
+def test_causal_lm(batch, body):
+    """Float64: each token from a row that ends before it, which so cannot see it."""
+    model = build_exactly(*EVERY["causal_lm"], *body)
+    _, output = compute(model, batch)
+    log_probs, num_right = [], 0
+    for ids, types, real in zip(batch[0], batch[2], batch[1], strict=True):
+        for end in range(1, int(real.sum())):
+            state = model.lm.encoder(ids[None, :end], None, types[None, :end])[0, -1]
+            table, bias = model.lm.softmax
+            logits = table @ model.lm.head(state) + bias
+            log_probs.append(logits.log_softmax(0)[ids[end]])
+            num_right += int(logits.argmax() == ids[end])
+    assert len(log_probs) == 32 + 20 + 3 + 32 - 4
+    assert_same_loss(model, output.loss.double(), -sum(log_probs) / len(log_probs), 1e-6)
+    assert output.means["lm_accuracy"] == (num_right, len(log_probs))
+
+
 @pytest.mark.parametrize("sees", ["before", "after"])
 def test_a_tower_sees_one_side(sees, batch):
     """A changed token changes the states from it on, or up to it, and no others."""
@@ -548,8 +595,8 @@ def test_a_tower_sees_one_side(sees, batch):
     init_weights(tower, 0.15, rng(0))
     changed = batch.input_ids_BL.clone()
     changed[0, 10] = 5 + (changed[0, 10] - 4) % 50
-    before = tower(*batch, sees=sees)[0]
-    after = tower(changed, *batch[1:], sees=sees)[0]
+    before = tower(*batch.inputs, sees=sees)[0]
+    after = tower(changed, *batch.inputs[1:], sees=sees)[0]
     is_moved = (before - after).abs().amax(dim=-1) > 1e-6
     expected = torch.arange(32) >= 10 if sees == "before" else torch.arange(32) <= 10
     assert torch.equal(is_moved, expected)
@@ -843,6 +890,12 @@ REFERENCE = "method.mode=reference optimizer.matrices=adamw"
         (f"method.scheme=adversarial {REFERENCE}", "no adversarial; choose rtd or mlm"),
         ("method.scheme=adversarial generator.temperature=2", "not adversarial: it rewards the so"),
         (f"method.objective=teams {REFERENCE}", "the released code has no teams"),
+        ("examples.next_sentence=true", "needs examples.single_segment_prob=0, not 0.1: every row"),
+        (" ".join(NEXT_SENTENCE[1:]), "needs method.objective=mlm, not rtd"),
+        (" ".join(NEXT_SENTENCE) + " examples.attend=document", "[CLS] judges both segments"),
+        (f"{' '.join(NEXT_SENTENCE)} {REFERENCE}", "needs method.mode=paper, not reference"),
+        ("method.objective=causal_lm", "needs model.causal: a token must not see the next one"),
+        ("model.causal=true", "needs method.objective=causal_lm, not rtd: the others read both"),
         ("method.objective=teams method.scheme=two_stage method.sharing=none", "must be joint"),
         ("method.objective=teams generator.kind=unigram", "needs generator.kind=network or"),
         ("method.objective=teams model.num_hidden_layers=1", "must be at least 2 for method.o"),
@@ -917,6 +970,7 @@ def test_what_is_kept_begins_alike_whatever_the_objective(start):
         ).kept
         for name, settings in EVERY.items()
         if "generator.kind=unigram" not in settings
+        and not (start == "neighbours" and name == "causal_lm")  # it never looks ahead
     }
     expected = built["rtd"].state_dict()
     for name, kept in built.items():

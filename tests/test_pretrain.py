@@ -14,6 +14,7 @@ from contextlib import nullcontext
 from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -32,6 +33,7 @@ from runs import (
     wait_for,
     write_toml,
 )
+from test_golden import NEXT_SENTENCE, VARIANTS
 
 from electra.checkpoints.checkpoint import (
     copy_state,
@@ -67,6 +69,7 @@ from electra.shards.store import Shard, open_shards
 from electra.training.machine import Machine, choose_dtype
 from electra.training.optimizer import build_optimizer, learning_rate_at, step_seed
 
+CAUSAL_LM = VARIANTS["causal-lm"]
 TWO_STAGE = ["method.scheme=two_stage", "method.sharing=none"]
 
 
@@ -139,6 +142,54 @@ def test_second_segment_begins_at_a_border_if_there_is_one(toy_shards):
             assert split in inside
 
 
+SPECIAL = SimpleNamespace(cls_id=2, sep_id=3, pad_id=0, starts_word=np.ones(20_000, dtype=bool))
+PAIRS = ExamplesConfig(sequence_length=64, next_sentence=True, single_segment_prob=0)
+
+
+def write_numbered(folder, num_documents):
+    """A shard of 19,990 tokens that are all different; some of its 2,000 lines begin documents."""
+    rng = np.random.default_rng(0)
+    lines = np.append(0, rng.permutation(np.arange(1, 19_990))[:1999])
+    columns = {"lines": lines, "documents": lines[:num_documents], "tokens": np.arange(10, 20_000)}
+    for name, values in columns.items():
+        np.sort(values).astype("<u2" if name == "tokens" else "<u4").tofile(
+            folder / f"shard.{name}"
+        )
+    return Shard(19_990, folder / "shard", {}, "<u2")
+
+
+@pytest.mark.parametrize("num_documents", [2, 300])
+def test_half_of_the_rows_have_the_second_segment_of_another_document(num_documents, tmp_path):
+    shard = write_numbered(tmp_path, num_documents)
+    examples = Examples([shard], SPECIAL, PAIRS, seed=0)
+    batch = examples.rows(np.arange(len(examples)))
+    lines, read = set(shard.lines.tolist()), []
+    at_lines = {True: [], False: []}
+    for ids, types, is_next in zip(batch[0], batch[2], batch.is_next_B.tolist(), strict=True):
+        a, b = ((ids[(types == each) & (ids >= 10)] - 10).numpy() for each in (0, 1))
+        for segment in (a, b):
+            assert np.array_equal(segment, np.arange(segment[0], segment[0] + len(segment)))
+        of_a, of_b = (set(np.searchsorted(shard.documents, each, side="right")) for each in (a, b))
+        goes_on = b[0] == a[-1] + 1 and b[0] not in shard.documents
+        assert is_next == goes_on
+        assert is_next or not of_a & of_b
+        at_lines[is_next].append(int(b[0]) in lines)
+        read += [*a, *b]
+    n = len(examples)
+    if num_documents == 2:  # many partners are of the same long one
+        assert 0.1 * n < len(at_lines[False]) < 0.5 * n
+        return
+    assert abs(len(at_lines[True]) - 0.5 * n) < 4 * (0.25 * n) ** 0.5
+    assert np.mean(at_lines[True]) == pytest.approx(np.mean(at_lines[False]), abs=0.1)
+    assert min(map(np.mean, at_lines.values())) > 0.8
+    assert len(set(read)) > 0.93 * 19_990
+
+
+def test_one_document_has_no_other(tmp_path):
+    shard = write_numbered(tmp_path, 1)
+    refuse("needs shards of two documents or more", lambda: Examples([shard], SPECIAL, PAIRS, 0))
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 17, 64, 1000])
 def test_permutation(size):
     places = np.arange(size)
@@ -188,10 +239,12 @@ def test_rows_are_those_of_older_runs(toy_tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize("first_step", [0, 611])
+@pytest.mark.parametrize("pairs", [None, PAIRS])
 @pytest.mark.parametrize("batch_size", [5, 96, BLOCK_ROWS + 1])
-def test_reading_by_blocks_changes_no_batch(uneven_shards, batch_size, first_step):
+def test_reading_by_blocks_changes_no_batch(uneven_shards, batch_size, pairs, first_step):
     """Over borders of epochs and of blocks, and from a step in the middle on."""
-    tokenizer, config = uneven_shards.tokenizer, ExamplesConfig(sequence_length=32)
+    tokenizer = uneven_shards.tokenizer
+    config = dataclasses.replace(pairs or ExamplesConfig(), sequence_length=32)
     examples = Examples(uneven_shards.train, tokenizer, config, seed=0)
     num_steps = BLOCK_ROWS // batch_size + 3
     assert num_steps * batch_size > len(examples)
@@ -231,12 +284,12 @@ def test_what_is_due_after_a_step(toy_config, done, asked, expected):
     "setting",
     [
         *("train.layers=plain", "train.precision=bfloat16", "optimizer.matrices=muon"),
-        *("method.objective=teams", "method.objective=cocolm"),
+        *("method.objective=teams", "method.objective=cocolm", " ".join(NEXT_SENTENCE)),
     ],
 )
 def test_interrupted_and_continued_equals_uninterrupted(toy_shards, toy_config, tmp_path, setting):
     """Stopped after a step that is neither logged nor saved, with dropout on; all bits equal."""
-    assert_continues(toy_shards, override(toy_config, [setting]), tmp_path)
+    assert_continues(toy_shards, override(toy_config, setting.split()), tmp_path)
 
 
 @pytest.mark.parametrize("generator_steps", [4, 9, 10])
@@ -553,6 +606,8 @@ def test_the_newest_checkpoints_and_every_other_are_kept(
         (["method.objective=teams"], {"selection_loss"}, "ElectraForPreTraining"),
         (["method.objective=cocolm"], {"contrast_accuracy"}, "ElectraForPreTraining"),
         (["method.objective=teams", "method.kept_layer=selection"], {"mlm_loss"}, "ElectraModel"),
+        (CAUSAL_LM, {"lm_loss"}, "ElectraForCausalLM"),
+        (NEXT_SENTENCE, {"mlm_loss", "nsp_loss"}, "ElectraForMaskedLM"),
         (["generator.kind=unigram"], {"disc_loss", "mlm_loss"}, "ElectraForPreTraining"),
         (
             ["method.sharing=all", "generator.layers_fraction=1", "train.accumulation=3"],
@@ -576,6 +631,7 @@ def test_every_objective_runs(toy_shards, toy_config, tmp_path, settings, measur
     if (tmp_path / "hf" / "generator").exists():
         folders.append((tmp_path / "hf" / "generator", "ElectraForMaskedLM"))
     without = {"generator.kind=unigram", "method.objective=mlm", "method.kept_layer=selection"}
+    without |= set(CAUSAL_LM)
     has_generator = not without.intersection(settings)
     assert len(folders) == 1 + has_generator
     for folder, name in folders:

@@ -47,7 +47,7 @@ def test_the_encoder_begins_alike_whatever_is_shared(toy_config):
     assert not shift.any()
     assert torch.equal(base, theirs.discriminator.embeddings.tokens.weight)
     batch = make_rows(build(toy_config)[0], 4, 0)
-    assert torch.equal(ours.discriminator(*batch), theirs.discriminator(*batch))
+    assert torch.equal(ours.discriminator(*batch.inputs), theirs.discriminator(*batch.inputs))
 
 
 @pytest.mark.parametrize("objective", ["rtd", "replace_mlm", "electric"])

@@ -47,7 +47,8 @@ OBJECTIVES = {"apart": ["method.sharing=gdes", "train.updates=apart"]} | {
     for name in (
         *("rtd", "rtd-masked-only", "mlm", "replace-mlm", "all-tokens-mlm", "electric", "teams"),
         *("two-stage", "adversarial", "warm-up", "unigram", "temperature", "reference", "spans"),
-        *("documents", "recompute", "cooling", "cocolm", "corrective"),
+        *("documents", "recompute", "cooling", "cocolm", "corrective", "causal-lm"),
+        "next-sentence",
     )
 }
 
@@ -281,7 +282,7 @@ def test_hidden_scores_are_finite_to_every_kernel(dtype, sees):
     added = []
     encoder.layers[0].register_forward_pre_hook(lambda layer, given: added.append(given[1]))
     batch = padded(make_rows(make_config(), 4, 0))
-    encoder(*batch, sees=sees)
+    encoder(*batch.inputs, sees=sees)
     assert added[0].min() < -1e38
     assert (added[0].float() * math.log2(math.e)).isfinite().all()
 

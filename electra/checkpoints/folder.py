@@ -4,7 +4,7 @@ Names and sizes are read from headers and JSON files, each tensor when it is use
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -22,6 +22,7 @@ from electra.checkpoints.checkpoint import (
 from electra.checkpoints.names import (
     ARCHITECTURES,
     DISCRIMINATOR_FILE,
+    NEXT_SENTENCE_FILE,
     Architecture,
     gather,
     require_layers,
@@ -30,6 +31,7 @@ from electra.config import EncoderConfig, FinetuneConfig, PretrainConfig
 from electra.errors import UserError, command, refuse_unlike, require, tell_place
 from electra.files import check_hashes, read_object, sha256_file
 from electra.model.encoder import Encoder
+from electra.model.heads import NextSentenceHead
 from electra.settings import from_dict
 from electra.tokenizing.tokenizer import Tokenizer
 
@@ -45,7 +47,7 @@ SHORTEST = 3
 class SavedNetwork:
     """One network of a folder."""
 
-    predicts: Literal["tokens", "replaced", "energy", ""]
+    predicts: Literal["tokens", "next", "replaced", "energy", ""]
     """As in `method.objective.Network`; empty: a bare encoder, or one with the head of a task."""
     sizes: EncoderConfig
     """Sizes of each encoder."""
@@ -53,6 +55,8 @@ class SavedNetwork:
     """Parameters of each encoder, shared ones included, under the names in `Encoder`."""
     head: Mapping[str, Tensor] = field(default_factory=dict)
     """Parameters of the head, under the names in the head's class; empty if there is none."""
+    next_sentence: Mapping[str, Tensor] = field(default_factory=dict)
+    """Parameters of a NextSentenceHead on the same states; empty if there is none."""
 
 
 @dataclass(frozen=True)
@@ -283,37 +287,42 @@ def find_networks(
 ) -> dict[str, SavedNetwork]:
     """Return the networks that transformers' tensors hold, by what they predict.
 
-    These are "replaced" and "tokens" if there are such heads, "" if there is neither. `judge` is
-    the discriminator's head, if it lies in a file of its own.
+    These are "replaced" and "tokens" if there are such heads, of a causal encoder "next", "" if
+    there is none. `judge` is the discriminator's head, if it lies in a file of its own.
     """
     encoders = (architecture.read_encoder(theirs, sizes),)
-    heads = {
-        "replaced": architecture.read_head("PreTraining", theirs, sizes)
+    judging = (
+        architecture.read_head("PreTraining", theirs, sizes)
         if judge is None
-        else architecture.read_beside(judge, sizes),
-        "tokens": architecture.read_head("MaskedLM", theirs, sizes),
-    }
-    names: tuple[Predicts, ...] = ("replaced", "tokens")
-    found = {name: SavedNetwork(name, sizes, encoders, heads[name] or {}) for name in names}
-    return {name: found[name] for name in names if heads[name]} or {
-        "": SavedNetwork("", sizes, encoders)
-    }
+        else architecture.read_beside(judge, sizes)
+    )
+    found: dict[str, SavedNetwork] = {}
+    if judging:
+        found["replaced"] = SavedNetwork("replaced", sizes, encoders, judging)
+    if not sizes.causal and (head := architecture.read_head("MaskedLM", theirs, sizes)):
+        found["tokens"] = SavedNetwork("tokens", sizes, encoders, head)
+    if sizes.causal and (head := architecture.read_head("CausalLM", theirs, sizes)):
+        found["next"] = SavedNetwork("next", sizes, encoders, head)
+    return found or {"": SavedNetwork("", sizes, encoders)}
 
 
 def _read_huggingface(folder: Path) -> SavedModel:
     """Return the networks of a Hugging Face folder."""
     architecture, sizes = _read_sizes(folder)
-    files = {name: folder / name for name in (WEIGHTS_FILE, DISCRIMINATOR_FILE)}
-    files = {name: path for name, path in files.items() if path.is_file()}
+    names = (WEIGHTS_FILE, DISCRIMINATOR_FILE, NEXT_SENTENCE_FILE)
+    files = {name: folder / name for name in names if (folder / name).is_file()}
     require(
         WEIGHTS_FILE in files,
         f"{folder} has no {WEIGHTS_FILE}; `{command('import', folder, '--out', 'start')}` turns "
         "pytorch_model.bin, or weights in parts, into a folder that has it",
     )
-    theirs, *judge = map(read_tensors, files.values())
+    found = {name: read_tensors(path) for name, path in files.items()}
     with tell_place(folder):
-        networks = find_networks(architecture, sizes, theirs, *judge)
-    kept = next(iter(networks.values()))
+        judge = found.get(DISCRIMINATOR_FILE)
+        networks = find_networks(architecture, sizes, found[WEIGHTS_FILE], judge)
+        kept = next(iter(networks.values()))
+        if pooler := found.get(NEXT_SENTENCE_FILE):
+            kept = replace(kept, next_sentence=gather(partial(NextSentenceHead, sizes), pooler))
     generator = networks.get("tokens") if kept.predicts == "replaced" else None
     if (folder / "generator" / "config.json").is_file():
         check_hashes(folder / "generator")
@@ -392,6 +401,8 @@ def _read_run(folder: Path) -> SavedModel:
         "version of electra, or the file is damaged"
     ):
         kept = read(state["kept"])
+        if places := state["networks"].get("next_sentence"):
+            kept = replace(kept, next_sentence=take(places["head"]))
         generator = read("generator") if "generator" in state["networks"] else None
     return SavedModel(
         kept,

@@ -21,7 +21,7 @@ from electra.checkpoints.checkpoint import Header, Weights, read_header, require
 from electra.config import OF_ONE_ARCHITECTURE, EncoderConfig
 from electra.errors import UserError, require
 from electra.model.encoder import Encoder
-from electra.model.heads import DiscriminatorHead, GeneratorHead
+from electra.model.heads import DiscriminatorHead, GeneratorHead, NextSentenceHead
 from electra.model.initialisation import without_weights
 from electra.tokenizing.tokenizer import Tokenizer
 
@@ -29,6 +29,7 @@ Kind = Literal[
     "",
     "PreTraining",
     "MaskedLM",
+    "CausalLM",
     "SequenceClassification",
     "TokenClassification",
     "QuestionAnswering",
@@ -39,6 +40,8 @@ HEAD_FILE = "head.safetensors"
 """A fine-tuned head that transformers has no class with, beside the encoder; under our names."""
 DISCRIMINATOR_FILE = "discriminator_head.safetensors"
 """The discriminator's head, likewise, under the names in `Architecture.beside`."""
+NEXT_SENTENCE_FILE = "next_sentence_head.safetensors"
+"""BERT's pooler and next-sentence head beside a class without them; under our names."""
 Tensors = Mapping[str, Tensor]
 Modules = Mapping[str, str | tuple[str, ...]]
 """Our name of each module to theirs; {i} is the number of the layer. Several names: the rows of our
@@ -77,12 +80,17 @@ class Architecture:
 
     def class_name(self, kind: str) -> str:
         """Return the class with a kind of head, or that of the encoder if there is none."""
-        return f"{self.classes}{f'For{kind}' if kind in self.heads else 'Model'}"
+        name = f"{self.classes}{f'For{kind}' if kind in self.heads else 'Model'}"
+        return {"BertForCausalLM": "BertLMHeadModel"}.get(name, name)
 
     def write_config(
         self, sizes: EncoderConfig, class_name: str, tokenizer: Tokenizer
     ) -> dict[str, Any]:
         """Return config.json."""
+        require(
+            not sizes.causal or "causal" in self.fields,
+            f"transformers has no causal class of {self.classes}; use the run itself",
+        )
         return {
             "model_type": self.model_type,
             "architectures": [class_name],
@@ -138,7 +146,8 @@ class Architecture:
         modules = self.heads.get(kind, self.beside if kind == "PreTraining" else {})
         if not modules:
             return None
-        build = partial(GeneratorHead if kind == "MaskedLM" else DiscriminatorHead, sizes)
+        head = GeneratorHead if kind.endswith("LM") else DiscriminatorHead
+        build = partial(NextSentenceHead if kind == "NextSentencePrediction" else head, sizes)
         find = partial(find_theirs, modules, "")
         has_all = all(each in theirs for name in list_parameters(build) for each in find(name))
         return gather(build, theirs, find) if has_all else None
@@ -299,7 +308,7 @@ _ELECTRA_FIELDS = _fields(
         for each in dataclasses.fields(EncoderConfig)
         if each.name not in ("architecture", *OF_ONE_ARCHITECTURE)
     ],
-    {},
+    {"causal": "is_decoder"},
     embedding_size=128,
     hidden_size=256,
     num_hidden_layers=12,
@@ -312,12 +321,16 @@ def _read_electra(values: Mapping[str, Any]) -> EncoderConfig:
     fixed = {
         "hidden_act": "gelu",
         "position_embedding_type": "absolute",
-        "is_decoder": False,
         "add_cross_attention": False,
     }
     return EncoderConfig(**_read_fields(values, _ELECTRA_FIELDS, fixed))
 
 
+_ELECTRA_LM: Modules = {
+    "dense": "generator_predictions.dense",
+    "norm": "generator_predictions.LayerNorm",
+    "": "generator_lm_head",
+}
 ELECTRA = Architecture(
     model_type="electra",
     classes="Electra",
@@ -329,11 +342,8 @@ ELECTRA = Architecture(
             "dense": "discriminator_predictions.dense",
             "dense_prediction": "discriminator_predictions.dense_prediction",
         },
-        "MaskedLM": {
-            "dense": "generator_predictions.dense",
-            "norm": "generator_predictions.LayerNorm",
-            "": "generator_lm_head",
-        },
+        "MaskedLM": _ELECTRA_LM,
+        "CausalLM": _ELECTRA_LM,
         "SequenceClassification": {"inner": "classifier.dense", "dense": "classifier.out_proj"},
         "TokenClassification": {"dense": "classifier"},
         "QuestionAnswering": {"dense": "qa_outputs"},
@@ -355,6 +365,11 @@ def _write_bert(sizes: EncoderConfig, tokenizer: Tokenizer) -> dict[str, Any]:
     return {"hidden_act": "gelu"}
 
 
+_BERT_LM: Modules = {
+    "dense": "cls.predictions.transform.dense",
+    "norm": "cls.predictions.transform.LayerNorm",
+    "": "cls.predictions",
+}
 BERT = Architecture(
     model_type="bert",
     classes="Bert",
@@ -362,11 +377,9 @@ BERT = Architecture(
     bare_prefix="",
     encoder=_POST_NORM,
     heads={
-        "MaskedLM": {
-            "dense": "cls.predictions.transform.dense",
-            "norm": "cls.predictions.transform.LayerNorm",
-            "": "cls.predictions",
-        },
+        "MaskedLM": _BERT_LM,
+        "NextSentencePrediction": {"pooler": "bert.pooler.dense", "dense": "cls.seq_relationship"},
+        "CausalLM": _BERT_LM,
         "TokenClassification": {"dense": "classifier"},
         "QuestionAnswering": {"dense": "qa_outputs"},
     },

@@ -182,10 +182,10 @@ def score(
 
     A pseudo-log-likelihood is the sum of log p(token | the other tokens) over the tokens of a
     sentence: the higher, the more likely the sentence. Electric estimates it in one pass, up to a
-    constant per token; a masked language model needs a pass for each token; a discriminator sums
-    log p(token is original). With --text the columns of the file are pll, tokens (their number) and
-    text. With --pairs the file has the share of pairs whose good sentence has the higher sum, for
-    each kind of pairs and on average.
+    constant per token; a masked language model needs a pass for each token; a causal one sums
+    log p(token | those before), a discriminator log p(token is original). With --text the columns
+    of the file are pll, tokens (their number) and text. With --pairs the file has the share of
+    pairs whose good sentence has the higher sum, for each kind of pairs and on average.
 
     Example: electra score run --text sentences.txt --out scores.tsv
 

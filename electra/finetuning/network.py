@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from electra.checkpoints.checkpoint import load_parameters
 from electra.checkpoints.folder import Finetuned, SavedModel
-from electra.config import FinetuneConfig
+from electra.config import EncoderConfig, FinetuneConfig
 from electra.model.batch import split_by_length
 from electra.model.encoder import Encoder, choose_layers
-from electra.model.heads import FeatureHead, PairHead
+from electra.model.heads import FeatureHead, PairHead, run_lstm
 from electra.model.initialisation import draw_glorot, init_weights
 from electra.model.parts import TokenTable
 from electra.tasks.family import Family
@@ -37,6 +37,11 @@ class TaskNetwork(nn.Module):
         self.head = head
         self.family = family
 
+    @property
+    def bilstm(self) -> nn.LSTM | None:
+        """The BiLSTM before the head, if there is one."""
+        return getattr(self.head, "bilstm", None)
+
     def forward(self, batch: TaskBatch) -> Outputs:
         """Return the outputs for a batch's items, float32."""
         rows = batch.input_ids, batch.attention_mask, batch.token_type_ids
@@ -44,6 +49,8 @@ class TaskNetwork(nn.Module):
             states = torch.stack([*self.encoder.layer_states(*rows)][-self.head.num_layers :])
         else:
             states = self.encoder(*rows)
+        if self.bilstm is not None:
+            states, _ = run_lstm(self.bilstm, states.float(), batch.attention_mask)
         if isinstance(self.head, PairHead):
             embeddings = self.encoder.embeddings(batch.input_ids, batch.token_type_ids)
             states = torch.cat([states.float(), embeddings], dim=-1)
@@ -71,7 +78,7 @@ def build_network(
     )
     layer = choose_layers(config.layers, sizes.architecture, machine.device, is_plain=False)
     encoder = Encoder(sizes, layer=layer, compute_dtype=machine.dtype)
-    head = family.build_head(sizes, config)
+    head = _build_head(family, sizes, config)
     rng = torch.Generator().manual_seed(step_seed(seed, "classifier", 0))
     init_weights(head, sizes.initializer_range, rng)
     draw_glorot(head, rng)
@@ -85,6 +92,14 @@ def build_network(
     return TaskNetwork(encoder, head, family)
 
 
+def _build_head(family: Family, sizes: EncoderConfig, config: FinetuneConfig) -> nn.Module:
+    """Return a family's head, which has the BiLSTM before it, if any, as a part."""
+    head, size = family.build_head(sizes, config), sizes.hidden_size
+    if config.bilstm:
+        head.bilstm = nn.LSTM(size, size // 2, batch_first=True, bidirectional=True)
+    return head
+
+
 def load_network(finetuned: Finetuned, family: Family, machine: Machine) -> TaskNetwork:
     """Return a saved fine-tuned network on a machine; refuse a damaged file of parameters."""
     config = finetuned.config
@@ -93,7 +108,7 @@ def load_network(finetuned: Finetuned, family: Family, machine: Machine) -> Task
     architecture = finetuned.encoder.architecture
     layer = choose_layers(setting, architecture, machine.device, is_plain=False)
     encoder = Encoder(finetuned.encoder, layer=layer, compute_dtype=machine.dtype)
-    head = family.build_head(finetuned.encoder, config)
+    head = _build_head(family, finetuned.encoder, config)
     model = TaskNetwork(encoder, head, family)
     load_parameters(encoder, finetuned.tensors)
     load_parameters(head, finetuned.kept.head)

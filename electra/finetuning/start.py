@@ -86,6 +86,12 @@ def fit_to_start(
         f"sequence_length {length} is more than the {longest} tokens that {source} was trained on; "
         "positions beyond them were never trained",
     )
+    require(
+        config.pooling != "cls" or not pretrained.encoder.causal or config.bilstm,
+        f"pooling cls: [CLS] of {source} sees no text, as it is causal; set pooling=mean",
+    )
+    size = pretrained.encoder.hidden_size
+    require(size % 2 == 0 or not config.bilstm, f"bilstm needs an even hidden size, not {size}")
     for name, value in (("reset_layers", reset), ("features.layers", layers)):
         require(value <= most, f"{name} {value} is more than the {most} layers of {source}")
     require(

@@ -16,7 +16,7 @@ from typing import IO, Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from electra.errors import import_extra
+from electra.errors import import_extra, require
 from electra.files import new_file
 from electra.inference.network import LoadedEncoder
 
@@ -55,6 +55,8 @@ def embed(
     that of sentence-transformers does. `progress` is called with the number of pieces done and of
     all pieces.
     """
+    is_seen = pooling == "mean" or not network.encoder.config.causal
+    require(is_seen, "pooling cls: [CLS] of a causal encoder sees no text; use mean")
 
     def pool(rows: Sequence[Sequence[int]]) -> list[tuple[np.ndarray, int]]:
         states = _compute_states(network, rows, layer)

@@ -151,7 +151,7 @@ def load_encoder(folder: Path) -> LoadedEncoder:
 
 def load_network(model: SavedModel, saved: SavedNetwork, machine: Machine) -> LoadedNetwork:
     """Return one of a model's networks with its weights, on the machine's device."""
-    kind = GeneratorHead if saved.predicts == "tokens" else DiscriminatorHead
+    kind = GeneratorHead if saved.predicts in ("tokens", "next") else DiscriminatorHead
     head = kind(saved.sizes).eval()
     load_parameters(head, saved.head)
     return LoadedNetwork(

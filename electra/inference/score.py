@@ -7,6 +7,7 @@ What a run scores with is the network that it keeps:
   Electric but does not score with it.
 - A masked language model: the sum of log p(token | all other tokens), a pass for each token, which
   is replaced by [MASK]. Source: Salazar et al. 2020, "Masked Language Model Scoring", section 2.
+- A causal language model: the sum of log p(token | the tokens before it), in one pass.
 - A discriminator: the sum of log p(token is original), in one pass. A probability of original does
   not depend on how frequent a token is, so this compares sentences of about the same words only.
 
@@ -31,6 +32,8 @@ from electra.checkpoints.manifest import find_commit
 from electra.errors import count_of, require
 from electra.files import write_text
 from electra.inference.network import LoadedNetwork, load_network
+from electra.model.heads import GeneratorHead
+from electra.model.masked_lm import log_likelihood
 from electra.text.tables import read_table
 from electra.training.machine import prepare_machine
 
@@ -50,7 +53,7 @@ class Score(NamedTuple):
 class Scorer:
     """A network with its head, loaded once for any number of requests."""
 
-    predicts: Literal["tokens", "replaced", "energy"]
+    predicts: Literal["tokens", "next", "replaced", "energy"]
     """As in `method.objective.Network`."""
     network: LoadedNetwork
     origin: dict[str, Any]
@@ -72,7 +75,8 @@ class Scorer:
                 f"{network.max_tokens}, as the run's rows: {sentence[:40]!r}",
             )
         if self.predicts != "tokens":
-            plls = network.run(encoded, self._ask, progress)
+            ask = self._ask_next if self.predicts == "next" else self._ask
+            plls = network.run(encoded, ask, progress)
         else:
             places = [(ids, place) for ids in encoded for place in range(len(ids))]
             found = network.run(places, self._ask_masked, progress, lambda each: len(each[0]))
@@ -86,6 +90,18 @@ class Scorer:
         log_prob_BL = -logit_BL if self.predicts == "energy" else F.logsigmoid(-logit_BL)
         pairs = zip(log_prob_BL.cpu(), rows, strict=True)
         return [log_prob_L[1 : 1 + len(row)].sum().item() for log_prob_L, row in pairs]
+
+    def _ask_next(self, rows: list[list[int]]) -> list[float]:
+        """Return the sum over the tokens of each row of log p, given [CLS] and those before."""
+        network, (ids_BL, _) = self.network, self.network.pad(rows)
+        assert isinstance(network.head, GeneratorHead)
+        log_prob_M, _ = log_likelihood(
+            network.head(network.encode(rows)[:, :-1]).flatten(0, 1),
+            *(network.encoder.embeddings.tokens.table, network.head.bias),
+            ids_BL[:, 1:].flatten(),
+        )
+        pairs = zip(log_prob_M.view(len(rows), -1).cpu(), rows, strict=True)
+        return [log_prob_K[: len(row)].sum().item() for log_prob_K, row in pairs]
 
     def _ask_masked(self, asked: list[tuple[list[int], int]]) -> list[float]:
         """Return log p of the token at a place of each row, given all others."""

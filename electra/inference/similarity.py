@@ -73,7 +73,8 @@ def choose_layer(
     pooled_NPKH = network.run(rows, lambda batch: _pool_layers(network, batch), progress)
     pooled_PKNH = np.stack(pooled_NPKH, axis=2)
     scores = []
-    for states_KNH, pooling in zip(pooled_PKNH, POOLINGS, strict=True):
+    poolings = POOLINGS[:1] if network.encoder.config.causal else POOLINGS  # [CLS] sees no text
+    for states_KNH, pooling in zip(pooled_PKNH, poolings, strict=False):
         for layer, states_NH in enumerate(states_KNH, start=1):
             units_NH = states_NH / np.linalg.norm(states_NH, axis=1, keepdims=True)
             cosines = (units_NH[first] * units_NH[second]).sum(axis=1)

@@ -2,7 +2,7 @@
 
 Of a pre-training run, or a Hugging Face folder:
 OUT/                ElectraForPreTraining: the discriminator with its head; or ElectraForMaskedLM if
-                    the objective has no discriminator
+                    the objective has no discriminator, ElectraForCausalLM if it is causal_lm
 OUT/generator/      ElectraForMaskedLM: the generator, if there is one; with an ONNX file of its own
 
 Of a fine-tuning:
@@ -18,7 +18,10 @@ Each folder holds config.json, model.safetensors, the tokenizer, and electra.jso
 source and the sha256 of the files. The commands of this package check the sha256 on reading. OUT
 also has README.md, the model card (card.py).
 
-The form "bert" writes the classes of BERT instead, for programs that know BERT and not ELECTRA;
+The pooler and the next-sentence head of a run that has them lie in next_sentence_head.safetensors.
+
+The form "bert" writes the classes of BERT instead, for programs that know BERT and not ELECTRA, and
+BertForPreTraining of a run with next-sentence prediction;
 "sentence-transformers" the encoder up to one layer, and how its states are pooled; "gguf"
 model.gguf, the encoder and its vocabulary for llama.cpp (gguf.py), alone.
 """
@@ -45,6 +48,7 @@ from electra.checkpoints.names import (
     DISCRIMINATOR_FILE,
     ELECTRA,
     HEAD_FILE,
+    NEXT_SENTENCE_FILE,
     Kind,
     expand_classifier,
 )
@@ -187,10 +191,10 @@ def describe(network: SavedNetwork, tokenizer: Tokenizer, length: int, source: s
     """Return a pre-trained network, or an encoder without a head, as transformers has it."""
     if not network.predicts:
         return Outgoing(network, "", None, tokenizer, length, source)
-    is_generator = network.predicts == "tokens"
-    module = (GeneratorHead if is_generator else DiscriminatorHead)(network.sizes)
+    kinds: dict[str, Kind] = {"tokens": "MaskedLM", "next": "CausalLM"}
+    kind = kinds.get(network.predicts, "PreTraining")
+    module = (GeneratorHead if kind.endswith("LM") else DiscriminatorHead)(network.sizes)
     load_parameters(module, network.head)
-    kind: Kind = "MaskedLM" if is_generator else "PreTraining"
     return Outgoing(network, kind, module, tokenizer, length, source)
 
 
@@ -199,9 +203,9 @@ def describe_finetuned(model: Finetuned) -> Outgoing:
     facts, config, sizes = model.facts, model.config, model.encoder
     family, pooling, labels = facts["family"], config.pooling, facts.get("labels") or []
     require(
-        not config.features.layers,
-        f"{model.folder}: transformers has no class that reads features, and torch's exporter no "
-        "BiLSTM over rows of several lengths; use electra predict",
+        not (config.features.layers or config.bilstm),
+        f"{model.folder}: transformers has no class with a BiLSTM, and torch's exporter none over "
+        "rows of several lengths; use electra predict",
     )
     require(
         not sizes.enhanced_decoder,
@@ -274,6 +278,8 @@ def _choose_network(model: SavedModel) -> SavedNetwork:
         return model.network("replaced")
     if name.endswith("ForMaskedLM"):
         return model.network("tokens")
+    if name.endswith("ForCausalLM") and model.kept.predicts == "next":
+        return model.kept
     require(
         name.endswith("Model") and not (model.folder / HEAD_FILE).is_file(),
         f"{model.folder} holds a fine-tuned {name}; export the folder of its fine-tuning",
@@ -306,7 +312,12 @@ def convert(
         beside = architecture.to_beside(beside)
     if "inner" in architecture.heads.get(kind, {}):
         head = expand_classifier(head["dense.weight"], head["dense.bias"])
-    return config, architecture.to_theirs(outgoing.network.encoders[0], head, kind), beside
+    tensors = architecture.to_theirs(outgoing.network.encoders[0], head, kind)
+    if form == "bert" and outgoing.network.next_sentence:
+        config["architectures"] = ["BertForPreTraining"]
+        head = outgoing.network.next_sentence
+        tensors |= architecture.to_theirs({}, head, "NextSentencePrediction")
+    return config, tensors, beside
 
 
 def write_network(folder: Path, outgoing: Outgoing, form: Form = "huggingface") -> str:
@@ -317,6 +328,8 @@ def write_network(folder: Path, outgoing: Outgoing, form: Form = "huggingface") 
     if beside:
         name = DISCRIMINATOR_FILE if outgoing.kind == "PreTraining" else HEAD_FILE
         write_tensors(folder / name, beside)
+    if outgoing.network.next_sentence and form != "bert":
+        write_tensors(folder / NEXT_SENTENCE_FILE, outgoing.network.next_sentence)
     (architecture,) = config["architectures"]
     return str(architecture)
 

@@ -103,8 +103,8 @@ def _require_graph(sizes: EncoderConfig) -> None:
     """Refuse an encoder that llama.cpp has no graph of."""
     instead = "; export without --as gguf, or with --onnx"
     require(
-        sizes.architecture in ("electra", "modernbert"),
-        f"llama.cpp has no graph of {sizes.architecture}{instead}",
+        sizes.architecture in ("electra", "modernbert") and not sizes.causal,
+        f"llama.cpp has no graph of {'a causal ' * sizes.causal}{sizes.architecture}{instead}",
     )
     require(
         sizes.embedding_size == sizes.hidden_size,

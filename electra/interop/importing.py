@@ -1,7 +1,7 @@
 """Other people's weights as Hugging Face folders of our bodies, which every verb reads.
 
-weights.py reads the weights. BERT's pooler and its next-sentence head have no place here and are
-left over. Rows of the embeddings that no token has, of a vocabulary that was padded, are kept.
+weights.py reads the weights. BERT's pooler and next-sentence head are kept for runs that go on with
+them. Rows of the embeddings that no token has, of a vocabulary that was padded, are kept.
 
 More tokens and longer rows can be made. New rows of the embeddings and of the generator's output
 bias are the means of the pieces that a new token replaces, so that a text in new tokens means at
@@ -139,6 +139,8 @@ def find_roles(path: Path, found: Source) -> dict[str, SavedNetwork]:
         networks = find_networks(architecture, _find_heads(sizes, own), own, judge or None)
         if architecture is DEBERTA and "replaced" in networks:
             networks.pop("tokens", None)  # a discriminator's masked language model is not trained
+        if "next" in networks:
+            return {"encoder": networks["next"]}
         if inner:
             inner_sizes = _read_sizes(inner, found.config)
             if architecture is DEBERTA:
@@ -152,7 +154,9 @@ def find_roles(path: Path, found: Source) -> dict[str, SavedNetwork]:
             roles["discriminator"] = networks["replaced"]
         elif inner or "tokens" not in networks or not is_generator:
             sizes = dataclasses.replace(sizes, published_heads=False, enhanced_decoder=False)
-            roles["encoder"] = SavedNetwork("", sizes, (architecture.read_encoder(own, sizes),))
+            pooler = architecture.read_head("NextSentencePrediction", own, sizes)
+            encoders = (architecture.read_encoder(own, sizes),)
+            roles["encoder"] = SavedNetwork("", sizes, encoders, next_sentence=pooler or {})
     if "tokens" in networks:
         roles["generator"] = networks["tokens"]
     return roles
@@ -241,7 +245,7 @@ def _extend_vocabulary(network: SavedNetwork, pieces: list[list[int]]) -> SavedN
 
     encoder, head = extend(network.encoders[0]), extend(network.head)
     sizes = dataclasses.replace(network.sizes, vocab_size=len(encoder[TOKENS]))
-    return SavedNetwork(network.predicts, sizes, (encoder,), head)
+    return dataclasses.replace(network, sizes=sizes, encoders=(encoder,), head=head)
 
 
 def _extend_positions(network: SavedNetwork, number: int, how: PositionRows) -> SavedNetwork:

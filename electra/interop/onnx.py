@@ -76,7 +76,7 @@ class Graph(nn.Module):
     @property
     def has_states(self) -> bool:
         """Whether hidden states stand beside the logits, as pre-trained networks have them."""
-        return self.kind in ("PreTraining", "MaskedLM")
+        return self.kind in ("PreTraining", "MaskedLM", "CausalLM")
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
@@ -328,7 +328,7 @@ def _make_rows(graph: Graph, tokenizer: Tokenizer, text: Sequence[str]) -> Itera
             return
         part = slice(first, first + size)
         num_tokens += sum(map(len, rows[part]))
-        ids, mask, segments, _ = pad_rows(rows[part], tokenizer.pad_id, types[part])
+        ids, mask, segments, _ = pad_rows(rows[part], tokenizer.pad_id, types[part]).inputs
         assert mask is not None
         shape = (-1, 4, ids.shape[1]) if graph.kind == "MultipleChoice" else ids.shape
         yield ids.view(shape), mask.long().view(shape), segments.view(shape)

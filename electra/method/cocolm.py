@@ -67,7 +67,7 @@ class CocoLM(ReplacedTokenDetection):
         if self.is_resting:
             return Output(prediction.loss, means)
         corrupt_ids_BL = self.masking.corrupt(batch.input_ids_BL, draw, prediction.sampled)
-        hidden_BLH = self.discriminator(*batch._replace(input_ids_BL=corrupt_ids_BL))
+        hidden_BLH = self.discriminator(*batch._replace(input_ids_BL=corrupt_ids_BL).inputs)
         disc_loss, judgement = self.judge(corrupt_ids_BL, batch, draw, counts, hidden_BLH)
         losses = {"mlm_loss": prediction.loss, "disc_loss": disc_loss}
         means |= measure_judgement(judgement)
@@ -77,7 +77,7 @@ class CocoLM(ReplacedTokenDetection):
             losses["corrective_loss"] = total / counts.num_chosen
             means["corrective_loss"] = total.detach(), draw.chosen_BS.sum()
         if draw.crop_B is not None:
-            crop_BLH = self.discriminator(*crop(batch, draw.crop_B))
+            crop_BLH = self.discriminator(*crop(batch, draw.crop_B).inputs)
             losses["contrast_loss"], of_contrast = contrast(hidden_BLH[:, 0], crop_BLH[:, 0])
             means |= of_contrast
         return Output(self.weigh(losses), means, judgement)

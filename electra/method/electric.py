@@ -78,7 +78,7 @@ class Electric(Objective):
 
     def energy(self, batch: Batch) -> Tensor:
         """Return the energies E(x)_t (B, L), nats; undefined at padding and special tokens."""
-        return self.discriminator_head(self.discriminator(*batch))
+        return self.discriminator_head(self.discriminator(*batch.inputs))
 
     def forward(self, batch: Batch, draw: Draw, counts: Counts) -> Output:
         """Sample noise, classify every token as noise or text, and return losses and measures.

@@ -48,6 +48,7 @@ def count_parts(objective: Objective, length: int) -> list[Part]:
     products of states with states are not.
     """
     chosen = max(1, round(objective.masking.config.mask_prob * length)) / length
+    shares = {"chosen": chosen, "all": 1.0, "followed": 1 - 1 / length, "first": 1 / length}
     parts = []
     for role, network in objective.networks.items():
         passes = FORWARD_AND_BACKWARD * network.trained + network.run - network.trained
@@ -56,8 +57,8 @@ def count_parts(objective: Objective, length: int) -> list[Part]:
         for encoder, each in product(network.encoders, lengths):
             for name, flops in encoder.count_flops(each, network.first_layer).items():
                 counts[name] = counts.get(name, 0) + flops * each / length
-        share = chosen if network.at == "chosen" else 1.0
-        counts["softmax" if network.predicts == "tokens" else "head"] = share * network.head.flops
+        head = "softmax" if network.predicts in ("tokens", "next") else "head"
+        counts[head] = shares[network.at] * network.head.flops
         parts += [Part(f"{role}: {name}", flops, passes) for name, flops in counts.items()]
     return parts
 
@@ -78,6 +79,8 @@ def count_as_the_paper(objective: Objective, config: PretrainConfig) -> float:
     """Return the paper's count of a whole run."""
     total, length = 0.0, config.examples.sequence_length
     for network in objective.networks.values():
+        if network.at == "first":
+            continue  # the script leaves next-sentence prediction out
         batch_size, steps = config.train.batch_size, config.train.steps * network.run
         for encoder in network.encoders:
             total += count_training(
@@ -85,7 +88,7 @@ def count_as_the_paper(objective: Objective, config: PretrainConfig) -> float:
                 length,
                 batch_size,
                 steps,
-                judges=network.predicts != "tokens",
+                judges=network.predicts not in ("tokens", "next"),
                 first_layer=network.first_layer,
                 # The two towers share one softmax, which is counted once.
                 predicted=(OUTPUT_FRACTION if network.at == "chosen" else 1.0)

@@ -1,14 +1,15 @@
-"""Masked language modelling (MLM), and the two objectives between MLM and RTD.
+"""Masked and causal language modelling (MLM, LM), and the two objectives between MLM and RTD.
 
                         input             predicts           trained jointly with
     MLM                 [MASK] at m       x at m             -
+    Causal LM           x up to t         x_{t+1} at each t  -
     Replace MLM         x_hat at m        x at m             a generator, as in RTD
     All-Tokens MLM      x_hat at m        x everywhere       a generator, as in RTD
 
 Source: section 3.5 and appendix.
 
 Shape suffixes: B rows, L positions, S slots for masked positions in a row, M positions of all rows,
-E embedding size, V vocabulary.
+E embedding size, V vocabulary, K = L - 1 positions with another behind them.
 """
 
 from typing import Literal
@@ -21,12 +22,18 @@ from electra.method.masking import Counts, Draw, Means, predict_chosen, predict_
 from electra.method.objective import Network, Objective, Output, Parts, describe_generator, learns
 from electra.model.batch import Batch, count_real, find_real
 from electra.model.encoder import Encoder
-from electra.model.masked_lm import log_likelihood
+from electra.model.heads import NextSentenceHead
+from electra.model.masked_lm import log_likelihood, loss_and_sample
 from electra.model.parts import Linear
 
 
 class MaskedLanguageModelling(Objective):
-    """BERT's MLM without next-sentence prediction; `method.shown_at_mask` sets the input at m."""
+    """BERT's MLM; `method.shown_at_mask` sets the input at m.
+
+    With `examples.next_sentence`, BERT's other objective as well: next-sentence prediction (NSP),
+    from the state of [CLS], whether the second segment follows the first. Source: Devlin et al.
+    2019, section 3.1; google-research/bert run_pretraining.py.
+    """
 
     in_released_code = True
 
@@ -34,6 +41,10 @@ class MaskedLanguageModelling(Objective):
         super().__init__(parts)
         self.mlm = parts.masked_lm()
         self.loss_weights = {"mlm_loss": 1.0}
+        self.next_sentence_head: NextSentenceHead | None = None
+        if parts.config.examples.next_sentence:
+            self.next_sentence_head = NextSentenceHead(parts.config.model)
+            self.loss_weights["nsp_loss"] = 1.0
 
     @property
     def kept(self) -> Encoder:
@@ -42,12 +53,67 @@ class MaskedLanguageModelling(Objective):
 
     @property
     def networks(self) -> dict[str, Network]:
-        """The encoder, which predicts tokens at the masked positions."""
-        return {"encoder": Network((self.mlm.encoder,), self.mlm.head, "tokens", "chosen")}
+        """The encoder, which predicts tokens at the masked positions; NSP's head on its states."""
+        encoders, num_layers = (self.mlm.encoder,), len(self.mlm.encoder.layers)
+        found = {"encoder": Network(encoders, self.mlm.head, "tokens", "chosen")}
+        if (head := self.next_sentence_head) is not None:
+            found["next_sentence"] = Network(encoders, head, "", "first", first_layer=num_layers)
+        return found
 
     def forward(self, batch: Batch, draw: Draw, counts: Counts) -> Output:
-        """Return the loss of predicting the original tokens at the masked positions."""
+        """Return the loss of predicting the original tokens at the masked positions, and of NSP."""
         prediction, means = predict_masked(self.mlm, self.masking, batch, draw, counts)
+        losses, head = {"mlm_loss": prediction.loss}, self.next_sentence_head
+        if head is not None:
+            assert prediction.first_BH is not None
+            assert batch.is_next_B is not None
+            logits_B2, label_B = head(prediction.first_BH), 1 - batch.is_next_B.long()
+            total = F.cross_entropy(logits_B2, label_B, reduction="sum")
+            losses["nsp_loss"] = total / counts.num_rows
+            num_right = (logits_B2.argmax(dim=1) == label_B).sum()
+            number = torch.full_like(num_right, len(label_B))
+            means |= {"nsp_loss": (total.detach(), number), "nsp_accuracy": (num_right, number)}
+        return Output(self.weigh(losses), means)
+
+
+class CausalLanguageModelling(Objective):
+    """The next token, special tokens included, at every position that has one.
+
+    BERT's ablation "LTR & No NSP", in which the encoder is causal in fine-tuning, too. Source:
+    Devlin et al. 2019, section 5.1.
+    """
+
+    def __init__(self, parts: Parts):
+        super().__init__(parts)
+        self.lm = parts.masked_lm()
+        self.loss_weights = {"lm_loss": 1.0}
+
+    @property
+    def kept(self) -> Encoder:
+        """The encoder that predicts the next token."""
+        return self.lm.encoder
+
+    @property
+    def networks(self) -> dict[str, Network]:
+        """The encoder, which predicts the next token at all positions but the last."""
+        return {"encoder": Network((self.lm.encoder,), self.lm.head, "next", "followed")}
+
+    def forward(self, batch: Batch, draw: Draw, counts: Counts) -> Output:
+        """Return the loss of predicting each next token; nothing of the draw is read."""
+        features_BKE = self.lm.head(self.lm.encoder(*batch.inputs)[:, :-1])
+        is_real_BK = find_real(batch)[:, 1:]
+        num_predicted = counts.num_real - counts.num_rows  # of each row all tokens but the first
+        weights_BK = is_real_BK / num_predicted
+        prediction = loss_and_sample(
+            features_BKE.flatten(0, 1),
+            *self.lm.softmax,
+            batch.input_ids_BL[:, 1:].flatten(),
+            weights_BK.flatten(),
+            torch.zeros_like(weights_BK).flatten(),  # what is sampled is not read
+        )
+        number, num_right = is_real_BK.sum(), (prediction.correct & is_real_BK.flatten()).sum()
+        total = prediction.loss.detach() * num_predicted
+        means = {"lm_loss": (total, number), "lm_accuracy": (num_right, number)}
         return Output(prediction.loss, means)
 
 
@@ -129,7 +195,7 @@ class AllTokensMLM(ReplaceMLM):
     ) -> tuple[Tensor, Means]:
         """Return the encoder's loss at every real token, and its measures."""
         ids_BL = batch.input_ids_BL
-        hidden_BLH = self.mlm.encoder(*batch._replace(input_ids_BL=corrupt_ids_BL))
+        hidden_BLH = self.mlm.encoder(*batch._replace(input_ids_BL=corrupt_ids_BL).inputs)
         copy_logits_BL = self.copy_head(hidden_BLH.float()).squeeze(-1)
         features_BLE, is_same_BL = self.mlm.head(hidden_BLH), corrupt_ids_BL == ids_BL
         log_prob_BL = mix(features_BLE, *self.mlm.softmax, ids_BL, copy_logits_BL, is_same_BL)

@@ -84,6 +84,8 @@ class Counts(NamedTuple):
     """Tokens that are not padding."""
     num_maskable: Tensor
     """Tokens that are neither padding nor special tokens."""
+    num_rows: Tensor
+    """Rows."""
 
 
 def replace(input_ids_BL: Tensor, draw: Draw, tokens_BS: Tensor | int) -> Tensor:
@@ -243,8 +245,9 @@ class Masking(nn.Module):
 
     def count(self, batch: Batch, draw: Draw) -> Counts:
         """Return the denominators of the losses over these rows."""
-        num_maskable = self.find_maskable(batch).sum()
-        return Counts(draw.chosen_BS.sum().clamp(min=1), count_real(batch), num_maskable)
+        num_chosen, num_maskable = draw.chosen_BS.sum(), self.find_maskable(batch).sum()
+        num_rows = torch.full_like(num_chosen, len(draw.chosen_BS))
+        return Counts(num_chosen.clamp(min=1), count_real(batch), num_maskable, num_rows)
 
     def find_maskable(self, batch: Batch) -> Tensor:
         """Return which positions may be masked (B, L), bool: all but padding and special tokens."""
@@ -313,7 +316,8 @@ def crop(batch: Batch, uniform_B: Tensor) -> Batch:
     before_B1 = torch.minimum((uniform_B[:, None] * (cut_B1 + 1)).long(), cut_B1)
     is_inside_BC = place_C < num_real_B1 - cut_B1 - 1
     index_BC = (place_C + torch.where(is_inside_BC, before_B1, cut_B1)) * (place_C > 0)
-    return batch.each(lambda tensor: tensor.gather(1, index_BC))
+    rows = batch._replace(is_next_B=None)
+    return rows.each(lambda tensor: tensor.gather(1, index_BC))
 
 
 def predict_masked(

@@ -18,7 +18,7 @@ from electra.config import EncoderConfig, PretrainConfig
 from electra.method.masking import Counts, Draw, Masking, Means, Vocabulary
 from electra.model.batch import Batch
 from electra.model.encoder import Embeddings, Encoder, Layer
-from electra.model.heads import DiscriminatorHead, GeneratorHead, SelectionHead
+from electra.model.heads import DiscriminatorHead, GeneratorHead, NextSentenceHead, SelectionHead
 from electra.model.masked_lm import FixedDistribution, MaskedLM, TwoTowers
 from electra.model.modernbert import TokenEmbeddings
 
@@ -56,12 +56,12 @@ class Network(NamedTuple):
 
     encoders: tuple[Encoder, ...]
     """One encoder, or the two towers of Electric's noise distribution."""
-    head: GeneratorHead | DiscriminatorHead | SelectionHead
-    predicts: Literal["tokens", "replaced", "energy", ""]
-    """Output of the head at a position: token logits, the logit of a replaced token, or an energy;
-    empty: something that nobody asks for after pre-training."""
-    at: Literal["chosen", "all"]
-    """Positions of the predictions: the masked positions or all positions."""
+    head: GeneratorHead | DiscriminatorHead | SelectionHead | NextSentenceHead
+    predicts: Literal["tokens", "next", "replaced", "energy", ""]
+    """Output of the head at a position: logits of the token there or of the next one, the logit of
+    a replaced token, or an energy; empty: something that nobody asks for after pre-training."""
+    at: Literal["chosen", "all", "followed", "first"]
+    """Positions of the predictions: the masked ones, all, all but the last, or [CLS] alone."""
     trained: float = 1.0
     """Share of the run's steps that train the network."""
     run: float = 1.0

@@ -109,7 +109,8 @@ class ReplacedTokenDetection(Objective):
         """Return the rows' share of L_Disc, and the judgement of x_corrupt or of its states."""
         is_replaced_BL = corrupt_ids_BL != batch.input_ids_BL
         if hidden_BLH is None:
-            hidden_BLH = self.discriminator(*batch._replace(input_ids_BL=corrupt_ids_BL))
+            corrupt = batch._replace(input_ids_BL=corrupt_ids_BL)
+            hidden_BLH = self.discriminator(*corrupt.inputs)
         logits_BL = self.discriminator_head(hidden_BLH)
         bce_BL = F.binary_cross_entropy_with_logits(
             logits_BL, is_replaced_BL.float(), reduction="none"

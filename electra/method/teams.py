@@ -67,7 +67,7 @@ class Teams(ReplacedTokenDetection):
         corrupt_ids_BL = self.masking.corrupt(batch.input_ids_BL, draw, prediction.sampled)
         corrupt = batch._replace(input_ids_BL=corrupt_ids_BL)
         ends = self.discriminator, self.selector
-        judging_BLH, selecting_BLH = self.discriminator.fork(ends, *corrupt)
+        judging_BLH, selecting_BLH = self.discriminator.fork(ends, *corrupt.inputs)
         disc_loss, judgement = self.judge(corrupt_ids_BL, batch, draw, counts, judging_BLH)
         original_BS1 = batch.input_ids_BL.gather(1, draw.index_BS)[:, :, None]
         assert prediction.others is not None

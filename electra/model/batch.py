@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 
 class Batch(NamedTuple):
-    """Rows of token ids, with masks and numbers per position, in the order of Encoder.forward."""
+    """Rows of token ids, with masks and numbers per position, and a label of each row."""
 
     input_ids_BL: Tensor
     """int64."""
@@ -25,6 +25,14 @@ class Batch(NamedTuple):
     document_ids_BL: Tensor | None = None
     """Number of each token's document in its row, from 1, and 0 at padding; int64. Tokens attend
     within their document. None: within the whole row."""
+    is_next_B: Tensor | None = None
+    """Label of next-sentence prediction: whether B follows A in a document, bool. None: nobody
+    asks."""
+
+    @property
+    def inputs(self) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
+        """What an encoder reads of the rows, in the order of Encoder.forward."""
+        return self[:4]
 
     def to(self, device: torch.device) -> "Batch":
         """Return the batch on a device; the copy to a CUDA device is asynchronous."""

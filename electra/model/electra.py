@@ -149,7 +149,12 @@ class PostNormLayer(TransformerLayer):
 
     @torch.no_grad()
     def look_at_neighbours(
-        self, project_HE: Tensor, frequencies: Tensor, rng: torch.Generator
+        self,
+        project_HE: Tensor,
+        frequencies: Tensor,
+        rng: torch.Generator,
+        *,
+        is_causal: bool = False,
     ) -> None:
         """Set the attention to look at the tokens beside, by turns one back and one ahead.
 
@@ -161,6 +166,7 @@ class PostNormLayer(TransformerLayer):
                 [sin(w t), cos(w t)], to this layer's input.
             frequencies: Their w, (E / 2,), radians per position.
             rng: Source of all random numbers.
+            is_causal: Whether what is ahead is hidden; all heads then look back.
         """
         attention, size = self.attention, project_HE.shape[1]
         query_HH, key_HH, value_HH = attention.qkv.weight.chunk(3)
@@ -170,7 +176,8 @@ class PostNormLayer(TransformerLayer):
             looks_DE = torch.randn(head_size, size, generator=rng)
             looks_DE *= math.sqrt(2 * SHARPNESS / (size * math.sqrt(head_size)))
             query_HH[rows] = looks_DE @ project_HE.T
-            turned_DE = looks_DE @ _rotation(frequencies, -1 if head % 2 else 1)
+            offset = -1 if head % 2 and not is_causal else 1
+            turned_DE = looks_DE @ _rotation(frequencies, offset)
             key_HH[rows] = turned_DE @ project_HE.T
         nn.init.orthogonal_(value_HH, generator=rng)
         attention.output.weight.copy_(2 * value_HH.T)

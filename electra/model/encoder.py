@@ -136,7 +136,7 @@ class Encoder(nn.Module):
             document_ids_BL: Number of each token's document, 0 at padding; tokens attend within
                 their document. None: within the row.
             sees: Positions that a position attends to: all of them, itself and those before it, or
-                itself and those after it.
+                itself and those after it. Of a causal encoder, those before it.
         """
         rows = input_ids_BL, attention_mask_BL, token_type_ids_BL, document_ids_BL
         return self.fork((self,), *rows, sees=sees)[0]
@@ -217,6 +217,7 @@ class Encoder(nn.Module):
     ) -> Where:
         """Return what each layer needs to know of the positions; arguments as in `forward`."""
         length, device = input_ids_BL.shape[1], input_ids_BL.device
+        sees = "before" if self.config.causal else sees
         found: Where = self.places(
             Sight(length, device, self.compute_dtype, attention_mask_BL, document_ids_BL, sees)
         )

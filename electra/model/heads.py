@@ -86,6 +86,28 @@ class SelectionHead(PredictionHead):
         return (embedded * self(hidden).float()[..., None, :]).sum(dim=-1)
 
 
+class NextSentenceHead(nn.Module):
+    """BERT's pooler, and whether the second segment follows the first: float32 logits (B, 2).
+
+    The first logit is that of a segment that follows. Source: google-research/bert, modeling.py and
+    run_pretraining.py get_next_sentence_output.
+    """
+
+    def __init__(self, config: EncoderConfig):
+        super().__init__()
+        self.pooler = Linear(config.hidden_size, config.hidden_size)
+        self.dense = Linear(config.hidden_size, 2)
+
+    @property
+    def flops(self) -> float:
+        """Operations per row of the forward pass."""
+        return 2 * self.pooler.in_features * (self.pooler.out_features + 2)
+
+    def forward(self, first_BH: Tensor) -> Tensor:
+        """Map the states of [CLS] (B, H) to logits (B, 2)."""
+        return self.dense(self.pooler(first_BH).float().tanh())
+
+
 class DiscriminatorHead(nn.Module):
     """One float32 logit per position: positive means replaced.
 
@@ -377,16 +399,23 @@ class FeatureHead(nn.Module):
             features_BLF = self.dropout(states_KBLH.permute(1, 2, 0, 3).flatten(2))
         else:
             features_BLF = self.dropout(self.layer_sum(states_KBLH))
-        num_rows, num_positions = features_BLF.shape[:2]
-        lengths_B = torch.full((num_rows,), num_positions)
-        if attention_mask_BL is not None:
-            lengths_B = attention_mask_BL.sum(dim=1).cpu()
-        packed = pack_padded_sequence(
-            features_BLF, lengths_B, batch_first=True, enforce_sorted=False
-        )
-        outputs, (last, _) = self.lstm(packed)
-        if self.of == "row":
-            read = torch.cat([last[-2], last[-1]], dim=-1)  # the top layer's two directions
-        else:
-            read, _ = pad_packed_sequence(outputs, batch_first=True, total_length=num_positions)
-        return self.dense(self.dropout(read))
+        states_BLF, last_BF = run_lstm(self.lstm, features_BLF, attention_mask_BL)
+        return self.dense(self.dropout(last_BF if self.of == "row" else states_BLF))
+
+
+def run_lstm(
+    lstm: nn.LSTM, features_BLF: Tensor, attention_mask_BL: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return the states (B, L, F) of a BiLSTM over rows, and its last ones (B, F).
+
+    Rows are padded at their ends, which the states before do not depend on. Both directions stand
+    side by side.
+    """
+    num_rows, num_positions = features_BLF.shape[:2]
+    lengths_B = torch.full((num_rows,), num_positions)
+    if attention_mask_BL is not None:
+        lengths_B = attention_mask_BL.sum(dim=1).cpu()
+    packed = pack_padded_sequence(features_BLF, lengths_B, batch_first=True, enforce_sorted=False)
+    outputs, (last, _) = lstm(packed)
+    states_BLF, _ = pad_packed_sequence(outputs, batch_first=True, total_length=num_positions)
+    return states_BLF, torch.cat([last[-2], last[-1]], dim=-1)  # the top layer's two directions

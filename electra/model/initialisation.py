@@ -123,4 +123,5 @@ def look_at_neighbours(encoders: list[Encoder], std: float, rng: torch.Generator
             nn.init.orthogonal_(encoder.embeddings_project.weight, generator=rng)
             project_HE = encoder.embeddings_project.weight
         first_layer = cast(PostNormLayer, encoder.layers[0])
-        first_layer.look_at_neighbours(project_HE, frequencies, rng)
+        is_causal = encoder.config.causal
+        first_layer.look_at_neighbours(project_HE, frequencies, rng, is_causal=is_causal)

@@ -39,8 +39,7 @@ class Prediction(NamedTuple):
     """Loss and sampled tokens of the generator at the masked positions."""
 
     loss: Tensor
-    """Weighted sum of the negative log-likelihood of the original tokens, nats. Only the loss has a
-    gradient."""
+    """Weighted sum of the negative log-likelihood of the original tokens, nats."""
     sampled: Tensor
     """One token id sampled from the softmax at each position."""
     correct: Tensor
@@ -48,6 +47,8 @@ class Prediction(NamedTuple):
     others: Tensor | None = None
     """N further token ids at each position, sampled one after the other, each without the original
     token and those before it; None: the distribution has none."""
+    first_BH: Tensor | None = None
+    """The hidden states of [CLS], with their gradient; None: the distribution has none."""
 
     def view_as(self, positions: Tensor) -> "Prediction":
         """Return the prediction in the shape of `positions`."""
@@ -395,13 +396,8 @@ class MaskedLM(nn.Module):
         return super().train(mode and not self.is_frozen)
 
     def features(self, batch: Batch, index_BS: Tensor) -> Tensor:
-        """Return the features (M, E) at chosen positions that the softmax reads.
-
-        Args:
-            batch: Rows as the encoder is to see them.
-            index_BS: Chosen positions.
-        """
-        return self.head(states_at(index_BS, self.encoder(*batch)).flatten(0, 1))
+        """Return the features (M, E) at chosen positions of rows that the softmax reads."""
+        return self.head(states_at(index_BS, self.encoder(*batch.inputs)).flatten(0, 1))
 
     @property
     def softmax(self) -> tuple[Tensor, Tensor]:
@@ -425,9 +421,9 @@ class MaskedLM(nn.Module):
             weights_BS: Weight of each position in the loss, 0 in unused slots.
             uniform_BS: Uniform numbers in [0, 1) that decide the draws; (B, S, 1 + N) for N others.
         """
-        features_ME = self.features(batch, index_BS)
+        hidden_BLH = self.encoder(*batch.inputs)
         arguments = (
-            features_ME,
+            self.head(states_at(index_BS, hidden_BLH).flatten(0, 1)),
             *self.softmax,
             targets_BS.flatten(),
             weights_BS.flatten(),
@@ -435,9 +431,10 @@ class MaskedLM(nn.Module):
         )
         # Below 1, what is left without the original can underflow in the pass of the loss.
         predict = loss_and_sample if self.first_temperature >= 1 else loss_and_sample_plain
-        return predict(
+        prediction = predict(
             *arguments, temperature=self.temperature, disallow_correct=self.disallow_correct
-        ).view_as(index_BS)
+        )
+        return prediction.view_as(index_BS)._replace(first_BH=hidden_BLH[:, 0])
 
 
 class TwoTowers(nn.Module):
@@ -469,8 +466,8 @@ class TwoTowers(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """Return the features (B, L, E) that the softmax reads."""
-        before_BLH = self.before(*batch, sees="before")
-        after_BLH = self.after(*batch, sees="after")
+        before_BLH = self.before(*batch.inputs, sees="before")
+        after_BLH = self.after(*batch.inputs, sees="after")
         earlier_BKH, later_BKH = before_BLH[:, :-1], after_BLH[:, 1:]
         numbers_BL = batch.document_ids_BL  # 0 at padding
         if numbers_BL is None:

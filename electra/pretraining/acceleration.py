@@ -167,7 +167,8 @@ class AcceleratedStep(Step):
         """Return the context in which attention takes the kernels that are fastest for a batch."""
         if self.machine.device.type != "cuda":
             return nullcontext()
-        is_masked = batch.attention_mask_BL is not None or batch.document_ids_BL is not None
+        masks = batch.attention_mask_BL, batch.document_ids_BL
+        is_masked = self.config.model.causal or any(each is not None for each in masks)
         kernels = find_kernels(self.attention, masked=is_masked)
         return cast(AbstractContextManager[None], sdpa_kernel(kernels, set_priority=True))
 

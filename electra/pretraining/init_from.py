@@ -8,7 +8,7 @@ trained alone for `generator.warmup_steps` (`Objective.rest_until`).
 """
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ from torch import Tensor
 from electra.checkpoints.checkpoint import load_parameters
 from electra.checkpoints.folder import SavedModel, SavedNetwork, read_pretrained
 from electra.config import (
+    ALONE,
     NOT_SIZES,
     SIZES_OF_GENERATOR,
     EncoderConfig,
@@ -27,7 +28,7 @@ from electra.config import (
 )
 from electra.errors import UserError, require
 from electra.method.objective import Network, Objective
-from electra.model.heads import GeneratorHead
+from electra.model.heads import GeneratorHead, NextSentenceHead
 from electra.shards.store import Shards
 from electra.tokenizing.tokenizer import Tokenizer
 
@@ -166,7 +167,7 @@ def size_generator(
 
 def find_origin(config: PretrainConfig, start: SavedModel) -> Origin | None:
     """Return where the generator's weights come from; None: no generator learns."""
-    if config.method.objective == "mlm" or config.generator.kind != "network":
+    if config.method.objective in ALONE or config.generator.kind != "network":
         return None
     chosen = config.generator.start
     if chosen != "auto":
@@ -228,8 +229,7 @@ def describe_parts(model: Objective, config: PretrainConfig, start: SavedModel) 
     for role, network in model.networks.items():
         if model.kept in network.encoders:
             parts[role] = "init_from"
-            has_head = bool(start.kept.head) and network.predicts == start.kept.predicts
-            parts[f"{role} head"] = "init_from" if has_head else "new"
+            parts[f"{role} head"] = "init_from" if _find_head(network, start.kept) else "new"
         elif role != "generator":  # an end beside the network that is kept
             parts |= {role: "layers", f"{role} head": "new"}
         elif config.generator.kind == "network":
@@ -240,6 +240,13 @@ def describe_parts(model: Objective, config: PretrainConfig, start: SavedModel) 
         else:
             parts |= dict.fromkeys((role, f"{role} head"), config.generator.kind)
     return parts
+
+
+def _find_head(network: Network, kept: SavedNetwork) -> Mapping[str, Tensor]:
+    """Return the parameters that a head on the kept encoder begins with; empty: it is new."""
+    if isinstance(network.head, NextSentenceHead):
+        return kept.next_sentence
+    return kept.head if network.predicts == kept.predicts else {}
 
 
 @torch.no_grad()
@@ -259,7 +266,7 @@ def load_start(
         if model.kept in network.encoders:
             load_parameters(model.kept, start.kept.encoders[0])
             if parts[f"{role} head"] == "init_from":
-                load_parameters(network.head, start.kept.head)
+                load_parameters(network.head, _find_head(network, start.kept))
         elif parts[role] in ("init_from", "folder"):
             load_network(network, find_generator(config, start)[0])
         elif parts[role] == "layers":

@@ -114,7 +114,8 @@ def free_in_groups(membership: Path, mount: Path) -> list[int]:
 def make_rows(config: PretrainConfig, num_rows: int, seed: int) -> Batch:
     """Return full rows of random tokens between [CLS] and [SEP], for estimates and timings.
 
-    Each row has two segments, and two documents if examples.attend is document.
+    Each row has two segments, and two documents if examples.attend is document. With
+    examples.next_sentence, every other row has a second segment that follows.
     """
     length = config.examples.sequence_length
     rng = torch.Generator().manual_seed(seed)
@@ -123,7 +124,8 @@ def make_rows(config: PretrainConfig, num_rows: int, seed: int) -> Batch:
     ids_BL[:, 0], ids_BL[:, -1] = 2, 3
     types_BL = (torch.arange(length) >= length // 2).long().repeat(num_rows, 1)
     documents_BL = types_BL + 1 if config.examples.attend == "document" else None
-    return Batch(ids_BL, None, types_BL, documents_BL)
+    is_next_B = torch.arange(num_rows) % 2 == 0 if config.examples.next_sentence else None
+    return Batch(ids_BL, None, types_BL, documents_BL, is_next_B)
 
 
 def measure_activations(model: Objective, config: PretrainConfig, device: torch.device) -> float:

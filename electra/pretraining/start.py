@@ -95,7 +95,8 @@ def build_model(
 ) -> Objective:
     """Return the objective with weights initialised from train.seed, on the machine's device.
 
-    The encoder that pre-training returns has the same initial weights for every objective.
+    The encoder that pre-training returns has the same initial weights for every objective, but that
+    a causal one does not begin by looking ahead.
     `frequencies_V` are from `count_tokens`: the unigram generator needs them, and where
     train.initial_weights is not bert, output biases are set from them if they are given.
     `embeddings_VE` are from `embed_tokens`, for train.initial_weights=cooccurrence; None: random

@@ -183,6 +183,47 @@ GLOSSARY: dict[str, Metric] = {
         network="encoder",
         heldout=True,
     ),
+    "nsp_loss": Metric(
+        "next sentence's loss",
+        "nats",
+        ".3f",
+        "For mlm with examples.next_sentence: cross-entropy of whether the second segment follows "
+        "the first, which it does in half of the rows. Guessing costs log(2), 0.693.",
+        column=("nsp", "loss", 5),
+        network="encoder",
+        panel="Next sentence's loss",
+        heldout=True,
+        summary=True,
+    ),
+    "nsp_accuracy": Metric(
+        "next sentence's accuracy",
+        "share",
+        ".3f",
+        "For mlm with examples.next_sentence: share of the rows of which it is told right whether "
+        "the second segment follows the first; chance is 0.5.",
+        network="encoder",
+        heldout=True,
+    ),
+    "lm_loss": Metric(
+        "next token's loss",
+        "nats",
+        ".3f",
+        "For causal_lm: cross-entropy of the encoder on each token, given those before it. It sees "
+        "one side only, so the value is not comparable with mlm_loss.",
+        column=("lm", "loss", 6),
+        network="encoder",
+        panel="Next token's loss",
+        heldout=True,
+        summary=True,
+    ),
+    "lm_accuracy": Metric(
+        "next token's accuracy",
+        "share",
+        ".3f",
+        "For causal_lm: share of the tokens that are the most probable ones after those before.",
+        network="encoder",
+        heldout=True,
+    ),
     "selection_loss": Metric(
         "selection loss",
         "nats",

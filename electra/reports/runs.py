@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from electra.checkpoints.manifest import read_manifest
 from electra.checkpoints.metrics import read_metrics
-from electra.config import MethodConfig, PretrainConfig
+from electra.config import ALONE, MethodConfig, PretrainConfig
 from electra.errors import UserError, count_of, refuse_unlike, require
 from electra.files import HASHES, check_hashes, parse_json, read_object, read_text
 from electra.reports.glossary import GLOSSARY, format_count, format_metric, format_seconds
@@ -521,7 +521,7 @@ def _list_facts(run: Run) -> dict[str, str]:
 
 def _describe_generator(config: PretrainConfig) -> str:
     generator = config.generator
-    if config.method.objective == "mlm":
+    if config.method.objective in ALONE:
         return "none"
     if generator.kind != "network":
         return generator.kind

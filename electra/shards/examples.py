@@ -6,6 +6,10 @@ across a document border. Only deliberately short rows and the last row of a sha
 The second segment begins at the document border nearest to the middle of the row. A row without a
 document border is split at the nearest line border, else at a word border.
 
+For next-sentence prediction (`examples.next_sentence`), segments are split inside a document, at a
+line border if there is one, and half of the rows exchange their second segments. So a row has the
+second segment of a row of another document, with as many tokens as its own has.
+
 Source: section 3.1 and build_pretraining_dataset.py. The original cuts examples at a fixed length
 and drops the remainder (docs/DEVIATIONS.md).
 """
@@ -32,6 +36,8 @@ BLOCK_ROWS = 4096
 ROWS_OF_SHARD = 128
 """Rows that a block has of each shard, on average, or more. Fewer take longer: a shard is looked at
 for its rows of the block at once."""
+PARTNERS = 1 << 61
+"""Added to the number of a shard, for the key of what its rows exchange."""
 MIXTURE = 1 << 62
 """Added to the number of a mixture's window, for a key of its own."""
 MIXED_ROWS = 1 << 16
@@ -68,6 +74,15 @@ class Examples:
             np.concatenate(columns) for columns in zip(*plans, strict=True)
         )
         self.shard_ends = np.cumsum([len(plan[0]) for plan in plans])
+        self.partners = np.empty(0, dtype=np.uint32)
+        """With next_sentence: the row whose second segment each row has, its own or another's."""
+        if config.next_sentence:
+            shares = zip(numbers, self.shard_ends, plans, strict=True)
+            self.partners = np.concatenate(
+                [self._pair(number, end - len(plan[0]), end) for number, end, plan in shares]
+            )
+            has_two = any(len(shard.documents) > 1 for shard in shards)
+            require(has_two, "examples.next_sentence needs shards of two documents or more")
         self.block_rows = max(BLOCK_ROWS, ROWS_OF_SHARD * len(shards))
         self.mixture = mixture
         self.corpus_ends = self.shard_ends[
@@ -102,11 +117,12 @@ class Examples:
         for first in itertools.count(step * batch_size, block_size):
             block = self._read(self._draw(first, first + block_size))
             for start in range(0, block_size, batch_size):
-                yield self._assemble(*(column[start : start + batch_size] for column in block))
+                inside = slice(start, start + batch_size)
+                yield self._assemble(**{name: column[inside] for name, column in block.items()})
 
     def rows(self, rows: np.ndarray) -> Batch:
         """Return the rows with these numbers (B,)."""
-        return self._assemble(*self._read(rows))
+        return self._assemble(**self._read(rows))
 
     def _cut(self, number: int, num_tokens: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the first token, the token count and "has two segments" of each row of a shard."""
@@ -131,6 +147,18 @@ class Examples:
         # Small dtypes: a plan takes 7 bytes a row.
         small = np.min_scalar_type(length)
         return starts.astype(np.uint32), count.astype(small), pair & (count >= 2)
+
+    def _pair(self, number: int, first: int, end: int) -> np.ndarray:
+        """Return the partners of a shard's rows, first to end - 1; half of them have their own.
+
+        The others are half of themselves apart, so that partners are of different documents unless
+        a document is as long as that. They exchange, so every second segment is read as often.
+        """
+        rng = np.random.Generator(np.random.Philox(key=[self.seed, PARTNERS + number]))
+        partners = np.arange(first, end, dtype=np.uint32)
+        others = np.flatnonzero(rng.random(end - first) < 0.5)
+        partners[others] = partners[np.roll(others, len(others) // 2)]
+        return partners
 
     def _draw(self, first: int, last: int) -> np.ndarray:
         """Return the row numbers at positions first to last - 1 of the sequence of all epochs."""
@@ -178,33 +206,83 @@ class Examples:
                 rows[inside[chosen]] = first + found
         return rows
 
-    def _read(self, rows: np.ndarray) -> tuple[np.ndarray, ...]:
+    def _read(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Return the arguments of `_assemble` for the rows with these numbers.
 
         Tokens of the stream (B, L + 1), from two before each row's first token; the position at
         which the second segment begins (B,); the length of each row in tokens (B,); with attention
-        within documents only, the document number of each position (B, L).
+        within documents only, the document number of each position (B, L); with next_sentence, the
+        label of each row (B,).
         """
+        slices_BL, first_B = self._find(rows)
+        counts_B, is_pair_B = self.counts[rows].astype(np.int64), self.is_pair[rows]
+        second_B, length_B = np.where(is_pair_B, first_B, counts_B) + 2, counts_B + 2 + is_pair_B
+        dtype = self.position_L.dtype
+        found = {
+            "slices_BL": slices_BL,
+            "second_B": second_B.astype(dtype),
+            "length_B": length_B.astype(dtype),
+        }
+        if self.config.attend == "document":
+            found["documents_BL"] = self._number_documents(rows, second_B).astype(dtype)
+        if self.config.next_sentence:
+            found["is_next_B"] = self._exchange_second(rows, slices_BL, first_B)
+        return found
+
+    def _find(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the rows' tokens (B, L + 1), as `_read`, and those of the first segment (B,)."""
         starts_B, counts_B = (each[rows].astype(np.int64) for each in (self.starts, self.counts))
-        is_pair_B = self.is_pair[rows]
         middle_B = starts_B + (counts_B + 1) // 2
         width = self.config.sequence_length + 1
         slices_BL = np.empty((len(rows), width), dtype=self.shards[0].tokens.dtype)
         lines_2B, documents_2B = np.empty((2, 2, len(rows)), dtype=np.int64)
+        for shard, inside_B in self._by_shard(rows):
+            slices_BL[inside_B] = _slices(shard.tokens, starts_B[inside_B] - 2, width)
+            lines_2B[:, inside_B] = _borders(shard.lines, middle_B[inside_B])
+            documents_2B[:, inside_B] = _borders(shard.documents, middle_B[inside_B])
+        if self.config.next_sentence:  # never where a document begins
+            lines_2B[lines_2B == documents_2B] = 0
+            documents_2B[:] = 0
+        return slices_BL, self._split(
+            counts_B, slices_BL, lines_2B - starts_B, documents_2B - starts_B
+        )
+
+    def _by_shard(self, rows: np.ndarray) -> Iterator[tuple[Shard, np.ndarray]]:
+        """Yield the shards that have some of the rows, and the places of these rows (I,)."""
         order = np.argsort(rows)  # groups rows by shard; the search for borders is faster sorted
         ends = np.searchsorted(rows, self.shard_ends[:-1], sorter=order)
         for shard, inside_B in zip(self.shards, np.split(order, ends), strict=True):
             if len(inside_B):
-                slices_BL[inside_B] = _slices(shard.tokens, starts_B[inside_B] - 2, width)
-                lines_2B[:, inside_B] = _borders(shard.lines, middle_B[inside_B])
-                documents_2B[:, inside_B] = _borders(shard.documents, middle_B[inside_B])
-        first_B = self._split(counts_B, slices_BL, lines_2B - starts_B, documents_2B - starts_B)
-        second_B, length_B = np.where(is_pair_B, first_B, counts_B) + 2, counts_B + 2 + is_pair_B
-        dtype = self.position_L.dtype
-        columns = slices_BL, second_B.astype(dtype), length_B.astype(dtype)
-        if self.config.attend == "row":
-            return columns
-        return *columns, self._number_documents(rows, second_B).astype(dtype)
+                yield shard, inside_B
+
+    def _exchange_second(
+        self, rows: np.ndarray, slices_BL: np.ndarray, first_B: np.ndarray
+    ) -> np.ndarray:
+        """Give rows the second segments of their partners, in place; return the labels (B,).
+
+        A row keeps its own if the partner's is of the same document. The label says whether the
+        second segment goes on where the first one ends, in one document.
+        """
+        partners, width = self.partners[rows], slices_BL.shape[1]
+        starts_B, counts_B = (each[rows].astype(np.int64) for each in (self.starts, self.counts))
+        begins_B = self.starts[partners] + self._find(partners)[1]
+        is_next_B = np.empty(len(rows), dtype=bool)
+        for shard, inside_I in self._by_shard(rows):
+            a, size, length = starts_B[inside_I], first_B[inside_I], counts_B[inside_I]
+            b = np.minimum(begins_B[inside_I], shard.num_tokens - (length - size))
+            # Tokens whose documents decide: first and last of A and of B, and the one behind A.
+            places_5I = np.stack([a, a + size - 1, b, b + length - size - 1, a + size])
+            first_a, last_a, first_b, last_b, behind_a = np.searchsorted(
+                shard.documents, places_5I.astype(shard.documents.dtype), side="right"
+            )
+            is_other = (last_b < first_a) | (first_b > last_a)
+            is_next_B[inside_I] = ~is_other & (last_a == behind_a) & (size < length)
+            places = inside_I[is_other]
+            second = (size + 2)[is_other, None]
+            slices_IL = _slices(shard.tokens, b[is_other] - second[:, 0], width)
+            is_second = np.arange(width) >= second
+            slices_BL[places] = np.where(is_second, slices_IL, slices_BL[places])
+        return is_next_B
 
     def _split(
         self,
@@ -263,6 +341,7 @@ class Examples:
         second_B: np.ndarray,
         length_B: np.ndarray,
         documents_BL: np.ndarray | None = None,
+        is_next_B: np.ndarray | None = None,
     ) -> Batch:
         """Return the batch of the rows that `_read` found; for the arguments see `_read`."""
         # [CLS] moves the first segment by one position, and [CLS] and [SEP] move the second
@@ -285,6 +364,7 @@ class Examples:
             None if real_BL is None else torch.from_numpy(real_BL),
             torch.from_numpy(types_BL.astype(np.int64)),
             None if documents_BL is None else torch.from_numpy(documents_BL.astype(np.int64)),
+            None if is_next_B is None else torch.from_numpy(is_next_B),
         )
 
 
