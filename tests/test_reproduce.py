@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 import scipy.stats
 from matplotlib.axes import Axes
+from networks import assert_same_tensors
 from refusals import refuse
 
-from electra.checkpoints.checkpoint import find_checkpoint, read_state
-from electra.checkpoints.folder import read_run_config
+from electra.checkpoints.checkpoint import FILES, find_checkpoint, read_state, read_tensors
+from electra.checkpoints.folder import read_finetuned, read_run_config
 from electra.cli import main
 from electra.config import FinetuneConfig
 from electra.files import hold
@@ -54,7 +55,7 @@ from electra.reproduce.report import (
 )
 from electra.reproduce.run import Session
 from electra.reproduce.suite import Ordering, Row, Suite, find_suite, list_suites, read_suite
-from electra.settings import to_dict
+from electra.settings import from_dict, to_dict
 from electra.shards.store import open_shards
 from electra.tasks.registry import read_task
 
@@ -284,6 +285,36 @@ def test_of_a_grid_the_best_combination_counts(toy_suite, words, tmp_path, capsy
 
 
 @pytest.mark.slow
+def test_rows_that_differ_in_fine_tuning_alone_have_one_pre_training(
+    toy_suite, words, refusal, tmp_path
+):
+    """BERT's table 5, at toy size."""
+    kept, _ = re.sub("(title|paper|reference|fractions|seeds).*", "", TOY).split("[[rows]]", 1)
+    kept = kept.replace("3e10", "4\nseeds = 1")
+    toy_suite.write_text(f'extends = "bert-table-5"\n{kept}')
+    main(words("--jobs", 2))
+    runs, (*_, left, with_bilstm) = tmp_path / "runs", read_all_records(tmp_path / "out")
+    rows = ("bert", "no-nsp", "ltr-no-nsp", "ltr-no-nsp-bilstm")
+    names = [f"{row}-1-seed-0" for row in rows]
+    assert sorted(path.name for path in runs.glob("*-seed-0")) == sorted(names)
+    assert [each["run"] for each in (left, with_bilstm)] == names[2:]
+    assert left["heldout"] == with_bilstm["heldout"]
+    tensors = [read_tensors(find_checkpoint(runs / name)[1] / FILES[0]) for name in names]
+    assert_same_tensors(*map(dict, tensors[2:]))
+    assert "next_sentence_head.pooler.weight" in tensors[0].keys() - tensors[1].keys()
+    found = [read_finetuned(runs / name / "finetune-own") for name in names]
+    assert [each.encoder.causal for each in found] == [False, False, True, True]
+    assert [each.config.bilstm for each in found] == [False, False, False, True]
+    assert "fine-tuning: bilstm=true" in (tmp_path / "out" / "README.md").read_text()
+    suite = toy_suite.read_text().replace("bert-table-5", str(tmp_path / "table.toml"))
+    table = find_suite("bert-table-5").read_text()
+    (tmp_path / "table.toml").write_text(table.replace("bilstm=true", "pooling=mean"))
+    toy_suite.write_text(suite)
+    told = "has fine-tunings of LTR & No NSP + BiLSTM with bilstm=true; choose another --runs"
+    assert told in " ".join(refusal().split())
+
+
+@pytest.mark.slow
 def test_a_killed_suite_ends_with_the_same_table(words, tmp_path):
     def command(name):
         given = words("--seeds", 1, runs=name, out=f"{name}-out")
@@ -492,6 +523,7 @@ def test_timings_of_refused_settings_are_not_kept(toy_suite, toy_shards, tmp_pat
         ("table-4-large", "ELECTRA-400K", 400_000),
         ("table-5", "ELECTRA", 766_000),
         ("figure-4", "ELECTRA, 128", 766_000),
+        ("bert-table-5", "BERT", 766_000),
         ("weight-sharing", "all weights", 500_000),
         ("figure-3-left", "512, generator 1", 500_000),
     ],
@@ -574,8 +606,7 @@ def test_the_results_for_two_cores_are_those_of_the_suites(results):
     """A suite that is changed after its results were written no longer says what they are."""
     recorded = json.loads(results.read_text())["suite"]
     suite = read_suite(ROOT / "benchmarks" / "two-cores" / f"{results.parent.name}.toml")
-    written = json.loads(json.dumps(dataclasses.asdict(suite)))
-    assert {"orderings": []} | recorded | {"recipe": suite.recipe} == written  # --recipe differs
+    assert from_dict(Suite, recorded | {"recipe": suite.recipe}) == suite  # --recipe differs
 
 
 def test_a_suite_of_some_rows_extends_one_whose_budget_is_of_another_row(tmp_path):

@@ -55,10 +55,13 @@ class PlannedRun(NamedTuple):
     """Operations of the whole run: "true" and "paper"."""
     trunk: str = ""
     """The run whose stable part this run shares; empty: it starts by itself."""
+    twin: str = ""
+    """The run of another row that is the same pre-training, and is copied; empty: there is none."""
 
 
 Unit = tuple[PlannedRun, ...]
-"""The runs of a row and seed, which one process computes one after the other; a trunk is first."""
+"""The runs of a row and seed, which one process computes one after the other; a trunk is first,
+and those of rows with the same pre-training follow."""
 
 
 class Plan(NamedTuple):
@@ -77,11 +80,13 @@ class Plan(NamedTuple):
         return [run for unit in self.units for run in unit]
 
     def without(self, names: Container[str]) -> "Plan":
-        """Return the plan without the runs of these names, but with the trunks of those left."""
+        """Return the plan without the runs of these names, but with what those left begin with."""
         units = []
         for unit in self.units:
-            trunks = {run.trunk for run in unit if run.name not in names}
-            units.append(tuple(r for r in unit if r.name not in names or r.name in trunks))
+            left = [run for run in unit if run.name not in names]
+            needed = {run.trunk for run in left} | {run.twin for run in left}
+            needed |= {run.trunk for run in unit if run.name in needed}
+            units.append(tuple(r for r in unit if r in left or r.name in needed))
         return self._replace(units=tuple(unit for unit in units if unit))
 
 
@@ -106,6 +111,14 @@ def open_plan(suite: Suite, shards_folder: Path, runs: Path, jobs: int) -> Plan:
             f"{runs} has fine-tunings of {task} with {was}, not {now}; choose another --runs, or "
             f"remove {runs}/*/finetune-{task}*",
         )
+    for row in suite.rows:
+        settings = begun.get("rows", {}).get(row.name, [])
+        require(
+            settings == [*row.finetune]
+            or not any(runs.glob(f"{_slug(row.name)}-[0-9]*/finetune-*")),
+            f"{runs} has fine-tunings of {row.name} with {' '.join(settings) or 'no settings'}; "
+            "choose another --runs",
+        )
     timed = {
         name: seconds
         for name, seconds in begun.get("step_seconds", {}).items()
@@ -127,6 +140,7 @@ def keep_plan(suite: Suite, plan: Plan, runs: Path) -> None:
             {
                 "shards": plan.shards,
                 "finetune": begun.get("finetune", {}) | suite.finetune_settings,
+                "rows": begun.get("rows", {}) | {row.name: [*row.finetune] for row in suite.rows},
                 "step_seconds": begun.get("step_seconds", {}) | plan.step_seconds,
             },
         )
@@ -154,10 +168,12 @@ def require_same(place: str, begun: PretrainConfig, planned: PretrainConfig) -> 
     require(not named, f"{place} was begun with {named}; choose another folder")
 
 
-def finetune_configs(suite: Suite, config: PretrainConfig, task: str) -> dict[str, FinetuneConfig]:
+def finetune_configs(
+    suite: Suite, row: Row, config: PretrainConfig, task: str
+) -> dict[str, FinetuneConfig]:
     """Return the settings of a run's fine-tunings on a task, by combination of the suite's grid."""
     # A collapsed seed counts, so that all rows have the same seeds.
-    fixed = ["reseeds=0", f"threads={config.train.threads}", *suite.fixed_settings(task)]
+    fixed = ["reseeds=0", f"threads={config.train.threads}", *suite.fixed_settings(task, row)]
     return combine(finetune_preset(config.model), fixed, suite.grid)
 
 
@@ -189,6 +205,7 @@ def make_plan(
     units = [
         row.plan(seed, budgets[name]) for seed in range(suite.seeds) for name, row in rows.items()
     ]
+    units = share_pretrainings(units)
     row_of: dict[str, str] = {}
     for run in (run for unit in units for run in unit):
         other = row_of.setdefault(run.name, run.row.name)
@@ -198,6 +215,17 @@ def make_plan(
             f"have one name, {run.name}",
         )
     return Plan(tuple(units), timed, shards.digest)
+
+
+def share_pretrainings(units: Iterable[Unit]) -> list[Unit]:
+    """Return the units, of which those of one pre-training are one; the first row's runs own it."""
+    shared: dict[tuple[PretrainConfig, ...], Unit] = {}
+    for unit in units:
+        configs = tuple(run.config for run in unit)
+        pairs = zip(unit, shared.get(configs, ()), strict=False)
+        twins = tuple(run._replace(trunk="", twin=own.name) for run, own in pairs)
+        shared[configs] = shared.get(configs, ()) + (twins or unit)
+    return list(shared.values())
 
 
 def _find_budget(suite: Suite, name: str, rows: Mapping[str, "_PlannedRow"]) -> float:
@@ -228,7 +256,7 @@ class _PlannedRow:
         # Checked before the pre-training that precedes the fine-tunings.
         for task in suite.tasks:
             with tell_place(f"fine-tuning of {task}"):
-                finetune_configs(suite, self.config, task)
+                finetune_configs(suite, row, self.config, task)
         train = self.config.train
         if train.threads == 0 and jobs > 1 and choose_device(train.device).type == "cpu":
             self.config = override(self.config, [f"train.threads={max(1, usable_cores() // jobs)}"])
@@ -401,17 +429,17 @@ def count_finetunings(
     refused here, before the pre-training.
     """
     tokenizer = open_shards(setup.shards, verify=False).tokenizer
-    configs = {run.row.name: run.config for run in plan.runs}
-    encoders = {name: sketch_objective(config).kept for name, config in configs.items()}
+    configs = {run.row: run.config for run in plan.runs}
+    encoders = {row: sketch_objective(config).kept for row, config in configs.items()}
     counts = {}
     for task, question in tasks.items():
         train = question.training_examples
         sample = train[:: -(-len(train) // SAMPLE)]
-        for name, encoder in encoders.items():
-            longest = configs[name].examples.sequence_length
+        for row, encoder in encoders.items():
+            longest, name = configs[row].examples.sequence_length, row.name
             start = SavedModel(SavedNetwork("", encoder.config, ({},)), tokenizer, longest, name)
             counts[name, task] = 0.0
-            for config in finetune_configs(setup.suite, configs[name], task).values():
+            for config in finetune_configs(setup.suite, row, configs[row], task).values():
                 config = fit_finetuning(config, start, question, from_scratch=False)
                 rows = question.family.encode(sample, tokenizer, config.sequence_length)
                 if len(rows) == len(sample):  # not several windows of an example
@@ -432,7 +460,7 @@ def find_work(setup: Setup, run: PlannedRun, finetunings: Finetunings) -> Work:
     it is finished.
     """
     pretraining = 0.0
-    if not setup.is_pretrained(run):
+    if not setup.is_pretrained(run) and not run.twin:
         steps = [each["step"] for each in read_metrics(setup.runs / run.name / "metrics.jsonl")]
         left = run.flops["true"] * (1 - max(steps, default=0) / run.config.train.steps)
         share = run.config.optimizer.decay_fraction if run.trunk else 1.0

@@ -53,7 +53,7 @@ def find_known(
                     f"{name} is of other shards; choose another folder",
                 )
                 require_same(name, _config(record), run.config)
-                for task, settings in suite.finetune_settings.items():
+                for task, settings in suite.finetune_settings_of(run.row).items():
                     require(
                         record["finetune"][task] == settings,
                         f"{name} was fine-tuned on {task} with "
@@ -102,7 +102,7 @@ def read_records(setup: Setup, plan: Plan, known: Mapping[str, Record]) -> list[
 
 
 def _read_record(setup: Setup, run: PlannedRun) -> Record:
-    folder, finetune = setup.runs / run.name, setup.suite.finetune_settings
+    folder, finetune = setup.runs / run.name, setup.suite.finetune_settings_of(run.row)
     results, manifest = read_object(folder / "results.json"), read_manifest(folder)
     places = {task: setup.finetuning(run, task) for task in finetune}
     finetunings = {task: read_object(place / "results.json") for task, place in places.items()}

@@ -212,7 +212,8 @@ def tabulate_settings(suite: Suite) -> Table:
     rows = [["all rows", ", ".join([*everywhere, *suite.set])]]
     for row in suite.rows:
         own = [f"preset {row.preset}"] if row.preset else []
-        rows.append([row.name, ", ".join([*own, *row.set]) or "-"])
+        own += [*row.set, *(f"fine-tuning: {each}" for each in row.finetune)]
+        rows.append([row.name, ", ".join(own) or "-"])
     for task, settings in suite.finetune_settings.items():
         rows.append([task, ", ".join(settings) or "-"])
     return Table(["row or task", "settings"], rows)

@@ -5,6 +5,7 @@ A command that was interrupted goes on after the last checkpoint and the last fi
 
 import multiprocessing
 import os
+import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ import torch
 
 from electra.checkpoints.manifest import LOCK
 from electra.errors import UserError, did_you_mean, require, require_choice
-from electra.files import hold, sha256_file
+from electra.files import hold, new_folder, sha256_file
 from electra.finetuning.grid import search
 from electra.finetuning.loop import finetune
 from electra.finetuning.loop import ignore as pass_over
@@ -102,10 +103,10 @@ class Session:
         self.setup, self.out, self.jobs, self.engine = setup, out, jobs, engine
         self.written = read_written(out)
         self.plan = open_plan(suite, setup.shards, runs, jobs)
-        config = self.plan.runs[0].config
+        row, config = self.plan.runs[0].row, self.plan.runs[0].config
         tasks = {}
         for task in suite.tasks:
-            some = next(iter(finetune_configs(suite, config, task).values()))
+            some = next(iter(finetune_configs(suite, row, config, task).values()))
             tasks[task] = read_task(task, setup.data[task], some)
         digests = {
             task: digest_files(map(sha256_file, question.files)) for task, question in tasks.items()
@@ -311,6 +312,10 @@ def _compute_unit(setup: Setup, unit: Unit) -> str:
 def compute_run(setup: Setup, run: PlannedRun) -> None:
     """Pre-train a run as far as it is not done, then fine-tune it on the tasks not done."""
     folder = setup.runs / run.name
+    if run.twin and not folder.exists():
+        with new_folder(folder) as copy:
+            ignored = shutil.ignore_patterns("finetune-*", LOCK)
+            shutil.copytree(setup.runs / run.twin, copy, ignore=ignored, dirs_exist_ok=True)
     if run.trunk and not folder.exists():
         branch(setup.runs / run.trunk, folder, run.config)
     if not setup.is_pretrained(run):
@@ -319,7 +324,7 @@ def compute_run(setup: Setup, run: PlannedRun) -> None:
         else:
             pretrain(setup.shards, folder, run.config, pass_over)
     for task in setup.unfinished_tasks(run):
-        configs = finetune_configs(setup.suite, run.config, task)
+        configs = finetune_configs(setup.suite, run.row, run.config, task)
         data, out = setup.data[task], setup.finetuning(run, task)
         if setup.suite.grid:
             search(folder, task, data, out, configs, seeds=1, progress=pass_over)

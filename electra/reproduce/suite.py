@@ -24,6 +24,9 @@ class Row:
     name: str
     set: tuple[str, ...] = ()
     """Settings of pre-training that differ from the suite's, as section.field=value."""
+    finetune: tuple[str, ...] = ()
+    """Settings of this row's fine-tunings on all tasks, as field=value. Rows that differ in these
+    alone have one pre-training."""
     preset: str = ""
     """Preset of this row; empty: the suite's."""
     fractions: tuple[float, ...] = ()
@@ -113,11 +116,16 @@ class Suite:
     @property
     def finetune_settings(self) -> dict[str, list[str]]:
         """Settings of fine-tuning of each task, as field=value, then those of the grid."""
-        return {task: [*self.fixed_settings(task), *self.grid] for task in self.tasks}
+        return self.finetune_settings_of(None)
 
-    def fixed_settings(self, task: str) -> list[str]:
-        """Return what all fine-tunings on a task have in common, as field=value."""
-        return [*self.finetune.get("all", ()), *self.finetune.get(task, ())]
+    def finetune_settings_of(self, row: Row | None) -> dict[str, list[str]]:
+        """Return the settings of fine-tuning of a row, or of all rows, on each task."""
+        return {task: [*self.fixed_settings(task, row), *self.grid] for task in self.tasks}
+
+    def fixed_settings(self, task: str, row: Row | None) -> list[str]:
+        """Return what all fine-tunings of a row on a task have in common, as field=value."""
+        own = row.finetune if row else ()
+        return [*self.finetune.get("all", ()), *self.finetune.get(task, ()), *own]
 
     def fractions_of(self, row: Row) -> tuple[float, ...]:
         """Return the shares of the budget after which a row is scored."""
