@@ -113,10 +113,13 @@ def test_precision_and_threads_are_those_of_the_run(electric, tmp_path):
 
 @pytest.mark.parametrize(
     ("objective", "network"),
-    [("rtd", "kept"), ("rtd", "generator"), ("mlm", "kept"), ("causal_lm", "kept")],
+    [
+        *(("rtd", "kept"), ("rtd", "generator"), ("mlm", "kept"), ("causal_lm", "kept")),
+        ("cocolm", "corrector"),
+    ],
 )
 def test_other_networks_score_as_they_are_defined(objective, network, trained, toy_tokenizer):
-    """A discriminator and a causal model in one pass, an MLM with one token masked at a time."""
+    """An MLM with one token masked at a time, all others in one pass."""
     run = trained(objective)
     lines = ["the queen sold a boat .", "the queen"]
     scores = load_scorer(run, network).score(lines)
@@ -131,10 +134,11 @@ def test_other_networks_score_as_they_are_defined(objective, network, trained, t
                 logit = judge.head(judge.encoders[0](row))[0, place]
                 total += torch.sigmoid(-logit).log().item()
             else:
-                masked_lm = model.networks["generator" if objective == "rtd" else "encoder"]
-                asked, at = row[:, :place], -1
-                if objective != "causal_lm":
-                    asked, at = row.clone(), place
+                masked_lm = model.networks["encoder" if network == "kept" else network]
+                asked, at = row.clone(), place
+                if objective == "causal_lm":
+                    asked, at = row[:, :place], -1
+                elif network != "corrector":
                     asked[0, place] = toy_tokenizer.mask_id
                 features = masked_lm.head(masked_lm.encoders[0](asked)[0, at])
                 table = masked_lm.encoders[0].embeddings.tokens.weight
@@ -143,7 +147,8 @@ def test_other_networks_score_as_they_are_defined(objective, network, trained, t
 
 
 @pytest.mark.parametrize(
-    ("objective", "network"), [("mlm", "generator"), ("all_tokens_mlm", "kept")]
+    ("objective", "network"),
+    [("mlm", "generator"), ("all_tokens_mlm", "kept"), ("rtd", "corrector")],
 )
 def test_networks_without_probabilities_are_refused(objective, network, trained):
     with pytest.raises(UserError, match=f"objective={objective}, whose {network} network"):

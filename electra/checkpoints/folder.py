@@ -74,6 +74,8 @@ class SavedModel:
     """The folder; of a checkpoint, its run."""
     generator: SavedNetwork | None = None
     """The generator beside the network that is kept; None: there is none."""
+    corrector: SavedNetwork | None = None
+    """The network that is kept under cocolm's softmax; None: there is none."""
     step: int | None = None
     """Step of the checkpoint of a run."""
     after: str = ""
@@ -403,7 +405,9 @@ def _read_run(folder: Path) -> SavedModel:
         kept = read(state["kept"])
         if places := state["networks"].get("next_sentence"):
             kept = replace(kept, next_sentence=take(places["head"]))
-        generator = read("generator") if "generator" in state["networks"] else None
+        generator, corrector = (
+            read(role) if role in state["networks"] else None for role in ("generator", "corrector")
+        )
     return SavedModel(
         kept,
         Tokenizer.load(run / "tokenizer"),
@@ -411,6 +415,7 @@ def _read_run(folder: Path) -> SavedModel:
         f"{run} at step {step}",
         folder=run,
         generator=generator,
+        corrector=corrector,
         step=step,
         files={(checkpoint / FILES[0]).relative_to(run).as_posix(): checkpoint / FILES[0]},
     )

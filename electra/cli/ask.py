@@ -174,7 +174,7 @@ def score(
     *,
     text: Path | None = None,
     pairs: Path | None = None,
-    network: Literal["kept", "generator"] = "kept",
+    network: Literal["kept", "generator", "corrector"] = "kept",
     out: Path,
     dry_run: DryRun = False,
 ) -> None:
@@ -197,6 +197,7 @@ def score(
         pairs: A .jsonl, .tsv or .csv file with the columns sentence_good, sentence_bad and UID (the
             kind of pair), as BLiMP's.
         network: kept: the network that pre-training returns. generator: the run's generator.
+            corrector: the softmax that cocolm trains beside its discriminator, in one pass.
         out: The file to write: .tsv for --text, .json for --pairs.
     """
     from electra.inference import score as scoring

@@ -11,7 +11,8 @@ What a run scores with is the network that it keeps:
 - A discriminator: the sum of log p(token is original), in one pass. A probability of original does
   not depend on how frequent a token is, so this compares sentences of about the same words only.
 
-The generator of a run is a masked language model, too.
+The generator of a run is a masked language model, too. The corrector of cocolm gives log p(token)
+by its softmax, in one pass, in which it reads the token itself.
 
 Shape suffixes: B rows, L positions, V vocabulary.
 """
@@ -38,6 +39,7 @@ from electra.text.tables import read_table
 from electra.training.machine import prepare_machine
 
 BREAKS = str.maketrans("\t\r", "  ")
+Asked = Literal["kept", "generator", "corrector"]
 
 
 class Score(NamedTuple):
@@ -56,6 +58,8 @@ class Scorer:
     predicts: Literal["tokens", "next", "replaced", "energy"]
     """As in `method.objective.Network`."""
     network: LoadedNetwork
+    masks: bool
+    """Whether a token that is asked for is replaced by [MASK]."""
     origin: dict[str, Any]
     """Where the scores come from: run, step, network, what it predicts, device, commit."""
 
@@ -74,8 +78,8 @@ class Scorer:
                 f"line {line} has {count_of(len(ids), 'token')}; it must have 1 to "
                 f"{network.max_tokens}, as the run's rows: {sentence[:40]!r}",
             )
-        if self.predicts != "tokens":
-            ask = self._ask_next if self.predicts == "next" else self._ask
+        if not self.masks:
+            ask = self._ask_softmax if self.predicts in ("tokens", "next") else self._ask
             plls = network.run(encoded, ask, progress)
         else:
             places = [(ids, place) for ids in encoded for place in range(len(ids))]
@@ -91,12 +95,14 @@ class Scorer:
         pairs = zip(log_prob_BL.cpu(), rows, strict=True)
         return [log_prob_L[1 : 1 + len(row)].sum().item() for log_prob_L, row in pairs]
 
-    def _ask_next(self, rows: list[list[int]]) -> list[float]:
-        """Return the sum over the tokens of each row of log p, given [CLS] and those before."""
+    def _ask_softmax(self, rows: list[list[int]]) -> list[float]:
+        """Return the sum over the tokens of each row of log p, at the token or the one before."""
         network, (ids_BL, _) = self.network, self.network.pad(rows)
         assert isinstance(network.head, GeneratorHead)
+        states_BLH = network.encode(rows)
+        states_BKH = states_BLH[:, :-1] if self.predicts == "next" else states_BLH[:, 1:]
         log_prob_M, _ = log_likelihood(
-            network.head(network.encode(rows)[:, :-1]).flatten(0, 1),
+            network.head(states_BKH).flatten(0, 1),
             *(network.encoder.embeddings.tokens.table, network.head.bias),
             ids_BL[:, 1:].flatten(),
         )
@@ -149,8 +155,8 @@ def compare_pairs(pairs: Pairs, scores: Sequence[Score]) -> dict[str, Any]:
     return {"pairs": half, "ties": ties, "accuracy": accuracy, "kinds": kinds}
 
 
-def load_scorer(run: Path, network: Literal["kept", "generator"] = "kept") -> Scorer:
-    """Return the scorer of a run or a checkpoint: the network that is kept, or the generator.
+def load_scorer(run: Path, network: Asked = "kept") -> Scorer:
+    """Return the scorer of a run or a checkpoint: the network that is kept, or another one.
 
     Device, precision and threads are those of the run's settings (`train`). A run that was trained
     on a CUDA device is scored on the CPU if there is none.
@@ -158,8 +164,10 @@ def load_scorer(run: Path, network: Literal["kept", "generator"] = "kept") -> Sc
     config, networks = read_run_config(run_of(run)), read_pretrained(run)
     objective = config.method.objective
     generator = networks.masked_lm if networks.generator else None
-    saved = networks.kept if network == "kept" else generator
-    can_score = saved and (saved.predicts not in ("", "tokens") or saved is networks.masked_lm)
+    found = {"kept": networks.kept, "generator": generator, "corrector": networks.corrector}
+    saved = found[network]
+    masks = saved is not None and saved is networks.masked_lm
+    can_score = saved and (masks or network == "corrector" or saved.predicts not in ("", "tokens"))
     require(
         bool(can_score),
         f"{run} was trained with method.objective={objective}, whose {network} network gives no "
@@ -179,7 +187,7 @@ def load_scorer(run: Path, network: Literal["kept", "generator"] = "kept") -> Sc
         "device": machine.name,
         "commit": find_commit(),
     }
-    return Scorer(saved.predicts, loaded, origin)
+    return Scorer(saved.predicts, loaded, masks, origin)
 
 
 def write_scores(path: Path, scores: Sequence[Score]) -> None:
