@@ -189,7 +189,6 @@ GLOSSARY: dict[str, Metric] = {
         ".3f",
         "For mlm with examples.next_sentence: cross-entropy of whether the second segment follows "
         "the first, which it does in half of the rows. Guessing costs log(2), 0.693.",
-        column=("nsp", "loss", 5),
         network="encoder",
         panel="Next sentence's loss",
         heldout=True,
@@ -210,7 +209,6 @@ GLOSSARY: dict[str, Metric] = {
         ".3f",
         "For causal_lm: cross-entropy of the encoder on each token, given those before it. It sees "
         "one side only, so the value is not comparable with mlm_loss.",
-        column=("lm", "loss", 6),
         network="encoder",
         panel="Next token's loss",
         heldout=True,
