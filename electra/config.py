@@ -17,7 +17,22 @@ from electra.settings import AtLeast, Needs, Order, Settings, Within
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenizerConfig(Settings):
+class TextConfig(Settings):
+    """How text is read."""
+
+    text_field: str = "text"
+    """The field of a .jsonl record, or the column of a table, that holds the text."""
+    encoding: str = "utf-8"
+    """Encoding of the text, such as euc_kr, shift_jis, gb18030, latin_1 or utf-16; detect: told for
+    each file, and said."""
+    form: Literal["auto", "text"] = "auto"
+    """What lies in a file whose name does not tell, as .jsonl does. auto: its beginning tells:
+    plain text, JSON lines, an array of JSON, a table, pages of WikiExtractor; markup is refused.
+    text: plain text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerConfig(TextConfig):
     """Settings of `electra tokenizer`."""
 
     kind: Literal["wordpiece", "bpe", "unigram"] = "wordpiece"
@@ -37,12 +52,6 @@ class TokenizerConfig(Settings):
     """Whether each Chinese character is a word of its own; wordpiece only. Unset: true."""
     min_frequency: Annotated[int, AtLeast(1)] = 2
     """Number of occurrences from which a pair of word pieces is merged; not for unigram."""
-    text_field: str = "text"
-    """The field of a .jsonl record, or the column of a table, that holds the text."""
-    encoding: str = "utf-8"
-    """Encoding of the text, as in `electra prepare`."""
-    form: Literal["auto", "text"] = "auto"
-    """What lies in a file, as in `electra prepare`."""
 
     needs = (
         Needs("split_ideographs=True|False", "kind=wordpiece", "the others split no ideographs"),
@@ -60,22 +69,13 @@ class TokenizerConfig(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrepareConfig(Settings):
+class PrepareConfig(TextConfig):
     """Settings of `electra prepare`: reading text, and writing shards."""
 
     border: Literal["auto", "blank", "line", "file"] = "auto"
     """Border between two documents: a blank line, every line end, or the end of a file. auto: a
     blank line, but every line end in a file whose documents would have 1,048,576 characters or more
     on average (in its first 16,777,216). A .jsonl or .parquet record is always one document."""
-    text_field: str = "text"
-    """The field of a .jsonl record, or the column of a .parquet file, that holds the text."""
-    encoding: str = "utf-8"
-    """Encoding of the text, such as euc_kr, shift_jis, gb18030, latin_1 or utf-16; detect: told for
-    each file, and said."""
-    form: Literal["auto", "text"] = "auto"
-    """What lies in a file whose name does not tell, as .jsonl does. auto: its beginning tells:
-    plain text, JSON lines, an array of JSON, a table, pages of WikiExtractor; markup is refused.
-    text: plain text."""
     heldout_prob: Annotated[float, Within("[0, 1)")] = 0.005
     """Share of the documents held out for evaluation, chosen by a hash of their text. So a document
     stays held out when the corpus grows or is reordered, and so do its duplicates."""

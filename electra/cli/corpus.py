@@ -19,7 +19,7 @@ from electra.cli.options import (
     resolve,
     settings_of,
 )
-from electra.config import PrepareConfig, TokenizerConfig
+from electra.config import PrepareConfig, TextConfig, TokenizerConfig
 from electra.errors import command, count_of, require
 from electra.files import read_text
 from electra.reports.glossary import format_count
@@ -349,7 +349,7 @@ def inspect(
     print_sections(describe_text(loaded, report))
 
 
-def find_text(text: Sequence[str], settings: TokenizerConfig | PrepareConfig) -> Sequence[Path]:
+def find_text(text: Sequence[str], settings: TextConfig) -> Sequence[Path]:
     """Return the files to read, and tell what is passed over and what is waited for."""
     from electra.text.sources import find_sources, name_first, name_passed_over
 

@@ -26,12 +26,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from electra.errors import require
-from electra.method.masking import Counts, Draw, measure_cloze, replace
+from electra.method.masking import Counts, Draw, measure_cloze, replace, sample_chosen
 from electra.method.objective import Judgement, Network, Objective, Output, Parts
 from electra.model.batch import Batch
 from electra.model.encoder import Encoder
 from electra.model.heads import DiscriminatorHead
-from electra.model.masked_lm import log_likelihood, loss_and_sample
+from electra.model.masked_lm import log_likelihood, states_at
 
 
 class Electric(Objective):
@@ -94,15 +94,8 @@ class Electric(Objective):
         mlm_sum = -(log_q_BL * maskable_BL).sum()
 
         with torch.no_grad():
-            index_BSE = draw.index_BS[:, :, None].expand(-1, -1, features_BLE.shape[-1])
-            features_ME = features_BLE.gather(1, index_BSE).flatten(0, 1)
-            prediction = loss_and_sample(
-                features_ME,
-                *self.generator.softmax,
-                input_ids_BL.gather(1, draw.index_BS).flatten(),
-                (draw.chosen_BS / counts.num_chosen).flatten(),
-                draw.sample_BS.flatten(),
-            ).view_as(draw.index_BS)
+            features_ME = states_at(draw.index_BS, features_BLE).flatten(0, 1)
+            prediction = sample_chosen(features_ME, self.generator.softmax, batch, draw, counts)
             log_q_sampled_M, _ = log_likelihood(
                 features_ME, *self.generator.softmax, prediction.sampled.flatten()
             )

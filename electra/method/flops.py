@@ -108,8 +108,6 @@ def count_training(
     *,
     judges: bool = False,
     predicted: float = OUTPUT_FRACTION,
-    attention_size: int = 0,
-    is_decoder: bool = False,
     first_layer: int = 0,
 ) -> float:
     """Return the paper's count for training one transformer.
@@ -121,8 +119,6 @@ def count_training(
         steps: Number of steps.
         judges: Whether the head is a discriminator head instead of a softmax.
         predicted: Share of the positions at which the softmax predicts.
-        attention_size: Width of all attention heads together; 0: the hidden size.
-        is_decoder: Whether each layer also attends to an encoder.
         first_layer: First layer that counts; without the layers below, the embeddings do not.
 
     The script knows no ModernBERT: of its layers the gate is counted too, attention over the whole
@@ -131,17 +127,16 @@ def count_training(
     Source: flops_computation.py.
     """
     h, i, e, s = sizes.hidden_size, sizes.intermediate_size, sizes.embedding_size, length
-    heads, v, k = sizes.num_attention_heads, sizes.vocab_size, attention_size or h
+    heads, v = sizes.num_attention_heads, sizes.vocab_size
     attention = (
-        (6 * h * k + 3 * k + 2 * k * s)  # queries, keys, values; scores
+        (6 * h * h + 3 * h + 2 * h * s)  # queries, keys, values; scores
         + (SOFTMAX + DROPOUT + 1) * s * heads
         + 2 * h * s  # weighted sum
         + (2 * h * h + h + DROPOUT * h + h + NORM)  # output; NORM, not NORM * h, as in the script
     )
-    feed_forward = 4 * h * i + ACTIVATION * i + i + h + DROPOUT * h + h + NORM * h
+    block = attention + 4 * h * i + ACTIVATION * i + i + h + DROPOUT * h + h + NORM * h
     if sizes.architecture == "modernbert":
-        feed_forward += 2 * h * i + i  # the gate
-    block = (2 if is_decoder else 1) * attention + feed_forward
+        block += 2 * h * i + i  # the gate
     embeddings = 2 * e * v + 2 * e * (s + 2) + 2 * e + NORM * e + DROPOUT * e
     if e != h:
         embeddings += 2 * h * e + h

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from electra.config import MethodConfig
 from electra.model.batch import Batch, count_real, find_real
-from electra.model.masked_lm import FixedDistribution, MaskedLM, Prediction
+from electra.model.masked_lm import FixedDistribution, MaskedLM, Prediction, loss_and_sample
 
 SPAN_WORDS = 3.8
 """Mean span length, words. SpanBERT clips its geometric lengths at 10; here they are not clipped.
@@ -349,6 +349,17 @@ def predict_chosen(
         draw.sample_BS,
     )
     return prediction
+
+
+@torch.no_grad()
+def sample_chosen(
+    features_ME: Tensor, softmax: tuple[Tensor, Tensor], batch: Batch, draw: Draw, counts: Counts
+) -> Prediction:
+    """Return the prediction of a softmax that reads these features at the masked positions."""
+    targets_BS = batch.input_ids_BL.gather(1, draw.index_BS)
+    at_each = targets_BS, draw.chosen_BS / counts.num_chosen, draw.sample_BS
+    prediction = loss_and_sample(features_ME, *softmax, *(each.flatten() for each in at_each))
+    return prediction.view_as(draw.index_BS)
 
 
 def measure_cloze(prediction: Prediction, batch: Batch, draw: Draw, counts: Counts) -> Means:

@@ -26,8 +26,8 @@ def build_objective(parts: Parts) -> Objective:
         "choose rtd or mlm, trained jointly",
     )
     model = objective(parts)
-    if parts.config.generator.warmup_steps:
-        model.rest_until(parts.config.generator.warmup_steps, parts.config.train.steps)
+    if parts.config.second_stage:
+        model.rest_until(parts.config.second_stage, parts.config.train.steps)
     return model
 
 

@@ -13,11 +13,18 @@ from typing import Literal, cast
 import torch
 import torch.nn.functional as F
 
-from electra.method.masking import Counts, Draw, measure_cloze, predict_masked, replace
+from electra.method.masking import (
+    Counts,
+    Draw,
+    measure_cloze,
+    predict_masked,
+    replace,
+    sample_chosen,
+)
 from electra.method.objective import Network, Output, Parts
 from electra.method.replaced_token_detection import ReplacedTokenDetection, measure_judgement
 from electra.model.batch import Batch
-from electra.model.masked_lm import MaskedLM, log_likelihood, loss_and_sample
+from electra.model.masked_lm import MaskedLM, log_likelihood
 from electra.model.parts import Linear
 
 
@@ -35,20 +42,14 @@ class TwoStage(ReplacedTokenDetection):
 
     def __init__(self, parts: Parts):
         super().__init__(parts)
-        self.is_resting = True
-        self.num_steps = parts.config.train.steps
         self.is_trained = bool(parts.config.train.init_from)
-        self.stages = (0, parts.config.second_stage)
+        self.loss_weights = {"disc_loss": self.loss_weights["disc_loss"]}
 
     @property
     def networks(self) -> dict[str, Network]:
         """The generator, trained in the first stage, and the discriminator, in the second."""
-        first = self.stages[1] / self.num_steps
         found = super().networks
-        return {
-            "generator": found["generator"]._replace(trained=first),
-            "discriminator": found["discriminator"]._replace(trained=1 - first, run=1 - first),
-        }
+        return found | {"generator": found["generator"]._replace(trained=1 - self.share_awake)}
 
     @torch.no_grad()
     def begin_stage(self, stage: int) -> None:
@@ -62,8 +63,7 @@ class TwoStage(ReplacedTokenDetection):
         for name, tensor in ours.items() if not self.is_trained else ():
             if agree or name.startswith("embeddings."):
                 tensor.copy_(theirs[name])
-        self.is_resting = False
-        self.loss_weights = {"disc_loss": self.loss_weights["disc_loss"]}
+        super().begin_stage(stage)
         cast(MaskedLM, self.generator).freeze()
 
 
@@ -134,20 +134,13 @@ class Adversarial(ReplacedTokenDetection):
         generator = cast(MaskedLM, self.generator)
         masked = batch._replace(input_ids_BL=self.masking.mask(batch.input_ids_BL, draw))
         features_ME = generator.features(masked, draw.index_BS)
-        weights_M = (draw.chosen_BS / counts.num_chosen).flatten()
-        with torch.no_grad():
-            prediction = loss_and_sample(
-                features_ME,
-                *generator.softmax,
-                batch.input_ids_BL.gather(1, draw.index_BS).flatten(),
-                weights_M,
-                draw.sample_BS.flatten(),
-            ).view_as(draw.index_BS)
+        prediction = sample_chosen(features_ME, generator.softmax, batch, draw, counts)
         corrupt_ids_BL = replace(batch.input_ids_BL, draw, prediction.sampled)
         disc_loss, judgement = self.judge(corrupt_ids_BL, batch, draw, counts)
 
         reward_M = judgement.bce_BL.gather(1, draw.index_BS).flatten()
         baseline_M = self.baseline_head(features_ME.detach().float()).squeeze(-1)
+        weights_M = (draw.chosen_BS / counts.num_chosen).flatten()
         advantage_M = reward_M + F.logsigmoid(baseline_M).detach()
         log_prob_M, entropy_M = log_likelihood(
             features_ME, *generator.softmax, prediction.sampled.flatten()

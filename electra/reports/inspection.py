@@ -304,13 +304,13 @@ def describe_shards(shards: Shards, report: dict[str, Any]) -> Sections:
     }
 
 
-def render_row(shards: Shards, step: int = 0) -> list[dict[str, Any]]:
+def render_row(shards: Shards) -> list[dict[str, Any]]:
     """Return a row of pre-training: token, segment and whether it is masked, at each position.
 
     The settings are the defaults of `electra pretrain`, and the seed is 0.
     """
     tokenizer = shards.tokenizer
-    batch = Examples(shards.train, tokenizer, ExamplesConfig(), seed=0).batch(step, 1)
+    batch = Examples(shards.train, tokenizer, ExamplesConfig(), seed=0).batch(0, 1)
     vocabulary = Vocabulary(
         torch.from_numpy(tokenizer.starts_word), tokenizer.mask_id, tokenizer.never_in_text
     )

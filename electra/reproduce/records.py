@@ -248,8 +248,6 @@ class Cell(NamedTuple):
     seeds: tuple[int, ...]
     flops: float
     """True FLOPs of a run."""
-    paper_flops: float
-    """FLOPs of a run by the paper's count."""
     score: Interval
     """Mean of the tasks, points."""
     tasks: dict[str, Interval]
@@ -344,7 +342,6 @@ class _Comparison:
         if num_pairs and place != reference:
             gain = estimate_gain(self.scores[place], base, self._others(*place))
         paper, base_paper = self._find_paper(*place), self._find_paper(*reference)
-        some = next(iter(own.values()))
         tasks = {
             task: [POINTS * each["scores"][task] for each in own.values()]
             for task in self.suite.tasks
@@ -354,8 +351,7 @@ class _Comparison:
             fraction,
             name_cell(*place),
             tuple(sorted(own)),
-            some["flops"]["true"],
-            some["flops"]["paper"],
+            next(iter(own.values()))["flops"]["true"],
             estimate(list(self.scores[place].values())),
             {task: estimate(scores) for task, scores in tasks.items()},
             name_cell(*reference),

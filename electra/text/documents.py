@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal, cast
 
-from electra.config import PrepareConfig, TokenizerConfig
+from electra.config import TextConfig
 from electra.errors import UserError, require
 from electra.text.sources import (
     FIRST_BYTES,
@@ -342,7 +342,7 @@ class Reader:
         return text
 
 
-def make_reader(settings: TokenizerConfig | PrepareConfig, **more: Any) -> Reader:
+def make_reader(settings: TextConfig, **more: Any) -> Reader:
     """Return the reader of a text as the settings say; for what they do not say see `Reader`."""
     return Reader(
         text_field=settings.text_field, encoding=settings.encoding, form=settings.form, **more

@@ -62,17 +62,9 @@ class WordEncoder:
 
     def encode_documents(self, documents: Sequence[str]) -> TokenBatch:
         """Return the tokens of documents. The lines of a document are joined by line feeds."""
-        num_lines = [document.count("\n") + 1 for document in documents]
         parts = [self._encode_lines(part) for part in _cut("\n".join(documents).encode())]
-        tokens = np.concatenate([part[0] for part in parts])
-        line_lengths = np.concatenate([part[1] for part in parts])
-        first_lines = np.cumsum([0, *num_lines[:-1]])
-        return TokenBatch(
-            tokens,
-            line_lengths[line_lengths > 0],
-            np.add.reduceat(line_lengths, first_lines),
-            int(np.count_nonzero(tokens == self.tokenizer.unk_id)),
-        )
+        tokens, line_lengths = map(np.concatenate, zip(*parts, strict=True))
+        return _collect(documents, tokens, line_lengths, self.tokenizer.unk_id)
 
     def _encode_lines(self, content: bytes) -> tuple[np.ndarray, np.ndarray]:
         """Return the tokens of lines, and the number of tokens of each line."""
@@ -165,6 +157,19 @@ class WordEncoder:
         return long
 
 
+def _collect(
+    documents: Sequence[str], tokens: np.ndarray, line_lengths: np.ndarray, unk_id: int
+) -> TokenBatch:
+    """Return the batch of documents whose lines, also the empty ones, have these lengths."""
+    first_lines = np.cumsum([0, *(document.count("\n") + 1 for document in documents[:-1])])
+    return TokenBatch(
+        tokens,
+        line_lengths[line_lengths > 0],
+        np.add.reduceat(line_lengths, first_lines),
+        int(np.count_nonzero(tokens == unk_id)),
+    )
+
+
 def _cut(content: bytes) -> Iterator[bytes]:
     """Yield parts of about SLICE_BYTES, cut at line feeds, which belong to no part."""
     start = 0
@@ -243,17 +248,10 @@ class LineEncoder(dict[str, bytes]):
 
     def encode_documents(self, documents: Sequence[str]) -> TokenBatch:
         """Return the tokens of documents. The lines of a document are joined by line feeds."""
-        lines = [document.split("\n") for document in documents]
-        contents = list(self.encode_lines([line for each in lines for line in each]))
+        contents = list(self.encode_lines("\n".join(documents).split("\n")))
         line_lengths = np.array([len(each) for each in contents], np.int64) // self.dtype.itemsize
-        first_lines = np.cumsum([0, *(len(each) for each in lines[:-1])])
         tokens = np.frombuffer(b"".join(contents), self.dtype)
-        return TokenBatch(
-            tokens,
-            line_lengths[line_lengths > 0],
-            np.add.reduceat(line_lengths, first_lines),
-            int(np.count_nonzero(tokens == self.tokenizer.unk_id)),
-        )
+        return _collect(documents, tokens, line_lengths, self.tokenizer.unk_id)
 
     def encode_lines(self, lines: Sequence[str]) -> Iterable[bytes]:
         """Return the ids of each line. In a line no other white space stands than spaces."""
