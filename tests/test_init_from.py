@@ -18,6 +18,7 @@ from electra.checkpoints.checkpoint import find_checkpoint
 from electra.checkpoints.folder import SavedModel, SavedNetwork, read_pretrained, read_run_config
 from electra.checkpoints.manifest import read_manifest
 from electra.checkpoints.metrics import read_metrics
+from electra.checkpoints.names import NEXT_SENTENCE_FILE
 from electra.cli import main
 from electra.config import PrepareConfig
 from electra.errors import UserError
@@ -284,6 +285,9 @@ def test_berts_two_heads_go_out_and_come_back(toy_shards, toy_config, tmp_path, 
         ):
             torch.testing.assert_close(logits, expected, atol=1e-5, rtol=0)
     run_python_of(tmp_path / "bert" / "README.md", tmp_path, monkeypatch)
+    assert export(tmp_path / "imported", tmp_path / "again", form="bert") == "BertModel"
+    kept = load_file(tmp_path / "again" / NEXT_SENTENCE_FILE)
+    assert_same_tensors(kept, dict(saved.next_sentence))
 
 
 def test_two_stages_keep_the_discriminator(folders, toy_shards, toy_config):

@@ -27,7 +27,7 @@ model.gguf, the encoder and its vocabulary for llama.cpp (gguf.py), alone.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -284,7 +284,7 @@ def _choose_network(model: SavedModel) -> SavedNetwork:
         name.endswith("Model") and not (model.folder / HEAD_FILE).is_file(),
         f"{model.folder} holds a fine-tuned {name}; export the folder of its fine-tuning",
     )
-    return SavedNetwork("", model.encoder, model.kept.encoders)
+    return replace(model.kept, predicts="", head={})
 
 
 def convert(
@@ -313,10 +313,10 @@ def convert(
     if "inner" in architecture.heads.get(kind, {}):
         head = expand_classifier(head["dense.weight"], head["dense.bias"])
     tensors = architecture.to_theirs(outgoing.network.encoders[0], head, kind)
-    if form == "bert" and outgoing.network.next_sentence:
+    pooler = outgoing.network.next_sentence
+    if kind == "MaskedLM" and form == "bert" and pooler:
         config["architectures"] = ["BertForPreTraining"]
-        head = outgoing.network.next_sentence
-        tensors |= architecture.to_theirs({}, head, "NextSentencePrediction")
+        tensors |= architecture.to_theirs({}, pooler, "NextSentencePrediction")
     return config, tensors, beside
 
 
@@ -328,9 +328,9 @@ def write_network(folder: Path, outgoing: Outgoing, form: Form = "huggingface") 
     if beside:
         name = DISCRIMINATOR_FILE if outgoing.kind == "PreTraining" else HEAD_FILE
         write_tensors(folder / name, beside)
-    if outgoing.network.next_sentence and form != "bert":
-        write_tensors(folder / NEXT_SENTENCE_FILE, outgoing.network.next_sentence)
     (architecture,) = config["architectures"]
+    if outgoing.network.next_sentence and architecture != "BertForPreTraining":
+        write_tensors(folder / NEXT_SENTENCE_FILE, outgoing.network.next_sentence)
     return str(architecture)
 
 
